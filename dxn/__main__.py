@@ -1,0 +1,7 @@
+"""python -m dxn VERB ..."""
+
+import sys
+
+from dxn.cli import main
+
+sys.exit(main())

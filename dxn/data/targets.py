@@ -1,0 +1,80 @@
+"""What is to be predicted: raw values to tensors and back, fitted on the training split."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+IGNORED = -100  # cross_entropy's ignore_index: no loss here, and never counted as right
+
+
+@dataclass(frozen=True)
+class Target:
+    """kind: class, labels, number or tags; names: the classes in order; mean and std: of numbers."""
+
+    kind: str
+    names: tuple[str, ...] = ()
+    mean: float = 0.0
+    std: float = 1.0
+
+    @classmethod
+    def fit(cls, kind: str, values: Sequence) -> Target:
+        """The names, or the mean and deviation, of the training split's values."""
+        if kind == "number":
+            numbers = torch.tensor(values, dtype=torch.float64)
+            return cls(kind, (), float(numbers.mean()), max(float(numbers.std(correction=0)), 1e-12))
+        pieces = values if kind == "class" else [piece for value in values for piece in value]
+        return cls(kind, tuple(sorted(set(pieces), key=_natural)))
+
+    def encode(self, value) -> Tensor:
+        """class () long, labels (K,) float, number () float, tags (words,) long. IGNORED for an unknown name."""
+        index = self._index()
+        if self.kind == "class":
+            return torch.tensor(index.get(value, IGNORED))
+        if self.kind == "number":
+            return torch.tensor(float(value))
+        if self.kind == "tags":
+            return torch.tensor([index.get(tag, IGNORED) for tag in value], dtype=torch.long)
+        labels = torch.zeros(len(self.names))
+        labels[[index[name] for name in value if name in index]] = 1
+        return labels
+
+    def unknown(self, values: Sequence) -> int:
+        """How many of these rows hold a name that training never saw."""
+        known = set(self.names)
+        if self.kind == "number":
+            return 0
+        return sum(not known.issuperset([v] if self.kind == "class" else v) for v in values)
+
+    def balanced_weights(self, values: Sequence) -> list[float]:
+        """Inverse frequency of each name, of mean 1 over the samples; labels: negatives over positives."""
+        if self.kind == "labels":
+            counts = Counter(name for value in values for name in value)
+            return [(len(values) - counts[n]) / max(counts[n], 1) for n in self.names]
+        counts = Counter(values if self.kind == "class" else [tag for value in values for tag in value])
+        return [counts.total() / (len(self.names) * counts[n]) for n in self.names]
+
+    def to_json(self) -> Mapping[str, object]:
+        """Plain data, for labels.json."""
+        return {"kind": self.kind, "names": list(self.names), "mean": self.mean, "std": self.std}
+
+    @classmethod
+    def from_json(cls, data: Mapping) -> Target:
+        """Undo `to_json`."""
+        return cls(data["kind"], tuple(data["names"]), data["mean"], data["std"])
+
+    def _index(self) -> dict[str, int]:
+        return {name: i for i, name in enumerate(self.names)}
+
+
+def _natural(name: str) -> tuple[float, str]:
+    """Numbers by value before words by letter."""
+    try:
+        return float(name), name
+    except ValueError:
+        return math.inf, name

@@ -1,0 +1,1 @@
+"""Pictures of tokens, and plots of a run."""

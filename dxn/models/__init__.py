@@ -1,0 +1,24 @@
+"""The transformer: attention, blocks, one backbone, fusion, heads, and the model that holds them."""
+
+from dxn.models.attention import Attention
+from dxn.models.backbone import Backbone
+from dxn.models.blocks import Block, Mlp
+from dxn.models.fusion import BottleneckFusion, EarlyFusion, LateFusion
+from dxn.models.heads import Classify, Multilabel, Regress, Tag
+from dxn.models.model import Model, count_parameters
+
+__all__ = [
+    "Attention",
+    "Backbone",
+    "Block",
+    "BottleneckFusion",
+    "Classify",
+    "EarlyFusion",
+    "LateFusion",
+    "Mlp",
+    "Model",
+    "Multilabel",
+    "Regress",
+    "Tag",
+    "count_parameters",
+]

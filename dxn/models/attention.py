@@ -1,0 +1,78 @@
+"""Self-attention on torch's fused kernels, with rotary or ALiBi positions on request."""
+
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+BackbonePosition = Literal["none", "rotary", "alibi"]
+
+
+class Attention(nn.Module):
+    """Every token reads every real token of its own sample (arXiv:1706.03762, 3.2)."""
+
+    def __init__(self, dim: int, *, num_heads: int, dropout: float = 0.0, bias: bool = True):
+        super().__init__()
+        if dim % num_heads:
+            raise ValueError(f"dim must be a multiple of num_heads, got {dim} and {num_heads}")
+        self.num_heads, self.dropout = num_heads, dropout
+        self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
+        self.proj = nn.Linear(dim, dim, bias=bias)
+
+    def forward(self, x: Tensor, bias: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
+        """x (B, N, D) to (B, N, D); bias (B, H or 1, N or 1, N) bool or added to the scores."""
+        q, k, v = rearrange(self.qkv(x), "b n (qkv h d) -> qkv b h n d", qkv=3, h=self.num_heads)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        if bias is not None and bias.dtype != torch.bool:
+            bias = bias.to(q.dtype)
+        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=self.dropout if self.training else 0.0)
+        return self.proj(rearrange(out, "b h n d -> b n (h d)"))
+
+
+def attention_bias(mask: Tensor, *, causal: bool = False, slopes: Tensor | None = None) -> Tensor | None:
+    """What to add to the scores, or which of them to allow (bool), for a mask (B, N) of real tokens.
+
+    None where every token reads every other. slopes (H,) adds ALiBi's distances (arXiv:2108.12409), counted
+    over real tokens. No row of a softmax is left empty (it would be NaN): a sample without a real token reads
+    its padding, and causal padding reads itself.
+    """
+    n = mask.shape[1]
+    allowed = None
+    if causal or not bool(mask.all()):
+        readable = mask | ~mask.any(1, keepdim=True)
+        allowed = rearrange(readable, "b n -> b 1 1 n")
+        if causal:
+            allowed = allowed & torch.ones(n, n, dtype=torch.bool, device=mask.device).tril()
+            allowed = allowed | torch.eye(n, dtype=torch.bool, device=mask.device)
+    if slopes is None:
+        return allowed
+    at = token_index(mask)
+    distance = (at[:, :, None] - at[:, None, :]).abs()
+    bias = -rearrange(slopes, "h -> 1 h 1 1") * distance[:, None]
+    return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
+
+
+def token_index(mask: Tensor) -> Tensor:
+    """(B, N): how many real tokens stand before each, so that padding shifts nothing."""
+    return (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """(H,): 2^(-8/H), 2^(-16/H) ... (arXiv:2108.12409, 3)."""
+    return 2 ** (-8 * torch.arange(1, num_heads + 1) / num_heads)
+
+
+def rotation_angles(mask: Tensor, head_dim: int, base: float = 10000.0) -> Tensor:
+    """(B, 1, N, head_dim / 2): the angle of each pair of features of each token (arXiv:2104.09864, 3.2.2)."""
+    frequency = base ** (-torch.arange(0, head_dim, 2, device=mask.device) / head_dim)
+    return rearrange(token_index(mask)[..., None] * frequency, "b n f -> b 1 n f")
+
+
+def rotate(x: Tensor, angles: Tensor) -> Tensor:
+    """Turn the pairs (x[i], x[i + d/2]) of x (B, H, N, d) by angles (B, 1, N, d/2)."""
+    sin, cos = angles.sin().to(x.dtype), angles.cos().to(x.dtype)
+    a, b = x.chunk(2, -1)
+    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)

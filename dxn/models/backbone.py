@@ -1,0 +1,99 @@
+"""One transformer for every modality."""
+
+import torch
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from dxn.models.attention import BackbonePosition, alibi_slopes, attention_bias, rotation_angles
+from dxn.models.blocks import Block, MlpKind, NormKind, make_norm
+from dxn.tokens import Tokens
+
+
+class Backbone(nn.Module):
+    """A stack of blocks, Tokens to Tokens.
+
+    Args:
+        dim: width D of a token.
+        depth: number of blocks.
+        num_heads: heads of each attention.
+        mlp_ratio: width of the mlp's middle, in units of dim.
+        mlp: gelu, or swiglu (gated).
+        norm: layer or rms.
+        norm_first: norm before each branch (pre-norm), or after each sum (post-norm).
+        bias: give the linears a bias.
+        position: none (the adapters add positions), rotary or alibi.
+        causal: a token reads only those before it.
+        dropout: of each branch and the mlp's middle, in training.
+        attn_dropout: of the attention weights, in training.
+        drop_path: probability that the last block's branches are left out; it grows linearly from 0.
+        checkpointing: forget the blocks' inner results and compute them again backwards: slower, smaller.
+    """
+
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        depth: int = 4,
+        num_heads: int = 4,
+        mlp_ratio: float = 4.0,
+        mlp: MlpKind = "gelu",
+        norm: NormKind = "layer",
+        norm_first: bool = True,
+        bias: bool = True,
+        position: BackbonePosition = "none",
+        causal: bool = False,
+        dropout: float = 0.0,
+        attn_dropout: float = 0.0,
+        drop_path: float = 0.0,
+        checkpointing: bool = False,
+    ):
+        super().__init__()
+        self.dim, self.causal, self.checkpointing = dim, causal, checkpointing
+        if position == "rotary" and (dim // num_heads) % 2:
+            raise ValueError(f"rotary positions need an even dim / num_heads, got {dim} / {num_heads}")
+        self.head_dim = dim // num_heads if position == "rotary" else None
+        slopes = alibi_slopes(num_heads) if position == "alibi" else None
+        self.slopes: Tensor | None
+        self.register_buffer("slopes", slopes, persistent=False)
+        rates = torch.linspace(0, drop_path, depth).tolist()
+        self.blocks = nn.ModuleList(
+            Block(
+                dim,
+                num_heads=num_heads,
+                mlp_ratio=mlp_ratio,
+                mlp=mlp,
+                norm=norm,
+                norm_first=norm_first,
+                bias=bias,
+                dropout=dropout,
+                attn_dropout=attn_dropout,
+                drop_path=rate,
+            )
+            for rate in rates
+        )
+        self.norm = make_norm(norm, dim) if norm_first else nn.Identity()
+        self._init_weights(depth)
+
+    def forward(self, tokens: Tokens) -> Tokens:
+        """Tokens (B, N, D) to Tokens of the same columns."""
+        return tokens.with_x(self.norm(self.run(tokens.x, tokens.mask)))
+
+    def run(self, x: Tensor, mask: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """The blocks start:stop alone, without the last norm: x (B, N, D) and mask (B, N) to (B, N, D)."""
+        bias = attention_bias(mask, causal=self.causal, slopes=self.slopes)
+        rotation = rotation_angles(mask, self.head_dim) if self.head_dim is not None else None
+        for block in self.blocks[start:stop]:
+            if self.checkpointing and self.training:
+                x = checkpoint(block, x, bias, rotation, use_reentrant=False)  # pyright: ignore[reportAssignmentType]
+            else:
+                x = block(x, bias, rotation)
+        return x
+
+    def _init_weights(self, depth: int) -> None:
+        """Normal of 0.02, and less for what adds to the residual stream (GPT-2, 2.3)."""
+        for name, module in self.named_modules():
+            if isinstance(module, nn.Linear):
+                last = name.endswith(("attn.proj", "mlp.down"))
+                nn.init.trunc_normal_(module.weight, std=0.02 / (2 * depth) ** 0.5 if last else 0.02)
+                if module.bias is not None:
+                    nn.init.zeros_(module.bias)

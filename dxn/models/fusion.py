@@ -1,0 +1,163 @@
+"""How modalities meet in the one backbone."""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from einops import rearrange, repeat
+from torch import Tensor, nn
+
+from dxn.models.backbone import Backbone
+from dxn.tokens import Span, Tokens, check_columns, join
+
+Pool = Literal["mean", "cls", "attention"]
+
+
+class Pooling(nn.Module):
+    """One vector a sample out of its real tokens: their mean, the class token's, or a learned query's."""
+
+    def __init__(self, kind: Pool, dim: int):
+        super().__init__()
+        self.kind = kind
+        if kind == "attention":
+            self.score = nn.Linear(dim, 1)
+        if kind == "cls":
+            self.token = nn.Parameter(torch.zeros(dim))
+            nn.init.trunc_normal_(self.token, std=0.02)
+
+    def lead(self, tokens: Tokens) -> Tokens:
+        """The tokens with the class token, where there is one, as their first column."""
+        if self.kind != "cls":
+            return tokens
+        batch = len(tokens)
+        x = repeat(self.token, "d -> b 1 d", b=batch).to(tokens.x.dtype)
+        nowhere = torch.full((batch, 1, 1), torch.nan, device=x.device)
+        first = Tokens(x, tokens.mask.any(1, keepdim=True), (Span("class", 0, 1, nowhere),))
+        return join([first, tokens])
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """x (B, N, D) and mask (B, N) to (B, D); zero for a sample without a real token."""
+        if self.kind == "cls":
+            return x[:, 0]
+        weight = mask.to(x.dtype)
+        if self.kind == "attention":
+            score = self.score(x).squeeze(-1).float().masked_fill(~mask, -1e9)
+            weight = weight * score.softmax(1).to(x.dtype)
+        total = weight.sum(1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+        return (x * weight[..., None]).sum(1) / total
+
+
+class EarlyFusion(nn.Module):
+    """One joined sequence: from the first block on, every token reads every modality's.
+
+    Args:
+        dim: width D of a token.
+        modalities: names that get a vector added to each of their columns.
+        pool: mean of the tokens, cls (a token of its own) or attention (a learned weighting).
+    """
+
+    def __init__(self, dim: int = 128, *, modalities: Sequence[str] = (), pool: Pool = "mean"):
+        super().__init__()
+        self.embedding = ModalityEmbedding(dim, modalities)
+        self.pool = Pooling(pool, dim)
+
+    def forward(self, parts: Sequence[Tokens], backbone: Backbone) -> tuple[Tokens, Tensor]:
+        """Parts to the joined, encoded Tokens and one vector a sample (B, D)."""
+        joined = join(self.embedding(parts))
+        check_columns(joined.mask)
+        encoded = backbone(self.pool.lead(joined))
+        return encoded, self.pool(encoded.x, encoded.mask)
+
+
+class LateFusion(nn.Module):
+    """Each modality through the same backbone by itself; their vectors meet only before the head.
+
+    Args:
+        dim: width D of a token.
+        modalities: names that get a vector added to each of their columns.
+        pool: how each modality's tokens become one vector: mean, cls or attention.
+    """
+
+    def __init__(self, dim: int = 128, *, modalities: Sequence[str] = (), pool: Pool = "mean"):
+        super().__init__()
+        self.embedding = ModalityEmbedding(dim, modalities)
+        self.pool = Pooling(pool, dim)
+        self.mix = nn.ModuleDict({name: nn.Linear(dim, dim) for name in modalities})
+
+    def forward(self, parts: Sequence[Tokens], backbone: Backbone) -> tuple[Tokens, Tensor]:
+        """Parts to their encoded Tokens side by side and one vector a sample (B, D)."""
+        check_columns(torch.cat([p.mask for p in parts], 1))
+        encoded = [backbone(self.pool.lead(part)) for part in self.embedding(parts)]
+        vectors = [self._mix(part, self.pool(part.x, part.mask)) for part in encoded]
+        present = torch.stack([part.mask.any(1) for part in encoded], 1)
+        return join(encoded), Pooling("mean", 0)(torch.stack(vectors, 1), present)
+
+    def _mix(self, part: Tokens, vector: Tensor) -> Tensor:
+        return self.mix[part.spans[-1].modality](vector) if len(self.mix) > 1 else vector
+
+
+class BottleneckFusion(nn.Module):
+    """Modalities apart, but for a few shared tokens that pass between them (arXiv:2107.00135, 3.2).
+
+    Args:
+        dim: width D of a token.
+        modalities: names that get a vector added to each of their columns.
+        pool: mean of the tokens, cls (a token of each modality's own) or attention.
+        num_tokens: shared tokens.
+        start: block from which they pass; the blocks before see one modality alone.
+    """
+
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        modalities: Sequence[str] = (),
+        pool: Pool = "mean",
+        num_tokens: int = 4,
+        start: int = 0,
+    ):
+        super().__init__()
+        self.embedding = ModalityEmbedding(dim, modalities)
+        self.pool, self.start = Pooling(pool, dim), start
+        self.shared = nn.Parameter(torch.empty(num_tokens, dim))
+        nn.init.trunc_normal_(self.shared, std=0.02)
+
+    def forward(self, parts: Sequence[Tokens], backbone: Backbone) -> tuple[Tokens, Tensor]:
+        """Parts to their encoded Tokens side by side and one vector a sample (B, D)."""
+        check_columns(torch.cat([p.mask for p in parts], 1))
+        if not 0 <= self.start < len(backbone.blocks):
+            raise ValueError(f"start must be below the backbone's depth {len(backbone.blocks)}, got {self.start}")
+        parts = [self.pool.lead(part) for part in self.embedding(parts)]
+        xs = [backbone.run(p.x, p.mask, 0, self.start) for p in parts]
+        present = torch.stack([p.mask.any(1) for p in parts]).to(xs[0].dtype)  # (M, B)
+        shared = repeat(self.shared, "k d -> b k d", b=len(parts[0])).to(xs[0].dtype)
+        for layer in range(self.start, len(backbone.blocks)):
+            xs, shared = self._layer(backbone, layer, parts, xs, shared, present)
+        encoded = [p.with_x(backbone.norm(x)) for p, x in zip(parts, xs, strict=True)]
+        vectors = torch.stack([self.pool(p.x, p.mask) for p in encoded], 1)
+        return join(encoded), Pooling("mean", 0)(vectors, rearrange(present, "m b -> b m").bool())
+
+    def _layer(self, backbone: Backbone, layer: int, parts, xs, shared: Tensor, present: Tensor):
+        """One block over each modality and the shared tokens, which then take the mean of what each made."""
+        k = shared.shape[1]
+        new_xs, new_shared = [], []
+        for part, x in zip(parts, xs, strict=True):
+            mask = torch.cat([part.mask.new_ones(len(part), k), part.mask], 1)
+            out = backbone.run(torch.cat([shared, x], 1), mask, layer, layer + 1)
+            new_shared.append(out[:, :k])
+            new_xs.append(out[:, k:])
+        weight = rearrange(present / present.sum(0), "m b -> m b 1 1")
+        return new_xs, (torch.stack(new_shared) * weight).sum(0)
+
+
+class ModalityEmbedding(nn.Module):
+    """Adds a learned vector for its modality to each column; none where there is but one modality."""
+
+    def __init__(self, dim: int, modalities: Sequence[str]):
+        super().__init__()
+        names = modalities if len(modalities) > 1 else ()
+        self.vectors = nn.ParameterDict({name: nn.Parameter(torch.randn(dim) * 0.02) for name in names})
+
+    def forward(self, parts: Sequence[Tokens]) -> list[Tokens]:
+        """Parts to parts of the same columns."""
+        return [p.with_x(p.x + self.vectors[m]) if (m := p.spans[-1].modality) in self.vectors else p for p in parts]

@@ -1,0 +1,57 @@
+"""The whole: adapters, how they meet, the backbone and the head."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from torch import Tensor, nn
+
+from dxn.tokens import Tokens
+
+Batch = Mapping[str, Any]  # "size" int, "text", "image", "audio": dict of tensors, see Model.embed
+
+
+class Model(nn.Module):
+    """Takes built parts: adapters by modality, a fusion, the backbone and a head."""
+
+    def __init__(self, adapters: Mapping[str, nn.Module], *, fusion: nn.Module, backbone: nn.Module, head: nn.Module):
+        super().__init__()
+        self.adapters = nn.ModuleDict(dict(adapters))
+        self.fusion, self.backbone, self.head = fusion, backbone, head
+
+    def embed(self, batch: Batch) -> list[Tokens]:
+        """Each modality's Tokens, in the adapters' order, before they meet.
+
+        batch[modality] is what the adapter's prepare half collated, and `rows` (b,): which of the batch's
+        samples have that modality. A modality that no sample has gives no part.
+        """
+        return [
+            adapter(batch[name]).spread(batch[name]["rows"], batch["size"])
+            for name, adapter in self.adapters.items()
+            if name in batch
+        ]
+
+    def encode(self, parts: list[Tokens]) -> tuple[Tokens, Tensor]:
+        """Parts to the encoded Tokens and one vector a sample (B, D)."""
+        return self.fusion(parts, self.backbone)
+
+    def forward(self, batch: Batch, mixing: tuple[Tensor, float] | None = None) -> Tensor:
+        """A batch to the head's logits. mixing: a permutation (B,) and a share, see `mix`."""
+        parts = self.embed(batch)
+        if mixing is not None:
+            parts = [mix(part, *mixing) for part in parts]
+        return self.head(*self.encode(parts))
+
+
+def mix(tokens: Tokens, order: Tensor, share: float) -> Tokens:
+    """Mixup at the token matrix: share of each sample and (1 - share) of sample order[i].
+
+    Patches are projected linearly, so for images it is mixup of the pixels (arXiv:1710.09412); for text it
+    is that of word vectors (arXiv:1905.08941). A column is real where it was in either.
+    """
+    x = tokens.x * tokens.mask[..., None]
+    return Tokens(share * x + (1 - share) * x[order], tokens.mask | tokens.mask[order], tokens.spans)
+
+
+def count_parameters(module: nn.Module) -> int:
+    """Trainable numbers."""
+    return sum(p.numel() for p in module.parameters() if p.requires_grad)

@@ -1,0 +1,328 @@
+"""Audio to Tokens: log-mel frames, spectrogram patches or raw waveform frames."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Literal
+
+import torch
+import torch.nn.functional as F
+import torchaudio
+from einops import rearrange
+from torch import Tensor, nn
+
+from dxn.tokenize.media import read_audio
+from dxn.tokenize.positions import PositionKind, Positions1d, Positions2d
+from dxn.tokenize.randomness import torch_seeded
+from dxn.tokenize.stem import ConvStem
+from dxn.tokens import Span, Tokens
+
+FLOOR = 1e-6  # added to mel power before the logarithm: -60 dB under a full-scale sine's order of magnitude
+AudioTokens = Literal["frames", "patches", "waveform"]
+
+
+class AudioAugment:
+    """Changes to a training sound, drawn anew for each epoch.
+
+    Args:
+        time_shift: silence of up to this many seconds before the sound.
+        noise: white noise of up to this many times the sound's own level.
+        gain: louder or softer by up to this many decibels.
+        speed: faster or slower, and so higher or lower, by up to this share.
+        freq_mask: mel bins of one blanked band at most (SpecAugment, arXiv:1904.08779).
+        time_mask: share of the frames in one blanked stretch at most (SpecAugment).
+        warp: stretch or squeeze the mel axis by up to this share, like another vocal tract's length.
+    """
+
+    def __init__(
+        self,
+        *,
+        time_shift: float = 0.0,
+        noise: float = 0.0,
+        gain: float = 0.0,
+        speed: float = 0.0,
+        freq_mask: int = 0,
+        time_mask: float = 0.0,
+        warp: float = 0.0,
+    ):
+        self.time_shift, self.noise, self.gain, self.speed = time_shift, noise, gain, speed
+        self.freq_mask, self.time_mask, self.warp = freq_mask, time_mask, warp
+
+    def waveform(self, x: Tensor, sample_rate: int, rng: random.Random) -> Tensor:
+        """(T,) to (T',)."""
+        if self.speed:
+            factor = 1 + rng.uniform(-self.speed, self.speed)
+            x = F.interpolate(x[None, None], max(round(len(x) / factor), 1), mode="linear")[0, 0]
+        if self.gain:
+            x = x * 10 ** (rng.uniform(-self.gain, self.gain) / 20)
+        if self.time_shift:
+            x = F.pad(x, (round(rng.uniform(0, self.time_shift) * sample_rate), 0))
+        if self.noise:
+            level = rng.uniform(0, self.noise) * x.square().mean().sqrt()
+            with torch_seeded(rng):
+                x = x + level * torch.randn(len(x))
+        return x
+
+    def spectrogram(self, mel: Tensor, rng: random.Random) -> Tensor:
+        """Log-mel (T, F) to the same shape; blanked cells hold the clip's mean."""
+        if self.warp:
+            mel = _warp(mel, 1 + rng.uniform(-self.warp, self.warp))
+        mean = float(mel.mean())
+        with torch_seeded(rng):
+            if self.freq_mask:
+                mel = torchaudio.functional.mask_along_axis(mel[None], self.freq_mask, mean, 2)[0]
+            if self.time_mask:
+                width = math.ceil(self.time_mask * len(mel))
+                mel = torchaudio.functional.mask_along_axis(mel[None], width, mean, 1)[0]
+        return mel
+
+
+def _warp(mel: Tensor, factor: float) -> Tensor:
+    """Bin f takes what bin f * factor held, interpolated; the top bin is repeated beyond the end."""
+    bins = mel.shape[1]
+    source = (torch.arange(bins) * factor).clamp(max=bins - 1)
+    low = source.floor().long()
+    high, share = (low + 1).clamp(max=bins - 1), source - low
+    return mel[:, low] * (1 - share) + mel[:, high] * share
+
+
+class AudioPrepare:
+    """A sound to the small matrix its tokens are cut from. No learned weights; picklable."""
+
+    def __init__(
+        self,
+        *,
+        tokens: AudioTokens,
+        sample_rate: int,
+        n_fft: int,
+        hop_length: int,
+        n_mels: int,
+        normalize: Literal["dataset", "clip", "none"],
+        max_seconds: float,
+        augment: AudioAugment | None,
+    ):
+        self.waveform = tokens == "waveform"
+        self.sample_rate, self.hop_length, self.n_mels = sample_rate, hop_length, n_mels
+        self.normalize, self.max_seconds, self.augment = normalize, max_seconds, augment
+        self.mel = torchaudio.transforms.MelSpectrogram(
+            sample_rate, n_fft=n_fft, hop_length=hop_length, n_mels=n_mels, pad_mode="constant"
+        )
+
+    def read(self, source) -> Tensor:
+        """Path, bytes or (array, rate) to mono float32 (T,) at sample_rate; media.BadMedia with the reason."""
+        return read_audio(source, sample_rate=self.sample_rate, max_seconds=self.max_seconds)
+
+    def __call__(self, raw: Tensor, rng: random.Random | None = None) -> dict[str, Tensor]:
+        """features: log-mel (T, F), a row each hop_length samples, or the waveform (T, 1)."""
+        augment = self.augment if rng is not None else None
+        if augment is not None and rng is not None:
+            raw = augment.waveform(raw, self.sample_rate, rng)
+        if self.waveform:
+            return {"features": rearrange(raw, "t -> t 1")}
+        mel = self.log_mel(raw)
+        if self.normalize == "clip":
+            mel = (mel - mel.mean(0)) / mel.std().clamp(min=1e-3)
+        if augment is not None and rng is not None:
+            mel = augment.spectrogram(mel, rng)
+        return {"features": mel}
+
+    def size(self, raw: Tensor) -> float:
+        """Roughly how many tokens it has, to put like with like."""
+        return len(raw) / self.hop_length / 4
+
+    def log_mel(self, raw: Tensor) -> Tensor:
+        """Waveform (T,) to log-mel (1 + T // hop_length, F), natural logarithm of power."""
+        return rearrange((self.mel(raw) + FLOOR).log(), "f t -> t f")
+
+    def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """features (B, T, F) padded with zeros at the end, lengths (B,)."""
+        features = [s["features"] for s in samples]
+        return {
+            "features": nn.utils.rnn.pad_sequence(features, batch_first=True),
+            "lengths": torch.tensor([len(f) for f in features]),
+        }
+
+
+class AudioAdapter(nn.Module):
+    """Audio to Tokens.
+
+    Args:
+        dim: width D of a token.
+        tokens: frames (frame_size log-mel frames a token), patches (of the spectrogram), or waveform.
+        sample_rate: in hertz; files of other rates are resampled to it.
+        n_fft: samples in a spectrogram's window, 25 ms unless given.
+        hop_length: samples from one window to the next, 10 ms unless given.
+        n_mels: mel bins of the spectrogram.
+        frame_size: log-mel frames a token; with tokens=waveform, samples a token.
+        patch_size: a patch's height in mel bins and width in frames.
+        stride: from one patch to the next, patch_size unless given; smaller ones overlap.
+        stem: patch, or conv for a convolutional grid with patch_size (a square) as its stride.
+        normalize: dataset (mean and deviation of each bin over the training split), clip, or none.
+        position: learned, sinusoidal or none, added to each column.
+        max_len: tokens (with patches: columns of patches) that learned positions reach.
+        max_seconds: a longer file is bad.
+        dropout: of the embedded columns, in training.
+        augment: changes to training sounds.
+    """
+
+    modality = "audio"
+
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        tokens: AudioTokens = "frames",
+        sample_rate: int = 16000,
+        n_fft: int | None = None,
+        hop_length: int | None = None,
+        n_mels: int = 64,
+        frame_size: int = 4,
+        patch_size: int | Sequence[int] = 16,
+        stride: int | Sequence[int] | None = None,
+        stem: Literal["patch", "conv"] = "patch",
+        normalize: Literal["dataset", "clip", "none"] = "dataset",
+        position: PositionKind = "sinusoidal",
+        max_len: int = 1024,
+        max_seconds: float = 60.0,
+        dropout: float = 0.0,
+        augment: AudioAugment | None = None,
+    ):
+        super().__init__()
+        hop_length = hop_length or sample_rate // 100
+        self.prepare = AudioPrepare(
+            tokens=tokens,
+            sample_rate=sample_rate,
+            n_fft=n_fft or sample_rate // 40,
+            hop_length=hop_length,
+            n_mels=n_mels,
+            normalize=normalize,
+            max_seconds=max_seconds,
+            augment=augment,
+        )
+        self.dim, self.cut = dim, _cut(tokens, n_mels, frame_size, patch_size)
+        self.stride = self.cut if stride is None or tokens != "patches" else _pair(stride)
+        if any(not 0 < s <= c for s, c in zip(self.stride, self.cut, strict=True)):
+            raise ValueError(f"stride must be from 1 to patch_size, got {self.stride} and {self.cut}")
+        self.seconds = (1 if tokens == "waveform" else hop_length) / sample_rate  # a row of the features
+        num_features = 1 if tokens == "waveform" else n_mels
+        self.bands = _count(num_features, self.cut[0], self.stride[0])
+        self.mean: Tensor
+        self.std: Tensor
+        self.register_buffer("mean", torch.zeros(num_features))
+        self.register_buffer("std", torch.ones(num_features))
+        if stem == "conv":
+            if tokens != "patches" or self.cut[0] != self.cut[1] or self.stride != self.cut:
+                raise ValueError("stem=conv needs tokens=patches, a square patch_size and no stride")
+            self.stem = ConvStem(in_channels=1, dim=dim, stride=self.cut[0])
+        else:
+            self.stem = None
+            self.proj = nn.Linear(self.cut[0] * self.cut[1], dim)
+        if tokens == "patches":
+            self.position = Positions2d(position, dim=dim, grid=(max_len if position == "learned" else 1, self.bands))
+        else:
+            self.position = Positions1d(position, dim=dim, max_len=max_len)
+        self.dropout = nn.Dropout(dropout)
+
+    def fit(self, raws: Iterable[Tensor]) -> AudioAdapter:
+        """With normalize=dataset, mean and deviation of each bin over up to 1,000 training clips."""
+        if self.prepare.normalize != "dataset":
+            return self
+        clips = [
+            rearrange(r, "t -> t 1") if self.prepare.waveform else self.prepare.log_mel(r) for r in islice(raws, 1000)
+        ]
+        if clips:
+            rows = torch.cat(clips)
+            self.mean.copy_(rows.mean(0))
+            self.std.copy_(rows.std(0, correction=0).clamp(min=1e-3))
+        return self
+
+    def save(self, folder: Path) -> None:
+        """Nothing but weights to save."""
+
+    def load(self, folder: Path) -> None:
+        """Nothing but weights to load."""
+
+    def tokens(self, raws: Sequence) -> Tokens:
+        """Paths, bytes or (array, rate) pairs straight to Tokens."""
+        prepare = self.prepare
+        return self(prepare.collate([prepare(prepare.read(raw)) for raw in raws]))
+
+    def describe(self, raw: Tensor) -> str:
+        """What the columns are: their number, length and the sound's."""
+        steps = _count(len(self.prepare(raw)["features"]), self.cut[1], self.stride[1])
+        bands = f" × {self.bands} bands" if self.bands > 1 else ""
+        rate = self.prepare.sample_rate
+        return f"{steps} frames of {self.cut[1] * self.seconds:.3g} s{bands}, {len(raw) / rate:.2f} s at {rate} Hz"
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
+        """A collated batch to Tokens (B, N, D), in time; patches of one moment from low to high."""
+        lengths = batch["lengths"]
+        features = (batch["features"] - self.mean) / self.std
+        rows = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
+        features = features * rows[..., None]
+        steps = _count(lengths, self.cut[1], self.stride[1])
+        x = self._stem(features, lengths) if self.stem is not None else self.proj(self._cells(features))
+        x = x + self._positions(x.shape[1], x.device)
+        mask = torch.arange(x.shape[1], device=x.device) < steps[:, None]
+        mask = mask.repeat_interleave(self.bands, 1)
+        places = self._places(lengths, x.shape[1], mask)
+        x = rearrange(x, "b t f d -> b (t f) d")
+        return Tokens(self.dropout(x), mask, (Span("audio", 0, x.shape[1], places),))
+
+    def _stem(self, features: Tensor, lengths: Tensor) -> Tensor:
+        assert self.stem is not None
+        sizes = torch.stack([lengths, torch.full_like(lengths, features.shape[2])], 1)
+        return self.stem(rearrange(features, "b t f -> b 1 t f"), sizes)
+
+    def _cells(self, features: Tensor) -> Tensor:
+        """(B, T, F) to (B, t, f, cut), what is over at the end filled up with zeros."""
+        steps = int(_count(features.shape[1], self.cut[1], self.stride[1]))
+        need_f = (self.bands - 1) * self.stride[0] + self.cut[0]
+        need_t = (steps - 1) * self.stride[1] + self.cut[1]
+        x = F.pad(features, (0, need_f - features.shape[2], 0, need_t - features.shape[1]))
+        x = x.unfold(1, self.cut[1], self.stride[1]).unfold(2, self.cut[0], self.stride[0])
+        return rearrange(x, "b t f q p -> b t f (p q)")
+
+    def _positions(self, steps: int, device: torch.device) -> Tensor:
+        if isinstance(self.position, Positions1d):
+            codes = self.position(steps, device)
+            return codes[:, None] if codes.ndim else codes
+        if self.position.kind == "learned":
+            if steps > len(self.position.table):
+                raise ValueError(
+                    f"learned positions reach {len(self.position.table)} steps, got {steps}: raise max_len"
+                )
+            return self.position.table[:steps]
+        return self.position(steps, self.bands, device)
+
+    def _places(self, lengths: Tensor, steps: int, mask: Tensor) -> Tensor:
+        """(B, N, 2): start and stop of each token in seconds, NaN at padding."""
+        start = torch.arange(steps, device=lengths.device) * self.stride[1]
+        stop = torch.minimum(start + self.cut[1], lengths[:, None])
+        places = torch.stack([start.expand_as(stop), stop], -1) * self.seconds
+        return places.repeat_interleave(self.bands, 1).masked_fill(~mask[..., None], torch.nan)
+
+
+def _cut(tokens: AudioTokens, n_mels: int, frame_size: int, patch_size: int | Sequence[int]) -> tuple[int, int]:
+    """Features and time steps of one token."""
+    if tokens == "waveform":
+        return 1, frame_size
+    return (n_mels, frame_size) if tokens == "frames" else _pair(patch_size)
+
+
+def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+    pair = (size, size) if isinstance(size, int) else tuple(size)
+    if len(pair) != 2 or min(pair) < 1:
+        raise ValueError(f"patch_size must be one positive number or [mel bins, frames], got {size}")
+    return pair
+
+
+def _count(length, cut: int, stride: int):
+    """Tokens that it takes to see every one of `length` steps: an int, or a tensor of them."""
+    if isinstance(length, Tensor):
+        return ((length - cut).clamp(min=0) + stride - 1) // stride + 1
+    return (max(length - cut, 0) + stride - 1) // stride + 1

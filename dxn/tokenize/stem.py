@@ -1,0 +1,46 @@
+"""A convolution in the embedding: a grid of features in place of flattened patches."""
+
+import math
+from itertools import pairwise
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+
+class ConvStem(nn.Module):
+    """3x3 convolutions, each halving the grid, then a projection to D (arXiv:2106.14881, 3).
+
+    Normalised over channels at each cell, and cleared outside the picture after every layer, so neither
+    padding nor another sample can change a real cell (a batch norm would break both).
+    """
+
+    def __init__(self, *, in_channels: int, dim: int, stride: int, width: int = 48):
+        super().__init__()
+        steps = int(math.log2(stride))
+        if 2**steps != stride or steps < 1:
+            raise ValueError(f"stride of a convolutional stem must be 2, 4, 8 or 16, got {stride}")
+        widths = [in_channels, *(width * 2**i for i in range(steps))]
+        self.stride = stride
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False) for a, b in pairwise(widths))
+        self.norms = nn.ModuleList(nn.LayerNorm(w) for w in widths[1:])
+        self.proj = nn.Linear(widths[-1], dim)
+
+    def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
+        """x (B, C, H, W), zero outside each sample's sizes (B, 2), to (B, ceil(H/s), ceil(W/s), D)."""
+        x = x.contiguous(memory_format=torch.channels_last)
+        for conv, norm in zip(self.convs, self.norms, strict=True):
+            x = conv(x)
+            sizes = sizes.add(1) // 2  # what a 3x3 convolution of stride 2, padded by 1, leaves
+            inside = grid_mask(sizes, x.shape[2], x.shape[3])
+            x = rearrange(F.gelu(norm(rearrange(x, "b c h w -> b h w c"))), "b h w c -> b c h w")
+            x = x * rearrange(inside, "b h w -> b 1 h w")
+        return self.proj(rearrange(x, "b c h w -> b h w c"))
+
+
+def grid_mask(sizes: Tensor, height: int, width: int) -> Tensor:
+    """sizes (B, 2) to (B, height, width) bool, True inside each sample's own grid."""
+    rows = torch.arange(height, device=sizes.device) < sizes[:, :1]
+    columns = torch.arange(width, device=sizes.device) < sizes[:, 1:]
+    return rows[:, :, None] & columns[:, None, :]

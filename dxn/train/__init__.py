@@ -1,0 +1,1 @@
+"""Training, evaluation, metrics, checkpoints and the run folder."""

@@ -1,0 +1,189 @@
+"""The model folder: what a trained model is on disk, and its way back."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import Tensor
+
+from dxn.data.rows import Rows
+from dxn.data.samples import Samples, open_rows
+from dxn.data.targets import Target
+from dxn.errors import UserError
+from dxn.models import Model
+from dxn.tokens import Tokens, join
+from dxn.train.checkpoint import write_safely
+from dxn.train.evaluate import Predictions, predict
+
+FILES = ("model.safetensors", "config.yaml", "labels.json")
+BUILDABLE = ("dxn.tokenize", "dxn.models")  # a config.yaml from elsewhere can name nothing but these
+
+
+def save(folder: Path, *, model: Model, parts: Mapping[str, Any], target: Target, card: str) -> None:
+    """Write the model folder: weights, config.yaml (`parts`), tokenizer.json, labels.json, card, SHA-256 sums."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    write_safely(folder / "model.safetensors", tensors)
+    (folder / "config.yaml").write_text(yaml.safe_dump(_without_paths(parts), sort_keys=False))
+    (folder / "labels.json").write_text(json.dumps(target.to_json(), indent=1, ensure_ascii=False))
+    (folder / "README.md").write_text(card)
+    for adapter in model.adapters.values():
+        adapter.save(folder)
+    sums = [f"{_sha256(path)}  {path.name}" for path in sorted(folder.iterdir()) if path.name != "SHA256SUMS"]
+    (folder / "SHA256SUMS").write_text("\n".join(sums) + "\n")
+
+
+def load(folder: str | Path, *, device: str = "cpu") -> Predictor:
+    """A trained model from its model folder, or from the run folder around it; nothing else is needed.
+
+    UserError where a file is missing or is not the one whose SHA-256 was written down.
+    """
+    folder = Path(folder)
+    if (folder / "model" / "config.yaml").exists():
+        folder = folder / "model"
+    for name in FILES:
+        if not (folder / name).exists():
+            raise UserError(f"{folder}: not a model folder, it has no {name}")
+    _check_sums(folder)
+    parts = yaml.safe_load((folder / "config.yaml").read_text())
+    target = Target.from_json(json.loads((folder / "labels.json").read_text()))
+    adapters = {name: construct(node) for name, node in parts["adapters"].items()}
+    for adapter in adapters.values():
+        adapter.load(folder)
+    model = Model(
+        adapters,
+        fusion=construct(parts["fusion"]),
+        backbone=construct(parts["backbone"]),
+        head=construct(parts["head"]),
+    )
+    model.load_state_dict(load_file(folder / "model.safetensors"))
+    return Predictor(model.to(device).eval(), target)
+
+
+def construct(node: Mapping[str, Any]) -> Any:
+    """The object that {_target_: a class of dxn.tokenize or dxn.models, argument: value ...} describes.
+
+    Not Hydra's instantiate: that would run whatever a shared file names.
+    """
+    module, _, name = str(node["_target_"]).rpartition(".")
+    if not any(module == allowed or module.startswith(f"{allowed}.") for allowed in BUILDABLE):
+        raise UserError(f"config.yaml: {node['_target_']} is not one of dxn's own parts, it will not be run")
+    cls = getattr(importlib.import_module(module), name, None)
+    if not isinstance(cls, type) or cls.__module__.partition(".")[0] != "dxn":
+        raise UserError(f"config.yaml: dxn has no part {node['_target_']}")
+    arguments = {
+        key: construct(value) if isinstance(value, Mapping) and "_target_" in value else value
+        for key, value in node.items()
+        if key != "_target_"
+    }
+    return cls(**arguments)
+
+
+class Predictor:
+    """A trained model in use, in evaluation mode."""
+
+    def __init__(self, model: Model, target: Target):
+        self.model, self.target = model, target
+        self.device = next(model.parameters()).device
+
+    @property
+    def modalities(self) -> list[str]:
+        """What the model takes, in order."""
+        return list(self.model.adapters)
+
+    @property
+    def prepares(self) -> dict[str, Any]:
+        """The adapters' prepare halves by modality."""
+        return {name: adapter.prepare for name, adapter in self.model.adapters.items()}
+
+    def predict(self, *, text=None, image=None, audio=None) -> dict[str, Any]:
+        """The answer for one sample: text, image (path, bytes, PIL, array), audio (path, bytes, (array, rate)).
+
+        prediction is a class, a list of labels, a number, or a tag a word; probabilities by class come with
+        the first two. UserError where a file is bad, a modality unknown or nothing given.
+        """
+        return self.predict_many([{"text": text, "image": image, "audio": audio}])[0]
+
+    def predict_many(self, samples: Sequence[Mapping[str, Any]], *, batch_size: int = 64) -> list[dict[str, Any]]:
+        """As `predict`, for dicts of text, image, audio; any of them may lack some."""
+        opened = open_rows(self._rows(samples), self.prepares, need_target=False)
+        found = self.run(Samples(opened, self.prepares), batch_size=batch_size)
+        return [self.answer(p) for p in found.predicted]
+
+    def run(self, samples: Samples, *, batch_size: int = 64) -> Predictions:
+        """Predictions for opened samples."""
+        return predict(self.model, samples, self.target, batch_size=batch_size, device=self.device)
+
+    def answer(self, predicted) -> dict[str, Any]:
+        """One prediction as plain data."""
+        names = self.target.names
+        if self.target.kind == "number":
+            return {"prediction": float(predicted)}
+        if self.target.kind == "tags":
+            return {"prediction": list(predicted)}
+        shares = {name: float(p) for name, p in zip(names, predicted.tolist(), strict=True)}
+        if self.target.kind == "class":
+            return {"prediction": max(shares, key=lambda n: shares[n]), "probabilities": shares}
+        threshold = self.model.head.threshold
+        return {"prediction": [n for n, p in shares.items() if p >= threshold], "probabilities": shares}
+
+    @torch.inference_mode()
+    def tokens(self, *, text=None, image=None, audio=None) -> Tokens:
+        """One sample's Tokens as the backbone gets them; `.matrix` is (1, D, N)."""
+        return join(self.model.embed(self._batch({"text": text, "image": image, "audio": audio})))
+
+    @torch.inference_mode()
+    def embed(self, *, text=None, image=None, audio=None) -> Tensor:
+        """One sample as one vector (D,): what the head sees."""
+        parts = self.model.embed(self._batch({"text": text, "image": image, "audio": audio}))
+        return self.model.encode(parts)[1][0].cpu()
+
+    def _batch(self, sample: Mapping[str, Any]) -> dict[str, Any]:
+        samples = Samples(open_rows(self._rows([sample]), self.prepares, need_target=False), self.prepares)
+        return samples.collate([samples[0, 0]])
+
+    def _rows(self, samples: Sequence[Mapping[str, Any]]) -> Rows:
+        given = {name for s in samples for name, value in s.items() if value is not None}
+        if unknown := sorted(given - set(self.modalities)):
+            raise UserError(f"this model takes {', '.join(self.modalities)}, got {', '.join(unknown)}")
+        cells = {m: [self._cell(m, s.get(m)) for s in samples] for m in self.modalities}
+        return Rows(cells=cells, origin=[f"sample {i + 1}" for i in range(len(samples))])
+
+    def _cell(self, modality: str, value):
+        if modality == "text" and self.target.kind == "tags" and isinstance(value, str):
+            return value.split()
+        return str(value) if isinstance(value, Path) else value
+
+
+def _without_paths(parts: Mapping[str, Any]) -> dict[str, Any]:
+    """The folder holds the tokenizer and the vectors themselves: their old paths mean nothing elsewhere."""
+    adapters = {
+        name: {k: v for k, v in node.items() if k not in ("tokenizer", "embedding", "augment")}
+        for name, node in parts["adapters"].items()
+    }
+    return {**parts, "adapters": adapters}
+
+
+def _check_sums(folder: Path) -> None:
+    sums = folder / "SHA256SUMS"
+    if not sums.exists():
+        return
+    for line in sums.read_text().splitlines():
+        expected, _, name = line.partition("  ")
+        path = folder / name
+        if not path.exists():
+            raise UserError(f"{path}: missing, though SHA256SUMS lists it")
+        if name != "README.md" and _sha256(path) != expected:
+            raise UserError(f"{path}: changed since it was saved (its SHA-256 is not the one in SHA256SUMS)")
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

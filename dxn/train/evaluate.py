@@ -1,0 +1,97 @@
+"""Predictions over a split, and their figures."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import combinations
+
+import torch
+from torch import Tensor
+
+from dxn.data.samples import BatchOrder, Samples, first_subwords, make_loader
+from dxn.data.targets import IGNORED, Target
+from dxn.models import Model
+from dxn.train.metrics import score
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """rows (n,) of the opened split, what was predicted for each (see metrics.score), the mean loss."""
+
+    rows: Sequence[int]
+    predicted: Sequence
+    loss: float
+
+
+@torch.inference_mode()
+def predict(
+    model: Model,
+    samples: Samples,
+    target: Target,
+    *,
+    batch_size: int,
+    device: torch.device,
+    bf16: bool = False,
+) -> Predictions:
+    """The model over all samples, without augmentation, in order."""
+    was_training = model.training
+    model.eval()
+    rows, predicted, losses = [], [], []
+    for batch in make_loader(BatchOrder(samples, batch_size)):
+        batch = to_device(batch, device)
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            logits = model(batch)
+        logits = logits.float()
+        rows += batch["index"]
+        predicted += _decode(model.head.predict(logits).cpu(), batch, target)
+        if "target" in batch and (batch["target"] != IGNORED).any():
+            losses.append((float(model.head.loss(logits, batch["target"])), batch["size"]))
+    model.train(was_training)
+    total = sum(n for _, n in losses)
+    return Predictions(rows, predicted, sum(loss * n for loss, n in losses) / total if total else float("nan"))
+
+
+def figures(predictions: Predictions, samples: Samples, target: Target) -> dict[str, float]:
+    """loss, and the metrics of the target's kind."""
+    targets = samples.opened.targets
+    assert targets is not None
+    truths = [targets[i] for i in predictions.rows]
+    return {"loss": predictions.loss, **score(target, predictions.predicted, truths)}
+
+
+def subsets(modalities: Sequence[str]) -> list[tuple[str, ...]]:
+    """Each modality alone, each pair ... and all: none where there is one modality."""
+    if len(modalities) < 2:
+        return []
+    return [c for size in range(1, len(modalities) + 1) for c in combinations(modalities, size)]
+
+
+def to_device(batch: dict, device: torch.device) -> dict:
+    """The batch with every tensor in it on device."""
+    if device.type == "cpu":
+        return batch
+
+    def move(value):
+        if isinstance(value, Tensor):
+            return value.to(device, non_blocking=True)
+        return {k: move(v) for k, v in value.items()} if isinstance(value, dict) else value
+
+    return {name: move(value) for name, value in batch.items()}
+
+
+def _decode(predicted: Tensor, batch: dict, target: Target) -> list:
+    """A row's probabilities or number; for tags the name of each word's."""
+    if target.kind != "tags":
+        return list(predicted)
+    words = batch["text"]["words"].cpu()
+    firsts = first_subwords(words)
+    guess = predicted[:, : words.shape[1]].argmax(-1)
+    names = []
+    for guessed, word, first in zip(guess, words, firsts, strict=True):
+        count = int(word.max()) + 1 if word.numel() else 0
+        row = ["O"] * count  # a word that max_len cut in the middle of its sentence has no subword
+        for k, w in zip(guessed[first].tolist(), word[first].tolist(), strict=True):
+            row[w] = target.names[k]
+        names.append(row)
+    return names

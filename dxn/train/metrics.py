@@ -1,0 +1,119 @@
+"""Figures for each kind of target, from what the head predicted and what the rows say."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dxn.data.targets import IGNORED, Target
+
+MONITORED = {"class": "accuracy", "labels": "f1_micro", "number": "rmse", "tags": "f1_entity"}
+SMALLER_IS_BETTER = {"rmse", "mae", "loss"}
+
+
+def score(target: Target, predicted: Sequence, truths: Sequence) -> dict[str, float]:
+    """Metrics by name. predicted: probabilities (n, K), numbers (n,), or for tags a list of names a row.
+
+    A row whose true class training never saw counts as wrong.
+    """
+    if target.kind == "class":
+        return _classes(target, torch.stack(list(predicted)), truths)
+    if target.kind == "labels":
+        return _labels(target, torch.stack(list(predicted)), truths)
+    if target.kind == "number":
+        return _numbers(torch.stack(list(predicted)), torch.tensor([float(t) for t in truths]))
+    return _tags(predicted, truths)
+
+
+def monitored(target: Target) -> str:
+    """The metric that decides which epoch is best."""
+    return MONITORED[target.kind]
+
+
+def better(metric: str, new: float, old: float | None) -> bool:
+    """Whether new beats old; anything but NaN beats nothing."""
+    if old is None:
+        return new == new
+    return new < old if metric in SMALLER_IS_BETTER else new > old
+
+
+def confusion(target: Target, predicted: Sequence[Tensor], truths: Sequence[str]) -> Tensor:
+    """Counts (K, K): a row a true class, a column a predicted one. Unknown true classes are left out."""
+    true = torch.stack([target.encode(t) for t in truths])
+    guess = torch.stack(list(predicted)).argmax(1)
+    known, k = true != IGNORED, len(target.names)
+    return torch.bincount(true[known] * k + guess[known], minlength=k * k).reshape(k, k)
+
+
+def _classes(target: Target, probabilities: Tensor, truths: Sequence[str]) -> dict[str, float]:
+    from torchmetrics.functional.classification import multiclass_f1_score  # takes seconds to import
+
+    true = torch.stack([target.encode(t) for t in truths])
+    guess, known = probabilities.argmax(1), true != IGNORED
+    figures = {"accuracy": float((guess == true).float().mean())}
+    if known.any() and len(target.names) > 1:
+        figures["f1_macro"] = float(
+            multiclass_f1_score(guess[known], true[known], num_classes=len(target.names), average="macro")
+        )
+    return figures
+
+
+def _labels(target: Target, probabilities: Tensor, truths: Sequence[Sequence[str]]) -> dict[str, float]:
+    from torchmetrics.functional.classification import (  # takes seconds to import
+        multilabel_average_precision,
+        multilabel_exact_match,
+        multilabel_f1_score,
+    )
+
+    true = torch.stack([target.encode(t) for t in truths]).long()
+    k = len(target.names)
+    return {
+        "f1_micro": float(multilabel_f1_score(probabilities, true, k, average="micro")),
+        "f1_macro": float(multilabel_f1_score(probabilities, true, k, average="macro")),
+        "exact_match": float(multilabel_exact_match(probabilities, true, k)),
+        "average_precision": float(multilabel_average_precision(probabilities, true, k).nan_to_num()),
+    }
+
+
+def _numbers(guess: Tensor, true: Tensor) -> dict[str, float]:
+    error = guess - true
+    spread = (true - true.mean()).square().mean()
+    return {
+        "rmse": float(error.square().mean().sqrt()),
+        "mae": float(error.abs().mean()),
+        "r2": float(1 - error.square().mean() / spread) if spread > 0 else float("nan"),
+    }
+
+
+def _tags(predicted: Sequence[Sequence[str]], truths: Sequence[Sequence[str]]) -> dict[str, float]:
+    pairs = [(p, t) for ps, ts in zip(predicted, truths, strict=True) for p, t in zip(ps, ts, strict=True)]
+    figures = {"accuracy": sum(p == t for p, t in pairs) / max(len(pairs), 1)}
+    found = [set(entities(p)) for p in predicted]
+    true = [set(entities(t)) for t in truths]
+    right = sum(len(f & t) for f, t in zip(found, true, strict=True))
+    num_found, num_true = sum(map(len, found)), sum(map(len, true))
+    figures["precision_entity"] = right / num_found if num_found else 0.0
+    figures["recall_entity"] = right / num_true if num_true else 0.0
+    figures["f1_entity"] = 2 * right / (num_found + num_true) if num_found + num_true else 0.0
+    return figures
+
+
+def entities(tags: Sequence[str]) -> list[tuple[int, int, str]]:
+    """(start, stop, type) of each run of B-x I-x I-x; a stray I-x begins a run, as conlleval has it.
+
+    Without B- and I- each word whose tag is not O is an entity of its own.
+    """
+    found: list[tuple[int, int, str]] = []
+    for i, tag in enumerate(tags):
+        prefix, kind = tag[:2], tag[2:]
+        if not re.match("[BI]-", tag):
+            if tag != "O":
+                found.append((i, i + 1, tag))
+        elif prefix == "I-" and found and found[-1][1:] == (i, kind):
+            found[-1] = (found[-1][0], i + 1, kind)
+        else:
+            found.append((i, i + 1, kind))
+    return found

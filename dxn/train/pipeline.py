@@ -1,0 +1,103 @@
+"""From a composed configuration to opened data and a built model."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from dxn.config import build
+from dxn.data.rows import Source
+from dxn.data.samples import Opened, open_rows
+from dxn.data.targets import Target
+from dxn.errors import UserError
+from dxn.models import Model
+from dxn.models.heads import HEADS
+
+MODALITIES = ("text", "image", "audio")
+Plain = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Data:
+    """A source, its splits opened, and what is to be predicted."""
+
+    source: Source
+    splits: Mapping[str, Opened]
+    target: Target
+
+
+def build_adapters(config: Plain, columns: Mapping[str, str]) -> dict[str, nn.Module]:
+    """The adapters, not yet fitted, of the modalities that are in the data and in the configuration."""
+    chosen = [m for m in MODALITIES if "_target_" in (config["adapters"].get(m) or {})]
+    used = [m for m in chosen if m in columns]
+    if not used:
+        raise UserError(f"adapters: {', '.join(chosen) or 'none'} chosen, but the data has {_listed(columns)}")
+    return {m: build(config["adapters"][m], key=f"adapters.{m}") for m in used}
+
+
+def open_source(source: Source, adapters: Mapping[str, nn.Module]) -> Data:
+    """Read every file once, then fit on the training split: adapters and target."""
+    prepares = {name: adapter.prepare for name, adapter in adapters.items()}
+    splits = {
+        name: open_rows(rows, prepares, on_bad=source.on_bad, need_target=True)
+        for name, rows in source.splits.items()
+        if len(rows)
+    }
+    train = splits["train"]
+    for name, adapter in adapters.items():
+        present = [raw for raw in train.raws[name] if raw is not None]
+        if not present:
+            raise UserError(f"adapters.{name}: no row of the training split has any {name}; leave it out")
+        adapter.fit(present)
+    assert train.targets is not None
+    return Data(source, splits, Target.fit(source.target_kind, train.targets))
+
+
+def head_node(config: Plain, target: Target, train: Opened, *, balance: bool) -> dict[str, Any]:
+    """The head's node with what the data decides filled in, whichever way it was chosen."""
+    node = dict(config["head"])
+    cls = HEADS[target.kind]
+    chosen = node["_target_"].rpartition(".")[2]
+    if chosen == "default_head":
+        node["_target_"] = f"dxn.models.{cls.__name__}"
+    elif chosen in {head.__name__ for head in HEADS.values()} and chosen != cls.__name__:
+        kind = next(kind for kind, head in HEADS.items() if head.__name__ == chosen)
+        raise UserError(
+            f"head: {chosen} predicts {kind}, but the target is {target.kind}; set head=auto or data.kind={kind}"
+        )
+    found: dict[str, Any] = {"num_classes": len(target.names), "mean": target.mean, "std": target.std}
+    if balance and target.kind != "number":
+        assert train.targets is not None
+        found["class_weights"] = target.balanced_weights(train.targets)
+    known = inspect.signature(cls).parameters
+    return {k: v for k, v in {**node, **found}.items() if k in known or k == "_target_"}
+
+
+def build_model(config: Plain, data: Data, adapters: Mapping[str, nn.Module], *, balance: bool) -> tuple[Model, dict]:
+    """The model and the nodes it was built from, as the model folder keeps them."""
+    head = head_node(config, data.target, data.splits["train"], balance=balance)
+    fusion = {**config["fusion"], "modalities": list(adapters)}
+    model = Model(
+        adapters,
+        fusion=build(fusion, key="fusion"),
+        backbone=build(config["backbone"], key="backbone"),
+        head=build(head, key="head"),
+    )
+    if data.target.kind == "tags" and "text" not in adapters:
+        raise UserError("head: tags belong to words, but no text adapter is in use; add adapters=[text]")
+    parts = {
+        "adapters": {name: config["adapters"][name] for name in adapters},
+        "fusion": fusion,
+        "backbone": config["backbone"],
+        "head": head,
+    }
+    return model, parts
+
+
+def _listed(columns: Mapping[str, str]) -> str:
+    found = [m for m in MODALITIES if m in columns]
+    return ", ".join(found) or "no text, image or audio column"
