@@ -71,8 +71,8 @@ def digits(
     if min(num_train, num_validation, num_test) < 1:
         raise UserError(f"data: every split needs a row, got {num_train}, {num_validation} and {num_test}")
     rng = np.random.default_rng(seed)
-    bunch = load_digits()
-    pictures, labels = bunch.images / 16, bunch.target
+    flat, labels = load_digits(return_X_y=True)
+    pictures = np.asarray(flat).reshape(-1, 8, 8) / 16
     order = rng.permutation(len(labels))
     # Shares of the 1,797 pictures: a picture of one split is in no other.
     pools = dict(zip(("train", "validation", "test"), np.split(order, [1200, 1400]), strict=True))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
 
 @dataclass(frozen=True)
@@ -35,4 +35,4 @@ class Source:
     target_kind: str  # class, labels, number, tags or none
     columns: Mapping[str, str]  # what each cell was called: {"text": "title", "target": "colour"}
     notes: Sequence[str] = ()
-    on_bad: str = "error"
+    on_bad: Literal["error", "skip", "missing"] = "error"

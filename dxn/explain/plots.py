@@ -47,7 +47,7 @@ def confusion(counts: np.ndarray, labels: Sequence[str], path: Path) -> None:
     image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
     figure.colorbar(image, ax=axes, shrink=0.8, label="share of the true class")
     every = -(-k // 40)
-    ticks = np.arange(0, k, every)
+    ticks = list(range(0, k, every))
     axes.set_xticks(ticks, [labels[i] for i in ticks], rotation=90 if k > 5 else 0)
     axes.set_yticks(ticks, [labels[i] for i in ticks])
     axes.set(xlabel="predicted", ylabel="true")

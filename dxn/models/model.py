@@ -13,6 +13,12 @@ Batch = Mapping[str, Any]  # "size" int, "text", "image", "audio": dict of tenso
 class Model(nn.Module):
     """Takes built parts: adapters by modality, a fusion, the backbone and a head."""
 
+    # Parts, not a base class: what each must offer is what the methods below call.
+    adapters: Any
+    fusion: Any
+    backbone: Any
+    head: Any
+
     def __init__(self, adapters: Mapping[str, nn.Module], *, fusion: nn.Module, backbone: nn.Module, head: nn.Module):
         super().__init__()
         self.adapters = nn.ModuleDict(dict(adapters))

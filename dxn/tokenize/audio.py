@@ -264,7 +264,7 @@ class AudioAdapter(nn.Module):
         features = (batch["features"] - self.mean) / self.std
         rows = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
         features = features * rows[..., None]
-        steps = _count(lengths, self.cut[1], self.stride[1])
+        steps = _counts(lengths, self.cut[1], self.stride[1])
         x = self._stem(features, lengths) if self.stem is not None else self.proj(self._cells(features))
         x = x + self._positions(x.shape[1], x.device)
         mask = torch.arange(x.shape[1], device=x.device) < steps[:, None]
@@ -280,7 +280,7 @@ class AudioAdapter(nn.Module):
 
     def _cells(self, features: Tensor) -> Tensor:
         """(B, T, F) to (B, t, f, cut), what is over at the end filled up with zeros."""
-        steps = int(_count(features.shape[1], self.cut[1], self.stride[1]))
+        steps = _count(features.shape[1], self.cut[1], self.stride[1])
         need_f = (self.bands - 1) * self.stride[0] + self.cut[0]
         need_t = (steps - 1) * self.stride[1] + self.cut[1]
         x = F.pad(features, (0, need_f - features.shape[2], 0, need_t - features.shape[1]))
@@ -321,8 +321,11 @@ def _pair(size: int | Sequence[int]) -> tuple[int, int]:
     return pair
 
 
-def _count(length, cut: int, stride: int):
-    """Tokens that it takes to see every one of `length` steps: an int, or a tensor of them."""
-    if isinstance(length, Tensor):
-        return ((length - cut).clamp(min=0) + stride - 1) // stride + 1
+def _count(length: int, cut: int, stride: int) -> int:
+    """Tokens that it takes to see every one of `length` steps."""
     return (max(length - cut, 0) + stride - 1) // stride + 1
+
+
+def _counts(lengths: Tensor, cut: int, stride: int) -> Tensor:
+    """`_count` of each length."""
+    return ((lengths - cut).clamp(min=0) + stride - 1) // stride + 1

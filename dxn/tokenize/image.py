@@ -213,12 +213,13 @@ class ImageAdapter(nn.Module):
 
     def fit(self, raws: Iterable[Tensor]) -> ImageAdapter:
         """Mean and standard deviation of each channel over up to 1,000 pictures of the training split."""
-        sums = [(_moments(raw.float().flatten(1) / 255), raw[0].numel()) for raw in islice(raws, 1000)]
-        count = sum(n for _, n in sums)
+        pixels = [raw.flatten(1) for raw in islice(raws, 1000)]
+        count = sum(p.shape[1] for p in pixels)
         if count:
-            mean = sum(m[0] for m, _ in sums) / count
+            total, squares = torch.stack([_moments(p.double() / 255) for p in pixels]).sum(0)
+            mean = total / count
             self.mean.copy_(mean)
-            self.std.copy_((sum(m[1] for m, _ in sums) / count - mean**2).clamp(min=1e-6).sqrt())
+            self.std.copy_((squares / count - mean**2).clamp(min=1e-6).sqrt())
         return self
 
     def save(self, folder: Path) -> None:

@@ -162,7 +162,7 @@ class TextPrepare:
 
     def _ways_to_halve(self, token: int) -> list[tuple[int, int, int]]:
         piece = self.tokenizer.id_to_token(token)
-        if token < len(SPECIALS):
+        if piece is None or token < len(SPECIALS):
             return []
         inside = "##" if self.tokenizer.token_to_id("##" + piece[-1]) is not None else ""
         body = piece.removeprefix(inside) if inside else piece
@@ -233,7 +233,8 @@ class TextAdapter(nn.Module):
         token_mask: float = 0.0,
     ):
         super().__init__()
-        self.dim, self.subwords, self.vocab_size, self.lowercase = dim, subwords, vocab_size, lowercase
+        self.dim, self.vocab_size, self.lowercase = dim, vocab_size, lowercase
+        self.subwords: Subwords = subwords
         self.embedding, self.frozen = embedding, frozen
         if conv_kernel and conv_kernel % 2 == 0:
             raise ValueError(f"conv_kernel must be odd, or 0 for none, got {conv_kernel}")

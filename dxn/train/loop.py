@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 import time
+import typing
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -96,7 +97,7 @@ class Trainer:
         self.balance, self.num_workers, self.overfit = balance, num_workers, overfit
         self.log_every, self.checkpoint_every = log_every, checkpoint_every
         AcceleratorState._reset_state(reset_partial_state=True)  # a sweep trains more than once in this process
-        where = PartialState(cpu=device == "cpu").device
+        where = torch.device(PartialState(cpu=device == "cpu").device or "cpu")
         self.bf16, self.precision_note = choose(precision, where)
         self.accelerator = Accelerator(cpu=device == "cpu", mixed_precision="bf16" if self.bf16 else "no")
         self.device = self.accelerator.device
@@ -144,7 +145,7 @@ class Run:
         self.bases = [group["lr"] for group in optimizer.param_groups]
         model.to(settings.device)
         accelerator = settings.accelerator
-        self.wrapped, self.optimizer = accelerator.prepare(model, optimizer)
+        self.wrapped, self.optimizer = typing.cast("tuple[Any, Any]", accelerator.prepare(model, optimizer))
         shard = (accelerator.process_index, accelerator.num_processes)
         self.order = BatchOrder(train, settings.batch_size, seed=settings.seed, shuffle=True, shard=shard)
         self.loader = make_loader(self.order, num_workers=settings.num_workers)

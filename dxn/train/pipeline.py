@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
-
 from dxn.config import build
 from dxn.data.rows import Source
 from dxn.data.samples import Opened, open_rows
@@ -30,7 +28,7 @@ class Data:
     target: Target
 
 
-def build_adapters(config: Plain, columns: Mapping[str, str]) -> dict[str, nn.Module]:
+def build_adapters(config: Plain, columns: Mapping[str, str]) -> dict[str, Any]:
     """The adapters, not yet fitted, of the modalities that are in the data and in the configuration."""
     chosen = [m for m in MODALITIES if "_target_" in (config["adapters"].get(m) or {})]
     used = [m for m in chosen if m in columns]
@@ -39,7 +37,7 @@ def build_adapters(config: Plain, columns: Mapping[str, str]) -> dict[str, nn.Mo
     return {m: build(config["adapters"][m], key=f"adapters.{m}") for m in used}
 
 
-def open_source(source: Source, adapters: Mapping[str, nn.Module]) -> Data:
+def open_source(source: Source, adapters: Mapping[str, Any]) -> Data:
     """Read every file once, then fit on the training split: adapters and target."""
     prepares = {name: adapter.prepare for name, adapter in adapters.items()}
     splits = {
@@ -77,7 +75,7 @@ def head_node(config: Plain, target: Target, train: Opened, *, balance: bool) ->
     return {k: v for k, v in {**node, **found}.items() if k in known or k == "_target_"}
 
 
-def build_model(config: Plain, data: Data, adapters: Mapping[str, nn.Module], *, balance: bool) -> tuple[Model, dict]:
+def build_model(config: Plain, data: Data, adapters: Mapping[str, Any], *, balance: bool) -> tuple[Model, dict]:
     """The model and the nodes it was built from, as the model folder keeps them."""
     head = head_node(config, data.target, data.splits["train"], balance=balance)
     fusion = {**config["fusion"], "modalities": list(adapters)}

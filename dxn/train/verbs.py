@@ -23,7 +23,7 @@ from dxn.models import count_parameters
 from dxn.tokenize import BadMedia
 from dxn.tokens import join
 from dxn.train import bundle, report
-from dxn.train.evaluate import figures, subsets
+from dxn.train.evaluate import Predictions, figures, subsets
 from dxn.train.loop import Trainer
 from dxn.train.pipeline import build_adapters, build_model, open_source
 from dxn.train.progress import duration
@@ -150,15 +150,18 @@ def evaluate_subsets(
     """Figures with every set of modalities ("all" last), printed; predictions.csv and plots/ for all of them."""
     everything = tuple(m for m in predictor.modalities if m in opened.raws)
     results: dict[str, dict[str, float]] = {}
+    found: dict[str, tuple[Samples, Predictions]] = {}
     for subset in shown or subsets(everything) or [everything]:
         if unknown := set(subset) - set(everything):
             raise UserError(f"only: the data and the model share {', '.join(everything)}, got {', '.join(unknown)}")
         samples = Samples(opened, predictor.prepares, target=predictor.target, only=subset)
-        if not len(samples):
-            continue
-        predictions = predictor.run(samples, batch_size=batch_size)
-        name = "all" if subset == everything else "+".join(subset)
-        results[name] = figures(predictions, samples, predictor.target)
+        if len(samples):
+            name = "all" if subset == everything else "+".join(subset)
+            found[name] = samples, predictor.run(samples, batch_size=batch_size)
+            results[name] = figures(found[name][1], samples, predictor.target)
+    if not found:
+        raise UserError(f"only: no row of {split} has any of {shown}")
+    samples, predictions = found[list(found)[-1]]
     answers = [predictor.answer(p) for p in predictions.predicted]
     report.write_predictions(folder / "predictions.csv", predictions, samples, predictor.target, answers)
     report.draw(folder / "plots", predictions, samples, predictor.target, results)
@@ -195,7 +198,7 @@ def tokenize(config: Config) -> int:
     raws = _raw_inputs(c)
     torch.manual_seed(c["seed"])
     if c["run"]:
-        adapters: Mapping[str, Any] = bundle.load(c["run"]).model.adapters
+        adapters: Any = bundle.load(c["run"]).model.adapters
     else:
         adapters = build_adapters(c, raws)
     parts = []
