@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+WRITTEN_OUT = 1024  # keys up to which bf16 scores are held in memory on a CPU
 BackbonePosition = Literal["none", "rotary", "alibi"]
 
 
@@ -26,10 +27,25 @@ class Attention(nn.Module):
         q, k, v = rearrange(self.qkv(x), "b n (qkv h d) -> qkv b h n d", qkv=3, h=self.num_heads)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        if bias is not None and bias.dtype != torch.bool:
-            bias = bias.to(q.dtype)
-        out = F.scaled_dot_product_attention(q, k, v, attn_mask=bias, dropout_p=self.dropout if self.training else 0.0)
+        out = attend(q, k, v, bias, dropout=self.dropout if self.training else 0.0)
         return self.proj(rearrange(out, "b h n d -> b n (h d)"))
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, *, dropout: float = 0.0) -> Tensor:
+    """softmax(query key^T / sqrt(d) + bias) value (arXiv:1706.03762, eq. 1).
+
+    query (..., M, d), key and value (..., N, d) to (..., M, d); bias broadcasts to (..., M, N): bool, True where
+    a key may be read, or a number added to the score.
+    """
+    if bias is not None and bias.dtype != torch.bool:
+        bias = bias.to(query.dtype)
+    if query.device.type != "cpu" or query.dtype != torch.bfloat16 or key.shape[-2] > WRITTEN_OUT:
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+    # torch's fused kernel is 3 to 6 times slower than two plain products here: benchmarks/attention.py
+    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
+    if bias is not None:
+        scores = scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
+    return F.dropout(scores.softmax(-1), dropout) @ value
 
 
 def attention_bias(mask: Tensor, *, causal: bool = False, slopes: Tensor | None = None) -> Tensor | None:
