@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from sklearn.datasets import load_digits
 
@@ -58,7 +60,7 @@ def digits(
     missing: float = 0.0,
     seed: int = 0,
 ) -> Source:
-    """Three views of a digit: image (8, 8) uint8, audio (samples, 8000), text. Every array follows from seed.
+    """Three views of a digit: image uint8 (8, 8), audio (float32 (T,), 8000), text. Every array follows from seed.
 
     Args:
         num_train: rows of the training split.
@@ -67,12 +69,18 @@ def digits(
         spoil: strength of noise, occlusion and typing errors; 0 for clean views.
         missing: probability that a row lacks a view, never all three.
         seed: of everything random.
+
+    Raises UserError for a split without a row, missing outside [0, 1) and a negative spoil.
     """
     if min(num_train, num_validation, num_test) < 1:
         raise UserError(f"data: every split needs a row, got {num_train}, {num_validation} and {num_test}")
+    if not 0 <= missing < 1:
+        raise UserError(f"data.missing must be from 0 to below 1, got {missing}")
+    if spoil < 0:
+        raise UserError(f"data.spoil must be 0 (clean) or more, got {spoil}")
     rng = np.random.default_rng(seed)
     flat, labels = load_digits(return_X_y=True)
-    pictures = np.asarray(flat).reshape(-1, 8, 8) / 16
+    pictures, labels = np.asarray(flat).reshape(-1, 8, 8) / 16, np.asarray(labels)
     order = rng.permutation(len(labels))
     # Shares of the 1,797 pictures: a picture of one split is in no other.
     pools = dict(zip(("train", "validation", "test"), np.split(order, [1200, 1400]), strict=True))
@@ -85,19 +93,22 @@ def digits(
     return Source(splits, "class", columns, ["made on the spot, each view spoiled so that none is enough alone"])
 
 
-def _rows(rng: np.random.Generator, pictures, labels, count: int, *, spoil: float, missing: float) -> Rows:
+def _rows(
+    rng: np.random.Generator, pictures: np.ndarray, labels: np.ndarray, count: int, *, spoil: float, missing: float
+) -> Rows:
+    """count rows of these pictures; one is used again only after all the others, spoiled anew."""
     picks = np.concatenate([rng.permutation(len(labels)) for _ in range(-(-count // len(labels)))])[:count]
-    cells: dict[str, list] = {"text": [], "image": [], "audio": [], "target": []}
+    cells: dict[str, list[Any]] = {"text": [], "image": [], "audio": [], "target": []}
     for pick in picks:
         digit = int(labels[pick])
-        views = {
+        views: dict[str, Any] = {
             "text": _spell(rng, digit, spoil),
             "image": _smudge(rng, pictures[pick], spoil),
             "audio": (dial(rng, digit, spoil), RATE),
         }
-        gone = [name for name in views if rng.random() < missing]
+        gone = [name for name in rng.permutation(list(views)) if rng.random() < missing]
         for name in gone[: len(views) - 1]:
-            views[name] = None  # pyright: ignore[reportArgumentType]
+            views[name] = None
         for name, value in {**views, "target": str(digit)}.items():
             cells[name].append(value)
     return Rows(cells, [f"digits row {i + 1}" for i in range(count)])
@@ -118,7 +129,7 @@ def dial(rng: np.random.Generator, digit: int, spoil: float = 1.0) -> np.ndarray
 
 def _smudge(rng: np.random.Generator, picture: np.ndarray, spoil: float) -> np.ndarray:
     """uint8 (8, 8): low contrast, noise and a blot of half the height or width."""
-    picture = picture * (1 - rng.uniform(0.3, 0.6) * min(spoil, 1.0)) + 0.2 * spoil * rng.standard_normal((8, 8))
+    picture = picture * (1 - rng.uniform(0.3, 0.6) * min(spoil, 1.0)) + 0.15 * spoil * rng.standard_normal((8, 8))
     if spoil:
         top, left = rng.integers(0, 5, 2)
         picture[top : top + 4, left : left + 4] = rng.random()
@@ -127,7 +138,7 @@ def _smudge(rng: np.random.Generator, picture: np.ndarray, spoil: float) -> np.n
 
 def _spell(rng: np.random.Generator, digit: int, spoil: float) -> str:
     word = WORDS[str(rng.choice(list(WORDS)))].split()[digit]
-    for _ in range(rng.poisson(spoil * 0.6 * len(word))):
+    for _ in range(rng.poisson(spoil * 0.55 * len(word))):
         word = _mistype(rng, word)
     return word
 

@@ -10,11 +10,11 @@ from torch import Tensor, nn
 from dxn.models.backbone import Backbone
 from dxn.tokens import Span, Tokens, check_columns, join
 
-Pool = Literal["mean", "cls", "attention"]
+Pool = Literal["mean", "max", "cls", "attention"]
 
 
 class Pooling(nn.Module):
-    """One vector a sample out of its real tokens: their mean, the class token's, or a learned query's."""
+    """One vector a sample out of its real tokens: their mean, their maximum, the class token's, or a learned weighting."""
 
     def __init__(self, kind: Pool, dim: int):
         super().__init__()
@@ -39,6 +39,9 @@ class Pooling(nn.Module):
         """x (B, N, D) and mask (B, N) to (B, D); zero for a sample without a real token."""
         if self.kind == "cls":
             return x[:, 0]
+        if self.kind == "max":
+            lowest = x.masked_fill(~mask[..., None], torch.finfo(x.dtype).min).amax(1)
+            return lowest.masked_fill(~mask.any(1, keepdim=True), 0)
         weight = mask.to(x.dtype)
         if self.kind == "attention":
             score = self.score(x).squeeze(-1).float().masked_fill(~mask, -1e9)
@@ -53,7 +56,7 @@ class EarlyFusion(nn.Module):
     Args:
         dim: width D of a token.
         modalities: names that get a vector added to each of their columns.
-        pool: mean of the tokens, cls (a token of its own) or attention (a learned weighting).
+        pool: mean or max of the tokens, cls (a token of its own) or attention (a learned weighting).
     """
 
     def __init__(self, dim: int = 128, *, modalities: Sequence[str] = (), pool: Pool = "mean"):
@@ -75,7 +78,7 @@ class LateFusion(nn.Module):
     Args:
         dim: width D of a token.
         modalities: names that get a vector added to each of their columns.
-        pool: how each modality's tokens become one vector: mean, cls or attention.
+        pool: how each modality's tokens become one vector: mean, max, cls or attention.
     """
 
     def __init__(self, dim: int = 128, *, modalities: Sequence[str] = (), pool: Pool = "mean"):
@@ -102,7 +105,7 @@ class BottleneckFusion(nn.Module):
     Args:
         dim: width D of a token.
         modalities: names that get a vector added to each of their columns.
-        pool: mean of the tokens, cls (a token of each modality's own) or attention.
+        pool: mean or max of the tokens, cls (a token of each modality's own) or attention.
         num_tokens: shared tokens.
         start: block from which they pass; the blocks before see one modality alone.
     """

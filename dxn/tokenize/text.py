@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Literal
 
 import torch
+import torch.nn.functional as F
 from einops import rearrange, repeat
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers, processors, trainers
@@ -201,7 +202,7 @@ class TextAdapter(nn.Module):
         ngrams: lengths of runs of subwords that get a hashed vector of their own (arXiv:1607.01759, 2).
         ngram_buckets: rows of the table the runs are hashed into.
         ngram_columns: give the runs columns of their own instead of adding them to their last subword's.
-        conv_kernel: width of a depthwise convolution over neighbouring tokens, 0 for none.
+        conv_kernel: width of a convolution over neighbouring tokens, added to them; 0 for none.
         dropout: of the embedded columns, in training.
         subword_dropout: probability that a subword is split in two shorter ones, in training.
         token_dropout: probability that a token is left out, in training.
@@ -254,7 +255,7 @@ class TextAdapter(nn.Module):
         self.ngram_table = nn.Embedding(ngram_buckets, dim) if ngrams else None
         if self.ngram_table is not None:
             nn.init.normal_(self.ngram_table.weight, std=0.02)
-        self.conv = nn.Conv1d(dim, dim, conv_kernel, padding=conv_kernel // 2, groups=dim) if conv_kernel else None
+        self.conv = nn.Conv1d(dim, dim, conv_kernel, padding=conv_kernel // 2) if conv_kernel else None
         self.dropout = nn.Dropout(dropout)
         if tokenizer is not None:
             self.use(load_tokenizer(tokenizer))
@@ -308,7 +309,7 @@ class TextAdapter(nn.Module):
             x = x + sum(grams)
         if self.conv is not None:
             inside = mask[..., None]
-            x = x + rearrange(self.conv(rearrange(x * inside, "b n d -> b d n")), "b d n -> b n d")
+            x = x + F.gelu(rearrange(self.conv(rearrange(x * inside, "b n d -> b d n")), "b d n -> b n d"))
         x = x + self.position(x.shape[1], x.device)
         if self.ngram_columns and grams:
             x, mask, places = self._with_columns(x, mask, places, grams)
@@ -319,7 +320,7 @@ class TextAdapter(nn.Module):
         assert self.ngram_table is not None
         code = torch.full_like(ids, n)
         for back in range(n):
-            shifted = torch.nn.functional.pad(ids, (back, 0))[:, : ids.shape[1]]
+            shifted = F.pad(ids, (back, 0))[:, : ids.shape[1]]
             code = (code * 1_000_003 + shifted) % 2_147_483_647
         return self.ngram_table(code % self.ngram_table.num_embeddings)
 
