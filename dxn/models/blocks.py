@@ -39,7 +39,7 @@ class Mlp(nn.Module):
         self.gated = mlp == "swiglu"
         self.up = nn.Linear(dim, hidden * (2 if self.gated else 1), bias=bias)
         self.down = nn.Linear(hidden, dim, bias=bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) to (..., D)."""
@@ -50,6 +50,30 @@ class Mlp(nn.Module):
         else:
             x = F.gelu(x)
         return self.down(self.dropout(x))
+
+
+class Dropout(nn.Module):
+    """In training, clears each number with probability `rate` and scales the rest (arXiv:1207.0580).
+
+    A random byte decides each number, eight to a draw, which is several times as fast on a CPU as torch's own
+    dropout; the rate is rounded to a 256th, and what is left is scaled by the rounded rate.
+    """
+
+    def __init__(self, rate: float):
+        super().__init__()
+        if not 0 <= rate < 1:
+            raise ValueError(f"dropout must be at least 0 and under 1, got {rate}")
+        self.rate, self.cleared = rate, round(rate * 256)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (...) to the same shape."""
+        if not self.training or not self.cleared:
+            return x
+        if x.device.type != "cpu":
+            return F.dropout(x, self.rate)
+        draws = torch.empty((x.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
+        keep = draws.view(torch.uint8)[: x.numel()].view(x.shape) >= self.cleared
+        return x * (keep.to(x.dtype) * (256 / (256 - self.cleared)))
 
 
 class DropPath(nn.Module):
@@ -90,7 +114,7 @@ class Block(nn.Module):
         self.attn = Attention(dim, num_heads=num_heads, dropout=attn_dropout, bias=bias)
         self.mlp_norm = make_norm(norm, dim)
         self.mlp = Mlp(dim, mlp_ratio=mlp_ratio, mlp=mlp, dropout=dropout, bias=bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor, bias: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:

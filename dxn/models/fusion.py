@@ -14,7 +14,7 @@ Pool = Literal["mean", "max", "cls", "attention"]
 
 
 class Pooling(nn.Module):
-    """One vector a sample out of its real tokens: their mean, their maximum, the class token's, or a learned weighting."""
+    """One vector a sample out of its real tokens: mean, maximum, the class token's or a learned weighting."""
 
     def __init__(self, kind: Pool, dim: int):
         super().__init__()
