@@ -1,5 +1,9 @@
 """Warnings are errors, and so is randomness that a test did not ask for."""
 
+import os
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow a shared machine down
+
 import pytest
 import torch
 
@@ -7,4 +11,3 @@ import torch
 @pytest.fixture(autouse=True)
 def _seeded():
     torch.manual_seed(0)
-    torch.set_num_threads(2)

@@ -83,7 +83,7 @@ def digits(
     pictures, labels = np.asarray(flat).reshape(-1, 8, 8) / 16, np.asarray(labels)
     order = rng.permutation(len(labels))
     # Shares of the 1,797 pictures: a picture of one split is in no other.
-    pools = dict(zip(("train", "validation", "test"), np.split(order, [1200, 1400]), strict=True))
+    pools = dict(zip(("train", "validation", "test"), np.split(order, [1300, 1400]), strict=True))
     counts = {"train": num_train, "validation": num_validation, "test": num_test}
     splits = {
         name: _rows(rng, pictures[pool], labels[pool], counts[name], spoil=spoil, missing=missing)
@@ -124,7 +124,8 @@ def dial(rng: np.random.Generator, digit: int, spoil: float = 1.0) -> np.ndarray
     before, after = rng.integers(0, 800, 2)
     sound = np.concatenate([np.zeros(before), level * tone, np.zeros(after)])
     noise = spoil * level * 10 ** rng.uniform(0.35, 1.05)
-    return (0.1 * (sound + noise * rng.standard_normal(len(sound)))).astype(np.float32)
+    loud = sound + noise * rng.standard_normal(len(sound))
+    return (0.05 * loud).clip(-1, 1).astype(np.float32)
 
 
 def _smudge(rng: np.random.Generator, picture: np.ndarray, spoil: float) -> np.ndarray:

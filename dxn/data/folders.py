@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import lzma
 import tarfile
 import zipfile
+import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path, PurePosixPath
+from pathlib import Path
 
 from dxn.data.rows import Rows, Source
 from dxn.data.samples import OnBad
-from dxn.data.splits import NAMES
-from dxn.data.tables import IMAGES, SOUNDS, complete_splits
+from dxn.data.splits import NAMES, complete
+from dxn.data.tables import IMAGES, SOUNDS
 from dxn.errors import UserError
 
-Member = tuple[PurePosixPath, str | bytes]  # path inside, and what media reads
+Member = tuple[tuple[str, ...], str | bytes]  # its folders and name, and what tokenize.media reads
+DAMAGE = (tarfile.TarError, zipfile.BadZipFile, EOFError, OSError, RuntimeError, zlib.error, lzma.LZMAError)
 
 
 def folder(
@@ -28,25 +33,35 @@ def folder(
         seed: of the drawn splits.
     """
     place = Path(path)
-    members = sorted(_members(place), key=lambda m: m[0])
-    media = [(name, source) for name, source in members if name.suffix.lower() in (*IMAGES, *SOUNDS)]
-    kinds = {"image" if name.suffix.lower() in IMAGES else "audio" for name, _ in media}
+    members = sorted((m for m in _members(place) if not _hidden(m[0])), key=lambda member: member[0])
+    media = [m for m in members if m[0][-1].lower().endswith((*IMAGES, *SOUNDS))]
+    kinds = {"image" if name[-1].lower().endswith(IMAGES) else "audio" for name, _ in media}
     if len(kinds) != 1:
         found = "pictures and sounds" if kinds else f"neither ({len(members)} other files)"
         raise UserError(f"{place}: must hold pictures or sounds, got {found}; for both, write a table of their paths")
     notes = [f"not used: {len(members) - len(media)} files of other kinds"] if len(members) > len(media) else []
-    media = _without_common_root(media)
-    by_split: dict[str, list[tuple[str, str, str | bytes]]] = {}
-    for name, source in media:
-        split, label = _split_and_label(name, place)
-        by_split.setdefault(split, []).append((str(name), label, source))
-    if "all" in by_split and len(by_split) > 1:
-        stray = by_split["all"][0][0]
-        raise UserError(f"{place}: {stray} is in none of train, validation and test, but such folders are there")
     kind = kinds.pop()
-    splits = {name: _rows(kind, found) for name, found in by_split.items()}
-    splits = complete_splits(splits, fractions, seed, notes, drawn="all" in splits)
+    splits = {name: _rows(kind, found) for name, found in _by_split(_without_common_root(media), place).items()}
+    splits = complete(splits, fractions, seed=seed, notes=notes)
     return Source(splits, "class", {kind: "files", "target": "folder"}, notes, on_bad)
+
+
+def _by_split(media: Sequence[Member], place: Path) -> dict[str, list[tuple[str, str, str | bytes]]]:
+    """(name, class, source) by split, or all of them under "all"."""
+    found: dict[str, list[tuple[str, str, str | bytes]]] = {}
+    for name, source in media:
+        split = NAMES.get(name[0].lower(), "all") if len(name) > 1 else "all"
+        folders = name[:-1] if split == "all" else name[1:-1]
+        if not folders:
+            shown = "/".join(name)
+            raise UserError(
+                f"{place}: {shown} is in no class's folder; put each file in a folder named after its class"
+            )
+        found.setdefault(split, []).append(("/".join(name), folders[0], source))
+    if "all" in found and len(found) > 1:
+        stray = found["all"][0][0]
+        raise UserError(f"{place}: {stray} is in none of train, validation and test, but such folders are there")
+    return found
 
 
 def _rows(kind: str, found: Sequence[tuple[str, str, str | bytes]]) -> Rows:
@@ -57,42 +72,48 @@ def _rows(kind: str, found: Sequence[tuple[str, str, str | bytes]]) -> Rows:
 def _members(place: Path) -> Iterator[Member]:
     if place.is_dir():
         for p in place.rglob("*"):
-            name = PurePosixPath(p.relative_to(place).as_posix())
-            if p.is_file() and not _hidden(name):
-                yield name, str(p)
-    elif not place.is_file():
+            if p.is_file():
+                yield p.relative_to(place).parts, str(p)
+        return
+    if not place.is_file():
         raise UserError(f"{place}: no such folder or archive")
-    elif zipfile.is_zipfile(place):
-        with zipfile.ZipFile(place) as archive:
-            for info in archive.infolist():
-                name = PurePosixPath(info.filename)
-                if not info.is_dir() and not _hidden(name):
-                    yield name, archive.read(info)
-    elif tarfile.is_tarfile(place):
-        with tarfile.open(place) as archive:
-            for info in archive:
-                name, file = PurePosixPath(info.name), archive.extractfile(info) if info.isfile() else None
-                if file is not None and not _hidden(name):
-                    yield name, file.read()
-    else:
+    read = _zipped if zipfile.is_zipfile(place) else _tarred if tarfile.is_tarfile(place) else None
+    if read is None:
         raise UserError(f"{place}: neither a folder nor a tar or zip archive")
+    try:
+        for name, data in read(place):
+            yield _parts(name), data
+    except DAMAGE as error:
+        raise UserError(f"{place}: damaged or truncated archive ({error})") from error
 
 
-def _hidden(name: PurePosixPath) -> bool:
-    return any(part.startswith(".") for part in name.parts)
+def _zipped(place: Path) -> Iterator[tuple[str, bytes]]:
+    with zipfile.ZipFile(place) as archive:
+        for info in archive.infolist():
+            if not info.is_dir():
+                yield info.filename, archive.read(info)
 
 
-def _without_common_root(media: Sequence[Member]) -> list[Member]:
+def _tarred(place: Path) -> Iterator[tuple[str, bytes]]:
+    data = place.read_bytes()
+    if data.startswith(b"\x1f\x8b"):  # unpacked at once: half the time of seeking through it
+        data = gzip.decompress(data)
+    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
+        for info in archive:
+            if info.isfile() and (file := archive.extractfile(info)) is not None:
+                yield info.name, file.read()
+
+
+def _parts(name: str) -> tuple[str, ...]:
+    return tuple(part for part in name.split("/") if part not in ("", "."))
+
+
+def _hidden(name: Sequence[str]) -> bool:
+    return any(part.startswith((".", "__MACOSX")) for part in name)
+
+
+def _without_common_root(media: Sequence[Member]) -> Sequence[Member]:
     """Archives are often packed with one folder around everything: it says nothing."""
-    while len({name.parts[0] for name, _ in media}) == 1 and min(len(name.parts) for name, _ in media) > 2:
-        media = [(PurePosixPath(*name.parts[1:]), source) for name, source in media]
-    return list(media)
-
-
-def _split_and_label(name: PurePosixPath, place: Path) -> tuple[str, str]:
-    if len(name.parts) < 2:
-        raise UserError(f"{place}: {name} is in no class's folder; put each file in a folder named after its class")
-    split = NAMES.get(name.parts[0].lower())
-    if split is not None and len(name.parts) > 2:
-        return split, name.parts[1]
-    return "all", name.parts[0]
+    while len({name[0] for name, _ in media}) == 1 and min(len(name) for name, _ in media) > 2:
+        media = [(name[1:], source) for name, source in media]
+    return media

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
+from dxn.data.read import Table
 from dxn.data.rows import Source
 from dxn.data.samples import OnBad
 from dxn.data.splits import NAMES
-from dxn.data.tables import Kind, Table, from_tables
+from dxn.data.tables import Kind, from_tables
 from dxn.errors import UserError
 
 
@@ -42,21 +44,23 @@ def hub(
         seed: of the drawn splits.
     """
     import datasets  # takes seconds to import
+    from datasets.exceptions import DatasetsError
 
     try:
         found = datasets.load_dataset(name, config, revision=revision)
-    except (FileNotFoundError, ValueError, OSError) as error:
+    except (ValueError, OSError, DatasetsError) as error:
         raise UserError(f"data.name: {name} cannot be loaded ({' '.join(str(error).split())[:300]})") from error
-    tables = {}
-    for split, rows in found.items():
-        if (known := NAMES.get(str(split).lower())) is not None:
-            tables[known] = _table(rows, Path(f"{name}/{split}"), datasets)
-    if "train" not in tables:
+    known = {str(split): NAMES[str(split).lower()] for split in found if str(split).lower() in NAMES}
+    if "train" not in known.values():
         raise UserError(f"data.name: {name} has no training split, only {', '.join(map(str, found))}")
+    tables = {known[split]: _table(found[split], Path(name, split), datasets) for split in known}
     if list(tables) == ["train"]:
         tables = {"all": tables["train"]}
     given = {"text": text, "image": image, "audio": audio}
-    return from_tables(tables, given, target=target, kind=kind, fractions=fractions, on_bad=on_bad, seed=seed)
+    source = from_tables(tables, given, target=target, kind=kind, fractions=fractions, on_bad=on_bad, seed=seed)
+    other = [str(split) for split in found if str(split) not in known]
+    notes = [f"not used: split {', '.join(other)}"] if other else []
+    return replace(source, notes=[*source.notes, *notes])
 
 
 def _table(rows, origin: Path, datasets) -> Table:

@@ -15,7 +15,7 @@ BLUE, ORANGE, GREY = "#2b6cb0", "#dd6b20", "#718096"
 
 def new_figure(width: float, height: float) -> Figure:
     """A figure of its own, in inches, that no global state knows of."""
-    figure = Figure(figsize=(width, height), layout="constrained")
+    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
     FigureCanvasAgg(figure)
     return figure
 
@@ -24,7 +24,7 @@ def save(figure: Figure, path: Path) -> None:
     """Write a PNG."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", "Glyph .* missing")  # no font has every script; a box stands for it
-        figure.savefig(path, dpi=110)
+        figure.savefig(path)
 
 
 def curves(rows: Sequence[Mapping], path: Path) -> None:
@@ -76,9 +76,10 @@ def modality_bars(scores: Mapping[str, float], metric: str, path: Path) -> None:
     bars = axes.barh(order, [scores[n] for n in order], color=colours)
     axes.bar_label(bars, [f"{scores[n]:.3f}" for n in order], padding=3)
     low, high = min(0.0, *scores.values()), max(0.0, *scores.values())
-    room = 0.12 * (high - low or 1)  # for the value written beside the bar
+    room = 0.15 * (high - low or 1)  # for the value written beside the bar
     axes.set(xlabel=metric, xlim=(low - room if low else 0, high + room))
     axes.axvline(0, color="black", linewidth=0.8)
+    axes.tick_params(axis="y", length=0)
     axes.spines[["top", "right", "left"]].set_visible(False)
     save(figure, path)
 

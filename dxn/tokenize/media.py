@@ -90,6 +90,8 @@ def _as_tensor(source: np.ndarray | Tensor) -> Tensor:
 
 
 def _check_pixels(width: int, height: int, max_pixels: int) -> None:
+    if width * height == 0:
+        raise BadMedia("no pixels in it")
     if width * height > max_pixels:
         raise BadMedia(f"{width * height:,} pixels, more than max_pixels={max_pixels:,}")
 
@@ -183,8 +185,8 @@ def _resampler(rate: int, sample_rate: int) -> torchaudio.transforms.Resample:
     """Its filter is worked out once for each pair of rates.
 
     The filter has as many rows as the ratio's denominator. 640 holds every pair of usual rates exactly
-    (11025 to 16000 needs all of it); of an odd one, like 22255 to 16000, it is off by less than 1 in 100,000,
-    where the exact filter would take gigabytes.
+    (11025 to 16000 needs all of it); of an odd one, like 22255 to 16000, the pitch is off by less than 1 in
+    1,000, where the exact filter would take a gigabyte.
     """
     ratio = Fraction(rate, sample_rate).limit_denominator(640)
     return torchaudio.transforms.Resample(max(ratio.numerator, 1), ratio.denominator)
