@@ -16,6 +16,9 @@ check: .venv/ready ## lint, format and types
 	$(RUN)/ruff format --check .
 	$(RUN)/pyright
 
+docs: .venv/ready ## write docs/config.md anew
+	$(RUN)/python docs/reference.py
+
 format: .venv/ready
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .

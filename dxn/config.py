@@ -78,7 +78,7 @@ def compose(verb: str, overrides: Sequence[str] = (), *, conf_dir: Path = CONF) 
                 found = _key_faults(override, known, base)
                 faults += found
                 if not found:
-                    good.append(str(override.input_line))
+                    good.append(_line(override, known))
             cfg = _composed(verb, [*good_groups, *good], faults)
             if cfg is not None:
                 faults += _value_faults(cfg)
@@ -89,7 +89,7 @@ def compose(verb: str, overrides: Sequence[str] = (), *, conf_dir: Path = CONF) 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
     """Each way to choose one value of every `key=a,b`, in order: Hydra's sweep grammar (choice, range)."""
-    parsed, faults = _parse(overrides)
+    parsed, faults = _parse(overrides, sweep=True)
     if faults:
         raise UserError("\n".join(faults))
     ways = []
@@ -135,15 +135,31 @@ def groups(conf_dir: Path = CONF) -> list[str]:
     return sorted(path.name for path in conf_dir.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
 
 
-def _parse(overrides: Sequence[str]) -> tuple[list[Override], list[str]]:
+def _parse(overrides: Sequence[str], *, sweep: bool = False) -> tuple[list[Override], list[str]]:
+    """What can be parsed, and a fault for each of the rest.
+
+    A value that Hydra's grammar cannot read, or reads as a sweep where none was asked for, is taken as the text
+    it is: paths and sentences hold commas, brackets and quotes.
+    """
     parsed, faults = [], []
-    parser = OverridesParser.create()
     for line in overrides:
-        try:
-            parsed.append(parser.parse_override(line))
-        except HydraException:
-            faults.append(f"{line}: not an override; write key=value, and quote a value with spaces or = in it")
+        override = _parsed(line)
+        if override is None or (override.is_sweep_override() and not sweep):
+            key, _, value = line.partition("=")
+            escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+            override = _parsed(f'{key}="{escaped}"') if value else None
+        if override is None:
+            faults.append(f"{line}: not an override; write key=value")
+        else:
+            parsed.append(override)
     return parsed, faults
+
+
+def _parsed(line: str) -> Override | None:
+    try:
+        return OverridesParser.create().parse_override(line)
+    except HydraException:
+        return None
 
 
 def _apart(parsed: Sequence[Override], conf_dir: Path) -> tuple[list[Override], list[Override]]:
@@ -191,7 +207,13 @@ def _key_faults(override: Override, known: Sequence[str], base: DictConfig) -> l
     key = override.key_or_group
     if override.is_add() or key in known or _is_open(key, known, base):
         return []
-    return [f"{key}: no such key;{_meant(key, known)} dxn show prints them all"]
+    return [f"{key}: no such key;{_meant(key, known) or ' dxn show prints them all'}"]
+
+
+def _line(override: Override, known: Sequence[str]) -> str:
+    """As Hydra wants it: a key that is new below an empty one is added, not set."""
+    line = str(override.input_line)
+    return line if override.is_add() or override.key_or_group in known else f"+{line}"
 
 
 def _is_open(key: str, known: Sequence[str], base: DictConfig) -> bool:

@@ -62,7 +62,7 @@ def open_rows(rows: Rows, prepares: Mapping[str, Any], *, on_bad: OnBad = "error
     kept = [i for i in range(len(rows)) if i not in dropped]
     if not kept:
         raise UserError(
-            f"no row is left of {len(rows)}: the first is {rows.origin[0]}, {bad[0][1]}" if len(rows) else "no rows"
+            f"no row is left of {len(rows)}: the first is {rows.origin[0]}, {min(bad)[1]}" if len(rows) else "no rows"
         )
     return Opened(
         raws={name: [column[i] for i in kept] for name, column in raws.items()},
@@ -250,4 +250,5 @@ def make_loader(order: BatchOrder, *, num_workers: int = 0) -> DataLoader:
         collate_fn=order.samples.collate,
         num_workers=num_workers,
         persistent_workers=num_workers > 0,
+        generator=torch.Generator(),  # of its own: drawing from the global one would shift a resumed run's dropout
     )

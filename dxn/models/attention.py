@@ -16,8 +16,10 @@ class Attention(nn.Module):
 
     def __init__(self, dim: int, *, num_heads: int, dropout: float = 0.0, bias: bool = True):
         super().__init__()
-        if dim % num_heads:
+        if num_heads < 1 or dim % num_heads:
             raise ValueError(f"dim must be a multiple of num_heads, got {dim} and {num_heads}")
+        if not 0 <= dropout < 1:
+            raise ValueError(f"attn_dropout must be at least 0 and under 1, got {dropout}")
         self.num_heads, self.dropout = num_heads, dropout
         self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
         self.proj = nn.Linear(dim, dim, bias=bias)

@@ -49,9 +49,10 @@ class Backbone(nn.Module):
     ):
         super().__init__()
         self.dim, self.causal, self.checkpointing = dim, causal, checkpointing
-        if position == "rotary" and (dim // num_heads) % 2:
-            raise ValueError(f"rotary positions need an even dim / num_heads, got {dim} / {num_heads}")
-        self.head_dim = dim // num_heads if position == "rotary" else None
+        if depth < 1:
+            raise ValueError(f"depth must be at least 1, got {depth}")
+        if position not in ("none", "rotary", "alibi"):
+            raise ValueError(f"position must be none, rotary or alibi, got {position!r}")
         slopes = alibi_slopes(num_heads) if position == "alibi" else None
         self.slopes: Tensor | None
         self.register_buffer("slopes", slopes, persistent=False)
@@ -71,6 +72,9 @@ class Backbone(nn.Module):
             )
             for rate in rates
         )
+        if position == "rotary" and (dim // num_heads) % 2:
+            raise ValueError(f"rotary positions need an even dim / num_heads, got {dim} / {num_heads}")
+        self.head_dim = dim // num_heads if position == "rotary" else None
         self.norm = make_norm(norm, dim) if norm_first else nn.Identity()
         self._init_weights(depth)
 
@@ -90,10 +94,12 @@ class Backbone(nn.Module):
         return x
 
     def _init_weights(self, depth: int) -> None:
-        """Normal of 0.02, and less for what adds to the residual stream (GPT-2, 2.3)."""
+        """Normal of deviation 1 / sqrt(inputs), so that width changes no scale, and less, by the number of
+        branches, for what adds to the residual stream (GPT-2, 2.3)."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
                 last = name.endswith(("attn.proj", "mlp.down"))
-                nn.init.trunc_normal_(module.weight, std=0.02 / (2 * depth) ** 0.5 if last else 0.02)
+                std = module.in_features**-0.5
+                nn.init.trunc_normal_(module.weight, std=std / (2 * depth) ** 0.5 if last else std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)

@@ -63,7 +63,7 @@ class Dropout(nn.Module):
         super().__init__()
         if not 0 <= rate < 1:
             raise ValueError(f"dropout must be at least 0 and under 1, got {rate}")
-        self.rate, self.cleared = rate, round(rate * 256)
+        self.rate, self.cleared = rate, min(round(rate * 256), 255)
 
     def forward(self, x: Tensor) -> Tensor:
         """x (...) to the same shape."""
@@ -81,6 +81,8 @@ class DropPath(nn.Module):
 
     def __init__(self, rate: float):
         super().__init__()
+        if not 0 <= rate < 1:
+            raise ValueError(f"drop_path must be at least 0 and under 1, got {rate}")
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:

@@ -21,7 +21,7 @@ from dxn.errors import UserError
 from dxn.models import Model
 from dxn.tokens import Tokens, join
 from dxn.train.checkpoint import write_safely
-from dxn.train.evaluate import Predictions, predict
+from dxn.train.evaluate import Predictions, predict, to_device
 
 FILES = ("model.safetensors", "config.yaml", "labels.json")
 BUILDABLE = ("dxn.tokenize", "dxn.models")  # a config.yaml from elsewhere can name nothing but these
@@ -76,7 +76,10 @@ def construct(node: Mapping[str, Any]) -> Any:
     module, _, name = str(node["_target_"]).rpartition(".")
     if not any(module == allowed or module.startswith(f"{allowed}.") for allowed in BUILDABLE):
         raise UserError(f"config.yaml: {node['_target_']} is not one of dxn's own parts, it will not be run")
-    cls = getattr(importlib.import_module(module), name, None)
+    try:
+        cls = getattr(importlib.import_module(module), name, None)
+    except ModuleNotFoundError:
+        cls = None
     if not isinstance(cls, type) or cls.__module__.partition(".")[0] != "dxn":
         raise UserError(f"config.yaml: dxn has no part {node['_target_']}")
     arguments = {
@@ -114,8 +117,7 @@ class Predictor:
 
     def predict_many(self, samples: Sequence[Mapping[str, Any]], *, batch_size: int = 64) -> list[dict[str, Any]]:
         """As `predict`, for dicts of text, image, audio; any of them may lack some."""
-        opened = open_rows(self._rows(samples), self.prepares, need_target=False)
-        found = self.run(Samples(opened, self.prepares), batch_size=batch_size)
+        found = self.run(self._samples(samples), batch_size=batch_size)
         return [self.answer(p) for p in found.predicted]
 
     def run(self, samples: Samples, *, batch_size: int = 64) -> Predictions:
@@ -138,17 +140,24 @@ class Predictor:
     @torch.inference_mode()
     def tokens(self, *, text=None, image=None, audio=None) -> Tokens:
         """One sample's Tokens as the backbone gets them; `.matrix` is (1, D, N)."""
-        return join(self.model.embed(self._batch({"text": text, "image": image, "audio": audio})))
+        return self.embedded(self._samples([{"text": text, "image": image, "audio": audio}]), 0)
+
+    @torch.inference_mode()
+    def embedded(self, samples: Samples, i: int) -> Tokens:
+        """The Tokens of sample i, as the backbone gets them."""
+        return join(self.model.embed(self._batch(samples, i)))
 
     @torch.inference_mode()
     def embed(self, *, text=None, image=None, audio=None) -> Tensor:
         """One sample as one vector (D,): what the head sees."""
-        parts = self.model.embed(self._batch({"text": text, "image": image, "audio": audio}))
+        parts = self.model.embed(self._batch(self._samples([{"text": text, "image": image, "audio": audio}]), 0))
         return self.model.encode(parts)[1][0].cpu()
 
-    def _batch(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        samples = Samples(open_rows(self._rows([sample]), self.prepares, need_target=False), self.prepares)
-        return samples.collate([samples[0, 0]])
+    def _samples(self, given: Sequence[Mapping[str, Any]]) -> Samples:
+        return Samples(open_rows(self._rows(given), self.prepares, need_target=False), self.prepares)
+
+    def _batch(self, samples: Samples, i: int) -> dict[str, Any]:
+        return to_device(samples.collate([samples[0, i]]), self.device)
 
     def _rows(self, samples: Sequence[Mapping[str, Any]]) -> Rows:
         given = {name for s in samples for name, value in s.items() if value is not None}

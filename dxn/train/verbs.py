@@ -21,7 +21,7 @@ from dxn.errors import UserError
 from dxn.explain.pictures import token_picture
 from dxn.models import count_parameters
 from dxn.tokenize import BadMedia
-from dxn.tokens import join
+from dxn.tokens import Tokens, join
 from dxn.train import bundle, report
 from dxn.train.evaluate import Predictions, figures, subsets
 from dxn.train.loop import Trainer
@@ -165,6 +165,8 @@ def evaluate_subsets(
     answers = [predictor.answer(p) for p in predictions.predicted]
     report.write_predictions(folder / "predictions.csv", predictions, samples, predictor.target, answers)
     report.draw(folder / "plots", predictions, samples, predictor.target, results)
+    raws = {m: column[samples.rows[0]] for m, column in opened.raws.items()}
+    _draw_tokens(predictor.prepares, raws, predictor.embedded(samples, 0), folder / "plots" / "tokens.png")
     report.figures_table(results, predictor.target, f"{split}: {len(samples):,} rows")
     return results
 
@@ -202,26 +204,32 @@ def tokenize(config: Config) -> int:
     else:
         adapters = build_adapters(c, raws)
     parts = []
-    shown: dict[str, Any] = {}
     for name, adapter in adapters.items():
         if name not in raws:
             continue
-        raw = _read(adapter, name, raws[name])
+        raw = raws[name] = _read(adapter, name, raws[name])
         if not c["run"]:
             adapter.fit([raw])
         adapter.eval()
         with torch.inference_mode():
             tokens = adapter(adapter.prepare.collate([adapter.prepare(raw)]))
         parts.append(tokens)
-        shown[name] = (raw, adapter.prepare.sample_rate) if name == "audio" else raw
         console.print(f"{name}: {adapter.dim}×{tokens.x.shape[1]}  {adapter.describe(raw)}", markup=False)
     if not parts:
         raise UserError(f"input: the model takes {', '.join(adapters)}, got {', '.join(raws)}")
     joined = join(parts)
     console.print(f"matrix: {joined.x.shape[2]}×{joined.x.shape[1]}, a column a token")
-    token_picture(shown, joined, Path(c["output"]))
+    _draw_tokens({name: adapter.prepare for name, adapter in adapters.items()}, raws, joined, Path(c["output"]))
     console.print(f"picture: {c['output']}", markup=False)
     return 0
+
+
+def _draw_tokens(prepares: Mapping[str, Any], raws: Mapping[str, Any], tokens: Tokens, path: Path) -> None:
+    """One sample's raw inputs, read already, with its tokens."""
+    shown = {name: raw for name, raw in raws.items() if raw is not None and name in prepares}
+    if "audio" in shown:
+        shown["audio"] = shown["audio"], prepares["audio"].sample_rate
+    token_picture(shown, tokens, path)
 
 
 def check(config: Config) -> int:
