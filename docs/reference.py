@@ -97,7 +97,8 @@ def _nested(key: str, node: dict) -> list[str]:
 def _arguments(doc: str) -> dict[str, str]:
     """The Args section of a docstring by name."""
     section = doc.partition("Args:\n")[2].partition("\n\n")[0]
-    return {name: text.strip() for name, text in re.findall(r"^ +(\w+): (.+)$", section, re.M)}
+    entries = re.findall(r"^    (\w+): (.+(?:\n     .+)*)$", section, re.M)
+    return {name: " ".join(text.split()) for name, text in entries}
 
 
 def _object(target: str):

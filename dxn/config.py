@@ -66,6 +66,8 @@ def compose(verb: str, overrides: Sequence[str] = (), *, conf_dir: Path = CONF) 
     with initialize_config_dir(str(conf_dir.absolute()), version_base="1.3"):
         good_groups = []
         for override in groups:
+            if override.value() is None and f"{override.key_or_group}: null" in (conf_dir / f"{verb}.yaml").read_text():
+                continue  # experiment=null asks for what is so anyway
             found = _group_faults(override, conf_dir)
             faults += found
             if not found:
@@ -176,7 +178,7 @@ def _group_faults(override: Override, conf_dir: Path) -> list[str]:
     return [
         f"{name}={v}: no such option;{_meant(str(v), available)} options: {', '.join(available)}"
         for v in chosen
-        if v is not None and str(v) not in available
+        if str(v) not in available
     ]
 
 

@@ -16,6 +16,7 @@ TABLE = ["data=table", "data.path=x.csv"]
         (["adapters.text.tokens=patches"], "adapters.text.tokens: no such key; did you mean adapters.audio.tokens?"),
         (["backbone=tny"], "backbone=tny: no such option; did you mean tiny? options: base, nano, small, tiny"),
         (["adapters=[text,video]"], "adapters=video: no such option; options: audio, image, text"),
+        (["optimizer=null"], "optimizer=None: no such option; options: adamw"),
         (["optimizer.lr=fast"], "optimizer.lr: must be a number, got 'fast'"),
         (["trainer.epochs=1.5"], "trainer.epochs: must be a whole number, got 1.5"),
         (["trainer.balance=3"], "trainer.balance: must be true or false, got 3"),
@@ -32,6 +33,10 @@ def test_a_wrong_override_is_named_with_what_was_meant(overrides, message):
     with pytest.raises(UserError) as error:
         compose("train", overrides)
     assert message in str(error.value).splitlines()
+
+
+def test_an_optional_group_may_be_left_out_by_name():
+    assert compose("train", ["debug=null", "experiment=null"]).plain() == compose("train").plain()
 
 
 def test_all_faults_are_listed_at_once():

@@ -77,10 +77,10 @@ def _members(place: Path) -> Iterator[Member]:
         return
     if not place.is_file():
         raise UserError(f"{place}: no such folder or archive")
-    read = _zipped if zipfile.is_zipfile(place) else _tarred if tarfile.is_tarfile(place) else None
-    if read is None:
-        raise UserError(f"{place}: neither a folder nor a tar or zip archive")
     try:
+        read = _zipped if zipfile.is_zipfile(place) else _tarred if tarfile.is_tarfile(place) else None
+        if read is None:
+            raise UserError(f"{place}: neither a folder nor a tar or zip archive")
         for name, data in read(place):
             yield _parts(name), data
     except DAMAGE as error:
@@ -102,6 +102,11 @@ def _tarred(place: Path) -> Iterator[tuple[str, bytes]]:
         for info in archive:
             if info.isfile() and (file := archive.extractfile(info)) is not None:
                 yield info.name, file.read()
+        # tarfile takes a damaged header, or the end of the file, for the end of the archive; that is a zero block.
+        if archive.fileobj is not None:
+            archive.fileobj.seek(archive.offset)
+            if archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+                raise tarfile.ReadError(f"it breaks off at byte {archive.offset:,}")
 
 
 def _parts(name: str) -> tuple[str, ...]:
@@ -113,7 +118,9 @@ def _hidden(name: Sequence[str]) -> bool:
 
 
 def _without_common_root(media: Sequence[Member]) -> Sequence[Member]:
-    """Archives are often packed with one folder around everything: it says nothing."""
+    """Archives are often packed with one folder around everything: it says nothing, unless it is called train."""
     while len({name[0] for name, _ in media}) == 1 and min(len(name) for name, _ in media) > 2:
+        if media[0][0][0].lower() in NAMES:
+            break
         media = [(name[1:], source) for name, source in media]
     return media

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from dxn.data.read import Table
+from dxn.data.read import Table, blank
 from dxn.data.rows import Source
 from dxn.data.samples import OnBad
 from dxn.data.splits import NAMES
@@ -44,12 +44,14 @@ def hub(
         seed: of the drawn splits.
     """
     import datasets  # takes seconds to import
-    from datasets.exceptions import DatasetsError
+    from datasets.exceptions import DatasetGenerationError, DatasetsError
 
     try:
         found = datasets.load_dataset(name, config, revision=revision)
     except (ValueError, OSError, DatasetsError) as error:
-        raise UserError(f"data.name: {name} cannot be loaded ({' '.join(str(error).split())[:300]})") from error
+        # A DatasetGenerationError itself only says that there was an error.
+        reason = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
+        raise UserError(f"data.name: {name} cannot be loaded ({' '.join(str(reason).split())[:300]})") from error
     known = {str(split): NAMES[str(split).lower()] for split in found if str(split).lower() in NAMES}
     if "train" not in known.values():
         raise UserError(f"data.name: {name} has no training split, only {', '.join(map(str, found))}")
@@ -75,5 +77,6 @@ def _table(rows, origin: Path, datasets) -> Table:
             columns[name] = [v and [feature.feature.int2str(x) for x in v] for v in rows[name]]
         else:
             columns[name] = list(rows[name])
+    columns = {name: [blank(v) for v in values] for name, values in columns.items()}
     count = len(rows)
     return Table(columns, [origin] * count, list(range(1, count + 1)))

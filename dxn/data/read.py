@@ -87,7 +87,7 @@ def _read_csv(path: Path, sep: str) -> Table:
                 lines.append(number)
     except csv.Error as error:
         raise UserError(f"{path} after row {number}: not a CSV that can be read ({error})") from error
-    columns = {name: [_blank(row[i]) for row in rows] for i, name in enumerate(header)}
+    columns = {name: [blank(row[i]) for row in rows] for i, name in enumerate(header)}
     return Table(columns, [path] * len(rows), lines)
 
 
@@ -121,7 +121,7 @@ def _read_jsonl(path: Path) -> Table:
         rows.append(row)
         lines.append(number)
     names = dict.fromkeys(name for row in rows for name in row)
-    return Table({n: [_blank(row.get(n)) for row in rows] for n in names}, [path] * len(rows), lines)
+    return Table({n: [blank(row.get(n)) for row in rows] for n in names}, [path] * len(rows), lines)
 
 
 def _read_parquet(path: Path) -> Table:
@@ -129,7 +129,7 @@ def _read_parquet(path: Path) -> Table:
         found = pyarrow.parquet.read_table(path).to_pydict()
     except (pyarrow.ArrowException, OSError) as error:
         raise UserError(f"{path}: not a Parquet file that can be read ({str(error).splitlines()[0]})") from error
-    columns = {name: [_blank(_file(v)) for v in values] for name, values in found.items()}
+    columns = {name: [blank(_file(v)) for v in values] for name, values in found.items()}
     count = len(next(iter(columns.values()), []))
     return Table(columns, [path] * count, list(range(1, count + 1)))
 
@@ -150,7 +150,7 @@ def _utf8(path: Path) -> str:
         raise UserError(f"{path} line {line}: not UTF-8 ({error.reason}); save the file as UTF-8") from error
 
 
-def _blank(value: Any) -> Any:
+def blank(value: Any) -> Any:
     """None for what stands for nothing: an empty or blank cell, and NaN, with which pandas marks one."""
     blank = not value.strip() if isinstance(value, str) else value != value
     return None if blank else value

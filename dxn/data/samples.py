@@ -47,7 +47,7 @@ def open_rows(rows: Rows, prepares: Mapping[str, Any], *, on_bad: OnBad = "error
     bad: list[tuple[int, str]] = []
     for name, prepare in prepares.items():
         if name in rows.cells:
-            raws[name], faults = _read_column(rows.cells[name], prepare)
+            raws[name], faults = _read_column(name, rows.cells[name], prepare)
             bad += [(i, f"{name}: {reason}") for i, reason in faults]
     targets = rows.cells.get("target")
     broken = {i for i, _ in bad}
@@ -74,7 +74,7 @@ def open_rows(rows: Rows, prepares: Mapping[str, Any], *, on_bad: OnBad = "error
     )
 
 
-def _read_column(cells: Sequence, prepare) -> tuple[list, list[tuple[int, str]]]:
+def _read_column(name: str, cells: Sequence, prepare) -> tuple[list, list[tuple[int, str]]]:
     """Raw values, None where missing or bad, and (row, reason) of the bad ones."""
     keys = [cell if isinstance(cell, str | bytes) else i for i, cell in enumerate(cells)]
     sources = {key: cell for key, cell in zip(keys, cells, strict=True) if cell is not None}
@@ -83,7 +83,7 @@ def _read_column(cells: Sequence, prepare) -> tuple[list, list[tuple[int, str]]]
         try:
             return prepare.read(source)
         except BadMedia as error:
-            where = f"{source} " if isinstance(source, str) and len(source) < 500 else ""
+            where = f"{source} " if name != "text" and isinstance(source, str) and len(source) < 500 else ""
             return BadMedia(f"{where}{error}")
 
     with ThreadPoolExecutor(2) as pool:
@@ -134,10 +134,16 @@ class Samples(Dataset):
         self.opened, self.prepares, self.target = opened, prepares, target
         self.seed, self.augment, self.modality_dropout = seed, augment, modality_dropout
         self.modalities = [m for m in prepares if m in opened.raws and (only is None or m in only)]
-        self.rows = [i for i in range(len(opened)) if any(opened.raws[m][i] is not None for m in self.modalities)]
+        # Tags belong to words: without its text, a row has nothing to tag.
+        self.needed = ("text",) if target is not None and target.kind == "tags" else ()
+        self.rows = [i for i in range(len(opened)) if self._usable(i)]
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    def _usable(self, row: int) -> bool:
+        present = [m for m in self.modalities if self.opened.raws[m][row] is not None]
+        return bool(present) and all(m in present for m in self.needed)
 
     def size(self, i: int) -> float:
         """Roughly how many tokens sample i has."""
@@ -151,7 +157,8 @@ class Samples(Dataset):
         rng = random.Random(f"{self.seed}/{epoch}/{row}") if self.augment else None
         present = [m for m in self.modalities if self.opened.raws[m][row] is not None]
         if rng is not None and self.modality_dropout:
-            present = withhold(present, self.modality_dropout, rng)
+            kept = withhold(present, self.modality_dropout, rng)
+            present = [m for m in present if m in kept or m in self.needed]
         sample: dict[str, Any] = {m: self.prepares[m](self.opened.raws[m][row], rng) for m in present}
         sample["index"] = row
         if self.target is not None and self.opened.targets is not None:

@@ -320,7 +320,10 @@ def _target_value(t: Table, meaning: Meaning, i: int) -> Any:
         raise UserError(f"{t.origin(i)}: column {meaning.target[0]!r} must be a list, got {value!r}")
     if meaning.kind == "tags":
         words = t.columns[meaning.inputs["text"][0]][i] if "text" in meaning.inputs else None
-        if not isinstance(words, list) or len(words) != len(value):
+        if words is not None and not isinstance(words, list):
+            column, got = meaning.inputs["text"][0], str(words)[:40]
+            raise UserError(f"{t.origin(i)}: column {column!r} must be a list of words for tags, got {got!r}")
+        if words is None or len(words) != len(value):
             raise UserError(f"{t.origin(i)}: {len(value)} tags for {len(words or [])} words; give one a word")
     return [str(v) for v in value]
 

@@ -75,6 +75,7 @@ class Target:
 def _natural(name: str) -> tuple[float, str]:
     """Numbers by value before words by letter."""
     try:
-        return float(name), name
+        value = float(name)
     except ValueError:
-        return math.inf, name
+        value = math.nan
+    return math.inf if math.isnan(value) else value, name  # a class may be called nan, which sorts nowhere

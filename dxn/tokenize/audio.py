@@ -121,14 +121,12 @@ class AudioPrepare:
         augment = self.augment if rng is not None else None
         if augment is not None and rng is not None:
             raw = augment.waveform(raw, self.sample_rate, rng)
-        if self.waveform:
-            return {"features": rearrange(raw, "t -> t 1")}
-        mel = self.log_mel(raw)
+        features = rearrange(raw, "t -> t 1") if self.waveform else self.log_mel(raw)
         if self.normalize == "clip":
-            mel = (mel - mel.mean(0)) / mel.std().clamp(min=1e-3)
-        if augment is not None and rng is not None:
-            mel = augment.spectrogram(mel, rng)
-        return {"features": mel}
+            features = (features - features.mean(0)) / features.std(correction=0).clamp(min=1e-3)
+        if augment is not None and rng is not None and not self.waveform:
+            features = augment.spectrogram(features, rng)
+        return {"features": features}
 
     def size(self, raw: Tensor) -> float:
         """Roughly how many tokens it has, to put like with like."""
@@ -160,7 +158,8 @@ class AudioAdapter(nn.Module):
         frame_size: log-mel frames a token; with tokens=waveform, samples a token.
         patch_size: a patch's height in mel bins and width in frames.
         stride: from one patch to the next, patch_size unless given; smaller ones overlap.
-        stem: patch, or conv for a convolutional grid with patch_size (a square) as its stride.
+        stem: patch, or conv: convolutions that halve time (frames; frame_size is their stride), or time and mel
+            bins alike (patches; patch_size, a square, is their stride).
         normalize: dataset (mean and deviation of each bin over the training split), clip, or none.
         position: learned, sinusoidal or none, added to each column.
         max_len: tokens (with patches: columns of patches) that learned positions reach.
@@ -204,7 +203,7 @@ class AudioAdapter(nn.Module):
             augment=augment,
         )
         self.dim, self.cut = dim, _cut(tokens, n_mels, frame_size, patch_size)
-        self.stride = self.cut if stride is None or tokens != "patches" else _pair(stride)
+        self.stride = self.cut if stride is None or tokens != "patches" else _pair(stride, "stride")
         if any(not 0 < s <= c for s, c in zip(self.stride, self.cut, strict=True)):
             raise ValueError(f"stride must be from 1 to patch_size, got {self.stride} and {self.cut}")
         self.seconds = (1 if tokens == "waveform" else hop_length) / sample_rate  # a row of the features
@@ -215,9 +214,16 @@ class AudioAdapter(nn.Module):
         self.register_buffer("mean", torch.zeros(num_features))
         self.register_buffer("std", torch.ones(num_features))
         if stem == "conv":
-            if tokens != "patches" or self.cut[0] != self.cut[1] or self.stride != self.cut:
-                raise ValueError("stem=conv needs tokens=patches, a square patch_size and no stride")
-            self.stem = ConvStem(in_channels=1, dim=dim, stride=self.cut[0])
+            if tokens == "waveform" or (tokens == "patches" and self.cut[0] != self.cut[1]) or self.stride != self.cut:
+                raise ValueError("stem=conv needs tokens=frames, or tokens=patches of a square size and no stride")
+            along_time = tokens == "frames"
+            self.stem = ConvStem(
+                in_channels=n_mels if along_time else 1,
+                dim=dim,
+                stride=self.cut[1],
+                width=dim if along_time else 48,
+                axes=1 if along_time else 2,
+            )
         else:
             self.stem = None
             self.proj = nn.Linear(self.cut[0] * self.cut[1], dim)
@@ -274,9 +280,10 @@ class AudioAdapter(nn.Module):
         return Tokens(self.dropout(x), mask, (Span("audio", 0, x.shape[1], places),))
 
     def _stem(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """(B, T, F) to (B, t, f, D): mel bins are channels of a line of frames, or the second side of a grid."""
         assert self.stem is not None
-        sizes = torch.stack([lengths, torch.full_like(lengths, features.shape[2])], 1)
-        return self.stem(rearrange(features, "b t f -> b 1 t f"), sizes)
+        grid = rearrange(features, "b t f -> b f t 1" if self.stem.axes == 1 else "b t f -> b 1 t f")
+        return self.stem(grid, torch.stack([lengths, torch.full_like(lengths, grid.shape[3])], 1))
 
     def _cells(self, features: Tensor) -> Tensor:
         """(B, T, F) to (B, t, f, cut), what is over at the end filled up with zeros."""
@@ -314,10 +321,10 @@ def _cut(tokens: AudioTokens, n_mels: int, frame_size: int, patch_size: int | Se
     return (n_mels, frame_size) if tokens == "frames" else _pair(patch_size)
 
 
-def _pair(size: int | Sequence[int]) -> tuple[int, int]:
+def _pair(size: int | Sequence[int], name: str = "patch_size") -> tuple[int, int]:
     pair = (size, size) if isinstance(size, int) else tuple(size)
     if len(pair) != 2 or min(pair) < 1:
-        raise ValueError(f"patch_size must be one positive number or [mel bins, frames], got {size}")
+        raise ValueError(f"{name} must be one positive number or [mel bins, frames], got {size}")
     return pair
 
 

@@ -12,7 +12,6 @@ import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
-from torchvision.transforms import v2
 
 from dxn.tokenize.media import read_image
 from dxn.tokenize.positions import PositionKind, Positions2d
@@ -47,11 +46,7 @@ class ImageAugment:
             raise ValueError(f"zoom must be over 0 and at most 1, got {zoom}")
         self.crop, self.flip = crop, flip
         self.zoom = zoom
-        self.transforms = []
-        if randaugment:
-            self.transforms.append(v2.RandAugment(num_ops=2, magnitude=randaugment, fill=128))
-        if erase:
-            self.transforms.append(v2.RandomErasing(p=erase, value=128))
+        self.transforms = _transforms(randaugment, erase) if randaugment or erase else []
 
     def __call__(self, pixels: Tensor, rng: random.Random) -> Tensor:
         """uint8 (C, H, W) to the same shape."""
@@ -68,6 +63,18 @@ class ImageAugment:
         return pixels
 
 
+def _transforms(randaugment: int, erase: float) -> list:
+    from torchvision.transforms import v2  # takes seconds to import, and most runs do without
+
+    found = [v2.RandAugment(num_ops=2, magnitude=randaugment, fill=128)] if randaugment else []
+    return [*found, v2.RandomErasing(p=erase, value=128)] if erase else found
+
+
+def _resized(pixels: Tensor, size: Sequence[int]) -> Tensor:
+    """uint8 (C, H, W) to (C, *size): bilinear, over all that a smaller pixel covers (antialiased)."""
+    return F.interpolate(pixels[None], tuple(size), mode="bilinear", antialias=True)[0]
+
+
 def _shift(pixels: Tensor, down: int, right: int) -> Tensor:
     height, width = pixels.shape[1:]
     rows = (torch.arange(height) + down).clamp(0, height - 1)
@@ -79,7 +86,7 @@ def _zoom(pixels: Tensor, share: float, rng: random.Random) -> Tensor:
     height, width = pixels.shape[1:]
     h, w = max(round(height * share**0.5), 1), max(round(width * share**0.5), 1)
     top, left = rng.randint(0, height - h), rng.randint(0, width - w)
-    return v2.functional.resized_crop(pixels, top, left, h, w, [height, width], antialias=True)
+    return _resized(pixels[:, top : top + h, left : left + w], (height, width))
 
 
 class ImagePrepare:
@@ -138,7 +145,7 @@ class ImagePrepare:
             size = [max(round(height * scale), target_h), max(round(width * scale), target_w)]
         pixels = raw
         if size != [height, width]:
-            pixels = v2.functional.resize(raw, size, v2.InterpolationMode.BILINEAR, antialias=True)
+            pixels = _resized(raw, size)
         down, across = height / size[0], width / size[1]
         top = left = 0
         if self.resize == "crop":
@@ -237,7 +244,8 @@ class ImageAdapter(nn.Module):
         """What the columns are: the patch grid."""
         height, width = self.prepare(raw)["pixels"].shape[1:]
         rows, columns = self._grid(torch.tensor([[height, width]]))[0].tolist()
-        return f"{rows}×{columns} patches of {self.patch_size}×{self.patch_size} pixels of {height}×{width}"
+        size = f"{height}×{width} (height×width)"
+        return f"{rows}×{columns} patches of {self.patch_size}×{self.patch_size} pixels of {size}"
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """A collated batch to Tokens (B, N, D), N patches row by row."""

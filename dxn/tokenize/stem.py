@@ -2,6 +2,7 @@
 
 import math
 from itertools import pairwise
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -10,29 +11,38 @@ from torch import Tensor, nn
 
 
 class ConvStem(nn.Module):
-    """3x3 convolutions, each halving the grid, then a projection to D (arXiv:2106.14881, 3).
+    """Convolutions of width 3, each halving the grid, then a projection to D (arXiv:2106.14881, 3).
 
     Normalised over channels at each cell, and cleared outside the picture after every layer, so neither
     padding nor another sample can change a real cell (a batch norm would break both).
+
+    Args:
+        in_channels: channels C of the grid.
+        dim: width D of a token.
+        stride: 2, 4, 8 or 16, cells of the grid a token.
+        width: channels after the first convolution; each further one doubles them in a grid of two axes.
+        axes: 2 halves height and width; 1 halves height alone, and the width stays as it is.
     """
 
-    def __init__(self, *, in_channels: int, dim: int, stride: int, width: int = 48):
+    def __init__(self, *, in_channels: int, dim: int, stride: int, width: int = 48, axes: Literal[1, 2] = 2):
         super().__init__()
         steps = int(math.log2(stride))
         if 2**steps != stride or steps < 1:
             raise ValueError(f"stride of a convolutional stem must be 2, 4, 8 or 16, got {stride}")
-        widths = [in_channels, *(width * 2**i for i in range(steps))]
-        self.stride = stride
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, stride=2, padding=1, bias=False) for a, b in pairwise(widths))
+        widths = [in_channels, *(width * axes**i for i in range(steps))]
+        self.stride, self.axes = stride, axes
+        size, step, pad = ((3, 3), (2, 2), (1, 1)) if axes == 2 else ((3, 1), (2, 1), (1, 0))
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, size, step, pad, bias=False) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(nn.LayerNorm(w) for w in widths[1:])
         self.proj = nn.Linear(widths[-1], dim)
 
     def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
-        """x (B, C, H, W), zero outside each sample's sizes (B, 2), to (B, ceil(H/s), ceil(W/s), D)."""
+        """x (B, C, H, W), zero outside each sample's sizes (B, 2), to (B, ceil(H/s), ceil(W/s) or W, D)."""
         x = x.contiguous(memory_format=torch.channels_last)
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = conv(x)
-            sizes = sizes.add(1) // 2  # what a 3x3 convolution of stride 2, padded by 1, leaves
+            # What a convolution of width 3 and stride 2, padded by 1, leaves.
+            sizes = torch.cat([sizes[:, : self.axes].add(1) // 2, sizes[:, self.axes :]], 1)
             inside = grid_mask(sizes, x.shape[2], x.shape[3])
             x = rearrange(F.gelu(norm(rearrange(x, "b c h w -> b h w c"))), "b h w c -> b c h w")
             x = x * rearrange(inside, "b h w -> b 1 h w")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -35,8 +36,25 @@ def train_tokenizer(
     tokenizer, trainer = _untrained(subwords, vocab_size)
     steps = [normalizers.NFC(), *([normalizers.Lowercase()] if lowercase else [])]
     tokenizer.normalizer = normalizers.Sequence(steps)
+    if subwords == "wordpiece":
+        texts = list(texts)
+        trainer.special_tokens = [*SPECIALS, *_inner_letters(texts, tokenizer)]
     tokenizer.train_from_iterator(texts, trainer)
-    return tokenizer
+    return _with_specials_only(tokenizer) if subwords == "wordpiece" else tokenizer
+
+
+def _inner_letters(texts: Iterable[str], tokenizer: Tokenizer) -> list[str]:
+    """Letters inside words, in order. Left to itself the trainer numbers them in the order of a hash table, and
+    breaks ties by their numbers: every run would learn other pieces."""
+    split, normal = tokenizer.pre_tokenizer.pre_tokenize_str, tokenizer.normalizer.normalize_str
+    return sorted({f"##{letter}" for text in texts for word, _ in split(normal(text)) for letter in word[1:]})
+
+
+def _with_specials_only(tokenizer: Tokenizer) -> Tokenizer:
+    """The same without special tokens other than SPECIALS, which would be found in raw text."""
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = state["added_tokens"][: len(SPECIALS)]
+    return Tokenizer.from_str(json.dumps(state))
 
 
 def _untrained(subwords: Subwords, vocab_size: int):
@@ -84,7 +102,7 @@ class TextPrepare:
     ):
         self.tokenizer, self.max_len, self.max_chars = tokenizer, max_len, max_chars
         self.subword_dropout, self.token_dropout, self.token_mask = subword_dropout, token_dropout, token_mask
-        self.halves: dict[int, list[tuple[int, int, int]]] = {}
+        self.halves: dict[int, list[tuple[int, int, int, range]]] = {}
 
     def read(self, source: str | Sequence[str]) -> str | list[str]:
         """The raw text, or words already split; BadMedia for one over max_chars or without a character."""
@@ -115,6 +133,7 @@ class TextPrepare:
             (a + starts[w], b + starts[w]) if starts is not None else (a, b)
             for (a, b), w in zip(encoding.offsets, owners, strict=True)
         ]
+        offsets = _with_marks(offsets, raw if isinstance(raw, str) else " ".join(raw))
         columns = list(zip(encoding.ids, offsets, owners, strict=True))
         if rng is not None:
             columns = self._spoil(columns, rng)
@@ -157,24 +176,41 @@ class TextPrepare:
             self.halves[token] = self._ways_to_halve(token)
         if not self.halves[token]:
             return [column]
-        left, right, at = rng.choice(self.halves[token])
-        middle = min(start + at, stop)
+        left, right, behind, letters = rng.choice(self.halves[token])
+        if stop - start not in letters:  # bytes of a character, or letters that were composed: both stand there
+            return [(left, (start, stop), word), (right, (start, stop), word)]
+        middle = max(stop - behind, start)
         return [(left, (start, middle), word), (right, (middle, stop), word)]
 
-    def _ways_to_halve(self, token: int) -> list[tuple[int, int, int]]:
+    def _ways_to_halve(self, token: int) -> list[tuple[int, int, int, range]]:
+        """Both halves, the letters of the second, and how many the whole has, with and without its space."""
         piece = self.tokenizer.id_to_token(token)
         if piece is None or token < len(SPECIALS):
             return []
         inside = "##" if self.tokenizer.token_to_id("##" + piece[-1]) is not None else ""
         body = piece.removeprefix(inside) if inside else piece
         lead = piece[: len(piece) - len(body)]
+        letters = range(len(body) - body.startswith(("Ġ", "▁")), len(body) + 1)
         ways = []
         for at in range(1, len(body)):
             left = self.tokenizer.token_to_id(lead + body[:at])
             right = self.tokenizer.token_to_id(inside + body[at:])
             if left is not None and right is not None:
-                ways.append((left, right, at))
+                ways.append((left, right, len(body) - at, letters))
         return ways
+
+
+def _with_marks(offsets: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+    """A letter composed with the marks behind it is given without them; its place holds them too."""
+    if text.isascii():
+        return offsets
+    starts = {start for start, _ in offsets}
+    grown = []
+    for start, stop in offsets:
+        while start < stop < len(text) and stop not in starts and not text[stop].isspace():
+            stop += 1
+        grown.append((start, stop))
+    return grown
 
 
 def _word_starts(words: Sequence[str]) -> list[int]:
@@ -191,7 +227,7 @@ class TextAdapter(nn.Module):
     Args:
         dim: width D of a token.
         subwords: what a token is: bpe (over bytes), wordpiece, unigram, word or character.
-        vocab_size: pieces at most, when the tokenizer is trained.
+        vocab_size: pieces at most, or as many as the alphabet has, when the tokenizer is trained.
         lowercase: put all text in lower case first.
         tokenizer: path of a tokenizer.json to use instead of training one.
         max_len: tokens at most; what is beyond is cut off, and counted.

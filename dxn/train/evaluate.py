@@ -17,11 +17,15 @@ from dxn.train.metrics import score
 
 @dataclass(frozen=True)
 class Predictions:
-    """rows (n,) of the opened split, what was predicted for each (see metrics.score), the mean loss."""
+    """rows (n,) of the opened split, what was predicted for each (see metrics.score), the mean loss.
+
+    threshold: the probability from which on a label counts as predicted.
+    """
 
     rows: Sequence[int]
     predicted: Sequence
     loss: float
+    threshold: float = 0.5
 
 
 @torch.inference_mode()
@@ -49,7 +53,8 @@ def predict(
             losses.append((float(model.head.loss(logits, batch["target"])), batch["size"]))
     model.train(was_training)
     total = sum(n for _, n in losses)
-    return Predictions(rows, predicted, sum(loss * n for loss, n in losses) / total if total else float("nan"))
+    mean = sum(loss * n for loss, n in losses) / total if total else float("nan")
+    return Predictions(rows, predicted, mean, getattr(model.head, "threshold", 0.5))
 
 
 def figures(predictions: Predictions, samples: Samples, target: Target) -> dict[str, float]:
@@ -57,7 +62,7 @@ def figures(predictions: Predictions, samples: Samples, target: Target) -> dict[
     targets = samples.opened.targets
     assert targets is not None
     truths = [targets[i] for i in predictions.rows]
-    return {"loss": predictions.loss, **score(target, predictions.predicted, truths)}
+    return {"loss": predictions.loss, **score(target, predictions.predicted, truths, predictions.threshold)}
 
 
 def subsets(modalities: Sequence[str]) -> list[tuple[str, ...]]:

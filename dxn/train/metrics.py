@@ -14,15 +14,16 @@ MONITORED = {"class": "accuracy", "labels": "f1_micro", "number": "rmse", "tags"
 SMALLER_IS_BETTER = {"rmse", "mae", "loss"}
 
 
-def score(target: Target, predicted: Sequence, truths: Sequence) -> dict[str, float]:
+def score(target: Target, predicted: Sequence, truths: Sequence, threshold: float = 0.5) -> dict[str, float]:
     """Metrics by name. predicted: probabilities (n, K), numbers (n,), or for tags a list of names a row.
 
-    A row whose true class training never saw counts as wrong.
+    A row whose true class training never saw counts as wrong in the accuracy, and has no share in f1_macro.
+    threshold: the probability from which on a label counts as predicted.
     """
     if target.kind == "class":
         return _classes(target, torch.stack(list(predicted)), truths)
     if target.kind == "labels":
-        return _labels(target, torch.stack(list(predicted)), truths)
+        return _labels(target, torch.stack(list(predicted)), truths, threshold)
     if target.kind == "number":
         return _numbers(torch.stack(list(predicted)), torch.tensor([float(t) for t in truths]))
     return _tags(predicted, truths)
@@ -61,12 +62,14 @@ def _classes(target: Target, probabilities: Tensor, truths: Sequence[str]) -> di
     return figures
 
 
-def _labels(target: Target, probabilities: Tensor, truths: Sequence[Sequence[str]]) -> dict[str, float]:
+def _labels(
+    target: Target, probabilities: Tensor, truths: Sequence[Sequence[str]], threshold: float
+) -> dict[str, float]:
     """The average precision is over the labels that some row has: it is not defined for the others."""
     from torchmetrics.functional.classification import binary_average_precision  # takes seconds to import
 
     true = torch.stack([target.encode(t) for t in truths]).bool()
-    guess = probabilities >= 0.5
+    guess = probabilities >= threshold
     right, named = (guess & true).sum(0), guess.sum(0) + true.sum(0)
     precisions = [binary_average_precision(probabilities[:, k], true[:, k].long()) for k in true.any(0).nonzero()[:, 0]]
     return {

@@ -77,6 +77,7 @@ def head_node(config: Plain, target: Target, train: Opened, *, balance: bool) ->
 
 def build_model(config: Plain, data: Data, adapters: Mapping[str, Any], *, balance: bool) -> tuple[Model, dict]:
     """The model and the nodes it was built from, as the model folder keeps them."""
+    _refuse_what_cannot_be(config, data, adapters)
     head = head_node(config, data.target, data.splits["train"], balance=balance)
     fusion = {**config["fusion"], "modalities": list(adapters)}
     model = Model(
@@ -85,8 +86,6 @@ def build_model(config: Plain, data: Data, adapters: Mapping[str, Any], *, balan
         backbone=build(config["backbone"], key="backbone"),
         head=build(head, key="head"),
     )
-    if data.target.kind == "tags" and "text" not in adapters:
-        raise UserError("head: tags belong to words, but no text adapter is in use; add adapters=[text]")
     parts = {
         "adapters": {name: config["adapters"][name] for name in adapters},
         "fusion": fusion,
@@ -94,6 +93,16 @@ def build_model(config: Plain, data: Data, adapters: Mapping[str, Any], *, balan
         "head": head,
     }
     return model, parts
+
+
+def _refuse_what_cannot_be(config: Plain, data: Data, adapters: Mapping[str, Any]) -> None:
+    if data.target.kind == "tags" and "text" not in adapters:
+        raise UserError("head: tags belong to words, but no text adapter is in use; add adapters=[text]")
+    first = config["fusion"].get("pool") == "cls" or "num_tokens" in config["fusion"]
+    if first and config["backbone"].get("causal"):
+        raise UserError(
+            "backbone.causal: the class and the shared tokens come first and would read nothing; leave it out"
+        )
 
 
 def _listed(columns: Mapping[str, str]) -> str:

@@ -45,12 +45,15 @@ def train_one(config: Config) -> dict[str, Any]:
     torch.manual_seed(c["seed"])
     source = build(c["data"], key="data")
     adapters = build_adapters(c, source.columns)
+    folder = _run_folder(c, source.columns)
+    if c["resume"]:  # what was fitted is kept: a tokenizer learned again need not be the same
+        for adapter in adapters.values():
+            adapter.load(folder / "checkpoints")
     data = open_source(source, adapters)
     report.describe(data)
     model, parts = build_model(c, data, adapters, balance=trainer.balance)
-    folder = _run_folder(c, source.columns)
     if not c["resume"]:
-        config.save(folder)
+        _begin(folder, config, adapters)
     console.print(f"run folder: {folder}", markup=False)
     console.print(f"precision: {trainer.precision_note}; device: {trainer.device}")
     console.print(
@@ -319,8 +322,15 @@ def _run_folder(c: Mapping[str, Any], columns: Mapping[str, str]) -> Path:
     folder = Path(c["run"]) if c["run"] else Path(c["output"]) / (c["name"] or columns.get("target", "run")) / _now()
     if not c["resume"] and (folder / "metrics.jsonl").exists():
         raise UserError(f"run: {folder} holds a run already; go on with it (resume={folder}) or name another")
-    folder.mkdir(parents=True, exist_ok=True)
     return folder
+
+
+def _begin(folder: Path, config: Config, adapters: Mapping[str, Any]) -> None:
+    """Make the run folder, only now that data and model are known to be good."""
+    (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+    config.save(folder)
+    for adapter in adapters.values():
+        adapter.save(folder / "checkpoints")
 
 
 def _now() -> str:

@@ -1,0 +1,103 @@
+"""Positions against their formulas written out, and learned grids at their own size and at others."""
+
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from dxn.tokenize.positions import Positions1d, Positions2d, sinusoidal, sinusoidal_2d
+
+CPU = torch.device("cpu")
+
+
+def code_of(index, dim):
+    """PE(pos, 2i) = sin(pos / 10000^(2i/dim)), PE(pos, 2i+1) = cos(...): here sines first, then cosines."""
+    angles = [index / 10000 ** (2 * i / dim) for i in range(dim // 2)]
+    return [math.sin(a) for a in angles] + [math.cos(a) for a in angles]
+
+
+@pytest.mark.parametrize("dim", [2, 6, 14])
+def test_sinusoidal_codes_are_the_formula_of_the_paper(dim):
+    expected = torch.tensor([code_of(i, dim) for i in range(31)])
+    torch.testing.assert_close(sinusoidal(torch.arange(31), dim), expected, rtol=0, atol=1e-5)
+
+
+def test_sinusoidal_codes_keep_the_shape_of_the_index():
+    index = torch.tensor([[0, 5, 11], [3, 2, 7]])
+    assert sinusoidal(index, 10).shape == (2, 3, 10)
+    assert torch.equal(sinusoidal(index, 10)[1, 2], sinusoidal(torch.tensor(7), 10))
+
+
+def test_a_cells_code_is_its_rows_code_then_its_columns():
+    grid = sinusoidal_2d(3, 5, 12)
+    assert grid.shape == (3, 5, 12)
+    for row in range(3):
+        for column in range(5):
+            expected = torch.tensor(code_of(row, 6) + code_of(column, 6))
+            torch.testing.assert_close(grid[row, column], expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("build", "message"),
+    [
+        (lambda: sinusoidal(torch.arange(3), 7), "dim must be even for sinusoidal positions, got 7"),
+        (lambda: sinusoidal_2d(3, 5, 10), "dim must be a multiple of 4 for two-dimensional .* got 10"),
+        (
+            lambda: Positions1d("learned", dim=7, max_len=5)(6, CPU),
+            "learned positions reach 5 tokens, got 6: raise max_len",
+        ),
+    ],
+)
+def test_wrong_sizes_are_named(build, message):
+    with pytest.raises(ValueError, match=message):
+        build()
+
+
+def test_learned_positions_are_the_first_rows_of_their_table():
+    position = Positions1d("learned", dim=7, max_len=5)
+    assert torch.equal(position(3, CPU), position.table[:3])
+    assert torch.equal(position(5, CPU), position.table)
+    position(3, CPU).sum().backward()
+    assert position.table.grad.sum(1).tolist() == [7, 7, 7, 0, 0]
+
+
+def test_sinusoidal_positions_go_on_beyond_max_len():
+    codes = Positions1d("sinusoidal", dim=6, max_len=5)(13, CPU)
+    assert torch.equal(codes, sinusoidal(torch.arange(13), 6))
+
+
+@pytest.mark.parametrize("kind", ["sinusoidal", "none"])
+def test_only_learned_positions_have_weights(kind):
+    assert not list(Positions1d(kind, dim=8, max_len=5).parameters())
+    assert not list(Positions2d(kind, dim=8, grid=(3, 5)).parameters())
+    assert [tuple(p.shape) for p in Positions2d("learned", dim=8, grid=(3, 5)).parameters()] == [(3, 5, 8)]
+
+
+def test_no_positions_are_a_zero_that_broadcasts():
+    for zero in (Positions1d("none", dim=7, max_len=5)(3, CPU), Positions2d("none", dim=7, grid=(3, 5))(2, 3, CPU)):
+        assert zero.ndim == 0 and zero == 0
+
+
+def test_a_learned_grid_at_its_own_size_is_the_table_itself():
+    position = Positions2d("learned", dim=7, grid=(3, 5))
+    assert torch.equal(position(3, 5, CPU), position.table)
+
+
+@pytest.mark.parametrize("size", [(5, 3), (2, 5), (7, 11), (1, 1)])
+def test_a_learned_grid_is_interpolated_in_each_channel_alone(size):
+    position = Positions2d("learned", dim=7, grid=(3, 5))
+    got = position(*size, CPU)
+    assert got.shape == (*size, 7)
+    for channel in range(7):
+        plane = position.table[None, None, :, :, channel]
+        expected = F.interpolate(plane, size, mode="bicubic", antialias=True)[0, 0]
+        torch.testing.assert_close(got[..., channel], expected, rtol=0, atol=1e-6)
+
+
+def test_a_learned_grid_that_grows_along_its_rows_stays_so():
+    position = Positions2d("learned", dim=1, grid=(5, 3))
+    position.table.data = torch.arange(5.0)[:, None, None].expand(5, 3, 1).clone()
+    grown = position(11, 7, CPU)[..., 0]
+    assert bool((grown.diff(dim=0) > 0).all())  # down the rows, as the table does
+    torch.testing.assert_close(grown, grown[:, :1].expand(11, 7), rtol=0, atol=1e-5)  # and not across them
