@@ -25,7 +25,7 @@ format: .venv/ready
 
 .venv/ready: pyproject.toml uv.lock
 	@test -x "$(UV)" || { $(PYTHON) -m venv .uv && .uv/bin/pip install --quiet uv; }
-	$(UV) sync --locked --python $(PYTHON)
+	$(UV) sync --locked --compile-bytecode --python $(PYTHON)
 	@touch .venv/ready
 
 clean:

@@ -129,11 +129,11 @@ def dial(rng: np.random.Generator, digit: int, spoil: float = 1.0) -> np.ndarray
 
 
 def _smudge(rng: np.random.Generator, picture: np.ndarray, spoil: float) -> np.ndarray:
-    """uint8 (8, 8): low contrast, noise and a blot of half the height or width."""
-    picture = picture * (1 - rng.uniform(0.3, 0.6) * min(spoil, 1.0)) + 0.15 * spoil * rng.standard_normal((8, 8))
+    """uint8 (8, 8): low contrast, noise and a blot of three cells each way."""
+    picture = picture * (1 - rng.uniform(0.3, 0.6) * min(spoil, 1.0)) + 0.12 * spoil * rng.standard_normal((8, 8))
     if spoil:
-        top, left = rng.integers(0, 5, 2)
-        picture[top : top + 4, left : left + 4] = rng.random()
+        top, left = rng.integers(0, 6, 2)
+        picture[top : top + 3, left : left + 3] = rng.random()
     return (picture.clip(0, 1) * 255).astype(np.uint8)
 
 

@@ -57,7 +57,7 @@ def open_rows(rows: Rows, prepares: Mapping[str, Any], *, on_bad: OnBad = "error
         elif i not in broken and all(column[i] is None for column in raws.values()):
             bad.append((i, f"nothing to learn from: no {', no '.join(raws) or 'input column'}"))
     if bad and on_bad == "error":
-        raise _bad_error(bad, rows)
+        raise _bad_error(bad, rows, key="data.on_bad" if need_target else "on_bad")
     dropped = _dropped(bad, raws, targets, need_target, on_bad)
     kept = [i for i in range(len(rows)) if i not in dropped]
     if not kept:
@@ -93,11 +93,11 @@ def _read_column(name: str, cells: Sequence, prepare) -> tuple[list, list[tuple[
     return [None if isinstance(value, BadMedia) else value for value in column], faults
 
 
-def _bad_error(bad: Sequence[tuple[int, str]], rows: Rows) -> UserError:
+def _bad_error(bad: Sequence[tuple[int, str]], rows: Rows, *, key: str) -> UserError:
     first, reason = min(bad)
     more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
     return UserError(
-        f"{rows.origin[first]}: {reason}{more}; mend it, or set data.on_bad=skip or data.on_bad=missing"
+        f"{rows.origin[first]}: {reason}{more}; mend it, or set {key}=skip or {key}=missing"
         " (dxn check lists all that is bad)"
     )
 

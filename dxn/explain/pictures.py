@@ -100,12 +100,22 @@ def _audio(axis: Axes, raw: Any, places: np.ndarray) -> str:
     return f", a mark every {every}" if every > 1 else ""
 
 
+def _scaled(matrix: np.ndarray) -> np.ndarray:
+    """Divided by what 99 in 100 of its numbers stay below."""
+    return matrix / (np.quantile(np.abs(matrix), 0.99) or 1.0) if matrix.size else matrix
+
+
 def _matrix(axis: Axes, tokens: Tokens) -> None:
-    """D×N, a real column a token, blue below zero and red above; each modality's columns marked off and named."""
-    matrix = tokens[0].float().cpu().numpy()
-    limit = float(np.quantile(np.abs(matrix), 0.99)) or 1.0
-    drawn = axis.imshow(matrix, aspect="auto", cmap="RdBu_r", vmin=-limit, vmax=limit, interpolation="nearest")
-    axis.figure.colorbar(drawn, ax=axis, pad=0.01, fraction=0.03)
+    """D×N, a real column a token, blue below zero and red above; each modality's columns marked off and named.
+
+    Colours are on each modality's own scale: vectors of subwords are much smaller than projected pixels.
+    """
+    parts = [_scaled(part[0].float().cpu().numpy()) for part in (tokens.split() or [tokens])]
+    matrix = np.concatenate(parts, 1)
+    drawn = axis.imshow(matrix, aspect="auto", cmap="RdBu_r", vmin=-1, vmax=1, interpolation="nearest")
+    several = len([part for part in parts if part.shape[1]]) > 1
+    label = "value, each modality on its own scale" if several else "value, scaled"
+    axis.figure.colorbar(drawn, ax=axis, pad=0.01, fraction=0.03, label=label)
     counts = {span.modality: int(tokens.mask[0, span.start : span.stop].sum()) for span in tokens.spans}
     start, width = 0, matrix.shape[1]
     for name, count in counts.items():
@@ -114,6 +124,6 @@ def _matrix(axis: Axes, tokens: Tokens) -> None:
         if count >= 0.08 * width:  # narrower ones have no room for their name and stand in the title only
             axis.text(start + (count - 1) / 2, -0.6, name, ha="center", va="bottom", fontsize=9)
         start += count
-    parts = " + ".join(f"{name} {count}" for name, count in counts.items())
+    named = " + ".join(f"{name} {count}" for name, count in counts.items())
     axis.set(xlabel="N tokens", ylabel="D")
-    axis.set_title(f"matrix D×N = {len(matrix)}×{width}: {parts}", loc="left", fontsize=10, pad=16)
+    axis.set_title(f"matrix D×N = {len(matrix)}×{width}: {named}", loc="left", fontsize=10, pad=16)

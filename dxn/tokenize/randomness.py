@@ -11,7 +11,7 @@ import torch
 def torch_seeded(rng: random.Random) -> Iterator[None]:
     """torch's own generator, drawn from rng inside and as it was before outside: for libraries that use it."""
     state = torch.get_rng_state()
-    torch.manual_seed(rng.getrandbits(63))
+    torch.default_generator.manual_seed(rng.getrandbits(63))
     try:
         yield
     finally:

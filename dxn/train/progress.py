@@ -18,7 +18,7 @@ class Progress:
 
     def __init__(self, folder: Path, *, batches: int, epochs: int, main: bool = True):
         self.path, self.main, self.epochs, self.batches = folder / "metrics.jsonl", main, epochs, batches
-        self.console = Console(highlight=False)
+        self.console = Console(highlight=False, soft_wrap=True)
         self.bar = Bar(
             TextColumn("{task.description}"),
             BarColumn(),
