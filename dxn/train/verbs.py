@@ -73,11 +73,18 @@ def train_one(config: Config) -> dict[str, Any]:
         )
         bundle.save(folder / "model", model=model, parts=parts, target=data.target, card=text)
 
+    training = _samples(data.splits["train"], adapters, data.target, trainer, training=True)
+    if c.get("pretrain") and not c["resume"]:
+        pretrain = build(c["pretrain"], key="pretrain")
+        for epoch in pretrain(model.to(trainer.device), training, batch_size=trainer.batch_size, bf16=trainer.bf16):
+            console.print(
+                f"pretraining {epoch.number}/{pretrain.epochs}  loss {epoch.loss:.4f}  guessed {epoch.accuracy:.4f}"
+            )
     state = trainer.fit(
         model,
         optimizer=build(c["optimizer"], key="optimizer", model=model),
         schedule=build(c["scheduler"], key="scheduler"),
-        train=_samples(data.splits["train"], adapters, data.target, trainer, training=True),
+        train=training,
         validation=_validation(data.splits, adapters, data.target, trainer),
         target=data.target,
         folder=folder,
