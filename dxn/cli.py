@@ -43,8 +43,10 @@ EXAMPLES = {
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one verb. 0: done; 1: check found faults; 2: something the user can mend, said in plain words."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    # Threads that wait by spinning slow a shared machine down twentyfold; must be set before torch is imported.
+    # Both must be set before torch is imported. Threads that wait by spinning slow a shared machine down twentyfold;
+    # and left to itself MKL gives a Fourier transform other last bits in another process.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    os.environ.setdefault("MKL_CBWR", "AUTO")
     try:
         return _run(arguments)
     except UserError as error:

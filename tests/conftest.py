@@ -2,7 +2,8 @@
 
 import os
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # before torch: spinning threads slow a shared machine down
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as dxn.cli does, before torch is imported
+os.environ.setdefault("MKL_CBWR", "AUTO")
 
 import pytest
 import torch

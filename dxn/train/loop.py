@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
-from accelerate import Accelerator, PartialState
+from accelerate import Accelerator, DistributedDataParallelKwargs, PartialState
 from accelerate.state import AcceleratorState
 from torch import Tensor, nn
 
@@ -99,8 +99,13 @@ class Trainer:
         AcceleratorState._reset_state(reset_partial_state=True)  # a sweep trains more than once in this process
         where = torch.device(PartialState(cpu=device == "cpu").device or "cpu")
         self.bf16, self.precision_note = choose(precision, where)
-        self.accelerator = Accelerator(cpu=device == "cpu", mixed_precision="bf16" if self.bf16 else "no")
-        self.device = self.accelerator.device
+        self.accelerator = Accelerator(
+            cpu=device == "cpu",
+            mixed_precision="bf16" if self.bf16 else "no",
+            # A batch may lack a modality, and then its adapter's weights have no gradient.
+            kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+        )
+        self.device, self.main = self.accelerator.device, self.accelerator.is_main_process
 
     def fit(
         self,
@@ -152,9 +157,7 @@ class Run:
         self.steps = settings.epochs * math.ceil(len(self.order) / settings.accumulate)
         self.state = State()
         self.averaged = {n: t.clone() for n, t in _floats(model).items()} if settings.average else {}
-        self.progress = Progress(
-            folder, batches=len(self.order), epochs=settings.epochs, main=accelerator.is_main_process
-        )
+        self.progress = Progress(folder, batches=len(self.order), epochs=settings.epochs, main=settings.main)
 
     def restore(self) -> None:
         """Go on where the last checkpoint stands."""
@@ -164,7 +167,7 @@ class Run:
 
     def save(self) -> None:
         """A checkpoint to go on from."""
-        if self.settings.accelerator.is_main_process:
+        if self.settings.main:
             checkpoint.save(
                 self.folder / "checkpoints",
                 model=self.model,

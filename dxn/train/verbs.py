@@ -42,17 +42,18 @@ def train_one(config: Config) -> dict[str, Any]:
         config = _resumed(config)
     c = config.plain()
     trainer: Trainer = build(c["trainer"], key="trainer")
+    console.quiet = not trainer.main  # of several processes one speaks and writes
     torch.manual_seed(c["seed"])
     source = build(c["data"], key="data")
     adapters = build_adapters(c, source.columns)
-    folder = _run_folder(c, source.columns)
+    folder = _run_folder(c, source.columns, main=trainer.main)
     if c["resume"]:  # what was fitted is kept: a tokenizer learned again need not be the same
         for adapter in adapters.values():
             adapter.load(folder / "checkpoints")
     data = open_source(source, adapters)
     report.describe(data)
     model, parts = build_model(c, data, adapters, balance=trainer.balance)
-    if not c["resume"]:
+    if not c["resume"] and trainer.main:
         _begin(folder, config, adapters)
     console.print(f"run folder: {folder}", markup=False)
     console.print(f"precision: {trainer.precision_note}; device: {trainer.device}")
@@ -63,6 +64,8 @@ def train_one(config: Config) -> dict[str, Any]:
     sizes = {name: len(split) for name, split in data.splits.items()}
 
     def keep(found: Mapping[str, float]) -> None:
+        if not trainer.main:
+            return
         text = report.card(
             name=folder.parent.name,
             parts=parts,
@@ -91,6 +94,9 @@ def train_one(config: Config) -> dict[str, Any]:
         keep=keep,
         resume=bool(c["resume"]),
     )
+    trainer.accelerator.end_training()
+    if not trainer.main:
+        return {}
     console.print(f"trained {duration(state.seconds)}, best epoch {state.best_epoch} of {state.epoch}")
     best = bundle.load(folder / "model", device=str(trainer.device))
     split = next(name for name in ("test", "validation", "train") if name in data.splits)
@@ -325,9 +331,9 @@ def _resumed(config: Config) -> Config:
     return compose("train", [*saved_overrides(folder), *asked, f"resume={folder}", f"run={folder}"])
 
 
-def _run_folder(c: Mapping[str, Any], columns: Mapping[str, str]) -> Path:
+def _run_folder(c: Mapping[str, Any], columns: Mapping[str, str], *, main: bool) -> Path:
     folder = Path(c["run"]) if c["run"] else Path(c["output"]) / (c["name"] or columns.get("target", "run")) / _now()
-    if not c["resume"] and (folder / "metrics.jsonl").exists():
+    if main and not c["resume"] and (folder / "metrics.jsonl").exists():
         raise UserError(f"run: {folder} holds a run already; go on with it (resume={folder}) or name another")
     return folder
 
