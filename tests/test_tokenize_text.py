@@ -448,3 +448,8 @@ def test_fitting_takes_lists_of_words_too():
 def test_a_description_shows_the_first_pieces():
     assert adapter_of("word").describe("the man rows") == "the | man | rows"
     assert adapter_of("character").describe("the boats " * 3).endswith("| ...")
+
+
+def test_words_that_come_split_are_learned_as_they_are_cut():
+    adapter = TextAdapter(8, subwords="bpe", vocab_size=400).fit([["river", "bank"]] * 11)
+    assert adapter.prepare(["bank", "river"])["words"].tolist() == [0, 1]  # not in letters, the space's merge missing

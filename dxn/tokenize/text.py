@@ -299,7 +299,8 @@ class TextAdapter(nn.Module):
     def fit(self, raws: Iterable[str | list[str]]) -> TextAdapter:
         """Train the tokenizer on raws, unless it was given. Call on the training split only."""
         if not self.fitted:
-            texts = (raw if isinstance(raw, str) else " ".join(raw) for raw in raws)
+            # Words that come split are cut one by one, without the space before: so are they learned.
+            texts = (text for raw in raws for text in ([raw] if isinstance(raw, str) else raw))
             self.use(
                 train_tokenizer(texts, subwords=self.subwords, vocab_size=self.vocab_size, lowercase=self.lowercase)
             )
