@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
 
 from rich.console import Console
@@ -157,3 +158,8 @@ def card(
 def _example(parts: Mapping) -> str:
     examples = {"text": 'text="..."', "image": 'image="photo.jpg"', "audio": 'audio="sound.wav"'}
     return ", ".join(examples[m] for m in parts["adapters"])
+
+
+def now() -> str:
+    """For the name of a folder: 2026-01-31_12-00-00.00."""
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-4]
