@@ -66,7 +66,7 @@ def compose(verb: str, overrides: Sequence[str] = (), *, conf_dir: Path = CONF) 
     with initialize_config_dir(str(conf_dir.absolute()), version_base="1.3"):
         good_groups = []
         for override in groups:
-            if override.value() is None and f"{override.key_or_group}: null" in (conf_dir / f"{verb}.yaml").read_text():
+            if override.value() is None and _is_left_out(verb, override.key_or_group):
                 continue  # experiment=null asks for what is so anyway
             found = _group_faults(override, conf_dir)
             faults += found
@@ -180,6 +180,12 @@ def _group_faults(override: Override, conf_dir: Path) -> list[str]:
         for v in chosen
         if str(v) not in available
     ]
+
+
+def _is_left_out(verb: str, group: str) -> bool:
+    """Whether the verb's own defaults choose nothing of this group."""
+    choices = hydra_compose(verb, return_hydra_config=True).hydra.runtime.choices
+    return group in choices and choices[group] in (None, "null")
 
 
 def _composed(verb: str, overrides: Sequence[str], faults: list[str]) -> DictConfig | None:

@@ -6,9 +6,8 @@ import torch
 from dxn.cli import main
 from dxn.data.rows import Rows
 from dxn.data.samples import Samples, open_rows
-from dxn.errors import UserError
 from dxn.models import Backbone, Classify, EarlyFusion, Model
-from dxn.tokenize import ImageAdapter, TextAdapter
+from dxn.tokenize import TextAdapter
 from dxn.tokenize.text import MASK, SPECIALS
 from dxn.train.pretrain import MaskedText, hide
 
@@ -54,12 +53,10 @@ def test_what_stands_beside_a_hidden_word_gives_it_away():
     assert epochs[0].accuracy < 0.6 < 0.85 < epochs[-1].accuracy  # a sentence may lose all of its words
 
 
-def test_without_text_there_is_nothing_to_hide():
-    picture = torch.zeros(3, 32, 32, dtype=torch.uint8)
-    adapter = ImageAdapter(16)
-    model, samples = parts(adapter, Rows({"image": [picture]}, ["1"]))
-    with pytest.raises(UserError, match="no text to hide words of"):
-        next(MaskedText()(model, samples, batch_size=1, bf16=False))
+def test_without_text_there_is_nothing_to_hide_and_nothing_is_written(tmp_path, capsys):
+    assert main(["train", "adapters=[image]", "pretrain=masked", f"run={tmp_path / 'run'}"]) == 2
+    assert "pretrain: there is no text to hide words of, only image" in capsys.readouterr().err
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_run_pretrains_before_it_trains(tmp_path, capsys):

@@ -99,14 +99,28 @@ def test_a_run_that_was_cut_goes_on_bit_for_bit(tmp_path, monkeypatch, cut_at):
     assert same(*(load_file(tmp_path / name / "checkpoints" / "last.safetensors") for name in ("cut", "whole")))
 
 
-def test_a_tokenizer_that_is_never_learned_twice_alike_is_kept_for_going_on(tmp_path, monkeypatch):
-    # The library breaks a unigram model's ties by the order of a hash table.
-    cut = ["adapters=[text]", "adapters.text.subwords=unigram", "trainer.epochs=2"]
-    train(tmp_path / "run", *cut)
-    (tmp_path / "run" / "metrics.jsonl").write_text("")
+def test_a_tokenizer_is_not_learned_again_for_going_on(tmp_path, monkeypatch):
+    # A unigram model's ties are broken by the order of a hash table: learned again it would be another.
+    train(tmp_path / "run", "adapters=[text]", "adapters.text.subwords=unigram", "trainer.epochs=1")
     before = (tmp_path / "run" / "model" / "tokenizer.json").read_bytes()
-    assert main(["train", f"resume={tmp_path / 'run'}", "trainer.epochs=3"]) == 0
+    monkeypatch.setattr("dxn.tokenize.text.train_tokenizer", lambda *_, **__: pytest.fail("learned again"))
+    assert main(["train", f"resume={tmp_path / 'run'}", "trainer.epochs=2"]) == 0
     assert (tmp_path / "run" / "model" / "tokenizer.json").read_bytes() == before
+
+
+def test_a_refused_evaluation_leaves_nothing(trained, tmp_path, capsys):
+    assert main(["evaluate", f"run={trained}", "only=[smell]", f"output={tmp_path / 'out'}"]) == 2
+    assert "got smell" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_table_can_be_predicted_from_the_model_folder_alone(trained, tmp_path, capsys):
+    (tmp_path / "new.csv").write_text("text\nzwei\n")
+    copy = copied(trained, tmp_path)
+    for run in (trained / "model", copy):
+        assert main(["predict", f"run={run}", f"input={tmp_path / 'new.csv'}"]) == 0
+    first, second = capsys.readouterr().out.splitlines()
+    assert first == second and first.startswith("new.csv row 2: ")
 
 
 def test_workers_change_nothing(tmp_path):

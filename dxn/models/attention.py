@@ -43,7 +43,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
         bias = bias.to(query.dtype)
     if query.device.type != "cpu" or query.dtype != torch.bfloat16 or key.shape[-2] > WRITTEN_OUT:
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
-    # Two plain products are faster than torch's fused kernel here, the more so the fewer tokens: benchmarks/attention.py
+    # Two plain products beat torch's fused kernel here, the more so the fewer tokens: benchmarks/attention.py
     scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
     if bias is not None:
         scores = scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias

@@ -30,7 +30,7 @@ class ConvStem(nn.Module):
         if 2**steps != stride or steps < 1:
             raise ValueError(f"stride of a convolutional stem must be 2, 4, 8 or 16, got {stride}")
         widths = [in_channels, *(width * axes**i for i in range(steps))]
-        self.stride, self.axes = stride, axes
+        self.axes = axes
         size, step, pad = ((3, 3), (2, 2), (1, 1)) if axes == 2 else ((3, 1), (2, 1), (1, 0))
         self.convs = nn.ModuleList(nn.Conv2d(a, b, size, step, pad, bias=False) for a, b in pairwise(widths))
         self.norms = nn.ModuleList(nn.LayerNorm(w) for w in widths[1:])

@@ -39,6 +39,7 @@ def evaluate_subsets(
         raise UserError(f"only: no row of {split} has any of {shown}")
     samples, predictions = found[list(found)[-1]]
     answers = [predictor.answer(p) for p in predictions.predicted]
+    folder.mkdir(parents=True, exist_ok=True)
     report.write_predictions(folder / "predictions.csv", predictions, samples, predictor.target, answers)
     report.draw(folder / "plots", predictions, samples, predictor.target, results)
     raws = {m: column[samples.rows[0]] for m, column in opened.raws.items()}

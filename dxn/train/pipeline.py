@@ -98,6 +98,8 @@ def build_model(config: Plain, data: Data, adapters: Mapping[str, Any], *, balan
 def _refuse_what_cannot_be(config: Plain, data: Data, adapters: Mapping[str, Any]) -> None:
     if data.target.kind == "tags" and "text" not in adapters:
         raise UserError("head: tags belong to words, but no text adapter is in use; add adapters=[text]")
+    if config.get("pretrain") and "text" not in adapters:
+        raise UserError(f"pretrain: there is no text to hide words of, only {', '.join(adapters)}; leave it out")
     first = config["fusion"].get("pool") == "cls" or "num_tokens" in config["fusion"]
     if first and config["backbone"].get("causal"):
         raise UserError(

@@ -10,7 +10,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.data.samples import BatchOrder, Samples, make_loader
-from dxn.errors import UserError
 from dxn.models import Model
 from dxn.tokenize.text import MASK, SPECIALS
 from dxn.train.evaluate import to_device
@@ -45,9 +44,7 @@ class MaskedText:
         self.epochs, self.share, self.lr, self.schedule = epochs, share, lr, cosine(warmup=warmup)
 
     def __call__(self, model: Model, samples: Samples, *, batch_size: int, bf16: bool) -> Iterator[Epoch]:
-        """Train model in place on samples that have text; what each epoch came to. UserError without text."""
-        if "text" not in model.adapters:
-            raise UserError("pretrain: there is no text to hide words of; leave pretrain=masked out")
+        """Train model, which must have a text adapter, in place on samples that have text; what each epoch came to."""
         adapter, device = model.adapters["text"], next(model.parameters()).device
         parts = nn.ModuleDict({"text": adapter, "backbone": model.backbone, "guess": Guess(adapter.dim)}).to(device)
         optimizer = adamw(parts, lr=self.lr)

@@ -61,7 +61,6 @@ def evaluate(config: Config) -> int:
         raise UserError(f"split: the data has {', '.join(source.splits)}, got {c['split']}")
     opened = open_rows(source.splits[name], predictor.prepares, on_bad=source.on_bad)
     folder = Path(c["output"] or Path(c["run"]) / "evaluate" / now())
-    folder.mkdir(parents=True, exist_ok=True)
     only = [tuple(c["only"])] if c["only"] else None
     results = evaluate_subsets(predictor, opened, name, folder, batch_size=c["batch_size"], shown=only)
     report.write_metrics(folder / "metrics.json", by_split(name, results), {"rows": len(opened)})
@@ -153,8 +152,10 @@ def _raw_inputs(c: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _input_columns(c: Mapping[str, Any], predictor: bundle.Predictor) -> dict[str, Any]:
-    """The columns of a table that the model was trained on, by the names they had then."""
-    trained = compose("train", saved_overrides(Path(c["run"]))).plain()["data"]
+    """The columns of a table that the model was trained on, by the names they had then; of a model folder that
+    was taken out of its run folder those names are not known, and the columns are inferred."""
+    run = next((p for p in (Path(c["run"]), Path(c["run"]).parent) if (p / ".hydra").exists()), None)
+    trained = compose("train", saved_overrides(run)).plain()["data"] if run is not None else {}
     named = {m: trained[m] for m in predictor.modalities if trained.get(m)}
     return {**named, "fractions": (1.0,)}
 
