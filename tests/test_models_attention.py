@@ -176,7 +176,7 @@ def test_swiglu_has_about_as_many_weights_as_gelu():
     ("build", "message"),
     [
         (lambda: Attention(30, num_heads=4), "dim must be a multiple of num_heads, got 30 and 4"),
-        (lambda: Mlp(8, mlp="relu"), "mlp must be gelu or swiglu, got 'relu'"),
+        (lambda: Mlp(8, mlp="relu"), "mlp must be one of gelu, gelu_tanh, quick_gelu, swiglu, geglu, got 'relu'"),
         (lambda: Backbone(8, norm="batch"), "norm must be layer or rms, got 'batch'"),
         (lambda: Backbone(12, num_heads=4, position="rotary"), "rotary positions need an even dim / num_heads"),
         (lambda: Dropout(1.0), "dropout must be at least 0 and under 1, got 1.0"),

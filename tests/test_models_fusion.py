@@ -111,7 +111,7 @@ def test_the_class_token_leads_and_is_what_is_pooled():
     pool, part = lively(Pooling("cls", D)), part_of("text", [7, 0, 5])
     led = pool.lead(part)
     assert [s.modality for s in led.spans] == ["class", "text"]
-    assert torch.equal(led.x[:, 0], pool.token.expand(3, D)) and torch.equal(led.x[:, 1:], part.x)
+    assert torch.equal(led.x[:, 0], pool.tokens[0].expand(3, D)) and torch.equal(led.x[:, 1:], part.x)
     assert led.mask[:, 0].tolist() == [True, False, True]  # it is no token where there is nothing to lead
     assert bool(led.spans[0].places.isnan().all())
     assert torch.equal(pool(led.x, led.mask), led.x[:, 0])

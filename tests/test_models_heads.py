@@ -207,9 +207,9 @@ def test_the_default_head_fits_the_kind_of_target(kind, head):
     found = {"mean": 3.0, "std": 2.0} if kind == "number" else {"num_classes": K, "class_weights": WEIGHTS}
     built = default_head(D, kind=kind, label_smoothing=0.1, dropout=0.3, **found)
     assert type(built) is head and head.kind == kind
-    assert built.out[0].p == 0.3
+    assert built.neck.dropout.p == 0.3
     if kind == "number":
         assert (float(built.mean), float(built.std)) == (3.0, 2.0)
     else:
-        assert built.out[1].out_features == K
+        assert built.out.out_features == K
         assert built.label_smoothing == 0.1 and built.class_weights.tolist() == WEIGHTS

@@ -4,7 +4,7 @@ from dxn.models.attention import Attention
 from dxn.models.backbone import Backbone
 from dxn.models.blocks import Block, Mlp
 from dxn.models.fusion import BottleneckFusion, EarlyFusion, LateFusion
-from dxn.models.heads import Classify, Multilabel, Regress, Tag
+from dxn.models.heads import Classify, Embed, Multilabel, Regress, Tag
 from dxn.models.model import Model, count_parameters
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "BottleneckFusion",
     "Classify",
     "EarlyFusion",
+    "Embed",
     "LateFusion",
     "Mlp",
     "Model",

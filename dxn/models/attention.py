@@ -1,5 +1,6 @@
 """Self-attention on torch's fused kernels, with rotary or ALiBi positions on request."""
 
+from collections.abc import Callable
 from typing import Literal
 
 import torch
@@ -14,7 +15,15 @@ BackbonePosition = Literal["none", "rotary", "alibi"]
 class Attention(nn.Module):
     """Every token reads every real token of its own sample (arXiv:1706.03762, 3.2)."""
 
-    def __init__(self, dim: int, *, num_heads: int, dropout: float = 0.0, bias: bool = True):
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        norm: Callable[[int], nn.Module] | None = None,
+    ):
         super().__init__()
         if num_heads < 1 or dim % num_heads:
             raise ValueError(f"dim must be a multiple of num_heads, got {dim} and {num_heads}")
@@ -23,10 +32,14 @@ class Attention(nn.Module):
         self.num_heads, self.dropout = num_heads, dropout
         self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
         self.proj = nn.Linear(dim, dim, bias=bias)
+        # Of each head's queries and keys (arXiv:2302.05442, 2).
+        self.q_norm = norm(dim // num_heads) if norm is not None else nn.Identity()
+        self.k_norm = norm(dim // num_heads) if norm is not None else nn.Identity()
 
     def forward(self, x: Tensor, bias: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
         """x (B, N, D) to (B, N, D); bias (B, H or 1, N or 1, N) bool or added to the scores."""
         q, k, v = rearrange(self.qkv(x), "b n (qkv h d) -> qkv b h n d", qkv=3, h=self.num_heads)
+        q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
         out = attend(q, k, v, bias, dropout=self.dropout if self.training else 0.0)
@@ -50,26 +63,32 @@ def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None
     return F.dropout(scores.softmax(-1), dropout) @ value
 
 
-def attention_bias(mask: Tensor, *, causal: bool = False, slopes: Tensor | None = None) -> Tensor | None:
+def attention_bias(
+    mask: Tensor, *, causal: bool = False, slopes: Tensor | None = None, window: int | None = None
+) -> Tensor | None:
     """What to add to the scores, or which of them to allow (bool), for a mask (B, N) of real tokens.
 
     None where every token reads every other. slopes (H,) adds ALiBi's distances (arXiv:2108.12409), counted
-    over real tokens. No row of a softmax is left empty (it would be NaN): a sample without a real token reads
+    over real tokens; with a window a token reads those up to so many real tokens away (arXiv:2004.05150, 3.1).
+    No row of a softmax is left empty (it would be NaN): a sample without a real token reads
     its padding, and causal padding reads itself.
     """
-    n = mask.shape[1]
-    allowed = None
-    if causal or not bool(mask.all()):
+    n, allowed, distance = mask.shape[1], None, torch.zeros(())
+    if causal or window is not None or not bool(mask.all()):
         readable = mask | ~mask.any(1, keepdim=True)
         allowed = rearrange(readable, "b n -> b 1 1 n")
-        if causal:
-            allowed = allowed & torch.ones(n, n, dtype=torch.bool, device=mask.device).tril()
-            allowed = allowed | torch.eye(n, dtype=torch.bool, device=mask.device)
+    if causal:
+        allowed = allowed & torch.ones(n, n, dtype=torch.bool, device=mask.device).tril()
+    if slopes is not None or window is not None:
+        at = token_index(mask)
+        distance = rearrange((at[:, :, None] - at[:, None, :]).abs(), "b m n -> b 1 m n")
+        if window is not None:
+            allowed = allowed & (distance <= window)
+    if causal or window is not None:
+        allowed = allowed | torch.eye(n, dtype=torch.bool, device=mask.device)
     if slopes is None:
         return allowed
-    at = token_index(mask)
-    distance = (at[:, :, None] - at[:, None, :]).abs()
-    bias = -rearrange(slopes, "h -> 1 h 1 1") * distance[:, None]
+    bias = -rearrange(slopes, "h -> 1 h 1 1") * distance
     return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
 
 

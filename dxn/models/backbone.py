@@ -17,11 +17,20 @@ class Backbone(nn.Module):
         depth: number of blocks.
         num_heads: heads of each attention.
         mlp_ratio: width of the mlp's middle, in units of dim.
-        mlp: gelu, or swiglu (gated).
+        mlp: gelu, gelu_tanh or quick_gelu (two approximations of it), or gated: swiglu, geglu.
         norm: layer or rms.
+        norm_eps: added to the variance in every norm.
         norm_first: norm before each branch (pre-norm), or after each sum (post-norm).
-        bias: give the linears a bias.
+        first_norm: of pre-norm, the very first; leave it out where the adapters' tokens are normed already.
+        final_norm: of pre-norm, the one after the last block.
+        bias: give the linears and norms a bias.
+        qk_norm: norm each head's queries and keys.
+        layer_scale: what a learned factor of each feature of each branch starts from; none unless given.
         position: none (the adapters add positions), rotary or alibi.
+        rotary_base: wavelengths of the rotary positions rise to this times 2 pi tokens.
+        window: a token reads those up to so many tokens away; all unless given.
+        global_every: with a window, the first block and every so-manieth after it read all the same.
+        window_base: rotary_base of the blocks with a window, the same unless given.
         causal: a token reads only those before it.
         dropout: of each branch and the mlp's middle, in training.
         attn_dropout: of the attention weights, in training.
@@ -38,9 +47,18 @@ class Backbone(nn.Module):
         mlp_ratio: float = 4.0,
         mlp: MlpKind = "gelu",
         norm: NormKind = "layer",
+        norm_eps: float = 1e-5,
         norm_first: bool = True,
+        first_norm: bool = True,
+        final_norm: bool = True,
         bias: bool = True,
+        qk_norm: bool = False,
+        layer_scale: float | None = None,
         position: BackbonePosition = "none",
+        rotary_base: float = 10000.0,
+        window: int | None = None,
+        global_every: int = 1,
+        window_base: float | None = None,
         causal: bool = False,
         dropout: float = 0.0,
         attn_dropout: float = 0.0,
@@ -51,6 +69,8 @@ class Backbone(nn.Module):
         self.dim, self.causal, self.checkpointing = dim, causal, checkpointing
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
+        if window is not None and (window < 1 or global_every < 1):
+            raise ValueError(f"window and global_every must be at least 1, got {window} and {global_every}")
         if position not in ("none", "rotary", "alibi"):
             raise ValueError(f"position must be none, rotary or alibi, got {position!r}")
         slopes = alibi_slopes(num_heads) if position == "alibi" else None
@@ -64,8 +84,11 @@ class Backbone(nn.Module):
                 mlp_ratio=mlp_ratio,
                 mlp=mlp,
                 norm=norm,
+                norm_eps=norm_eps,
                 norm_first=norm_first,
                 bias=bias,
+                qk_norm=qk_norm,
+                layer_scale=layer_scale,
                 dropout=dropout,
                 attn_dropout=attn_dropout,
                 drop_path=rate,
@@ -75,7 +98,12 @@ class Backbone(nn.Module):
         if position == "rotary" and (dim // num_heads) % 2:
             raise ValueError(f"rotary positions need an even dim / num_heads, got {dim} / {num_heads}")
         self.head_dim = dim // num_heads if position == "rotary" else None
-        self.norm = make_norm(norm, dim) if norm_first else nn.Identity()
+        self.windows = [window if window is not None and i % global_every else None for i in range(depth)]
+        self.rotary_base, self.window_base = rotary_base, window_base or rotary_base
+        if norm_first and not first_norm:
+            self.blocks[0].attn_norm = nn.Identity()
+        last = norm_first and final_norm
+        self.norm = make_norm(norm, dim, eps=norm_eps, bias=bias) if last else nn.Identity()
         self._init_weights(depth)
 
     def forward(self, tokens: Tokens) -> Tokens:
@@ -84,14 +112,21 @@ class Backbone(nn.Module):
 
     def run(self, x: Tensor, mask: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
         """The blocks start:stop alone, without the last norm: x (B, N, D) and mask (B, N) to (B, N, D)."""
-        bias = attention_bias(mask, causal=self.causal, slopes=self.slopes)
-        rotation = rotation_angles(mask, self.head_dim) if self.head_dim is not None else None
-        for block in self.blocks[start:stop]:
+        seen = {w: self._sight(mask, w) for w in set(self.windows[start:stop])}
+        for block, window in zip(self.blocks[start:stop], self.windows[start:stop], strict=True):
             if self.checkpointing and self.training:
-                x = checkpoint(block, x, bias, rotation, use_reentrant=False)  # pyright: ignore[reportAssignmentType]
+                x = checkpoint(block, x, *seen[window], use_reentrant=False)  # pyright: ignore[reportAssignmentType]
             else:
-                x = block(x, bias, rotation)
+                x = block(x, *seen[window])
         return x
+
+    def _sight(self, mask: Tensor, window: int | None) -> tuple[Tensor | None, Tensor | None]:
+        """The bias and the rotation of the blocks with this window."""
+        bias = attention_bias(mask, causal=self.causal, slopes=self.slopes, window=window)
+        if self.head_dim is None:
+            return bias, None
+        base = self.rotary_base if window is None else self.window_base
+        return bias, rotation_angles(mask, self.head_dim, base)
 
     def _init_weights(self, depth: int) -> None:
         """Normal of deviation 1 / sqrt(inputs), so that width changes no scale, and less, by the number of

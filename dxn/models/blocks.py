@@ -1,5 +1,6 @@
 """The residual block and its parts."""
 
+from functools import partial
 from typing import Literal
 
 import torch
@@ -9,18 +10,26 @@ from torch import Tensor, nn
 from dxn.models.attention import Attention
 
 NormKind = Literal["layer", "rms"]
-MlpKind = Literal["gelu", "swiglu"]
+MlpKind = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu"]
+ACTIVATIONS = {
+    "gelu": F.gelu,
+    "gelu_tanh": partial(F.gelu, approximate="tanh"),
+    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "swiglu": F.silu,
+    "geglu": F.gelu,
+}
 
 
-def make_norm(kind: NormKind, dim: int) -> nn.Module:
-    """Layer norm (arXiv:1607.06450) or RMS norm (arXiv:1910.07467) over D."""
+def make_norm(kind: NormKind, dim: int, *, eps: float = 1e-5, bias: bool = True) -> nn.Module:
+    """Layer norm (arXiv:1607.06450) or RMS norm (arXiv:1910.07467, never a bias) over D."""
     if kind not in ("layer", "rms"):
         raise ValueError(f"norm must be layer or rms, got {kind!r}")
-    return nn.LayerNorm(dim) if kind == "layer" else nn.RMSNorm(dim, eps=1e-6)
+    return nn.LayerNorm(dim, eps=eps, bias=bias) if kind == "layer" else nn.RMSNorm(dim, eps=eps)
 
 
 class Mlp(nn.Module):
-    """Each token on its own: D to mlp_ratio D and back, through GELU or gated (SwiGLU, arXiv:2002.05202)."""
+    """Each token on its own: D to mlp_ratio D and back, through a GELU (exact, by tanh, or by a sigmoid:
+    arXiv:1606.08415, 2) or gated (SwiGLU and GeGLU, arXiv:2002.05202)."""
 
     def __init__(
         self,
@@ -32,11 +41,11 @@ class Mlp(nn.Module):
         bias: bool = True,
     ):
         super().__init__()
-        if mlp not in ("gelu", "swiglu"):
-            raise ValueError(f"mlp must be gelu or swiglu, got {mlp!r}")
+        if mlp not in ACTIVATIONS:
+            raise ValueError(f"mlp must be one of {', '.join(ACTIVATIONS)}, got {mlp!r}")
+        self.gated, self.act = mlp in ("swiglu", "geglu"), ACTIVATIONS[mlp]
         # A gate is a third matrix: two thirds of the width keep the number of weights.
-        hidden = int(dim * mlp_ratio * (2 / 3 if mlp == "swiglu" else 1))
-        self.gated = mlp == "swiglu"
+        hidden = int(dim * mlp_ratio * (2 / 3 if self.gated else 1) + 1e-6)
         self.up = nn.Linear(dim, hidden * (2 if self.gated else 1), bias=bias)
         self.down = nn.Linear(hidden, dim, bias=bias)
         self.dropout = Dropout(dropout)
@@ -46,9 +55,9 @@ class Mlp(nn.Module):
         x = self.up(x)
         if self.gated:
             x, gate = x.chunk(2, -1)
-            x = x * F.silu(gate)
+            x = x * self.act(gate)
         else:
-            x = F.gelu(x)
+            x = self.act(x)
         return self.down(self.dropout(x))
 
 
@@ -93,6 +102,18 @@ class DropPath(nn.Module):
         return x * (keep.to(x.dtype) / (1 - self.rate))
 
 
+class LayerScale(nn.Module):
+    """A learned factor for each feature of a branch (arXiv:2103.17239, 2)."""
+
+    def __init__(self, dim: int, initial: float):
+        super().__init__()
+        self.factor = nn.Parameter(torch.full((dim,), initial))
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., D) to (..., D)."""
+        return x * self.factor
+
+
 class Block(nn.Module):
     """Attention and mlp, each with its residual and its norm: before it (pre) or after the sum (post)."""
 
@@ -104,28 +125,40 @@ class Block(nn.Module):
         mlp_ratio: float = 4.0,
         mlp: MlpKind = "gelu",
         norm: NormKind = "layer",
+        norm_eps: float = 1e-5,
         norm_first: bool = True,
         bias: bool = True,
+        qk_norm: bool = False,
+        layer_scale: float | None = None,
         dropout: float = 0.0,
         attn_dropout: float = 0.0,
         drop_path: float = 0.0,
     ):
         super().__init__()
+        make = partial(make_norm, norm, eps=norm_eps, bias=bias)
         self.norm_first = norm_first
-        self.attn_norm = make_norm(norm, dim)
-        self.attn = Attention(dim, num_heads=num_heads, dropout=attn_dropout, bias=bias)
-        self.mlp_norm = make_norm(norm, dim)
+        self.attn_norm = make(dim)
+        self.attn = Attention(
+            dim,
+            num_heads=num_heads,
+            dropout=attn_dropout,
+            bias=bias,
+            norm=make if qk_norm else None,
+        )
+        self.attn_scale = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
+        self.mlp_norm = make(dim)
         self.mlp = Mlp(dim, mlp_ratio=mlp_ratio, mlp=mlp, dropout=dropout, bias=bias)
+        self.mlp_scale = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
         self.dropout = Dropout(dropout)
         self.drop_path = DropPath(drop_path)
 
     def forward(self, x: Tensor, bias: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
         """x (B, N, D) to (B, N, D); bias and rotation as in Attention."""
         if self.norm_first:
-            x = x + self._leave(self.attn(self.attn_norm(x), bias, rotation))
-            return x + self._leave(self.mlp(self.mlp_norm(x)))
-        x = self.attn_norm(x + self._leave(self.attn(x, bias, rotation)))
-        return self.mlp_norm(x + self._leave(self.mlp(x)))
+            x = x + self._leave(self.attn_scale(self.attn(self.attn_norm(x), bias, rotation)))
+            return x + self._leave(self.mlp_scale(self.mlp(self.mlp_norm(x))))
+        x = self.attn_norm(x + self._leave(self.attn_scale(self.attn(x, bias, rotation))))
+        return self.mlp_norm(x + self._leave(self.mlp_scale(self.mlp(x))))
 
     def _leave(self, branch: Tensor) -> Tensor:
         return self.drop_path(self.dropout(branch))

@@ -10,35 +10,52 @@ from torch import Tensor, nn
 from dxn.models.backbone import Backbone
 from dxn.tokens import Span, Tokens, check_columns, join
 
-Pool = Literal["mean", "max", "cls", "attention"]
+Pool = Literal["mean", "max", "cls", "attention", "first", "last", "cls_mean", "leading", "leading_cat"]
+WITH_CLASS = ("cls", "cls_mean", "leading", "leading_cat")
 
 
 class Pooling(nn.Module):
-    """One vector a sample out of its real tokens: mean, maximum, the class token's or a learned weighting."""
+    """One vector a sample out of its real tokens.
 
-    def __init__(self, kind: Pool, dim: int):
+    mean and max of its tokens; attention, a learned weighting; first and last, its first and last token; cls, a
+    learned class token before all others; cls_mean, that one and the mean of the others side by side. registers
+    are further learned tokens before the others (arXiv:2309.16588), which no mean or maximum takes in; leading
+    is the mean of them and the class token (arXiv:2104.01778, 2.2), leading_cat all of these side by side.
+    """
+
+    def __init__(self, kind: Pool, dim: int, *, registers: int = 0):
         super().__init__()
         self.kind = kind
         if kind == "attention":
             self.score = nn.Linear(dim, 1)
-        if kind == "cls":
-            self.token = nn.Parameter(torch.zeros(dim))
-            nn.init.trunc_normal_(self.token, std=0.02)
+        self.leading = registers + (kind in WITH_CLASS)
+        self.width = {"cls_mean": 2, "leading_cat": self.leading}.get(kind, 1) * dim
+        if self.leading:
+            self.tokens = nn.Parameter(torch.zeros(self.leading, dim))
+            nn.init.trunc_normal_(self.tokens, std=0.02)
 
     def lead(self, tokens: Tokens) -> Tokens:
-        """The tokens with the class token, where there is one, as their first column."""
-        if self.kind != "cls":
+        """The tokens with the class token and the registers, where there are any, as their first columns."""
+        if not self.leading:
             return tokens
-        batch = len(tokens)
-        x = repeat(self.token, "d -> b 1 d", b=batch).to(tokens.x.dtype)
-        nowhere = torch.full((batch, 1, 1), torch.nan, device=x.device)
-        first = Tokens(x, tokens.mask.any(1, keepdim=True), (Span("class", 0, 1, nowhere),))
-        return join([first, tokens])
+        x = repeat(self.tokens, "k d -> b k d", b=len(tokens)).to(tokens.x.dtype)
+        mask = repeat(tokens.mask.any(1), "b -> b k", k=self.leading)
+        nowhere = torch.full((*mask.shape, 1), torch.nan, device=x.device)
+        return join([Tokens(x, mask, (Span("class", 0, self.leading, nowhere),)), tokens])
 
     def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x (B, N, D) and mask (B, N) to (B, D); zero for a sample without a real token."""
+        """x (B, N, D) and mask (B, N) to (B, width); zero for a sample without a real token, where it is read."""
         if self.kind == "cls":
             return x[:, 0]
+        if self.kind == "leading":
+            return x[:, : self.leading].mean(1)
+        if self.kind == "leading_cat":
+            return rearrange(x[:, : self.leading], "b k d -> b (k d)")
+        first, x, mask = x[:, 0], x[:, self.leading :], mask[:, self.leading :]
+        if self.kind in ("first", "last"):
+            index = torch.arange(mask.shape[1], device=x.device).expand_as(mask)
+            at = torch.where(mask, index, -1).amax(1) if self.kind == "last" else mask.int().argmax(1)
+            return x[torch.arange(len(x), device=x.device), at.clamp(min=0)]
         if self.kind == "max":
             lowest = x.masked_fill(~mask[..., None], torch.finfo(x.dtype).min).amax(1)
             return lowest.masked_fill(~mask.any(1, keepdim=True), 0)
@@ -47,7 +64,8 @@ class Pooling(nn.Module):
             score = self.score(x).squeeze(-1).float().masked_fill(~mask, -1e9)
             weight = weight * score.softmax(1).to(x.dtype)
         total = weight.sum(1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-        return (x * weight[..., None]).sum(1) / total
+        mean = (x * weight[..., None]).sum(1) / total
+        return torch.cat([first, mean], 1) if self.kind == "cls_mean" else mean
 
 
 class EarlyFusion(nn.Module):
@@ -56,13 +74,18 @@ class EarlyFusion(nn.Module):
     Args:
         dim: width D of a token.
         modalities: names that get a vector added to each of their columns.
-        pool: mean or max of the tokens, cls (a token of its own) or attention (a learned weighting).
+        pool: mean or max of the tokens, attention (a learned weighting), cls (a token of its own), first or last
+            token, cls_mean (both side by side), or of cls and registers leading (mean), leading_cat (side by side).
+        registers: further learned tokens before the others, left out of every mean.
     """
 
-    def __init__(self, dim: int = 128, *, modalities: Sequence[str] = (), pool: Pool = "mean"):
+    def __init__(
+        self, dim: int = 128, *, modalities: Sequence[str] = (), pool: Pool = "mean", registers: int = 0
+    ):
         super().__init__()
         self.embedding = ModalityEmbedding(dim, modalities)
-        self.pool = Pooling(pool, dim)
+        self.pool = Pooling(pool, dim, registers=registers)
+        self.width = self.pool.width
 
     def forward(self, parts: Sequence[Tokens], backbone: Backbone) -> tuple[Tokens, Tensor]:
         """Parts to the joined, encoded Tokens and one vector a sample (B, D)."""
@@ -78,14 +101,19 @@ class LateFusion(nn.Module):
     Args:
         dim: width D of a token.
         modalities: names that get a vector added to each of their columns.
-        pool: how each modality's tokens become one vector: mean, max, cls or attention.
+        pool: how each modality's tokens become one vector, as in early fusion.
+        registers: further learned tokens before the others, left out of every mean.
     """
 
-    def __init__(self, dim: int = 128, *, modalities: Sequence[str] = (), pool: Pool = "mean"):
+    def __init__(
+        self, dim: int = 128, *, modalities: Sequence[str] = (), pool: Pool = "mean", registers: int = 0
+    ):
         super().__init__()
         self.embedding = ModalityEmbedding(dim, modalities)
-        self.pool = Pooling(pool, dim)
-        self.mix = nn.ModuleDict({name: nn.Linear(dim, dim) for name in modalities})
+        self.pool = Pooling(pool, dim, registers=registers)
+        self.width = self.pool.width
+        self.mix = nn.ModuleDict({name: nn.Linear(self.width, dim) for name in modalities})
+        self.width = dim if len(self.mix) > 1 else self.width
 
     def forward(self, parts: Sequence[Tokens], backbone: Backbone) -> tuple[Tokens, Tensor]:
         """Parts to their encoded Tokens side by side and one vector a sample (B, D)."""
@@ -105,7 +133,8 @@ class BottleneckFusion(nn.Module):
     Args:
         dim: width D of a token.
         modalities: names that get a vector added to each of their columns.
-        pool: mean or max of the tokens, cls (a token of each modality's own) or attention.
+        pool: how each modality's tokens become one vector, as in early fusion.
+        registers: further learned tokens before each modality's, left out of every mean.
         num_tokens: shared tokens.
         start: block from which they pass; the blocks before see one modality alone.
     """
@@ -116,12 +145,14 @@ class BottleneckFusion(nn.Module):
         *,
         modalities: Sequence[str] = (),
         pool: Pool = "mean",
+        registers: int = 0,
         num_tokens: int = 4,
         start: int = 0,
     ):
         super().__init__()
         self.embedding = ModalityEmbedding(dim, modalities)
-        self.pool, self.start = Pooling(pool, dim), start
+        self.pool, self.start = Pooling(pool, dim, registers=registers), start
+        self.width = self.pool.width
         self.shared = nn.Parameter(torch.empty(num_tokens, dim))
         nn.init.trunc_normal_(self.shared, std=0.02)
 

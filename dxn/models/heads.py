@@ -1,6 +1,7 @@
 """Task heads: from the encoded tokens to an answer, and the loss that teaches it."""
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -8,6 +9,37 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.tokens import Tokens
+
+
+Hidden = Literal["none", "linear", "tanh", "relu", "gelu"]
+HIDDEN = {"linear": nn.Identity(), "tanh": nn.Tanh(), "relu": nn.ReLU(), "gelu": nn.GELU()}
+
+
+class Neck(nn.Module):
+    """What may stand between the pooled vector and the head's last linear: a layer, a norm, dropout."""
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        hidden: Hidden = "none",
+        hidden_dim: int | None = None,
+        norm: bool = False,
+        norm_eps: float = 1e-5,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        if hidden != "none" and hidden not in HIDDEN:
+            raise ValueError(f"hidden must be none or one of {', '.join(HIDDEN)}, got {hidden!r}")
+        self.width = dim if hidden == "none" else hidden_dim or dim
+        self.dense = nn.Linear(dim, self.width) if hidden != "none" else nn.Identity()
+        self.act = HIDDEN.get(hidden, nn.Identity())
+        self.norm = nn.LayerNorm(self.width, eps=norm_eps) if norm else nn.Identity()
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """(B, D) to (B, width)."""
+        return self.dropout(self.norm(self.act(self.dense(pooled))))
 
 
 class Classify(nn.Module):
@@ -18,7 +50,10 @@ class Classify(nn.Module):
         num_classes: classes, from the data.
         label_smoothing: share of the target spread over all classes (arXiv:1512.00567, 7).
         class_weights: weight of each class in the loss, from the data where the trainer is asked to balance.
-        dropout: of the pooled vector, in training.
+        hidden: none, or a layer before the last: linear, tanh, relu or gelu.
+        norm: a layer norm before the last linear.
+        norm_eps: added to the variance in that norm.
+        dropout: of what the last linear gets, in training.
     """
 
     kind = "class"
@@ -30,17 +65,21 @@ class Classify(nn.Module):
         num_classes: int,
         label_smoothing: float = 0.0,
         class_weights: Sequence[float] | None = None,
+        hidden: Hidden = "none",
+        norm: bool = False,
+        norm_eps: float = 1e-5,
         dropout: float = 0.0,
     ):
         super().__init__()
         self.label_smoothing = label_smoothing
-        self.out = nn.Sequential(nn.Dropout(dropout), nn.Linear(dim, num_classes))
+        self.neck = Neck(dim, hidden=hidden, norm=norm, norm_eps=norm_eps, dropout=dropout)
+        self.out = nn.Linear(dim, num_classes)
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", _tensor(class_weights))
 
     def forward(self, tokens: Tokens, pooled: Tensor) -> Tensor:
         """pooled (B, D) to logits (B, K)."""
-        return self.out(pooled)
+        return self.out(self.neck(pooled))
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy of logits (B, K) and targets: classes (B,), or their shares (B, K)."""
@@ -59,7 +98,10 @@ class Multilabel(nn.Module):
         num_classes: labels, from the data.
         label_smoothing: moves the targets 0 and 1 this far towards one half.
         class_weights: weight of each label's positive samples in the loss.
-        dropout: of the pooled vector, in training.
+        hidden: none, or a layer before the last: linear, tanh, relu or gelu.
+        norm: a layer norm before the last linear.
+        norm_eps: added to the variance in that norm.
+        dropout: of what the last linear gets, in training.
         threshold: a label is predicted at this probability or above.
     """
 
@@ -72,18 +114,22 @@ class Multilabel(nn.Module):
         num_classes: int,
         label_smoothing: float = 0.0,
         class_weights: Sequence[float] | None = None,
+        hidden: Hidden = "none",
+        norm: bool = False,
+        norm_eps: float = 1e-5,
         dropout: float = 0.0,
         threshold: float = 0.5,
     ):
         super().__init__()
         self.label_smoothing, self.threshold = label_smoothing, threshold
-        self.out = nn.Sequential(nn.Dropout(dropout), nn.Linear(dim, num_classes))
+        self.neck = Neck(dim, hidden=hidden, norm=norm, norm_eps=norm_eps, dropout=dropout)
+        self.out = nn.Linear(dim, num_classes)
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", _tensor(class_weights))
 
     def forward(self, tokens: Tokens, pooled: Tensor) -> Tensor:
         """pooled (B, D) to logits (B, K)."""
-        return self.out(pooled)
+        return self.out(self.neck(pooled))
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean binary cross-entropy of logits and targets 0 to 1, both (B, K)."""
@@ -102,14 +148,28 @@ class Regress(nn.Module):
         dim: width D of a token.
         mean: of the training split's numbers, from the data.
         std: of the training split's numbers, from the data.
-        dropout: of the pooled vector, in training.
+        hidden: none, or a layer before the last: linear, tanh, relu or gelu.
+        norm: a layer norm before the last linear.
+        norm_eps: added to the variance in that norm.
+        dropout: of what the last linear gets, in training.
     """
 
     kind = "number"
 
-    def __init__(self, dim: int = 128, *, mean: float = 0.0, std: float = 1.0, dropout: float = 0.0):
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        mean: float = 0.0,
+        std: float = 1.0,
+        hidden: Hidden = "none",
+        norm: bool = False,
+        norm_eps: float = 1e-5,
+        dropout: float = 0.0,
+    ):
         super().__init__()
-        self.out = nn.Sequential(nn.Dropout(dropout), nn.Linear(dim, 1))
+        self.neck = Neck(dim, hidden=hidden, norm=norm, norm_eps=norm_eps, dropout=dropout)
+        self.out = nn.Linear(dim, 1)
         self.mean: Tensor
         self.std: Tensor
         self.register_buffer("mean", torch.tensor(mean, dtype=torch.float32))
@@ -117,7 +177,7 @@ class Regress(nn.Module):
 
     def forward(self, tokens: Tokens, pooled: Tensor) -> Tensor:
         """pooled (B, D) to (B,), in units of the training numbers' deviation from their mean."""
-        return self.out(pooled).squeeze(-1)
+        return self.out(self.neck(pooled)).squeeze(-1)
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean squared error in those units; targets (B,) in their own."""
@@ -152,13 +212,14 @@ class Tag(nn.Module):
     ):
         super().__init__()
         self.label_smoothing = label_smoothing
-        self.out = nn.Sequential(nn.Dropout(dropout), nn.Linear(dim, num_classes))
+        self.neck = Neck(dim, dropout=dropout)
+        self.out = nn.Linear(dim, num_classes)
         self.class_weights: Tensor | None
         self.register_buffer("class_weights", _tensor(class_weights))
 
     def forward(self, tokens: Tokens, pooled: Tensor) -> Tensor:
         """The text's encoded columns to logits (B, N, K)."""
-        return self.out(tokens.select("text").x)
+        return self.out(self.neck(tokens.select("text").x))
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
         """Mean cross-entropy over targets (B, N) that are not -100: each word's first subword."""
@@ -175,21 +236,62 @@ class Tag(nn.Module):
         return logits.softmax(-1)
 
 
+class Embed(nn.Module):
+    """No answer, only the vector that stands for a sample.
+
+    Args:
+        dim: width D of a token.
+        hidden: none, or a layer: linear, tanh, relu or gelu.
+        hidden_dim: numbers that the layer leaves, dim unless given.
+        norm: a layer norm at the end.
+        norm_eps: added to the variance in that norm.
+    """
+
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        hidden: Hidden = "none",
+        hidden_dim: int | None = None,
+        norm: bool = False,
+        norm_eps: float = 1e-5,
+    ):
+        super().__init__()
+        self.neck = Neck(dim, hidden=hidden, hidden_dim=hidden_dim, norm=norm, norm_eps=norm_eps)
+
+    def forward(self, tokens: Tokens, pooled: Tensor) -> Tensor:
+        """pooled (B, D) to (B, E)."""
+        return self.neck(pooled)
+
+
 HEADS = {head.kind: head for head in (Classify, Multilabel, Regress, Tag)}
 
 
 def default_head(
-    dim: int = 128, *, kind: str, label_smoothing: float = 0.0, dropout: float = 0.0, **found
+    dim: int = 128,
+    *,
+    kind: str,
+    label_smoothing: float = 0.0,
+    hidden: Hidden = "none",
+    norm: bool = False,
+    norm_eps: float = 1e-5,
+    dropout: float = 0.0,
+    **found,
 ) -> nn.Module:
     """The head that fits a target of this kind; found: what the data decides (num_classes, mean ...).
 
     Args:
         dim: width D of a token.
         label_smoothing: share of the target spread over all classes; nothing to a number.
+        hidden: none, or a layer before the last: linear, tanh, relu or gelu; nothing to tags.
+        norm: a layer norm before the last linear; nothing to tags.
+        norm_eps: added to the variance in that norm.
         dropout: before the last linear, in training.
     """
     if kind != "number":
         found["label_smoothing"] = label_smoothing
+    if kind != "tags":
+        found |= {"hidden": hidden, "norm": norm, "norm_eps": norm_eps}
     return HEADS[kind](dim, dropout=dropout, **found)
 
 

@@ -149,9 +149,9 @@ class Predictor:
 
     @torch.inference_mode()
     def embed(self, *, text=None, image=None, audio=None) -> Tensor:
-        """One sample as one vector (D,): what the head sees."""
+        """One sample as one vector (D,): what the head's last linear sees."""
         parts = self.model.embed(self._batch(self._samples([{"text": text, "image": image, "audio": audio}]), 0))
-        return self.model.encode(parts)[1][0].cpu()
+        return self.model.head.neck(self.model.encode(parts)[1])[0].cpu()
 
     def _samples(self, given: Sequence[Mapping[str, Any]]) -> Samples:
         return Samples(open_rows(self._rows(given), self.prepares, need_target=False), self.prepares)

@@ -78,11 +78,14 @@ def head_node(config: Plain, target: Target, train: Opened, *, balance: bool) ->
 def build_model(config: Plain, data: Data, adapters: Mapping[str, Any], *, balance: bool) -> tuple[Model, dict]:
     """The model and the nodes it was built from, as the model folder keeps them."""
     _refuse_what_cannot_be(config, data, adapters)
-    head = head_node(config, data.target, data.splits["train"], balance=balance)
     fusion = {**config["fusion"], "modalities": list(adapters)}
+    meeting = build(fusion, key="fusion")
+    head = head_node(config, data.target, data.splits["train"], balance=balance)
+    if data.target.kind != "tags":
+        head["dim"] = meeting.width
     model = Model(
         adapters,
-        fusion=build(fusion, key="fusion"),
+        fusion=meeting,
         backbone=build(config["backbone"], key="backbone"),
         head=build(head, key="head"),
     )
