@@ -8,10 +8,11 @@ from dxn.data.rows import Rows
 from dxn.data.samples import Samples, open_rows
 from dxn.models import Backbone, Classify, EarlyFusion, Model
 from dxn.tokenize import TextAdapter
-from dxn.tokenize.text import MASK, SPECIALS
+from dxn.tokenize.text import SPECIALS
 from dxn.train.pretrain import MaskedText, hide
 
 SENTENCES = [f"{who} {does} {what}" for who, does, what in (("cats", "chase", "mice"), ("dogs", "chew", "bones"))] * 12
+WORDS = {"vocab_size": 101, "special_ids": range(len(SPECIALS)), "mask_id": SPECIALS.index("[MASK]")}
 
 
 def parts(adapter, rows):
@@ -30,18 +31,18 @@ def parts(adapter, rows):
 def test_about_the_share_is_hidden_and_mostly_by_mask():
     ids = torch.randint(len(SPECIALS), 101, (97, 89))
     mask = torch.rand(97, 89) < 0.7
-    chosen, shown = hide(ids, mask, 0.3, 101, torch.Generator().manual_seed(0))
+    chosen, shown = hide(ids, mask, 0.3, torch.Generator().manual_seed(0), **WORDS)
     assert not (chosen & ~mask).any()
     assert torch.equal(shown[~chosen], ids[~chosen])
     assert chosen.sum() / mask.sum() == pytest.approx(0.3, abs=0.02)
-    assert (shown[chosen] == MASK).float().mean() == pytest.approx(0.8, abs=0.02)
+    assert (shown[chosen] == SPECIALS.index("[MASK]")).float().mean() == pytest.approx(0.8, abs=0.02)
     # 1 in 10 stays, and of those that become another one some few become themselves.
     assert (shown[chosen] == ids[chosen]).float().mean() == pytest.approx(0.1 + 0.1 / 96, abs=0.02)
 
 
 def test_special_subwords_are_never_hidden():
     ids = torch.arange(len(SPECIALS)).repeat(3, 50)
-    chosen, shown = hide(ids, torch.ones_like(ids, dtype=torch.bool), 0.9, 101, torch.Generator())
+    chosen, shown = hide(ids, torch.ones_like(ids, dtype=torch.bool), 0.9, torch.Generator(), **WORDS)
     assert not chosen.any() and torch.equal(shown, ids)
 
 

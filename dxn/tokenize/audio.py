@@ -18,11 +18,12 @@ from torch import Tensor, nn
 from dxn.tokenize.media import read_audio
 from dxn.tokenize.positions import PositionKind, Positions1d, Positions2d
 from dxn.tokenize.randomness import torch_seeded
-from dxn.tokenize.stem import ConvStem
+from dxn.tokenize.stem import ConvStem, WhisperStem
 from dxn.tokens import Span, Tokens
 
 FLOOR = 1e-6  # added to mel power before the logarithm: -60 dB under a full-scale sine's order of magnitude
 AudioTokens = Literal["frames", "patches", "waveform"]
+Frontend = Literal["mel", "kaldi", "whisper"]
 
 
 class AudioAugment:
@@ -101,15 +102,32 @@ class AudioPrepare:
         n_fft: int,
         hop_length: int,
         n_mels: int,
+        frontend: Frontend,
+        top_db: float | None,
+        num_frames: int | None,
         normalize: Literal["dataset", "clip", "none"],
         max_seconds: float,
         augment: AudioAugment | None,
     ):
         self.waveform = tokens == "waveform"
-        self.sample_rate, self.hop_length, self.n_mels = sample_rate, hop_length, n_mels
+        if frontend not in ("mel", "kaldi", "whisper"):
+            raise ValueError(f"frontend must be mel, kaldi or whisper, got {frontend!r}")
+        if self.waveform and (frontend != "mel" or num_frames is not None):
+            raise ValueError("tokens=waveform has no spectrogram: leave frontend and num_frames out")
+        if top_db is not None and top_db <= 0:
+            raise ValueError(f"top_db must be over 0, got {top_db}")
+        self.sample_rate, self.n_fft, self.hop_length, self.n_mels = sample_rate, n_fft, hop_length, n_mels
+        self.frontend, self.top_db, self.num_frames = frontend, top_db, num_frames
         self.normalize, self.max_seconds, self.augment = normalize, max_seconds, augment
+        whisper = frontend == "whisper"
         self.mel = torchaudio.transforms.MelSpectrogram(
-            sample_rate, n_fft=n_fft, hop_length=hop_length, n_mels=n_mels, pad_mode="constant"
+            sample_rate,
+            n_fft=n_fft,
+            hop_length=hop_length,
+            n_mels=n_mels,
+            pad_mode="reflect" if whisper else "constant",
+            norm="slaney" if whisper else None,
+            mel_scale="slaney" if whisper else "htk",
         )
 
     def read(self, source) -> Tensor:
@@ -121,7 +139,7 @@ class AudioPrepare:
         augment = self.augment if rng is not None else None
         if augment is not None and rng is not None:
             raw = augment.waveform(raw, self.sample_rate, rng)
-        features = rearrange(raw, "t -> t 1") if self.waveform else self.log_mel(raw)
+        features = rearrange(raw, "t -> t 1") if self.waveform else self.spectrogram(raw)
         if self.normalize == "clip":
             features = (features - features.mean(0)) / features.std(correction=0).clamp(min=1e-3)
         if augment is not None and rng is not None and not self.waveform:
@@ -132,9 +150,45 @@ class AudioPrepare:
         """Roughly how many tokens it has, to put like with like."""
         return len(raw) / self.hop_length / 4
 
-    def log_mel(self, raw: Tensor) -> Tensor:
-        """Waveform (T,) to log-mel (1 + T // hop_length, F), natural logarithm of power."""
-        return rearrange((self.mel(raw) + FLOOR).log(), "f t -> t f")
+    def spectrogram(self, raw: Tensor) -> Tensor:
+        """Waveform (T,) to logarithms of mel power (frames, F), as many frames as num_frames asks for."""
+        make = {"mel": self._log_mel, "kaldi": self._kaldi, "whisper": self._whisper}[self.frontend]
+        return make(raw)
+
+    def _log_mel(self, raw: Tensor) -> Tensor:
+        """A frame each hop_length samples, 1 + T // hop_length of them; natural logarithm."""
+        power = self.mel(raw)
+        if self.top_db is not None:
+            power = power.clamp(min=float(power.max()) * 10 ** (-self.top_db / 10))
+        return self._cut_or_padded(rearrange((power + FLOOR).log(), "f t -> t f"))
+
+    def _kaldi(self, raw: Tensor) -> Tensor:
+        """Kaldi's filter banks with a Hann window, as AST was trained on (arXiv:2104.01778, 2.1)."""
+        length = self.n_fft / self.sample_rate * 1000
+        bank = torchaudio.compliance.kaldi.fbank(
+            F.pad(raw, (0, max(self.n_fft - len(raw), 0)))[None],
+            sample_frequency=self.sample_rate,
+            window_type="hanning",
+            frame_length=length,
+            frame_shift=self.hop_length / self.sample_rate * 1000,
+            num_mel_bins=self.n_mels,
+        )
+        return self._cut_or_padded(bank)
+
+    def _whisper(self, raw: Tensor) -> Tensor:
+        """Whisper's (arXiv:2212.04356, 2.2): base 10, at most 80 dB below the loudest, brought to about -1 to 1.
+        Silence fills it up before the transform, and the frame centred on the last sample is left out."""
+        if self.num_frames is not None:
+            want = self.num_frames * self.hop_length
+            raw = F.pad(raw[:want], (0, max(want - len(raw), 0)))
+        raw = F.pad(raw, (0, max(self.n_fft // 2 + 1 - len(raw), 0)))  # what the reflection at the ends needs
+        log = self.mel(raw)[:, :-1].clamp(min=1e-10).log10()
+        return rearrange((log.clamp(min=float(log.max()) - 8) + 4) / 4, "f t -> t f")
+
+    def _cut_or_padded(self, mel: Tensor) -> Tensor:
+        if self.num_frames is None:
+            return mel
+        return F.pad(mel[: self.num_frames], (0, 0, 0, max(self.num_frames - len(mel), 0)))
 
     def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """features (B, T, F) padded with zeros at the end, lengths (B,)."""
@@ -155,12 +209,18 @@ class AudioAdapter(nn.Module):
         n_fft: samples in a spectrogram's window, 25 ms unless given.
         hop_length: samples from one window to the next, 10 ms unless given.
         n_mels: mel bins of the spectrogram.
+        frontend: of the spectrogram: mel (torchaudio's), or those of public models: kaldi (AST's), whisper.
+        top_db: with frontend=mel, nothing is quieter than so many decibels below the clip's loudest cell.
+        num_frames: frames that every sound is cut or filled up to; its own number unless given.
         frame_size: log-mel frames a token; with tokens=waveform, samples a token.
         patch_size: a patch's height in mel bins and width in frames.
         stride: from one patch to the next, patch_size unless given; smaller ones overlap.
+        pad_end: fill up the last patch where they do not come out even; otherwise what is over is left out.
         stem: patch, or conv: convolutions that halve time (frames; frame_size is their stride), or time and mel
-            bins alike (patches; patch_size, a square, is their stride).
+            bins alike (patches; patch_size, a square, is their stride); or whisper: its two (frames of size 2).
         normalize: dataset (mean and deviation of each bin over the training split), clip, or none.
+        mean: of all bins, taken off in place of what the training split has.
+        std: of all bins, divided by in place of what the training split has.
         position: learned, sinusoidal or none, added to each column.
         max_len: tokens (with patches: columns of patches) that learned positions reach.
         max_seconds: a longer file is bad.
@@ -179,11 +239,17 @@ class AudioAdapter(nn.Module):
         n_fft: int | None = None,
         hop_length: int | None = None,
         n_mels: int = 64,
+        frontend: Frontend = "mel",
+        top_db: float | None = None,
+        num_frames: int | None = None,
         frame_size: int = 4,
         patch_size: int | Sequence[int] = 16,
         stride: int | Sequence[int] | None = None,
-        stem: Literal["patch", "conv"] = "patch",
+        pad_end: bool = True,
+        stem: Literal["patch", "conv", "whisper"] = "patch",
         normalize: Literal["dataset", "clip", "none"] = "dataset",
+        mean: float | None = None,
+        std: float | None = None,
         position: PositionKind = "sinusoidal",
         max_len: int = 1024,
         max_seconds: float = 60.0,
@@ -198,6 +264,9 @@ class AudioAdapter(nn.Module):
             n_fft=n_fft or sample_rate // 40,
             hop_length=hop_length,
             n_mels=n_mels,
+            frontend=frontend,
+            top_db=top_db,
+            num_frames=num_frames,
             normalize=normalize,
             max_seconds=max_seconds,
             augment=augment,
@@ -208,11 +277,15 @@ class AudioAdapter(nn.Module):
             raise ValueError(f"stride must be from 1 to patch_size, got {self.stride} and {self.cut}")
         self.seconds = (1 if tokens == "waveform" else hop_length) / sample_rate  # a row of the features
         num_features = 1 if tokens == "waveform" else n_mels
-        self.bands = _count(num_features, self.cut[0], self.stride[0])
+        self.pad_end = pad_end
+        self.bands = int(self._count(torch.tensor(num_features), 0))
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", torch.zeros(num_features))
-        self.register_buffer("std", torch.ones(num_features))
+        if (mean is None) != (std is None) or (mean is not None and normalize != "dataset"):
+            raise ValueError("mean and std must be given both, and with normalize=dataset")
+        self.given = mean is not None
+        self.register_buffer("mean", torch.full((num_features,), mean or 0.0))
+        self.register_buffer("std", torch.full((num_features,), std or 1.0))
         if stem == "conv":
             if tokens == "waveform" or (tokens == "patches" and self.cut[0] != self.cut[1]) or self.stride != self.cut:
                 raise ValueError("stem=conv needs tokens=frames, or tokens=patches of a square size and no stride")
@@ -224,6 +297,10 @@ class AudioAdapter(nn.Module):
                 width=dim if along_time else 48,
                 axes=1 if along_time else 2,
             )
+        elif stem == "whisper":
+            if tokens != "frames" or self.cut[1] != 2:
+                raise ValueError("stem=whisper needs tokens=frames and frame_size=2")
+            self.stem = WhisperStem(n_mels, dim)
         else:
             self.stem = None
             self.proj = nn.Linear(self.cut[0] * self.cut[1], dim)
@@ -235,10 +312,10 @@ class AudioAdapter(nn.Module):
 
     def fit(self, raws: Iterable[Tensor]) -> AudioAdapter:
         """With normalize=dataset, mean and deviation of each bin over up to 1,000 training clips."""
-        if self.prepare.normalize != "dataset":
+        if self.prepare.normalize != "dataset" or self.given:
             return self
         clips = [
-            rearrange(r, "t -> t 1") if self.prepare.waveform else self.prepare.log_mel(r) for r in islice(raws, 1000)
+            rearrange(r, "t -> t 1") if self.prepare.waveform else self.prepare.spectrogram(r) for r in islice(raws, 1000)
         ]
         if clips:
             rows = torch.cat(clips)
@@ -259,7 +336,7 @@ class AudioAdapter(nn.Module):
 
     def describe(self, raw: Tensor) -> str:
         """What the columns are: their number, length and the sound's."""
-        steps = _count(len(self.prepare(raw)["features"]), self.cut[1], self.stride[1])
+        steps = int(self._count(torch.tensor(len(self.prepare(raw)["features"])), 1))
         bands = f" × {self.bands} bands" if self.bands > 1 else ""
         rate = self.prepare.sample_rate
         return f"{steps} frames of {self.cut[1] * self.seconds:.3g} s{bands}, {len(raw) / rate:.2f} s at {rate} Hz"
@@ -270,7 +347,7 @@ class AudioAdapter(nn.Module):
         features = (batch["features"] - self.mean) / self.std
         rows = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
         features = features * rows[..., None]
-        steps = _counts(lengths, self.cut[1], self.stride[1])
+        steps = self._count(lengths, 1)
         x = self._stem(features, lengths) if self.stem is not None else self.proj(self._cells(features))
         x = x + self._positions(x.shape[1], x.device)
         mask = torch.arange(x.shape[1], device=x.device) < steps[:, None]
@@ -281,18 +358,26 @@ class AudioAdapter(nn.Module):
 
     def _stem(self, features: Tensor, lengths: Tensor) -> Tensor:
         """(B, T, F) to (B, t, f, D): mel bins are channels of a line of frames, or the second side of a grid."""
+        if isinstance(self.stem, WhisperStem):
+            return rearrange(self.stem(features, lengths), "b t d -> b t 1 d")
         assert self.stem is not None
         grid = rearrange(features, "b t f -> b f t 1" if self.stem.axes == 1 else "b t f -> b 1 t f")
         return self.stem(grid, torch.stack([lengths, torch.full_like(lengths, grid.shape[3])], 1))
 
     def _cells(self, features: Tensor) -> Tensor:
         """(B, T, F) to (B, t, f, cut), what is over at the end filled up with zeros."""
-        steps = _count(features.shape[1], self.cut[1], self.stride[1])
+        steps = int(self._count(torch.tensor(features.shape[1]), 1))
         need_f = (self.bands - 1) * self.stride[0] + self.cut[0]
         need_t = (steps - 1) * self.stride[1] + self.cut[1]
         x = F.pad(features, (0, need_f - features.shape[2], 0, need_t - features.shape[1]))
         x = x.unfold(1, self.cut[1], self.stride[1]).unfold(2, self.cut[0], self.stride[0])
         return rearrange(x, "b t f q p -> b t f (p q)")
+
+    def _count(self, length: Tensor, axis: int) -> Tensor:
+        """Tokens along mel bins (0) or time (1) for so many of them: at least one, and with pad_end as many as it
+        takes to see all."""
+        over = (length - self.cut[axis]).clamp(min=0)
+        return (over + (self.stride[axis] - 1 if self.pad_end else 0)) // self.stride[axis] + 1
 
     def _positions(self, steps: int, device: torch.device) -> Tensor:
         if isinstance(self.position, Positions1d):
@@ -326,13 +411,3 @@ def _pair(size: int | Sequence[int], name: str = "patch_size") -> tuple[int, int
     if len(pair) != 2 or min(pair) < 1:
         raise ValueError(f"{name} must be one positive number or [mel bins, frames], got {size}")
     return pair
-
-
-def _count(length: int, cut: int, stride: int) -> int:
-    """Tokens that it takes to see every one of `length` steps."""
-    return (max(length - cut, 0) + stride - 1) // stride + 1
-
-
-def _counts(lengths: Tensor, cut: int, stride: int) -> Tensor:
-    """`_count` of each length."""
-    return ((lengths - cut).clamp(min=0) + stride - 1) // stride + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
@@ -20,6 +21,7 @@ from dxn.tokenize.stem import ConvStem, grid_mask
 from dxn.tokens import Span, Tokens
 
 Resize = Literal["within", "stretch", "crop"]
+Interpolation = Literal["bilinear", "bicubic"]
 
 
 class ImageAugment:
@@ -70,9 +72,9 @@ def _transforms(randaugment: int, erase: float) -> list:
     return [*found, v2.RandomErasing(p=erase, value=128)] if erase else found
 
 
-def _resized(pixels: Tensor, size: Sequence[int]) -> Tensor:
-    """uint8 (C, H, W) to (C, *size): bilinear, over all that a smaller pixel covers (antialiased)."""
-    return F.interpolate(pixels[None], tuple(size), mode="bilinear", antialias=True)[0]
+def _resized(pixels: Tensor, size: Sequence[int], mode: Interpolation = "bilinear") -> Tensor:
+    """uint8 (C, H, W) to (C, *size), over all that a smaller pixel covers (antialiased)."""
+    return F.interpolate(pixels[None], tuple(size), mode=mode, antialias=True)[0]
 
 
 def _shift(pixels: Tensor, down: int, right: int) -> Tensor:
@@ -97,12 +99,17 @@ class ImagePrepare:
         *,
         image_size: int | Sequence[int] | None,
         resize: Resize,
+        crop_share: float,
+        interpolation: Interpolation,
         in_channels: int,
         max_pixels: int,
         augment: ImageAugment | None,
     ):
+        if not 0 < crop_share <= 1:
+            raise ValueError(f"crop_share must be over 0 and at most 1, got {crop_share}")
         self.size_limit = _pair(image_size) if image_size is not None else None
         self.resize, self.in_channels, self.max_pixels = resize, in_channels, max_pixels
+        self.crop_share, self.interpolation = crop_share, interpolation
         self.augment = augment
 
     def read(self, source) -> Tensor:
@@ -132,7 +139,8 @@ class ImagePrepare:
 
     def _fit(self, raw: Tensor) -> tuple[Tensor, list[float]]:
         height, width = raw.shape[1:]
-        if self.size_limit is None or (height, width) == self.size_limit:
+        whole = self.resize != "crop" or self.crop_share == 1
+        if self.size_limit is None or (whole and (height, width) == self.size_limit):
             return raw, [0.0, 0.0, 1.0, 1.0]
         target_h, target_w = self.size_limit
         if self.resize == "stretch":
@@ -141,15 +149,18 @@ class ImagePrepare:
             scale = min(target_h / height, target_w / width, 1.0)
             size = [max(round(height * scale), 1), max(round(width * scale), 1)]
         else:
-            scale = max(target_h / height, target_w / width)
-            size = [max(round(height * scale), target_h), max(round(width * scale), target_w)]
+            least_h, least_w = (math.floor(side / self.crop_share) for side in self.size_limit)
+            if least_h * width >= least_w * height:
+                size = [least_h, max(least_h * width // height, least_w)]
+            else:
+                size = [max(least_w * height // width, least_h), least_w]
         pixels = raw
         if size != [height, width]:
-            pixels = _resized(raw, size)
+            pixels = _resized(raw, size, self.interpolation)
         down, across = height / size[0], width / size[1]
         top = left = 0
         if self.resize == "crop":
-            top, left = (size[0] - target_h) // 2, (size[1] - target_w) // 2
+            top, left = round((size[0] - target_h) / 2), round((size[1] - target_w) / 2)
             pixels = pixels[:, top : top + target_h, left : left + target_w]
         return pixels, [top * down, left * across, down, across]
 
@@ -164,10 +175,16 @@ class ImageAdapter(nn.Module):
         stem: patch, or conv for a convolutional grid with patch_size as its stride.
         image_size: largest height and width, or the exact size with stretch and crop; none for any size.
         resize: within (shrink what is larger, keep the shape, mask the rest), stretch, or crop the middle.
+        crop_share: share of the picture's shorter side that the crop keeps.
+        interpolation: bilinear or bicubic, in resizing.
         in_channels: 3 for colour, 1 for grey.
+        mean: of each channel, 0 to 1, taken off; found in the training split unless given.
+        std: of each channel, divided by; found in the training split unless given.
         position: learned (interpolated to any grid), sinusoidal or none, added to each column.
         max_pixels: a larger file is bad, whatever it is resized to.
         dropout: of the embedded columns, in training.
+        norm: a layer norm of the embedded columns.
+        norm_eps: added to the variance in that norm.
         token_dropout: share of the patches left out of each picture, in training (arXiv:2212.00794).
         augment: changes to training pictures.
     """
@@ -183,10 +200,16 @@ class ImageAdapter(nn.Module):
         stem: Literal["patch", "conv"] = "patch",
         image_size: int | Sequence[int] | None = 224,
         resize: Resize = "within",
+        crop_share: float = 1.0,
+        interpolation: Interpolation = "bilinear",
         in_channels: Literal[1, 3] = 3,
+        mean: Sequence[float] | None = None,
+        std: Sequence[float] | None = None,
         position: PositionKind = "learned",
         max_pixels: int = 50_000_000,
         dropout: float = 0.0,
+        norm: bool = False,
+        norm_eps: float = 1e-5,
         token_dropout: float = 0.0,
         augment: ImageAugment | None = None,
     ):
@@ -201,14 +224,19 @@ class ImageAdapter(nn.Module):
         self.prepare = ImagePrepare(
             image_size=image_size,
             resize=resize,
+            crop_share=crop_share,
+            interpolation=interpolation,
             in_channels=in_channels,
             max_pixels=max_pixels,
             augment=augment,
         )
         self.mean: Tensor
         self.std: Tensor
-        self.register_buffer("mean", torch.full((in_channels,), 0.5))
-        self.register_buffer("std", torch.full((in_channels,), 0.5))
+        if (mean is None) != (std is None) or any(len(v) != in_channels for v in (mean, std) if v is not None):
+            raise ValueError(f"mean and std must be given both, {in_channels} numbers each, got {mean} and {std}")
+        self.given = mean is not None
+        self.register_buffer("mean", torch.tensor(mean or [0.5] * in_channels))
+        self.register_buffer("std", torch.tensor(std or [0.5] * in_channels))
         if stem == "conv":
             self.stem = ConvStem(in_channels=in_channels, dim=dim, stride=patch_size)
         else:
@@ -216,10 +244,13 @@ class ImageAdapter(nn.Module):
             self.proj = nn.Linear(in_channels * patch_size**2, dim)
         grid = self._grid(torch.tensor([self.prepare.size_limit or (224, 224)]))[0].tolist()
         self.position = Positions2d(position, dim=dim, grid=(grid[0], grid[1]))
+        self.norm = nn.LayerNorm(dim, eps=norm_eps) if norm else nn.Identity()
         self.dropout, self.token_dropout = nn.Dropout(dropout), token_dropout
 
     def fit(self, raws: Iterable[Tensor]) -> ImageAdapter:
-        """Mean and standard deviation of each channel over up to 1,000 pictures of the training split."""
+        """Unless given, mean and deviation of each channel over up to 1,000 pictures of the training split."""
+        if self.given:
+            return self
         pixels = [raw.flatten(1) for raw in islice(raws, 1000)]
         count = sum(p.shape[1] for p in pixels)
         if count:
@@ -259,7 +290,7 @@ class ImageAdapter(nn.Module):
         places = self._places(batch["frame"], sizes, mask)
         if self.training and self.token_dropout:
             x, mask, places = _drop_tokens(x, mask, places, self.token_dropout)
-        return Tokens(self.dropout(x), mask, (Span("image", 0, x.shape[1], places),))
+        return Tokens(self.dropout(self.norm(x)), mask, (Span("image", 0, x.shape[1], places),))
 
     def _normalise(self, pixels: Tensor, sizes: Tensor) -> Tensor:
         """uint8 to zero mean and unit deviation, and zero outside each picture."""

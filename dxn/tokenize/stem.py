@@ -49,6 +49,21 @@ class ConvStem(nn.Module):
         return self.proj(rearrange(x, "b c h w -> b h w c"))
 
 
+class WhisperStem(nn.Module):
+    """Two convolutions of width 3 over frames, the second of stride 2, each before a GELU (arXiv:2212.04356, 2.2)."""
+
+    def __init__(self, n_mels: int, dim: int):
+        super().__init__()
+        self.conv1 = nn.Conv1d(n_mels, dim, 3, padding=1)
+        self.conv2 = nn.Conv1d(dim, dim, 3, stride=2, padding=1)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        """x (B, T, F), zero beyond each sample's lengths (B,), to (B, ceil(T / 2), D)."""
+        inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+        x = F.gelu(self.conv1(rearrange(x, "b t f -> b f t"))) * rearrange(inside, "b t -> b 1 t")
+        return rearrange(F.gelu(self.conv2(x)), "b d t -> b t d")
+
+
 def grid_mask(sizes: Tensor, height: int, width: int) -> Tensor:
     """sizes (B, 2) to (B, height, width) bool, True inside each sample's own grid."""
     rows = torch.arange(height, device=sizes.device) < sizes[:, :1]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -21,8 +22,9 @@ from dxn.tokenize.positions import PositionKind, Positions1d
 from dxn.tokens import Span, Tokens
 
 Subwords = Literal["bpe", "wordpiece", "unigram", "word", "character"]
-SPECIALS = ("[PAD]", "[UNK]", "[MASK]", "[BOS]", "[EOS]")
-PAD, UNK, MASK = 0, 1, 2
+SPECIALS = ("[PAD]", "[UNK]", "[MASK]", "[BOS]", "[EOS]")  # of a tokenizer trained here
+MASKS = ("[MASK]", "<mask>")
+PAD = 0  # stands in masked columns only
 
 
 def train_tokenizer(
@@ -96,13 +98,27 @@ class TextPrepare:
         *,
         max_len: int,
         max_chars: int = 100_000,
+        special_tokens: bool = False,
         subword_dropout: float = 0.0,
         token_dropout: float = 0.0,
         token_mask: float = 0.0,
     ):
-        self.tokenizer, self.max_len, self.max_chars = tokenizer, max_len, max_chars
+        self.max_len, self.max_chars, self.special_tokens = max_len, max_chars, special_tokens
         self.subword_dropout, self.token_dropout, self.token_mask = subword_dropout, token_dropout, token_mask
+        self.use(tokenizer)
+
+    def use(self, tokenizer: Tokenizer) -> None:
+        """Cut texts with this tokenizer, whatever length it would itself cut or pad them to."""
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.tokenizer = tokenizer
         self.halves: dict[int, list[tuple[int, int, int, range]]] = {}
+        added = tokenizer.get_added_tokens_decoder()
+        self.special_ids = sorted(i for i, token in added.items() if token.special)
+        found = (tokenizer.token_to_id(name) for name in MASKS)
+        self.mask_id = next((i for i in found if i is not None), None)
+        if self.token_mask and self.tokenizer.get_vocab_size() and self.mask_id is None:
+            raise ValueError(f"token_mask needs a tokenizer that knows {' or '.join(MASKS)}")
 
     def read(self, source: str | Sequence[str]) -> str | list[str]:
         """The raw text, or words already split; BadMedia for one over max_chars or without a character."""
@@ -126,7 +142,9 @@ class TextPrepare:
         words is -1. With rng, the dropouts that the adapter was given are drawn from it.
         """
         words = raw if isinstance(raw, list) else None
-        encoding = self.tokenizer.encode(raw, is_pretokenized=words is not None, add_special_tokens=False)
+        encoding = self.tokenizer.encode(
+            raw, is_pretokenized=words is not None, add_special_tokens=self.special_tokens
+        )
         owners = [-1 if w is None or words is None else w for w in encoding.word_ids]
         starts = _word_starts(words) if words is not None else None
         offsets = [
@@ -135,10 +153,13 @@ class TextPrepare:
         ]
         offsets = _with_marks(offsets, raw if isinstance(raw, str) else " ".join(raw))
         columns = list(zip(encoding.ids, offsets, owners, strict=True))
+        lead, tail = _ends(encoding.special_tokens_mask) if self.special_tokens else (0, 0)
+        before, columns, after = columns[:lead], columns[lead : len(columns) - tail], columns[len(columns) - tail :]
         if rng is not None:
             columns = self._spoil(columns, rng)
-        cut = max(len(columns) - self.max_len, 0)
-        columns = columns[: self.max_len]
+        room = max(self.max_len - lead - tail, 0)
+        cut = max(len(columns) - room, 0)
+        columns = [*_nowhere(before), *columns[:room], *_nowhere(after)]
         return {
             "ids": torch.tensor([c[0] for c in columns], dtype=torch.long),
             "places": torch.tensor([c[1] for c in columns], dtype=torch.float32).reshape(-1, 2),
@@ -164,7 +185,7 @@ class TextPrepare:
             kept = [c for c in columns if rng.random() >= self.token_dropout]
             columns = kept or columns[:1]
         if self.token_mask:
-            columns = [(MASK, *c[1:]) if rng.random() < self.token_mask else c for c in columns]
+            columns = [(self.mask_id, *c[1:]) if rng.random() < self.token_mask else c for c in columns]
         return columns
 
     def _halve(self, column: tuple, rng: random.Random) -> list[tuple]:
@@ -185,7 +206,7 @@ class TextPrepare:
     def _ways_to_halve(self, token: int) -> list[tuple[int, int, int, range]]:
         """Both halves, the letters of the second, and how many the whole has, with and without its space."""
         piece = self.tokenizer.id_to_token(token)
-        if piece is None or token < len(SPECIALS):
+        if piece is None or token in self.special_ids:
             return []
         inside = "##" if self.tokenizer.token_to_id("##" + piece[-1]) is not None else ""
         body = piece.removeprefix(inside) if inside else piece
@@ -213,6 +234,17 @@ def _with_marks(offsets: list[tuple[int, int]], text: str) -> list[tuple[int, in
     return grown
 
 
+def _ends(special: Sequence[int]) -> tuple[int, int]:
+    """How many special tokens a template has put before and after the text's own."""
+    own = [i for i, s in enumerate(special) if not s]
+    return (own[0], len(special) - 1 - own[-1]) if own else (len(special), 0)
+
+
+def _nowhere(columns: Iterable[tuple]) -> list[tuple]:
+    """The same tokens, standing for nothing in the text."""
+    return [(token, (math.nan, math.nan), -1) for token, _, _ in columns]
+
+
 def _word_starts(words: Sequence[str]) -> list[int]:
     starts, at = [], 0
     for word in words:
@@ -230,6 +262,7 @@ class TextAdapter(nn.Module):
         vocab_size: pieces at most, or as many as the alphabet has, when the tokenizer is trained.
         lowercase: put all text in lower case first.
         tokenizer: path of a tokenizer.json to use instead of training one.
+        special_tokens: add those that a given tokenizer puts around a text, like [CLS] and [SEP].
         max_len: tokens at most; what is beyond is cut off, and counted.
         max_chars: a longer text is bad.
         position: learned, sinusoidal or none, added to each column.
@@ -239,6 +272,9 @@ class TextAdapter(nn.Module):
         ngram_buckets: rows of the table the runs are hashed into.
         ngram_columns: give the runs columns of their own instead of adding them to their last subword's.
         conv_kernel: width of a convolution over neighbouring tokens, added to them; 0 for none.
+        norm: a layer norm of the embedded columns.
+        norm_eps: added to the variance in that norm.
+        norm_bias: give that norm a bias.
         dropout: of the embedded columns, in training.
         subword_dropout: probability that a subword is split in two shorter ones, in training.
         token_dropout: probability that a token is left out, in training.
@@ -255,6 +291,7 @@ class TextAdapter(nn.Module):
         vocab_size: int = 8000,
         lowercase: bool = False,
         tokenizer: str | None = None,
+        special_tokens: bool = False,
         max_len: int = 256,
         max_chars: int = 100_000,
         position: PositionKind = "learned",
@@ -264,6 +301,9 @@ class TextAdapter(nn.Module):
         ngram_buckets: int = 20000,
         ngram_columns: bool = False,
         conv_kernel: int = 0,
+        norm: bool = False,
+        norm_eps: float = 1e-5,
+        norm_bias: bool = True,
         dropout: float = 0.0,
         subword_dropout: float = 0.0,
         token_dropout: float = 0.0,
@@ -281,6 +321,7 @@ class TextAdapter(nn.Module):
             Tokenizer(models.BPE()),
             max_len=max_len,
             max_chars=max_chars,
+            special_tokens=special_tokens,
             subword_dropout=subword_dropout,
             token_dropout=token_dropout,
             token_mask=token_mask,
@@ -292,6 +333,7 @@ class TextAdapter(nn.Module):
         if self.ngram_table is not None:
             nn.init.normal_(self.ngram_table.weight, std=0.02)
         self.conv = nn.Conv1d(dim, dim, conv_kernel, padding=conv_kernel // 2) if conv_kernel else None
+        self.norm = nn.LayerNorm(dim, eps=norm_eps, bias=norm_bias) if norm else nn.Identity()
         self.dropout = nn.Dropout(dropout)
         if tokenizer is not None:
             self.use(load_tokenizer(tokenizer))
@@ -308,8 +350,9 @@ class TextAdapter(nn.Module):
 
     def use(self, tokenizer: Tokenizer) -> None:
         """Take this tokenizer and make the table of its vectors."""
-        self.prepare.tokenizer, self.prepare.halves, self.fitted = tokenizer, {}, True
-        self.table = nn.Embedding(tokenizer.get_vocab_size(), self.dim)
+        self.prepare.use(tokenizer)
+        self.fitted = True
+        self.table = nn.Embedding(max(tokenizer.get_vocab().values()) + 1, self.dim)
         nn.init.normal_(self.table.weight, std=0.02)
         if self.embedding is not None:
             self.table.weight.data.copy_(_given_vectors(self.embedding, self.table.weight.shape))
@@ -350,7 +393,7 @@ class TextAdapter(nn.Module):
         x = x + self.position(x.shape[1], x.device)
         if self.ngram_columns and grams:
             x, mask, places = self._with_columns(x, mask, places, grams)
-        return Tokens(self.dropout(x), mask, (Span("text", 0, x.shape[1], places),))
+        return Tokens(self.dropout(self.norm(x)), mask, (Span("text", 0, x.shape[1], places),))
 
     def _ngram_vectors(self, ids: Tensor, n: int) -> Tensor:
         """(B, N, D): the vector of the n subwords that end at each token; runs begin in padding."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.data.samples import BatchOrder, Samples, make_loader
+from dxn.errors import UserError
 from dxn.models import Model
-from dxn.tokenize.text import MASK, SPECIALS
 from dxn.train.evaluate import to_device
 from dxn.train.optim import adamw, cosine
 
@@ -73,8 +73,18 @@ class MaskedText:
 
     def _guess(self, parts, batch: dict[str, Tensor], draw: torch.Generator) -> tuple[Tensor, Tensor]:
         """Logits (M, V) and the ids (M,) of the hidden subwords."""
-        ids, table = batch["ids"], parts["text"].table.weight
-        chosen, spoiled = hide(ids, batch["mask"], self.share, len(table), draw)
+        ids, table, prepare = batch["ids"], parts["text"].table.weight, parts["text"].prepare
+        if prepare.mask_id is None:
+            raise UserError("pretrain: the text's tokenizer has no [MASK] to hide words with")
+        chosen, spoiled = hide(
+            ids,
+            batch["mask"],
+            self.share,
+            draw,
+            vocab_size=len(table),
+            special_ids=prepare.special_ids,
+            mask_id=prepare.mask_id,
+        )
         encoded = parts["backbone"](parts["text"]({**batch, "ids": spoiled})).x[:, : ids.shape[1]]
         return parts["guess"](encoded[chosen]) @ table.T, ids[chosen]
 
@@ -91,10 +101,21 @@ class Guess(nn.Module):
         return self.norm(F.gelu(self.dense(x)))
 
 
-def hide(ids: Tensor, mask: Tensor, share: float, vocab_size: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
+def hide(
+    ids: Tensor,
+    mask: Tensor,
+    share: float,
+    draw: torch.Generator,
+    *,
+    vocab_size: int,
+    special_ids: Sequence[int],
+    mask_id: int,
+) -> tuple[Tensor, Tensor]:
     """Which of ids (B, N) are to be guessed (B, N) bool, never padding or a special one; and the ids to show."""
     luck = torch.rand(ids.shape, generator=draw, device=ids.device)
-    chosen = mask & (ids >= len(SPECIALS)) & (luck < share)
-    other = torch.randint(len(SPECIALS), vocab_size, ids.shape, generator=draw, device=ids.device)
-    shown = torch.where(chosen & (luck < 0.8 * share), MASK, ids)
+    special = torch.tensor(list(special_ids), device=ids.device)
+    chosen = mask & ~torch.isin(ids, special) & (luck < share)
+    other = torch.randint(vocab_size, ids.shape, generator=draw, device=ids.device)
+    other = torch.where(torch.isin(other, special), ids, other)
+    shown = torch.where(chosen & (luck < 0.8 * share), mask_id, ids)
     return chosen, torch.where(chosen & (luck >= 0.8 * share) & (luck < 0.9 * share), other, shown)
