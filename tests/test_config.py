@@ -20,7 +20,10 @@ TABLE = ["data=table", "data.path=x.csv"]
         (["optimizer.lr=fast"], "optimizer.lr: must be a number, got 'fast'"),
         (["trainer.epochs=1.5"], "trainer.epochs: must be a whole number, got 1.5"),
         (["trainer.balance=3"], "trainer.balance: must be true or false, got 3"),
-        (["backbone.mlp=glu"], "backbone.mlp: must be one of gelu, gelu_tanh, quick_gelu, swiglu, geglu, got 'glu'; did you mean gelu?"),
+        (
+            ["backbone.mlp=glu"],
+            "backbone.mlp: must be one of gelu, gelu_tanh, quick_gelu, swiglu, geglu, got 'glu'; did you mean gelu?",
+        ),
         (["adapters.text.ngrams=2"], "adapters.text.ngrams: must be a list, got 2"),
         (["data=folder"], "data.path: needs a value, data.path=..."),
         (["data.path"], "data.path: not an override; write key=value"),

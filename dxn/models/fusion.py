@@ -79,9 +79,7 @@ class EarlyFusion(nn.Module):
         registers: further learned tokens before the others, left out of every mean.
     """
 
-    def __init__(
-        self, dim: int = 128, *, modalities: Sequence[str] = (), pool: Pool = "mean", registers: int = 0
-    ):
+    def __init__(self, dim: int = 128, *, modalities: Sequence[str] = (), pool: Pool = "mean", registers: int = 0):
         super().__init__()
         self.embedding = ModalityEmbedding(dim, modalities)
         self.pool = Pooling(pool, dim, registers=registers)
@@ -105,9 +103,7 @@ class LateFusion(nn.Module):
         registers: further learned tokens before the others, left out of every mean.
     """
 
-    def __init__(
-        self, dim: int = 128, *, modalities: Sequence[str] = (), pool: Pool = "mean", registers: int = 0
-    ):
+    def __init__(self, dim: int = 128, *, modalities: Sequence[str] = (), pool: Pool = "mean", registers: int = 0):
         super().__init__()
         self.embedding = ModalityEmbedding(dim, modalities)
         self.pool = Pooling(pool, dim, registers=registers)

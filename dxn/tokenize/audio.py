@@ -315,7 +315,8 @@ class AudioAdapter(nn.Module):
         if self.prepare.normalize != "dataset" or self.given:
             return self
         clips = [
-            rearrange(r, "t -> t 1") if self.prepare.waveform else self.prepare.spectrogram(r) for r in islice(raws, 1000)
+            rearrange(r, "t -> t 1") if self.prepare.waveform else self.prepare.spectrogram(r)
+            for r in islice(raws, 1000)
         ]
         if clips:
             rows = torch.cat(clips)

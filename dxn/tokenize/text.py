@@ -142,9 +142,7 @@ class TextPrepare:
         words is -1. With rng, the dropouts that the adapter was given are drawn from it.
         """
         words = raw if isinstance(raw, list) else None
-        encoding = self.tokenizer.encode(
-            raw, is_pretokenized=words is not None, add_special_tokens=self.special_tokens
-        )
+        encoding = self.tokenizer.encode(raw, is_pretokenized=words is not None, add_special_tokens=self.special_tokens)
         owners = [-1 if w is None or words is None else w for w in encoding.word_ids]
         starts = _word_starts(words) if words is not None else None
         offsets = [
