@@ -73,10 +73,9 @@ def attention_bias(
     No row of a softmax is left empty (it would be NaN): a sample without a real token reads
     its padding, and causal padding reads itself.
     """
-    n, allowed, distance = mask.shape[1], None, torch.zeros(())
-    if causal or window is not None or not bool(mask.all()):
-        readable = mask | ~mask.any(1, keepdim=True)
-        allowed = rearrange(readable, "b n -> b 1 1 n")
+    n, distance = mask.shape[1], torch.zeros(())
+    unhindered = not causal and window is None and bool(mask.all())
+    allowed = rearrange(mask | ~mask.any(1, keepdim=True), "b n -> b 1 1 n")
     if causal:
         allowed = allowed & torch.ones(n, n, dtype=torch.bool, device=mask.device).tril()
     if slopes is not None or window is not None:
@@ -87,9 +86,9 @@ def attention_bias(
     if causal or window is not None:
         allowed = allowed | torch.eye(n, dtype=torch.bool, device=mask.device)
     if slopes is None:
-        return allowed
+        return None if unhindered else allowed
     bias = -rearrange(slopes, "h -> 1 h 1 1") * distance
-    return bias if allowed is None else bias.masked_fill(~allowed, -torch.inf)
+    return bias if unhindered else bias.masked_fill(~allowed, -torch.inf)
 
 
 def token_index(mask: Tensor) -> Tensor:
@@ -104,7 +103,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
 def rotation_angles(mask: Tensor, head_dim: int, base: float = 10000.0) -> Tensor:
     """(B, 1, N, head_dim / 2): the angle of each pair of features of each token (arXiv:2104.09864, 3.2.2)."""
-    frequency = base ** (-torch.arange(0, head_dim, 2, device=mask.device) / head_dim)
+    frequency = 1.0 / base ** (torch.arange(0, head_dim, 2, device=mask.device) / head_dim)
     return rearrange(token_index(mask)[..., None] * frequency, "b n f -> b 1 n f")
 
 

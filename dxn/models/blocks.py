@@ -24,7 +24,15 @@ def make_norm(kind: NormKind, dim: int, *, eps: float = 1e-5, bias: bool = True)
     """Layer norm (arXiv:1607.06450) or RMS norm (arXiv:1910.07467, never a bias) over D."""
     if kind not in ("layer", "rms"):
         raise ValueError(f"norm must be layer or rms, got {kind!r}")
-    return nn.LayerNorm(dim, eps=eps, bias=bias) if kind == "layer" else nn.RMSNorm(dim, eps=eps)
+    return nn.LayerNorm(dim, eps=eps, bias=bias) if kind == "layer" else RMSNorm(dim, eps=eps)
+
+
+class RMSNorm(nn.RMSNorm):
+    """torch's own, which takes x and weight of one type only: under autocast x may be bf16."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x (..., D) to (..., D)."""
+        return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class Mlp(nn.Module):
@@ -107,7 +115,7 @@ class LayerScale(nn.Module):
 
     def __init__(self, dim: int, initial: float):
         super().__init__()
-        self.factor = nn.Parameter(torch.full((dim,), initial))
+        self.factor = nn.Parameter(torch.full((dim,), float(initial)))
 
     def forward(self, x: Tensor) -> Tensor:
         """x (..., D) to (..., D)."""

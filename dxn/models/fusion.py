@@ -1,7 +1,7 @@
 """How modalities meet in the one backbone."""
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from einops import rearrange, repeat
@@ -25,6 +25,10 @@ class Pooling(nn.Module):
 
     def __init__(self, kind: Pool, dim: int, *, registers: int = 0):
         super().__init__()
+        if kind not in get_args(Pool):
+            raise ValueError(f"pool must be one of {', '.join(get_args(Pool))}, got {kind!r}")
+        if registers < 0:
+            raise ValueError(f"registers must be at least 0, got {registers}")
         self.kind = kind
         if kind == "attention":
             self.score = nn.Linear(dim, 1)

@@ -10,7 +10,6 @@ from torch import Tensor, nn
 
 from dxn.tokens import Tokens
 
-
 Hidden = Literal["none", "linear", "tanh", "relu", "gelu"]
 HIDDEN = {"linear": nn.Identity(), "tanh": nn.Tanh(), "relu": nn.ReLU(), "gelu": nn.GELU()}
 

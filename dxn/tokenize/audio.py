@@ -139,7 +139,7 @@ class AudioPrepare:
         augment = self.augment if rng is not None else None
         if augment is not None and rng is not None:
             raw = augment.waveform(raw, self.sample_rate, rng)
-        features = rearrange(raw, "t -> t 1") if self.waveform else self.spectrogram(raw)
+        features = self.features(raw)
         if self.normalize == "clip":
             features = (features - features.mean(0)) / features.std(correction=0).clamp(min=1e-3)
         if augment is not None and rng is not None and not self.waveform:
@@ -150,10 +150,11 @@ class AudioPrepare:
         """Roughly how many tokens it has, to put like with like."""
         return len(raw) / self.hop_length / 4
 
-    def spectrogram(self, raw: Tensor) -> Tensor:
-        """Waveform (T,) to logarithms of mel power (frames, F), as many frames as num_frames asks for."""
-        make = {"mel": self._log_mel, "kaldi": self._kaldi, "whisper": self._whisper}[self.frontend]
-        return make(raw)
+    def features(self, raw: Tensor) -> Tensor:
+        """Waveform (T,) to itself (T, 1) or to logarithms of mel power (frames, F), num_frames where it is given."""
+        if self.waveform:
+            return rearrange(raw, "t -> t 1")
+        return {"mel": self._log_mel, "kaldi": self._kaldi, "whisper": self._whisper}[self.frontend](raw)
 
     def _log_mel(self, raw: Tensor) -> Tensor:
         """A frame each hop_length samples, 1 + T // hop_length of them; natural logarithm."""
