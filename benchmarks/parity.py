@@ -48,7 +48,7 @@ class Sizes:
     length: int = 37
 
     @property
-    def hf(self) -> dict[str, int]:
+    def hf(self) -> dict[str, Any]:
         """As most configurations of transformers call them."""
         return {
             "hidden_size": self.dim,
@@ -92,7 +92,14 @@ def timm_case(name: str, **options) -> Case:
         return cls(**size, num_classes=7, **{k: v for k, v in options.items() if k != "cls"})
 
     config = {"model_args": {"num_heads": None}, "global_pool": options.get("global_pool", "token")}
-    return Case(name, make, lambda m: list(m.blocks), "image", lambda m, x: m(x["pixels"]), config=config)
+    return Case(
+        name,
+        make,
+        lambda m: list(m.get_submodule("blocks").children()),
+        "image",
+        lambda m, x: m(x["pixels"]),
+        config=config,
+    )
 
 
 def hf_case(name: str, cls: str, make: Callable[[Sizes], Any], blocks: str, modality: str, **rest) -> Case:
@@ -103,12 +110,14 @@ def hf_case(name: str, cls: str, make: Callable[[Sizes], Any], blocks: str, moda
         config._attn_implementation = "sdpa"  # the written-out way rounds its weights to float32
         return getattr(transformers, cls)(config)
 
-    def find(m: nn.Module) -> Sequence[nn.Module]:
-        for step in blocks.split("."):
-            m = getattr(m, step)
-        return list(m)  # pyright: ignore[reportArgumentType]
-
-    return Case(name, build, find, modality, rest.pop("answer", _logits(modality)), **rest)
+    return Case(
+        name,
+        build,
+        lambda m: list(m.get_submodule(blocks).children()),
+        modality,
+        rest.pop("answer", _logits(modality)),
+        **rest,
+    )
 
 
 INPUTS = {"image": ("pixels", "pixel_values"), "audio": ("features", "input_values")}
@@ -145,7 +154,7 @@ def _clip_image(m: nn.Module, x: dict[str, Tensor]) -> Tensor:
     return out if isinstance(out, Tensor) else out.pooler_output
 
 
-T = transformers
+T: Any = transformers  # whose constructors take far more than they declare
 SPECIAL = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2}
 
 
@@ -166,7 +175,7 @@ CASES = (
     timm_case(
         "DINOv2, SwiGLU (timm)",
         init_values=1.0,
-        mlp_layer=timm.layers.SwiGLUPacked,
+        mlp_layer=timm.layers.mlp.SwiGLUPacked,
         act_layer=nn.SiLU,
         mlp_ratio=5.5,
     ),

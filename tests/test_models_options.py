@@ -456,7 +456,7 @@ def test_a_ratio_worked_out_from_a_width_gives_that_width_back(hidden, dim, mlp)
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"window": 0}, "window and global_every must be at least 1, got 0 and 1"),
+        ({"window": 0}, "window and global_every must be at least 1, got 0 and None"),
         ({"window": -2, "global_every": 3}, "window and global_every must be at least 1, got -2 and 3"),
         ({"window": 5, "global_every": 0}, "window and global_every must be at least 1, got 5 and 0"),
         ({"mlp": "gelu_quick"}, "mlp must be one of gelu, gelu_tanh, quick_gelu, swiglu, geglu, got 'gelu_quick'"),

@@ -29,7 +29,7 @@ class Backbone(nn.Module):
         position: none (the adapters add positions), rotary or alibi.
         rotary_base: wavelengths of the rotary positions rise to this times 2 pi tokens.
         window: a token reads those up to so many tokens away; all unless given.
-        global_every: with a window, the first block and every so-manieth after it read all the same.
+        global_every: with a window, the first block and every so-manieth after it read all; none unless given.
         window_base: rotary_base of the blocks with a window, the same unless given.
         causal: a token reads only those before it.
         dropout: of each branch and the mlp's middle, in training.
@@ -57,7 +57,7 @@ class Backbone(nn.Module):
         position: BackbonePosition = "none",
         rotary_base: float = 10000.0,
         window: int | None = None,
-        global_every: int = 1,
+        global_every: int | None = None,
         window_base: float | None = None,
         causal: bool = False,
         dropout: float = 0.0,
@@ -69,7 +69,7 @@ class Backbone(nn.Module):
         self.dim, self.causal, self.checkpointing = dim, causal, checkpointing
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
-        if window is not None and (window < 1 or global_every < 1):
+        if (window is not None and window < 1) or (global_every is not None and global_every < 1):
             raise ValueError(f"window and global_every must be at least 1, got {window} and {global_every}")
         if position not in ("none", "rotary", "alibi"):
             raise ValueError(f"position must be none, rotary or alibi, got {position!r}")
@@ -98,7 +98,7 @@ class Backbone(nn.Module):
         if position == "rotary" and (dim // num_heads) % 2:
             raise ValueError(f"rotary positions need an even dim / num_heads, got {dim} / {num_heads}")
         self.head_dim = dim // num_heads if position == "rotary" else None
-        self.windows = [window if window is not None and i % global_every else None for i in range(depth)]
+        self.windows = [None if global_every and i % global_every == 0 else window for i in range(depth)]
         self.rotary_base, self.window_base = rotary_base, window_base or rotary_base
         if norm_first and not first_norm:
             self.blocks[0].attn_norm = nn.Identity()

@@ -315,10 +315,7 @@ class AudioAdapter(nn.Module):
         """With normalize=dataset, mean and deviation of each bin over up to 1,000 training clips."""
         if self.prepare.normalize != "dataset" or self.given:
             return self
-        clips = [
-            rearrange(r, "t -> t 1") if self.prepare.waveform else self.prepare.spectrogram(r)
-            for r in islice(raws, 1000)
-        ]
+        clips = [self.prepare.features(raw) for raw in islice(raws, 1000)]
         if clips:
             rows = torch.cat(clips)
             self.mean.copy_(rows.mean(0))

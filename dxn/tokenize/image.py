@@ -109,7 +109,8 @@ class ImagePrepare:
             raise ValueError(f"crop_share must be over 0 and at most 1, got {crop_share}")
         self.size_limit = _pair(image_size) if image_size is not None else None
         self.resize, self.in_channels, self.max_pixels = resize, in_channels, max_pixels
-        self.crop_share, self.interpolation = crop_share, interpolation
+        self.crop_share = crop_share
+        self.interpolation: Interpolation = interpolation
         self.augment = augment
 
     def read(self, source) -> Tensor:

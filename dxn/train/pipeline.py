@@ -13,6 +13,7 @@ from dxn.data.samples import Opened, open_rows
 from dxn.data.targets import Target
 from dxn.errors import UserError
 from dxn.models import Model
+from dxn.models.fusion import WITH_CLASS
 from dxn.models.heads import HEADS
 
 MODALITIES = ("text", "image", "audio")
@@ -103,7 +104,7 @@ def _refuse_what_cannot_be(config: Plain, data: Data, adapters: Mapping[str, Any
         raise UserError("head: tags belong to words, but no text adapter is in use; add adapters=[text]")
     if config.get("pretrain") and "text" not in adapters:
         raise UserError(f"pretrain: there is no text to hide words of, only {', '.join(adapters)}; leave it out")
-    first = config["fusion"].get("pool") == "cls" or "num_tokens" in config["fusion"]
+    first = config["fusion"].get("pool") in WITH_CLASS or "num_tokens" in config["fusion"]
     if first and config["backbone"].get("causal"):
         raise UserError(
             "backbone.causal: the class and the shared tokens come first and would read nothing; leave it out"
