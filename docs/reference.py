@@ -8,7 +8,7 @@ from pathlib import Path
 import yaml
 
 import dxn
-from dxn.cli import VERBS
+from dxn.cli import VERBS, top_keys
 from dxn.config import CONF, groups, options
 
 PAGE = Path(__file__).with_name("config.md")
@@ -22,6 +22,9 @@ combination that cannot be stop the command before any data is read, all of them
 """
 
 
+PUBLIC = "Their width, blocks, adapter, pooling and head; the weights come with `weights=`, see public-models.md."
+
+
 def page() -> str:
     """The whole of docs/config.md."""
     verbs = "\n".join(verb_section(name) for name in VERBS if name != "show")
@@ -31,7 +34,8 @@ def page() -> str:
 
 def verb_section(name: str) -> str:
     """The keys that stand at the top of a verb's file, with their comments."""
-    rows = re.findall(r"^(\w+): (.+?) # (.+)$", (CONF / f"{name}.yaml").read_text(), re.M)
+    keys = "\n".join(top_keys((CONF / f"{name}.yaml").read_text().splitlines()))
+    rows = re.findall(r"^([\w.]+): (.+?) # (.+)$", keys, re.M)
     lines = [f"| `{key}` | {_value(yaml.safe_load(value))} | {meaning} |" for key, value, meaning in rows]
     return "\n".join(
         [f"### dxn {name}", "", f"{_sentence(VERBS[name])}", "", _head("key", "default", "meaning"), *lines, ""]
@@ -42,21 +46,32 @@ def group_section(group: str) -> str:
     """Each part that the group's files configure, its keys, defaults and docstring."""
     lines = [f"## {group}", ""]
     by_target: dict[str, dict[str, dict]] = {}
+    named = [option for option in options(group) if _is_public(group, option)]
     for option in options(group):
+        if option in named:
+            continue
         node = _node(group, option)
         by_target.setdefault(node["_target_"], {})[option] = node
     for target, nodes in by_target.items():
         lines += [f"### {group}={', '.join(nodes)}", "", *_part(target, nodes), ""]
+    if named:
+        lines += [f"### {group} of public models", "", PUBLIC, "", *_listed(group, named), ""]
     return "\n".join(lines)
 
 
 def listing(group: str) -> str:
     """The options of a group whose files only choose and override."""
-    lines = [f"## {group}", "", _head("option", "what for")]
-    for option in options(group):
-        text = (CONF / group / f"{option}.yaml").read_text()
-        lines.append(f"| `{group}={option}` | {_comment(text)} |")
-    return "\n".join([*lines, ""])
+    return "\n".join([f"## {group}", "", *_listed(group, options(group)), ""])
+
+
+def _listed(group: str, names: list[str]) -> list[str]:
+    rows = [f"| `{group}={name}` | {_comment((CONF / group / f'{name}.yaml').read_text())} |" for name in names]
+    return [_head("option", "what for"), *rows]
+
+
+def _is_public(group: str, option: str) -> bool:
+    """A backbone that comes with the adapter of the public model it is the shape of."""
+    return group == "backbone" and "adapters" in yaml.safe_load((CONF / group / f"{option}.yaml").read_text())
 
 
 def _node(group: str, option: str) -> dict:

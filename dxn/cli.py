@@ -16,6 +16,7 @@ VERBS = {
     "train": "train a model on text, images, audio or any mix of them, and evaluate it",
     "evaluate": "figures of a trained model, also with modalities withheld",
     "predict": "answers of a trained model for a table or one sample",
+    "embed": "one vector a sample, of a trained model or a public checkpoint",
     "tokenize": "turn one raw input into its D×N matrix and draw it",
     "check": "open all of a data set and say what is in it and what is wrong",
     "show": "print the composed configuration of a training",
@@ -26,13 +27,22 @@ EXAMPLES = {
         "dxn train data=table data.path=reviews.csv data.target=label",
         "dxn train data=folder data.path=photos/ adapters=[image] backbone=tiny",
         "dxn train -m seed=1,2,3",
+        "dxn train weights=google/vit-base-patch16-224 data=folder data.path=photos/ adapters=[image]",
         "dxn train resume=outputs/label/2026-01-31_12-00-00.00",
     ),
-    "evaluate": ("dxn evaluate run=RUN", "dxn evaluate run=RUN only=[image]"),
+    "evaluate": (
+        "dxn evaluate run=RUN",
+        "dxn evaluate run=RUN only=[image]",
+        "dxn evaluate weights=google/vit-base-patch16-224 data=folder data.path=photos/",
+    ),
     "predict": (
         "dxn predict run=RUN input=new.csv output=answers.csv",
         'dxn predict run=RUN input.text="a fine film"',
         "dxn predict run=RUN input.image=a.jpg input.audio=a.wav",
+    ),
+    "embed": (
+        "dxn embed run=RUN input=new.csv output=vectors.npy",
+        'dxn embed weights=google-bert/bert-base-uncased input.text="a fine film"',
     ),
     "tokenize": ("dxn tokenize adapters=[image] input=photo.jpg", 'dxn tokenize input.text="hello there"'),
     "check": ("dxn check data=table data.path=reviews.csv data.target=label",),
@@ -109,7 +119,7 @@ def _verb_help(verb: str) -> str:
     top = (conf / f"{verb}.yaml").read_text().splitlines()
     lines += [
         "keys:",
-        *(f"  {line}" for line in top if line[:1].isalpha() and not line.startswith("defaults")),
+        *(f"  {line}" for line in top_keys(top)),
     ]
     used = [folder for folder in sorted(conf.iterdir()) if folder.is_dir() and f"{folder.name}:" in "\n".join(top)]
     if verb == "show":
@@ -120,3 +130,16 @@ def _verb_help(verb: str) -> str:
         names = ", ".join(sorted(path.stem for path in folder.glob("*.yaml")))
         lines.append(f"  {folder.name}={names}")
     return "\n".join(lines)
+
+
+def top_keys(lines: Sequence[str]) -> list[str]:
+    """The keys of a verb's file as they are written on a command line: weights.source, not source below weights."""
+    found, parent = [], ""
+    for line in lines:
+        if line.startswith("  ") and parent:
+            found.append(f"{parent}.{line.strip()}")
+        elif line[:1].isalpha():
+            parent = line.removesuffix(":") if line.endswith(":") and line != "defaults:" else ""
+            if not line.endswith(":"):
+                found.append(line)
+    return found

@@ -43,6 +43,10 @@ class Config:
         """As YAML, interpolations resolved."""
         return OmegaConf.to_yaml(self.cfg, resolve=True)
 
+    def asked(self) -> list[str]:
+        """The keys that the overrides name."""
+        return [override.key_or_group for override in _parse([_spelled_out(o) for o in self.overrides])[0]]
+
     def save(self, folder: Path) -> None:
         """.hydra/config.yaml and .hydra/overrides.yaml in folder."""
         place = folder / ".hydra"
@@ -61,7 +65,7 @@ def saved_overrides(folder: Path) -> list[str]:
 
 def compose(verb: str, overrides: Sequence[str] = (), *, conf_dir: Path = CONF) -> Config:
     """The configuration of a verb. UserError lists every fault, a line each, before any data is read."""
-    parsed, faults = _parse(overrides)
+    parsed, faults = _parse([_spelled_out(line) for line in overrides])
     groups, values = _apart(parsed, conf_dir)
     with initialize_config_dir(str(conf_dir.absolute()), version_base="1.3"):
         good_groups = []
@@ -135,6 +139,11 @@ def options(group: str, conf_dir: Path = CONF) -> list[str]:
 def groups(conf_dir: Path = CONF) -> list[str]:
     """The groups there are."""
     return sorted(path.name for path in conf_dir.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
+
+
+def _spelled_out(line: str) -> str:
+    """weights=PATH is short for weights.source=PATH."""
+    return f"weights.source={line.removeprefix('weights=')}" if line.startswith("weights=") else line
 
 
 def _parse(overrides: Sequence[str], *, sweep: bool = False) -> tuple[list[Override], list[str]]:

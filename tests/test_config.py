@@ -2,8 +2,10 @@
 
 import pytest
 
-from dxn.config import build, compose, expand, saved_overrides
+from dxn.config import build, compose, expand, options, saved_overrides
 from dxn.errors import UserError
+
+BACKBONES = ", ".join(options("backbone"))
 
 TABLE = ["data=table", "data.path=x.csv"]
 
@@ -14,7 +16,7 @@ TABLE = ["data=table", "data.path=x.csv"]
         (["optimizer.lrr=1"], "optimizer.lrr: no such key; did you mean optimizer.lr?"),
         (["lr=1"], "lr: no such key; did you mean optimizer.lr?"),
         (["adapters.text.tokens=patches"], "adapters.text.tokens: no such key; did you mean adapters.audio.tokens?"),
-        (["backbone=tny"], "backbone=tny: no such option; did you mean tiny? options: base, nano, small, tiny"),
+        (["backbone=tny"], f"backbone=tny: no such option; did you mean tiny? options: {BACKBONES}"),
         (["adapters=[text,video]"], "adapters=video: no such option; options: audio, image, text"),
         (["optimizer=null"], "optimizer=None: no such option; options: adamw"),
         (["optimizer.lr=fast"], "optimizer.lr: must be a number, got 'fast'"),

@@ -23,9 +23,10 @@ MAY_IMPORT = {
     "tokenize": {"tokens", "errors"},
     "models": {"tokens", "errors"},
     "data": {"tokens", "errors", "tokenize"},
+    "weights": {"tokens", "errors", "tokenize", "models"},
     "explain": {"tokens", "errors", "tokenize", "models", "data"},
     "config": {"errors"},
-    "train": {"tokens", "errors", "tokenize", "models", "data", "explain", "config"},
+    "train": {"tokens", "errors", "tokenize", "models", "weights", "data", "explain", "config"},
 }
 
 

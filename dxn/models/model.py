@@ -58,6 +58,6 @@ def mix(tokens: Tokens, order: Tensor, share: float) -> Tokens:
     return Tokens(share * x + (1 - share) * x[order], tokens.mask | tokens.mask[order], tokens.spans)
 
 
-def count_parameters(module: nn.Module) -> int:
-    """Trainable numbers."""
-    return sum(p.numel() for p in module.parameters() if p.requires_grad)
+def count_parameters(module: nn.Module, *, trained: bool = False) -> int:
+    """Numbers in the weights, or in those of them that are trained."""
+    return sum(p.numel() for p in module.parameters() if p.requires_grad or not trained)

@@ -37,6 +37,9 @@ class AudioAugment:
         freq_mask: mel bins of one blanked band at most (SpecAugment, arXiv:1904.08779).
         time_mask: share of the frames in one blanked stretch at most (SpecAugment).
         warp: stretch or squeeze the mel axis by up to this share, like another vocal tract's length.
+        tempo: stretch or squeeze time by up to this share, the pitch unchanged.
+        equalize: louder or softer by up to this many decibels, changing smoothly along the mel axis, like another
+            microphone (arXiv:2110.03282); with frontend=mel.
     """
 
     def __init__(
@@ -49,9 +52,12 @@ class AudioAugment:
         freq_mask: int = 0,
         time_mask: float = 0.0,
         warp: float = 0.0,
+        tempo: float = 0.0,
+        equalize: float = 0.0,
     ):
         self.time_shift, self.noise, self.gain, self.speed = time_shift, noise, gain, speed
         self.freq_mask, self.time_mask, self.warp = freq_mask, time_mask, warp
+        self.tempo, self.equalize = tempo, equalize
 
     def waveform(self, x: Tensor, sample_rate: int, rng: random.Random) -> Tensor:
         """(T,) to (T',)."""
@@ -68,8 +74,19 @@ class AudioAugment:
                 x = x + level * torch.randn(len(x))
         return x
 
+    def gains(self, n_mels: int, rng: random.Random) -> Tensor | None:
+        """Factors (F,) of the mel power, drawn at five places along the axis and joined by lines in decibels."""
+        if not self.equalize:
+            return None
+        points = torch.tensor([rng.uniform(-self.equalize, self.equalize) for _ in range(5)])
+        decibels = F.interpolate(points[None, None], n_mels, mode="linear", align_corners=True)[0, 0]
+        return 10 ** (decibels / 10)
+
     def spectrogram(self, mel: Tensor, rng: random.Random) -> Tensor:
-        """Log-mel (T, F) to the same shape; blanked cells hold the clip's mean."""
+        """Log-mel (T, F) to (T', F), T' = T but for tempo; blanked cells hold the clip's mean."""
+        if self.tempo:
+            steps = max(round(len(mel) * (1 + rng.uniform(-self.tempo, self.tempo))), 1)
+            mel = F.interpolate(mel.T[None], steps, mode="linear")[0].T
         if self.warp:
             mel = _warp(mel, 1 + rng.uniform(-self.warp, self.warp))
         mean = float(mel.mean())
@@ -102,6 +119,8 @@ class AudioPrepare:
         n_fft: int,
         hop_length: int,
         n_mels: int,
+        f_min: float,
+        f_max: float | None,
         frontend: Frontend,
         top_db: float | None,
         num_frames: int | None,
@@ -114,6 +133,14 @@ class AudioPrepare:
             raise ValueError(f"frontend must be mel, kaldi or whisper, got {frontend!r}")
         if self.waveform and (frontend != "mel" or num_frames is not None):
             raise ValueError("tokens=waveform has no spectrogram: leave frontend and num_frames out")
+        if not 0 <= f_min < (f_max or sample_rate / 2) <= sample_rate / 2:
+            raise ValueError(
+                f"f_min and f_max must rise, up to half of sample_rate={sample_rate}, got {f_min}, {f_max}"
+            )
+        if frontend != "mel" and (f_min or f_max or top_db or (augment is not None and augment.equalize)):
+            raise ValueError(f"frontend={frontend} has its own f_min, f_max and range: leave these and equalize out")
+        if num_frames is not None and augment is not None and augment.tempo:
+            raise ValueError("num_frames holds every sound to one length: leave augment.tempo out")
         if top_db is not None and top_db <= 0:
             raise ValueError(f"top_db must be over 0, got {top_db}")
         self.sample_rate, self.n_fft, self.hop_length, self.n_mels = sample_rate, n_fft, hop_length, n_mels
@@ -125,6 +152,8 @@ class AudioPrepare:
             n_fft=n_fft,
             hop_length=hop_length,
             n_mels=n_mels,
+            f_min=f_min,
+            f_max=f_max,
             pad_mode="reflect" if whisper else "constant",
             norm="slaney" if whisper else None,
             mel_scale="slaney" if whisper else "htk",
@@ -139,7 +168,8 @@ class AudioPrepare:
         augment = self.augment if rng is not None else None
         if augment is not None and rng is not None:
             raw = augment.waveform(raw, self.sample_rate, rng)
-        features = self.features(raw)
+        gains = augment.gains(self.n_mels, rng) if augment is not None and rng is not None else None
+        features = self.features(raw, gains)
         if self.normalize == "clip":
             features = (features - features.mean(0)) / features.std(correction=0).clamp(min=1e-3)
         if augment is not None and rng is not None and not self.waveform:
@@ -150,15 +180,17 @@ class AudioPrepare:
         """Roughly how many tokens it has, to put like with like."""
         return len(raw) / self.hop_length / 4
 
-    def features(self, raw: Tensor) -> Tensor:
+    def features(self, raw: Tensor, gains: Tensor | None = None) -> Tensor:
         """Waveform (T,) to itself (T, 1) or to logarithms of mel power (frames, F), num_frames where it is given."""
         if self.waveform:
             return rearrange(raw, "t -> t 1")
-        return {"mel": self._log_mel, "kaldi": self._kaldi, "whisper": self._whisper}[self.frontend](raw)
+        if self.frontend == "mel":
+            return self._log_mel(raw, gains)
+        return self._kaldi(raw) if self.frontend == "kaldi" else self._whisper(raw)
 
-    def _log_mel(self, raw: Tensor) -> Tensor:
+    def _log_mel(self, raw: Tensor, gains: Tensor | None) -> Tensor:
         """A frame each hop_length samples, 1 + T // hop_length of them; natural logarithm."""
-        power = self.mel(raw)
+        power = self.mel(raw) if gains is None else self.mel(raw) * gains[:, None]
         if self.top_db is not None:
             power = power.clamp(min=float(power.max()) * 10 ** (-self.top_db / 10))
         return self._cut_or_padded(rearrange((power + FLOOR).log(), "f t -> t f"))
@@ -210,6 +242,8 @@ class AudioAdapter(nn.Module):
         n_fft: samples in a spectrogram's window, 25 ms unless given.
         hop_length: samples from one window to the next, 10 ms unless given.
         n_mels: mel bins of the spectrogram.
+        f_min: lowest frequency of the mel bins in hertz.
+        f_max: highest, half of sample_rate unless given.
         frontend: of the spectrogram: mel (torchaudio's), or those of public models: kaldi (AST's), whisper.
         top_db: with frontend=mel, nothing is quieter than so many decibels below the clip's loudest cell.
         num_frames: frames that every sound is cut or filled up to; its own number unless given.
@@ -240,6 +274,8 @@ class AudioAdapter(nn.Module):
         n_fft: int | None = None,
         hop_length: int | None = None,
         n_mels: int = 64,
+        f_min: float = 0.0,
+        f_max: float | None = None,
         frontend: Frontend = "mel",
         top_db: float | None = None,
         num_frames: int | None = None,
@@ -265,6 +301,8 @@ class AudioAdapter(nn.Module):
             n_fft=n_fft or sample_rate // 40,
             hop_length=hop_length,
             n_mels=n_mels,
+            f_min=f_min,
+            f_max=f_max,
             frontend=frontend,
             top_db=top_db,
             num_frames=num_frames,

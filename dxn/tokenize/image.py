@@ -140,27 +140,26 @@ class ImagePrepare:
 
     def _fit(self, raw: Tensor) -> tuple[Tensor, list[float]]:
         height, width = raw.shape[1:]
-        whole = self.resize != "crop" or self.crop_share == 1
+        whole = self.resize == "within" or self.crop_share == 1
         if self.size_limit is None or (whole and (height, width) == self.size_limit):
             return raw, [0.0, 0.0, 1.0, 1.0]
         target_h, target_w = self.size_limit
+        least_h, least_w = (math.floor(side / self.crop_share) for side in self.size_limit)
         if self.resize == "stretch":
-            size = [target_h, target_w]
+            size = [least_h, least_w]
         elif self.resize == "within":
             scale = min(target_h / height, target_w / width, 1.0)
             size = [max(round(height * scale), 1), max(round(width * scale), 1)]
+        elif least_h * width >= least_w * height:
+            size = [least_h, max(least_h * width // height, least_w)]
         else:
-            least_h, least_w = (math.floor(side / self.crop_share) for side in self.size_limit)
-            if least_h * width >= least_w * height:
-                size = [least_h, max(least_h * width // height, least_w)]
-            else:
-                size = [max(least_w * height // width, least_h), least_w]
+            size = [max(least_w * height // width, least_h), least_w]
         pixels = raw
         if size != [height, width]:
             pixels = _resized(raw, size, self.interpolation)
         down, across = height / size[0], width / size[1]
         top = left = 0
-        if self.resize == "crop":
+        if self.resize != "within":
             top, left = round((size[0] - target_h) / 2), round((size[1] - target_w) / 2)
             pixels = pixels[:, top : top + target_h, left : left + target_w]
         return pixels, [top * down, left * across, down, across]

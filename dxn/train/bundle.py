@@ -15,13 +15,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from dxn.data.rows import Rows
-from dxn.data.samples import Samples, open_rows
+from dxn.data.samples import BatchOrder, Samples, make_loader, open_rows
 from dxn.data.targets import Target
 from dxn.errors import UserError
 from dxn.models import Model
 from dxn.tokens import Tokens, join
 from dxn.train.checkpoint import write_safely
 from dxn.train.evaluate import Predictions, predict, to_device
+from dxn.train.finetune import merged
+from dxn.weights import read_public
 
 FILES = ("model.safetensors", "config.yaml", "labels.json")
 BUILDABLE = ("dxn.tokenize", "dxn.models")  # a config.yaml from elsewhere can name nothing but these
@@ -30,7 +32,7 @@ BUILDABLE = ("dxn.tokenize", "dxn.models")  # a config.yaml from elsewhere can n
 def save(folder: Path, *, model: Model, parts: Mapping[str, Any], target: Target, card: str) -> None:
     """Write the model folder: weights, config.yaml (`parts`), tokenizer.json, labels.json, card, SHA-256 sums."""
     folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: t.detach().cpu().contiguous() for name, t in model.state_dict().items()}
+    tensors = {name: t.detach().cpu().contiguous() for name, t in merged(model).items()}
     write_safely(folder / "model.safetensors", tensors)
     (folder / "config.yaml").write_text(yaml.safe_dump(_without_paths(parts), sort_keys=False))
     (folder / "labels.json").write_text(json.dumps(target.to_json(), indent=1, ensure_ascii=False))
@@ -68,6 +70,25 @@ def load(folder: str | Path, *, device: str = "cpu") -> Predictor:
     return Predictor(model.to(device).eval(), target)
 
 
+def from_public(
+    source: str, *, revision: str | None = None, part: str | None = None, strict: bool = True, device: str = "cpu"
+) -> Predictor:
+    """A public checkpoint, from a file, a folder or the hub, as a model in use.
+
+    It predicts where the checkpoint has a head; `.tokens` and `.embed` it always has. part: text or image, of one
+    with a tower for each. UserError where nobody knows its family, or tensors are missing.
+    """
+    public = read_public(source, revision=revision, part=part)
+    nodes = public.nodes()
+    adapters = {name: construct(node) for name, node in nodes["adapters"].items()}
+    public.prepare(adapters)
+    fusion, backbone, head = (construct(nodes[part]) for part in ("fusion", "backbone", "head"))
+    model = Model(adapters, fusion=fusion, backbone=backbone, head=head)
+    public.fill(model, strict=strict)
+    labels = public.parts.labels
+    return Predictor(model.to(device).eval(), Target("class", tuple(labels)) if labels else None)
+
+
 def construct(node: Mapping[str, Any]) -> Any:
     """The object that {_target_: a class of dxn.tokenize or dxn.models, argument: value ...} describes.
 
@@ -93,9 +114,18 @@ def construct(node: Mapping[str, Any]) -> Any:
 class Predictor:
     """A trained model in use, in evaluation mode."""
 
-    def __init__(self, model: Model, target: Target):
-        self.model, self.target = model, target
+    def __init__(self, model: Model, target: Target | None):
+        self.model, self._target = model, target
         self.device = next(model.parameters()).device
+
+    @property
+    def target(self) -> Target:
+        """What it predicts; UserError for a public checkpoint without a head."""
+        if self._target is None:
+            raise UserError(
+                "this checkpoint has no head to predict with: train one, dxn train weights=..., or use embed"
+            )
+        return self._target
 
     @property
     def modalities(self) -> list[str]:
@@ -149,9 +179,18 @@ class Predictor:
 
     @torch.inference_mode()
     def embed(self, *, text=None, image=None, audio=None) -> Tensor:
-        """One sample as one vector (D,): what the head's last linear sees."""
-        parts = self.model.embed(self._batch(self._samples([{"text": text, "image": image, "audio": audio}]), 0))
-        return self.model.head.neck(self.model.encode(parts)[1])[0].cpu()
+        """One sample as one vector (E,): what the head's last linear sees."""
+        return self.vectors(self._samples([{"text": text, "image": image, "audio": audio}]))[1][0]
+
+    @torch.inference_mode()
+    def vectors(self, samples: Samples, *, batch_size: int = 64) -> tuple[list[int], Tensor]:
+        """Rows of the opened samples, and a vector (E,) for each."""
+        rows, found = [], []
+        for batch in make_loader(BatchOrder(samples, batch_size)):
+            _, pooled = self.model.encode(self.model.embed(to_device(batch, self.device)))
+            rows += batch["index"]
+            found.append(self.model.head.neck(pooled).float().cpu())
+        return rows, torch.cat(found)
 
     def _samples(self, given: Sequence[Mapping[str, Any]]) -> Samples:
         return Samples(open_rows(self._rows(given), self.prepares, need_target=False), self.prepares)
@@ -167,7 +206,7 @@ class Predictor:
         return Rows(cells=cells, origin=[f"sample {i + 1}" for i in range(len(samples))])
 
     def _cell(self, modality: str, value):
-        if modality == "text" and self.target.kind == "tags" and isinstance(value, str):
+        if modality == "text" and self._target is not None and self._target.kind == "tags" and isinstance(value, str):
             return value.split()
         return str(value) if isinstance(value, Path) else value
 

@@ -14,6 +14,7 @@ def adamw(
     weight_decay: float = 0.05,
     betas: Sequence[float] = (0.9, 0.98),
     eps: float = 1e-8,
+    layer_decay: float = 1.0,
 ) -> torch.optim.AdamW:
     """AdamW (arXiv:1711.05101) with decay on matrices only: not on biases, norms, embeddings or positions.
 
@@ -22,15 +23,38 @@ def adamw(
         weight_decay: of the weights of linears and convolutions.
         betas: of the running means of gradient and square.
         eps: added to the denominator.
+        layer_decay: factor on lr from each block to the one before it; the head has lr itself, the adapters least.
     """
-    decayed = {id(module.weight) for module in model.modules() if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)}
-    parameters = [p for p in model.parameters() if p.requires_grad]
-    groups = [
-        {"params": [p for p in parameters if id(p) in decayed], "weight_decay": weight_decay},
-        {"params": [p for p in parameters if id(p) not in decayed], "weight_decay": 0.0},
+    if not 0 < layer_decay <= 1:
+        raise ValueError(f"layer_decay must be over 0 and at most 1, got {layer_decay}")
+    decayed = {
+        id(parameter)
+        for module in model.modules()
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
+        for name, parameter in module.named_parameters(recurse=False)
+        if name == "weight"
+    }
+    depth = len(getattr(getattr(model, "backbone", None), "blocks", ()))
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            rate = lr * layer_decay ** (depth + 1 - _layer(name, depth))
+            groups.setdefault((rate, weight_decay if id(parameter) in decayed else 0.0), []).append(parameter)
+    if not groups:
+        raise ValueError("nothing is left to train: every weight is frozen")
+    ordered = [
+        {"params": found, "lr": rate, "weight_decay": decay}
+        for (rate, decay), found in sorted(groups.items(), key=lambda group: group[0], reverse=True)
     ]
     first, second = betas
-    return torch.optim.AdamW(groups, lr=lr, betas=(first, second), eps=eps, fused=True)
+    return torch.optim.AdamW(ordered, lr=lr, betas=(first, second), eps=eps, fused=True)
+
+
+def _layer(name: str, depth: int) -> int:
+    """0: adapters and what leads the tokens; 1 to depth: the blocks; depth + 1: all that comes after them."""
+    if name.startswith("backbone.blocks."):
+        return int(name.split(".")[2]) + 1
+    return 0 if name.startswith(("adapters.", "fusion.embedding", "fusion.pool.tokens", "fusion.shared")) else depth + 1
 
 
 def cosine(*, warmup: float = 0.1, final: float = 0.0) -> Callable[[float], float]:

@@ -8,8 +8,10 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
+from torch import Tensor
 
 from dxn.data.samples import Opened, Samples
 from dxn.data.targets import Target
@@ -89,6 +91,17 @@ def write_predictions(
             true = [_cell(opened.targets[i])] if opened.targets is not None else []
             shares = [f"{p:.6f}" for p in answer.get("probabilities", {}).values()]
             writer.writerow([opened.origin[i], *true, _cell(answer["prediction"]), *shares])
+
+
+def write_vectors(path: Path, origin: Sequence[str], vectors: Tensor) -> None:
+    """A vector a row: .npy, float32 (rows, E), or .csv with where each row came from before its numbers."""
+    if path.suffix == ".npy":
+        np.save(path, vectors.numpy())
+        return
+    with path.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(["row", *map(str, range(vectors.shape[1]))])
+        writer.writerows([name, *(f"{v:.7g}" for v in row)] for name, row in zip(origin, vectors.tolist(), strict=True))
 
 
 def _cell(value) -> str:

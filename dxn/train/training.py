@@ -22,6 +22,7 @@ from dxn.train.pipeline import Data, build_adapters, build_model, open_source
 from dxn.train.pretrain import MaskedText
 from dxn.train.progress import duration
 from dxn.train.report import console, now
+from dxn.train.start import read_start, with_weights
 
 
 @dataclass(frozen=True)
@@ -56,9 +57,14 @@ def train_one(config: Config) -> dict[str, Any]:
 
 def _prepare(config: Config, trainer: Trainer) -> Prepared:
     """Read the data, fit on it, build the model, and only then make the run folder."""
-    c = config.plain()
+    c, start = config.plain(), read_start(config.plain())
+    if start.given:
+        # Its own data's YAML changes the adapters; a table's leaves them as they are.
+        default = compose("train", ["data=table", "data.path=any"]).plain()
+        c = with_weights(c, start, default, config.asked())
     source = build(c["data"], key="data")
     adapters = build_adapters(c, source.columns)
+    start.prepare(adapters)
     folder = _run_folder(c, source.columns, main=trainer.main)
     if c["resume"]:  # what was fitted is kept: a tokenizer learned again need not be the same
         for adapter in adapters.values():
@@ -66,13 +72,17 @@ def _prepare(config: Config, trainer: Trainer) -> Prepared:
     data = open_source(source, adapters)
     report.describe(data)
     model, parts = build_model(c, data, adapters, balance=trainer.balance)
+    if start.given and not c["resume"]:
+        for notice in start.fill(model, names=data.target.names if data.target.kind == "class" else None):
+            console.print(notice, markup=False)
+    build(c["finetune"], key="finetune")(model, start.came(model))
     if not c["resume"] and trainer.main:
         _begin(folder, config, adapters)
     console.print(f"run folder: {folder}", markup=False)
     console.print(f"precision: {trainer.precision_note}; device: {trainer.device}")
-    console.print(
-        f"model: {count_parameters(model):,} parameters, of them {count_parameters(model.backbone):,} backbone"
-    )
+    total, trained = count_parameters(model), count_parameters(model, trained=True)
+    part = f"; trained: {trained:,}" if trained < total else ""
+    console.print(f"model: {total:,} parameters, of them {count_parameters(model.backbone):,} backbone{part}")
     return Prepared(folder, data, adapters, model, parts)
 
 

@@ -13,7 +13,7 @@ import torch
 from dxn.config import Config, build, compose, saved_overrides
 from dxn.data.check import check as check_source
 from dxn.data.check import write_bad
-from dxn.data.samples import Samples, open_rows
+from dxn.data.samples import Opened, Samples, open_rows
 from dxn.data.tables import IMAGES, SOUNDS, table
 from dxn.errors import UserError
 from dxn.tokenize import BadMedia
@@ -53,14 +53,19 @@ def sweep(configs: Sequence[Config]) -> int:
 def evaluate(config: Config) -> int:
     """A trained model's figures on a split, or on other data, with modalities withheld."""
     c = config.plain()
-    predictor = bundle.load(c["run"], device=_device(c["device"]))
-    trained = compose("train", saved_overrides(Path(c["run"])))
-    source = build(c.get("data") or trained.plain()["data"], key="data")
+    predictor = _predictor(c)
+    if c["run"] is None and not c.get("data"):
+        raise UserError("data: a public checkpoint brings no data to evaluate it on, data=table data.path=...")
+    data = c.get("data") or compose("train", saved_overrides(Path(str(c["run"])))).plain()["data"]
+    source = build(data, key="data")
     name = c["split"] if c["split"] in source.splits else next(iter(source.splits))
     if c["split"] not in source.splits and len(source.splits) > 1:
         raise UserError(f"split: the data has {', '.join(source.splits)}, got {c['split']}")
     opened = open_rows(source.splits[name], predictor.prepares, on_bad=source.on_bad)
-    folder = Path(c["output"] or Path(c["run"]) / "evaluate" / now())
+    if opened.targets is not None and predictor.target.unknown(opened.targets) == len(opened):
+        known = ", ".join(predictor.target.names[:5])
+        raise UserError(f"data: the model knows no class of {name}, only {known} ...; name them as it does")
+    folder = Path(c["output"] or Path(c["run"] or "outputs") / "evaluate" / now())
     only = [tuple(c["only"])] if c["only"] else None
     results = evaluate_subsets(predictor, opened, name, folder, batch_size=c["batch_size"], shown=only)
     report.write_metrics(folder / "metrics.json", by_split(name, results), {"rows": len(opened)})
@@ -71,12 +76,11 @@ def evaluate(config: Config) -> int:
 def predict(config: Config) -> int:
     """Answers for a table, or for one sample."""
     c = config.plain()
-    predictor = bundle.load(c["run"], device=_device(c["device"]))
+    predictor = _predictor(c)
     if isinstance(c["input"], Mapping):
         console.print_json(json.dumps(predictor.predict(**c["input"])))
         return 0
-    rows = table(c["input"], **_input_columns(c, predictor)).splits["train"]
-    opened = open_rows(rows, predictor.prepares, on_bad=c["on_bad"], need_target=False)
+    opened = _opened_table(c, predictor)
     samples = Samples(opened, predictor.prepares)
     predictions = predictor.run(samples, batch_size=c["batch_size"])
     answers = [predictor.answer(p) for p in predictions.predicted]
@@ -88,6 +92,24 @@ def predict(config: Config) -> int:
     report.write_predictions(output, predictions, samples, predictor.target, answers)
     skipped = f", {opened.skipped} skipped" if opened.skipped else ""
     console.print(f"written: {output} ({len(answers):,} rows{skipped})", markup=False)
+    return 0
+
+
+def embed(config: Config) -> int:
+    """Vectors for a table, or for one sample."""
+    c = config.plain()
+    predictor = _predictor(c)
+    if isinstance(c["input"], Mapping):
+        console.print_json(json.dumps(predictor.embed(**c["input"]).tolist()))
+        return 0
+    output = Path(c["output"]) if c["output"] else None
+    if output is None or output.suffix not in (".npy", ".csv"):
+        raise UserError(f"output: a table's vectors go to a .npy or .csv file, got {c['output']}")
+    opened = _opened_table(c, predictor)
+    rows, vectors = predictor.vectors(Samples(opened, predictor.prepares), batch_size=c["batch_size"])
+    report.write_vectors(output, [opened.origin[i] for i in rows], vectors)
+    skipped = f", {opened.skipped} skipped" if opened.skipped else ""
+    console.print(f"written: {output} ({len(rows):,} rows of {vectors.shape[1]}{skipped})", markup=False)
     return 0
 
 
@@ -151,10 +173,27 @@ def _raw_inputs(c: Mapping[str, Any]) -> dict[str, Any]:
     return {"text": Path(given).read_text(encoding="utf-8") if suffix == ".txt" else str(given)}
 
 
+def _predictor(c: Mapping[str, Any]) -> bundle.Predictor:
+    """The trained model that run names, or the public one that weights does."""
+    w = c["weights"]
+    if (c["run"] is None) == (w["source"] is None):
+        raise UserError("run: give either run=RUN, a trained model, or weights=..., a public checkpoint")
+    device = _device(c["device"])
+    if c["run"] is not None:
+        return bundle.load(c["run"], device=device)
+    return bundle.from_public(device=device, **w)
+
+
+def _opened_table(c: Mapping[str, Any], predictor: bundle.Predictor) -> Opened:
+    rows = table(c["input"], **_input_columns(c, predictor)).splits["train"]
+    return open_rows(rows, predictor.prepares, on_bad=c["on_bad"], need_target=False)
+
+
 def _input_columns(c: Mapping[str, Any], predictor: bundle.Predictor) -> dict[str, Any]:
     """The columns of a table that the model was trained on, by the names they had then; of a model folder that
     was taken out of its run folder those names are not known, and the columns are inferred."""
-    run = next((p for p in (Path(c["run"]), Path(c["run"]).parent) if (p / ".hydra").exists()), None)
+    folder = Path(c["run"] or "")
+    run = next((p for p in (folder, folder.parent) if c["run"] and (p / ".hydra").exists()), None)
     trained = compose("train", saved_overrides(run)).plain()["data"] if run is not None else {}
     named = {m: trained[m] for m in predictor.modalities if trained.get(m)}
     return {**named, "fractions": (1.0,)}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import torch
 from torch import Tensor
 
 from dxn.weights import hf
@@ -58,13 +59,16 @@ def table(found: Checkpoint, parts: Parts) -> Table:
 
 
 def back(ours: Mapping[str, Tensor], found: Checkpoint, parts: Parts) -> dict[str, Tensor]:
-    """Places, with the first sentence's vector in them."""
-    p = base(found)
-    kinds = found.tensors[f"{p}embeddings.token_type_embeddings.weight"]
-    # The second sentence is as far from the first as it was.
+    """Words and places, with the first sentence's vector in them; rows that we have no use for as they were."""
+    p, t = f"{base(found)}embeddings.", found.tensors
+    kinds = t[f"{p}token_type_embeddings.weight"]
+    words, places = ours["adapters.text.table.weight"], ours["adapters.text.position.table"]
+    more = t[f"{p}position_embeddings.weight"][len(places) :] + kinds[0]
     return {
-        f"{p}embeddings.position_embeddings.weight": ours["adapters.text.position.table"],
-        f"{p}embeddings.token_type_embeddings.weight": kinds - kinds[:1],
+        f"{p}word_embeddings.weight": torch.cat([words, t[f"{p}word_embeddings.weight"][len(words) :]]),
+        f"{p}position_embeddings.weight": torch.cat([places, more]),
+        # The second sentence is as far from the first as it was.
+        f"{p}token_type_embeddings.weight": kinds - kinds[:1],
     }
 
 

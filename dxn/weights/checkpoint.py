@@ -29,7 +29,7 @@ NESTED = ("model", "state_dict", "module")  # under which some put the weights i
 class Checkpoint:
     """Tensors by their names, and what lies beside them.
 
-    Half precision is made float32. config is config.json, preprocessor preprocessor_config.json, both {} where there is none.
+    Half precision is made float32. config is config.json, preprocessor preprocessor_config.json; {} without them.
     """
 
     source: str
@@ -54,7 +54,8 @@ class Checkpoint:
             return load_tokenizer(self.folder / "tokenizer.json")
         settings = _json(self.folder / "tokenizer_config.json")
         if (self.folder / "vocab.txt").exists():
-            return wordpiece(self.folder / "vocab.txt", lowercase=settings.get("do_lower_case", True))
+            lowercase, strip = settings.get("do_lower_case", True), settings.get("strip_accents")
+            return wordpiece(self.folder / "vocab.txt", lowercase=lowercase, strip_accents=strip)
         if (self.folder / "vocab.json").exists() and (self.folder / "merges.txt").exists():
             return byte_bpe(self.folder / "vocab.json", self.folder / "merges.txt")
         return None
@@ -73,7 +74,7 @@ def read_checkpoint(source: str, *, revision: str | None = None) -> Checkpoint:
         source=source,
         tensors={name: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for name, t in tensors.items()},
         config=_json(folder / "config.json"),
-        preprocessor=_json(folder / "preprocessor_config.json"),
+        preprocessor=_preprocessor(folder),
         folder=folder,
     )
 
@@ -85,7 +86,10 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
         if (path / name).exists():
             return read_tensors(path / name)
         if (path / f"{name}.index.json").exists():
-            parts = sorted(set(_json(path / f"{name}.index.json")["weight_map"].values()))
+            listed = _json(path / f"{name}.index.json").get("weight_map")
+            if not isinstance(listed, dict):
+                raise UserError(f"weights: {path / name}.index.json: it has no weight_map")
+            parts = sorted(set(listed.values()))
             return {k: t for part in parts for k, t in read_tensors(path / part).items()}
     raise UserError(f"weights: {path}: none of {', '.join(WEIGHTS)} is in this folder")
 
@@ -101,12 +105,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             raise UserError(f"weights: {path}: damaged or truncated safetensors file ({error})") from error
     try:
         found = torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        raise UserError(
-            f"weights: {path}: holds code, not only tensors; it was not run. Ask for a safetensors file"
-        ) from error
-    except (RuntimeError, EOFError, OSError, ValueError, KeyError) as error:
-        raise UserError(f"weights: {path}: damaged or truncated torch file ({error})") from error
+    except Exception as error:  # a damaged pickle raises nearly anything
+        if isinstance(error, pickle.UnpicklingError) and "Unsupported global" in str(error):
+            raise UserError(
+                f"weights: {path}: holds code, not only tensors; it was not run. Ask for a safetensors file"
+            ) from error
+        reason = type(error).__name__ if isinstance(error, pickle.UnpicklingError) else error
+        raise UserError(f"weights: {path}: damaged or truncated torch file, or none at all ({reason})") from error
     for name in NESTED:
         if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
             found = found[name]
@@ -117,19 +122,27 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
 
 def _download(name: str, revision: str | None) -> Path:
     from huggingface_hub import snapshot_download  # most runs never go to the hub
-    from huggingface_hub.errors import EntryNotFoundError, HfHubHTTPError, RepositoryNotFoundError
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
     try:
         folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(WANTED)))
         if not any(folder.glob("*.safetensors")):
             folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*WANTED, "*.bin"]))
-    except (RepositoryNotFoundError, EntryNotFoundError) as error:
+    except RevisionNotFoundError as error:
+        raise UserError(f"weights: {name}: the hub has no revision {revision} of it") from error
+    except RepositoryNotFoundError as error:
         raise UserError(
             f"weights: {name}: neither a file or folder here nor a repository on the hub that can be read"
         ) from error
-    except (HfHubHTTPError, OSError, ValueError) as error:
+    except Exception as error:  # of whichever library the hub's client uses for the network
         raise UserError(f"weights: {name}: the hub cannot be reached, and it is not in the local cache") from error
     return folder
+
+
+def _preprocessor(folder: Path) -> dict[str, Any]:
+    """Of its own file, or of the one that transformers writes for a model of more than one modality."""
+    both = _json(folder / "processor_config.json")
+    return _json(folder / "preprocessor_config.json") or both.get("image_processor") or both.get("feature_extractor") or {}
 
 
 def _json(path: Path) -> dict[str, Any]:
@@ -142,13 +155,18 @@ def _json(path: Path) -> dict[str, Any]:
     return found if isinstance(found, dict) else {}
 
 
-def wordpiece(vocab: Path, *, lowercase: bool) -> Tokenizer:
+def wordpiece(vocab: Path, *, lowercase: bool, strip_accents: bool | None = None) -> Tokenizer:
     """BERT's tokenizer from its vocab.txt, a piece a line."""
     from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
 
-    pieces = {piece: i for i, piece in enumerate(vocab.read_text(encoding="utf-8").splitlines())}
+    # Not splitlines, which also splits at letters like U+2028 that a vocabulary may hold.
+    lines = vocab.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    pieces = {piece: i for i, piece in enumerate(lines)}
+    missing = [name for name in ("[UNK]", "[CLS]", "[SEP]") if name not in pieces]
+    if missing:
+        raise UserError(f"weights: {vocab}: {', '.join(missing)} not among its {len(lines)} pieces")
     tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     tokenizer.decoder = decoders.WordPiece()
     tokenizer.add_special_tokens([t for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if t in pieces])
@@ -158,15 +176,17 @@ def wordpiece(vocab: Path, *, lowercase: bool) -> Tokenizer:
 
 def byte_bpe(vocab: Path, merges: Path) -> Tokenizer:
     """GPT-2's tokenizer from vocab.json and merges.txt; RoBERTa's, which puts <s> and </s> around a text."""
-    from tokenizers import decoders, models, pre_tokenizers, processors
+    from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
 
     tokenizer = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     pieces = tokenizer.get_vocab()
-    tokenizer.add_special_tokens(
-        [t for t in ("<s>", "<pad>", "</s>", "<unk>", "<mask>", "<|endoftext|>") if t in pieces]
-    )
+    if "<|startoftext|>" in pieces:
+        raise UserError(f"weights: {vocab}: CLIP's vocabulary, which only a tokenizer.json says how to use")
+    tokenizer.add_special_tokens([t for t in ("<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>") if t in pieces])
+    if "<mask>" in pieces:
+        tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
     if "<s>" in pieces and "</s>" in pieces:
         tokenizer.post_processor = processors.RobertaProcessing(
             ("</s>", pieces["</s>"]), ("<s>", pieces["<s>"]), add_prefix_space=False

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
 import torch.nn.functional as F
 from torch import Tensor
 
@@ -34,14 +32,13 @@ def knows_text(found: Checkpoint) -> bool:
 def image_parts(found: Checkpoint) -> Parts:
     c, t = config(found, "vision_config"), found.tensors
     dim, channels, patch, _ = t["vision_model.embeddings.patch_embedding.weight"].shape
-    side = math.isqrt(len(t["vision_model.embeddings.position_embedding.weight"]) - 1)
+    side = hf.side(found, len(t["vision_model.embeddings.position_embedding.weight"]) - 1)
     return Parts(
         dim=dim,
         adapters={
             "image": {
-                "resize": "crop",
                 "interpolation": "bicubic",
-                **hf.image_settings(found, c["image_size"], mean=MEAN, std=STD),
+                **hf.image_settings(found, c["image_size"], mean=MEAN, std=STD, shortest=True),
                 "image_size": side * patch,
                 "patch_size": patch,
                 "in_channels": channels,
@@ -112,8 +109,7 @@ def text_table(found: Checkpoint, parts: Parts) -> Table:
 
 def config(found: Checkpoint, tower: str) -> dict:
     """The tower's own settings: below its name in a checkpoint of both, at the top in one of it alone."""
-    defaults = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5}
-    return {**defaults, **(found.config.get(tower) or found.config)}
+    return {**DEFAULTS, **SIZES[tower], **(found.config.get(tower) or found.config)}
 
 
 def backbone(found: Checkpoint, c: dict) -> dict:
@@ -132,6 +128,12 @@ def projection(found: Checkpoint, name: str) -> dict:
     return {"hidden": "linear", "hidden_dim": len(found.tensors[name])} if name in found else {}
 
 
+# What a config.json that was written by some versions leaves out.
+DEFAULTS = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "num_hidden_layers": 12}
+SIZES = {
+    "text_config": {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8},
+    "vision_config": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "image_size": 224},
+}
 BIAS = ("patch_embedding.bias", "visual_projection.bias", "text_projection.bias")
 CLIP_IMAGE = Family(
     "the image tower of CLIP",
@@ -140,6 +142,7 @@ CLIP_IMAGE = Family(
     image_table,
     ignored=(*OLD, r"text_model\.", r"text_projection\."),
     no_bias=BIAS,
+    antialias=False,
 )
 CLIP_TEXT = Family(
     "the text tower of CLIP",

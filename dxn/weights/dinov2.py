@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import math
+from dataclasses import replace
 
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
@@ -20,7 +20,11 @@ MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of ImageNet
 
 
 def knows(found: Checkpoint) -> bool:
-    return hf.model_type(found) in ("dinov2", "dinov2_with_registers")
+    return hf.model_type(found) == "dinov2"
+
+
+def knows_registers(found: Checkpoint) -> bool:
+    return hf.model_type(found) == "dinov2_with_registers"
 
 
 def parts(found: Checkpoint) -> Parts:
@@ -34,7 +38,8 @@ def parts(found: Checkpoint) -> Parts:
         dim=dim,
         adapters={
             "image": {
-                **hf.image_settings(found, c["image_size"], mean=MEAN, std=STD),
+                "interpolation": "bicubic",
+                **hf.image_settings(found, c["image_size"], mean=MEAN, std=STD, shortest=True),
                 # Trained last at image_size, used at what the preprocessor says; the places are interpolated.
                 "patch_size": patch,
                 "in_channels": channels,
@@ -60,7 +65,7 @@ def parts(found: Checkpoint) -> Parts:
 def table(found: Checkpoint, parts: Parts) -> Table:
     p, image = base(found), parts.adapters["image"]
     places = f"{p}embeddings.position_embeddings"
-    side = math.isqrt(found.tensors[places].shape[1] - 1)
+    side = hf.side(found, found.tensors[places].shape[1] - 1)
     shape = {"channels": image["in_channels"], "height": image["patch_size"], "width": image["patch_size"]}
     leading = [f"{p}embeddings.{n}" for n in ("cls_token", "register_tokens") if f"{p}embeddings.{n}" in found]
     result = {
@@ -96,3 +101,5 @@ DINOV2 = Family(
     no_bias=("query.bias", "key.bias", "value.bias"),
     antialias=False,
 )
+# The model with registers smooths the places that it interpolates.
+DINOV2_REGISTERS = replace(DINOV2, name="DINOv2 with registers", knows=knows_registers, antialias=True)

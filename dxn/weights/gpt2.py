@@ -15,7 +15,7 @@ def knows(found: Checkpoint) -> bool:
 
 
 def parts(found: Checkpoint) -> Parts:
-    c, p = found.config, base(found)
+    c, p = {"activation_function": "gelu_new", **found.config}, base(found)
     if c.get("scale_attn_by_inverse_layer_idx") or not c.get("scale_attn_weights", True):
         hf.refuse(found, "scores that are scaled by the block's number, or not at all")
     classes = len(found.tensors["score.weight"]) if "score.weight" in found else 0

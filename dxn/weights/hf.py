@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any, NoReturn
 
@@ -47,28 +48,48 @@ def labels(found: Checkpoint, count: int) -> list[str]:
     return [str(named.get(str(i), f"LABEL_{i}")) for i in range(count)]
 
 
-def image_settings(found: Checkpoint, size: int, *, mean: list[float], std: list[float]) -> dict[str, Any]:
-    """An image adapter's preprocessing from preprocessor_config.json, or as the family usually has it."""
+def image_settings(
+    found: Checkpoint, size: int, *, mean: list[float], std: list[float], shortest: bool = False
+) -> dict[str, Any]:
+    """An image adapter's preprocessing from preprocessor_config.json, or as the family usually has it.
+
+    shortest: whether the family resizes the shorter side and crops, where its file does not say or gives one number.
+    """
     p = found.preprocessor
     if not p:
-        return {"resize": "stretch", "image_size": size, "mean": mean, "std": std}
+        return {"resize": "crop" if shortest else "stretch", "image_size": size, "mean": mean, "std": std}
     resample = p.get("resample", 2)
     if resample not in RESAMPLE:
         raise UserError(f"weights: {found.source}: pictures are resized by PIL's filter {resample}, which dxn cannot")
     asked, crop = p.get("size", size), p.get("crop_size", size)
-    shortest = asked.get("shortest_edge") if isinstance(asked, Mapping) else None
-    target = crop.get("height", size) if isinstance(crop, Mapping) else crop
-    cropped = p.get("do_center_crop", shortest is not None) and shortest is not None
-    if not cropped:
-        target = asked.get("height", size) if isinstance(asked, Mapping) else asked
+    if isinstance(asked, Mapping):
+        shortest = "shortest_edge" in asked
+        asked = asked.get("shortest_edge", asked.get("height", size))
+    target = asked
+    if p.get("do_center_crop", shortest):
+        target = crop.get("height", size) if isinstance(crop, Mapping) else crop
+    elif shortest:
+        refuse(found, "pictures that keep their shape and are not cropped")
+    if target > asked:
+        refuse(found, f"a crop of {target} pixels from pictures of {asked}, filled up with black")
+    share = target / asked
+    if math.floor(target / share) < asked:  # as the adapter finds back what it resizes to
+        share = math.nextafter(share, 0)
     return {
-        "resize": "crop" if cropped else "stretch",
-        "crop_share": target / shortest if cropped else 1.0,
+        "resize": "crop" if shortest else "stretch",
+        "crop_share": share,
         "image_size": target,
         "interpolation": RESAMPLE[resample],
         "mean": list(p.get("image_mean", mean)) if p.get("do_normalize", True) else [0.0] * len(mean),
         "std": list(p.get("image_std", std)) if p.get("do_normalize", True) else [1.0] * len(std),
     }
+
+
+def side(found: Checkpoint, count: int) -> int:
+    """Patches along each side of a square of so many."""
+    if math.isqrt(count) ** 2 != count:
+        refuse(found, f"{count} patches that are no square")
+    return math.isqrt(count)
 
 
 def refuse(found: Checkpoint, what: str) -> NoReturn:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 
 import torch
@@ -26,7 +25,7 @@ def parts(found: Checkpoint) -> Parts:
     taught = f"{p}embeddings.distillation_token" in found
     two = "distillation_classifier.weight" in found
     classes = next((len(t[n]) for n in ("classifier.weight", "cls_classifier.weight") if n in found), 0)
-    side = math.isqrt(t[f"{p}embeddings.position_embeddings"].shape[1] - 1 - taught)
+    side = hf.side(found, t[f"{p}embeddings.position_embeddings"].shape[1] - 1 - taught)
     return Parts(
         dim=dim,
         adapters={
@@ -105,5 +104,6 @@ HF_VIT = Family(
     table,
     ignored=(r"(\w+\.)?pooler\.", r"(\w+\.)?embeddings\.mask_token"),
     no_bias=("query.bias", "key.bias", "value.bias"),
+    antialias=False,
     back=back,
 )

@@ -23,6 +23,8 @@ def parts(found: Checkpoint) -> Parts:
     c = found.config
     if c.get("attention_bias") or c.get("mlp_bias") or c.get("norm_bias"):
         hf.refuse(found, "a ModernBERT with biases")
+    if hf.mlp(found, c, "hidden_activation") != "gelu":
+        hf.refuse(found, "a gate other than GELU")
     rope = c.get("rope_parameters") or {}
     wide = rope.get("full_attention", {}).get("rope_theta", c.get("global_rope_theta", 160000.0))
     near = rope.get("sliding_attention", {}).get("rope_theta", c.get("local_rope_theta", 10000.0))

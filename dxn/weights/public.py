@@ -19,7 +19,7 @@ from dxn.models.fusion import Pooling
 from dxn.weights.bert import BERT
 from dxn.weights.checkpoint import Checkpoint, read_checkpoint
 from dxn.weights.clip import CLIP_IMAGE, CLIP_TEXT
-from dxn.weights.dinov2 import DINOV2
+from dxn.weights.dinov2 import DINOV2, DINOV2_REGISTERS
 from dxn.weights.distilbert import DISTILBERT
 from dxn.weights.family import Family, Parts, Table, Take
 from dxn.weights.gpt2 import GPT2
@@ -34,6 +34,7 @@ FAMILIES: tuple[Family, ...] = (
     VIT,
     HF_VIT,
     DINOV2,
+    DINOV2_REGISTERS,
     BERT,
     ROBERTA,
     DISTILBERT,
@@ -96,8 +97,8 @@ class Public:
         tokenizer = self.checkpoint.tokenizer()
         if tokenizer is None:
             raise UserError(
-                f"weights: {self.checkpoint.source}: no tokenizer.json, vocab.txt, or vocab.json with merges.txt beside "
-                "the weights; without it nobody knows which row is whose"
+                f"weights: {self.checkpoint.source}: no tokenizer.json, vocab.txt, or vocab.json with merges.txt "
+                "beside the weights; without it nobody knows which row is whose"
             )
         adapters["text"].use(tokenizer)
 
@@ -181,13 +182,17 @@ def read_public(source: str, *, revision: str | None = None, part: str | None = 
         raise UserError(f"weights: {source}: of no family that dxn knows ({names}); its tensors are {some}")
     if len(known) > 1:
         chosen = [family for family in known if part is not None and part in family.name]
-        if not chosen:
+        if len(chosen) != 1:
             raise UserError(
                 f"weights: {source}: it holds {' and '.join(f.name for f in known)}; say weights.part=text or image"
             )
         known = chosen
-    parts = known[0].parts(checkpoint)
-    return Public(checkpoint, known[0], parts, known[0].table(checkpoint, parts))
+    try:
+        parts = known[0].parts(checkpoint)
+        table = known[0].table(checkpoint, parts)
+    except KeyError as error:
+        raise UserError(f"weights: {source}: neither its tensors nor its config.json has {error}") from error
+    return Public(checkpoint, known[0], parts, table)
 
 
 @torch.no_grad()

@@ -23,10 +23,19 @@ BLOCK = {
     "mlp.down": "mlp.fc2",
 }
 HALF = (0.5, 0.5, 0.5)  # timm's mean and deviation where a checkpoint does not say
+# What no tensor shows: heads, of 64 features but in the widest models and a few others, and the kind of GELU.
+WIDE = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
+HEADS = {"vit_base_patch16_gap_224": 16, "vit_giantopt_patch16": 16, "test_vit4": 3, "test_vit": 2}
+TANH = (
+    "vit_base_patch32_siglip_gap",
+    "vit_giantopt_patch16_siglip_gap",
+    "vit_large_patch16_siglip_gap_512",
+    "vit_so400m_patch16_siglip_gap",
+)
 
 
 def knows(found: Checkpoint) -> bool:
-    return "patch_embed.proj.weight" in found and "blocks.0.attn.qkv.weight" in found
+    return all(name in found for name in ("patch_embed.proj.weight", "pos_embed", "blocks.0.attn.qkv.weight"))
 
 
 def parts(found: Checkpoint) -> Parts:
@@ -36,12 +45,11 @@ def parts(found: Checkpoint) -> Parts:
         raise UserError(
             f"weights: {found.source}: patches of {patch} by {across} pixels; only square ones can be taken"
         )
-    leading = leading_names(found)
+    leading, name = leading_names(found), str(settings.get("architecture", ""))
     grid = grid_of(found, leading)
     size = [side * patch for side in grid]
     depth, hidden = found.count("blocks.{i}.norm1.weight"), t["blocks.0.mlp.fc2.weight"].shape[1]
     gated = t["blocks.0.mlp.fc1.weight"].shape[0] == 2 * hidden
-    heads = settings.get("model_args", {}).get("num_heads")
     scale = t.get("blocks.0.ls1.gamma")
     head = {"norm": True, "norm_eps": 1e-6} if "fc_norm.weight" in found else {}
     classes = t["head.weight"].shape[0] if "head.weight" in found else 0
@@ -52,7 +60,7 @@ def parts(found: Checkpoint) -> Parts:
                 "patch_size": patch,
                 "image_size": size[0] if size[0] == size[1] else size,
                 "in_channels": channels,
-                "resize": "crop",
+                "resize": _resize(found, settings.get("crop_mode") or "center"),
                 "crop_share": float(settings.get("crop_pct", 0.9)),
                 "interpolation": _interpolation(settings.get("interpolation", "bicubic")),
                 "mean": list(settings.get("mean", HALF))[:channels],
@@ -62,9 +70,9 @@ def parts(found: Checkpoint) -> Parts:
         },
         backbone={
             "depth": depth,
-            "num_heads": heads or dim // 64 or 1,
+            "num_heads": settings.get("model_args", {}).get("num_heads") or num_heads(name, dim),
             "mlp_ratio": hidden / dim * (1.5 if gated else 1),
-            "mlp": "swiglu" if gated else "gelu",
+            "mlp": "swiglu" if gated else "gelu_tanh" if name.startswith(TANH) else "gelu",
             "norm_eps": 1e-6,
             "final_norm": "norm.weight" in found,
             "qk_norm": "blocks.0.attn.q_norm.weight" in found,
@@ -108,7 +116,7 @@ def back(ours: Mapping[str, Tensor], found: Checkpoint, parts: Parts) -> dict[st
     """Leading tokens and places. A place was added to each token, which stands for both from now on."""
     places = ours["adapters.image.position.table"].flatten(0, 1)[None]
     names, rest = leading_names(found), ours.get("fusion.pool.tokens")
-    own = found.tensors["pos_embed"].shape[1] - places.shape[1]
+    own = found.tensors["pos_embed"].shape[1] - math.prod(grid_of(found, names))
     result = {"pos_embed": torch.cat([places.new_zeros(1, own, places.shape[2]), places], 1)}
     for name in names:
         assert rest is not None
@@ -121,6 +129,11 @@ def back(ours: Mapping[str, Tensor], found: Checkpoint, parts: Parts) -> dict[st
     return result
 
 
+def num_heads(name: str, dim: int) -> int:
+    """Of timm's model of this name and width."""
+    return next((heads for known, heads in HEADS.items() if name.startswith(known)), WIDE.get(dim, dim // 64 or 1))
+
+
 def leading_names(found: Checkpoint) -> list[str]:
     """Their tensors of tokens before the patches, in order."""
     return [name for name in ("cls_token", "dist_token", "reg_token") if name in found]
@@ -129,11 +142,15 @@ def leading_names(found: Checkpoint) -> list[str]:
 def grid_of(found: Checkpoint, leading: list[str]) -> tuple[int, int]:
     """Height and width of a square grid of patches, whose places come after some for leading tokens, or alone."""
     positions = found.tensors["pos_embed"].shape[1]
-    for count in (positions - sum(found.tensors[name].shape[1] for name in leading), positions):
-        side = math.isqrt(max(count, 0))
-        if side and side * side == count:
-            return side, side
-    raise UserError(f"weights: {found.source}: {positions} places are not a square of patches, {', '.join(leading)}")
+    own = sum(found.tensors[name].shape[1] for name in leading)
+    sides = {math.isqrt(n): n for n in (positions, positions - own) if n > 0 and math.isqrt(n) ** 2 == n}
+    if len(sides) == 1:
+        side = next(iter(sides))
+        return side, side
+    what = f"{positions} places, {own} of them for leading tokens or none,"
+    if sides:
+        raise UserError(f"weights: {found.source}: {what} may be a square of patches either way")
+    raise UserError(f"weights: {found.source}: {what} are not a square of patches")
 
 
 def with_places(tokens: tuple[Tensor, ...], places: Tensor, grid: tuple[int, int]) -> Tensor:
@@ -153,6 +170,13 @@ def _fusion(found: Checkpoint, leading: list[str]) -> dict:
     if pool not in ("token", "avg"):
         raise UserError(f"weights: {found.source}: pools by {pool!r}, which dxn cannot")
     return {"pool": "cls", "registers": count - 1} if pool == "token" else {"pool": "mean", "registers": count}
+
+
+def _resize(found: Checkpoint, mode: str) -> str:
+    """Our name of how timm makes a picture square."""
+    if mode not in ("center", "squash"):
+        raise UserError(f"weights: {found.source}: pictures are cropped by {mode}, which dxn cannot")
+    return "stretch" if mode == "squash" else "crop"
 
 
 def _interpolation(name: str) -> str:
