@@ -11,7 +11,7 @@ import pytest
 import torch
 from huggingface_hub import errors
 from safetensors.torch import load_file, save_file
-from tokenizers import Tokenizer, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from dxn.errors import UserError
 from dxn.weights import read_public
@@ -506,7 +506,8 @@ def test_vocab_json_and_merges_cut_texts_as_gpt2s_tokenizer_does(tmp_path):
 def test_vocab_json_and_merges_cut_texts_as_robertas_tokenizer_does(tmp_path):
     files = bpe_files(tmp_path, "<s>", "<pad>", "</s>", "<unk>", "<mask>")
     ours = Checkpoint("x", {}, folder=tmp_path).tokenizer()
-    theirs = transformers.RobertaTokenizerFast(*files)
+    # As in the published tokenizer.json: the mask is a word, with the space before it.
+    theirs = transformers.RobertaTokenizerFast(*files, mask_token=AddedToken("<mask>", lstrip=True))
     assert ours is not None
     for text in HARD:
         assert ours.encode(text).ids == theirs(text)["input_ids"], text
@@ -624,7 +625,7 @@ def vit_state(**options):
     ("options", "message"),
     [
         ({"patch_size": (8, 4)}, "patches of 8 by 4 pixels; only square ones can be taken"),
-        ({"img_size": (24, 40)}, "16 places, 1 of them for leading tokens or none,"),
+        ({"img_size": (24, 32)}, "13 places, 1 of them for leading tokens or none,"),
         (
             {"img_size": 24, "reg_tokens": 4, "no_embed_class": True},  # 3 by 3, or 2 by 2 and 5 leading ones
             "9 places, 5 of them for leading tokens or none, may be a square of patches either way",
@@ -677,3 +678,40 @@ def test_heads_and_activation_are_those_that_timm_builds(name):
     assert backbone["num_heads"] == first.attn.num_heads
     assert backbone["mlp"] == kinds[type(first.mlp.act).__name__]
     assert backbone["norm_eps"] == first.norm1.eps and backbone["depth"] == len(model.blocks)
+
+
+def test_what_a_config_json_leaves_out_is_as_transformers_has_it(tmp_path):
+    saved("GPT-2", tmp_path, activation_function=None)
+    assert read_public(str(tmp_path)).parts.backbone["mlp"] == "gelu_tanh"
+    state = {"text_model.embeddings.token_embedding.weight": torch.zeros(5, 512)}
+    state["text_model.embeddings.position_embedding.weight"] = torch.zeros(7, 512)
+    save_file(state, tmp_path / "model.safetensors")
+    (tmp_path / "config.json").write_text('{"model_type": "clip", "text_config": {"num_hidden_layers": 3}}')
+    public, theirs = read_public(str(tmp_path)), transformers.CLIPTextConfig()
+    backbone = public.parts.backbone
+    assert (public.parts.dim, backbone["depth"], backbone["num_heads"]) == (theirs.hidden_size, 3, 8)
+    assert backbone["num_heads"] == theirs.num_attention_heads
+    assert backbone["mlp_ratio"] == theirs.intermediate_size / theirs.hidden_size
+    assert backbone["mlp"] == theirs.hidden_act and backbone["norm_eps"] == theirs.layer_norm_eps
+
+
+@pytest.mark.parametrize(
+    ("tower", "part"), [("CLIPVisionModelWithProjection", "image"), ("CLIPTextModelWithProjection", "text")]
+)
+def test_a_tower_of_clip_by_itself_needs_no_part(tower, part, tmp_path):
+    config = getattr(parity._clip(SIZES), "vision_config" if part == "image" else "text_config")
+    theirs = parity.lively(getattr(transformers, tower)(config))
+    theirs.save_pretrained(tmp_path)
+    Tokenizer(models.WordLevel({f"w{i}": i for i in range(parity.VOCAB)}, unk_token="w3")).save(
+        str(tmp_path / "tokenizer.json")
+    )
+    public = read_public(str(tmp_path))
+    model = model_of(public).eval()
+    filled = public.fill(model)
+    assert list(public.parts.adapters) == [part] and not (filled.missing or filled.unexpected)
+    case = parity.hf_case("tower", tower, lambda s: config, "", part)
+    mine, given = parity.inputs(parity.Pair(case, theirs, model, public), SIZES, torch.float32)
+    with torch.inference_mode():
+        out = theirs(pixel_values=given["pixels"]) if part == "image" else theirs(given["ids"], given["mask"].long())
+        expected = out.image_embeds if part == "image" else out.text_embeds
+        torch.testing.assert_close(model(mine), expected, atol=1e-5, rtol=0)
