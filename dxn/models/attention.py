@@ -8,6 +8,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from dxn.models.scores import Additive, ScaledDot, Score, ScoreKind, make_score
+
 WRITTEN_OUT = 1024  # keys up to which bf16 scores are held in memory on a CPU
 BackbonePosition = Literal["none", "rotary", "alibi"]
 
@@ -23,6 +25,7 @@ class Attention(nn.Module):
         dropout: float = 0.0,
         bias: bool = True,
         norm: Callable[[int], nn.Module] | None = None,
+        score: ScoreKind = "scaled_dot",
     ):
         super().__init__()
         if num_heads < 1 or dim % num_heads:
@@ -35,6 +38,7 @@ class Attention(nn.Module):
         # Of each head's queries and keys (arXiv:2302.05442, 2).
         self.q_norm = norm(dim // num_heads) if norm is not None else nn.Identity()
         self.k_norm = norm(dim // num_heads) if norm is not None else nn.Identity()
+        self.score = make_score(score, dim // num_heads)
 
     def forward(self, x: Tensor, bias: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
         """x (B, N, D) to (B, N, D); bias (B, H or 1, N or 1, N) bool or added to the scores."""
@@ -42,25 +46,63 @@ class Attention(nn.Module):
         q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
-        out = attend(q, k, v, bias, dropout=self.dropout if self.training else 0.0)
+        out = attend(q, k, v, bias, score=self.score, dropout=self.dropout if self.training else 0.0)
         return self.proj(rearrange(out, "b h n d -> b n (h d)"))
 
 
-def attend(query: Tensor, key: Tensor, value: Tensor, bias: Tensor | None = None, *, dropout: float = 0.0) -> Tensor:
-    """softmax(query key^T / sqrt(d) + bias) value (arXiv:1706.03762, eq. 1).
+def attend(
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    bias: Tensor | None = None,
+    *,
+    score: Score | ScoreKind = "scaled_dot",
+    dropout: float = 0.0,
+) -> Tensor:
+    """What a soft database answers: for each query the values, averaged by softmax(score(query, key) + bias).
 
-    query (..., M, d), key and value (..., N, d) to (..., M, d); bias broadcasts to (..., M, N): bool, True where
-    a key may be read, or a number added to the score.
+    query (..., M, d), key (..., N, d) and value (..., N, e) to (..., M, e), whatever M and N; bias broadcasts to
+    (..., M, N): bool, True where a key may be read, or a number added to the score. score: how alike a query and
+    a key are, by name (scaled_dot, dot and cosine, which learn nothing here) or as one of dxn.models.scores.
+    With the default it is arXiv:1706.03762, eq. 1.
     """
+    measure = _score(score, query.shape[-1])
     if bias is not None and bias.dtype != torch.bool:
         bias = bias.to(query.dtype)
-    if query.device.type != "cpu" or query.dtype != torch.bfloat16 or key.shape[-2] > WRITTEN_OUT:
+    slow = query.device.type == "cpu" and query.dtype == torch.bfloat16 and key.shape[-2] <= WRITTEN_OUT
+    if isinstance(measure, Additive) or slow:
+        # On a CPU in bf16 two plain products beat torch's fused kernel: benchmarks/attention.py
+        return F.dropout(_weights(query, key, bias, measure), dropout) @ value
+    if isinstance(measure, ScaledDot):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
-    # Two plain products beat torch's fused kernel here, the more so the fewer tokens: benchmarks/attention.py
-    scores = (query * query.shape[-1] ** -0.5) @ key.transpose(-2, -1)
+    query, key = measure.sides(query, key)
+    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout, scale=1.0)
+
+
+def attention_weights(
+    query: Tensor, key: Tensor, bias: Tensor | None = None, *, score: Score | ScoreKind = "scaled_dot"
+) -> Tensor:
+    """The weights (..., M, N) that `attend` averages the values by: each row sums to 1."""
+    return _weights(query, key, bias, _score(score, query.shape[-1]))
+
+
+def _weights(query: Tensor, key: Tensor, bias: Tensor | None, measure: Score) -> Tensor:
+    if isinstance(measure, Additive):
+        scores = measure.scores(query, key)
+    else:
+        left, right = measure.sides(query, key)
+        scores = left @ right.transpose(-2, -1)
     if bias is not None:
         scores = scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
-    return F.dropout(scores.softmax(-1), dropout) @ value
+    return scores.softmax(-1)
+
+
+def _score(score: Score | ScoreKind, dim: int) -> Score:
+    if not isinstance(score, str):
+        return score
+    if score in ("additive", "bilinear"):
+        raise ValueError(f"score={score} has weights to learn: give attend one of dxn.models.scores, not its name")
+    return make_score(score, dim).requires_grad_(False)
 
 
 def attention_bias(

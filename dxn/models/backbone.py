@@ -6,6 +6,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dxn.models.attention import BackbonePosition, alibi_slopes, attention_bias, rotation_angles
 from dxn.models.blocks import Block, MlpKind, NormKind, make_norm
+from dxn.models.scores import ScoreKind
 from dxn.tokens import Tokens
 
 
@@ -25,6 +26,7 @@ class Backbone(nn.Module):
         final_norm: of pre-norm, the one after the last block.
         bias: give the linears and norms a bias.
         qk_norm: norm each head's queries and keys.
+        score: how alike a query and a key are: scaled_dot, dot, cosine, additive (a small network) or bilinear.
         layer_scale: what a learned factor of each feature of each branch starts from; none unless given.
         position: none (the adapters add positions), rotary or alibi.
         rotary_base: wavelengths of the rotary positions rise to this times 2 pi tokens.
@@ -53,6 +55,7 @@ class Backbone(nn.Module):
         final_norm: bool = True,
         bias: bool = True,
         qk_norm: bool = False,
+        score: ScoreKind = "scaled_dot",
         layer_scale: float | None = None,
         position: BackbonePosition = "none",
         rotary_base: float = 10000.0,
@@ -88,6 +91,7 @@ class Backbone(nn.Module):
                 norm_first=norm_first,
                 bias=bias,
                 qk_norm=qk_norm,
+                score=score,
                 layer_scale=layer_scale,
                 dropout=dropout,
                 attn_dropout=attn_dropout,

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.models.attention import Attention
+from dxn.models.scores import ScoreKind
 
 NormKind = Literal["layer", "rms"]
 MlpKind = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu"]
@@ -137,6 +138,7 @@ class Block(nn.Module):
         norm_first: bool = True,
         bias: bool = True,
         qk_norm: bool = False,
+        score: ScoreKind = "scaled_dot",
         layer_scale: float | None = None,
         dropout: float = 0.0,
         attn_dropout: float = 0.0,
@@ -152,6 +154,7 @@ class Block(nn.Module):
             dropout=attn_dropout,
             bias=bias,
             norm=make if qk_norm else None,
+            score=score,
         )
         self.attn_scale = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
         self.mlp_norm = make(dim)

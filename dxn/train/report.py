@@ -76,6 +76,7 @@ def write_predictions(
 ) -> None:
     """predictions.csv: where each row came from, what is true, what was predicted, and the probabilities."""
     opened = samples.opened
+    path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         names = target.names if target.kind in ("class", "labels") else ()
@@ -95,6 +96,7 @@ def write_predictions(
 
 def write_vectors(path: Path, origin: Sequence[str], vectors: Tensor) -> None:
     """A vector a row: .npy, float32 (rows, E), or .csv with where each row came from before its numbers."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix == ".npy":
         np.save(path, vectors.numpy())
         return

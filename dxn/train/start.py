@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import inspect
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 from torch import nn
 
 from dxn.errors import UserError
+from dxn.models import Backbone
 from dxn.weights import Public, read_public
 
 MODALITIES = ("text", "image", "audio")
@@ -31,6 +33,7 @@ FIXED = frozenset(
         "norm_bias",
     }
 )
+FREE = frozenset({"dim", "dropout", "attn_dropout", "drop_path", "checkpointing"})  # of a backbone; dim is set apart
 Plain = Mapping[str, Any]
 
 
@@ -67,8 +70,10 @@ class Start:
         if self.main is not None:
             own = [f"adapters.{m}." for m in self.main.parts.adapters if m not in self.adapters]
             same = names is not None and list(names) == self.main.parts.labels
-            only = (*own, "backbone.", "fusion.", "head.")
-            found = self.main.fill(model, only=only, head=same or self.main.parts.labels is None, strict=self.strict)
+            # A way to meet of the user's own starts anew, and of a head of other classes only the last linear.
+            meeting = [name for name in self.main.table if name.startswith("fusion.")]
+            only = (*own, *meeting, "backbone.", "head.neck.", *(["head.out."] if same else []))
+            found = self.main.fill(model, only=only, strict=self.strict)
             notices += _left_out(self.main, found.missing, found.unexpected)
             if self.main.parts.labels is not None and not same:
                 notices.append(
@@ -91,11 +96,14 @@ def read_start(c: Plain) -> Start:
     """The checkpoints that weights.* names."""
     w = c["weights"]
     known = {"revision": w["revision"], "part": w["part"]}
-    return Start(
-        main=read_public(w["source"], **known) if w["source"] else None,
-        adapters={m: read_public(w[m], part=m) for m in MODALITIES if w[m]},
-        strict=w["strict"],
-    )
+    main = read_public(w["source"], **known) if w["source"] else None
+    adapters = {m: read_public(w[m], part=m) for m in MODALITIES if w[m]}
+    for modality, public in adapters.items():
+        if modality not in public.parts.adapters:
+            raise UserError(f"weights.{modality}: {w[modality]}: its weights are of {', '.join(public.parts.adapters)}")
+        if not _is_chosen(c, modality):
+            raise UserError(f"adapters: weights.{modality} is given, but {modality} is not chosen")
+    return Start(main=main, adapters=adapters, strict=w["strict"])
 
 
 def with_weights(c: Plain, start: Start, default: Plain, asked: Sequence[str]) -> dict[str, Any]:
@@ -125,21 +133,33 @@ def with_weights(c: Plain, start: Start, default: Plain, asked: Sequence[str]) -
     put("dim", dim, fixed=True)
     _set_dims(c, dim)
     for modality in MODALITIES:
-        if (public := start.of(modality)) is not None and "_target_" in (c["adapters"].get(modality) or {}):
+        if (public := start.of(modality)) is not None and _is_chosen(c, modality):
             for key, value in public.parts.adapters[modality].items():
                 put(f"adapters.{modality}.{key}", value, fixed=key in FIXED)
     if start.main is not None:
         parts = start.main.parts
-        if not any("_target_" in (c["adapters"].get(m) or {}) for m in parts.adapters):
+        if not any(_is_chosen(c, m) for m in parts.adapters):
             raise UserError(f"adapters: the weights are of {', '.join(parts.adapters)}, which is not chosen")
-        for key, value in parts.backbone.items():
+        for key, value in {**_structure(), **parts.backbone}.items():
             put(f"backbone.{key}", value, fixed=True)
-        for group, found in (("fusion", parts.fusion), ("head", parts.head)):
+        # A projection to another width stands before no classifier: heads have no such layer.
+        head = {} if "hidden_dim" in parts.head else parts.head
+        for group, found in (("fusion", parts.fusion), ("head", head)):
             for key, value in found.items():
                 put(f"{group}.{key}", value, fixed=False)
     if faults:
         raise UserError("\n".join(faults))
     return c
+
+
+def _structure() -> dict[str, Any]:
+    """A backbone's arguments but for those that any weights go with, as they are where a family does not say."""
+    known = inspect.signature(Backbone).parameters.values()
+    return {p.name: p.default for p in known if p.name not in FREE and p.default is not p.empty}
+
+
+def _is_chosen(c: Plain, modality: str) -> bool:
+    return "_target_" in (c["adapters"].get(modality) or {})
 
 
 def _set_dims(c: dict[str, Any], dim: int) -> None:

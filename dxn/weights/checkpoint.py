@@ -142,7 +142,8 @@ def _download(name: str, revision: str | None) -> Path:
 def _preprocessor(folder: Path) -> dict[str, Any]:
     """Of its own file, or of the one that transformers writes for a model of more than one modality."""
     both = _json(folder / "processor_config.json")
-    return _json(folder / "preprocessor_config.json") or both.get("image_processor") or both.get("feature_extractor") or {}
+    nested = both.get("image_processor") or both.get("feature_extractor") or {}
+    return _json(folder / "preprocessor_config.json") or nested
 
 
 def _json(path: Path) -> dict[str, Any]:
