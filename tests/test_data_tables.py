@@ -303,6 +303,14 @@ def test_a_list_of_tables_is_one_table(tmp_path):
     )
 
 
+def test_in_one_part_every_row_is_there_in_order_whatever_a_split_column_says(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text("text,split,label\n" + "".join(f"line {i},{'test' if i % 3 else 'train'},a\n" for i in range(11)))
+    source = table(path, fractions=(1.0,))
+    assert source.splits["train"].cells["text"] == [f"line {i}" for i in range(11)]
+    assert list(source.splits) == ["train"]
+
+
 def test_shares_are_as_given_and_the_seed_draws_them(tmp_path):
     path = save(tmp_path / "my.csv", ROWS[:20])
     source = table(path, fractions=(0.5, 0.25, 0.25), seed=3)

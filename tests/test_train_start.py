@@ -429,7 +429,6 @@ def test_every_backbone_is_compared_with_a_peer():
     assert {path.stem for path in (Path(dxn.__file__).parent / "conf" / "backbone").glob("*.yaml")} == OWN | set(PEERS)
 
 
-@pytest.mark.filterwarnings("ignore:At least one mel filterbank")  # of torchaudio, for AST's 128 bands
 @pytest.mark.parametrize("name", PEERS)
 def test_a_named_backbone_is_what_its_checkpoint_needs(name, default):
     with torch.device("meta"):

@@ -105,7 +105,8 @@ def from_tables(
         split, parts = None, _hold_out(whole, holdout, notes)
     elif "all" in tables:
         split = split or _usual_split(whole)
-        parts = _split_by(whole, split, notes) if split else tables
+        undivided = len(fractions) == 1  # every row is wanted: in use, not in training
+        parts = _split_by(whole, split, notes) if split and not undivided else tables
     elif split:
         raise UserError("data.split: the tables are train, validation and test already; leave it out")
     else:

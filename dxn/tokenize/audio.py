@@ -147,6 +147,8 @@ class AudioPrepare:
         self.frontend, self.top_db, self.num_frames = frontend, top_db, num_frames
         self.normalize, self.max_seconds, self.augment = normalize, max_seconds, augment
         whisper = frontend == "whisper"
+        if self.waveform or frontend == "kaldi":
+            return
         self.mel = torchaudio.transforms.MelSpectrogram(
             sample_rate,
             n_fft=n_fft,

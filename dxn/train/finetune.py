@@ -37,6 +37,8 @@ class Finetune:
             raise ValueError(f"freeze must be all or at least 0, got {freeze}")
         if lora_rank < 0:
             raise ValueError(f"lora_rank must be at least 0, got {lora_rank}")
+        if lora_rank and not lora_targets:
+            raise ValueError("lora_targets must name at least one linear where lora_rank is given")
         self.freeze, self.rank = freeze, lora_rank
         self.scale = (2 * lora_rank if lora_alpha is None else lora_alpha) / max(lora_rank, 1)
         self.targets = tuple(lora_targets)
