@@ -715,3 +715,12 @@ def test_a_tower_of_clip_by_itself_needs_no_part(tower, part, tmp_path):
         out = theirs(pixel_values=given["pixels"]) if part == "image" else theirs(given["ids"], given["mask"].long())
         expected = out.image_embeds if part == "image" else out.text_embeds
         torch.testing.assert_close(model(mine), expected, atol=1e-5, rtol=0)
+
+
+def test_places_of_a_longer_sound_lie_between_those_there_are():
+    """Moment k of twice as many (less one) is moment k / 2."""
+    table = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
+    longer = fitted("adapters.audio.position.table", table, (13, 3))
+    torch.testing.assert_close(longer[::2], table)
+    torch.testing.assert_close(longer[1::2], (table[1:] + table[:-1]) / 2)
+    assert fitted("adapters.text.position.table", table, (13, 3)).shape == (7, 3)  # a text's order is not a line

@@ -3,6 +3,7 @@
 from dxn.models.attention import Attention
 from dxn.models.backbone import Backbone
 from dxn.models.blocks import Block, Mlp
+from dxn.models.decoder import Decoder
 from dxn.models.fusion import BottleneckFusion, EarlyFusion, LateFusion
 from dxn.models.heads import Classify, Embed, Multilabel, Regress, Tag
 from dxn.models.model import Model, count_parameters
@@ -13,6 +14,7 @@ __all__ = [
     "Block",
     "BottleneckFusion",
     "Classify",
+    "Decoder",
     "EarlyFusion",
     "Embed",
     "LateFusion",

@@ -1,6 +1,7 @@
 """Self-attention on torch's fused kernels, with rotary or ALiBi positions on request."""
 
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -12,6 +13,50 @@ from dxn.models.scores import Additive, ScaledDot, Score, ScoreKind, make_score
 
 WRITTEN_OUT = 1024  # keys up to which bf16 scores are held in memory on a CPU
 BackbonePosition = Literal["none", "rotary", "alibi"]
+
+
+@dataclass(frozen=True, slots=True)
+class Memory:
+    """Another sequence to read: x (B, M, D), and bias (B, 1, 1, M), True at its real tokens, None where all are."""
+
+    x: Tensor
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, x: Tensor, mask: Tensor) -> "Memory":
+        """x (B, M, D) and mask (B, M); a sample without a real token reads its padding, no softmax is left empty."""
+        if bool(mask.all()):
+            return cls(x, None)
+        return cls(x, rearrange(mask | ~mask.any(1, keepdim=True), "b m -> b 1 1 m"))
+
+    def select(self, rows: Tensor) -> "Memory":
+        """The memory of these rows of the batch (b,)."""
+        return Memory(self.x[rows], None if self.bias is None else self.bias[rows])
+
+
+class Cache:
+    """What one block has worked out already: keys and values of the tokens before, and of the memory it reads.
+
+    With it each new token is worked out alone, in place of the whole sequence again.
+    """
+
+    def __init__(self):
+        self.own: tuple[Tensor, Tensor] | None = None
+        self.memory: tuple[Tensor, Tensor] | None = None
+
+    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, n, d) of new tokens, put behind those of all before: (B, H, N, d) both."""
+        if self.own is not None:
+            key, value = torch.cat([self.own[0], key], 2), torch.cat([self.own[1], value], 2)
+        self.own = key, value
+        return self.own
+
+    def select(self, rows: Tensor) -> None:
+        """Go on with these rows of the batch (b,), some of them twice or not at all: beams."""
+        if self.own is not None:
+            self.own = self.own[0][rows], self.own[1][rows]
+        if self.memory is not None:
+            self.memory = self.memory[0][rows], self.memory[1][rows]
 
 
 class Attention(nn.Module):
@@ -40,13 +85,51 @@ class Attention(nn.Module):
         self.k_norm = norm(dim // num_heads) if norm is not None else nn.Identity()
         self.score = make_score(score, dim // num_heads)
 
-    def forward(self, x: Tensor, bias: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
-        """x (B, N, D) to (B, N, D); bias (B, H or 1, N or 1, N) bool or added to the scores."""
+    def forward(
+        self, x: Tensor, bias: Tensor | None = None, rotation: Tensor | None = None, cache: Cache | None = None
+    ) -> Tensor:
+        """x (B, N, D) to (B, N, D); bias (B, H or 1, N or 1, N) bool or added to the scores.
+
+        With a cache x holds new tokens (B, n, D), which read the cached ones too: bias (B, H or 1, n, N).
+        """
         q, k, v = rearrange(self.qkv(x), "b n (qkv h d) -> qkv b h n d", qkv=3, h=self.num_heads)
         q, k = self.q_norm(q), self.k_norm(k)
         if rotation is not None:
             q, k = rotate(q, rotation), rotate(k, rotation)
+        if cache is not None:
+            k, v = cache.extend(k, v)
         out = attend(q, k, v, bias, score=self.score, dropout=self.dropout if self.training else 0.0)
+        return self.proj(rearrange(out, "b h n d -> b n (h d)"))
+
+
+class CrossAttention(nn.Module):
+    """Every token reads every real token of another sequence, the memory (arXiv:1706.03762, 3.2.3)."""
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        score: ScoreKind = "scaled_dot",
+    ):
+        super().__init__()
+        self.num_heads, self.dropout = num_heads, dropout
+        self.query = nn.Linear(dim, dim, bias=bias)
+        self.memory = nn.Linear(dim, 2 * dim, bias=bias)
+        self.proj = nn.Linear(dim, dim, bias=bias)
+        self.score = make_score(score, dim // num_heads)
+
+    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Keys and values (B, H, M, d) of a memory (B, M, D)."""
+        key, value = rearrange(self.memory(memory), "b m (kv h d) -> kv b h m d", kv=2, h=self.num_heads)
+        return key, value
+
+    def forward(self, x: Tensor, remembered: tuple[Tensor, Tensor], bias: Tensor | None = None) -> Tensor:
+        """x (B, N, D) to (B, N, D); bias (B, 1, 1, M) bool, True at the memory's real tokens."""
+        q = rearrange(self.query(x), "b n (h d) -> b h n d", h=self.num_heads)
+        out = attend(q, *remembered, bias, score=self.score, dropout=self.dropout if self.training else 0.0)
         return self.proj(rearrange(out, "b h n d -> b n (h d)"))
 
 

@@ -1,10 +1,12 @@
 """One transformer for every modality."""
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dxn.models.attention import BackbonePosition, alibi_slopes, attention_bias, rotation_angles
+from dxn.models.attention import BackbonePosition, Cache, Memory, alibi_slopes, attention_bias, rotation_angles
 from dxn.models.blocks import Block, MlpKind, NormKind, make_norm
 from dxn.models.scores import ScoreKind
 from dxn.tokens import Tokens
@@ -34,6 +36,7 @@ class Backbone(nn.Module):
         global_every: with a window, the first block and every so-manieth after it read all; none unless given.
         window_base: rotary_base of the blocks with a window, the same unless given.
         causal: a token reads only those before it.
+        cross: between its attention and its mlp each block reads a memory, another sequence: a decoder.
         dropout: of each branch and the mlp's middle, in training.
         attn_dropout: of the attention weights, in training.
         drop_path: probability that the last block's branches are left out; it grows linearly from 0.
@@ -63,13 +66,14 @@ class Backbone(nn.Module):
         global_every: int | None = None,
         window_base: float | None = None,
         causal: bool = False,
+        cross: bool = False,
         dropout: float = 0.0,
         attn_dropout: float = 0.0,
         drop_path: float = 0.0,
         checkpointing: bool = False,
     ):
         super().__init__()
-        self.dim, self.causal, self.checkpointing = dim, causal, checkpointing
+        self.dim, self.causal, self.cross, self.checkpointing = dim, causal, cross, checkpointing
         if depth < 1:
             raise ValueError(f"depth must be at least 1, got {depth}")
         if (window is not None and window < 1) or (global_every is not None and global_every < 1):
@@ -93,6 +97,7 @@ class Backbone(nn.Module):
                 qk_norm=qk_norm,
                 score=score,
                 layer_scale=layer_scale,
+                cross=cross,
                 dropout=dropout,
                 attn_dropout=attn_dropout,
                 drop_path=rate,
@@ -108,37 +113,56 @@ class Backbone(nn.Module):
             self.blocks[0].attn_norm = nn.Identity()
         last = norm_first and final_norm
         self.norm = make_norm(norm, dim, eps=norm_eps, bias=bias) if last else nn.Identity()
-        self._init_weights(depth)
+        self._init_weights((3 if cross else 2) * depth)
 
     def forward(self, tokens: Tokens) -> Tokens:
         """Tokens (B, N, D) to Tokens of the same columns."""
         return tokens.with_x(self.norm(self.run(tokens.x, tokens.mask)))
 
-    def run(self, x: Tensor, mask: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
-        """The blocks start:stop alone, without the last norm: x (B, N, D) and mask (B, N) to (B, N, D)."""
-        seen = {w: self._sight(mask, w) for w in set(self.windows[start:stop])}
-        for block, window in zip(self.blocks[start:stop], self.windows[start:stop], strict=True):
+    def run(
+        self,
+        x: Tensor,
+        mask: Tensor,
+        start: int = 0,
+        stop: int | None = None,
+        *,
+        memory: Memory | None = None,
+        caches: Sequence[Cache] | None = None,
+    ) -> Tensor:
+        """The blocks start:stop alone, without the last norm: x (B, N, D) and mask (B, N) to (B, N, D).
+
+        memory: what blocks with cross read. With caches, one a block, x holds only the newest tokens (B, n, D) of
+        the sequence that mask (B, N) is of.
+        """
+        if self.cross != (memory is not None):
+            raise ValueError("a memory is what blocks with cross read: give both or none")
+        new = x.shape[1]
+        seen = {w: self._sight(mask, w, new) for w in set(self.windows[start:stop])}
+        for i, block in enumerate(self.blocks[start:stop]):
+            sight = seen[self.windows[start + i]]
             if self.checkpointing and self.training:
-                x = checkpoint(block, x, *seen[window], use_reentrant=False)  # pyright: ignore[reportAssignmentType]
+                x = checkpoint(block, x, *sight, memory, use_reentrant=False)  # pyright: ignore[reportAssignmentType]
             else:
-                x = block(x, *seen[window])
+                x = block(x, *sight, memory, caches[start + i] if caches is not None else None)
         return x
 
-    def _sight(self, mask: Tensor, window: int | None) -> tuple[Tensor | None, Tensor | None]:
-        """The bias and the rotation of the blocks with this window."""
+    def _sight(self, mask: Tensor, window: int | None, new: int) -> tuple[Tensor | None, Tensor | None]:
+        """The bias and the rotation of the blocks with this window, for the newest tokens of a sequence."""
         bias = attention_bias(mask, causal=self.causal, slopes=self.slopes, window=window)
+        if bias is not None and bias.shape[2] > new:
+            bias = bias[:, :, -new:]
         if self.head_dim is None:
             return bias, None
         base = self.rotary_base if window is None else self.window_base
-        return bias, rotation_angles(mask, self.head_dim, base)
+        return bias, rotation_angles(mask, self.head_dim, base)[:, :, -new:]
 
-    def _init_weights(self, depth: int) -> None:
+    def _init_weights(self, branches: int) -> None:
         """Normal of deviation 1 / sqrt(inputs), so that width changes no scale, and less, by the number of
         branches, for what adds to the residual stream (GPT-2, 2.3)."""
         for name, module in self.named_modules():
             if isinstance(module, nn.Linear):
-                last = name.endswith(("attn.proj", "mlp.down"))
+                last = name.endswith(("attn.proj", "cross.proj", "mlp.down"))
                 std = module.in_features**-0.5
-                nn.init.trunc_normal_(module.weight, std=std / (2 * depth) ** 0.5 if last else std)
+                nn.init.trunc_normal_(module.weight, std=std / branches**0.5 if last else std)
                 if module.bias is not None:
                     nn.init.zeros_(module.bias)

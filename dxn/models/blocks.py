@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dxn.models.attention import Attention
+from dxn.models.attention import Attention, Cache, CrossAttention, Memory
 from dxn.models.scores import ScoreKind
 
 NormKind = Literal["layer", "rms"]
@@ -124,7 +124,10 @@ class LayerScale(nn.Module):
 
 
 class Block(nn.Module):
-    """Attention and mlp, each with its residual and its norm: before it (pre) or after the sum (post)."""
+    """Attention and mlp, each with its residual and its norm: before it (pre) or after the sum (post).
+
+    With cross, between the two a third branch, which reads a memory.
+    """
 
     def __init__(
         self,
@@ -140,6 +143,7 @@ class Block(nn.Module):
         qk_norm: bool = False,
         score: ScoreKind = "scaled_dot",
         layer_scale: float | None = None,
+        cross: bool = False,
         dropout: float = 0.0,
         attn_dropout: float = 0.0,
         drop_path: float = 0.0,
@@ -157,19 +161,42 @@ class Block(nn.Module):
             score=score,
         )
         self.attn_scale = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
+        self.cross = None
+        if cross:
+            self.cross_norm = make(dim)
+            self.cross = CrossAttention(dim, num_heads=num_heads, dropout=attn_dropout, bias=bias, score=score)
         self.mlp_norm = make(dim)
         self.mlp = Mlp(dim, mlp_ratio=mlp_ratio, mlp=mlp, dropout=dropout, bias=bias)
         self.mlp_scale = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
         self.dropout = Dropout(dropout)
         self.drop_path = DropPath(drop_path)
 
-    def forward(self, x: Tensor, bias: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
-        """x (B, N, D) to (B, N, D); bias and rotation as in Attention."""
+    def forward(
+        self,
+        x: Tensor,
+        bias: Tensor | None = None,
+        rotation: Tensor | None = None,
+        memory: Memory | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """x (B, N, D) to (B, N, D); bias, rotation and cache as in Attention, memory where the block has cross."""
         if self.norm_first:
-            x = x + self._leave(self.attn_scale(self.attn(self.attn_norm(x), bias, rotation)))
+            x = x + self._leave(self.attn_scale(self.attn(self.attn_norm(x), bias, rotation, cache)))
+            if self.cross is not None:
+                x = x + self._leave(self._read(self.cross_norm(x), memory, cache))
             return x + self._leave(self.mlp_scale(self.mlp(self.mlp_norm(x))))
-        x = self.attn_norm(x + self._leave(self.attn_scale(self.attn(x, bias, rotation))))
+        x = self.attn_norm(x + self._leave(self.attn_scale(self.attn(x, bias, rotation, cache))))
+        if self.cross is not None:
+            x = self.cross_norm(x + self._leave(self._read(x, memory, cache)))
         return self.mlp_norm(x + self._leave(self.mlp_scale(self.mlp(x))))
+
+    def _read(self, x: Tensor, memory: Memory | None, cache: Cache | None) -> Tensor:
+        assert self.cross is not None and memory is not None
+        if cache is None:
+            return self.cross(x, self.cross.remember(memory.x), memory.bias)
+        if cache.memory is None:
+            cache.memory = self.cross.remember(memory.x)
+        return self.cross(x, cache.memory, memory.bias)
 
     def _leave(self, branch: Tensor) -> Tensor:
         return self.drop_path(self.dropout(branch))

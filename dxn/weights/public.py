@@ -211,7 +211,8 @@ def save_public(public: Public, model: nn.Module, path: str | Path) -> None:
 
 
 def fitted(name: str, tensor: Tensor, shape: Sequence[int], *, antialias: bool = True) -> Tensor:
-    """Places for another grid interpolated (bicubic); rows of tables that nothing asks for left out."""
+    """Places for another grid interpolated (bicubic), and so for longer sounds (linear, from frame to frame); rows of
+    tables that nothing asks for left out."""
     if tensor.shape == torch.Size(shape):
         return tensor
     if name.endswith("position.table") and tensor.ndim == len(shape) == 3:
@@ -220,6 +221,9 @@ def fitted(name: str, tensor: Tensor, shape: Sequence[int], *, antialias: bool =
         return rearrange(grid, "1 d h w -> h w d")
     if name.endswith(("position.table", "table.weight")) and tensor.ndim == 2 and len(tensor) > shape[0]:
         return tensor[: shape[0]]
+    if name == "adapters.audio.position.table" and tensor.ndim == len(shape) == 2:
+        line = F.interpolate(tensor.T[None], shape[0], mode="linear", align_corners=True)
+        return rearrange(line, "1 d n -> n d")
     return tensor
 
 
