@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 import yaml
 from safetensors.torch import load_file
 from torch import Tensor
@@ -191,6 +192,28 @@ class Predictor:
             rows += batch["index"]
             found.append(self.model.head.neck(pooled).float().cpu())
         return rows, torch.cat(found)
+
+    @torch.inference_mode()
+    def neighbors(self, token: str, *, count: int = 10) -> list[tuple[str, float]]:
+        """The subwords nearest to one by the cosine of their vectors, and that cosine; the token itself is left out.
+
+        UserError where the model has no text, or the token is not one piece of its vocabulary.
+        """
+        if "text" not in self.model.adapters:
+            raise UserError(f"this model takes {', '.join(self.modalities)}: it has no subwords")
+        adapter: Any = self.model.adapters["text"]
+        tokenizer = adapter.prepare.tokenizer
+        ids = tokenizer.encode(token, add_special_tokens=False).ids
+        pieces = [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
+        own = tokenizer.token_to_id(token) if len(ids) != 1 else ids[0]
+        if own is None or tokenizer.id_to_token(own) == getattr(tokenizer.model, "unk_token", None) != token:
+            cut = f"is cut into {' | '.join(pieces)}; name one of them" if len(ids) > 1 else "is not in the vocabulary"
+            raise UserError(f"token: {token!r} {cut}")
+        vectors = F.normalize(adapter.table.weight.float(), dim=-1)
+        likeness = (vectors @ vectors[own]).index_fill(0, torch.tensor([own]), -torch.inf)
+        best = likeness.topk(min(count, len(vectors) - 1))
+        names = [tokenizer.decode([i], skip_special_tokens=False) for i in best.indices.tolist()]
+        return list(zip(names, best.values.tolist(), strict=True))
 
     def _samples(self, given: Sequence[Mapping[str, Any]]) -> Samples:
         return Samples(open_rows(self._rows(given), self.prepares, need_target=False), self.prepares)

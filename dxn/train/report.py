@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 from torch import Tensor
 
 from dxn.data.samples import Opened, Samples
@@ -104,6 +105,11 @@ def write_vectors(path: Path, origin: Sequence[str], vectors: Tensor) -> None:
         writer = csv.writer(file)
         writer.writerow(["row", *map(str, range(vectors.shape[1]))])
         writer.writerows([name, *(f"{v:.7g}" for v in row)] for name, row in zip(origin, vectors.tolist(), strict=True))
+
+
+def plain(text: str) -> Text:
+    """Any text as it is: brackets are no markup, and a space at an end is shown as ·."""
+    return Text(f"{'·' * (len(text) - len(text.lstrip()))}{text.strip()}" if text.strip() else repr(text))
 
 
 def _cell(value) -> str:

@@ -113,6 +113,21 @@ def embed(config: Config) -> int:
     return 0
 
 
+def neighbors(config: Config) -> int:
+    """The subwords whose vectors lie closest to one's own, by the cosine of the angle between them."""
+    c = config.plain()
+    if c["count"] < 1:
+        raise UserError(f"count: must be at least 1, got {c['count']}")
+    found = _predictor(c | {"device": "cpu"}).neighbors(str(c["token"]), count=c["count"])
+    shown = report.Table()
+    shown.add_column("subword")
+    shown.add_column("cosine", justify="right")
+    for piece, cosine in found:
+        shown.add_row(report.plain(piece), f"{cosine:.3f}")
+    console.print(shown)
+    return 0
+
+
 def tokenize(config: Config) -> int:
     """One raw input as its D×N matrix: what the columns are, and a picture."""
     c = config.plain()
