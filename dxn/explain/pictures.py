@@ -1,12 +1,13 @@
 """One sample as its model sees it: the raw input with its tokens marked, and the D×N matrix."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection
+from matplotlib.colors import to_rgb
 from matplotlib.font_manager import get_font_names
 from matplotlib.patches import Rectangle
 
@@ -28,7 +29,7 @@ def token_picture(raw: Mapping[str, Any], tokens: Tokens, path: Path) -> None:
     in it is in the matrix only.
     """
     spans = [span for span in tokens.spans if span.modality in raw]
-    heights = [_height(span.modality, raw[span.modality]) for span in spans]
+    heights = [raw_height(span.modality, raw[span.modality]) for span in spans]
     figure = new_figure(9, sum(heights) + 3.2)
     axes = figure.subplots(len(spans) + 1, 1, height_ratios=[*heights, 3], squeeze=False)[:, 0]
     drawers = {"text": _text, "image": _image, "audio": _audio}
@@ -41,24 +42,44 @@ def token_picture(raw: Mapping[str, Any], tokens: Tokens, path: Path) -> None:
     save(figure, path)
 
 
-def _height(modality: str, raw: Any) -> float:
+def raw_height(modality: str, raw: Any) -> float:
     if modality == "text":
         return 0.5 + 0.42 * min(-(-len(_joined(raw)) // COLUMNS), MAX_LINES)
     return 3.2 if modality == "image" else 1.8
+
+
+def draw_raw(axis: Axes, modality: str, raw: Any, places: np.ndarray, shares: np.ndarray) -> None:
+    """One raw input, each token's place shaded by its share, 0 to 1."""
+    if modality == "text":
+        _text(axis, raw, places, [(*to_rgb(ORANGE), 0.9 * float(share)) for share in shares])
+    elif modality == "image":
+        _image(axis, raw, places[:0])
+        boxes = [Rectangle((x0 - 0.5, y0 - 0.5), x1 - x0, y1 - y0) for y0, x0, y1, x1 in places]
+        # What counts is left as it is, the rest goes under.
+        veils = [(1.0, 1.0, 1.0, 0.85 * (1 - float(share))) for share in shares]
+        axis.add_collection(PatchCollection(boxes, facecolors=veils, edgecolors="none"), autolim=False)
+    else:
+        _audio(axis, raw, places[:0])
+        for (start, stop, *_), share in zip(places, shares, strict=True):
+            axis.axvspan(start, stop, color=ORANGE, alpha=0.8 * float(share), linewidth=0)
 
 
 def _joined(raw: Any) -> str:
     return raw if isinstance(raw, str) else " ".join(raw)
 
 
-def _text(axis: Axes, raw: Any, places: np.ndarray) -> str:
-    """Characters in a fixed pitch, a soft box behind each token."""
+def _text(axis: Axes, raw: Any, places: np.ndarray, colours: Sequence[Any] = SOFT) -> str:
+    """Characters in a fixed pitch, a box behind each token, its colours in turns."""
     text = _joined(raw)
     shown = text[: COLUMNS * MAX_LINES]
     for i, (start, stop) in enumerate(places.astype(int)):
         for line in range(start // COLUMNS, min(max(stop - 1, start) // COLUMNS + 1, MAX_LINES)):
             left, right = max(start - line * COLUMNS, 0), min(stop - line * COLUMNS, COLUMNS)
-            axis.add_patch(Rectangle((left, line + 0.1), max(right - left, 0.15), 0.8, color=SOFT[i % len(SOFT)]))
+            axis.add_patch(
+                Rectangle(
+                    (left, line + 0.1), max(right - left, 0.15), 0.8, color=colours[i % len(colours)], linewidth=0
+                )
+            )
     installed = set(get_font_names())
     style: dict[str, Any] = {
         "ha": "center",
@@ -91,7 +112,7 @@ def _audio(axis: Axes, raw: Any, places: np.ndarray) -> str:
     samples, rate = raw
     starts = np.unique(places[:, 0])  # frames may overlap, and the bands of one frame share its time
     every = -(-len(starts) // MAX_STRETCHES) or 1
-    edges = [*starts[::every], *places[-1:, 1]]
+    edges = [*starts[::every], *places[-1:, 1]] if len(places) else []
     for start, stop in zip(edges[::2], edges[1::2], strict=False):
         axis.axvspan(start, stop, color=SOFT[0], linewidth=0)
     axis.plot(np.arange(len(samples)) / rate, samples.cpu().numpy(), linewidth=0.5, color=BLUE, alpha=0.85)

@@ -92,14 +92,24 @@ class Attention(nn.Module):
 
         With a cache x holds new tokens (B, n, D), which read the cached ones too: bias (B, H or 1, n, N).
         """
-        q, k, v = rearrange(self.qkv(x), "b n (qkv h d) -> qkv b h n d", qkv=3, h=self.num_heads)
-        q, k = self.q_norm(q), self.k_norm(k)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        q, k, v = self._sides(x, rotation)
         if cache is not None:
             k, v = cache.extend(k, v)
         out = attend(q, k, v, bias, score=self.score, dropout=self.dropout if self.training else 0.0)
         return self.proj(rearrange(out, "b h n d -> b n (h d)"))
+
+    def weights(self, x: Tensor, bias: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
+        """How much each token (B, H, N, .) reads of each (., N), the heads apart; arguments as in forward."""
+        q, k, _ = self._sides(x, rotation)
+        return attention_weights(q, k, bias, score=self.score)
+
+    def _sides(self, x: Tensor, rotation: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries, keys and values (B, H, N, d), normed and turned."""
+        q, k, v = rearrange(self.qkv(x), "b n (qkv h d) -> qkv b h n d", qkv=3, h=self.num_heads)
+        q, k = self.q_norm(q), self.k_norm(k)
+        if rotation is not None:
+            q, k = rotate(q, rotation), rotate(k, rotation)
+        return q, k, v
 
 
 class CrossAttention(nn.Module):

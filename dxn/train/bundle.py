@@ -148,7 +148,7 @@ class Predictor:
 
     def predict_many(self, samples: Sequence[Mapping[str, Any]], *, batch_size: int = 64) -> list[dict[str, Any]]:
         """As `predict`, for dicts of text, image, audio; any of them may lack some."""
-        found = self.run(self._samples(samples), batch_size=batch_size)
+        found = self.run(self.samples(samples), batch_size=batch_size)
         return [self.answer(p) for p in found.predicted]
 
     def run(self, samples: Samples, *, batch_size: int = 64) -> Predictions:
@@ -171,7 +171,7 @@ class Predictor:
     @torch.inference_mode()
     def tokens(self, *, text=None, image=None, audio=None) -> Tokens:
         """One sample's Tokens as the backbone gets them; `.matrix` is (1, D, N)."""
-        return self.embedded(self._samples([{"text": text, "image": image, "audio": audio}]), 0)
+        return self.embedded(self.samples([{"text": text, "image": image, "audio": audio}]), 0)
 
     @torch.inference_mode()
     def embedded(self, samples: Samples, i: int) -> Tokens:
@@ -181,7 +181,7 @@ class Predictor:
     @torch.inference_mode()
     def embed(self, *, text=None, image=None, audio=None) -> Tensor:
         """One sample as one vector (E,): what the head's last linear sees."""
-        return self.vectors(self._samples([{"text": text, "image": image, "audio": audio}]))[1][0]
+        return self.vectors(self.samples([{"text": text, "image": image, "audio": audio}]))[1][0]
 
     @torch.inference_mode()
     def vectors(self, samples: Samples, *, batch_size: int = 64) -> tuple[list[int], Tensor]:
@@ -215,7 +215,8 @@ class Predictor:
         names = [tokenizer.decode([i], skip_special_tokens=False) for i in best.indices.tolist()]
         return list(zip(names, best.values.tolist(), strict=True))
 
-    def _samples(self, given: Sequence[Mapping[str, Any]]) -> Samples:
+    def samples(self, given: Sequence[Mapping[str, Any]]) -> Samples:
+        """Dicts of text, image, audio, opened and ready to be prepared; UserError for a bad file."""
         return Samples(open_rows(self._rows(given), self.prepares, need_target=False), self.prepares)
 
     def _batch(self, samples: Samples, i: int) -> dict[str, Any]:

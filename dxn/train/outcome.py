@@ -6,12 +6,16 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from dxn.data.samples import Opened, Samples
 from dxn.errors import UserError
+from dxn.explain.attention import heads_picture, recorded, shares, shares_picture, token_names
 from dxn.explain.pictures import token_picture
+from dxn.models import BottleneckFusion, LateFusion
 from dxn.tokens import Tokens
 from dxn.train import bundle, report
-from dxn.train.evaluate import Predictions, figures, subsets
+from dxn.train.evaluate import Predictions, figures, subsets, to_device
 
 
 def evaluate_subsets(
@@ -54,6 +58,38 @@ def draw_tokens(prepares: Mapping[str, Any], raws: Mapping[str, Any], tokens: To
     if "audio" in shown:
         shown["audio"] = shown["audio"], prepares["audio"].sample_rate
     token_picture(shown, tokens, path)
+
+
+def draw_attention(predictor: bundle.Predictor, given: Mapping[str, Any], folder: Path) -> dict[str, float]:
+    """heads.png and shares.png of one sample; how much each modality counts in all."""
+    model = predictor.model
+    if isinstance(model.fusion, LateFusion | BottleneckFusion) and len(predictor.modalities) > 1:
+        raise UserError("attend: with fusion=late or bottleneck the modalities never stand in one map; it needs early")
+    samples = predictor.samples([given])
+    with torch.inference_mode(), recorded(model.backbone) as maps:
+        encoded, _ = model.encode(model.embed(to_device(samples.collate([samples[0, 0]]), predictor.device)))
+    share = shares([one.float() for one in maps], encoded.mask, model.fusion.pool.kind)[0].cpu().numpy()
+    real = encoded.mask[0].cpu()
+    raws = {m: column[samples.rows[0]] for m, column in samples.opened.raws.items()}
+    names = token_names(encoded, _pieces(predictor, raws.get("text")))
+    folder.mkdir(parents=True, exist_ok=True)
+    kept = [one[:, :, real][..., real] for one in maps]
+    own = [name for name, is_real in zip(names, real.tolist(), strict=True) if is_real]
+    counts = {span.modality: int(real[span.start : span.stop].sum()) for span in encoded.spans}
+    heads_picture(kept, own, folder / "heads.png", parts={name: count for name, count in counts.items() if count})
+    shown = {name: raw for name, raw in raws.items() if raw is not None}
+    if "audio" in shown:
+        shown["audio"] = shown["audio"], predictor.prepares["audio"].sample_rate
+    shares_picture(shown, encoded, share, folder / "shares.png")
+    return {span.modality: float(share[span.start : span.stop].sum()) for span in encoded.spans}
+
+
+def _pieces(predictor: bundle.Predictor, text: Any) -> list[str]:
+    if text is None:
+        return []
+    prepare = predictor.prepares["text"]
+    ids = prepare(text)["ids"].tolist()
+    return [prepare.tokenizer.decode([i], skip_special_tokens=False).strip() or "·" for i in ids]
 
 
 def by_split(split: str, results: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:

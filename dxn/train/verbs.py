@@ -19,7 +19,7 @@ from dxn.errors import UserError
 from dxn.tokenize import BadMedia
 from dxn.tokens import join
 from dxn.train import bundle, report
-from dxn.train.outcome import by_split, draw_tokens, evaluate_subsets
+from dxn.train.outcome import by_split, draw_attention, draw_tokens, evaluate_subsets
 from dxn.train.pipeline import build_adapters
 from dxn.train.report import console, now
 from dxn.train.training import train_one
@@ -110,6 +110,18 @@ def embed(config: Config) -> int:
     report.write_vectors(output, [opened.origin[i] for i in rows], vectors)
     skipped = f", {opened.skipped} skipped" if opened.skipped else ""
     console.print(f"written: {output} ({len(rows):,} rows of {vectors.shape[1]}{skipped})", markup=False)
+    return 0
+
+
+def attend(config: Config) -> int:
+    """One sample's attention by block and head, and by rollout what counted, drawn on the input."""
+    c = config.plain()
+    predictor = _predictor(c | {"device": "cpu"})
+    folder = Path(c["output"])
+    found = draw_attention(predictor, _raw_inputs(c), folder)
+    for modality, share in found.items():
+        console.print(f"{modality}: {share:.1%} of what counted")
+    console.print(f"written: {folder / 'heads.png'} and {folder / 'shares.png'}", markup=False)
     return 0
 
 
