@@ -78,7 +78,7 @@ def test_the_version_is_the_packages(capsys):
         (["train", "resume=nowhere"], "nowhere: not a run folder"),
         (["evaluate", "run=nowhere"], "nowhere: not a model folder"),
         (["predict", "run=nowhere", "input.text=x"], "nowhere: not a model folder"),
-        (["predict", "input.text=x"], "run: needs a value"),
+        (["predict", "input.text=x"], "run: give either run=RUN, a trained model, or weights=..., a public checkpoint"),
         (["tokenize", "input=no.jpg"], "input.image: no.jpg: file not found"),
         (["tokenize", "input.smell=x"], "input.smell: no such modality"),
         (["tokenize", "adapters=[text]", "input=no.wav"], "adapters: text chosen, but the data has audio"),
