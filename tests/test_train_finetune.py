@@ -1,15 +1,13 @@
 """Training a part of a model, and public checkpoints in use without any training."""
 
 import csv
-import importlib.util
 import json
 import shutil
-import sys
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from peers import parity
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -29,19 +27,8 @@ from dxn.weights import read_public
 from dxn.weights.clip import MEAN, STD
 
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "parity.py"
 
 
-def _benchmark():
-    spec = importlib.util.spec_from_file_location("parity", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["parity"] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
-
-
-parity = _benchmark()
 CASES = {case.name: case for case in parity.CASES}
 SIZES = parity.Sizes(dim=22, depth=3, heads=2, batch=3, side=24)
 NAMES = ["ant", "bee", "cat", "dog", "eel", "fox", "gnu"]  # as many as a benchmark's head has, sorted

@@ -1,17 +1,16 @@
 """Public weights where a user meets them: what training starts from, and what predicts, embeds and evaluates."""
 
 import csv
-import importlib.util
 import json
 import math
 import re
 import shutil
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
+from peers import parity
 from PIL import Image
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models, pre_tokenizers, processors
@@ -28,19 +27,8 @@ from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.public import FAMILIES
 
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "parity.py"
 
 
-def _benchmark():
-    spec = importlib.util.spec_from_file_location("parity", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["parity"] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
-
-
-parity = _benchmark()
 timm, transformers = parity.timm, parity.transformers
 CASES = {case.name: case for case in parity.CASES}
 SIZES = parity.Sizes(dim=22, depth=2, heads=2, batch=3, side=24, length=11)

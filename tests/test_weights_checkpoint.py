@@ -1,15 +1,14 @@
 """Checkpoints as they lie on disk or on the hub, tokenizers from vocabulary files, and everything that is refused."""
 
-import importlib.util
 import json
 import pickle
-import sys
 from pathlib import Path
 
 import huggingface_hub
 import pytest
 import torch
 from huggingface_hub import errors
+from peers import parity
 from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
@@ -20,19 +19,8 @@ from dxn.weights.public import FAMILIES, fitted
 from dxn.weights.vit import VIT
 
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "parity.py"
 
 
-def _benchmark():
-    spec = importlib.util.spec_from_file_location("parity", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["parity"] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
-
-
-parity = _benchmark()
 timm, transformers = parity.timm, parity.transformers
 CASES = {case.name: case for case in parity.CASES}
 SIZES = parity.Sizes(dim=12, depth=2, heads=2, batch=2, side=40, length=11)

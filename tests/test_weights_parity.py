@@ -1,12 +1,10 @@
 """Public models in our backbone against timm and transformers themselves, after every block; and the way back."""
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from peers import parity
 from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 
@@ -15,19 +13,8 @@ from dxn.train.bundle import construct
 from dxn.weights.public import read_public, save_public
 
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
-BENCHMARK = Path(__file__).parents[1] / "benchmarks" / "parity.py"
 
 
-def _benchmark():
-    spec = importlib.util.spec_from_file_location("parity", BENCHMARK)
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["parity"] = module  # its dataclasses look themselves up there
-    spec.loader.exec_module(module)
-    return module
-
-
-parity = _benchmark()
 timm, transformers = parity.timm, parity.transformers
 CASES = {case.name: case for case in parity.CASES}
 # 5 by 5 patches, and texts of 23, 6 and 11 tokens.

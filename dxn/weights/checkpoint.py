@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import pickle
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -193,9 +193,3 @@ def byte_bpe(vocab: Path, merges: Path) -> Tokenizer:
             ("</s>", pieces["</s>"]), ("<s>", pieces["<s>"]), add_prefix_space=False
         )
     return tokenizer
-
-
-def names_like(tensors: Mapping[str, Tensor], patterns: tuple[str, ...]) -> Iterator[str]:
-    """The names that one of the regular expressions matches from their start."""
-    known = [re.compile(p) for p in patterns]
-    return (name for name in tensors if any(p.match(name) for p in known))
