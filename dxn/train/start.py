@@ -65,7 +65,7 @@ class Start:
         """Put the weights into model, whose head answers with these names; what a user should know of it."""
         notices = []
         for modality, public in self.adapters.items():
-            found = public.fill(model, only=(f"adapters.{modality}.",), head=False, strict=self.strict)
+            found = public.fill(model, only=(f"adapters.{modality}.",), strict=self.strict)
             notices += _left_out(public, found.missing, found.unexpected)
         if self.main is not None:
             own = [f"adapters.{m}." for m in self.main.parts.adapters if m not in self.adapters]

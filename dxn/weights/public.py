@@ -103,15 +103,15 @@ class Public:
         adapters["text"].use(tokenizer)
 
     @torch.no_grad()
-    def fill(self, model: nn.Module, *, only: Iterable[str] = ("",), head: bool = True, strict: bool = True) -> Filled:
+    def fill(self, model: nn.Module, *, only: Iterable[str] = ("",), strict: bool = True) -> Filled:
         """Put the checkpoint's weights into model, whose names begin with one of `only`.
 
         Places of another size of picture are interpolated, a vocabulary's unused rows and places beyond max_len
-        left out. A head that does not fit, or with head=False any, keeps its own weights. UserError lists what is
+        left out. A head that does not fit keeps its own weights. UserError lists what is
         missing and what is unexpected, unless strict is False.
         """
         state = {name: t for name, t in model.state_dict().items() if name.startswith(tuple(only))}
-        wanted = {name for name in state if self._is_asked(name, head)}
+        wanted = {name for name in state if self._is_asked(name)}
         missing, replaced = [], []
         for name in sorted(wanted):
             take = self.table.get(name)
@@ -132,13 +132,13 @@ class Public:
             raise UserError(self._complaint(missing, unexpected))
         return Filled(missing, unexpected, replaced)
 
-    def _is_asked(self, name: str, head: bool) -> bool:
+    def _is_asked(self, name: str) -> bool:
         if name.endswith((".mean", ".std")) and name.startswith("adapters."):
             return False  # of the pixels: arguments, not weights
         if name.startswith(("fusion.embedding", "head.class_weights")):
             return False  # which modality a column is of: no checkpoint of one modality knows
         if name.startswith("head."):
-            return head and (name in self.table)
+            return name in self.table
         other = name.startswith("adapters.") and name.split(".")[1] not in self.parts.adapters
         return not other
 
