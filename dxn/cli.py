@@ -16,6 +16,7 @@ VERBS = {
     "train": "train a model on text, images, audio or any mix of them, and evaluate it",
     "evaluate": "figures of a trained model, also with modalities withheld",
     "predict": "answers of a trained model for a table or one sample",
+    "generate": "let a trained model write: go on with a text, or write of an input",
     "embed": "one vector a sample, of a trained model or a public checkpoint",
     "attend": "pictures of what a model looks at in one sample",
     "neighbors": "the subwords whose vectors lie closest to one's own",
@@ -41,6 +42,11 @@ EXAMPLES = {
         "dxn predict run=RUN input=new.csv output=answers.csv",
         'dxn predict run=RUN input.text="a fine film"',
         "dxn predict run=RUN input.image=a.jpg input.audio=a.wav",
+    ),
+    "generate": (
+        'dxn generate run=RUN prompt="ROMEO:" temperature=0.8',
+        'dxn generate weights=openai-community/gpt2 prompt="Once upon a time" top_p=0.9',
+        "dxn generate run=RUN input.image=photo.jpg temperature=0",
     ),
     "embed": (
         "dxn embed run=RUN input=new.csv output=vectors.npy",

@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from dxn.errors import UserError
 
 CONF = Path(__file__).parent / "conf"
-FROM_DATA = frozenset({"num_classes", "class_weights", "mean", "std", "modalities", "kind", "model"})
+FROM_DATA = frozenset({"num_classes", "class_weights", "mean", "std", "modalities", "kind", "model", "vocab_size"})
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,16 @@ from PIL import Image
 from dxn.cli import main
 from dxn.data.targets import Target
 from dxn.errors import UserError
-from dxn.explain.attention import heads_picture, recorded, rollout, shares, token_names
+from dxn.explain.attention import (
+    across_picture,
+    arcs_picture,
+    heads_picture,
+    recorded,
+    rollout,
+    shares,
+    token_names,
+    word_pictures,
+)
 from dxn.models import Backbone, BottleneckFusion, Classify, EarlyFusion, LateFusion, Model
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
 from dxn.tokens import Span, Tokens
@@ -123,6 +132,65 @@ def test_the_heads_are_drawn_each_by_itself(tmp_path):
     assert pixels[top, right].std() > 1.5 * max(spread.values())
 
 
+def pixels_of(path):
+    return np.asarray(Image.open(path).convert("RGB")).astype(int)
+
+
+def coloured(pixels):
+    return pixels.max(2) - pixels.min(2) > 60
+
+
+@pytest.mark.parametrize(("reader", "read", "above"), [(4, 1, True), (1, 4, False)])
+def test_an_arc_is_above_the_words_where_an_earlier_one_is_read(tmp_path, reader, read, above):
+    one = torch.zeros(1, 1, 5, 5)
+    one[0, 0, reader, read] = 1
+    arcs_picture([one], ["a", "cup", "of", "$5$", "tea"], tmp_path / "arcs.png")
+    rows = coloured(pixels_of(tmp_path / "arcs.png"))[:-40].any(1).nonzero()[0]  # the legend is below
+    text = pixels_of(tmp_path / "arcs.png").shape[0] // 2
+    assert bool((rows < text).all() if above else (rows > text - 30).all())
+
+
+def test_many_heads_are_drawn_as_their_mean_and_few_each_in_its_colour(tmp_path):
+    maps = [torch.zeros(1, 11, 3, 3), torch.zeros(1, 2, 3, 3)]
+    for one in maps:
+        one[:, 0, 0, 1] = one[:, 1, 2, 1] = 1.0
+    kinds = []
+    for i, one in enumerate(maps):
+        arcs_picture([one], ["x", "y", "z"], tmp_path / f"{i}.png")
+        pixels = pixels_of(tmp_path / f"{i}.png")[30:-40]
+        kinds.append(bool(((pixels[..., 0] > 200) & (pixels[..., 2] < 120)).any()))
+    assert kinds == [False, True]  # only the second has the orange of its second head
+
+
+def test_each_word_has_its_copy_and_the_rest_is_told(tmp_path):
+    """41 subwords: no arcs, and 16 copies of the picture; a class token is no word."""
+    n, cells = 41, torch.tensor([[0.0, 0, 5, 11], [5, 0, 10, 11]])
+    places = torch.arange(n)[:, None] + torch.tensor([0.0, 1])
+    places[0] = torch.nan
+    spans = Span("text", 0, n, places[None]), Span("image", n, n + 2, cells[None])
+    tokens = Tokens(torch.zeros(1, n + 2, D), torch.ones(1, n + 2, dtype=torch.bool), spans)
+    raw = {"text": "x" * n, "image": torch.full((3, 10, 11), 220, dtype=torch.uint8)}
+    maps = [torch.full((1, H, n + 2, n + 2), 1 / (n + 2))]
+    written, notes = word_pictures(maps, tokens, [f"w{i}" for i in range(n)], raw, tmp_path)
+    assert [path.name for path in written] == ["across.png"]
+    assert notes == [
+        "no arcs.png: it has room for 40 subwords, the text has 41",
+        "across.png: the first 16 of 40 subwords",
+    ]
+    assert word_pictures(maps, tokens, [], raw, tmp_path) == ([], [])
+
+
+def test_the_cell_a_word_reads_keeps_its_brightness(tmp_path):
+    cells = np.array([[0.0, 0, 5, 11], [5, 0, 10, 11]])
+    image = torch.tensor([200, 40, 40], dtype=torch.uint8)[:, None, None].expand(3, 10, 11)
+    found = []
+    for row in ([0, 0, 1.0], [0, 1.0, 0]):
+        across_picture(np.array([row]), ["cup"], {"image": (image, np.array([1, 2]), cells)}, tmp_path / "a.png")
+        bright = (np.abs(pixels_of(tmp_path / "a.png") - [200, 40, 40]).sum(2) < 9).nonzero()[0]
+        found.append(bright.mean())
+    assert found[0] > found[1] + 30
+
+
 def mixed_predictor(fusion):
     torch.manual_seed(0)
     adapters = {
@@ -145,10 +213,16 @@ SAMPLE = {
 @pytest.mark.parametrize("shown", [("text", "image", "audio"), ("text",), ("audio", "image")], ids="+".join)
 def test_what_counted_is_drawn_for_what_there_is(tmp_path, pool, shown):
     predictor = mixed_predictor(EarlyFusion(D, modalities=("text", "image", "audio"), pool=pool))
-    found = draw_attention(predictor, {name: SAMPLE[name] for name in shown}, tmp_path / "new" / "folder")
+    found, written, notes = draw_attention(
+        predictor, {name: SAMPLE[name] for name in shown}, tmp_path / "new" / "folder"
+    )
+    assert notes == []
     assert sum(found.values()) == pytest.approx(1, abs=1e-5)
     assert {name for name, share in found.items() if share > 0} == {*shown, *(["class"] if pool == "cls" else [])}
-    for name in ("heads.png", "shares.png"):
+    expected = ["heads.png", "shares.png", *(["arcs.png"] if "text" in shown else [])]
+    expected += ["across.png"] if "text" in shown and len(shown) > 1 else []
+    assert [path.name for path in written] == [*expected, "attention.html"]
+    for name in expected:
         with Image.open(tmp_path / "new" / "folder" / name) as picture:
             assert picture.size[0] > 300
 

@@ -8,7 +8,7 @@ from torch.nn import functional as F
 
 from dxn.data.targets import IGNORED
 from dxn.models import Backbone, Classify, EarlyFusion, Multilabel, Regress, Tag
-from dxn.models.heads import HEADS, default_head
+from dxn.models.heads import BY_KIND, default_head
 from dxn.tokens import Span, Tokens, join
 
 B, N, K, D = 3, 7, 5, 11
@@ -146,7 +146,7 @@ def test_tags_without_text_name_what_there_is():
         Tag(D, num_classes=K)(part_of("image", 2), torch.randn(B, D))
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", BY_KIND)
 def test_dropout_is_of_training_alone(kind):
     head = default_head(D, kind=kind, dropout=0.5, **({} if kind == "number" else {"num_classes": K}))
     tokens, pooled = part_of("text", N), torch.randn(B, D)
@@ -165,7 +165,7 @@ TARGETS = {
 }
 
 
-@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("kind", BY_KIND)
 def test_each_head_overfits_eight_samples(kind):
     target = TARGETS[kind]
     found = {"mean": float(target.mean()), "std": float(target.std())} if kind == "number" else {"num_classes": 3}

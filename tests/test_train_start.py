@@ -405,7 +405,7 @@ PEERS = {
     "clip_vit_base_patch32": clip,
     "clip_text_base": clip,
 }
-OWN = {"nano", "tiny", "small", "base"}
+OWN = {"gru", "nano", "tiny", "small", "base"}
 
 
 @pytest.fixture(scope="module")

@@ -39,7 +39,7 @@ def hub(
         image: column of pictures.
         audio: column of sounds.
         target: column to predict.
-        kind: class, labels, number or tags; inferred unless given.
+        kind: class, labels, number, tags or text, which is to be written; inferred unless given.
         on_bad: error, skip the row, or use the rest of it (missing).
         seed: of the drawn splits.
     """

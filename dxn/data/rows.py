@@ -11,7 +11,7 @@ from typing import Any, Literal
 class Rows:
     """cells: "text", "image", "audio" or "target" to one value a row, None where it is missing.
 
-    text is a str or a list of words; image and audio what tokenize.media reads; target a str (class), a list of
+    text is a str or a list of words; image and audio what tokenize.media reads; target a str (class, text), a list of
     str (labels, tags) or a float (number). origin says where each row came from: "train.csv row 17".
     """
 
@@ -32,7 +32,7 @@ class Source:
     """Splits by name ("train", "validation", "test"), what is to be predicted, and what to tell the user."""
 
     splits: Mapping[str, Rows]
-    target_kind: str  # class, labels, number, tags or none
+    target_kind: str  # class, labels, number, tags, text or none
     columns: Mapping[str, str]  # what each cell was called: {"text": "title", "target": "colour"}
     notes: Sequence[str] = ()
     on_bad: Literal["error", "skip", "missing"] = "error"

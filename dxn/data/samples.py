@@ -177,7 +177,7 @@ class Samples(Dataset):
         if "target" in samples[0]:
             targets = [s["target"] for s in samples]
             pad = torch.nn.utils.rnn.pad_sequence
-            many = self.target is not None and self.target.kind == "tags"
+            many = self.target is not None and self.target.kind in ("tags", "text", "next")
             batch["target"] = pad(targets, True, IGNORED) if many else torch.stack(targets)
         return batch
 

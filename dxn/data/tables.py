@@ -18,7 +18,7 @@ from dxn.errors import UserError
 IMAGES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 SOUNDS = (".wav", ".flac", ".ogg", ".mp3", ".oga", ".opus")
 USUAL_TARGETS = ("label", "target", "class", "category")
-Kind = Literal["class", "labels", "number", "tags"]
+Kind = Literal["class", "labels", "number", "tags", "text"]
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def table(
         image: column of picture paths, relative to the table.
         audio: column of sound paths, relative to the table.
         target: column to predict; several columns become labels column=value.
-        kind: class, labels, number or tags; inferred unless given.
+        kind: class, labels, number, tags or text, which is to be written; inferred unless given.
         holdout: column and value whose rows are the test split, all others the rest.
         sep: separator of CSV columns, a comma in .csv and a tab in .tsv unless given.
         on_bad: error, skip the row, or use the rest of it (missing).
@@ -271,6 +271,8 @@ def _infer_kind(whole: Table, inputs: Mapping[str, Sequence[str]], target: Seque
     if values and all(n is not None for n in numbers):
         whole_numbers = all(float(n).is_integer() for n in numbers if n is not None)
         return "class" if whole_numbers and len(set(numbers)) <= 20 else "number"
+    if len(values) >= 20 and len(set(map(str, values))) > len(values) / 2 and _guess(values) == "text":
+        return "text"
     barred = [str(v).split("|") for v in values if "|" in str(v)]
     pieces = [piece.strip() for value in barred for piece in value]
     repeat = len(set(pieces)) <= len(pieces) / 2
@@ -308,7 +310,7 @@ def _target_value(t: Table, meaning: Meaning, i: int) -> Any:
     value = t.columns[meaning.target[0]][i]
     if value is None:
         return None
-    if meaning.kind == "class":
+    if meaning.kind in ("class", "text"):
         return str(value)
     if meaning.kind == "number":
         number = _number(value)

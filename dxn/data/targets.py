@@ -10,21 +10,31 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from dxn.tokenize import TargetTokenizer
+
 IGNORED = -100  # cross_entropy's ignore_index: no loss here, and never counted as right
 
 
 @dataclass(frozen=True)
 class Target:
-    """kind: class, labels, number or tags; names: the classes in order; mean and std: of numbers."""
+    """kind: class, labels, number, tags, text (to be written) or next (token of the text itself); names: the classes
+    in order; mean and std: of numbers; writing: the tokenizer of texts."""
 
     kind: str
     names: tuple[str, ...] = ()
     mean: float = 0.0
     std: float = 1.0
+    writing: TargetTokenizer | None = None
 
     @classmethod
-    def fit(cls, kind: str, values: Sequence) -> Target:
-        """The names, or the mean and deviation, of the training split's values."""
+    def fit(cls, kind: str, values: Sequence, writing: TargetTokenizer | None = None) -> Target:
+        """The names, the mean and deviation, or the subwords of the training split's values."""
+        if kind == "text":
+            assert writing is not None
+            writing.fit(values)
+            return cls(kind, writing=writing)
+        if kind == "next":
+            return cls(kind)
         if kind == "number":
             numbers = torch.tensor(values, dtype=torch.float64)
             return cls(kind, (), float(numbers.mean()), max(float(numbers.std(correction=0)), 1e-12))
@@ -32,7 +42,10 @@ class Target:
         return cls(kind, tuple(sorted(set(pieces), key=_natural)))
 
     def encode(self, value) -> Tensor:
-        """class () long, labels (K,) float, number () float, tags (words,) long. IGNORED for an unknown name."""
+        """class () long, labels (K,) float, number () float, tags (words,) long, text (n,) long with its beginning and
+        its end. IGNORED for an unknown name."""
+        if self.writing is not None:
+            return self.writing.encode(value)
         index = self._index()
         if self.kind == "class":
             return torch.tensor(index.get(value, IGNORED))
@@ -47,7 +60,7 @@ class Target:
     def unknown(self, values: Sequence) -> int:
         """How many of these rows hold a name that training never saw."""
         known = set(self.names)
-        if self.kind == "number":
+        if self.kind in ("number", "text", "next"):
             return 0
         return sum(not known.issuperset([v] if self.kind == "class" else v) for v in values)
 

@@ -142,6 +142,11 @@ class CrossAttention(nn.Module):
         out = attend(q, *remembered, bias, score=self.score, dropout=self.dropout if self.training else 0.0)
         return self.proj(rearrange(out, "b h n d -> b n (h d)"))
 
+    def weights(self, x: Tensor, remembered: tuple[Tensor, Tensor], bias: Tensor | None = None) -> Tensor:
+        """How much each token (B, H, N, .) reads of each of the memory (., M), the heads apart; as in forward."""
+        q = rearrange(self.query(x), "b n (h d) -> b h n d", h=self.num_heads)
+        return attention_weights(q, remembered[0], bias, score=self.score)
+
 
 def attend(
     query: Tensor,

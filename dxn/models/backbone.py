@@ -17,7 +17,7 @@ class Backbone(nn.Module):
 
     Args:
         dim: width D of a token.
-        depth: number of blocks.
+        depth: number of blocks; with none a decoder reads the adapters' tokens themselves.
         num_heads: heads of each attention.
         mlp_ratio: width of the mlp's middle, in units of dim.
         mlp: gelu, gelu_tanh or quick_gelu (two approximations of it), or gated: swiglu, geglu.
@@ -74,8 +74,8 @@ class Backbone(nn.Module):
     ):
         super().__init__()
         self.dim, self.causal, self.cross, self.checkpointing = dim, causal, cross, checkpointing
-        if depth < 1:
-            raise ValueError(f"depth must be at least 1, got {depth}")
+        if depth < 0:
+            raise ValueError(f"depth must be at least 0, got {depth}")
         if (window is not None and window < 1) or (global_every is not None and global_every < 1):
             raise ValueError(f"window and global_every must be at least 1, got {window} and {global_every}")
         if position not in ("none", "rotary", "alibi"):
@@ -109,11 +109,11 @@ class Backbone(nn.Module):
         self.head_dim = dim // num_heads if position == "rotary" else None
         self.windows = [None if global_every and i % global_every == 0 else window for i in range(depth)]
         self.rotary_base, self.window_base = rotary_base, window_base or rotary_base
-        if norm_first and not first_norm:
+        if norm_first and not first_norm and depth:
             self.blocks[0].attn_norm = nn.Identity()
         last = norm_first and final_norm
         self.norm = make_norm(norm, dim, eps=norm_eps, bias=bias) if last else nn.Identity()
-        self._init_weights((3 if cross else 2) * depth)
+        self._init_weights((3 if cross else 2) * max(depth, 1))
 
     def forward(self, tokens: Tokens) -> Tokens:
         """Tokens (B, N, D) to Tokens of the same columns."""

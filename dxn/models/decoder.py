@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal
 
 import torch
 from einops import rearrange
@@ -24,19 +25,39 @@ class Decoder(nn.Module):
         backbone: causal; with cross it reads a memory, without one it is a language model.
         vocab_size: tokens V that it may say.
         max_len: tokens that it can be given or say, of which one is the beginning.
+        position: learned, sinusoidal, or none where the backbone's own (rotary, alibi) will do.
         dropout: of the embedded tokens, in training.
     """
 
-    def __init__(self, backbone: Backbone, *, vocab_size: int, max_len: int = 256, dropout: float = 0.0):
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        vocab_size: int,
+        max_len: int = 256,
+        position: Literal["learned", "sinusoidal", "none"] = "learned",
+        dropout: float = 0.0,
+    ):
         super().__init__()
+        if position not in ("learned", "sinusoidal", "none"):
+            raise ValueError(f"position must be learned, sinusoidal or none, got {position!r}")
         if not backbone.causal:
             raise ValueError("a decoder's backbone must be causal: it would see what it has to guess")
         self.backbone, self.max_len = backbone, max_len
         self.table = nn.Embedding(vocab_size, backbone.dim)
         nn.init.normal_(self.table.weight, std=backbone.dim**-0.5)
-        self.places = nn.Parameter(torch.empty(max_len, backbone.dim))
-        nn.init.trunc_normal_(self.places, std=0.02)
+        places = sinusoids(max_len, backbone.dim) if position == "sinusoidal" else torch.zeros(max_len, backbone.dim)
+        self.places: Tensor
+        if position == "learned":
+            self.places = nn.Parameter(nn.init.trunc_normal_(places, std=0.02))
+        else:
+            self.register_buffer("places", places, persistent=False)
         self.dropout = nn.Dropout(dropout)
+
+    def share(self, table: nn.Embedding) -> None:
+        """Use this table in place of its own; it stays a part of whom it belongs to, and is saved there alone."""
+        del self.table
+        self.__dict__["table"] = table
 
     def forward(
         self, ids: Tensor, mask: Tensor, memory: Memory | None = None, caches: Sequence[Cache] | None = None
@@ -45,16 +66,45 @@ class Decoder(nn.Module):
 
         Without caches n = N. ValueError beyond max_len.
         """
+        return self.states(ids, mask, memory, caches) @ self.table.weight.T
+
+    def states(
+        self, ids: Tensor, mask: Tensor, memory: Memory | None = None, caches: Sequence[Cache] | None = None
+    ) -> Tensor:
+        """As forward, but to what the table's vectors are compared with (B, n, D)."""
         total, new = mask.shape[1], ids.shape[1]
         if total > self.max_len:
             raise ValueError(f"this decoder reaches {self.max_len} tokens, got {total}: raise max_len")
         x = self.dropout(self.table(ids) * self.backbone.dim**0.5 + self.places[total - new : total])
-        x = self.backbone.norm(self.backbone.run(x, mask, memory=memory, caches=caches))
-        return x @ self.table.weight.T
+        return self.backbone.norm(self.backbone.run(x, mask, memory=memory, caches=caches))
+
+    def looks(self, ids: Tensor, mask: Tensor, memory: Memory) -> Tensor:
+        """(B, L, H, n, M): how much of each column of the memory each token reads, in each block and head, to guess
+        what follows it; rows sum to 1. ids and mask (B, n) as in forward. ValueError where no block reads a memory."""
+        readers: list[Any] = [block.cross for block in self.backbone.blocks]
+        if None in readers or not readers:
+            raise ValueError("without blocks that read a memory there is nothing that it looks at")
+        found: list[Tensor] = []
+        hooks = [
+            reader.register_forward_pre_hook(lambda own, given: found.append(own.weights(*given))) for reader in readers
+        ]
+        try:
+            self.states(ids, mask, memory)
+        finally:
+            for hook in hooks:
+                hook.remove()
+        return torch.stack(found, 1)
 
     def caches(self) -> list[Cache]:
         """An empty one for each block."""
         return [Cache() for _ in self.backbone.blocks]
+
+
+def sinusoids(length: int, dim: int) -> Tensor:
+    """(length, dim): sines, then cosines, of wavelengths from 2 pi to 10000 times that (arXiv:1706.03762, 3.5)."""
+    rates = 10000.0 ** (-torch.arange(0, dim, 2) / dim)
+    angles = torch.arange(length)[:, None] * rates
+    return torch.cat([angles.sin(), angles.cos()], 1)[:, :dim]
 
 
 @dataclass(frozen=True)
@@ -98,11 +148,24 @@ def sampled(
     return pick
 
 
+def picking(
+    temperature: float, *, top_k: int | None, top_p: float | None, seed: int, device: torch.device | str = "cpu"
+) -> Pick:
+    """`greedy` at temperature 0, `sampled` above it, by seed."""
+    if temperature == 0:
+        return greedy
+    draw = torch.Generator(device).manual_seed(seed)
+    return sampled(draw, temperature=temperature, top_k=top_k, top_p=top_p)
+
+
 @torch.inference_mode()
 def generate(
-    decoder: Decoder, memory: Memory | None, *, prompt: Tensor, end: int, max_new: int, pick: Pick = greedy
+    decoder: Any, memory: Memory | None, *, prompt: Tensor, end: int | None, max_new: int, pick: Pick = greedy
 ) -> list[Said]:
-    """Go on from prompt (B, P), all of one length, until `end` or max_new tokens, a token at a time with a cache."""
+    """Go on from prompt (B, P), all of one length, until `end` or max_new tokens, a token at a time with a cache.
+
+    decoder: a Decoder, a RecurrentDecoder or a LanguageModel.
+    """
     caches, mask = decoder.caches(), torch.ones_like(prompt, dtype=torch.bool)
     said: list[list[int]] = [[] for _ in prompt]
     scores, going, ids = prompt.new_zeros(len(prompt), dtype=torch.float32), [True] * len(prompt), prompt
@@ -129,7 +192,7 @@ def lengthened(score: float, length: int, penalty: float) -> float:
 
 @torch.inference_mode()
 def beam_search(
-    decoder: Decoder,
+    decoder: Any,
     memory: Memory | None,
     *,
     prompt: Tensor,

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from dxn.tokens import Tokens
 
+LOSSES = ("text", "next")  # heads of these kinds are told the truth, and give their loss in place of logits
 Batch = Mapping[str, Any]  # "size" int, "text", "image", "audio": dict of tensors, see Model.embed
 
 
@@ -23,6 +24,8 @@ class Model(nn.Module):
         super().__init__()
         self.adapters = nn.ModuleDict(dict(adapters))
         self.fusion, self.backbone, self.head = fusion, backbone, head
+        if self.head.kind in LOSSES and self.head.shares:
+            self.head.share(self.adapters["text"].table)
 
     def embed(self, batch: Batch) -> list[Tokens]:
         """Each modality's Tokens, in the adapters' order, before they meet.
@@ -45,7 +48,13 @@ class Model(nn.Module):
         parts = self.embed(batch)
         if mixing is not None:
             parts = [mix(part, *mixing) for part in parts]
-        return self.head(*self.encode(parts))
+        return self.answer(*self.encode(parts), batch)
+
+    def answer(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
+        """What was encoded to the head's logits; to the loss of the true text, where it is a text that is guessed."""
+        if self.head.kind in LOSSES:
+            return self.head(tokens, pooled, batch["target"])
+        return self.head(tokens, pooled)
 
 
 def mix(tokens: Tokens, order: Tensor, share: float) -> Tokens:

@@ -3,6 +3,7 @@
 from dxn.tokenize.audio import AudioAdapter, AudioAugment
 from dxn.tokenize.image import ImageAdapter, ImageAugment
 from dxn.tokenize.media import BadMedia
+from dxn.tokenize.target import TargetTokenizer
 from dxn.tokenize.text import TextAdapter, train_tokenizer
 
 __all__ = [
@@ -11,6 +12,7 @@ __all__ = [
     "BadMedia",
     "ImageAdapter",
     "ImageAugment",
+    "TargetTokenizer",
     "TextAdapter",
     "train_tokenizer",
 ]

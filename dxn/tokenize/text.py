@@ -266,6 +266,7 @@ class TextAdapter(nn.Module):
         position: learned, sinusoidal or none, added to each column.
         embedding: path of a .safetensors file with one tensor (V, D): given vectors instead of random ones.
         frozen: keep the subwords' vectors as they are, do not train them.
+        scale: multiply the subwords' vectors by the root of dim (arXiv:1706.03762, 3.4); they start that much smaller.
         ngrams: lengths of runs of subwords that get a hashed vector of their own (arXiv:1607.01759, 2).
         ngram_buckets: rows of the table the runs are hashed into.
         ngram_columns: give the runs columns of their own instead of adding them to their last subword's.
@@ -295,6 +296,7 @@ class TextAdapter(nn.Module):
         position: PositionKind = "learned",
         embedding: str | None = None,
         frozen: bool = False,
+        scale: bool = False,
         ngrams: Sequence[int] = (),
         ngram_buckets: int = 20000,
         ngram_columns: bool = False,
@@ -311,6 +313,7 @@ class TextAdapter(nn.Module):
         self.dim, self.vocab_size, self.lowercase = dim, vocab_size, lowercase
         self.subwords: Subwords = subwords
         self.embedding, self.frozen = embedding, frozen
+        self.scale = dim**0.5 if scale else 1.0
         if conv_kernel and conv_kernel % 2 == 0:
             raise ValueError(f"conv_kernel must be odd, or 0 for none, got {conv_kernel}")
         if any(n < 2 for n in ngrams):
@@ -351,7 +354,7 @@ class TextAdapter(nn.Module):
         self.prepare.use(tokenizer)
         self.fitted = True
         self.table = nn.Embedding(max(tokenizer.get_vocab().values()) + 1, self.dim)
-        nn.init.normal_(self.table.weight, std=0.02)
+        nn.init.normal_(self.table.weight, std=0.02 if self.scale == 1 else 1 / self.scale)
         if self.embedding is not None:
             self.table.weight.data.copy_(_given_vectors(self.embedding, self.table.weight.shape))
         self.table.weight.requires_grad_(not self.frozen)
@@ -381,7 +384,7 @@ class TextAdapter(nn.Module):
         if not self.fitted:
             raise ValueError("this text adapter has no tokenizer yet: call fit(texts) or give tokenizer=")
         ids, mask, places = batch["ids"], batch["mask"], batch["places"]
-        x = self.table(ids)
+        x = self.table(ids) * self.scale
         grams = [self._ngram_vectors(ids, n) for n in self.ngrams]
         if not self.ngram_columns:
             x = x + sum(grams)

@@ -6,6 +6,7 @@ import hashlib
 import importlib
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,12 @@ from torch import Tensor
 
 from dxn.data.rows import Rows
 from dxn.data.samples import BatchOrder, Samples, make_loader, open_rows
+from dxn.data.stream import end_of
 from dxn.data.targets import Target
 from dxn.errors import UserError
-from dxn.models import Model
+from dxn.models import LanguageModel, Model
+from dxn.models.decoder import Pick, generate, greedy
+from dxn.tokenize import TargetTokenizer
 from dxn.tokens import Tokens, join
 from dxn.train.checkpoint import write_safely
 from dxn.train.evaluate import Predictions, predict, to_device
@@ -40,6 +44,8 @@ def save(folder: Path, *, model: Model, parts: Mapping[str, Any], target: Target
     (folder / "README.md").write_text(card)
     for adapter in model.adapters.values():
         adapter.save(folder)
+    if target.writing is not None:
+        target.writing.save(folder)
     sums = [f"{_sha256(path)}  {path.name}" for path in sorted(folder.iterdir()) if path.name != "SHA256SUMS"]
     (folder / "SHA256SUMS").write_text("\n".join(sums) + "\n")
 
@@ -58,6 +64,9 @@ def load(folder: str | Path, *, device: str = "cpu") -> Predictor:
     _check_sums(folder)
     parts = yaml.safe_load((folder / "config.yaml").read_text())
     target = Target.from_json(json.loads((folder / "labels.json").read_text()))
+    if target.kind == "text":
+        writing = TargetTokenizer(max_len=parts["head"]["decoder"]["max_len"])
+        target = replace(target, writing=writing.load(folder))
     adapters = {name: construct(node) for name, node in parts["adapters"].items()}
     for adapter in adapters.values():
         adapter.load(folder)
@@ -141,13 +150,17 @@ class Predictor:
     def predict(self, *, text=None, image=None, audio=None) -> dict[str, Any]:
         """The answer for one sample: text, image (path, bytes, PIL, array), audio (path, bytes, (array, rate)).
 
-        prediction is a class, a list of labels, a number, or a tag a word; probabilities by class come with
+        prediction is a class, a list of labels, a number, a tag a word, or a text; probabilities by class come with
         the first two. UserError where a file is bad, a modality unknown or nothing given.
         """
         return self.predict_many([{"text": text, "image": image, "audio": audio}])[0]
 
     def predict_many(self, samples: Sequence[Mapping[str, Any]], *, batch_size: int = 64) -> list[dict[str, Any]]:
         """As `predict`, for dicts of text, image, audio; any of them may lack some."""
+        if self.target.kind == "next":
+            raise UserError(
+                "a language model has no answer to predict: let it go on with a text, dxn generate prompt=..."
+            )
         found = self.run(self.samples(samples), batch_size=batch_size)
         return [self.answer(p) for p in found.predicted]
 
@@ -160,6 +173,8 @@ class Predictor:
         names = self.target.names
         if self.target.kind == "number":
             return {"prediction": float(predicted)}
+        if self.target.kind == "text":
+            return {"prediction": predicted}
         if self.target.kind == "tags":
             return {"prediction": list(predicted)}
         shares = {name: float(p) for name, p in zip(names, predicted.tolist(), strict=True)}
@@ -192,6 +207,44 @@ class Predictor:
             rows += batch["index"]
             found.append(self.model.head.neck(pooled).float().cpu())
         return rows, torch.cat(found)
+
+    @torch.inference_mode()
+    def write(
+        self,
+        *,
+        prompt: str = "",
+        given: Mapping[str, Any] | None = None,
+        count: int = 1,
+        max_new: int = 200,
+        pick: Pick = greedy,
+    ) -> list[str]:
+        """Texts of at most max_new tokens: prompt and what may follow it, or what is written of a sample given.
+
+        pick chooses each token, see `dxn.models.decoder.picking`. UserError for a model that does not write.
+        """
+        if self._target is not None and self._target.writing is not None:
+            writing = self._target.writing
+            if not given or prompt:
+                raise UserError(f"this model writes of its {' and '.join(self.modalities)}: give input, and no prompt")
+            samples = self.samples([given])
+            batch = samples.collate([samples[0, 0]] * count)
+            encoded, _ = self.model.encode(self.model.embed(to_device(batch, self.device)))
+            said = self.model.head.write(encoded, begin=writing.begin, end=writing.end, max_new=max_new, pick=pick)
+            return [writing.decode(one.ids) for one in said]
+        try:
+            language = LanguageModel(self.model)
+        except ValueError as error:
+            raise UserError(f"generate: {error}") from error
+        if given:
+            raise UserError("input: a language model goes on with a text: give it as prompt")
+        prepare = self.prepares["text"]
+        end = end_of(prepare.tokenizer)
+        ids = prepare.tokenizer.encode(prompt, add_special_tokens=False).ids
+        if not ids and end is None:
+            raise UserError("prompt: this model's tokenizer has no token to begin with; give a text to go on with")
+        start = torch.tensor([ids or [end]] * count, device=self.device)
+        said = generate(language, None, prompt=start, end=end, max_new=max_new, pick=pick)
+        return [prepare.tokenizer.decode([*ids, *one.ids]) for one in said]
 
     @torch.inference_mode()
     def neighbors(self, token: str, *, count: int = 10) -> list[tuple[str, float]]:

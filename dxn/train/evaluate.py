@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import combinations
@@ -10,8 +11,10 @@ import torch
 from torch import Tensor
 
 from dxn.data.samples import BatchOrder, Samples, first_subwords, make_loader
+from dxn.data.stream import Stream
 from dxn.data.targets import IGNORED, Target
 from dxn.models import Model
+from dxn.models.model import LOSSES
 from dxn.train.metrics import score
 
 
@@ -37,20 +40,27 @@ def predict(
     batch_size: int,
     device: torch.device,
     bf16: bool = False,
+    beams: int | None = None,
 ) -> Predictions:
-    """The model over all samples, without augmentation, in order."""
+    """The model over all samples in order, without augmentation; beams: of a search, the head's unless given."""
     was_training = model.training
     model.eval()
     rows, predicted, losses = [], [], []
     for batch in make_loader(BatchOrder(samples, batch_size)):
         batch = to_device(batch, device)
-        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            logits = model(batch)
-        logits = logits.float()
         rows += batch["index"]
-        predicted += _decode(model.head.predict(logits).cpu(), batch, target)
-        if "target" in batch and (batch["target"] != IGNORED).any():
-            losses.append((float(model.head.loss(logits, batch["target"])), batch["size"]))
+        known = "target" in batch and bool((batch["target"] != IGNORED).any())
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            encoded = model.encode(model.embed(batch))
+            logits = model.answer(*encoded, batch).float() if known or target.kind not in LOSSES else None
+            if target.writing is not None:
+                said = model.head.write(encoded[0], begin=target.writing.begin, end=target.writing.end, beams=beams)
+                predicted += [target.writing.decode(one.ids) for one in said]
+        if target.kind not in LOSSES:
+            predicted += _decode(model.head.predict(logits).cpu(), batch, target)
+        if known:
+            loss, count = model.head.loss(logits, batch["target"]), (batch["target"] != IGNORED).sum()
+            losses.append((float(loss), int(count)))
     model.train(was_training)
     total = sum(n for _, n in losses)
     mean = sum(loss * n for loss, n in losses) / total if total else float("nan")
@@ -58,7 +68,10 @@ def predict(
 
 
 def figures(predictions: Predictions, samples: Samples, target: Target) -> dict[str, float]:
-    """loss, and the metrics of the target's kind."""
+    """loss, and the metrics of the target's kind; of a language model also its loss a character and its perplexity."""
+    if isinstance(samples, Stream):
+        a_char = predictions.loss / samples.chars_per_token
+        return {"loss": predictions.loss, "loss_per_char": a_char, "perplexity": math.exp(min(predictions.loss, 700))}
     targets = samples.opened.targets
     assert targets is not None
     truths = [targets[i] for i in predictions.rows]

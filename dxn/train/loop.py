@@ -242,6 +242,7 @@ class Run:
                 batch_size=2 * settings.batch_size,
                 device=settings.device,
                 bf16=settings.bf16,
+                beams=1,
             )
             found = figures(predictions, self.validation, self.target)
             metric = monitored(self.target)
@@ -270,8 +271,8 @@ def _weights(model: nn.Module, averaged: dict[str, Tensor]) -> Iterator[None]:
 
 
 def _mix_targets(targets: Tensor, order: Tensor, share: float, target: Target) -> Tensor:
-    if target.kind == "tags":
-        raise UserError("trainer.mixup: tags belong to words and cannot be mixed; set trainer.mixup=0")
+    if target.kind in ("tags", "text"):
+        raise UserError(f"trainer.mixup: {target.kind} cannot be mixed; set trainer.mixup=0")
     if target.kind == "class":
         targets = F.one_hot(targets, len(target.names)).float()
     return share * targets + (1 - share) * targets[order]

@@ -10,12 +10,19 @@ from torch import Tensor
 
 from dxn.data.targets import IGNORED, Target
 
-MONITORED = {"class": "accuracy", "labels": "f1_micro", "number": "rmse", "tags": "f1_entity"}
-SMALLER_IS_BETTER = {"rmse", "mae", "loss"}
+MONITORED = {
+    "class": "accuracy",
+    "labels": "f1_micro",
+    "number": "rmse",
+    "tags": "f1_entity",
+    "text": "chrf",
+    "next": "loss_per_char",
+}
+SMALLER_IS_BETTER = {"rmse", "mae", "loss", "loss_per_char", "wer", "cer"}
 
 
 def score(target: Target, predicted: Sequence, truths: Sequence, threshold: float = 0.5) -> dict[str, float]:
-    """Metrics by name. predicted: probabilities (n, K), numbers (n,), or for tags a list of names a row.
+    """Metrics by name. predicted: probabilities (n, K), numbers (n,), for tags a list of names a row, or texts.
 
     A row whose true class training never saw counts as wrong in the accuracy, and has no share in f1_macro.
     threshold: the probability from which on a label counts as predicted.
@@ -26,6 +33,8 @@ def score(target: Target, predicted: Sequence, truths: Sequence, threshold: floa
         return _labels(target, torch.stack(list(predicted)), truths, threshold)
     if target.kind == "number":
         return _numbers(torch.stack(list(predicted)), torch.tensor([float(t) for t in truths]))
+    if target.writing is not None:
+        return _texts(predicted, [target.writing.normal(t) for t in truths])
     return _tags(predicted, truths)
 
 
@@ -101,6 +110,37 @@ def _tags(predicted: Sequence[Sequence[str]], truths: Sequence[Sequence[str]]) -
     figures["recall_entity"] = right / num_true if num_true else 0.0
     figures["f1_entity"] = 2 * right / (num_found + num_true) if num_found + num_true else 0.0
     return figures
+
+
+def _texts(predicted: Sequence[str], truths: Sequence[str]) -> dict[str, float]:
+    """bleu and chrf (0 to 100) as sacrebleu has them by default; words and characters wrong per true one; the
+    share of texts that are right throughout."""
+    from sacrebleu.metrics.bleu import BLEU  # not needed elsewhere
+    from sacrebleu.metrics.chrf import CHRF
+
+    return {
+        "bleu": BLEU().corpus_score(predicted, [truths]).score,
+        "chrf": CHRF().corpus_score(predicted, [truths]).score,
+        "wer": _error_rate([p.split() for p in predicted], [t.split() for t in truths]),
+        "cer": _error_rate(predicted, truths),
+        "exact_match": sum(p == t for p, t in zip(predicted, truths, strict=True)) / max(len(truths), 1),
+    }
+
+
+def _error_rate(predicted: Sequence[Sequence], truths: Sequence[Sequence]) -> float:
+    """Insertions, deletions and substitutions per true element."""
+    wrong = sum(edit_distance(p, t) for p, t in zip(predicted, truths, strict=True))
+    return wrong / max(sum(map(len, truths)), 1)
+
+
+def edit_distance(one: Sequence, other: Sequence) -> int:
+    """The fewest insertions, deletions and substitutions that make one of the other (Levenshtein)."""
+    row = list(range(len(other) + 1))
+    for i, a in enumerate(one, 1):
+        corner, row[0] = row[0], i
+        for j, b in enumerate(other, 1):
+            corner, row[j] = row[j], min(row[j] + 1, row[j - 1] + 1, corner + (a != b))
+    return row[-1]
 
 
 def entities(tags: Sequence[str]) -> list[tuple[int, int, str]]:

@@ -3,16 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from dxn.data.samples import Opened, Samples
+from dxn.data.stream import samples_of
 from dxn.errors import UserError
-from dxn.explain.attention import heads_picture, recorded, shares, shares_picture, token_names
+from dxn.explain.alignment import looks_pictures
+from dxn.explain.attention import (
+    heads_picture,
+    recorded,
+    rollout,
+    shares,
+    shares_picture,
+    token_names,
+    word_pictures,
+)
+from dxn.explain.page import write_page
 from dxn.explain.pictures import token_picture
-from dxn.models import BottleneckFusion, LateFusion
+from dxn.models import Backbone, BottleneckFusion, Decoder, LateFusion, RecurrentDecoder
+from dxn.models.decoder import remember
 from dxn.tokens import Tokens
 from dxn.train import bundle, report
 from dxn.train.evaluate import Predictions, figures, subsets, to_device
@@ -34,7 +49,7 @@ def evaluate_subsets(
     for subset in shown or subsets(everything) or [everything]:
         if unknown := set(subset) - set(everything):
             raise UserError(f"only: the data and the model share {', '.join(everything)}, got {', '.join(unknown)}")
-        samples = Samples(opened, predictor.prepares, target=predictor.target, only=subset)
+        samples = samples_of(predictor.target)(opened, predictor.prepares, target=predictor.target, only=subset)
         if len(samples):
             name = "all" if subset == everything else "+".join(subset)
             found[name] = samples, predictor.run(samples, batch_size=batch_size)
@@ -42,13 +57,15 @@ def evaluate_subsets(
     if not found:
         raise UserError(f"only: no row of {split} has any of {shown}")
     samples, predictions = found[list(found)[-1]]
-    answers = [predictor.answer(p) for p in predictions.predicted]
+    report.figures_table(results, predictor.target, f"{split}: {len(samples):,} rows")
     folder.mkdir(parents=True, exist_ok=True)
-    report.write_predictions(folder / "predictions.csv", predictions, samples, predictor.target, answers)
     report.draw(folder / "plots", predictions, samples, predictor.target, results)
+    if predictor.target.kind == "next":
+        return results  # windows of a text: nothing to answer row by row
+    answers = [predictor.answer(p) for p in predictions.predicted]
+    report.write_predictions(folder / "predictions.csv", predictions, samples, predictor.target, answers)
     raws = {m: column[samples.rows[0]] for m, column in opened.raws.items()}
     draw_tokens(predictor.prepares, raws, predictor.embedded(samples, 0), folder / "plots" / "tokens.png")
-    report.figures_table(results, predictor.target, f"{split}: {len(samples):,} rows")
     return results
 
 
@@ -60,28 +77,112 @@ def draw_tokens(prepares: Mapping[str, Any], raws: Mapping[str, Any], tokens: To
     token_picture(shown, tokens, path)
 
 
-def draw_attention(predictor: bundle.Predictor, given: Mapping[str, Any], folder: Path) -> dict[str, float]:
-    """heads.png and shares.png of one sample; how much each modality counts in all."""
+@dataclass(frozen=True)
+class Answer:
+    """What a model wrote of one sample: its text, its tokens' names (T,), and how much each read of each of the N
+    columns, padding too: (T, N), the mean of all the decoder's blocks and heads."""
+
+    text: str
+    words: list[str]
+    weights: Tensor
+
+
+def draw_attention(
+    predictor: bundle.Predictor, given: Mapping[str, Any], folder: Path
+) -> tuple[dict[str, float], list[Path], list[str]]:
+    """One sample's attention drawn; how much each modality counts in all, the files, and notes: the answer that was
+    written, what was left out and why.
+
+    heads.png and shares.png always; arcs.png where there is text, across.png where there is more beside it;
+    attention.html to move through all of it. Of a model that writes also what each token of its answer read:
+    alignment.png of text, time.png of a sound, cells.png of a picture. Only a model that writes may have an encoder
+    without attention, and has these and the page alone then.
+    """
     model = predictor.model
-    if isinstance(model.fusion, LateFusion | BottleneckFusion) and len(predictor.modalities) > 1:
-        raise UserError("attend: with fusion=late or bottleneck the modalities never stand in one map; it needs early")
+    writes, blind = model.head.kind == "text", _blind(predictor)
+    if blind and not writes:
+        raise UserError(f"attend: {blind}")
+    if writes and not _looks(model.head.decoder):
+        raise UserError("attend: this model's decoder has no attention, only the encoder's last state")
     samples = predictor.samples([given])
-    with torch.inference_mode(), recorded(model.backbone) as maps:
+    with torch.inference_mode(), nullcontext([]) if blind else recorded(model.backbone) as maps:
         encoded, _ = model.encode(model.embed(to_device(samples.collate([samples[0, 0]]), predictor.device)))
-    share = shares([one.float() for one in maps], encoded.mask, model.fusion.pool.kind)[0].cpu().numpy()
-    real = encoded.mask[0].cpu()
+    maps = [one.float() for one in maps]
+    answer = _answer(predictor, encoded) if writes else None
+    share = _share(maps, encoded, answer, model.fusion.pool.kind).cpu().numpy()
     raws = {m: column[samples.rows[0]] for m, column in samples.opened.raws.items()}
-    names = token_names(encoded, _pieces(predictor, raws.get("text")))
-    folder.mkdir(parents=True, exist_ok=True)
-    kept = [one[:, :, real][..., real] for one in maps]
-    own = [name for name, is_real in zip(names, real.tolist(), strict=True) if is_real]
-    counts = {span.modality: int(real[span.start : span.stop].sum()) for span in encoded.spans}
-    heads_picture(kept, own, folder / "heads.png", parts={name: count for name, count in counts.items() if count})
     shown = {name: raw for name, raw in raws.items() if raw is not None}
+    pieces = _pieces(predictor, raws.get("text"))
     if "audio" in shown:
         shown["audio"] = shown["audio"], predictor.prepares["audio"].sample_rate
-    shares_picture(shown, encoded, share, folder / "shares.png")
-    return {span.modality: float(share[span.start : span.stop].sum()) for span in encoded.spans}
+    folder.mkdir(parents=True, exist_ok=True)
+    names, drawn, notes = token_names(encoded, pieces), [], []
+    if answer is not None:
+        notes.append(f"answer: {answer.text}")
+        drawn += looks_pictures(answer.weights.cpu().numpy(), answer.words, encoded, names, shown, folder)
+    if blind:
+        notes.append(f"no heads.png and no shares.png: {blind}")
+    else:
+        _draw_heads(maps, encoded, names, folder / "heads.png")
+        shares_picture(shown, encoded, share, folder / "shares.png")
+        written, left_out = word_pictures(maps, encoded, pieces, shown, folder)
+        drawn += [folder / "heads.png", folder / "shares.png", *written]
+        notes += left_out
+    said = None if answer is None else (answer.words, answer.weights.cpu().numpy())
+    notes += write_page(maps, encoded, names, shown, folder / "attention.html", said=said)
+    totals: dict[str, float] = {}
+    for span in encoded.spans:
+        totals[span.modality] = totals.get(span.modality, 0.0) + float(share[span.start : span.stop].sum())
+    return totals, [*drawn, folder / "attention.html"], notes
+
+
+def _blind(predictor: bundle.Predictor) -> str:
+    """Why there is no map of the encoder's attention, where there is none."""
+    model = predictor.model
+    if not isinstance(model.backbone, Backbone):
+        return "a recurrent encoder has no attention"
+    if not len(model.backbone.blocks):
+        return "an encoder without blocks has no attention"
+    if isinstance(model.fusion, LateFusion | BottleneckFusion) and len(predictor.modalities) > 1:
+        return "with fusion=late or bottleneck the modalities never stand in one map; it needs early"
+    return ""
+
+
+def _looks(decoder: Decoder | RecurrentDecoder) -> bool:
+    """Whether it looks at single columns of what it reads."""
+    return decoder.look is not None if isinstance(decoder, RecurrentDecoder) else len(decoder.backbone.blocks) > 0
+
+
+@torch.inference_mode()
+def _answer(predictor: bundle.Predictor, encoded: Tokens) -> Answer:
+    """Write it, then give it to the decoder as a whole: what was read before each token was said."""
+    head, writing, memory = predictor.model.head, predictor.target.writing, remember(encoded)
+    assert writing is not None and memory is not None
+    said = head.write(encoded, begin=writing.begin, end=writing.end)[0].ids
+    ids = torch.tensor([[writing.begin, *said]], device=encoded.x.device)
+    looks = head.decoder.looks(ids, torch.ones_like(ids, dtype=torch.bool), memory)[0].float()
+    # Of a trained translator the mean of all blocks aligns words better than any one block does.
+    weights = looks.flatten(0, -3).mean(0)
+    words = writing.pieces([*said, writing.end])
+    if len(said) == head.decoder.max_len - 1:  # cut: it came to no end
+        words, weights = words[:-1], weights[:-1]
+    return Answer(writing.decode(said), words, weights)
+
+
+def _share(maps: Sequence[Tensor], encoded: Tokens, answer: Answer | None, pool: str) -> Tensor:
+    """(N,): how much each column counts in what the head gets: in one vector, or in the mean of what was read."""
+    if answer is None:
+        return shares(maps, encoded.mask, pool)[0]
+    read = answer.weights.mean(0)
+    return read @ rollout(maps)[0] if maps else read
+
+
+def _draw_heads(maps: Sequence[Tensor], encoded: Tokens, names: Sequence[str], path: Path) -> None:
+    real = encoded.mask[0].cpu()
+    own = [name for name, is_real in zip(names, real.tolist(), strict=True) if is_real]
+    counts = {span.modality: int(real[span.start : span.stop].sum()) for span in encoded.spans}
+    parts = {name: count for name, count in counts.items() if count}
+    heads_picture([one[:, :, real][..., real] for one in maps], own, path, parts=parts)
 
 
 def _pieces(predictor: bundle.Predictor, text: Any) -> list[str]:

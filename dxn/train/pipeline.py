@@ -15,6 +15,7 @@ from dxn.errors import UserError
 from dxn.models import Model
 from dxn.models.fusion import WITH_CLASS
 from dxn.models.heads import HEADS
+from dxn.tokenize import TargetTokenizer
 
 MODALITIES = ("text", "image", "audio")
 Plain = Mapping[str, Any]
@@ -38,22 +39,33 @@ def build_adapters(config: Plain, columns: Mapping[str, str]) -> dict[str, Any]:
     return {m: build(config["adapters"][m], key=f"adapters.{m}") for m in used}
 
 
-def open_source(source: Source, adapters: Mapping[str, Any]) -> Data:
-    """Read every file once, then fit on the training split: adapters and target."""
+def open_source(source: Source, adapters: Mapping[str, Any], writing: TargetTokenizer, kind: str) -> Data:
+    """Read every file once, then fit on the training split: adapters and target, whose texts `writing` cuts."""
     prepares = {name: adapter.prepare for name, adapter in adapters.items()}
     splits = {
-        name: open_rows(rows, prepares, on_bad=source.on_bad, need_target=True)
+        name: open_rows(rows, prepares, on_bad=source.on_bad, need_target=kind != "next")
         for name, rows in source.splits.items()
         if len(rows)
     }
     train = splits["train"]
+    targets = train.targets or ()
+    written = kind == "text"
+    if written and writing.share and "text" not in adapters:
+        raise UserError("target_text.share: there is no text that is read to share it with; leave it out")
     for name, adapter in adapters.items():
         present = [raw for raw in train.raws[name] if raw is not None]
         if not present:
             raise UserError(f"adapters.{name}: no row of the training split has any {name}; leave it out")
-        adapter.fit(present)
-    assert train.targets is not None
-    return Data(source, splits, Target.fit(source.target_kind, train.targets))
+        shared = written and writing.share and name == "text"
+        adapter.fit([*present, *targets] if shared else present)
+        if shared:
+            writing.use(adapter.prepare.tokenizer)
+    return Data(source, splits, Target.fit(kind, targets, writing))
+
+
+def target_kind(config: Plain, source: Source) -> str:
+    """What is to be predicted: what the data says, or the text's own next token."""
+    return "next" if config["head"]["_target_"].endswith(".Language") else source.target_kind
 
 
 def head_node(config: Plain, target: Target, train: Opened, *, balance: bool) -> dict[str, Any]:
@@ -69,7 +81,9 @@ def head_node(config: Plain, target: Target, train: Opened, *, balance: bool) ->
             f"head: {chosen} predicts {kind}, but the target is {target.kind}; set head=auto or data.kind={kind}"
         )
     found: dict[str, Any] = {"num_classes": len(target.names), "mean": target.mean, "std": target.std}
-    if balance and target.kind != "number":
+    if target.writing is not None:
+        node["decoder"] = {**node["decoder"], "vocab_size": target.writing.size}
+    elif balance and target.kind not in ("number", "next"):
         assert train.targets is not None
         found["class_weights"] = target.balanced_weights(train.targets)
     known = inspect.signature(cls).parameters
@@ -82,7 +96,7 @@ def build_model(config: Plain, data: Data, adapters: Mapping[str, Any], *, balan
     fusion = {**config["fusion"], "modalities": list(adapters)}
     meeting = build(fusion, key="fusion")
     head = head_node(config, data.target, data.splits["train"], balance=balance)
-    if data.target.kind != "tags":
+    if data.target.kind not in ("tags", "text", "next"):
         head["dim"] = meeting.width
     model = Model(
         adapters,
@@ -100,15 +114,28 @@ def build_model(config: Plain, data: Data, adapters: Mapping[str, Any], *, balan
 
 
 def _refuse_what_cannot_be(config: Plain, data: Data, adapters: Mapping[str, Any]) -> None:
+    if data.target.kind == "next":
+        _refuse_what_no_language_model_can_be(config, adapters)
     if data.target.kind == "tags" and "text" not in adapters:
         raise UserError("head: tags belong to words, but no text adapter is in use; add adapters=[text]")
-    if config.get("pretrain") and "text" not in adapters:
-        raise UserError(f"pretrain: there is no text to hide words of, only {', '.join(adapters)}; leave it out")
+    if config.get("pretrain"):
+        build(config["pretrain"], key="pretrain").check(adapters)
     first = config["fusion"].get("pool") in WITH_CLASS or "num_tokens" in config["fusion"]
     if first and config["backbone"].get("causal"):
         raise UserError(
             "backbone.causal: the class and the shared tokens come first and would read nothing; leave it out"
         )
+
+
+def _refuse_what_no_language_model_can_be(config: Plain, adapters: Mapping[str, Any]) -> None:
+    if list(adapters) != ["text"]:
+        raise UserError(f"head=language: guesses text from text alone, got {', '.join(adapters)}; set adapters=[text]")
+    if not config["backbone"].get("causal"):
+        raise UserError("head=language: the backbone would see what it has to guess; set backbone.causal=true")
+    node = config["adapters"]["text"]
+    for key in ("conv_kernel", "ngram_columns", "token_dropout", "token_mask", "subword_dropout"):
+        if node[key]:
+            raise UserError(f"adapters.text.{key}: not for head=language, which guesses each token; leave it out")
 
 
 def _listed(columns: Mapping[str, str]) -> str:

@@ -12,14 +12,15 @@ import torch
 
 from dxn.config import Config, build, compose, saved_overrides
 from dxn.data.samples import Opened, Samples
+from dxn.data.stream import samples_of
 from dxn.data.targets import Target
 from dxn.errors import UserError
 from dxn.models import Model, count_parameters
 from dxn.train import bundle, report
 from dxn.train.loop import State, Trainer
 from dxn.train.outcome import by_split, evaluate_subsets
-from dxn.train.pipeline import Data, build_adapters, build_model, open_source
-from dxn.train.pretrain import MaskedText
+from dxn.train.pipeline import Data, build_adapters, build_model, open_source, target_kind
+from dxn.train.pretrain import Masked
 from dxn.train.progress import duration
 from dxn.train.report import console, now
 from dxn.train.start import read_start, with_weights
@@ -63,13 +64,17 @@ def _prepare(config: Config, trainer: Trainer) -> Prepared:
         default = compose("train", ["data=table", "data.path=any"]).plain()
         c = with_weights(c, start, default, config.asked())
     source = build(c["data"], key="data")
-    adapters = build_adapters(c, source.columns)
+    if source.target_kind == "text" and c["head"]["_target_"].endswith("default_head"):
+        c = compose("train", [*config.overrides, "head=generate"]).plain()
+    adapters, writing = build_adapters(c, source.columns), build(c["target_text"], key="target_text")
     start.prepare(adapters)
     folder = _run_folder(c, source.columns, main=trainer.main)
     if c["resume"]:  # what was fitted is kept: a tokenizer learned again need not be the same
         for adapter in adapters.values():
             adapter.load(folder / "checkpoints")
-    data = open_source(source, adapters)
+        if source.target_kind == "text":
+            writing.load(folder / "checkpoints")
+    data = open_source(source, adapters, writing, target_kind(c, source))
     report.describe(data)
     model, parts = build_model(c, data, adapters, balance=trainer.balance)
     if start.given and not c["resume"]:
@@ -77,7 +82,7 @@ def _prepare(config: Config, trainer: Trainer) -> Prepared:
             console.print(notice, markup=False)
     build(c["finetune"], key="finetune")(model, start.came(model))
     if not c["resume"] and trainer.main:
-        _begin(folder, config, adapters)
+        _begin(folder, config, adapters, data.target)
     console.print(f"run folder: {folder}", markup=False)
     console.print(f"precision: {trainer.precision_note}; device: {trainer.device}")
     total, trained = count_parameters(model), count_parameters(model, trained=True)
@@ -122,11 +127,9 @@ def _learn(c: Mapping[str, Any], trainer: Trainer, run: Prepared) -> State:
     )
 
 
-def _pretrain(pretrain: MaskedText, trainer: Trainer, model: Model, samples: Samples) -> None:
+def _pretrain(pretrain: Masked, trainer: Trainer, model: Model, samples: Samples) -> None:
     for epoch in pretrain(model.to(trainer.device), samples, batch_size=trainer.batch_size, bf16=trainer.bf16):
-        console.print(
-            f"pretraining {epoch.number}/{pretrain.epochs}  loss {epoch.loss:.4f}  guessed {epoch.accuracy:.4f}"
-        )
+        console.print(f"pretraining {epoch.number}/{pretrain.epochs}  {epoch}")
 
 
 def _finish(trainer: Trainer, run: Prepared, state: State) -> dict[str, Any]:
@@ -155,7 +158,7 @@ def _samples(
     opened: Opened, adapters: Mapping[str, Any], target: Target, trainer: Trainer, *, training: bool
 ) -> Samples:
     prepares = {name: adapter.prepare for name, adapter in adapters.items()}
-    samples = Samples(
+    samples = samples_of(target)(
         opened,
         prepares,
         target=target,
@@ -191,9 +194,11 @@ def _run_folder(c: Mapping[str, Any], columns: Mapping[str, str], *, main: bool)
     return folder
 
 
-def _begin(folder: Path, config: Config, adapters: Mapping[str, Any]) -> None:
+def _begin(folder: Path, config: Config, adapters: Mapping[str, Any], target: Target) -> None:
     """Make the run folder, only now that data and model are known to be good."""
     (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
     config.save(folder)
     for adapter in adapters.values():
         adapter.save(folder / "checkpoints")
+    if target.writing is not None:
+        target.writing.save(folder / "checkpoints")

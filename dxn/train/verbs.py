@@ -16,6 +16,7 @@ from dxn.data.check import write_bad
 from dxn.data.samples import Opened, Samples, open_rows
 from dxn.data.tables import IMAGES, SOUNDS, table
 from dxn.errors import UserError
+from dxn.models.decoder import picking
 from dxn.tokenize import BadMedia
 from dxn.tokens import join
 from dxn.train import bundle, report
@@ -80,6 +81,8 @@ def predict(config: Config) -> int:
     if isinstance(c["input"], Mapping):
         console.print_json(json.dumps(predictor.predict(**c["input"])))
         return 0
+    if predictor.target.kind == "next":
+        raise UserError("input: a language model answers no table: let it go on with a text, dxn generate prompt=...")
     opened = _opened_table(c, predictor)
     samples = Samples(opened, predictor.prepares)
     predictions = predictor.run(samples, batch_size=c["batch_size"])
@@ -92,6 +95,28 @@ def predict(config: Config) -> int:
     report.write_predictions(output, predictions, samples, predictor.target, answers)
     skipped = f", {opened.skipped} skipped" if opened.skipped else ""
     console.print(f"written: {output} ({len(answers):,} rows{skipped})", markup=False)
+    return 0
+
+
+def generate(config: Config) -> int:
+    """Texts of a language model, or of what a model that writes is given."""
+    c = config.plain()
+    predictor = _predictor(c)
+    if c["count"] < 1 or c["max_new"] < 1:
+        raise UserError(f"count and max_new: must be at least 1, got {c['count']} and {c['max_new']}")
+    if c["input"] is not None and not isinstance(c["input"], Mapping):
+        raise UserError("input: name what it is, input.text=... input.image=... or input.audio=...")
+    try:
+        pick = picking(c["temperature"], top_k=c["top_k"], top_p=c["top_p"], seed=c["seed"], device=predictor.device)
+    except ValueError as error:
+        raise UserError(f"temperature, top_k, top_p: {error}") from error
+    texts = predictor.write(
+        prompt=str(c["prompt"]), given=c["input"], count=c["count"], max_new=c["max_new"], pick=pick
+    )
+    for i, text in enumerate(texts):
+        if i:
+            console.rule(style="none")
+        console.print(text, markup=False)
     return 0
 
 
@@ -114,14 +139,16 @@ def embed(config: Config) -> int:
 
 
 def attend(config: Config) -> int:
-    """One sample's attention by block and head, and by rollout what counted, drawn on the input."""
+    """One sample's attention by block and head, words against words, by rollout what counted, and a page of it all."""
     c = config.plain()
     predictor = _predictor(c | {"device": "cpu"})
     folder = Path(c["output"])
-    found = draw_attention(predictor, _raw_inputs(c), folder)
+    found, written, notes = draw_attention(predictor, _raw_inputs(c), folder)
     for modality, share in found.items():
         console.print(f"{modality}: {share:.1%} of what counted")
-    console.print(f"written: {folder / 'heads.png'} and {folder / 'shares.png'}", markup=False)
+    for note in notes:
+        console.print(note, markup=False)
+    console.print(f"written: {folder}: {', '.join(path.name for path in written)}", markup=False)
     return 0
 
 
