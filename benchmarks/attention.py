@@ -1,4 +1,4 @@
-"""Attention and dropout as dxn computes them against torch's own: python benchmarks/attention.py
+"""Attention, dropout and the loss over a vocabulary as dxn computes them against torch's own: python benchmarks/attention.py
 
 Ratios of medians, both sides interleaved in one run: above 1, ours is faster.
 """
@@ -13,6 +13,7 @@ from torch import nn
 
 from dxn.models.attention import attend
 from dxn.models.blocks import Dropout
+from dxn.models.losses import linear_cross_entropy
 
 REPEATS = 15
 
@@ -46,10 +47,30 @@ def dropout(rows: int, dim: int) -> tuple[float, float]:
     return compare(lambda: ours(x).sum().backward(), lambda: theirs(x).sum().backward())
 
 
+def loss(tokens: int, words: int, *, dim: int = 128) -> tuple[float, float]:
+    """Forward and backward over a vocabulary, with smoothed labels, as in training under autocast."""
+    x = torch.randn(tokens, dim, requires_grad=True)
+    table = (torch.randn(words, dim) / dim**0.5).requires_grad_()
+    targets = torch.randint(words, (tokens,))
+
+    def ours() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            total = linear_cross_entropy(x, table, targets, label_smoothing=0.1)
+        total.backward()
+
+    def theirs() -> None:
+        with torch.autocast("cpu", torch.bfloat16):
+            logits = x @ table.T
+        F.cross_entropy(logits.float(), targets, label_smoothing=0.1, reduction="sum").backward()
+
+    return compare(ours, theirs)
+
+
 def main() -> None:
     """Print a line a case."""
     cases = {f"attention {b}×{n} tokens": attention(b, n) for b, n in ((64, 16), (64, 64), (32, 197), (8, 512))}
     cases |= {f"dropout {n}×{d}": dropout(n, d) for n, d in ((4096, 192), (4096, 768))}
+    cases |= {f"loss {n}×{v} words": loss(n, v) for n, v in ((2048, 10000), (2048, 32000))}
     for name, (ours, theirs) in cases.items():
         print(f"{name:24} ours {ours:8.2f} ms  torch {theirs:8.2f} ms  ratio {theirs / ours:5.2f}")
 
