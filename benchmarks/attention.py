@@ -1,4 +1,4 @@
-"""Attention, dropout and the loss over a vocabulary as dxn computes them against torch's own: python benchmarks/attention.py
+"""Attention, dropout and the loss over a vocabulary, ours against torch's: python benchmarks/attention.py
 
 Ratios of medians, both sides interleaved in one run: above 1, ours is faster.
 """
