@@ -5,10 +5,11 @@ from dxn.models.backbone import Backbone
 from dxn.models.blocks import Block, Mlp
 from dxn.models.decoder import Decoder
 from dxn.models.fusion import BottleneckFusion, EarlyFusion, LateFusion
-from dxn.models.heads import Classify, Embed, Generate, Language, Multilabel, Regress, Tag
+from dxn.models.heads import Classify, Embed, Multilabel, Regress, Tag
 from dxn.models.language import LanguageModel
 from dxn.models.model import Model, count_parameters
 from dxn.models.recurrent import Recurrent, RecurrentDecoder
+from dxn.models.writing import Generate, Language
 
 __all__ = [
     "Attention",
