@@ -22,6 +22,8 @@ TONE = (0.05, 0.15)  # seconds a key is held
 PAUSE = (0.03, 0.15)  # seconds before, between and after keys
 FAINT = 0.03  # noise between spoken words, as a share of their level: 30 dB below it, like a room's
 
+BOTH = "word and speaker"  # a column of both, so that what is drawn holds as much of each word by each speaker
+
 
 @dataclass(frozen=True)
 class Clip:
@@ -99,8 +101,8 @@ def spoken(
     """Single spoken words joined to strings: audio (float32 (T,), rate), target "3 0 7". One speaker says a string.
 
     A clip is in one split only, and at most once in a string; the strings of words themselves may recur. Without
-    validation rows in the table, a tenth of the training clips are drawn, as many of each word. Clips are resampled to
-    the rate of the first training clip.
+    validation rows in the table, a tenth of the training clips are drawn, as many of each word by each speaker.
+    Clips are resampled to the rate of the first training clip.
 
     Args:
         path: a table, a row for each clip of one word.
@@ -125,11 +127,13 @@ def spoken(
     if len(gap) != 2 or not 0 <= gap[0] <= gap[1]:
         raise UserError(f"data.gap must be two lengths in seconds, the shorter first, got {list(gap)}")
     table = read(Path(path))
-    speakers = _speakers(table, speaker)
+    _check_columns(table, {"audio": audio, "target": target, "speaker": speaker})
+    _check_columns(table, {"holdout": next(iter(holdout))} if holdout else {"split": split})
+    said = _said(table, target, speaker)
     found = from_tables(
-        {"all": table},
+        {"all": Table({**table.columns, BOTH: list(said.values())}, table.files, table.lines)},
         {"audio": audio},
-        target=target,
+        target=BOTH,
         kind="class",
         split=split,
         holdout=holdout,
@@ -140,9 +144,9 @@ def spoken(
     for name in counts:
         if not len(found.splits.get(name, ())):
             raise UserError(f"{path}: no clip is left for the {name} split")
-    clips = {"train": _clips(found.splits["train"], speakers)}
+    clips = {"train": _clips(found.splits["train"], said)}
     rate = clips["train"][0].rate
-    clips |= {name: _clips(found.splits[name], speakers, rate) for name in ("validation", "test")}
+    clips |= {name: _clips(found.splits[name], said, rate) for name in ("validation", "test")}
     for name, those in clips.items():
         _check_enough(name, those, longest)
     rng = np.random.default_rng(seed)
@@ -200,24 +204,28 @@ def _tones(rng: np.random.Generator, digit: str) -> np.ndarray:
     return low + high
 
 
-def _speakers(table: Table, column: str | None) -> dict[str, str]:
-    """Who speaks in the row of each origin; the same one everywhere without a column."""
-    if column is not None and column not in table.columns:
-        columns = ", ".join(table.columns)
-        raise UserError(f"data.speaker: no column {column!r}; columns: {columns}; data.speaker=null where none says it")
-    values = table.columns[column] if column else [""] * len(table)
-    for i, value in enumerate(values):
-        if value is None:
-            raise UserError(f"{table.origin(i)}: no speaker")
-    return {table.origin(i): str(value) for i, value in enumerate(values)}
+def _check_columns(table: Table, columns: Mapping[str, str | None]) -> None:
+    for key, column in columns.items():
+        if column is not None and column not in table.columns:
+            raise UserError(f"data.{key}: no column {column!r}; columns: {', '.join(table.columns)}")
 
 
-def _clips(rows: Rows, speakers: Mapping[str, str], rate: int | None = None) -> list[Clip]:
+def _said(table: Table, target: str, speaker: str | None) -> dict[str, tuple[str, str]]:
+    """The word and its speaker by the origin of the row; no speaker has a name where no column says it."""
+    words = table.columns[target]
+    speakers = table.columns[speaker] if speaker is not None else [""] * len(table)
+    for i, both in enumerate(zip(words, speakers, strict=True)):
+        if None in both:
+            raise UserError(f"{table.origin(i)}: no {'target' if both[0] is None else 'speaker'}")
+    return {table.origin(i): (str(words[i]), str(speakers[i])) for i in range(len(table))}
+
+
+def _clips(rows: Rows, said: Mapping[str, tuple[str, str]], rate: int | None = None) -> list[Clip]:
     """Every clip of a split, at this rate in hertz or else at that of the first."""
     found = []
-    for source, word, origin in zip(rows.cells["audio"], rows.cells["target"], rows.origin, strict=True):
-        if source is None or word is None:
-            raise UserError(f"{origin}: no {'audio' if source is None else 'target'}")
+    for source, origin in zip(rows.cells["audio"], rows.origin, strict=True):
+        if source is None:
+            raise UserError(f"{origin}: no audio")
         try:
             own = audio_rate(source)
             rate = rate or own
@@ -225,7 +233,7 @@ def _clips(rows: Rows, speakers: Mapping[str, str], rate: int | None = None) -> 
         except BadMedia as error:
             where = f"{source} " if isinstance(source, str) else ""
             raise UserError(f"{origin}: audio: {where}{error}") from error
-        found.append(Clip(sound, own, word, speakers[origin], origin.rpartition(" ")[2]))
+        found.append(Clip(sound, own, *said[origin], origin.rpartition(" ")[2]))
     return found
 
 
