@@ -161,7 +161,10 @@ class Samples(Dataset):
             present = [m for m in present if m in kept or m in self.needed]
         sample: dict[str, Any] = {m: self.prepares[m](self.opened.raws[m][row], rng) for m in present}
         sample["index"] = row
-        if self.target is not None and self.opened.targets is not None:
+        if self.target is not None and self.target.kind == "masked":  # what decides which places are hidden
+            when = epoch if self.augment else "always"
+            sample["target"] = torch.tensor(random.Random(f"{self.seed}/{when}/{row}/hidden").getrandbits(32))
+        elif self.target is not None and self.opened.targets is not None:
             target = self.target.encode(self.opened.targets[row])
             sample["target"] = target if self.target.kind != "tags" else _spread_tags(target, sample["text"]["words"])
         return sample

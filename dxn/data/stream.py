@@ -11,6 +11,7 @@ from tokenizers import Tokenizer
 
 from dxn.data.samples import Opened, Samples
 from dxn.data.targets import Target
+from dxn.errors import UserError
 from dxn.tokenize.target import ENDS
 
 
@@ -39,6 +40,10 @@ class Stream(Samples):
         for raw in (opened.raws["text"][row] for row in self.rows):
             encoding = prepare.tokenizer.encode(raw, is_pretokenized=isinstance(raw, list), add_special_tokens=False)
             ids += ([end] if ids and end is not None else []) + encoding.ids
+        if len(ids) < 2:
+            raise UserError(
+                f"{opened.origin[0]}: to guess a next token takes at least 2, got {len(ids)}; give more text"
+            )
         self.ids, self.length = torch.tensor(ids), prepare.max_len
         self.chars = sum(len(" ".join(raw) if isinstance(raw, list) else raw) for raw in opened.raws["text"] if raw)
         self.rows = list(range(max(-(-(len(ids) - 1) // self.length), 1)))

@@ -17,7 +17,8 @@ IGNORED = -100  # cross_entropy's ignore_index: no loss here, and never counted 
 
 @dataclass(frozen=True)
 class Target:
-    """kind: class, labels, number, tags, text (to be written) or next (token of the text itself); names: the classes
+    """kind: class, labels, number, tags, text (to be written), next (token of the text itself) or
+    masked (what is hidden of the input); names: the classes
     in order; mean and std: of numbers; writing: the tokenizer of texts."""
 
     kind: str
@@ -33,7 +34,7 @@ class Target:
             assert writing is not None
             writing.fit(values)
             return cls(kind, writing=writing)
-        if kind == "next":
+        if kind in ("next", "masked"):
             return cls(kind)
         if kind == "number":
             numbers = torch.tensor(values, dtype=torch.float64)
@@ -60,7 +61,7 @@ class Target:
     def unknown(self, values: Sequence) -> int:
         """How many of these rows hold a name that training never saw."""
         known = set(self.names)
-        if self.kind in ("number", "text", "next"):
+        if self.kind in ("number", "text", "next", "masked"):
             return 0
         return sum(not known.issuperset([v] if self.kind == "class" else v) for v in values)
 

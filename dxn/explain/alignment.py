@@ -46,7 +46,7 @@ def looks_pictures(
         title = f"{span.modality}: {looked.sum(1).mean():.0%} of what was read" if several else ""
         given = raw[span.modality]
         if span.modality == "text":
-            read = [names[span.start + i] for i in there.nonzero()[0]]
+            read = [names[span.start + i] for i in there.nonzero()[0].tolist()]
             alignment_picture(looked, said, read, folder / "alignment.png", title=title)
             written.append(folder / "alignment.png")
         elif span.modality == "audio":

@@ -7,6 +7,7 @@ from dxn.models.decoder import Decoder
 from dxn.models.fusion import BottleneckFusion, EarlyFusion, LateFusion
 from dxn.models.heads import Classify, Embed, Multilabel, Regress, Tag
 from dxn.models.language import LanguageModel
+from dxn.models.masked import Masked
 from dxn.models.model import Model, count_parameters
 from dxn.models.recurrent import Recurrent, RecurrentDecoder
 from dxn.models.writing import Generate, Language
@@ -24,6 +25,7 @@ __all__ = [
     "Language",
     "LanguageModel",
     "LateFusion",
+    "Masked",
     "Mlp",
     "Model",
     "Multilabel",

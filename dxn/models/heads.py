@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from dxn.models.masked import Masked
 from dxn.models.writing import Generate, Language
 from dxn.tokens import Tokens
 
@@ -267,7 +268,7 @@ class Embed(nn.Module):
 
 
 BY_KIND = {head.kind: head for head in (Classify, Multilabel, Regress, Tag)}  # those that a target alone decides
-HEADS = {**BY_KIND, Generate.kind: Generate, Language.kind: Language}
+HEADS = {**BY_KIND, Generate.kind: Generate, Language.kind: Language, Masked.kind: Masked}
 
 
 def default_head(

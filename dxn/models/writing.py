@@ -37,6 +37,7 @@ class Generate(nn.Module):
         super().__init__()
         if beams < 1 or length_penalty < 0:
             raise ValueError(f"needs beams >= 1 and length_penalty >= 0, got {beams} and {length_penalty}")
+        self.neck = nn.Identity()
         self.decoder, self.shares, self.label_smoothing = decoder, shares, label_smoothing
         self.beams, self.length_penalty = beams, length_penalty
 
@@ -96,6 +97,7 @@ class Language(nn.Module):
 
     def __init__(self, dim: int = 128, *, label_smoothing: float = 0.0):
         super().__init__()
+        self.neck = nn.Identity()
         self.label_smoothing = label_smoothing
 
     def share(self, table: nn.Embedding) -> None:

@@ -29,6 +29,7 @@ from dxn.train.checkpoint import write_safely
 from dxn.train.evaluate import Predictions, predict, to_device
 from dxn.train.finetune import merged
 from dxn.weights import read_public
+from dxn.weights.own import check_sums
 
 FILES = ("model.safetensors", "config.yaml", "labels.json")
 BUILDABLE = ("dxn.tokenize", "dxn.models")  # a config.yaml from elsewhere can name nothing but these
@@ -61,7 +62,7 @@ def load(folder: str | Path, *, device: str = "cpu") -> Predictor:
     for name in FILES:
         if not (folder / name).exists():
             raise UserError(f"{folder}: not a model folder, it has no {name}")
-    _check_sums(folder)
+    check_sums(folder)
     parts = yaml.safe_load((folder / "config.yaml").read_text())
     target = Target.from_json(json.loads((folder / "labels.json").read_text()))
     if target.kind == "text":
@@ -295,19 +296,6 @@ def _without_paths(parts: Mapping[str, Any]) -> dict[str, Any]:
         for name, node in parts["adapters"].items()
     }
     return {**parts, "adapters": adapters}
-
-
-def _check_sums(folder: Path) -> None:
-    sums = folder / "SHA256SUMS"
-    if not sums.exists():
-        return
-    for line in sums.read_text().splitlines():
-        expected, _, name = line.partition("  ")
-        path = folder / name
-        if not path.exists():
-            raise UserError(f"{path}: missing, though SHA256SUMS lists it")
-        if name != "README.md" and _sha256(path) != expected:
-            raise UserError(f"{path}: changed since it was saved (its SHA-256 is not the one in SHA256SUMS)")
 
 
 def _sha256(path: Path) -> str:

@@ -13,7 +13,9 @@ from torch import Tensor
 from dxn.data.samples import BatchOrder, Samples, first_subwords, make_loader
 from dxn.data.stream import Stream
 from dxn.data.targets import IGNORED, Target
+from dxn.errors import UserError
 from dxn.models import Model
+from dxn.models.masked import guess_figures
 from dxn.models.model import LOSSES
 from dxn.train.metrics import score
 
@@ -42,12 +44,17 @@ def predict(
     bf16: bool = False,
     beams: int | None = None,
 ) -> Predictions:
-    """The model over all samples in order, without augmentation; beams: of a search, the head's unless given."""
+    """The model over all samples in order, without augmentation; beams: of a search, the head's unless given.
+
+    UserError where samples ask for an answer of a model that only guesses what is hidden.
+    """
+    if target.kind == "masked" and samples.target is None:
+        raise UserError("this model only guesses what is hidden: train one that answers from it, dxn train weights=RUN")
     was_training = model.training
     model.eval()
     rows, predicted, losses = [], [], []
     for batch in make_loader(BatchOrder(samples, batch_size)):
-        batch = to_device(batch, device)
+        batch = model.shown(to_device(batch, device))
         rows += batch["index"]
         known = "target" in batch and bool((batch["target"] != IGNORED).any())
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
@@ -56,7 +63,10 @@ def predict(
             if target.writing is not None:
                 said = model.head.write(encoded[0], begin=target.writing.begin, end=target.writing.end, beams=beams)
                 predicted += [target.writing.decode(one.ids) for one in said]
-        if target.kind not in LOSSES:
+        if target.kind == "masked":
+            assert logits is not None
+            predicted.append(logits.double().cpu())
+        elif target.kind not in LOSSES:
             predicted += _decode(model.head.predict(logits).cpu(), batch, target)
         if known:
             loss, count = model.head.loss(logits, batch["target"]), (batch["target"] != IGNORED).sum()
@@ -68,10 +78,15 @@ def predict(
 
 
 def figures(predictions: Predictions, samples: Samples, target: Target) -> dict[str, float]:
-    """loss, and the metrics of the target's kind; of a language model also its loss a character and its perplexity."""
+    """loss, and the metrics of the target's kind; of a language model also its loss a character and its perplexity;
+    of one that guesses what is hidden each modality's loss, and their mean."""
     if isinstance(samples, Stream):
         a_char = predictions.loss / samples.chars_per_token
         return {"loss": predictions.loss, "loss_per_char": a_char, "perplexity": math.exp(min(predictions.loss, 700))}
+    if target.kind == "masked":
+        each = guess_figures(torch.stack(list(predictions.predicted)).sum(0))
+        losses = [value for name, value in each.items() if name.startswith("loss_")]
+        return {"loss": sum(losses) / max(len(losses), 1), **each}
     targets = samples.opened.targets
     assert targets is not None
     truths = [targets[i] for i in predictions.rows]

@@ -271,7 +271,7 @@ def _weights(model: nn.Module, averaged: dict[str, Tensor]) -> Iterator[None]:
 
 
 def _mix_targets(targets: Tensor, order: Tensor, share: float, target: Target) -> Tensor:
-    if target.kind in ("tags", "text"):
+    if target.kind in ("tags", "text", "next"):
         raise UserError(f"trainer.mixup: {target.kind} cannot be mixed; set trainer.mixup=0")
     if target.kind == "class":
         targets = F.one_hot(targets, len(target.names)).float()

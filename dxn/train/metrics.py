@@ -17,6 +17,7 @@ MONITORED = {
     "tags": "f1_entity",
     "text": "chrf",
     "next": "loss_per_char",
+    "masked": "loss",
 }
 SMALLER_IS_BETTER = {"rmse", "mae", "loss", "loss_per_char", "wer", "cer"}
 

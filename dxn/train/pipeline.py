@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dxn.config import build
-from dxn.data.rows import Source
+from dxn.data.rows import Rows, Source
 from dxn.data.samples import Opened, open_rows
 from dxn.data.targets import Target
 from dxn.errors import UserError
@@ -18,6 +18,7 @@ from dxn.models.heads import HEADS
 from dxn.tokenize import TargetTokenizer
 
 MODALITIES = ("text", "image", "audio")
+OF_INPUT = {"Language": "next", "Masked": "masked"}  # heads whose target is in the input
 Plain = Mapping[str, Any]
 
 
@@ -43,7 +44,7 @@ def open_source(source: Source, adapters: Mapping[str, Any], writing: TargetToke
     """Read every file once, then fit on the training split: adapters and target, whose texts `writing` cuts."""
     prepares = {name: adapter.prepare for name, adapter in adapters.items()}
     splits = {
-        name: open_rows(rows, prepares, on_bad=source.on_bad, need_target=kind != "next")
+        name: open_rows(rows, prepares, on_bad=source.on_bad, need_target=kind not in ("next", "masked"))
         for name, rows in source.splits.items()
         if len(rows)
     }
@@ -64,8 +65,18 @@ def open_source(source: Source, adapters: Mapping[str, Any], writing: TargetToke
 
 
 def target_kind(config: Plain, source: Source) -> str:
-    """What is to be predicted: what the data says, or the text's own next token."""
-    return "next" if config["head"]["_target_"].endswith(".Language") else source.target_kind
+    """What is to be predicted: what the data says, the text's own next token, or what is hidden of the input."""
+    return OF_INPUT.get(config["head"]["_target_"].rpartition(".")[2], source.target_kind)
+
+
+def without_target(source: Source) -> Source:
+    """The source as if its table had no target."""
+    splits = {
+        name: Rows({column: cells for column, cells in rows.cells.items() if column != "target"}, rows.origin)
+        for name, rows in source.splits.items()
+    }
+    columns = {name: column for name, column in source.columns.items() if name != "target"}
+    return replace(source, splits=splits, columns=columns, target_kind="none")
 
 
 def head_node(config: Plain, target: Target, train: Opened, *, balance: bool) -> dict[str, Any]:
@@ -83,7 +94,7 @@ def head_node(config: Plain, target: Target, train: Opened, *, balance: bool) ->
     found: dict[str, Any] = {"num_classes": len(target.names), "mean": target.mean, "std": target.std}
     if target.writing is not None:
         node["decoder"] = {**node["decoder"], "vocab_size": target.writing.size}
-    elif balance and target.kind not in ("number", "next"):
+    elif balance and target.kind not in ("number", "next", "masked"):
         assert train.targets is not None
         found["class_weights"] = target.balanced_weights(train.targets)
     known = inspect.signature(cls).parameters
@@ -96,7 +107,7 @@ def build_model(config: Plain, data: Data, adapters: Mapping[str, Any], *, balan
     fusion = {**config["fusion"], "modalities": list(adapters)}
     meeting = build(fusion, key="fusion")
     head = head_node(config, data.target, data.splits["train"], balance=balance)
-    if data.target.kind not in ("tags", "text", "next"):
+    if data.target.kind not in ("tags", "text", "next", "masked"):
         head["dim"] = meeting.width
     model = Model(
         adapters,
@@ -116,6 +127,8 @@ def build_model(config: Plain, data: Data, adapters: Mapping[str, Any], *, balan
 def _refuse_what_cannot_be(config: Plain, data: Data, adapters: Mapping[str, Any]) -> None:
     if data.target.kind == "next":
         _refuse_what_no_language_model_can_be(config, adapters)
+    if data.target.kind == "masked":
+        _refuse_what_cannot_be_hidden(config, adapters)
     if data.target.kind == "tags" and "text" not in adapters:
         raise UserError("head: tags belong to words, but no text adapter is in use; add adapters=[text]")
     if config.get("pretrain"):
@@ -125,6 +138,14 @@ def _refuse_what_cannot_be(config: Plain, data: Data, adapters: Mapping[str, Any
         raise UserError(
             "backbone.causal: the class and the shared tokens come first and would read nothing; leave it out"
         )
+
+
+def _refuse_what_cannot_be_hidden(config: Plain, adapters: Mapping[str, Any]) -> None:
+    build(config["head"], key="head").hiding.check(adapters, key="head")
+    if config["trainer"]["mixup"]:
+        raise UserError("trainer.mixup: what is hidden of two samples cannot be mixed; set trainer.mixup=0")
+    if "image" in adapters and config["adapters"]["image"]["token_dropout"]:
+        raise UserError("adapters.image.token_dropout: not for head=masked, which asks for each patch; leave it out")
 
 
 def _refuse_what_no_language_model_can_be(config: Plain, adapters: Mapping[str, Any]) -> None:

@@ -53,7 +53,7 @@ def _defects(split: Opened) -> str:
 def figures_table(results: Mapping[str, Mapping[str, float]], target: Target, title: str) -> None:
     """A row a set of modalities, a column a metric."""
     table = Table(title=title)
-    metrics = [m for m in next(iter(results.values())) if m != "rows"]
+    metrics = list(dict.fromkeys(m for found in results.values() for m in found if m != "rows"))
     table.add_column("shown")
     for metric in metrics:
         table.add_column(metric, justify="right", style="bold" if metric == monitored(target) else None)

@@ -19,11 +19,11 @@ from dxn.models import Model, count_parameters
 from dxn.train import bundle, report
 from dxn.train.loop import State, Trainer
 from dxn.train.outcome import by_split, evaluate_subsets
-from dxn.train.pipeline import Data, build_adapters, build_model, open_source, target_kind
+from dxn.train.pipeline import Data, build_adapters, build_model, open_source, target_kind, without_target
 from dxn.train.pretrain import Masked
 from dxn.train.progress import duration
 from dxn.train.report import console, now
-from dxn.train.start import read_start, with_weights
+from dxn.train.start import Start, read_start, with_weights
 
 
 @dataclass(frozen=True)
@@ -58,27 +58,28 @@ def train_one(config: Config) -> dict[str, Any]:
 
 def _prepare(config: Config, trainer: Trainer) -> Prepared:
     """Read the data, fit on it, build the model, and only then make the run folder."""
-    c, start = config.plain(), read_start(config.plain())
-    if start.given:
-        # Its own data's YAML changes the adapters; a table's leaves them as they are.
-        default = compose("train", ["data=table", "data.path=any"]).plain()
-        c = with_weights(c, start, default, config.asked())
+    start = read_start(config.plain())
+    c = _decided(config, start)
     source = build(c["data"], key="data")
-    if source.target_kind == "text" and c["head"]["_target_"].endswith("default_head"):
-        c = compose("train", [*config.overrides, "head=generate"]).plain()
+    kind = target_kind(c, source)
+    if kind == "masked":
+        source = without_target(source)
+    if kind == "text" and c["head"]["_target_"].endswith("default_head"):
+        c = _decided(compose("train", [*config.overrides, "head=generate"]), start)
     adapters, writing = build_adapters(c, source.columns), build(c["target_text"], key="target_text")
     start.prepare(adapters)
+    start.prepare_writing(writing)
     folder = _run_folder(c, source.columns, main=trainer.main)
     if c["resume"]:  # what was fitted is kept: a tokenizer learned again need not be the same
         for adapter in adapters.values():
             adapter.load(folder / "checkpoints")
-        if source.target_kind == "text":
+        if kind == "text":
             writing.load(folder / "checkpoints")
-    data = open_source(source, adapters, writing, target_kind(c, source))
+    data = open_source(source, adapters, writing, kind)
     report.describe(data)
     model, parts = build_model(c, data, adapters, balance=trainer.balance)
     if start.given and not c["resume"]:
-        for notice in start.fill(model, names=data.target.names if data.target.kind == "class" else None):
+        for notice in start.fill(model, data.target):
             console.print(notice, markup=False)
     build(c["finetune"], key="finetune")(model, start.came(model))
     if not c["resume"] and trainer.main:
@@ -89,6 +90,15 @@ def _prepare(config: Config, trainer: Trainer) -> Prepared:
     part = f"; trained: {trained:,}" if trained < total else ""
     console.print(f"model: {total:,} parameters, of them {count_parameters(model.backbone):,} backbone{part}")
     return Prepared(folder, data, adapters, model, parts)
+
+
+def _decided(config: Config, start: Start) -> dict[str, Any]:
+    """The configuration, with what the weights decide that it starts from."""
+    if not start.given:
+        return config.plain()
+    # Its own data's YAML changes the adapters; a table's leaves them as they are.
+    default = compose("train", ["data=table", "data.path=any"]).plain()
+    return with_weights(config.plain(), start, default, config.asked())
 
 
 def _learn(c: Mapping[str, Any], trainer: Trainer, run: Prepared) -> State:

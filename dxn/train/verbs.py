@@ -62,7 +62,8 @@ def evaluate(config: Config) -> int:
     name = c["split"] if c["split"] in source.splits else next(iter(source.splits))
     if c["split"] not in source.splits and len(source.splits) > 1:
         raise UserError(f"split: the data has {', '.join(source.splits)}, got {c['split']}")
-    opened = open_rows(source.splits[name], predictor.prepares, on_bad=source.on_bad)
+    need_target = predictor.target.kind not in ("next", "masked")
+    opened = open_rows(source.splits[name], predictor.prepares, on_bad=source.on_bad, need_target=need_target)
     if opened.targets is not None and predictor.target.unknown(opened.targets) == len(opened):
         known = ", ".join(predictor.target.names[:5])
         raise UserError(f"data: the model knows no class of {name}, only {known} ...; name them as it does")

@@ -68,6 +68,8 @@ def read_checkpoint(source: str, *, revision: str | None = None) -> Checkpoint:
         if HUB_ID.fullmatch(source) is None or path.suffix in (".safetensors", ".bin", ".pth", ".pt"):
             raise UserError(f"weights: {source}: no such file or folder; a hub id is OWNER/NAME")
         path = _download(source, revision)
+    if (path / "model" / "config.yaml").exists():  # a run folder of our own
+        path = path / "model"
     folder = path if path.is_dir() else path.parent
     tensors = _tensors_of(path)
     return Checkpoint(
@@ -91,6 +93,8 @@ def _tensors_of(path: Path) -> dict[str, Tensor]:
                 raise UserError(f"weights: {path / name}.index.json: it has no weight_map")
             parts = sorted(set(listed.values()))
             return {k: t for part in parts for k, t in read_tensors(path / part).items()}
+    if (path / ".hydra").exists():
+        raise UserError(f"weights: {path}: this run has kept no model yet")
     raise UserError(f"weights: {path}: none of {', '.join(WEIGHTS)} is in this folder")
 
 

@@ -29,7 +29,10 @@ Table = dict[str, Take]
 
 @dataclass(frozen=True)
 class Parts:
-    """Arguments of our parts that a checkpoint decides, and the names of its classes where it has a head."""
+    """Arguments of our parts that a checkpoint decides, and the names of its classes where it has a head.
+
+    kind: of the target that its head answers to.
+    """
 
     dim: int
     adapters: dict[str, Arguments]
@@ -37,6 +40,7 @@ class Parts:
     fusion: Arguments = field(default_factory=dict)
     head: Arguments = field(default_factory=dict)
     labels: list[str] | None = None
+    kind: str = "class"
 
 
 @dataclass(frozen=True)
@@ -46,7 +50,7 @@ class Family:
     knows: whether a checkpoint is of this family. parts: what to build for it. table: our tensors, each with what
     it is made of. ignored: regular expressions of tensors that we have no use for. no_bias: ends of the names of
     biases that may be missing, which are then zero. antialias: whether the peer smooths places before it makes their
-    grid smaller. back: their tensors that the table cannot give back by itself.
+    grid smaller. back: their tensors that the table cannot give back by itself. own: whether dxn itself trained it.
     """
 
     name: str
@@ -57,6 +61,7 @@ class Family:
     no_bias: tuple[str, ...] = ()
     antialias: bool = True
     back: Callable[[Mapping[str, Tensor], Checkpoint, Parts], dict[str, Tensor]] | None = None
+    own: bool = False
 
 
 def same(name: str) -> Take:

@@ -25,6 +25,7 @@ from dxn.weights.family import Family, Parts, Table, Take
 from dxn.weights.gpt2 import GPT2
 from dxn.weights.hf_vit import HF_VIT
 from dxn.weights.modernbert import MODERNBERT
+from dxn.weights.own import OWN
 from dxn.weights.roberta import ROBERTA
 from dxn.weights.spectrogram import AST
 from dxn.weights.vit import VIT
@@ -72,7 +73,12 @@ class Public:
     table: Table
 
     def nodes(self) -> dict[str, Any]:
-        """Our parts as a model folder's config.yaml has them: a _target_ and its arguments each."""
+        """Our parts as a model folder's config.yaml has them: a _target_ and its arguments each.
+
+        UserError for a model that dxn trained, which is loaded whole.
+        """
+        if self.family.own:
+            raise UserError(f"weights: {self.checkpoint.source}: dxn trained this model; use it by run=")
         p, dim = self.parts, {"dim": self.parts.dim}
         head = {"_target_": "dxn.models.Embed", "dim": self.width, **p.head}
         if p.labels is not None:
@@ -133,12 +139,12 @@ class Public:
         return Filled(missing, unexpected, replaced)
 
     def _is_asked(self, name: str) -> bool:
+        if name in self.table:
+            return True
         if name.endswith((".mean", ".std")) and name.startswith("adapters."):
             return False  # of the pixels: arguments, not weights
-        if name.startswith(("fusion.embedding", "head.class_weights")):
+        if name.startswith(("fusion.embedding", "head.")):
             return False  # which modality a column is of: no checkpoint of one modality knows
-        if name.startswith("head."):
-            return name in self.table
         other = name.startswith("adapters.") and name.split(".")[1] not in self.parts.adapters
         return not other
 
@@ -170,12 +176,12 @@ class Public:
 
 
 def read_public(source: str, *, revision: str | None = None, part: str | None = None) -> Public:
-    """A checkpoint of one of the families, from a file, a folder or the hub.
+    """A checkpoint of one of the families, from a file, a folder or the hub; or a model that dxn trained.
 
     part: text or image, of a checkpoint that holds a tower for each. UserError where nobody knows it.
     """
     checkpoint = read_checkpoint(source, revision=revision)
-    known = [family for family in FAMILIES if family.knows(checkpoint)]
+    known = [OWN] if OWN.knows(checkpoint) else [family for family in FAMILIES if family.knows(checkpoint)]
     if not known:
         names = ", ".join(family.name for family in FAMILIES)
         some = _listed(sorted(checkpoint.tensors))
