@@ -9,6 +9,7 @@ from torch import nn
 from dxn.models import Backbone, Decoder
 from dxn.models.attention import CrossAttention, Memory
 from dxn.models.decoder import Said, beam_search, generate, greedy, lengthened, remember, sampled
+from dxn.tokenize.positions import sinusoidal
 from dxn.tokens import Tokens
 
 B, T, M, D, V = 3, 7, 5, 12, 11
@@ -304,9 +305,42 @@ def search(beams):
     return beam_search(decoder_of(), None, prompt=ids_of(1, 1), end=END, max_new=3, beams=beams)
 
 
+# What is given to it
+
+
+def positioned(position, **options):
+    backbone = Backbone(D, depth=1, num_heads=2, causal=True)
+    return lively(Decoder(backbone, vocab_size=V, max_len=T, position=position, **options))
+
+
+def test_sinusoidal_places_are_those_of_the_adapters():
+    index = torch.arange(T)
+    torch.testing.assert_close(positioned("sinusoidal").places.float(), sinusoidal(index, D), rtol=0, atol=1e-6)
+    assert not positioned("none").places.any()
+
+
+@pytest.mark.parametrize("position", ["learned", "sinusoidal", "none"])
+def test_a_repeated_token_reads_differently_by_its_place_alone(position):
+    same = torch.full((1, T), 5)
+    logits = positioned(position)(same, everything(same))[0]
+    differs = not torch.allclose(logits[0], logits[-1], rtol=0, atol=1e-9)
+    assert differs == (position != "none")
+
+
+def test_tokens_that_are_not_shown_leave_their_place_alone_and_in_use_all_are_shown():
+    blind, open_eyed = positioned("learned", token_dropout=1 - 1e-9), positioned("learned")
+    ids, others = ids_of(1, T), ids_of(1, T, seed=3)
+    assert torch.equal(blind(ids, everything(ids)), open_eyed(ids, everything(ids)))
+    blind.train()
+    assert torch.equal(blind(ids, everything(ids)), blind(others, everything(others)))
+    assert not torch.equal(open_eyed(ids, everything(ids)), open_eyed(others, everything(others)))
+
+
 @pytest.mark.parametrize(
     ("make", "message"),
     [
+        (lambda: positioned("rotary"), "position must be learned, sinusoidal or none, got 'rotary'"),
+        (lambda: positioned("none", token_dropout=1.0), "token_dropout must be at least 0 and under 1, got 1.0"),
         (lambda: Decoder(Backbone(D, num_heads=2), vocab_size=V), "a decoder's backbone must be causal"),
         (lambda: run(decoder_of(max_len=3), 4, memory=True), "reaches 3 tokens, got 4: raise max_len"),
         (lambda: run(decoder_of(), 4, memory=False), "a memory is what blocks with cross read"),

@@ -27,6 +27,8 @@ class Decoder(nn.Module):
         max_len: tokens that it can be given or say, of which one is the beginning.
         position: learned, sinusoidal, or none where the backbone's own (rotary, alibi) will do.
         dropout: of the embedded tokens, in training.
+        token_dropout: probability that a given token is not shown, in training, so that what is read counts for more
+            than what usually follows (arXiv:1511.06349, 3.1).
     """
 
     def __init__(
@@ -37,8 +39,11 @@ class Decoder(nn.Module):
         max_len: int = 256,
         position: Literal["learned", "sinusoidal", "none"] = "learned",
         dropout: float = 0.0,
+        token_dropout: float = 0.0,
     ):
         super().__init__()
+        if not 0 <= token_dropout < 1:
+            raise ValueError(f"token_dropout must be at least 0 and under 1, got {token_dropout}")
         if position not in ("learned", "sinusoidal", "none"):
             raise ValueError(f"position must be learned, sinusoidal or none, got {position!r}")
         if not backbone.causal:
@@ -52,7 +57,7 @@ class Decoder(nn.Module):
             self.places = nn.Parameter(nn.init.trunc_normal_(places, std=0.02))
         else:
             self.register_buffer("places", places, persistent=False)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout, self.token_dropout = nn.Dropout(dropout), token_dropout
 
     def share(self, table: nn.Embedding) -> None:
         """Use this table in place of its own; it stays a part of whom it belongs to, and is saved there alone."""
@@ -75,7 +80,10 @@ class Decoder(nn.Module):
         total, new = mask.shape[1], ids.shape[1]
         if total > self.max_len:
             raise ValueError(f"this decoder reaches {self.max_len} tokens, got {total}: raise max_len")
-        x = self.dropout(self.table(ids) * self.backbone.dim**0.5 + self.places[total - new : total])
+        x = self.table(ids) * self.backbone.dim**0.5
+        if self.training and self.token_dropout:
+            x = x * (torch.rand(ids.shape, device=x.device) >= self.token_dropout)[..., None]
+        x = self.dropout(x + self.places[total - new : total])
         return self.backbone.norm(self.backbone.run(x, mask, memory=memory, caches=caches))
 
     def looks(self, ids: Tensor, mask: Tensor, memory: Memory) -> Tensor:
