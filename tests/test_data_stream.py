@@ -11,10 +11,11 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from dxn.data.files import text
 from dxn.data.rows import Rows
 from dxn.data.samples import BatchOrder, Samples, make_loader, open_rows
-from dxn.data.stream import Stream, end_of, samples_of
+from dxn.data.stream import Stream, samples_of
 from dxn.data.targets import IGNORED, Target
 from dxn.errors import UserError
 from dxn.tokenize import TextAdapter
+from dxn.tokenize.target import ENDS, token_of
 
 LETTERS = "abcdefghijklmnopqrstuvw"
 END = 4  # [PAD] [UNK] [MASK] [BOS] [EOS]: the special tokens of a tokenizer that is trained here
@@ -102,7 +103,7 @@ def test_without_an_end_token_rows_follow_each_other(tmp_path):
     tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
     tokenizer.save(str(tmp_path / "t.json"))
     adapter = TextAdapter(dim=8, tokenizer=str(tmp_path / "t.json"))
-    assert end_of(adapter.prepare.tokenizer) is None
+    assert token_of(adapter.prepare.tokenizer, ENDS) is None
     assert stream_of("a b", "b a b", adapter=adapter).ids.tolist() == [1, 2, 2, 1, 2]
 
 

@@ -195,6 +195,21 @@ def test_the_kind_of_target_is_inferred(tmp_path, values, kind, first):
     assert all_rows(source, "target")[0] == first
 
 
+@pytest.mark.parametrize(
+    ("count", "different", "kind"),
+    [(20, 20, "text"), (20, 11, "text"), (20, 10, "class"), (19, 19, "class")],
+)
+def test_sentences_of_which_most_occur_once_are_texts_to_write_and_few_are_classes(tmp_path, count, different, kind):
+    rows = [{"text": f"to read {i}", "label": f"to write {i % different}"} for i in range(count)]
+    source = table(save(tmp_path / "my.csv", rows), text="text", target="label")
+    assert source.target_kind == kind
+
+
+def test_single_words_are_classes_however_many(tmp_path):
+    rows = [{"text": f"to read {i}", "label": f"w{i // 2}"} for i in range(43)]
+    assert table(save(tmp_path / "my.csv", rows), text="text", target="label").target_kind == "class"
+
+
 def test_many_whole_numbers_are_a_number_and_few_are_classes(tmp_path):
     rows = [{"text": f"text number {i}", "few": i % 20, "many": i % 21} for i in range(43)]
     path = save(tmp_path / "my.csv", rows)

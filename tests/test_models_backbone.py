@@ -337,12 +337,20 @@ def test_a_rate_of_zero_leaves_nothing_out_in_training(part):
     assert torch.equal(part.train()(x), x)
 
 
-@pytest.mark.parametrize("option", ["dropout", "attn_dropout", "drop_path"])
+@pytest.mark.parametrize("option", ["dropout", "attn_dropout", "mlp_dropout", "drop_path"])
 def test_each_rate_reaches_the_blocks_in_training_alone(option):
     backbone, x = make(**{option: 0.5}), tokens_of(numbers(B, N, D))
     plain = make()(x).x
     assert torch.equal(backbone(x).x, plain)
     assert not torch.allclose(backbone.train()(x).x, plain, atol=1e-3)
+
+
+def test_the_middle_of_the_mlp_has_the_dropout_of_the_branches_unless_given_its_own():
+    def rates(**options):
+        return {(block.dropout.rate, block.mlp.dropout.rate) for block in make(depth=2, **options).blocks}
+
+    assert rates(dropout=0.3) == {(0.3, 0.3)} and rates(dropout=0.3, mlp_dropout=0.0) == {(0.3, 0.0)}
+    assert rates(mlp_dropout=0.2) == {(0.0, 0.2)}
 
 
 def test_drop_path_grows_linearly_with_depth():

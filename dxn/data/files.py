@@ -7,6 +7,7 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from dxn.data.rows import Rows, Source
+from dxn.data.splits import check_fractions
 from dxn.errors import UserError
 
 SPLITS = ("train", "validation", "test")
@@ -19,8 +20,7 @@ def text(path: str | Sequence[str], *, fractions: Sequence[float] = (0.9, 0.1)) 
         path: a text file in UTF-8, a list of them, or a folder whose .txt files are meant.
         fractions: shares of training, validation and test, in this order from the beginning of each file to its end.
     """
-    if not 1 <= len(fractions) <= 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
-        raise UserError(f"data.fractions: must be up to three shares that add up to 1, got {list(fractions)}")
+    check_fractions(fractions)
     cells: dict[str, list[str]] = {name: [] for name in SPLITS}
     origin: dict[str, list[str]] = {name: [] for name in SPLITS}
     for file in _files([path] if isinstance(path, str) else path):

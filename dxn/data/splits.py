@@ -20,13 +20,18 @@ NAMES = {
 }
 
 
+def check_fractions(fractions: Sequence[float]) -> None:
+    """UserError unless these are up to three shares of a whole."""
+    if not 1 <= len(fractions) <= 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
+        raise UserError(f"data.fractions: must be up to three shares that add up to 1, got {list(fractions)}")
+
+
 def draw(labels: Sequence, fractions: Sequence[float], *, seed: int) -> list[list[int]]:
     """Row indices of each part, every label spread over the parts in proportion (stratified).
 
     labels: one a row; rows whose label is None, or rare, are spread like one label of their own.
     """
-    if not 1 <= len(fractions) <= 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
-        raise UserError(f"data.fractions: must be up to three shares that add up to 1, got {list(fractions)}")
+    check_fractions(fractions)
     by_label: dict[str, list[int]] = {}
     for i, label in enumerate(labels):
         by_label.setdefault(repr(label), []).append(i)

@@ -7,12 +7,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
-from tokenizers import Tokenizer
 
 from dxn.data.samples import Opened, Samples
 from dxn.data.targets import Target
 from dxn.errors import UserError
-from dxn.tokenize.target import ENDS
+from dxn.tokenize.target import ENDS, token_of
 
 
 class Stream(Samples):
@@ -35,7 +34,7 @@ class Stream(Samples):
     ):
         super().__init__(opened, {"text": prepares["text"]}, target=target, seed=seed, augment=augment)
         prepare = prepares["text"]
-        end = end_of(prepare.tokenizer)
+        end = token_of(prepare.tokenizer, ENDS)
         ids: list[int] = []
         for raw in (opened.raws["text"][row] for row in self.rows):
             encoding = prepare.tokenizer.encode(raw, is_pretokenized=isinstance(raw, list), add_special_tokens=False)
@@ -72,11 +71,6 @@ class Stream(Samples):
             "cut": torch.tensor(0),
         }
         return {"text": text, "index": self.rows[i], "target": window[1:]}
-
-
-def end_of(tokenizer: Tokenizer) -> int | None:
-    """The token that a text ends with."""
-    return next((i for name in ENDS if (i := tokenizer.token_to_id(name)) is not None), None)
 
 
 def samples_of(target: Target) -> type[Samples]:

@@ -17,9 +17,8 @@ IGNORED = -100  # cross_entropy's ignore_index: no loss here, and never counted 
 
 @dataclass(frozen=True)
 class Target:
-    """kind: class, labels, number, tags, text (to be written), next (token of the text itself) or
-    masked (what is hidden of the input); names: the classes
-    in order; mean and std: of numbers; writing: the tokenizer of texts."""
+    """kind: class, labels, number, tags, text (to be written), next (token of the text itself) or masked (what is
+    hidden of the input); names: the classes in order; mean and std: of numbers; writing: the tokenizer of texts."""
 
     kind: str
     names: tuple[str, ...] = ()

@@ -39,6 +39,7 @@ class Backbone(nn.Module):
         cross: between its attention and its mlp each block reads a memory, another sequence: a decoder.
         dropout: of each branch and the mlp's middle, in training.
         attn_dropout: of the attention weights, in training.
+        mlp_dropout: of the mlp's middle, as dropout unless given.
         drop_path: probability that the last block's branches are left out; it grows linearly from 0.
         checkpointing: forget the blocks' inner results and compute them again backwards: slower, smaller.
     """
@@ -69,6 +70,7 @@ class Backbone(nn.Module):
         cross: bool = False,
         dropout: float = 0.0,
         attn_dropout: float = 0.0,
+        mlp_dropout: float | None = None,
         drop_path: float = 0.0,
         checkpointing: bool = False,
     ):
@@ -100,6 +102,7 @@ class Backbone(nn.Module):
                 cross=cross,
                 dropout=dropout,
                 attn_dropout=attn_dropout,
+                mlp_dropout=mlp_dropout,
                 drop_path=rate,
             )
             for rate in rates

@@ -146,6 +146,7 @@ class Block(nn.Module):
         cross: bool = False,
         dropout: float = 0.0,
         attn_dropout: float = 0.0,
+        mlp_dropout: float | None = None,
         drop_path: float = 0.0,
     ):
         super().__init__()
@@ -166,7 +167,8 @@ class Block(nn.Module):
             self.cross_norm = make(dim)
             self.cross = CrossAttention(dim, num_heads=num_heads, dropout=attn_dropout, bias=bias, score=score)
         self.mlp_norm = make(dim)
-        self.mlp = Mlp(dim, mlp_ratio=mlp_ratio, mlp=mlp, dropout=dropout, bias=bias)
+        inner = dropout if mlp_dropout is None else mlp_dropout
+        self.mlp = Mlp(dim, mlp_ratio=mlp_ratio, mlp=mlp, dropout=inner, bias=bias)
         self.mlp_scale = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
         self.dropout = Dropout(dropout)
         self.drop_path = DropPath(drop_path)

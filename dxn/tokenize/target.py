@@ -51,7 +51,11 @@ class TargetTokenizer:
 
     def use(self, tokenizer: Tokenizer) -> None:
         """Write with this tokenizer; UserError where it has no token to begin or to end with."""
-        self.begin, self.end = _first(tokenizer, BEGINS, "begin"), _first(tokenizer, ENDS, "end")
+        begin, end = token_of(tokenizer, BEGINS), token_of(tokenizer, ENDS)
+        if begin is None or end is None:
+            purpose, names = ("begin", BEGINS) if begin is None else ("end", ENDS)
+            raise UserError(f"target_text.tokenizer: it has no token to {purpose} a text with ({', '.join(names)})")
+        self.begin, self.end = begin, end
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
@@ -102,9 +106,6 @@ class TargetTokenizer:
         return self.tokenizer
 
 
-def _first(tokenizer: Tokenizer, names: Sequence[str], purpose: str) -> int:
-    found = (tokenizer.token_to_id(name) for name in names)
-    token = next((i for i in found if i is not None), None)
-    if token is None:
-        raise UserError(f"target_text.tokenizer: it has no token to {purpose} a text with ({', '.join(names)})")
-    return token
+def token_of(tokenizer: Tokenizer, names: Sequence[str]) -> int | None:
+    """The id of the first of these names that the tokenizer knows."""
+    return next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)

@@ -42,7 +42,8 @@ def train_tokenizer(
         texts = list(texts)
         trainer.special_tokens = [*SPECIALS, *_inner_letters(texts, tokenizer)]
     tokenizer.train_from_iterator(texts, trainer)
-    return _with_specials_only(tokenizer) if subwords == "wordpiece" else tokenizer
+    # Written and read once: the library reads a score with another last digit than it wrote, but no second time.
+    return _with_specials_only(tokenizer) if subwords == "wordpiece" else Tokenizer.from_str(tokenizer.to_str())
 
 
 def _inner_letters(texts: Iterable[str], tokenizer: Tokenizer) -> list[str]:
@@ -328,7 +329,6 @@ class TextAdapter(nn.Module):
             token_mask=token_mask,
         )
         self.fitted = False
-        self.written: str | None = None
         self.position = Positions1d(position, dim=dim, max_len=max_len)
         self.ngrams, self.ngram_columns = tuple(ngrams), ngram_columns
         self.ngram_table = nn.Embedding(ngram_buckets, dim) if ngrams else None
@@ -353,7 +353,7 @@ class TextAdapter(nn.Module):
     def use(self, tokenizer: Tokenizer) -> None:
         """Take this tokenizer and make the table of its vectors."""
         self.prepare.use(tokenizer)
-        self.fitted, self.written = True, None
+        self.fitted = True
         self.table = nn.Embedding(max(tokenizer.get_vocab().values()) + 1, self.dim)
         nn.init.normal_(self.table.weight, std=0.02 if self.scale == 1 else 1 / self.scale)
         if self.embedding is not None:
@@ -362,14 +362,11 @@ class TextAdapter(nn.Module):
 
     def save(self, folder: Path) -> None:
         """What fitting found, other than weights: tokenizer.json."""
-        whole = self.written or self.prepare.tokenizer.to_str(pretty=True)
-        (folder / "tokenizer.json").write_text(whole, encoding="utf-8")
+        self.prepare.tokenizer.save(str(folder / "tokenizer.json"))
 
     def load(self, folder: Path) -> None:
         """Undo `save`."""
         self.use(load_tokenizer(folder / "tokenizer.json"))
-        # Kept word for word: the library writes a score that it has read with another last digit.
-        self.written = (folder / "tokenizer.json").read_text(encoding="utf-8")
 
     def tokens(self, raws: Sequence[str | list[str]]) -> Tokens:
         """Raw texts straight to Tokens."""

@@ -18,12 +18,12 @@ from torch import Tensor
 
 from dxn.data.rows import Rows
 from dxn.data.samples import BatchOrder, Samples, make_loader, open_rows
-from dxn.data.stream import end_of
 from dxn.data.targets import Target
 from dxn.errors import UserError
 from dxn.models import LanguageModel, Model
 from dxn.models.decoder import Pick, generate, greedy
 from dxn.tokenize import TargetTokenizer
+from dxn.tokenize.target import ENDS, token_of
 from dxn.tokens import Tokens, join
 from dxn.train.checkpoint import write_safely
 from dxn.train.evaluate import Predictions, predict, to_device
@@ -239,7 +239,7 @@ class Predictor:
         if given:
             raise UserError("input: a language model goes on with a text: give it as prompt")
         prepare = self.prepares["text"]
-        end = end_of(prepare.tokenizer)
+        end = token_of(prepare.tokenizer, ENDS)
         ids = prepare.tokenizer.encode(prompt, add_special_tokens=False).ids
         if not ids and end is None:
             raise UserError("prompt: this model's tokenizer has no token to begin with; give a text to go on with")

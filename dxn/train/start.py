@@ -52,7 +52,8 @@ OWN_FIXED = FIXED | {
     "std",
 }
 NECK = ("hidden", "norm", "norm_eps")  # of a head, what stands before its last linear
-FREE = frozenset({"dim", "dropout", "attn_dropout", "drop_path", "checkpointing"})  # of a backbone; dim is set apart
+# Of a backbone; dim is set apart.
+FREE = frozenset({"dim", "dropout", "attn_dropout", "mlp_dropout", "drop_path", "checkpointing"})
 Plain = Mapping[str, Any]
 
 

@@ -66,6 +66,8 @@ def _prepare(config: Config, trainer: Trainer) -> Prepared:
         source = without_target(source)
     if kind == "text" and c["head"]["_target_"].endswith("default_head"):
         c = _decided(compose("train", [*config.overrides, "head=generate"]), start)
+    if kind != "text" and (idle := next((key for key in config.asked() if key.startswith("target_text")), None)):
+        raise UserError(f"{idle}: nothing is written here, the target is {kind}; leave it out, or set data.kind=text")
     adapters, writing = build_adapters(c, source.columns), build(c["target_text"], key="target_text")
     start.prepare(adapters)
     start.prepare_writing(writing)
