@@ -190,7 +190,7 @@ def test_an_encoder_without_a_map_leaves_what_the_answer_read(tmp_path, unsaved,
     assert sum(totals.values()) == pytest.approx(1, abs=1e-5)
     data = page_of(tmp_path)
     assert (data["depth"], data["heads"], data["maps"], data["rollout"]) == (0, 0, [], None)
-    assert len(data["said"]["names"]) == len(base64.b64decode(data["said"]["largest"])) / 4
+    assert len(data["said"]["names"]) == len(base64.b64decode(data["said"]["maps"][0]["largest"])) / 4
 
 
 @pytest.mark.parametrize("backbone", [Recurrent(D), Backbone(D, depth=0)], ids=["gru", "no blocks"])
@@ -276,17 +276,29 @@ def test_one_modality_alone_needs_no_title(tmp_path, monkeypatch):
     assert titles == [""]
 
 
-def test_the_page_has_the_answers_weights_of_the_real_columns(tmp_path):
+def unpacked(packed):
+    largest = np.frombuffer(base64.b64decode(packed["largest"]), "<f4")
+    steps = np.frombuffer(base64.b64decode(packed["steps"]), np.uint8)
+    return steps.reshape(len(largest), -1) / 255 * largest[:, None]
+
+
+def test_the_page_has_the_answers_weights_of_the_real_columns_block_by_block_and_head_by_head(tmp_path, monkeypatch):
     mask = torch.tensor([[True, False, True]])
     tokens = Tokens(torch.zeros(1, 3, D), mask, (Span("text", 0, 3, torch.zeros(1, 3, 2)),))
-    weights = np.array([[0.75, 0, 0.25], [0.125, 0, 0.5], [0, 0, 1.0], [0.5, 0, 0.5]], dtype=np.float32)
-    said = ["x", "</script>", "y", "[EOS]"], weights
-    write_page([], tokens, ["a", "", "b"], {"text": "a b"}, tmp_path / "attention.html", said=said)
-    data = page_of(tmp_path)
-    largest = np.frombuffer(base64.b64decode(data["said"]["largest"]), "<f4")
-    steps = np.frombuffer(base64.b64decode(data["said"]["steps"]), np.uint8).reshape(4, 2)
-    np.testing.assert_allclose(steps / 255 * largest[:, None], weights[:, [0, 2]], rtol=0, atol=1 / 509)
-    assert data["said"]["names"] == said[0]
+    looks = torch.rand(3, 2, 4, 3, generator=torch.Generator().manual_seed(0))
+    said = ["x", "</script>", "y", "[EOS]"], looks
+    assert write_page([], tokens, ["a", "", "b"], {"text": "a b"}, tmp_path / "attention.html", said=said) == []
+    data = page_of(tmp_path)["said"]
+    assert (data["names"], data["depth"], data["heads"], len(data["maps"])) == (said[0], 3, 2, 6)
+    for packed, one in zip(data["maps"], looks.flatten(0, 1)[..., [0, 2]].numpy(), strict=True):
+        np.testing.assert_allclose(unpacked(packed), one, rtol=0, atol=1 / 509)
+    monkeypatch.setattr("dxn.explain.page.MAX_WEIGHTS", 47)
+    notes = write_page([], tokens, ["a", "", "b"], {"text": "a b"}, tmp_path / "attention.html", said=said)
+    assert notes == ["attention.html: of what the answer read, beyond 47 weights, only the mean"]
+    data = page_of(tmp_path)["said"]
+    assert (data["depth"], data["heads"], len(data["maps"])) == (1, 1, 1)
+    mean = looks[..., [0, 2]].mean((0, 1)).numpy()
+    np.testing.assert_allclose(unpacked(data["maps"][0]), mean, rtol=0, atol=1 / 509)
 
 
 def test_what_counted_follows_the_answer_through_the_encoder(tmp_path, unsaved):

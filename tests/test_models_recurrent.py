@@ -231,9 +231,9 @@ def test_the_decoder_is_its_formulas_step_by_step(options):
         assert_same(got[b], expected)
         if weights is not None:
             looks = decoder.looks(ids, everything(ids), remember(tokens))
-            assert looks.shape == (B, 1, T, M)
-            assert_same(looks[b, 0][:, tokens.mask[b]], weights)
-            assert not looks[b, 0][:, ~tokens.mask[b]].any()
+            assert looks.shape == (B, 1, 1, T, M)
+            assert_same(looks[b, 0, 0][:, tokens.mask[b]], weights)
+            assert not looks[b, 0, 0][:, ~tokens.mask[b]].any()
 
 
 @pytest.mark.parametrize("options", OPTIONS, ids=str)

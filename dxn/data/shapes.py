@@ -20,8 +20,9 @@ COLOURS = {
     "cyan": (70, 215, 220),
     "blue": (45, 75, 220),
     "purple": (165, 50, 190),
+    "pink": (250, 140, 190),
 }
-SHAPES = ("circle", "square", "triangle", "cross", "star")
+SHAPES = ("circle", "square", "triangle", "cross", "star", "diamond", "heart", "ring")
 RADII = {"small": (0.085, 0.1), "large": (0.165, 0.185)}  # shares of the picture's side
 APART = 0.05  # of the side: the least room between two shapes, and between a shape and the edge
 TURNED = 0.15  # radians, either way, at most
@@ -62,8 +63,9 @@ def shapes(
     """One to three coloured shapes: image uint8 (size, size, 3), target the one sentence that says them.
 
     The leftmost shape comes first, then the others from left to right, each with where the first one is to it:
-    "a small red circle left of a large blue square and above a small green cross". Of the 35 pairs of colour and
-    shape, seven, one of each colour, are in no training or validation picture; every test picture has one.
+    "a small red circle left of a large blue square and above a small green cross". Of the 64 pairs of colour and
+    shape 48 are in training pictures. Every validation picture has one of eight others, every test picture one of the
+    last eight, which are nowhere else: each colour and each shape once.
 
     Args:
         num_train: rows of the training split.
@@ -80,21 +82,26 @@ def shapes(
         raise UserError(f"data.size must be 32 pixels or more, got {size}")
     counts = dict(zip(SPLITS, (num_train, num_validation, num_test), strict=True))
     splits = {name: _rows(name, count, size, seed) for name, count in counts.items()}
-    never = ", ".join(" ".join(pair) for pair in held_out(seed))
-    notes = [f"made on the spot; in no training picture, and in each test picture one of: {never}"]
+    notes = [
+        f"in each {name} picture, and in no training picture, one of: {', '.join(map(' '.join, pairs))}"
+        for name, pairs in held_out(seed).items()
+    ]
     return Source(splits, "text", {"image": "drawn", "target": "sentence"}, notes)
 
 
-def held_out(seed: int) -> list[Pair]:
-    """The pairs of colour and shape that only test pictures have: one of each colour, no shape more than twice."""
-    rng = np.random.default_rng(seed)
-    order = [*rng.permutation(SHAPES), *rng.permutation(SHAPES)]
-    return [(colour, str(shape)) for colour, shape in zip(COLOURS, order, strict=False)]
+def held_out(seed: int) -> dict[str, list[Pair]]:
+    """The pairs of colour and shape that only validation pictures have, or only test ones: each colour and shape once.
+
+    Test pictures may have those of validation as well, beside one of their own.
+    """
+    order = list(np.random.default_rng(seed).permutation(SHAPES))
+    turned = {"validation": order, "test": [*order[1:], order[0]]}
+    return {name: [(c, str(s)) for c, s in zip(COLOURS, shapes, strict=True)] for name, shapes in turned.items()}
 
 
 def scene(split: str, row: int, *, seed: int = 0) -> list[Thing]:
     """What the picture of this row shows, from left to right; split: train, validation or test."""
-    return _scene(_rng(split, row, seed), split, held_out(seed))
+    return _scene(_rng(split, row, seed), *_allowed(split, seed))
 
 
 def sentence(things: Sequence[Thing]) -> str:
@@ -144,6 +151,15 @@ def _corners(shape: str) -> list[tuple[float, float]]:
         return _on_circle(3)
     if shape == "square":
         return _on_circle(4, turned=math.pi / 4)
+    if shape == "diamond":
+        return [(0, -1), (0.6, 0), (0, 1), (-0.6, 0)]
+    if shape == "ring":  # once around, and back inside, closed by a cut at the top
+        inner = _on_circle(40, radius=0.55)
+        return [*_on_circle(40), (0, -1), inner[0], *inner[::-1]]
+    if shape == "heart":
+        turns = [2 * math.pi * i / 40 for i in range(40)]
+        upright = [13 * math.cos(a) - 5 * math.cos(2 * a) - 2 * math.cos(3 * a) - math.cos(4 * a) for a in turns]
+        return [(16 / 17 * math.sin(a) ** 3, -(y + 2.5) / 17) for a, y in zip(turns, upright, strict=True)]
     if shape == "star":
         inner = _on_circle(5, turned=math.pi / 5, radius=0.42)
         return [corner for both in zip(_on_circle(5), inner, strict=True) for corner in both]
@@ -160,11 +176,11 @@ def _on_circle(count: int, *, turned: float = 0.0, radius: float = 1.0) -> list[
 
 def _rows(split: str, count: int, size: int, seed: int) -> Rows:
     """Each row follows from (seed, split, row) alone."""
-    never = held_out(seed)
+    allowed = _allowed(split, seed)
     cells: dict[str, list] = {"image": [], "target": []}
     for row in range(count):
         rng = _rng(split, row, seed)
-        things = _scene(rng, split, never)
+        things = _scene(rng, *allowed)
         cells["image"].append(draw(rng, things, size))
         cells["target"].append(sentence(things))
     return Rows(cells, [f"shapes row {i + 1}" for i in range(count)])
@@ -174,25 +190,32 @@ def _rng(split: str, row: int, seed: int) -> np.random.Generator:
     return np.random.default_rng([seed, SPLITS.index(split), row])
 
 
-def _scene(rng: np.random.Generator, split: str, never: Sequence[Pair]) -> list[Thing]:
+def _allowed(split: str, seed: int) -> tuple[list[Pair], list[Pair]]:
+    """The pairs of which a picture of this split has one, and those which may stand beside it."""
+    pairs = [(colour, shape) for colour in COLOURS for shape in SHAPES]
+    never = held_out(seed)
+    if split == "test":
+        return never["test"], pairs
+    beside = [pair for pair in pairs if pair not in never["test"]]
+    if split == "validation":
+        return never["validation"], beside
+    seen = [pair for pair in beside if pair not in never["validation"]]
+    return seen, seen
+
+
+def _scene(rng: np.random.Generator, own: Sequence[Pair], beside: Sequence[Pair]) -> list[Thing]:
     """Things of drawn looks, moved about until there is no doubt where they stand."""
-    things = [_thing(rng, pair) for pair in _pairs(rng, int(rng.integers(1, 4)), split, never)]
+    first = own[int(rng.integers(len(own)))]
+    others = [pair for pair in beside if pair != first]
+    count = int(rng.integers(3))
+    pairs = [first, *(others[i] for i in rng.choice(len(others), count, replace=False))]
+    things = [_thing(rng, pair) for pair in pairs]
     while True:
         places = rng.random((len(things), 2)).tolist()
         placed = [_moved(thing, *place) for thing, place in zip(things, places, strict=True)]
         placed.sort(key=lambda thing: thing.x)
         if _apart(placed) and all(relation(placed[0], other) for other in placed[1:]):
             return placed
-
-
-def _pairs(rng: np.random.Generator, count: int, split: str, never: Sequence[Pair]) -> list[Pair]:
-    """Different pairs; one of those held out first, in a test picture, and none of them in any other."""
-    seen = [(colour, shape) for colour in COLOURS for shape in SHAPES if (colour, shape) not in never]
-    if split != "test":
-        return [seen[i] for i in rng.choice(len(seen), count, replace=False)]
-    first = never[int(rng.integers(len(never)))]
-    others = [pair for pair in (*never, *seen) if pair != first]
-    return [first, *(others[i] for i in rng.choice(len(others), count - 1, replace=False))]
 
 
 def _thing(rng: np.random.Generator, pair: Pair) -> Thing:

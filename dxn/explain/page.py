@@ -27,14 +27,15 @@ def write_page(
     raw: Mapping[str, Any],
     path: Path,
     *,
-    said: tuple[Sequence[str], np.ndarray] | None = None,
+    said: tuple[Sequence[str], Tensor] | None = None,
 ) -> list[str]:
     """Write the first sample's attention as a page; returns notes of what it leaves out.
 
     maps: (B, H, N, N) a block; names: of the N columns (see `token_names`); raw: as token_picture takes it. Weights
     are written in 255 steps of their row's largest. Beyond 4 million of them only the heads' means are kept, and
     where these are too many the rollout alone. said: of a model that writes its answer's tokens (T,), and how much
-    each read of each column (T, N); with it there may be no maps.
+    each read of each column, by block and head of the decoder (L, H, T, N), beyond 4 million the mean of all; with it
+    there may be no maps.
     """
     real = tokens.mask[0].cpu()
     whole = rollout([one[:1].float() for one in maps])[0].cpu()[real][:, real].numpy() if maps else None
@@ -47,13 +48,25 @@ def write_page(
     if depth * n * n > MAX_WEIGHTS:
         each, depth = [], 0
         notes = [f"attention.html: the means alone are beyond {MAX_WEIGHTS:,} weights, so only the rollout"]
+    answer = None
+    if said is not None:
+        looks = said[1].float().cpu()[..., real]
+        if looks.numel() > MAX_WEIGHTS:
+            looks = looks.mean((0, 1), keepdim=True)
+            notes.append(f"attention.html: of what the answer read, beyond {MAX_WEIGHTS:,} weights, only the mean")
+        answer = {
+            "names": list(said[0]),
+            "depth": looks.shape[0],
+            "heads": looks.shape[1],
+            "maps": [_packed(one) for one in looks.flatten(0, 1).numpy()],
+        }
     data = {
         "depth": depth,
         "heads": heads,  # 0 where only their mean is there
         "tokens": _columns(tokens, names),
         "maps": [_packed(one) for block in each for one in block],
         "rollout": None if whole is None else _packed(whole),
-        "said": None if said is None else {"names": list(said[0]), **_packed(said[1][:, real.numpy()])},
+        "said": answer,
         "notes": notes,
         **_inputs(raw),
     }

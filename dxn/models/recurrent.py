@@ -177,10 +177,11 @@ class RecurrentDecoder(nn.Module):
         return self.out(torch.cat([states, embedded, context], -1))
 
     def looks(self, ids: Tensor, mask: Tensor, memory: Memory) -> Tensor:
-        """(B, 1, n, M): how much of each column of the memory each step reads, before the gate; rows sum to 1."""
+        """(B, 1, 1, n, M), as a block of one head: how much of each column of the memory each step reads, before the
+        gate; rows sum to 1."""
         if self.look is None:
             raise ValueError("without attention there is nothing that it looks at")
-        return rearrange(self._steps(ids, mask, memory, None)[3], "b n m -> b 1 n m")
+        return rearrange(self._steps(ids, mask, memory, None)[3], "b n m -> b 1 1 n m")
 
     def caches(self) -> list[Carried]:
         """An empty one, for all layers."""

@@ -84,7 +84,12 @@ class Answer:
 
     text: str
     words: list[str]
-    weights: Tensor
+    looks: Tensor  # (L, H, T, N): how much each word read of each column, by block and head
+
+    @property
+    def weights(self) -> Tensor:
+        """(T, N): the mean; of a trained translator it aligns words better than any one block does."""
+        return self.looks.mean((0, 1))
 
 
 def draw_attention(
@@ -128,7 +133,7 @@ def draw_attention(
         written, left_out = word_pictures(maps, encoded, pieces, shown, folder)
         drawn += [folder / "heads.png", folder / "shares.png", *written]
         notes += left_out
-    said = None if answer is None else (answer.words, answer.weights.cpu().numpy())
+    said = None if answer is None else (answer.words, answer.looks)
     notes += write_page(maps, encoded, names, shown, folder / "attention.html", said=said)
     totals: dict[str, float] = {}
     for span in encoded.spans:
@@ -161,12 +166,10 @@ def _answer(predictor: bundle.Predictor, encoded: Tokens) -> Answer:
     said = head.write(encoded, begin=writing.begin, end=writing.end)[0].ids
     ids = torch.tensor([[writing.begin, *said]], device=encoded.x.device)
     looks = head.decoder.looks(ids, torch.ones_like(ids, dtype=torch.bool), memory)[0].float()
-    # Of a trained translator the mean of all blocks aligns words better than any one block does.
-    weights = looks.flatten(0, -3).mean(0)
     words = writing.pieces([*said, writing.end])
     if len(said) == head.decoder.max_len - 1:  # cut: it came to no end
-        words, weights = words[:-1], weights[:-1]
-    return Answer(writing.decode(said), words, weights)
+        words, looks = words[:-1], looks[:, :, :-1]
+    return Answer(writing.decode(said), words, looks)
 
 
 def _share(maps: Sequence[Tensor], encoded: Tokens, answer: Answer | None, pool: str) -> Tensor:
