@@ -20,11 +20,12 @@ COLOURS = {
     "cyan": (70, 215, 220),
     "blue": (45, 75, 220),
     "purple": (165, 50, 190),
-    "pink": (250, 140, 190),
+    "pink": (250, 125, 185),
 }
 SHAPES = ("circle", "square", "triangle", "cross", "star", "diamond", "heart", "ring")
 RADII = {"small": (0.085, 0.1), "large": (0.165, 0.185)}  # shares of the picture's side
 APART = 0.05  # of the side: the least room between two shapes, and between a shape and the edge
+SHADE = 30  # each of the three numbers of a colour may be larger or smaller by this; no two colours meet
 TURNED = 0.15  # radians, either way, at most
 STEP = 0.1  # of the side: by how much each next shape's centre is further right
 CLEAR = 1.5  # how many times further left than up or down a shape must be to be called left, and the reverse
@@ -128,7 +129,7 @@ def draw(rng: np.random.Generator, things: Sequence[Thing], size: int) -> np.nda
     picture = Image.new("RGB", (large, large), (ground, ground, ground))
     pen = ImageDraw.Draw(picture)
     for thing in things:
-        red, green, blue = (int(v) for v in (COLOURS[thing.colour] + rng.integers(-10, 11, 3)).clip(0, 255))
+        red, green, blue = (int(v) for v in (COLOURS[thing.colour] + rng.integers(-SHADE, SHADE + 1, 3)).clip(0, 255))
         pen.polygon([(large * x, large * y) for x, y in outline(thing)], fill=(red, green, blue))
     noise = np.float32(rng.uniform(2, 10)) * rng.standard_normal((size, size, 3), dtype=np.float32)
     return (np.asarray(picture.reduce(FINER)) + noise).clip(0, 255).astype(np.uint8)
