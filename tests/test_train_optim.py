@@ -24,6 +24,7 @@ class Adapter(nn.Module):
         self.words = nn.Embedding(7, D)
         self.stem = nn.Conv2d(3, 5, 2)
         self.frames = nn.Conv1d(3, 5, 2)
+        self.states = nn.GRU(3, 5)
         self.norm = nn.BatchNorm2d(5)
         self.table = nn.Parameter(torch.randn(11, D))  # learned positions
 
@@ -47,7 +48,7 @@ def split_by_decay(model, **options):
 
 
 @pytest.mark.parametrize("options", [{}, {"norm": "rms", "mlp": "swiglu", "bias": False}])
-def test_decay_is_on_the_matrices_of_linears_and_convolutions_alone(options):
+def test_decay_is_on_the_matrices_of_linears_convolutions_and_recurrent_layers_alone(options):
     (decayed, first), (rest, second) = split_by_decay(make(**options), weight_decay=0.07)
     assert (first["weight_decay"], second["weight_decay"]) == (0.07, 0.0)
     matrices = ["attn.qkv", "attn.proj", "mlp.up", "mlp.down"]
@@ -55,6 +56,8 @@ def test_decay_is_on_the_matrices_of_linears_and_convolutions_alone(options):
         *(f"backbone.blocks.{i}.{name}.weight" for i in range(2) for name in matrices),
         "adapters.text.stem.weight",
         "adapters.text.frames.weight",
+        "adapters.text.states.weight_ih_l0",
+        "adapters.text.states.weight_hh_l0",
         "fusion.pool.score.weight",
         "head.out.weight",
     }

@@ -20,7 +20,7 @@ def adamw(
 
     Args:
         lr: highest learning rate.
-        weight_decay: of the weights of linears and convolutions.
+        weight_decay: of the weights of linears, convolutions and recurrent layers.
         betas: of the running means of gradient and square.
         eps: added to the denominator.
         layer_decay: factor on lr from each block to the one before it; the head has lr itself, the adapters least.
@@ -30,9 +30,9 @@ def adamw(
     decayed = {
         id(parameter)
         for module in model.modules()
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d)
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.RNNBase)
         for name, parameter in module.named_parameters(recurse=False)
-        if name == "weight"
+        if name.startswith("weight")
     }
     depth = len(getattr(getattr(model, "backbone", None), "blocks", ()))
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
