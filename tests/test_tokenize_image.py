@@ -291,28 +291,6 @@ def test_augmenting_leaves_torchs_own_generator_and_the_raw_picture_alone():
     assert torch.equal(torch.get_rng_state(), state) and torch.equal(raw, picture())
 
 
-def test_grey_is_a_mix_of_the_channels_as_often_as_asked():
-    raw, grey = picture(), ImageAugment(grey=0.4)
-    drawn = [grey(raw, random.Random(seed)) for seed in range(101)]
-    changed = [one for one in drawn if not torch.equal(one, raw)]
-    assert 25 < len(changed) < 56
-    low, high = raw.amin(0).int() - 1, raw.amax(0).int() + 1
-    for one in changed:
-        assert torch.equal(one, one[:1].expand(3, -1, -1))
-        assert ((one[0] >= low) & (one[0] <= high)).all()
-    assert len({one.numpy().tobytes() for one in changed}) == len(changed)
-
-
-def test_a_picture_of_one_channel_is_grey_already():
-    assert torch.equal(ImageAugment(grey=1.0)(picture(channels=1), random.Random(3)), picture(channels=1))
-
-
-@pytest.mark.parametrize("rate", [-0.1, 1.1])
-def test_grey_is_a_probability(rate):
-    with pytest.raises(ValueError, match=f"grey must be at least 0 and at most 1, got {rate}"):
-        ImageAugment(grey=rate)
-
-
 def test_an_augment_that_asks_for_nothing_changes_nothing():
     assert torch.equal(ImageAugment()(picture(), random.Random(3)), picture())
 

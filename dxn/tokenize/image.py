@@ -33,7 +33,6 @@ class ImageAugment:
         flip: mirror left and right, one time in two.
         randaugment: strength 0 to 30 of two random RandAugment changes (arXiv:1909.13719), 0 for none.
         erase: probability that a random rectangle is blanked (arXiv:1708.04896).
-        grey: probability that its channels are replaced by one random mix of them, which says shape and not colour.
     """
 
     def __init__(
@@ -44,13 +43,10 @@ class ImageAugment:
         flip: bool = False,
         randaugment: int = 0,
         erase: float = 0.0,
-        grey: float = 0.0,
     ):
         if not 0 < zoom <= 1:
             raise ValueError(f"zoom must be over 0 and at most 1, got {zoom}")
-        if not 0 <= grey <= 1:
-            raise ValueError(f"grey must be at least 0 and at most 1, got {grey}")
-        self.crop, self.flip, self.grey = crop, flip, grey
+        self.crop, self.flip = crop, flip
         self.zoom = zoom
         self.transforms = _transforms(randaugment, erase) if randaugment or erase else []
 
@@ -66,8 +62,6 @@ class ImageAugment:
             with torch_seeded(rng):
                 for transform in self.transforms:
                     pixels = transform(pixels)
-        if self.grey and rng.random() < self.grey:
-            pixels = _mixed(pixels, [rng.random() for _ in pixels])
         return pixels
 
 
@@ -95,13 +89,6 @@ def _zoom(pixels: Tensor, share: float, rng: random.Random) -> Tensor:
     h, w = max(round(height * share**0.5), 1), max(round(width * share**0.5), 1)
     top, left = rng.randint(0, height - h), rng.randint(0, width - w)
     return _resized(pixels[:, top : top + h, left : left + w], (height, width))
-
-
-def _mixed(pixels: Tensor, shares: Sequence[float]) -> Tensor:
-    """Every channel of uint8 (C, H, W) as the mean of all, weighted by these shares."""
-    weights = torch.tensor(shares) + 1e-6
-    grey = torch.einsum("c,chw->hw", weights / weights.sum(), pixels.float())
-    return grey.round().clamp(0, 255).to(torch.uint8).expand_as(pixels)
 
 
 class ImagePrepare:
