@@ -18,6 +18,7 @@ from dxn.data.samples import Samples, open_rows
 from dxn.data.targets import Target
 from dxn.errors import UserError
 from dxn.models import Backbone, EarlyFusion, Masked, Model
+from dxn.models.hiding import Hiding
 from dxn.models.masked import guess_figures
 from dxn.tokenize import ImageAdapter, TextAdapter
 from dxn.train.evaluate import figures, predict
@@ -76,7 +77,7 @@ def pretrained(table, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dxn.train.report.draw", lambda *_: None)
         run = tmp_path_factory.mktemp("run") / "run"
-        return run, train(table, run, "head=masked", "head.share=0.5", "trainer.epochs=2")
+        return run, train(table, run, "head=masked", "head.hiding.text=0.5", "trainer.epochs=2")
 
 
 def test_a_table_without_a_target_is_trained_on_like_any_other(pretrained):
@@ -106,7 +107,7 @@ def test_a_run_that_was_cut_off_goes_on_to_the_bit(table, tmp_path, pretrained, 
     with monkeypatch.context() as patch:
         patch.setattr(Run, "epoch", cut_off)
         with pytest.raises(RuntimeError, match="power cut"):
-            train(table, tmp_path / "cut", "head=masked", "head.share=0.5", "trainer.epochs=2")
+            train(table, tmp_path / "cut", "head=masked", "head.hiding.text=0.5", "trainer.epochs=2")
     assert main(["train", f"resume={tmp_path / 'cut'}"]) == 0
     for name in ("model/model.safetensors", "checkpoints/last.safetensors"):
         found, whole = load_file(tmp_path / "cut" / name), load_file(run / name)
@@ -127,14 +128,14 @@ def test_the_task_is_then_learned_from_what_was_kept(table, tmp_path, pretrained
 def test_guessing_goes_on_in_another_run_with_the_guessers_too(table, tmp_path, pretrained, capsys):
     run, _ = pretrained
     still = ["optimizer.lr=1e-30", "optimizer.weight_decay=0", "trainer.epochs=1"]
-    again = train(table, tmp_path / "run", f"weights={run}", "head=masked", "head.share=0.5", *still)
+    again = train(table, tmp_path / "run", f"weights={run}", "head=masked", "head.hiding.text=0.5", *still)
     assert "weights:" not in capsys.readouterr().out
     assert again["test/loss"] == pytest.approx(json.loads((run / "metrics.json").read_text())["test/loss"], abs=1e-5)
 
 
 def test_a_target_plays_no_part(table, tmp_path, pretrained, capsys):
     run, _ = pretrained
-    train(table, tmp_path / "run", "head=masked", "head.share=0.5", "trainer.epochs=2", name="labelled")
+    train(table, tmp_path / "run", "head=masked", "head.hiding.text=0.5", "trainer.epochs=2", name="labelled")
     assert "target: label" not in capsys.readouterr().out.replace("note: target: column label", "")
     found, expected = (load_file(place / "model" / "model.safetensors") for place in (tmp_path / "run", run))
     assert all(torch.equal(found[name], expected[name]) for name in expected)
@@ -166,7 +167,7 @@ def made(*, share=0.5, image_share=0.5, augment=False, seed=0):
     prepares = {name: adapter.prepare for name, adapter in adapters.items()}
     opened = open_rows(rows, prepares, need_target=False)
     samples = Samples(opened, prepares, target=Target("masked"), seed=seed, augment=augment)
-    head = Masked(14, share=share, image_share=image_share)
+    head = Masked(14, hiding=Hiding(text=share, image=image_share))
     backbone = Backbone(14, depth=1, num_heads=2)
     fusion = EarlyFusion(14, modalities=list(adapters))
     return Model(adapters, fusion=fusion, backbone=backbone, head=head), samples
@@ -228,9 +229,12 @@ def test_what_is_not_hidden_is_seen_as_it_is_without_a_target():
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        (["head.share=0", "head.image_share=0"], "head: nothing is hidden of text, image; raise its share"),
-        (["head.share=1"], "head: share must be at least 0 and under 1, got 1"),
-        (["head.span=0"], "head: span must be at least 1, got 0"),
+        (
+            ["head.hiding.text=0", "head.hiding.image=0"],
+            "head.hiding: nothing is hidden of text, image; raise its share",
+        ),
+        (["head.hiding.text=1"], "head.hiding: text must be at least 0 and under 1, got 1"),
+        (["head.hiding.span=0"], "head.hiding: span must be at least 1, got 0"),
         (["trainer.mixup=1"], "trainer.mixup: what is hidden of two samples cannot be mixed"),
         (["adapters.image.token_dropout=0.5"], "adapters.image.token_dropout: not for head=masked"),
     ],

@@ -17,7 +17,7 @@ from dxn.data.samples import Samples, open_rows
 from dxn.data.targets import Target
 from dxn.errors import UserError
 from dxn.models import Backbone, BottleneckFusion, Classify, EarlyFusion, LateFusion, Model
-from dxn.models.hiding import Hidden, HidePatches, HideRuns, HideWords, hide, hide_tiles, standardised
+from dxn.models.hiding import Hidden, HidePatches, HideRuns, HideWords, Hiding, hide, hide_tiles, standardised
 from dxn.models.masked import Masked as Head
 from dxn.models.masked import summed_loss
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
@@ -380,7 +380,7 @@ def test_every_fusion_guesses_each_modality_and_rows_that_miss_one_have_none_to_
 def test_guessing_what_is_hidden_is_learned(names):
     raws = {name: column for name, column in together().items() if name in names}
     adapters = [a for a in all_adapters() if a.modality in names]
-    pretrain = Masked(epochs=25, share=0.3, lr=2e-2, span=3)
+    pretrain = Masked(epochs=25, hiding=Hiding(text=0.3, span=3), lr=2e-2)
     epochs = list(pretrain(model_of(*adapters), samples_of(raws), batch_size=6, bf16=False))
     assert [epoch.number for epoch in epochs] == list(range(1, 26))
     assert [set(epoch.losses) for epoch in epochs] == [set(names)] * 25
@@ -392,7 +392,7 @@ def test_guessing_what_is_hidden_is_learned(names):
 
 def test_what_stands_beside_a_hidden_word_gives_it_away():
     model, samples = model_of(text_adapter()), samples_of({"text": SENTENCES})
-    epochs = list(Masked(epochs=60, share=0.3, lr=1e-2)(model, samples, batch_size=8, bf16=False))
+    epochs = list(Masked(epochs=60, hiding=Hiding(text=0.3), lr=1e-2)(model, samples, batch_size=8, bf16=False))
     assert epochs[0].accuracy is not None and epochs[-1].accuracy is not None
     assert epochs[0].accuracy < 0.6 < 0.85 < epochs[-1].accuracy  # a sentence may lose all of its words
 
@@ -403,7 +403,7 @@ def test_a_picture_gives_away_a_hidden_word():
     for names in (("text",), ("text", "image")):
         torch.manual_seed(0)
         adapters = [a for a in all_adapters() if a.modality in names]
-        pretrain = Masked(epochs=25, share=0.9, image_share=0.0, lr=1e-2)
+        pretrain = Masked(epochs=25, hiding=Hiding(text=0.9, image=0.0), lr=1e-2)
         epochs = pretrain(model_of(*adapters), samples_of({n: raws[n] for n in names}), batch_size=8, bf16=False)
         accuracy[names] = list(epochs)[-1].accuracy
     # By themselves, sentences without most of their words leave both open.
@@ -413,7 +413,7 @@ def test_a_picture_gives_away_a_hidden_word():
 def pretrained(samples, **options):
     torch.manual_seed(5)
     model = model_of(*all_adapters())
-    pretrain = Masked(**{"epochs": 2, "span": 3, **options})
+    pretrain = Masked(**{"epochs": 2, "hiding": Hiding(span=3), **options})
     return model.state_dict(), list(pretrain(model, samples, batch_size=5, bf16=False))
 
 
@@ -442,12 +442,12 @@ def test_rows_without_a_modality_and_batches_without_one_are_no_trouble():
     raws = together()
     raws["text"] = [None] * 11 + [SENTENCES[0]]
     raws["audio"][:6] = [None] * 6
-    _, epochs = pretrained(samples_of(raws), share=0.9)
+    _, epochs = pretrained(samples_of(raws), hiding=Hiding(text=0.9))
     assert all(math.isfinite(value) for epoch in epochs for value in epoch.losses.values())
 
 
 def test_a_share_of_0_hides_none_of_a_modality_and_shows_it():
-    _, epochs = pretrained(samples_of(together()), share=0.0, audio_share=0.0)
+    _, epochs = pretrained(samples_of(together()), hiding=Hiding(text=0.0, audio=0.0))
     assert [set(epoch.losses) for epoch in epochs] == [{"image"}] * 2 and epochs[0].accuracy is None
 
 
@@ -468,42 +468,47 @@ def test_an_epoch_is_told_in_a_line():
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("made", "options", "message"),
     [
-        ({"epochs": 0}, "epochs must be at least 1, got 0"),
-        ({"span": 0}, "span must be at least 1, got 0"),
-        ({"share": 1.0}, "share must be at least 0 and under 1, got 1.0"),
-        ({"image_share": -0.1}, "image_share must be at least 0 and under 1, got -0.1"),
-        ({"audio_share": 1.5}, "audio_share must be at least 0 and under 1, got 1.5"),
-        ({"warmup": 1.0}, "warmup is a share of the run, at least 0 and under 1, got 1.0"),
+        (Masked, {"epochs": 0}, "epochs must be at least 1, got 0"),
+        (Masked, {"warmup": 1.0}, "warmup is a share of the run, at least 0 and under 1, got 1.0"),
+        (Hiding, {"span": 0}, "span must be at least 1, got 0"),
+        (Hiding, {"text": 1.0}, "text must be at least 0 and under 1, got 1.0"),
+        (Hiding, {"image": -0.1}, "image must be at least 0 and under 1, got -0.1"),
+        (Hiding, {"audio": 1.5}, "audio must be at least 0 and under 1, got 1.5"),
     ],
 )
-def test_wrong_options_are_named(options, message):
+def test_wrong_options_are_named(made, options, message):
     with pytest.raises(ValueError, match=f"^{message}$"):
-        Masked(**options)
+        made(**options)
     with pytest.raises(UserError, match=f"^pretrain: {message}$"):
-        build({"_target_": "dxn.train.pretrain.Masked", **options}, key="pretrain")
+        build({"_target_": f"{made.__module__}.{made.__name__}", **options}, key="pretrain")
 
 
 def test_where_nothing_is_hidden_that_is_said():
-    with pytest.raises(UserError, match="pretrain: nothing is hidden of image; raise its share, or leave it out"):
-        Masked(image_share=0).check({"image": image_adapter()})
-    Masked(image_share=0).check({"image": image_adapter(), "audio": audio_adapter()})
+    with pytest.raises(
+        UserError, match=r"pretrain\.hiding: nothing is hidden of image; raise its share, or leave pretrain out"
+    ):
+        Masked(hiding=Hiding(image=0)).check({"image": image_adapter()})
+    Masked(hiding=Hiding(image=0)).check({"image": image_adapter(), "audio": audio_adapter()})
 
 
 def test_words_cannot_be_hidden_without_a_mask():
     adapter = TextAdapter(DIM)
     adapter.use(Tokenizer(models.WordLevel({"cats": 0, "[UNK]": 1}, unk_token="[UNK]")))
-    with pytest.raises(UserError, match=r"pretrain\.share: the text's tokenizer has no \[MASK\]"):
+    with pytest.raises(UserError, match=r"pretrain\.hiding\.text: the text's tokenizer has no \[MASK\]"):
         Masked().check({"text": adapter})
-    Masked(share=0).check({"text": adapter, "image": image_adapter()})
+    Masked(hiding=Hiding(text=0)).check({"text": adapter, "image": image_adapter()})
 
 
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (["adapters=[image]", "pretrain.image_share=0"], "pretrain: nothing is hidden of image; raise its share"),
-        (["adapters=[text]", "pretrain.share=1"], "pretrain: share must be at least 0 and under 1, got 1"),
+        (
+            ["adapters=[image]", "pretrain.hiding.image=0"],
+            "pretrain.hiding: nothing is hidden of image; raise its share",
+        ),
+        (["adapters=[text]", "pretrain.hiding.text=1"], "pretrain.hiding: text must be at least 0 and under 1, got 1"),
     ],
 )
 def test_what_cannot_be_pretrained_is_refused_and_nothing_is_written(asked, message, tmp_path, capsys):

@@ -31,10 +31,13 @@ class Hidden:
 
 @dataclass(frozen=True)
 class Hiding:
-    """How much of each modality is hidden.
+    """How much is hidden of each modality; 0 hides nothing of it.
 
-    text: probability that a subword is to be guessed; image: share of each picture's patches; audio: share of each
-    sound's columns, span of them in a run. 0 hides none of a modality.
+    Args:
+        text: probability that a subword is to be guessed.
+        image: share of each picture's patches.
+        audio: share of each sound's columns.
+        span: columns of a sound that are hidden in a run, less in a sound so short that its share is less.
     """
 
     text: float = 0.15
@@ -43,7 +46,7 @@ class Hiding:
     span: int = 5
 
     def __post_init__(self):
-        for name, value in (("share", self.text), ("image_share", self.image), ("audio_share", self.audio)):
+        for name, value in (("text", self.text), ("image", self.image), ("audio", self.audio)):
             if not 0 <= value < 1:
                 raise ValueError(f"{name} must be at least 0 and under 1, got {value}")
         if self.span < 1:
@@ -52,9 +55,10 @@ class Hiding:
     def check(self, adapters: Mapping[str, Any], *, key: str) -> None:
         """UserError where nothing would be hidden of what these adapters take, or could not be."""
         if not any(self.share(name) for name in adapters):
-            raise UserError(f"{key}: nothing is hidden of {', '.join(adapters)}; raise its share, or leave it out")
+            names = ", ".join(adapters)
+            raise UserError(f"{key}.hiding: nothing is hidden of {names}; raise its share, or leave {key} out")
         if "text" in adapters and self.text and adapters["text"].prepare.mask_id is None:
-            raise UserError(f"{key}.share: the text's tokenizer has no [MASK] to hide words with; set it to 0")
+            raise UserError(f"{key}.hiding.text: the text's tokenizer has no [MASK] to hide words with; set it to 0")
 
     def share(self, modality: str) -> float:
         """Of one modality."""

@@ -40,26 +40,15 @@ class Masked(nn.Module):
 
     Args:
         dim: width D of a token.
-        share: probability that a subword is to be guessed; 0 hides none.
-        image_share: of each picture's patches that are hidden.
-        audio_share: of each sound's columns that are hidden.
-        span: columns of a sound that are hidden in a run, less in a sound so short that its share is less.
+        hiding: how much of each modality.
     """
 
     kind = "masked"
 
-    def __init__(
-        self,
-        dim: int = 128,
-        *,
-        share: float = 0.15,
-        image_share: float = 0.6,
-        audio_share: float = 0.4,
-        span: int = 5,
-    ):
+    def __init__(self, dim: int = 128, *, hiding: Hiding | None = None):
         super().__init__()
         self.dim = dim
-        self.hiding = Hiding(text=share, image=image_share, audio=audio_share, span=span)
+        self.hiding = hiding or Hiding()
         self.neck = nn.Identity()
         self.hiders: dict[str, HideWords | HidePatches | HideRuns] = {}
 

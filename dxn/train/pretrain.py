@@ -40,10 +40,7 @@ class Masked:
 
     Args:
         epochs: passes over the training split.
-        share: probability that a subword is to be guessed; 0 hides none.
-        image_share: of each picture's patches that are hidden.
-        audio_share: of each sound's columns that are hidden.
-        span: columns of a sound that are hidden in a run, less in a sound so short that its share is less.
+        hiding: how much of each modality.
         lr: highest learning rate; it rises, then falls like half a cosine.
         warmup: share of the steps in which the rate rises from 0.
     """
@@ -52,16 +49,13 @@ class Masked:
         self,
         *,
         epochs: int = 10,
-        share: float = 0.15,
-        image_share: float = 0.6,
-        audio_share: float = 0.4,
-        span: int = 5,
+        hiding: Hiding | None = None,
         lr: float = 1e-3,
         warmup: float = 0.1,
     ):
         if epochs < 1:
             raise ValueError(f"epochs must be at least 1, got {epochs}")
-        self.hiding = Hiding(text=share, image=image_share, audio=audio_share, span=span)
+        self.hiding = hiding or Hiding()
         self.epochs, self.lr, self.schedule = epochs, lr, cosine(warmup=warmup)
 
     def check(self, adapters: Mapping[str, Any]) -> None:
@@ -103,6 +97,5 @@ class Masked:
 
     def model(self, model: Model) -> Model:
         """The model's own adapters, fusion and backbone, with a head that guesses what is hidden."""
-        h, dim = self.hiding, next(iter(model.adapters.values())).dim
-        head = Head(dim, share=h.text, image_share=h.image, audio_share=h.audio, span=h.span)
+        head = Head(next(iter(model.adapters.values())).dim, hiding=self.hiding)
         return Model(model.adapters, fusion=model.fusion, backbone=model.backbone, head=head)
