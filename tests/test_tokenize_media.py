@@ -283,6 +283,11 @@ def test_path_bytes_and_arrays_agree(tmp_path):
     assert [audio_rate(source) for source in sources] == [RATE] * 5
 
 
+def test_a_float32_array_at_its_own_rate_is_not_copied():
+    sound = np.linspace(-1, 1, 101, dtype=np.float32)
+    assert np.shares_memory(read_audio((sound, 8000), sample_rate=8000).numpy(), sound)
+
+
 def test_int16_arrays_are_scaled_as_a_16_bit_file_is():
     whole = np.round(sine() * 32768).astype(np.int16)
     got = read_audio((whole, RATE), sample_rate=RATE)

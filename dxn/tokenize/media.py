@@ -143,7 +143,9 @@ def _from_array(array, rate) -> tuple[Tensor, int]:
     if samples.ndim not in (1, 2) or not (samples.is_floating_point() or samples.dtype == torch.int16) or rate <= 0:
         got = f"{samples.dtype} {tuple(samples.shape)} at {rate}"
         raise BadMedia(f"a sound array must be float or int16, (T,) or (channels, T), at a rate in hertz, got {got}")
-    return samples.to(torch.float32) / (32768 if samples.dtype == torch.int16 else 1), int(rate)
+    whole = samples.dtype == torch.int16
+    samples = samples.to(torch.float32)  # float32 already is not copied: data held in memory is not held twice
+    return samples / 32768 if whole else samples, int(rate)
 
 
 def _decode(source, max_seconds: float) -> tuple[Tensor, int]:
