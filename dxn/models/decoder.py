@@ -37,7 +37,7 @@ class Decoder(nn.Module):
         *,
         vocab_size: int,
         max_len: int = 256,
-        position: Literal["learned", "sinusoidal", "none"] = "learned",
+        position: Literal["learned", "sinusoidal", "none"] = "sinusoidal",
         dropout: float = 0.0,
         token_dropout: float = 0.0,
     ):
