@@ -95,9 +95,9 @@ def held_out(seed: int) -> dict[str, list[Pair]]:
 
     Test pictures may have those of validation as well, beside one of their own.
     """
-    order = list(np.random.default_rng(seed).permutation(SHAPES))
+    order = np.random.default_rng(seed).permutation(SHAPES).tolist()
     turned = {"validation": order, "test": [*order[1:], order[0]]}
-    return {name: [(c, str(s)) for c, s in zip(COLOURS, shapes, strict=True)] for name, shapes in turned.items()}
+    return {name: list(zip(COLOURS, those, strict=True)) for name, those in turned.items()}
 
 
 def scene(split: str, row: int, *, seed: int = 0) -> list[Thing]:
