@@ -453,14 +453,24 @@ def test_skipping_goes_on_exactly_where_the_epoch_was_left(sizes, batch_size, sk
 
 @settings(max_examples=40, deadline=None)
 @given(SIZES, st.integers(1, 5), st.integers(1, 4), st.booleans())
-def test_shards_are_disjoint_equally_long_and_all_but_the_last_batches(sizes, batch_size, count, shuffle):
-    whole = list(BatchOrder(Lengths(sizes), batch_size, seed=3, shuffle=shuffle))
+def test_shards_are_disjoint_equally_long_and_all_but_a_few_batches(sizes, batch_size, count, shuffle):
     shards = [BatchOrder(Lengths(sizes), batch_size, seed=3, shuffle=shuffle, shard=(i, count)) for i in range(count)]
     parts = [list(shard) for shard in shards]
-    assert {len(part) for part in parts} == {len(whole) // count} == {len(shard) for shard in shards}
-    # Dealt in turn, so that together they go through the epoch as one process would.
-    dealt = [part[step] for step in range(len(whole) // count) for part in parts]
-    assert dealt == whole[: len(dealt)]
+    total = -(-len(sizes) // batch_size)
+    assert {len(part) for part in parts} == {total // count} == {len(shard) for shard in shards}
+    keys = [key for part in parts for batch in part for key in batch]
+    assert len(keys) == len(set(keys)) and len(sizes) - len(keys) <= (total % count) * batch_size
+    if not shuffle:  # dealt in turn, so that together they go through the split as one process would
+        assert [key for step in zip(*parts, strict=True) for batch in step for key in batch] == sorted(keys)
+
+
+def test_processes_get_batches_of_like_length_at_the_same_step():
+    rng = random.Random(0)
+    sizes = [float(rng.randint(1, 1000)) for _ in range(3 * 50 * 5 + 11)]
+    parts = [list(BatchOrder(Lengths(sizes), 5, seed=3, shuffle=True, shard=(i, 2))) for i in range(2)]
+    means = [[sum(sizes[i] for _, i in batch) / len(batch) for batch in part] for part in parts]
+    apart = [abs(a - b) for a, b in zip(*means, strict=True)]
+    assert sorted(apart)[len(apart) // 2] < 40  # 333 for two batches drawn at random
 
 
 def test_samples_of_like_length_go_together_within_a_pool_and_batches_are_shuffled():

@@ -1,5 +1,7 @@
 """Texts that a model writes: to ids between a beginning and an end, and back."""
 
+import random
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -197,6 +199,24 @@ def test_a_saved_tokenizer_comes_back(tmp_path, subwords):
     assert (other.size, other.begin, other.end) == (target.size, target.begin, target.end)
 
 
+@pytest.mark.parametrize("subwords", ["bpe", "wordpiece", "unigram", "character"])
+def test_halved_subwords_spell_the_same_text(subwords):
+    plain, halving = fitted(subwords), fitted(subwords, subword_dropout=0.5)
+    text = TEXTS[0]
+    whole = plain.encode(text).tolist()
+    assert halving.encode(text).tolist() == plain.encode(text, random.Random(1)).tolist() == whole
+    drawn = [halving.encode(text, random.Random(seed)).tolist() for seed in range(11)]
+    assert drawn == [halving.encode(text, random.Random(seed)).tolist() for seed in range(11)]
+    assert {halving.decode(ids) for ids in drawn} == {text}
+    assert all(ids[0] == BEGIN and ids[-1] == END for ids in drawn)
+    assert (len({len(ids) for ids in drawn} - {len(whole)}) > 0) == (subwords != "character")
+
+
+def test_a_text_that_halving_makes_too_long_is_cut():
+    halving = fitted(subword_dropout=1.0, max_len=7)
+    assert len(halving.encode(TEXTS[3], random.Random(1))) == 8
+
+
 def test_the_same_texts_teach_the_same_tokenizer():
     assert fitted("wordpiece").tokenizer.to_str() == fitted("wordpiece").tokenizer.to_str()
     assert fitted("bpe").tokenizer.to_str() == train_tokenizer(TEXTS, subwords="bpe", vocab_size=307).to_str()
@@ -217,6 +237,7 @@ def unfinished(call):
         ),
         (lambda folder: TargetTokenizer(tokenizer=str(folder / "no.json")), UserError, "no.json: not a tokenizer.json"),
         (lambda folder: TargetTokenizer().load(folder), UserError, "target_tokenizer.json: not a tokenizer.json"),
+        (lambda _: fitted(subword_dropout=1.5), ValueError, "subword_dropout is a probability, got 1.5"),
         (lambda _: TargetTokenizer(subwords="syllable").fit(TEXTS), ValueError, "subwords must be bpe, wordpiece"),
         (unfinished(lambda t: t.encode("rot")), ValueError, r"not trained yet: call fit\(texts\) or give tokenizer="),
         (unfinished(lambda t: t.decode([1])), ValueError, "not trained yet"),

@@ -2,6 +2,8 @@
 
 import json
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -132,6 +134,17 @@ def test_workers_change_nothing(tmp_path):
     assert same(weights(tmp_path / "0"), weights(tmp_path / "2"))
 
 
+def test_two_processes_train_one_model_together(tmp_path):
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", "-m", "dxn"]
+    asked = ["train", *TINY, "trainer.epochs=2", "trainer.log_every=1", f"run={tmp_path / 'both'}"]
+    done = subprocess.run([*command, *asked], capture_output=True, text=True, cwd=PACKAGE.parent, timeout=300)
+    assert done.returncode == 0, done.stderr
+    # 47 samples are five batches of 11: each process has two of them in an epoch, and one of the two writes.
+    assert [row["step"] for row in lines(tmp_path / "both") if "train/loss" in row] == [1, 2, 3, 4]
+    assert done.stdout.count("epoch 2/2") == 1
+    assert dxn.load(tmp_path / "both").predict(text="seven")
+
+
 def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path):
     plain = ["adapters=[image]", "backbone.dropout=0", "head.dropout=0", "trainer.epochs=1", "data.num_train=22"]
     train(tmp_path / "one", *plain, "batch_size=22")
@@ -170,6 +183,16 @@ def test_other_data_can_be_evaluated(tmp_path, trained):
     asked = ["data=table", f"data.path={tmp_path / 'new.csv'}", "data.fractions=[0,0,1]", f"output={tmp_path / 'out'}"]
     assert main(["evaluate", f"run={trained}", *asked]) == 0
     assert len((tmp_path / "out" / "predictions.csv").read_text().splitlines()) == 4
+
+
+def test_a_split_is_named_or_the_first_that_there_is(tmp_path, trained, capsys):
+    (tmp_path / "new.csv").write_text("text,label\nzwei,2\nfive,5\nnine,9\n")
+    asked = ["data=table", f"data.path={tmp_path / 'new.csv'}", "data.fractions=[0,1,0]", f"output={tmp_path / 'out'}"]
+    assert main(["evaluate", f"run={trained}", *asked]) == 0
+    assert "validation/loss" in json.loads((tmp_path / "out" / "metrics.json").read_text())
+    capsys.readouterr()
+    assert main(["evaluate", f"run={trained}", *asked, "split=test"]) == 2
+    assert capsys.readouterr().err.endswith("split: the data has validation, got test\n")
 
 
 def test_a_sweep_reports_mean_and_deviation(tmp_path, capsys):

@@ -200,7 +200,7 @@ def test_a_language_leaves_its_figures_of_the_last_split(language):
 
 
 def test_evaluating_a_language_again_gives_the_figures_of_its_run(language, tmp_path):
-    assert main(["evaluate", f"run={language}", "split=validation", f"output={tmp_path}"]) == 0
+    assert main(["evaluate", f"run={language}", f"output={tmp_path}"]) == 0
     assert figures(tmp_path)["validation/loss"] == pytest.approx(figures(language)["validation/loss"], abs=1e-6)
 
 

@@ -165,7 +165,7 @@ class Samples(Dataset):
             when = epoch if self.augment else "always"
             sample["target"] = torch.tensor(random.Random(f"{self.seed}/{when}/{row}/hidden").getrandbits(32))
         elif self.target is not None and self.opened.targets is not None:
-            target = self.target.encode(self.opened.targets[row])
+            target = self.target.encode(self.opened.targets[row], rng)
             sample["target"] = target if self.target.kind != "tags" else _spread_tags(target, sample["text"]["words"])
         return sample
 
@@ -207,7 +207,8 @@ class BatchOrder(Sampler):
 
     Shuffled: of each 50 batches' worth of random samples, the shorter go with the shorter, then the batches
     are shuffled. Otherwise: in order. skip leaves out the first batches, to go on in the middle of an epoch.
-    shard (i, n): every n-th batch from the i-th on; each of n processes gets as many, the last few may go.
+    shard (i, n): every n-th batch from the i-th on; each of n processes gets as many, the last few may go. n batches
+    of like length come together, since none of the processes goes on before the slowest.
     """
 
     def __init__(
@@ -244,8 +245,10 @@ class BatchOrder(Sampler):
             return _cut(order, self.batch_size)
         pools = [sorted(pool, key=lambda i: self.sizes[i]) for pool in _cut(order, POOL * self.batch_size)]
         batches = [batch for pool in pools for batch in _cut(pool, self.batch_size)]
-        rng.shuffle(batches)
-        return batches
+        over = [batches.pop(rng.randrange(len(batches))) for _ in range(len(batches) % self.shard[1])]
+        steps = [batches[at : at + self.shard[1]] for at in range(0, len(batches), self.shard[1])]
+        rng.shuffle(steps)
+        return [*(batch for step in steps for batch in step), *over]
 
 
 def _cut(order: Sequence[int], size: int) -> list[list[int]]:

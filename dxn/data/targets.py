@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,11 +42,11 @@ class Target:
         pieces = values if kind == "class" else [piece for value in values for piece in value]
         return cls(kind, tuple(sorted(set(pieces), key=_natural)))
 
-    def encode(self, value) -> Tensor:
+    def encode(self, value, rng: random.Random | None = None) -> Tensor:
         """class () long, labels (K,) float, number () float, tags (words,) long, text (n,) long with its beginning and
-        its end. IGNORED for an unknown name."""
+        its end. IGNORED for an unknown name; rng: what training draws at random of a text is drawn from it."""
         if self.writing is not None:
-            return self.writing.encode(value)
+            return self.writing.encode(value, rng)
         index = self._index()
         if self.kind == "class":
             return torch.tensor(index.get(value, IGNORED))

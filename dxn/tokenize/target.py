@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from dxn.errors import UserError
+from dxn.tokenize.halves import Halves, special_ids
 from dxn.tokenize.text import Subwords, load_tokenizer, train_tokenizer
 
 FILE = "target_tokenizer.json"
@@ -27,6 +29,7 @@ class TargetTokenizer:
         tokenizer: path of a tokenizer.json to use instead of training one.
         share: one tokenizer, and one table of vectors, for the text that is read and the text that is written.
         max_len: tokens at most, the end's included; a longer text is cut.
+        subword_dropout: probability that a subword is split in two shorter ones, in training.
     """
 
     def __init__(
@@ -38,6 +41,7 @@ class TargetTokenizer:
         tokenizer: str | None = None,
         share: bool = False,
         max_len: int = 128,
+        subword_dropout: float = 0.0,
     ):
         if max_len < 2:
             raise ValueError(f"max_len must be at least 2, a token and the end, got {max_len}")
@@ -45,6 +49,7 @@ class TargetTokenizer:
             raise ValueError("share takes the text adapter's tokenizer: give adapters.text.tokenizer instead")
         self.subwords: Subwords = subwords
         self.vocab_size, self.lowercase, self.share, self.max_len = vocab_size, lowercase, share, max_len
+        self.subword_dropout = subword_dropout
         self.tokenizer: Tokenizer | None = None
         if tokenizer is not None:
             self.use(load_tokenizer(tokenizer))
@@ -59,6 +64,7 @@ class TargetTokenizer:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
+        self.halves = Halves(tokenizer, self.subword_dropout, special=special_ids(tokenizer))
 
     def fit(self, texts: Iterable[str]) -> None:
         """Learn the subwords of these texts, unless they are given. Call on the training split only."""
@@ -72,9 +78,14 @@ class TargetTokenizer:
         """Rows that a table of its tokens needs."""
         return max(self._fitted().get_vocab().values()) + 1
 
-    def encode(self, text: str) -> Tensor:
-        """ids (n + 2,), the beginning and the end around the text's; one cut at max_len has no end."""
+    def encode(self, text: str, rng: random.Random | None = None) -> Tensor:
+        """ids (n + 2,), the beginning and the end around the text's; one cut at max_len has no end.
+
+        With rng, subword_dropout is drawn from it.
+        """
         ids = self._fitted().encode(text, add_special_tokens=False).ids
+        if rng is not None and self.subword_dropout:
+            ids = [piece for i in ids for piece in self._halve(i, rng)]
         ids = [self.begin, *ids, self.end]
         return torch.tensor(ids[: self.max_len + 1], dtype=torch.long)
 
@@ -99,6 +110,10 @@ class TargetTokenizer:
         """Undo `save`."""
         self.use(load_tokenizer(folder / FILE))
         return self
+
+    def _halve(self, token: int, rng: random.Random) -> tuple[int, ...]:
+        half = self.halves.draw(token, rng)
+        return (token,) if half is None else (half.left, half.right)
 
     def _fitted(self) -> Tokenizer:
         if self.tokenizer is None:

@@ -17,6 +17,7 @@ from tokenizers import Tokenizer, decoders, models, normalizers, pre_tokenizers,
 from torch import Tensor, nn
 
 from dxn.errors import UserError
+from dxn.tokenize.halves import Halves, special_ids
 from dxn.tokenize.media import BadMedia
 from dxn.tokenize.positions import PositionKind, Positions1d
 from dxn.tokens import Span, Tokens
@@ -113,9 +114,8 @@ class TextPrepare:
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
-        self.halves: dict[int, list[tuple[int, int, int, range]]] = {}
-        added = tokenizer.get_added_tokens_decoder()
-        self.special_ids = sorted(i for i, token in added.items() if token.special)
+        self.special_ids = special_ids(tokenizer)
+        self.halves = Halves(tokenizer, self.subword_dropout, special=self.special_ids)
         found = (tokenizer.token_to_id(name) for name in MASKS)
         self.mask_id = next((i for i in found if i is not None), None)
         if self.token_mask and self.tokenizer.get_vocab_size() and self.mask_id is None:
@@ -188,36 +188,15 @@ class TextPrepare:
         return columns
 
     def _halve(self, column: tuple, rng: random.Random) -> list[tuple]:
-        """A subword as two shorter ones, with probability subword_dropout (after arXiv:1910.13267)."""
-        if rng.random() >= self.subword_dropout:
+        """A subword as two shorter ones, with probability subword_dropout."""
+        half = self.halves.draw(column[0], rng)
+        if half is None:
             return [column]
-        token, (start, stop), word = column
-        if token not in self.halves:
-            self.halves[token] = self._ways_to_halve(token)
-        if not self.halves[token]:
-            return [column]
-        left, right, behind, letters = rng.choice(self.halves[token])
-        if stop - start not in letters:  # bytes of a character, or letters that were composed: both stand there
-            return [(left, (start, stop), word), (right, (start, stop), word)]
-        middle = max(stop - behind, start)
-        return [(left, (start, middle), word), (right, (middle, stop), word)]
-
-    def _ways_to_halve(self, token: int) -> list[tuple[int, int, int, range]]:
-        """Both halves, the letters of the second, and how many the whole has, with and without its space."""
-        piece = self.tokenizer.id_to_token(token)
-        if piece is None or token in self.special_ids:
-            return []
-        inside = "##" if self.tokenizer.token_to_id("##" + piece[-1]) is not None else ""
-        body = piece.removeprefix(inside) if inside else piece
-        lead = piece[: len(piece) - len(body)]
-        letters = range(len(body) - body.startswith(("Ġ", "▁")), len(body) + 1)
-        ways = []
-        for at in range(1, len(body)):
-            left = self.tokenizer.token_to_id(lead + body[:at])
-            right = self.tokenizer.token_to_id(inside + body[at:])
-            if left is not None and right is not None:
-                ways.append((left, right, len(body) - at, letters))
-        return ways
+        _, (start, stop), word = column
+        if stop - start not in half.letters:  # bytes of a character, or letters that were composed: both stand there
+            return [(half.left, (start, stop), word), (half.right, (start, stop), word)]
+        middle = max(stop - half.behind, start)
+        return [(half.left, (start, middle), word), (half.right, (middle, stop), word)]
 
 
 def _with_marks(offsets: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import random
 import time
 import typing
 from collections.abc import Callable, Iterator
@@ -97,10 +98,12 @@ class Trainer:
         self.balance, self.num_workers, self.overfit = balance, num_workers, overfit
         self.log_every, self.checkpoint_every = log_every, checkpoint_every
         AcceleratorState._reset_state(reset_partial_state=True)  # a sweep trains more than once in this process
-        where = torch.device(PartialState(cpu=device == "cpu").device or "cpu")
+        # Told that there is only a CPU, it lets several processes train together on one; by itself it would not.
+        on_cpu = device == "cpu" or (device == "auto" and not torch.accelerator.is_available())
+        where = torch.device(PartialState(cpu=on_cpu).device or "cpu")
         self.bf16, self.precision_note = choose(precision, where)
         self.accelerator = Accelerator(
-            cpu=device == "cpu",
+            cpu=on_cpu,
             mixed_precision="bf16" if self.bf16 else "no",
             # A batch may lack a modality, and then its adapter's weights have no gradient.
             kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
@@ -151,8 +154,8 @@ class Run:
         model.to(settings.device)
         accelerator = settings.accelerator
         self.wrapped, self.optimizer = typing.cast("tuple[Any, Any]", accelerator.prepare(model, optimizer))
-        shard = (accelerator.process_index, accelerator.num_processes)
-        self.order = BatchOrder(train, settings.batch_size, seed=settings.seed, shuffle=True, shard=shard)
+        self.shard = (accelerator.process_index, accelerator.num_processes)
+        self.order = BatchOrder(train, settings.batch_size, seed=settings.seed, shuffle=True, shard=self.shard)
         self.loader = make_loader(self.order, num_workers=settings.num_workers)
         self.steps = settings.epochs * math.ceil(len(self.order) / settings.accumulate)
         self.state = State()
@@ -181,6 +184,8 @@ class Run:
         state, settings = self.state, self.settings
         started = time.perf_counter()
         self.order.epoch, self.order.skip = state.epoch, state.batch
+        if self.shard[1] > 1:  # each drops out of its own, and a checkpoint holds the first one's generator only
+            torch.manual_seed(random.Random(f"{settings.seed}/{state.epoch}/{self.shard[0]}").getrandbits(63))
         self.wrapped.train()
         for batch in self.loader:
             loss = self.backward(to_device(batch, settings.device))

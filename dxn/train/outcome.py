@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -194,6 +194,11 @@ def _pieces(predictor: bundle.Predictor, text: Any) -> list[str]:
     prepare = predictor.prepares["text"]
     ids = prepare(text)["ids"].tolist()
     return [prepare.tokenizer.decode([i], skip_special_tokens=False).strip() or "·" for i in ids]
+
+
+def split_for_figures(splits: Mapping[str, Sized]) -> str:
+    """The split whose figures count unless one is named: test, or where it has no rows validation, or else train."""
+    return next(name for name in ("test", "validation", "train") if splits.get(name))
 
 
 def by_split(split: str, results: Mapping[str, Mapping[str, float]]) -> dict[str, Mapping[str, float]]:

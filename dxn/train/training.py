@@ -18,7 +18,7 @@ from dxn.errors import UserError
 from dxn.models import Model, count_parameters
 from dxn.train import bundle, report
 from dxn.train.loop import State, Trainer
-from dxn.train.outcome import by_split, evaluate_subsets
+from dxn.train.outcome import by_split, evaluate_subsets, split_for_figures
 from dxn.train.pipeline import Data, build_adapters, build_model, open_source, target_kind, without_target
 from dxn.train.pretrain import Masked
 from dxn.train.progress import duration
@@ -149,7 +149,7 @@ def _finish(trainer: Trainer, run: Prepared, state: State) -> dict[str, Any]:
     console.print(f"trained {duration(state.seconds)}, best epoch {state.best_epoch} of {state.epoch}")
     splits = run.data.splits
     best = bundle.load(run.folder / "model", device=str(trainer.device))
-    split = next(name for name in ("test", "validation", "train") if name in splits)
+    split = split_for_figures(splits)
     results = evaluate_subsets(best, splits[split], split, run.folder, batch_size=2 * trainer.batch_size)
     extra = {
         "validation/best": state.best,

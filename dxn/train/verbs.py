@@ -20,7 +20,7 @@ from dxn.models.decoder import picking
 from dxn.tokenize import BadMedia
 from dxn.tokens import join
 from dxn.train import bundle, report
-from dxn.train.outcome import by_split, draw_attention, draw_tokens, evaluate_subsets
+from dxn.train.outcome import by_split, draw_attention, draw_tokens, evaluate_subsets, split_for_figures
 from dxn.train.pipeline import build_adapters
 from dxn.train.report import console, now
 from dxn.train.training import train_one
@@ -59,9 +59,10 @@ def evaluate(config: Config) -> int:
         raise UserError("data: a public checkpoint brings no data to evaluate it on, data=table data.path=...")
     data = c.get("data") or compose("train", saved_overrides(Path(str(c["run"])))).plain()["data"]
     source = build(data, key="data")
-    name = c["split"] if c["split"] in source.splits else next(iter(source.splits))
-    if c["split"] not in source.splits and len(source.splits) > 1:
-        raise UserError(f"split: the data has {', '.join(source.splits)}, got {c['split']}")
+    name = c["split"] or split_for_figures(source.splits)
+    if not source.splits.get(name):
+        having = ", ".join(split for split, rows in source.splits.items() if rows)
+        raise UserError(f"split: the data has {having}, got {name}")
     need_target = predictor.target.kind not in ("next", "masked")
     opened = open_rows(source.splits[name], predictor.prepares, on_bad=source.on_bad, need_target=need_target)
     if opened.targets is not None and predictor.target.unknown(opened.targets) == len(opened):
