@@ -1,0 +1,164 @@
+"""From tokens to a vector, one modality or several, against forms that are written out."""
+
+import pytest
+import torch
+from written_out import (
+    FUSIONS,
+    MASK,
+    B,
+    D,
+    N,
+    assert_same,
+    differ,
+    each_fusion,
+    each_pool,
+    expected_width,
+    lively,
+    make,
+    numbers,
+    tokens_of,
+)
+
+from dxn.models import EarlyFusion, LateFusion
+from dxn.models.fusion import Pooling
+
+
+def pooled_by_hand(pool, led, part, mask):
+    """Of one sample: its leading tokens (the class token first), its other tokens and which of those are real."""
+    real = part[mask]
+    score = (real @ pool.score.weight[0] + pool.score.bias).exp()[:, None] if pool.kind == "attention" else None
+    return {
+        "mean": lambda: real.mean(0),
+        "max": lambda: real.amax(0),
+        "attention": lambda: (real * score).sum(0) / score.sum(),
+        "first": lambda: real[0],
+        "last": lambda: real[-1],
+        "cls": lambda: led[0],
+        "cls_mean": lambda: torch.cat([led[0], real.mean(0)]),
+        "leading": lambda: led.mean(0),
+        "leading_cat": lambda: torch.cat(list(led)),
+    }[pool.kind]()
+
+
+@each_pool
+@pytest.mark.parametrize("registers", [0, 1, 3])
+def test_pooling_is_its_written_out_form_whatever_its_leading_tokens(pool, registers):
+    made, part = lively(Pooling(pool, D, registers=registers)), tokens_of(numbers(B, N, D) - 2, MASK)
+    led = made.lead(part)
+    k = led.x.shape[1] - N
+    assert k == registers + (pool in ("cls", "cls_mean", "leading", "leading_cat"))
+    x = numbers(B, k + N, D) - 2  # mostly negative: a padding of zeros would win a maximum
+    expected = torch.stack([pooled_by_hand(made, x[i, :k], x[i, k:], MASK[i]) for i in range(B)])
+    assert made.width == expected.shape[1] == expected_width(pool, registers)
+    assert_same(made(x, led.mask), expected, atol=1e-6 if pool == "attention" else 1e-12)  # its softmax is float32
+    # Neither padding nor, where they are not what is pooled, registers count.
+    changed = torch.where(led.mask[..., None], x, 1000.0)
+    if pool not in ("leading", "leading_cat"):
+        changed[:, int(pool in ("cls", "cls_mean")) : k] = 1000.0
+    assert_same(made(changed, led.mask), made(x, led.mask))
+
+
+@pytest.mark.parametrize(("pool", "count"), [("mean", 3), ("first", 3), ("cls", 4), ("leading_cat", 4)])
+def test_registers_lead_as_columns_of_their_own(pool, count):
+    mask = MASK.clone()
+    mask[1] = False
+    made, part = lively(Pooling(pool, D, registers=3)), tokens_of(numbers(B, N, D), mask)
+    led = made.lead(part)
+    assert [(s.modality, s.start, s.stop) for s in led.spans] == [("class", 0, count), ("text", count, count + N)]
+    assert torch.equal(led.x[:, :count], made.tokens.expand(B, count, D)) and torch.equal(led.x[:, count:], part.x)
+    assert len(made.tokens.unique(dim=0)) == count
+    assert led.mask[:, :count].tolist() == [[True] * count, [False] * count, [True] * count]
+    assert torch.equal(led.mask[:, count:], mask) and bool(led.spans[0].places.isnan().all())
+
+
+@each_pool
+@pytest.mark.parametrize("registers", [0, 2])
+def test_a_sample_without_a_real_token_pools_to_finite_numbers(pool, registers):
+    mask = MASK.clone()
+    mask[1] = False
+    made = lively(Pooling(pool, D, registers=registers))
+    led = made.lead(tokens_of(numbers(B, N, D), mask))
+    x = led.x.detach().requires_grad_()
+    out = made(x, led.mask)
+    assert out.shape == (B, made.width)
+    out.sum().backward()
+    assert bool(out.isfinite().all()) and bool(x.grad.isfinite().all())
+
+
+def test_other_tokens_read_the_registers():
+    fuse, backbone, part = lively(EarlyFusion(D, registers=2)), make(), tokens_of(numbers(B, N, D), MASK)
+    encoded, before = fuse([part], backbone)
+    assert encoded.select("text").x.shape == (B, N, D)
+    with torch.no_grad():
+        fuse.pool.tokens[1] = numbers(D)
+    assert differ(fuse([part], backbone)[1], before)
+
+
+@pytest.mark.parametrize("build", [Pooling, *FUSIONS.values()])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kind": "median"}, "pool must be one of mean, max, cls, attention, first, last, .*, got 'median'"),
+        ({"kind": "mean", "registers": -1}, "registers must be at least 0, got -1"),
+        ({"kind": "cls", "registers": -1}, "registers must be at least 0, got -1"),
+    ],
+)
+def test_what_cannot_be_pooled_says_why(build, options, message):
+    kind = {"kind" if build is Pooling else "pool": options["kind"]}
+    with pytest.raises(ValueError, match=message):
+        build(dim=D, **kind, **{k: v for k, v in options.items() if k != "kind"})
+
+
+# Fusions
+
+
+def two_parts():
+    """A text and an image a sample, but no image in the second and no text in the third."""
+    text, image = MASK.clone(), MASK[:, 2:7].clone()
+    image[1], text[2] = False, False
+    return [tokens_of(numbers(B, N, D), text), tokens_of(numbers(B, 5, D), image, "image")]
+
+
+@each_fusion
+@each_pool
+@pytest.mark.parametrize("names", [["text"], ["text", "image"]])
+@pytest.mark.parametrize("registers", [0, 2])
+def test_a_fusions_width_is_that_of_the_vectors_it_gives(fusion, pool, names, registers):
+    fuse = lively(FUSIONS[fusion](D, modalities=names, pool=pool, registers=registers))
+    parts = two_parts() if len(names) == 2 else [tokens_of(numbers(B, N, D), MASK)]
+    encoded, vector = fuse(parts, make(depth=2, window=2, global_every=2))
+    assert vector.shape == (B, fuse.width) and bool(vector.isfinite().all())
+    # Late fusion brings what differs in kind to one width before it averages.
+    mixed = fusion == "late" and len(names) == 2
+    assert fuse.width == (D if mixed else expected_width(pool, registers))
+    assert encoded.x.shape[2] == D
+
+
+@each_fusion
+@each_pool
+def test_each_sample_is_fused_as_if_it_were_alone_and_without_padding(fusion, pool):
+    fuse = lively(FUSIONS[fusion](D, modalities=["text", "image"], pool=pool, registers=2))
+    backbone = make(depth=3, position="rotary", window=2, global_every=2, qk_norm=True)
+    parts = two_parts()
+    _, batched = fuse(parts, backbone)
+    for i in range(B):
+        own = [tokens_of(p.x[i : i + 1, p.mask[i]], None, p.spans[0].modality) for p in parts if p.mask[i].any()]
+        assert_same(fuse(own, backbone)[1][0], batched[i], atol=1e-10)
+
+
+@pytest.mark.parametrize("pool", ["cls_mean", "leading_cat"])
+def test_late_fusion_mixes_each_modalitys_wider_vector_and_averages_what_is_there(pool):
+    fuse = lively(LateFusion(D, modalities=["text", "image"], pool=pool, registers=1))
+    backbone, parts = make(), two_parts()
+    _, vectors = fuse(parts, backbone)
+    for i in range(B):
+        mixed = []
+        for part in parts:
+            name, real = part.spans[0].modality, part.x[i, part.mask[i]]
+            if not len(real):
+                continue
+            x = torch.cat([fuse.pool.tokens, real + fuse.embedding.vectors[name]])[None]
+            x = backbone.norm(backbone.run(x, torch.ones(x.shape[:2], dtype=torch.bool)))[0]
+            wide = torch.cat([x[0], x[2:].mean(0) if pool == "cls_mean" else x[1]])
+            mixed.append(fuse.mix[name].weight @ wide + fuse.mix[name].bias)
+        assert_same(vectors[i], torch.stack(mixed).mean(0))
