@@ -113,7 +113,7 @@ def draw_attention(
     with torch.inference_mode(), nullcontext([]) if blind else recorded(model.backbone) as maps:
         encoded, _ = model.encode(model.embed(to_device(samples.collate([samples[0, 0]]), predictor.device)))
     maps = [one.float() for one in maps]
-    answer = _answer(predictor, encoded) if writes else None
+    answer = answer_of(predictor, encoded) if writes else None
     share = _share(maps, encoded, answer, model.fusion.pool.kind).cpu().numpy()
     raws = {m: column[samples.rows[0]] for m, column in samples.opened.raws.items()}
     shown = {name: raw for name, raw in raws.items() if raw is not None}
@@ -159,7 +159,7 @@ def _looks(decoder: Decoder | RecurrentDecoder) -> bool:
 
 
 @torch.inference_mode()
-def _answer(predictor: bundle.Predictor, encoded: Tokens) -> Answer:
+def answer_of(predictor: bundle.Predictor, encoded: Tokens) -> Answer:
     """Write it, then give it to the decoder as a whole: what was read before each token was said."""
     head, writing, memory = predictor.model.head, predictor.target.writing, remember(encoded)
     assert writing is not None and memory is not None
