@@ -22,14 +22,16 @@ from dxn.train.outcome import answer_of
 SENTENCES = 300
 COLOURS = {"red": "rot", "blue": "blau", "green": "grün", "white": "weiß", "black": "schwarz", "yellow": "gelb"}
 ENDINGS = ("", "e", "en", "er", "es", "em")
+WORDS = """
+mann:man männer:men frau:woman frauen:women junge:boy jungen:boys mädchen:girl kind:child kinder:children baby:baby
+hund:dog hunde:dogs pferd:horse wasser:water schnee:snow gras:grass strand:beach berg:mountain straße:street
+ball:ball fahrrad:bicycle auto:car gitarre:guitar hut:hat tisch:table
+springt:jumps läuft:runs spielt:plays sitzt:sits steht:stands hält:holds
+zwei:two drei:three vier:four und:and mit:with
+"""
 LEXICON = {
     **{german + ending: english for english, german in COLOURS.items() for ending in ENDINGS},
-    **{"mann": "man", "männer": "men", "frau": "woman", "frauen": "women", "junge": "boy", "jungen": "boys"},
-    **{"mädchen": "girl", "kind": "child", "kinder": "children", "hund": "dog", "hunde": "dogs", "baby": "baby"},
-    **{"wasser": "water", "ball": "ball", "schnee": "snow", "gras": "grass", "strand": "beach", "berg": "mountain"},
-    **{"fahrrad": "bicycle", "auto": "car", "pferd": "horse", "gitarre": "guitar", "hut": "hat", "tisch": "table"},
-    **{"springt": "jumps", "läuft": "runs", "spielt": "plays", "sitzt": "sits", "steht": "stands", "hält": "holds"},
-    **{"zwei": "two", "drei": "three", "vier": "four", "und": "and", "mit": "with", "straße": "street"},
+    **dict(pair.split(":") for pair in WORDS.split()),
 }
 
 
