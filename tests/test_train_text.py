@@ -280,7 +280,11 @@ def test_only_a_model_that_writes_writes(place, tmp_path, capsys):
         ),
         (plain, [CAUSAL, "data.fractions=[0.5,0.4]"], "data.fractions: must be up to three shares that add up to 1"),
         (plain, ["head=generate"], "no target"),
-        (plain, [CAUSAL, "target_text.max_len=9"], "target_text.max_len: nothing is written here, the target is next"),
+        (
+            plain,
+            [CAUSAL, "target_text.max_len=9"],
+            "target_text.max_len: no text is written here, the target is the text's own next token; leave",
+        ),
         (pairs, ["head=classify"], "head: Classify predicts class, but the target is text; set head=auto"),
         (pairs, ["target_text.max_len=1"], "target_text: max_len must be at least 2, a token and the end, got 1"),
         (pairs, ["head=generate", "head.beams=0"], "head: needs beams >= 1"),

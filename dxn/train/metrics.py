@@ -19,7 +19,7 @@ MONITORED = {
     "next": "loss_per_char",
     "masked": "loss",
 }
-SMALLER_IS_BETTER = {"rmse", "mae", "loss", "loss_per_char", "wer", "cer"}
+SMALLER_IS_BETTER = {"rmse", "loss", "loss_per_char"}
 
 
 def score(target: Target, predicted: Sequence, truths: Sequence, threshold: float = 0.5) -> dict[str, float]:

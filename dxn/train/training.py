@@ -67,7 +67,10 @@ def _prepare(config: Config, trainer: Trainer) -> Prepared:
     if kind == "text" and c["head"]["_target_"].endswith("default_head"):
         c = _decided(compose("train", [*config.overrides, "head=generate"]), start)
     if kind != "text" and (idle := next((key for key in config.asked() if key.startswith("target_text")), None)):
-        raise UserError(f"{idle}: nothing is written here, the target is {kind}; leave it out, or set data.kind=text")
+        guessed = {"next": "the text's own next token", "masked": "what is hidden"}.get(kind, f"of kind {kind}")
+        raise UserError(
+            f"{idle}: no text is written here, the target is {guessed}; leave it out, or set data.kind=text"
+        )
     adapters, writing = build_adapters(c, source.columns), build(c["target_text"], key="target_text")
     start.prepare(adapters)
     start.prepare_writing(writing)
