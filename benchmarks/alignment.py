@@ -10,6 +10,7 @@ that token is what they read most, in the mean of all of the decoder's blocks an
 from __future__ import annotations
 
 import csv
+import re
 import sys
 from pathlib import Path
 
@@ -31,7 +32,7 @@ zwei:two drei:three vier:four und:and mit:with
 """
 LEXICON = {
     **{german + ending: english for english, german in COLOURS.items() for ending in ENDINGS},
-    **dict(pair.split(":") for pair in WORDS.split()),
+    **dict(re.findall(r"(\w+):(\w+)", WORDS)),
 }
 
 
