@@ -42,9 +42,11 @@ def test_the_sum_and_both_gradients_are_those_of_one_piece(smoothing):
 
 @pytest.mark.parametrize("count", [1, 15, 16, 17, 31, 32, 33, 37])
 @pytest.mark.parametrize("smoothing", [0.0, 0.1])
-def test_where_the_chunks_are_cut_changes_nothing(monkeypatch, count, smoothing):
-    """Of 16 tokens, the fewest there are: at, before and behind each edge."""
+@pytest.mark.parametrize("group", [1, 2, 3])
+def test_where_the_chunks_are_cut_changes_nothing(monkeypatch, count, smoothing, group):
+    """Of 16 tokens, the fewest there are: at, before and behind each edge, and that of a group of chunks."""
     monkeypatch.setattr(losses, "CHUNK", 1)
+    monkeypatch.setattr(losses, "GROUP", group)
     x, table, targets = given_inputs(count)
     ours = linear_cross_entropy(x, table, targets, label_smoothing=smoothing)
     same(with_gradients(ours, x, table), with_gradients(in_one_piece(x, table, targets, smoothing), x, table))

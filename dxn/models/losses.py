@@ -8,6 +8,7 @@ import torch
 from torch import Tensor
 
 CHUNK = 2**20  # logits worked out at a time: they stay in the cache of a CPU, and small on a GPU
+GROUP = 4  # chunks whose gradients are worked out together: each sum over a table costs as much as a chunk's product
 
 
 def linear_cross_entropy(x: Tensor, table: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
@@ -22,7 +23,10 @@ def linear_cross_entropy(x: Tensor, table: Tensor, targets: Tensor, *, label_smo
         targets: the true words (M,), all of them real.
         label_smoothing: share of the target spread over all words (arXiv:1512.00567, 7).
     """
-    return _LinearCrossEntropy.apply(x, table, targets, label_smoothing)  # pyright: ignore[reportReturnType]
+    device = x.device.type
+    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
+    with torch.autocast(device, enabled=False):  # it would make the table smaller anew for each chunk
+        return _LinearCrossEntropy.apply(x, table, targets, label_smoothing, dtype)  # pyright: ignore[reportReturnType]
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
@@ -32,19 +36,25 @@ class _LinearCrossEntropy(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, table: Tensor, targets: Tensor, smoothing: float) -> Tensor:
+    def forward(ctx: Any, x: Tensor, table: Tensor, targets: Tensor, smoothing: float, dtype: torch.dtype) -> Tensor:
+        """Products in dtype, sums over the vocabulary in float32 at least."""
         grad_x, grad_table = torch.empty_like(x), torch.zeros_like(table)
-        total = x.new_zeros((), dtype=torch.float32 if x.dtype == torch.bfloat16 else x.dtype)
+        total = x.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
+        small_x, small_table = x.to(dtype), table.to(dtype)
         rows = max(CHUNK // len(table), 16)
-        for start in range(0, len(x), rows):
-            some, true = x[start : start + rows], targets[start : start + rows, None]
-            logits = some @ table.T
-            shares = logits.softmax(-1, dtype=total.dtype)
-            # log of the sum of exponentials, from the most probable word: its share is never too small for a log
-            log_sum = logits.amax(-1).to(total.dtype) - shares.amax(-1).log()
-            total += (log_sum - (1 - smoothing) * logits.gather(1, true).squeeze(1)).sum()
-            shares = shares.to(logits.dtype)
-            grad_x[start : start + rows] = shares @ table
+        for start in range(0, len(x), GROUP * rows):
+            group = slice(start, start + GROUP * rows)
+            some, true = small_x[group], targets[group, None]
+            shares = some.new_empty(len(some), len(table))
+            for at in range(0, len(some), rows):
+                chunk = slice(at, at + rows)
+                logits = some[chunk] @ small_table.T
+                exact = logits.softmax(-1, dtype=total.dtype)
+                # log of the sum of exponentials, from the most probable word: its share is never too small for a log
+                log_sum = logits.amax(-1).to(total.dtype) - exact.amax(-1).log()
+                total += (log_sum - (1 - smoothing) * logits.gather(1, true[chunk]).squeeze(1)).sum()
+                shares[chunk] = exact
+            grad_x[group] = (shares @ small_table).to(x.dtype)
             grad_table += shares.T @ some
         whole, mean = x.sum(0), table.mean(0)
         total -= smoothing * (whole * mean).sum()
@@ -55,6 +65,6 @@ class _LinearCrossEntropy(torch.autograd.Function):
         return total
 
     @staticmethod
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None]:  # pyright: ignore
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # pyright: ignore
         grad_x, grad_table = ctx.saved_tensors
-        return grad * grad_x, grad * grad_table, None, None
+        return grad * grad_x, grad * grad_table, None, None, None
