@@ -75,7 +75,8 @@ def draw(found: Mapping[str, Sequence[float]], path: Path) -> None:
 
 
 def training(experiment: str, folder: str):
-    """A function that trains on one of a few batches, and how many target tokens that one has."""
+    """A function that trains on one of a few batches and says how many target tokens that one has; the model's
+    parameters; the samples and how many of them make a batch."""
     c = compose("train", [f"experiment={experiment}", f"data.train={folder}/train.csv", "data.path=null"]).plain()
     source = build(c["data"], key="data")
     adapters = build_adapters(c, source.columns)
@@ -98,7 +99,22 @@ def training(experiment: str, folder: str):
         return int((batch["target"][:, 1:] >= 0).sum())
 
     size = sum(p.numel() for p in model.parameters())
-    return step, size
+    return step, size, (samples, c["batch_size"])
+
+
+def padding(samples: Samples, batch_size: int) -> str:
+    """What of a batch's tokens, read and written, is padding: in our batches, and in batches of random pairs."""
+    shares = []
+    for sorted_by_length in (True, False):
+        order = BatchOrder(samples, batch_size, shuffle=True)
+        if not sorted_by_length:
+            order.sizes = []
+        real = room = 0
+        for batch in make_loader(order):
+            for mask in (batch["text"]["mask"], batch["target"][:, 1:] >= 0):
+                real, room = real + int(mask.sum()), room + mask.numel()
+        shares.append(1 - real / room)
+    return f"padding: {shares[0]:.1%} of the tokens; {shares[1]:.1%} in random batches"
 
 
 def speed(folder: str) -> None:
@@ -106,13 +122,14 @@ def speed(folder: str) -> None:
     steps = {name: training(experiment, folder) for name, experiment in EXPERIMENTS.items()}
     rates: dict[str, list[float]] = {name: [] for name in steps}
     for i in range(ROUNDS + 1):
-        for name, (step, _) in steps.items():
+        for name, (step, *_) in steps.items():
             start = time.perf_counter()
             tokens = sum(step(j) for j in range(BATCHES))
             if i:  # the first round warms up
                 rates[name].append(tokens / (time.perf_counter() - start))
-    for name, (_, size) in steps.items():
+    for name, (_, size, _) in steps.items():
         print(f"{name}: {size:,} parameters, {statistics.median(rates[name]):,.0f} target tokens/s in training")
+    print(padding(*next(iter(steps.values()))[2]))
 
 
 def main() -> None:

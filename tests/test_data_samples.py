@@ -18,7 +18,7 @@ from dxn.data.rows import Rows
 from dxn.data.samples import BatchOrder, Opened, Samples, first_subwords, make_loader, open_rows, withhold
 from dxn.data.targets import IGNORED, Target
 from dxn.errors import UserError
-from dxn.tokenize import AudioAdapter, AudioAugment, ImageAdapter, ImageAugment, train_tokenizer
+from dxn.tokenize import AudioAdapter, AudioAugment, ImageAdapter, ImageAugment, TargetTokenizer, train_tokenizer
 from dxn.tokenize.text import TextPrepare
 
 TEXTS = ["the red fox runs", "a blue bird", "the bird and the fox and the red sun go home", "blue", "red sun, blue sun"]
@@ -358,6 +358,14 @@ def test_the_size_of_a_sample_is_of_the_modalities_it_has(prepares):
     raws = samples.opened.raws
     assert samples.size(1) == prepares["text"].size(raws["text"][1])
     assert samples.size(2) == pytest.approx(sum(prepares[m].size(raws[m][2]) for m in MODALITIES))
+
+
+def test_the_size_of_a_text_that_is_written_counts_where_it_is_longer():
+    read, written = ["a b c", "a b c", "a"], ["d", "d e f g", "d e f g h"]
+    prepare = TextPrepare(train_tokenizer(read, subwords="word"), max_len=31)
+    target = Target.fit("text", written, TargetTokenizer(subwords="word"))
+    samples = Samples(Opened({"text": read}, written, ["row"] * 3), {"text": prepare}, target=target)
+    assert [samples.size(i) for i in range(3)] == [3, 5, 6]  # with the end
 
 
 def test_a_sample_without_a_target_has_none(prepares):

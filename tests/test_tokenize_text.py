@@ -290,6 +290,12 @@ def test_masked_tokens_keep_their_places():
     assert torch.equal(noisy["places"], clean["places"])
 
 
+@pytest.mark.parametrize("raw", ["the tall boats", ["the", "tall", "boats"], "a" * 97])
+def test_the_size_of_a_text_is_how_many_tokens_it_gets(raw):
+    prepare = adapter_of(max_len=11).prepare
+    assert prepare.size(raw) == len(prepare(raw)["ids"])
+
+
 def test_preparing_works_the_same_in_another_process():
     prepare = adapter_of(subword_dropout=0.5).prepare
     again = pickle.loads(pickle.dumps(prepare))

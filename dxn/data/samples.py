@@ -146,9 +146,12 @@ class Samples(Dataset):
         return bool(present) and all(m in present for m in self.needed)
 
     def size(self, i: int) -> float:
-        """Roughly how many tokens sample i has."""
-        raws = self.opened.raws
-        return sum(self.prepares[m].size(raw) for m in self.modalities if (raw := raws[m][self.rows[i]]) is not None)
+        """Roughly how many tokens are read of sample i, or are written where these are more: what pads its batch."""
+        raws, row = self.opened.raws, self.rows[i]
+        read = sum(self.prepares[m].size(raw) for m in self.modalities if (raw := raws[m][row]) is not None)
+        if self.target is None or self.target.kind != "text" or self.opened.targets is None:
+            return read
+        return max(read, len(self.target.encode(self.opened.targets[row])) - 1)
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         """index, target where there is one, and for each modality it has what `prepare` made of it."""

@@ -133,8 +133,10 @@ class TextPrepare:
         return source if isinstance(source, str) else list(source)
 
     def size(self, raw: str | list[str]) -> float:
-        """Roughly how many tokens it has, to put like with like."""
-        return len(raw) if isinstance(raw, list) else len(raw) / 4
+        """How many tokens it has, to put like with like."""
+        split, special = isinstance(raw, list), self.special_tokens
+        found = self.tokenizer.encode(raw, is_pretokenized=split, add_special_tokens=special)
+        return min(len(found.ids), self.max_len)
 
     def __call__(self, raw: str | list[str], rng: random.Random | None = None) -> dict[str, Tensor]:
         """ids (n,), places (n, 2) in characters, words (n,), `cut` () subwords beyond max_len.
