@@ -9,7 +9,6 @@ from torch import nn
 
 from dxn.models import Backbone, Decoder, EarlyFusion, Generate, Language, LanguageModel, Model, RecurrentDecoder
 from dxn.models.decoder import beam_search, generate, lengthened, remember, sampled
-from dxn.models.losses import divergence
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
 from dxn.tokens import Span, Tokens
 
@@ -103,19 +102,6 @@ def test_what_is_read_counts_and_samples_do_not_see_each_other(kind):
     torch.testing.assert_close(together, sum(alone), rtol=0, atol=1e-11)
     other = tokens.with_x(tokens.x.flip(0))
     assert not torch.isclose(head(other, None, targets), together, rtol=1e-3)
-
-
-@KINDS
-def test_two_readings_cost_the_mean_of_both_and_half_of_how_far_they_are_apart(kind):
-    head, targets = head_of(kind, label_smoothing=0.1, consistency=3.0), targets_of()
-    one, other = tokens_of(seed=1), tokens_of(seed=5)
-    both = Tokens(torch.cat([one.x, other.x]), torch.cat([one.mask, other.mask]))
-    given, real = targets[:, :-1], targets[:, 1:] >= 0
-    logits = [head.decoder(given.clamp(min=0), given >= 0, remember(tokens))[real] for tokens in (one, other)]
-    mean = (loss_of(head, one, targets) + loss_of(head, other, targets)) / 2
-    expected = mean + 1.5 * divergence(*logits) / real.sum()
-    torch.testing.assert_close(loss_of(head, both, targets), expected, rtol=0, atol=1e-11)
-    assert expected > mean + 1e-3
 
 
 def test_a_batch_without_any_target_costs_nothing():

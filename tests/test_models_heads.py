@@ -9,7 +9,6 @@ from torch.nn import functional as F
 from dxn.data.targets import IGNORED
 from dxn.models import Backbone, Classify, EarlyFusion, Multilabel, Regress, Tag
 from dxn.models.heads import BY_KIND, default_head
-from dxn.models.losses import divergence
 from dxn.tokens import Span, Tokens, join
 
 B, N, K, D = 3, 7, 5, 11
@@ -54,15 +53,6 @@ def test_the_loss_of_classes_takes_shares_as_mixup_makes_them():
     one, other = head.loss(logits, torch.tensor([0, 4])), head.loss(logits, torch.tensor([3, 1]))
     shares = 0.7 * F.one_hot(torch.tensor([0, 4]), K) + 0.3 * F.one_hot(torch.tensor([3, 1]), K)
     assert_same(head.loss(logits, shares), 0.7 * one + 0.3 * other)
-
-
-def test_two_readings_cost_the_mean_of_both_and_half_of_how_far_they_are_apart():
-    head = Classify(D, num_classes=5, label_smoothing=0.1, consistency=3.0)
-    one, other, targets = torch.randn(B, 5), torch.randn(B, 5), torch.arange(B) % 5
-    mean = (head.loss(one, targets) + head.loss(other, targets)) / 2
-    found = head.loss(torch.cat([one, other]), targets)
-    assert_same(found, mean + 1.5 * divergence(one, other) / B)
-    assert found > mean + 0.1
 
 
 def test_a_class_that_training_never_saw_costs_nothing():

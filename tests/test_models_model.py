@@ -166,32 +166,6 @@ def test_mixing_with_a_sample_that_has_another_modality_gives_both():
 # Counting
 
 
-# Two readings
-
-
-def test_with_consistency_training_reads_each_sample_twice_and_use_once():
-    model, batch = make(), collate([sample_of(**s) for s in SAMPLES])
-    once = model(batch)
-    model.head.consistency = 1.0
-    assert_same(model(batch), once)
-    assert_same(model.train()(batch), torch.cat([once, once]))  # nothing is dropped out, so both are the same
-
-
-def test_each_reading_drops_out_of_its_own():
-    model, batch = make(), collate([sample_of(**s) for s in SAMPLES])
-    model.head.consistency, model.head.neck.dropout.p = 1.0, 0.5
-    first, second = model.train()(batch).chunk(2)
-    assert float((first - second).detach().abs().max()) > 1e-3
-
-
-def test_both_readings_are_mixed_alike():
-    model, batch = make(), collate([sample_of(**s) for s in SAMPLES])
-    mixing = torch.tensor([2, 0, 4, 1, 3]), 0.3
-    once = model(batch, mixing)
-    model.head.consistency = 1.0
-    assert_same(model.train()(batch, mixing), torch.cat([once, once]))
-
-
 def test_parameters_that_are_frozen_do_not_count():
     model = nn.Sequential(nn.Linear(3, 5), nn.Linear(5, 7, bias=False))
     assert count_parameters(model) == 3 * 5 + 5 + 5 * 7

@@ -8,7 +8,6 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.models.losses import divergence
 from dxn.models.masked import Masked
 from dxn.models.writing import Generate, Language
 from dxn.tokens import Tokens
@@ -56,8 +55,6 @@ class Classify(nn.Module):
         norm: a layer norm before the last linear.
         norm_eps: added to the variance in that norm.
         dropout: of what the last linear gets, in training.
-        consistency: in training each sample is read twice, with other dropout, and so many times the divergence of
-            both guesses is added to the loss of both (R-Drop's alpha, arXiv:2106.14448); 0 reads once.
     """
 
     kind = "class"
@@ -73,12 +70,9 @@ class Classify(nn.Module):
         norm: bool = False,
         norm_eps: float = 1e-5,
         dropout: float = 0.0,
-        consistency: float = 0.0,
     ):
         super().__init__()
-        if consistency < 0:
-            raise ValueError(f"consistency must be at least 0, got {consistency}")
-        self.label_smoothing, self.consistency = label_smoothing, consistency
+        self.label_smoothing = label_smoothing
         self.neck = Neck(dim, hidden=hidden, norm=norm, norm_eps=norm_eps, dropout=dropout)
         self.out = nn.Linear(dim, num_classes)
         self.class_weights: Tensor | None
@@ -89,16 +83,8 @@ class Classify(nn.Module):
         return self.out(self.neck(pooled))
 
     def loss(self, logits: Tensor, targets: Tensor) -> Tensor:
-        """Mean cross-entropy of logits (B, K) and targets: classes (B,), or their shares (B, K).
-
-        Of logits of two readings (2 B, K) it is the mean of both, with half of consistency.
-        """
-        options = {"weight": self.class_weights, "label_smoothing": self.label_smoothing}
-        readings = logits.split(len(targets))
-        found = torch.stack([F.cross_entropy(one, targets, **options) for one in readings]).mean()
-        if len(readings) == 2:
-            found = found + self.consistency / 2 * divergence(*readings) / len(targets)
-        return found
+        """Mean cross-entropy of logits (B, K) and targets: classes (B,), or their shares (B, K)."""
+        return F.cross_entropy(logits, targets, weight=self.class_weights, label_smoothing=self.label_smoothing)
 
     def predict(self, logits: Tensor) -> Tensor:
         """Probabilities (B, K)."""

@@ -3,7 +3,6 @@
 from collections.abc import Mapping
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dxn.tokens import Tokens
@@ -52,15 +51,8 @@ class Model(nn.Module):
         return self.fusion(parts, self.backbone)
 
     def forward(self, batch: Batch, mixing: tuple[Tensor, float] | None = None) -> Tensor:
-        """A batch to the head's logits. mixing: a permutation (B,) and a share, see `mix`.
-
-        In training, where the head asks for consistency, the logits are those of two readings, one behind the other.
-        """
+        """A batch to the head's logits. mixing: a permutation (B,) and a share, see `mix`."""
         batch = self.shown(batch)
-        if self.training and getattr(self.head, "consistency", 0):
-            if mixing is not None:
-                mixing = torch.cat([mixing[0], mixing[0] + batch["size"]]), mixing[1]
-            batch = twice(batch)
         parts = self.embed(batch)
         if mixing is not None:
             parts = [mix(part, *mixing) for part in parts]
@@ -73,18 +65,6 @@ class Model(nn.Module):
         if self.head.kind in LOSSES:
             return self.head(tokens, pooled, batch["target"])
         return self.head(tokens, pooled)
-
-
-def twice(batch: Batch) -> dict[str, Any]:
-    """A batch with all that is read of it a second time behind the first; the targets are there once."""
-    doubled = {name: {key: torch.cat([t, t]) for key, t in part.items()} for name, part in _parts(batch).items()}
-    for name, part in _parts(batch).items():
-        doubled[name]["rows"] = torch.cat([part["rows"], part["rows"] + batch["size"]])
-    return {**batch, **doubled, "size": 2 * batch["size"]}
-
-
-def _parts(batch: Batch) -> dict[str, Mapping[str, Tensor]]:
-    return {name: part for name, part in batch.items() if isinstance(part, Mapping) and "rows" in part}
 
 
 def mix(tokens: Tokens, order: Tensor, share: float) -> Tokens:

@@ -20,8 +20,6 @@ class Generate(nn.Module):
         label_smoothing: share of the target spread over all tokens (arXiv:1512.00567, 7).
         beams: beginnings that go on side by side; 1 goes on with the most probable token only.
         length_penalty: exponent of the length that an answer's score is divided by (arXiv:1609.08144, eq. 14).
-        consistency: in training each sample is read twice, with other dropout, and so many times the divergence of
-            both guesses is added to the loss of both (R-Drop's alpha, arXiv:2106.14448); 0 reads once.
     """
 
     kind = "text"
@@ -35,36 +33,23 @@ class Generate(nn.Module):
         label_smoothing: float = 0.0,
         beams: int = 1,
         length_penalty: float = 0.0,
-        consistency: float = 0.0,
     ):
         super().__init__()
         if beams < 1 or length_penalty < 0:
             raise ValueError(f"needs beams >= 1 and length_penalty >= 0, got {beams} and {length_penalty}")
-        if consistency < 0:
-            raise ValueError(f"consistency must be at least 0, got {consistency}")
         self.neck = nn.Identity()
         self.decoder, self.shares, self.label_smoothing = decoder, shares, label_smoothing
-        self.beams, self.length_penalty, self.consistency = beams, length_penalty, consistency
+        self.beams, self.length_penalty = beams, length_penalty
 
     def forward(self, tokens: Tokens, pooled: Tensor, targets: Tensor) -> Tensor:
         """Encoded tokens and true ids (B, n), -100 behind their end, to the sum of the cross-entropy () of each from
-        those before it. No logits: of all tokens together they would take more room than all the rest.
-
-        Of tokens that are two readings (2 B) of the same samples it is the mean of both, with half of consistency.
-        """
-        readings = len(tokens) // len(targets)
-        targets = targets.repeat(readings, 1)
+        those before it. No logits: of all tokens together they would take more room than all the rest."""
         given, following = targets[:, :-1], targets[:, 1:]
         real = following >= 0
         states = self.decoder.states(given.clamp(min=0), given >= 0, remember(tokens))
-        total = linear_cross_entropy(
-            states[real],
-            self.decoder.table.weight,
-            following[real],
-            label_smoothing=self.label_smoothing,
-            consistency=self.consistency if readings == 2 else 0.0,
+        return linear_cross_entropy(
+            states[real], self.decoder.table.weight, following[real], label_smoothing=self.label_smoothing
         )
-        return total / readings
 
     def loss(self, total: Tensor, targets: Tensor) -> Tensor:
         """The mean over the tokens of what forward gave for these targets (B, n)."""
