@@ -7,11 +7,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from written_out import assert_same, lively, numbers, tokens_of
 
 from dxn.models import Attention, Backbone, Block, Mlp
 from dxn.models.attention import alibi_slopes, attention_bias, rotation_angles
 from dxn.models.blocks import Dropout, DropPath, make_norm
-from dxn.tokens import Span, Tokens
 
 B, N, D, H, DEPTH = 3, 7, 10, 5, 2
 POSITIONS, NORMS, MLPS = ("none", "rotary", "alibi"), ("layer", "rms"), ("gelu", "swiglu")
@@ -27,31 +27,9 @@ def mask_of(lengths):
     return torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
 
 
-def tokens_of(x, mask=None):
-    mask = torch.ones(x.shape[:2], dtype=torch.bool) if mask is None else mask
-    return Tokens(x, mask, (Span("text", 0, x.shape[1], torch.zeros(*x.shape[:2], 2)),))
-
-
-def numbers(*shape):
-    return torch.randn(*shape, dtype=torch.float64)
-
-
-def lively(module):
-    """In float64 and with weights large enough that each part shows in the output, norms and biases too."""
-    module = module.double()
-    with torch.no_grad():
-        for p in module.parameters():
-            p.add_(0.3 * torch.randn_like(p))
-    return module.eval()
-
-
 def make(seed=0, **options):
     torch.manual_seed(seed)
     return lively(Backbone(D, **{"depth": DEPTH, "num_heads": H, **options}))
-
-
-def assert_same(got, expected, atol=1e-12):
-    torch.testing.assert_close(got, expected, rtol=0, atol=atol)
 
 
 # Parity
