@@ -117,5 +117,17 @@ def check_columns(mask: Tensor, names: Iterable[str] | None = None) -> None:
         raise ValueError(f"no tokens at all in sample {', '.join(str(known[i] if known else i) for i in empty)}")
 
 
+def sinusoidal(index: Tensor, dim: int) -> Tensor:
+    """index (...) to (..., dim): sines then cosines of 1/10000^(2i/dim) (arXiv:1706.03762, 3.5).
+
+    Any index has a code, so lengths never seen in training are no special case. ValueError for an odd dim.
+    """
+    if dim % 2:
+        raise ValueError(f"dim must be even for sinusoidal positions, got {dim}")
+    frequency = 10000 ** (-torch.arange(0, dim, 2, device=index.device) / dim)
+    angle = index[..., None].float() * frequency
+    return torch.cat([angle.sin(), angle.cos()], -1)
+
+
 def _spread(places: Tensor, rows: Tensor, batch_size: int) -> Tensor:
     return places.new_full((batch_size, *places.shape[1:]), torch.nan).index_copy(0, rows, places)

@@ -9,8 +9,7 @@ from torch import nn
 from dxn.models import Backbone, Decoder
 from dxn.models.attention import CrossAttention, Memory
 from dxn.models.decoder import Said, beam_search, generate, greedy, lengthened, remember, sampled
-from dxn.tokenize.positions import sinusoidal
-from dxn.tokens import Tokens
+from dxn.tokens import Tokens, sinusoidal
 
 B, T, M, D, V = 3, 7, 5, 12, 11
 END = 1
@@ -314,8 +313,7 @@ def positioned(position, **options):
 
 
 def test_sinusoidal_places_are_those_of_the_adapters():
-    index = torch.arange(T)
-    torch.testing.assert_close(positioned("sinusoidal").places.float(), sinusoidal(index, D), rtol=0, atol=1e-6)
+    assert torch.equal(positioned("sinusoidal").places.float(), sinusoidal(torch.arange(T), D))
     assert not positioned("none").places.any()
 
 

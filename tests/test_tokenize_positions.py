@@ -6,7 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dxn.tokenize.positions import Positions1d, Positions2d, sinusoidal, sinusoidal_2d
+from dxn.tokenize.positions import Positions1d, Positions2d, sinusoidal_2d
+from dxn.tokens import sinusoidal
 
 CPU = torch.device("cpu")
 

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dxn.models.attention import Cache, Memory
 from dxn.models.backbone import Backbone
-from dxn.tokens import Tokens
+from dxn.tokens import Tokens, sinusoidal
 
 
 class Decoder(nn.Module):
@@ -51,7 +51,9 @@ class Decoder(nn.Module):
         self.backbone, self.max_len = backbone, max_len
         self.table = nn.Embedding(vocab_size, backbone.dim)
         nn.init.normal_(self.table.weight, std=backbone.dim**-0.5)
-        places = sinusoids(max_len, backbone.dim) if position == "sinusoidal" else torch.zeros(max_len, backbone.dim)
+        places = torch.zeros(max_len, backbone.dim)
+        if position == "sinusoidal":
+            places = sinusoidal(torch.arange(max_len), backbone.dim)
         self.places: Tensor
         if position == "learned":
             self.places = nn.Parameter(nn.init.trunc_normal_(places, std=0.02))
@@ -106,13 +108,6 @@ class Decoder(nn.Module):
     def caches(self) -> list[Cache]:
         """An empty one for each block."""
         return [Cache() for _ in self.backbone.blocks]
-
-
-def sinusoids(length: int, dim: int) -> Tensor:
-    """(length, dim): sines, then cosines, of wavelengths from 2 pi to 10000 times that (arXiv:1706.03762, 3.5)."""
-    rates = 10000.0 ** (-torch.arange(0, dim, 2) / dim)
-    angles = torch.arange(length)[:, None] * rates
-    return torch.cat([angles.sin(), angles.cos()], 1)[:, :dim]
 
 
 @dataclass(frozen=True)

@@ -7,19 +7,9 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
+from dxn.tokens import sinusoidal
+
 PositionKind = Literal["learned", "sinusoidal", "none"]
-
-
-def sinusoidal(index: Tensor, dim: int) -> Tensor:
-    """index (...) to (..., dim): sines then cosines of 1/10000^(2i/dim) (arXiv:1706.03762, 3.5).
-
-    Any index has a code, so lengths never seen in training are no special case. ValueError for an odd dim.
-    """
-    if dim % 2:
-        raise ValueError(f"dim must be even for sinusoidal positions, got {dim}")
-    frequency = 10000 ** (-torch.arange(0, dim, 2, device=index.device) / dim)
-    angle = index[..., None].float() * frequency
-    return torch.cat([angle.sin(), angle.cos()], -1)
 
 
 def sinusoidal_2d(height: int, width: int, dim: int) -> Tensor:
