@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from dxn.models.attention import attend
-from dxn.models.blocks import Dropout
+from dxn.models.dropout import Dropout
 from dxn.models.losses import linear_cross_entropy
 
 REPEATS = 15
@@ -30,13 +30,15 @@ def _seconds(call: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def attention(batch: int, tokens: int, *, heads: int = 6, head_dim: int = 32) -> tuple[float, float]:
+def attention(
+    batch: int, tokens: int, *, heads: int = 6, head_dim: int = 32, dropout: float = 0.0
+) -> tuple[float, float]:
     """Forward and backward in bf16 on the CPU, a fifth of the tokens masked."""
     query = torch.randn(batch, heads, tokens, head_dim, dtype=torch.bfloat16, requires_grad=True)
     mask = torch.arange(tokens).expand(batch, 1, 1, tokens) < 0.8 * tokens
     return compare(
-        lambda: attend(query, query, query, mask).sum().backward(),
-        lambda: F.scaled_dot_product_attention(query, query, query, attn_mask=mask).sum().backward(),
+        lambda: attend(query, query, query, mask, dropout=dropout).sum().backward(),
+        lambda: F.scaled_dot_product_attention(query, query, query, attn_mask=mask, dropout_p=dropout).sum().backward(),
     )
 
 
@@ -69,6 +71,7 @@ def loss(tokens: int, words: int, *, dim: int = 128) -> tuple[float, float]:
 def main() -> None:
     """Print a line a case."""
     cases = {f"attention {b}×{n} tokens": attention(b, n) for b, n in ((64, 16), (64, 64), (32, 197), (8, 512))}
+    cases["attention 64×64, dropout"] = attention(64, 64, dropout=0.1)
     cases |= {f"dropout {n}×{d}": dropout(n, d) for n, d in ((4096, 192), (4096, 768))}
     cases |= {f"loss {n}×{v} words": loss(n, v) for n, v in ((2048, 10000), (2048, 32000))}
     for name, (ours, theirs) in cases.items():

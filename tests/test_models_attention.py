@@ -6,7 +6,8 @@ from torch import nn
 
 from dxn.models import Attention, Backbone, Block
 from dxn.models.attention import alibi_slopes, attend, attention_bias, rotate, rotation_angles, token_index
-from dxn.models.blocks import Dropout, DropPath, Mlp
+from dxn.models.blocks import DropPath, Mlp
+from dxn.models.dropout import Dropout
 from dxn.tokens import Span, Tokens
 
 B, N, D, H = 3, 7, 20, 5
@@ -158,6 +159,15 @@ def test_dropout_clears_its_share_and_keeps_the_mean(rate, shape):
     assert float((out == 0).float().mean()) == pytest.approx(rate, abs=0.005)
     assert float(out.mean()) == pytest.approx(1, abs=0.02)
     assert torch.equal(Dropout(rate).eval()(out), out)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_dropout_of_attention_clears_single_weights_and_scales_the_rest(dtype):
+    query, key = torch.randn(2, 3, 101, 8, dtype=dtype).sin(), torch.randn(2, 3, 64, 8, dtype=dtype).sin()
+    each = torch.eye(64, dtype=dtype).expand(2, 3, 64, 64)  # as values: what is answered is the weights
+    kept, full = attend(query, key, each, dropout=0.25), attend(query, key, each)
+    assert float((kept == 0).float().mean()) == pytest.approx(0.25, abs=0.02)
+    torch.testing.assert_close(kept[kept != 0], (full / 0.75)[kept != 0], rtol=2e-2, atol=0)
 
 
 def test_drop_path_leaves_out_whole_samples():

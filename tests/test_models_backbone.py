@@ -11,7 +11,8 @@ from written_out import assert_same, lively, numbers, tokens_of
 
 from dxn.models import Attention, Backbone, Block, Mlp
 from dxn.models.attention import alibi_slopes, attention_bias, rotation_angles
-from dxn.models.blocks import Dropout, DropPath, make_norm
+from dxn.models.blocks import DropPath, make_norm
+from dxn.models.dropout import Dropout
 
 B, N, D, H, DEPTH = 3, 7, 10, 5, 2
 POSITIONS, NORMS, MLPS = ("none", "rotary", "alibi"), ("layer", "rms"), ("gelu", "swiglu")

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from dxn.models.dropout import drop
 from dxn.models.scores import Additive, ScaledDot, Score, ScoreKind, make_score
 
 WRITTEN_OUT = 1024  # keys up to which bf16 scores are held in memory on a CPU
@@ -170,7 +171,7 @@ def attend(
     slow = query.device.type == "cpu" and query.dtype == torch.bfloat16 and key.shape[-2] <= WRITTEN_OUT
     if isinstance(measure, Additive) or slow:
         # On a CPU in bf16 two plain products beat torch's fused kernel: benchmarks/attention.py
-        return F.dropout(_weights(query, key, bias, measure), dropout) @ value
+        return drop(_weights(query, key, bias, measure), dropout) @ value
     if isinstance(measure, ScaledDot):
         return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
     query, key = measure.sides(query, key)

@@ -8,6 +8,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.models.attention import Attention, Cache, CrossAttention, Memory
+from dxn.models.dropout import Dropout
 from dxn.models.scores import ScoreKind
 
 NormKind = Literal["layer", "rms"]
@@ -68,30 +69,6 @@ class Mlp(nn.Module):
         else:
             x = self.act(x)
         return self.down(self.dropout(x))
-
-
-class Dropout(nn.Module):
-    """In training, clears each number with probability `rate` and scales the rest (arXiv:1207.0580).
-
-    A random byte decides each number, eight to a draw, which is several times as fast on a CPU as torch's own
-    dropout; the rate is rounded to a 256th, and what is left is scaled by the rounded rate.
-    """
-
-    def __init__(self, rate: float):
-        super().__init__()
-        if not 0 <= rate < 1:
-            raise ValueError(f"dropout must be at least 0 and under 1, got {rate}")
-        self.rate, self.cleared = rate, min(round(rate * 256), 255)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """x (...) to the same shape."""
-        if not self.training or not self.cleared:
-            return x
-        if x.device.type != "cpu":
-            return F.dropout(x, self.rate)
-        draws = torch.empty((x.numel() + 7) // 8, dtype=torch.int64).random_(-(2**63), None)
-        keep = draws.view(torch.uint8)[: x.numel()].view(x.shape) >= self.cleared
-        return x * (keep.to(x.dtype) * (256 / (256 - self.cleared)))
 
 
 class DropPath(nn.Module):

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
 from dxn.models.attention import Memory, token_index
-from dxn.models.blocks import Dropout
+from dxn.models.dropout import Dropout
 from dxn.models.scores import Additive, ScoreKind, make_score
 from dxn.tokens import Tokens
 
