@@ -307,14 +307,17 @@ class Pair:
 def pair(
     case: Case, folder: Path, *, sizes: Sizes | None = None, dtype: torch.dtype = torch.float64, dropout: float = 0.0
 ) -> Pair:
-    """Build the peer, save it as its library does, read it as dxn's users do; dropout: of ours, where BERT has it."""
+    """Build the peer, save it as its library does, read it as dxn's users do; dropout: of both, where BERT has it."""
     sizes = sizes or Sizes()
     torch.manual_seed(0)
     theirs = lively(case.make(sizes)).to(dtype)
+    for module in theirs.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = dropout
     save(case, theirs, folder, heads=sizes.heads)
     public = read_public(str(folder), part=case.part)
     nodes = public.nodes()
-    if dropout:
+    if dropout:  # not every adapter and head takes one
         nodes["backbone"] |= {"dropout": dropout, "attn_dropout": dropout, "mlp_dropout": 0.0}
         for node in (*nodes["adapters"].values(), nodes["head"]):
             node["dropout"] = dropout

@@ -49,9 +49,6 @@ def steps(case: Case, device: torch.device) -> tuple[Callable[[], None], Callabl
     peer = next(c for c in parity.CASES if c.name == case.peer)
     with tempfile.TemporaryDirectory() as folder:
         pair = parity.pair(peer, Path(folder), sizes=case.sizes, dtype=torch.float32, dropout=case.dropout)
-    for module in pair.theirs.modules():
-        if isinstance(module, nn.Dropout):
-            module.p = case.dropout
     mine, theirs = (to_device(given, device) for given in parity.inputs(pair, case.sizes, torch.float32))
     labels = (torch.arange(case.sizes.batch) % 7).to(device)
     return (

@@ -1,24 +1,12 @@
 """The pieces of benchmarks/positions.py: what it asks, where it tests, and how it stretches and draws."""
 
-import importlib.util
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
+from benchmark import load
 
-
-def load():
-    path = Path(__file__).parents[1] / "benchmarks" / "positions.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_positions", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-positions = load()
+positions = load("positions")
 
 
 def small(kind, vocab_size=7):

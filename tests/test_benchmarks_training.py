@@ -1,11 +1,8 @@
 """The sides of benchmarks/training.py: the same model at the start, and both learn."""
 
-import importlib.util
-import sys
-from pathlib import Path
-
 import pytest
 import torch
+from benchmark import load
 from peers import parity
 from torch.nn.functional import cross_entropy
 
@@ -13,16 +10,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers"
 CPU = torch.device("cpu")
 
 
-def load():
-    path = Path(__file__).parents[1] / "benchmarks" / "training.py"
-    spec = importlib.util.spec_from_file_location("benchmarks_training", path)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
-
-
-training = load()
+training = load("training")
 
 
 def answers(monkeypatch, peer, dropout=0.0):

@@ -7,7 +7,6 @@ from torch import nn
 from dxn.models import Attention, Backbone, Block
 from dxn.models.attention import alibi_slopes, attend, attention_bias, rotate, rotation_angles, token_index
 from dxn.models.blocks import DropPath, Mlp
-from dxn.models.dropout import Dropout
 from dxn.tokens import Span, Tokens
 
 B, N, D, H = 3, 7, 20, 5
@@ -153,23 +152,6 @@ def test_checkpointing_changes_neither_output_nor_gradient():
         torch.testing.assert_close(again, plain, rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize(("rate", "shape"), [(0.3, (1009, 503)), (0.9, (1009, 503))])
-def test_dropout_clears_its_share_and_keeps_the_mean(rate, shape):
-    out = Dropout(rate).train()(torch.ones(shape))
-    assert float((out == 0).float().mean()) == pytest.approx(rate, abs=0.005)
-    assert float(out.mean()) == pytest.approx(1, abs=0.02)
-    assert torch.equal(Dropout(rate).eval()(out), out)
-
-
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_dropout_of_attention_clears_single_weights_and_scales_the_rest(dtype):
-    query, key = torch.randn(2, 3, 101, 8, dtype=dtype).sin(), torch.randn(2, 3, 64, 8, dtype=dtype).sin()
-    each = torch.eye(64, dtype=dtype).expand(2, 3, 64, 64)  # as values: what is answered is the weights
-    kept, full = attend(query, key, each, dropout=0.25), attend(query, key, each)
-    assert float((kept == 0).float().mean()) == pytest.approx(0.25, abs=0.02)
-    torch.testing.assert_close(kept[kept != 0], (full / 0.75)[kept != 0], rtol=2e-2, atol=0)
-
-
 def test_drop_path_leaves_out_whole_samples():
     out = DropPath(0.5).train()(torch.ones(1009, 3, 2))
     per_sample = out.flatten(1)
@@ -189,7 +171,6 @@ def test_swiglu_has_about_as_many_weights_as_gelu():
         (lambda: Mlp(8, mlp="relu"), "mlp must be one of gelu, gelu_tanh, quick_gelu, swiglu, geglu, got 'relu'"),
         (lambda: Backbone(8, norm="batch"), "norm must be layer or rms, got 'batch'"),
         (lambda: Backbone(12, num_heads=4, position="rotary"), "rotary positions need an even dim / num_heads"),
-        (lambda: Dropout(1.0), "dropout must be at least 0 and under 1, got 1.0"),
     ],
 )
 def test_wrong_sizes_are_named(build, message):

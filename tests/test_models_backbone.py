@@ -263,38 +263,6 @@ def test_checkpointing_runs_each_block_again_backwards():
     assert len(calls) == 2 * DEPTH
 
 
-@pytest.mark.parametrize("rate", [0.1, 0.5, 0.9])
-def test_dropout_keeps_the_mean(rate):
-    out = Dropout(rate).train()(torch.full((503, 509), 3.0))
-    assert float((out == 0).float().mean()) == pytest.approx(rate, abs=0.005)
-    assert float(out.mean()) == pytest.approx(3, rel=0.02)
-    assert len(out.unique()) == 2  # zero and the scaled value
-
-
-@pytest.mark.parametrize("size", [1, 7, 8, 9, 17])
-def test_dropout_takes_any_number_of_numbers(size):
-    out = torch.stack([Dropout(0.5).train()(torch.ones(size)) for _ in range(400)])
-    assert out.mean(0).tolist() == pytest.approx([1] * size, abs=0.25)
-
-
-def test_dropout_clears_neighbours_independently():
-    kept = (Dropout(0.5).train()(torch.ones(20011, 8)) > 0).double()
-    assert float((torch.corrcoef(kept.T) - torch.eye(8)).abs().max()) < 0.05
-
-
-def test_dropout_passes_no_gradient_where_it_cleared():
-    x = torch.ones(503, requires_grad=True)
-    out = Dropout(0.5).train()(x)
-    out.sum().backward()
-    assert torch.equal(x.grad, out.detach())
-
-
-def test_the_highest_rates_of_dropout_still_leave_finite_numbers():
-    out = Dropout(0.999).train()(torch.ones(503, 509))
-    assert bool(torch.isfinite(out).all())
-    assert float(out.mean()) == pytest.approx(1, abs=0.2)
-
-
 @pytest.mark.parametrize("rate", [0.2, 0.7])
 def test_drop_path_keeps_the_mean_over_samples(rate):
     out = DropPath(rate).train()(torch.ones(10007, 2, 3))

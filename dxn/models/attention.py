@@ -163,8 +163,10 @@ def attend(
     query (..., M, d), key (..., N, d) and value (..., N, e) to (..., M, e), whatever M and N; bias broadcasts to
     (..., M, N): bool, True where a key may be read, or a number added to the score. score: how alike a query and
     a key are, by name (scaled_dot, dot and cosine, which learn nothing here) or as one of dxn.models.scores.
-    With the default it is arXiv:1706.03762, eq. 1.
+    With the default it is arXiv:1706.03762, eq. 1. ValueError for a dropout outside [0, 1).
     """
+    if not 0 <= dropout < 1:
+        raise ValueError(f"dropout must be at least 0 and under 1, got {dropout}")
     measure = _score(score, query.shape[-1])
     if bias is not None and bias.dtype != torch.bool:
         bias = bias.to(query.dtype)
