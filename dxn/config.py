@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import difflib
+import importlib
 import inspect
 import itertools
+import re
 import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
@@ -18,7 +20,6 @@ from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from hydra.utils import get_object
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
@@ -55,12 +56,40 @@ class Config:
         (place / "overrides.yaml").write_text(yaml.safe_dump(list(self.overrides), allow_unicode=True))
 
 
+def saved_config(folder: Path) -> dict[str, Any]:
+    """The resolved configuration that `Config.save` wrote in a run folder.
+
+    The folder may come from a stranger, so the file is read as plain data: interpolations such as
+    ${oc.env:TOKEN} are not resolved, and `build` refuses targets that are not dxn's own.
+    """
+    path = folder / ".hydra" / "config.yaml"
+    if not path.exists():
+        raise UserError(f"{folder}: not a run folder, it has no .hydra/config.yaml")
+    try:
+        found = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
+    if not isinstance(found, dict):
+        raise UserError(f"{path}: must be a mapping, got {type(found).__name__}")
+    return found
+
+
 def saved_overrides(folder: Path) -> list[str]:
-    """The overrides that `Config.save` wrote in a run folder."""
+    """The overrides that `Config.save` wrote in a run folder.
+
+    The folder may come from a stranger: an override that names a `_target_` or holds an interpolation
+    is refused, because composing it could import a module or read the environment.
+    """
     path = folder / ".hydra" / "overrides.yaml"
     if not path.exists():
         raise UserError(f"{folder}: not a run folder, it has no .hydra/overrides.yaml")
-    return yaml.safe_load(path.read_text()) or []
+    found = yaml.safe_load(path.read_text()) or []
+    if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
+        raise UserError(f"{path}: must be a list of overrides key=value")
+    for line in found:
+        if "_target_" in line or "${" in line:
+            raise UserError(f"{path}: {line!r} is refused: a run folder cannot name code or read the environment")
+    return found
 
 
 def compose(verb: str, overrides: Sequence[str] = (), *, conf_dir: Path = CONF) -> Config:
@@ -115,7 +144,7 @@ def build(node: Mapping[str, Any], *, key: str, **found: Any) -> Any:
 
     A ValueError of the constructor becomes a UserError that names the key.
     """
-    target = get_object(node["_target_"])
+    target = own_object(node["_target_"], key=key)
     parameters = inspect.signature(target).parameters
     arguments = {
         name: build(value, key=f"{key}.{name}") if isinstance(value, Mapping) and "_target_" in value else value
@@ -129,6 +158,24 @@ def build(node: Mapping[str, Any], *, key: str, **found: Any) -> Any:
         raise
     except ValueError as error:
         raise UserError(f"{key}: {error}") from error
+
+
+def own_object(name: Any, *, key: str) -> Callable:
+    """The class or function of dxn that `name` names.
+
+    A `_target_` can come from a folder that somebody else made, and importing a module runs it. So
+    anything outside dxn is refused before it is imported.
+    """
+    if not isinstance(name, str) or not re.fullmatch(r"dxn(\.\w+)+", name):
+        raise UserError(f"{key}: {name!r} is not one of dxn's own parts, it will not be run")
+    module, _, attribute = name.rpartition(".")
+    try:
+        target = getattr(importlib.import_module(module), attribute, None)
+    except ModuleNotFoundError:
+        target = None
+    if not callable(target) or getattr(target, "__module__", "").partition(".")[0] != "dxn":
+        raise UserError(f"{key}: dxn has no part {name}")
+    return target
 
 
 def options(group: str, conf_dir: Path = CONF) -> list[str]:
@@ -301,7 +348,7 @@ def schema_faults(cfg: DictConfig) -> list[str]:
 
 
 def _target(name: str) -> Callable:
-    target = get_object(name)
+    target = own_object(name, key="_target_")
     return target.__init__ if inspect.isclass(target) else target
 
 

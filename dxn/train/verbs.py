@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from dxn.config import Config, build, compose, saved_overrides
+from dxn.config import Config, build, saved_config
 from dxn.data.check import check as check_source
 from dxn.data.check import write_bad
 from dxn.data.samples import Opened, Samples, open_rows
@@ -57,7 +57,7 @@ def evaluate(config: Config) -> int:
     predictor = _predictor(c)
     if c["run"] is None and not c.get("data"):
         raise UserError("data: a public checkpoint brings no data to evaluate it on, data=table data.path=...")
-    data = c.get("data") or compose("train", saved_overrides(Path(str(c["run"])))).plain()["data"]
+    data = c.get("data") or _data_of(Path(str(c["run"])))
     source = build(data, key="data")
     name = c["split"] or split_for_figures(source.splits)
     if not source.splits.get(name):
@@ -250,9 +250,17 @@ def _input_columns(c: Mapping[str, Any], predictor: bundle.Predictor) -> dict[st
     was taken out of its run folder those names are not known, and the columns are inferred."""
     folder = Path(c["run"] or "")
     run = next((p for p in (folder, folder.parent) if c["run"] and (p / ".hydra").exists()), None)
-    trained = compose("train", saved_overrides(run)).plain()["data"] if run is not None else {}
+    trained = _data_of(run) if run is not None else {}
     named = {m: trained[m] for m in predictor.modalities if trained.get(m)}
     return {**named, "fractions": (1.0,)}
+
+
+def _data_of(run: Path) -> Mapping[str, Any]:
+    """The data section of a run's saved configuration."""
+    data = saved_config(run).get("data")
+    if not isinstance(data, Mapping) or "_target_" not in data:
+        raise UserError(f"{run}: its saved configuration has no data section; name the data, data=table data.path=...")
+    return data
 
 
 def _read(adapter: Any, name: str, source: Any) -> Any:
