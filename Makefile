@@ -1,25 +1,25 @@
-# Everything a fresh clone needs is Python >= 3.11, make and a network.
+# A fresh clone needs only Python >= 3.11, make and a network.
 PYTHON ?= python3
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 RUN := .venv/bin
 
 .PHONY: demo test check format docs clean
 
-demo: .venv/ready ## train on the embedded data until it prints its table
+demo: .venv/ready ## train on the built-in data set and print the table of figures
 	$(RUN)/dxn train
 
-test: .venv/ready ## pass the tests
-	$(RUN)/pytest
+test: .venv/ready ## run the test suite, one process per core
+	OMP_NUM_THREADS=1 $(RUN)/pytest -n auto --dist loadfile
 
-check: .venv/ready ## lint, format and types
+check: .venv/ready ## check lint, format and types
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
 	$(RUN)/pyright
 
-docs: .venv/ready ## write docs/config.md anew
+docs: .venv/ready ## regenerate docs/config.md from the signatures
 	$(RUN)/python docs/reference.py
 
-format: .venv/ready
+format: .venv/ready ## fix lint and format automatically
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
 
@@ -28,5 +28,5 @@ format: .venv/ready
 	$(UV) sync --locked --compile-bytecode --python $(PYTHON)
 	@touch .venv/ready
 
-clean:
+clean: ## remove environments and outputs
 	rm -rf .venv .uv outputs dist build

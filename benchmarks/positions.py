@@ -1,99 +1,137 @@
-"""How each kind of position carries over to lengths beyond those of training: python benchmarks/positions.py TEXT
+"""Measure how each kind of positional embedding generalizes to longer sequences.
 
-TEXT is a file of at least a million characters, such as Tiny Shakespeare. Small causal transformers read LENGTH
-tokens in training and up to REACH times as many in the test. Two tasks: the token SHIFT places before, of random ones
-(where a token stands, and nothing else), and the next character of TEXT (what stands near counts most). Prints a table
-of each and draws both into docs/images/positions.png. Without TEXT the first task alone.
+    python benchmarks/positions.py TEXT
+
+TEXT is a text file of at least a million characters, such as Tiny Shakespeare. Small causal
+transformers are trained on sequences of LENGTH tokens and tested on sequences that are up to REACH
+times as long. There are two tasks. In the first one, tokens are random, and the model predicts the
+token SHIFT positions before: only positions matter. In the second one, it predicts the next
+character of TEXT: nearby characters matter most. Without TEXT, only the first task runs.
+
+The benchmark prints one table per task, and draws both results in docs/images/positions.png.
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+from dxn.runtime import configure
 
-import torch
-import torch.nn.functional as F
-from einops import rearrange
-from matplotlib.axes import Axes
-from torch import Tensor, nn
+configure()  # it sets environment variables that torch reads when it is imported
 
-from dxn.explain.plots import new_figure, save
-from dxn.models import Backbone
-from dxn.models.attention import BackbonePosition
-from dxn.tokenize.positions import PositionKind, Positions1d
-from dxn.tokens import Tokens
-from dxn.train.optim import adamw, cosine
-from dxn.weights.public import fitted
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+from einops import rearrange  # noqa: E402
+from matplotlib.axes import Axes  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
 
-LENGTH, REACH, BIN = 64, 4, 32  # tokens in training, times as many in the test, tokens that a figure is the mean of
-MULTIPLES = (1.0, 1.5, 2.0, 3.0, 4.0)
-SHIFT, LETTERS = 2, 16
-BATCH, RATE = 32, 3e-3
-TESTED = 24_000  # characters
+from dxn.explain.plots import new_figure, save  # noqa: E402
+from dxn.models import Backbone, PositionOptions  # noqa: E402
+from dxn.models.positions import BackbonePosition  # noqa: E402
+from dxn.tokenize.pos_embed import PosEmbed1d, PosEmbedKind  # noqa: E402
+from dxn.tokens import Tokens  # noqa: E402
+from dxn.train.optim import adamw, cosine  # noqa: E402
+from dxn.weights.resize import resize_tensor  # noqa: E402
+
+LENGTH = 64  # tokens in training
+REACH = 4  # length in the test, as a multiple of LENGTH
+BIN = 32  # positions per value: each value is the mean error over this number of positions
+MULTIPLES = (1.0, 1.5, 2.0, 3.0, 4.0)  # columns of the tables, as multiples of LENGTH
+SHIFT = 2  # distance of the token to predict in the first task
+LETTERS = 16  # vocabulary of the first task
+BATCH_SIZE = 32
+LEARNING_RATE = 3e-3
+TEST_LENGTH = 24_000  # characters of the test text that are used
 IMAGE = Path(__file__).parents[1] / "docs" / "images" / "positions.png"
 
 
 @dataclass(frozen=True)
 class Kind:
-    """Where a token's place comes from: its column, the backbone, or only what it may read."""
+    """A kind of positional embedding, and the style of its line.
+
+    Args:
+        name: Name in the tables and the picture.
+        added: Kind of positional embedding that is added to the tokens.
+        backbone: Kind of position in the attention of the backbone.
+        window: Maximum distance between a token and the tokens that it attends to.
+        color: Color of the line.
+        linestyle: Style of the line.
+    """
 
     name: str
-    column: PositionKind = "none"
+    added: PosEmbedKind = "none"
     backbone: BackbonePosition = "none"
     window: int | None = None
-    colour: str = "black"
-    dashes: str = "-"
+    color: str = "black"
+    linestyle: str = "-"
 
 
-# Colours of Okabe and Ito, that the colour-blind tell apart.
+# The palette of Okabe and Ito, which color-blind readers can distinguish.
 KINDS = (
-    Kind("learned", column="learned", colour="#D55E00"),
-    Kind("sinusoidal", column="sinusoidal", colour="#E69F00"),
-    Kind("rotary", backbone="rotary", colour="#0072B2"),
-    Kind("rotary, window", backbone="rotary", window=16, colour="#56B4E9"),
-    Kind("alibi", backbone="alibi", colour="#009E73"),
-    Kind("none", colour="#000000"),
+    Kind("learned", added="learned", color="#D55E00"),
+    Kind("sinusoidal", added="sinusoidal", color="#E69F00"),
+    Kind("rotary", backbone="rotary", color="#0072B2"),
+    Kind("rotary, window", backbone="rotary", window=16, color="#56B4E9"),
+    Kind("alibi", backbone="alibi", color="#009E73"),
+    Kind("none", color="#000000"),
 )
-STRETCHED = Kind("learned, stretched", column="learned", colour="#CC79A7", dashes="--")  # trained as learned
+# The model with learned positions, whose embedding is interpolated for the test.
+STRETCHED = Kind("learned, stretched", added="learned", color="#CC79A7", linestyle="--")
 SHOWN = (KINDS[0], STRETCHED, *KINDS[1:])
 
 
-class Guesser(nn.Module):
-    """A causal transformer over ids, with an answer at each token."""
+class Predictor(nn.Module):
+    """A causal transformer that predicts one class per token."""
 
     def __init__(self, kind: Kind, *, vocab_size: int, dim: int, depth: int):
         super().__init__()
-        self.table = nn.Embedding(vocab_size, dim)
-        nn.init.normal_(self.table.weight, std=0.02)  # as the text adapter's
-        self.places = Positions1d(kind.column, dim=dim, max_len=REACH * LENGTH)
-        self.backbone = Backbone(dim, depth=depth, num_heads=4, position=kind.backbone, window=kind.window, causal=True)
+        self.embedding = nn.Embedding(vocab_size, dim)
+        nn.init.normal_(self.embedding.weight, std=0.02)  # as in the text adapter
+        self.pos_embed = PosEmbed1d(kind.added, dim=dim, max_len=REACH * LENGTH)
+        position = PositionOptions(kind=kind.backbone, window=kind.window)
+        self.backbone = Backbone(dim, depth=depth, num_heads=4, position=position, causal=True)
         self.head = nn.Linear(dim, vocab_size)
 
     def forward(self, ids: Tensor) -> Tensor:
-        """ids (B, N) to logits (B, N, V)."""
-        x = self.table(ids) + self.places(ids.shape[1], ids.device)
+        """Compute logits (B, N, V) from token ids (B, N)."""
+        x = self.embedding(ids) + self.pos_embed(ids.shape[1], ids.device)
         return self.head(self.backbone(Tokens(x, torch.ones_like(ids, dtype=torch.bool))).x)
 
     def stretch(self, length: int) -> None:
-        """Learned places of the training's lengths, interpolated to this one as a longer sound's are when public
-        weights are read."""
-        table = fitted(
-            "adapters.audio.position.table", self.places.table.detach()[:LENGTH], (length, self.backbone.dim)
-        )
-        self.places = Positions1d("learned", dim=self.backbone.dim, max_len=length)
-        self.places.table.data.copy_(table)
+        """Interpolate the learned positional embedding to this length.
+
+        The interpolation is the one that dxn applies to the positional embeddings of checkpoints.
+        """
+        trained = self.pos_embed.weight.detach()[:LENGTH]
+        shape = (length, self.backbone.dim)
+        # The name selects the rule: one-dimensional positions, which the audio adapter has.
+        weight = resize_tensor("adapters.audio.pos_embed.weight", trained, shape)
+        self.pos_embed = PosEmbed1d("learned", dim=self.backbone.dim, max_len=length)
+        self.pos_embed.weight.data.copy_(weight)
 
 
 @dataclass(frozen=True)
 class Task:
-    """What is learned: batches to train on, windows (ids and answers, -1 for none) to test on, and what counts."""
+    """A task of the benchmark.
+
+    Args:
+        name: Name in the tables.
+        unit: Unit of the errors.
+        digits: Number of decimals of the errors.
+        vocab_size: Number of tokens in the vocabulary.
+        dim: Width of the model.
+        depth: Number of blocks.
+        steps: Number of training steps.
+        draw: Draws a random training batch: token ids (B, N) and targets (B, N). Targets of -1 are
+            ignored.
+        test: Token ids and targets of the test.
+        errors: Computes the errors (B, N) from logits (B, N, V) and targets (B, N).
+    """
 
     name: str
     unit: str
@@ -104,48 +142,49 @@ class Task:
     steps: int
     draw: Callable[[torch.Generator], tuple[Tensor, Tensor]]
     test: tuple[Tensor, Tensor]
-    wrong: Callable[[Tensor, Tensor], Tensor]
+    errors: Callable[[Tensor, Tensor], Tensor]
 
 
-def shifted(count: int, length: int, draw: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Random letters (count, length), and for each the one SHIFT places before; -1 where there is none."""
-    ids = torch.randint(LETTERS, (count, length), generator=draw)
+def shifted(count: int, length: int, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+    """Draw random token ids (count, length), and targets: the ids SHIFT positions before, or -1."""
+    ids = torch.randint(LETTERS, (count, length), generator=generator)
     return ids, F.pad(ids, (SHIFT, 0), value=-1)[:, :length]
 
 
 def copying() -> Task:
-    """The token SHIFT places before: random ones, so that what it is tells nothing of where it stands."""
+    """Create the first task: predict the token SHIFT positions before, among random tokens."""
     return Task(
-        f"the letter {SHIFT} places before",
+        f"the letter {SHIFT} positions before",
         "error, %",
         1,
         LETTERS,
         dim=64,
         depth=2,
         steps=400,
-        draw=lambda draw: shifted(BATCH, LENGTH, draw),
+        draw=lambda generator: shifted(BATCH_SIZE, LENGTH, generator),
         test=shifted(256, REACH * LENGTH, torch.Generator().manual_seed(1)),
-        wrong=lambda logits, answers: 100.0 * (logits.argmax(-1) != answers),
+        errors=lambda logits, targets: 100.0 * (logits.argmax(-1) != targets),
     )
 
 
 def language(text: str) -> Task:
-    """The next character of a text, of which the last tenth is the test."""
+    """Create the second task: predict the next character of a text. The last tenth is the test."""
     letters = sorted(set(text))
     index = {letter: i for i, letter in enumerate(letters)}
     ids = torch.tensor([index[letter] for letter in text])
     train, test = ids[: len(ids) * 9 // 10], ids[len(ids) * 9 // 10 :]
 
     def draw(generator: torch.Generator) -> tuple[Tensor, Tensor]:
-        starts = torch.randint(len(train) - LENGTH - 1, (BATCH, 1), generator=generator)
+        starts = torch.randint(len(train) - LENGTH - 1, (BATCH_SIZE, 1), generator=generator)
         windows = train[starts + torch.arange(LENGTH + 1)]
         return windows[:, :-1], windows[:, 1:]
 
-    # A step of BIN: at each distance from the beginning stands the same text, so that only the distance differs.
-    windows = test[:TESTED].unfold(0, REACH * LENGTH + 1, BIN)
+    # Test windows start every BIN characters, so the same text occurs at each position of a window.
+    # Differences between positions then come from the positions only, not from the text.
+    windows = test[:TEST_LENGTH].unfold(0, REACH * LENGTH + 1, BIN)
     return Task(
         "the next character",
-        "loss, nats a character",
+        "loss, nats per character",
         2,
         len(letters),
         dim=96,
@@ -153,78 +192,97 @@ def language(text: str) -> Task:
         steps=300,
         draw=draw,
         test=(windows[:, :-1], windows[:, 1:]),
-        wrong=lambda logits, answers: F.cross_entropy(logits.transpose(1, 2), answers, reduction="none"),
+        errors=lambda logits, targets: F.cross_entropy(
+            logits.transpose(1, 2), targets, reduction="none"
+        ),
     )
 
 
-def train(kind: Kind, task: Task, seed: int) -> Guesser:
-    """A model of this kind, trained on windows of LENGTH tokens."""
+def train(kind: Kind, task: Task, seed: int) -> Predictor:
+    """Train a model of this kind on windows of LENGTH tokens."""
     torch.manual_seed(seed)
-    model = Guesser(kind, vocab_size=task.vocab_size, dim=task.dim, depth=task.depth).train()
-    optimizer = adamw(model, lr=RATE)
-    schedule, generator = cosine(), torch.Generator().manual_seed(seed)
+    model = Predictor(kind, vocab_size=task.vocab_size, dim=task.dim, depth=task.depth).train()
+    optimizer = adamw(model, lr=LEARNING_RATE)
+    schedule = cosine()
+    generator = torch.Generator().manual_seed(seed)
     for step in range(task.steps):
         for group in optimizer.param_groups:
-            group["lr"] = RATE * schedule(step / task.steps)
-        ids, answers = task.draw(generator)
+            group["lr"] = LEARNING_RATE * schedule(step / task.steps)
+        ids, targets = task.draw(generator)
         with torch.autocast("cpu", torch.bfloat16):
             logits = model(ids)
         optimizer.zero_grad()
-        F.cross_entropy(logits.float().flatten(0, 1), answers.flatten(), ignore_index=-1).backward()
+        F.cross_entropy(logits.float().flatten(0, 1), targets.flatten(), ignore_index=-1).backward()
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
     return model.eval()
 
 
 @torch.no_grad()
-def by_place(model: Guesser, task: Task, length: int) -> Tensor:
-    """(length / BIN,): what goes wrong in windows of this length, each number the mean of BIN places."""
+def errors_by_position(model: Predictor, task: Task, length: int) -> Tensor:
+    """Return the mean errors (length / BIN,) of each BIN positions, in windows of this length."""
     logits = []
-    for ids in task.test[0][:, :length].split(128):
+    for ids in task.test[0][:, :length].split(128):  # 128 windows fit in memory
         with torch.autocast("cpu", torch.bfloat16):
             logits.append(model(ids).float())
-    answers = task.test[1][:, :length]
-    wrong = task.wrong(torch.cat(logits), answers.clamp(min=0)).masked_fill(answers < 0, torch.nan)
-    return rearrange(wrong, "b (n bin) -> n (b bin)", bin=BIN).nanmean(1)
+    targets = task.test[1][:, :length]
+    # -1 is not a class, so these targets become 0, and their errors become NaN.
+    errors = task.errors(torch.cat(logits), targets.clamp(min=0))
+    errors = errors.masked_fill(targets < 0, torch.nan)
+    return rearrange(errors, "b (n bin) -> n (b bin)", bin=BIN).nanmean(1)
 
 
 def measure(task: Task, seeds: int) -> dict[str, Tensor]:
-    """By kind, (seeds, REACH * LENGTH / BIN) as of `by_place`; NaN where a stretched model was not measured."""
-    found: dict[str, list[Tensor]] = {kind.name: [] for kind in SHOWN}
+    """Train and test all kinds.
+
+    Returns:
+        Errors (seeds, REACH * LENGTH / BIN) by name of the kind. Interpolated models have NaN
+        except at MULTIPLES.
+    """
+    errors: dict[str, list[Tensor]] = {kind.name: [] for kind in SHOWN}
     for seed in range(seeds):
         for kind in KINDS:
             start = time.perf_counter()
             model = train(kind, task, seed)
-            found[kind.name].append(by_place(model, task, REACH * LENGTH))
-            if kind.column == "learned":
-                found[STRETCHED.name].append(_stretched(model, task))
+            errors[kind.name].append(errors_by_position(model, task, REACH * LENGTH))
+            if kind.added == "learned":
+                errors[STRETCHED.name].append(_stretched(model, task))
             seconds = time.perf_counter() - start
-            print(f"{task.name}, {kind.name}, seed {seed}: {seconds:.0f} s", file=sys.stderr, flush=True)
-    return {name: torch.stack(rows) for name, rows in found.items()}
+            line = f"{task.name}, {kind.name}, seed {seed}: {seconds:.0f} s"
+            print(line, file=sys.stderr, flush=True)
+    return {name: torch.stack(rows) for name, rows in errors.items()}
 
 
-def _stretched(model: Guesser, task: Task) -> Tensor:
-    """The last BIN places of windows of each of MULTIPLES, each with the places stretched to it."""
+def _stretched(model: Predictor, task: Task) -> Tensor:
+    """Test a model with interpolated positions.
+
+    For each of MULTIPLES, the positions are interpolated to windows of this length, and the error
+    is that at the end of these windows.
+    """
     row = torch.full((REACH * LENGTH // BIN,), torch.nan)
-    trained = model.places
-    for at in _bins():
-        model.places = trained
-        model.stretch((at + 1) * BIN)
-        row[at] = by_place(model, task, (at + 1) * BIN)[-1]
+    trained = model.pos_embed  # each interpolation starts from the trained embedding
+    for i in _bins():
+        model.pos_embed = trained
+        model.stretch((i + 1) * BIN)
+        row[i] = errors_by_position(model, task, (i + 1) * BIN)[-1]
     return row
 
 
 def _bins() -> list[int]:
-    """The last BIN places before each of MULTIPLES."""
+    """Return the index of the last bin before each of MULTIPLES."""
     return [round(multiple * LENGTH) // BIN - 1 for multiple in MULTIPLES]
 
 
-def table(task: Task, found: Mapping[str, Tensor]) -> str:
-    """Markdown: a row a kind, means over seeds, and half the range between them."""
-    lines = [f"| {task.name}: {task.unit} | " + " | ".join(f"{m:g}×" for m in MULTIPLES) + " |"]
+def table(task: Task, errors: Mapping[str, Tensor]) -> str:
+    """Format the errors as Markdown: one row per kind, mean ± half of the range over the seeds."""
+    header = " | ".join(f"{m:g}×" for m in MULTIPLES)
+    lines = [f"| {task.name}: {task.unit} | {header} |"]
     lines.append("|---|" + "--:|" * len(MULTIPLES))
-    for name, rows in found.items():
-        cells = [f"{rows[:, at].mean():.{task.digits}f} ± {_half_range(rows[:, at]):.{task.digits}f}" for at in _bins()]
+    for name, rows in errors.items():
+        cells: list[str] = []
+        for i in _bins():
+            mean = f"{rows[:, i].mean():.{task.digits}f}"
+            cells.append(f"{mean} ± {_half_range(rows[:, i]):.{task.digits}f}")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -234,29 +292,39 @@ def _half_range(values: Tensor) -> float:
 
 
 def draw(results: Sequence[tuple[Task, Mapping[str, Tensor]]], path: Path) -> None:
-    """A panel a task, a line a kind, named at its end; a dot is the mean of BIN places, over seeds."""
+    """Draw one panel per task with one line per kind. A dot is the mean over BIN positions."""
     figure = new_figure(5.4 * len(results), 4.0)
-    for axes, (task, found) in zip(figure.subplots(1, len(results), squeeze=False)[0], results, strict=True):
+    panels = figure.subplots(1, len(results), squeeze=False)[0]
+    for axes, (task, errors) in zip(panels, results, strict=True):
         ends = {}
         for kind in SHOWN:
-            line = found[kind.name].mean(0)
-            there = ~line.isnan()
+            line = errors[kind.name].mean(0)
+            known = ~line.isnan()  # interpolated positions have few values
             x = (torch.arange(len(line)) + 1) * BIN / LENGTH
-            style = {"color": kind.colour, "linestyle": kind.dashes, "linewidth": 1.6, "markersize": 3}
-            axes.plot(x[there], line[there], marker="o", **style)
-            ends[kind] = float(line[there][-1])
+            axes.plot(
+                x[known],
+                line[known],
+                marker="o",
+                markersize=3,
+                linewidth=1.6,
+                color=kind.color,
+                linestyle=kind.linestyle,
+            )
+            ends[kind] = float(line[known][-1])
+        # The lengths of the training are grey.
         axes.axvspan(0, 1, color="#f0f0f0", zorder=0)
-        axes.set(title=f"{task.name}", ylabel=task.unit, xlim=(0, REACH), xticks=range(REACH + 1))
-        axes.set_xlabel("place in the text, in lengths of the training (grey)")
+        axes.set(title=task.name, ylabel=task.unit, xlim=(0, REACH), xticks=range(REACH + 1))
+        axes.set_xlabel("position, as a multiple of the length in training (grey)")
         axes.spines[["top", "right"]].set_visible(False)
         _name_ends(axes, ends)
     save(figure, path)
 
 
 def _name_ends(axes: Axes, ends: Mapping[Kind, float]) -> None:
-    """Names at the right end of their lines, moved apart where they would touch."""
+    """Write the names at the right ends of the lines, instead of a legend."""
     low, high = axes.get_ylim()
-    gap, last = (high - low) * 0.055, -float("inf")
+    gap = (high - low) * 0.055  # minimum distance between names; 0.055 is about the font size
+    last = -float("inf")
     order = sorted(ends, key=lambda kind: ends[kind])
     for kind in order:
         last = max(ends[kind], last + gap)
@@ -264,26 +332,28 @@ def _name_ends(axes: Axes, ends: Mapping[Kind, float]) -> None:
             kind.name,
             (REACH, ends[kind]),
             xytext=(REACH * 1.03, last),
-            color=kind.colour,
+            color=kind.color,
             va="center",
             fontsize=9,
             annotation_clip=False,
-            arrowprops={"arrowstyle": "-", "color": kind.colour, "linewidth": 0.5},
+            arrowprops={"arrowstyle": "-", "color": kind.color, "linewidth": 0.5},
         )
 
 
 def main(argv: Sequence[str] | None = None) -> None:
-    """Train, test, print and draw."""
+    """Train and test all kinds, print the tables, and draw the picture."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("text", nargs="?", type=Path, help="a text file for the next character")
-    parser.add_argument("--seeds", type=int, default=2, help="models of each kind")
+    parser.add_argument("--seeds", type=int, default=2, help="number of models per kind")
     parser.add_argument("--image", type=Path, default=IMAGE, help="the PNG to write")
     args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    tasks = [copying()] + ([language(args.text.read_text(encoding="utf-8"))] if args.text else [])
+    torch.set_num_threads(1)  # more threads do not speed up models of this size
+    tasks = [copying()]
+    if args.text:
+        tasks.append(language(args.text.read_text(encoding="utf-8")))
     results = [(task, measure(task, args.seeds)) for task in tasks]
-    for task, found in results:
-        print(table(task, found), end="\n\n")
+    for task, errors in results:
+        print(table(task, errors), end="\n\n")
     draw(results, args.image)
 
 

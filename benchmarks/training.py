@@ -1,7 +1,11 @@
-"""A step of training, ours against timm's and transformers': python benchmarks/training.py [--device cuda]
+"""Compare the speed of a training step with that of timm and transformers.
 
-The same model with the same weights learns from the same batch with the same optimizer, in bf16 under autocast; the
-two take turns. Ratios of medians: above 1, ours is faster.
+    python benchmarks/training.py [--device cuda]
+
+Two models with the same architecture and weights are trained on the same batch with the same
+optimizer, in bf16 under autocast. Their steps alternate, so that other load on the machine affects
+both. The printed ratio is the median time of the peer divided by that of dxn: above 1, dxn is
+faster.
 """
 
 from __future__ import annotations
@@ -14,19 +18,36 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-import parity
-import torch
-import torch.nn.functional as F
-from parity import Sizes
-from torch import Tensor, nn
+from dxn.runtime import configure
 
-from dxn.train.evaluate import to_device
+configure()  # it sets environment variables that torch reads when it is imported
+
+import parity  # noqa: E402
+import parity_cases  # noqa: E402
+import torch  # noqa: E402
+import torch.nn.functional as F  # noqa: E402
+import transformers  # noqa: E402
+from parity_cases import Sizes  # noqa: E402
+from torch import Tensor, nn  # noqa: E402
+
+from dxn.models.dropout import Dropout  # noqa: E402
+from dxn.train.evaluate import to_device  # noqa: E402
+
+WARM_UP = 2  # steps that are not timed, because the first ones allocate memory
 
 
 @dataclass(frozen=True)
 class Case:
-    """What is trained: a peer of benchmarks/parity.py, how large, and the dropout of both."""
+    """A model to train.
+
+    Args:
+        name: Name in the table.
+        peer: Name of a case of benchmarks/parity_cases.py.
+        sizes: Sizes of the model and of its input.
+        dropout: Dropout probability of both models.
+    """
 
     name: str
     peer: str
@@ -34,67 +55,104 @@ class Case:
     dropout: float = 0.0
 
 
+# 64 pixels and patches of 8 pixels are 64 patches, 112 pixels are 196 patches.
+SHORT_VIT = Sizes(dim=192, depth=12, heads=3, batch=64, side=64)
+LONG_VIT = Sizes(dim=192, depth=12, heads=3, batch=16, side=112)
+BERT = Sizes(dim=256, depth=4, heads=4, batch=64, length=60)
 CASES = (
-    Case("ViT, 65 tokens", "ViT (timm)", Sizes(dim=192, depth=12, heads=3, batch=64, side=64)),
-    Case("ViT, 197 tokens", "ViT (timm)", Sizes(dim=192, depth=12, heads=3, batch=16, side=112)),
-    Case("ViT, 197 tokens", "ViT (transformers)", Sizes(dim=192, depth=12, heads=3, batch=16, side=112)),
-    Case("BERT, 1 to 60 tokens", "BERT", Sizes(dim=256, depth=4, heads=4, batch=64, length=60)),
-    Case("the same with dropout", "BERT", Sizes(dim=256, depth=4, heads=4, batch=64, length=60), dropout=0.1),
+    Case("ViT, 65 tokens", "ViT (timm)", SHORT_VIT),
+    Case("ViT, 197 tokens", "ViT (timm)", LONG_VIT),
+    Case("ViT, 197 tokens", "ViT (transformers)", LONG_VIT),
+    Case("BERT, 1 to 60 tokens", "BERT", BERT),
+    Case("the same with dropout", "BERT", BERT, dropout=0.1),
     Case("AST, 36 tokens", "AST", Sizes(dim=192, depth=12, heads=3, batch=64)),
 )
 
 
 def steps(case: Case, device: torch.device) -> tuple[Callable[[], None], Callable[[], None]]:
-    """A step of ours and one of the peer's."""
-    peer = next(c for c in parity.CASES if c.name == case.peer)
+    """Return two functions, which take one training step of the model of dxn and of the peer."""
+    # The same construction as in the parity benchmark ensures that both models compute the same.
+    public = next(c for c in parity_cases.CASES if c.name == case.peer)
     with tempfile.TemporaryDirectory() as folder:
-        pair = parity.pair(peer, Path(folder), sizes=case.sizes, dtype=torch.float32, dropout=case.dropout)
-    mine, theirs = (to_device(given, device) for given in parity.inputs(pair, case.sizes, torch.float32))
-    labels = (torch.arange(case.sizes.batch) % 7).to(device)
+        pair = parity.pair(
+            public, Path(folder), sizes=case.sizes, dtype=torch.float32, dropout=case.dropout
+        )
+    if not case.dropout:
+        disable_dropout(pair.model)
+    our_batch, peer_batch = parity.inputs(pair, case.sizes, torch.float32)
+    our_batch: dict[str, Any] = to_device(our_batch, device)
+    peer_batch = to_device(dict(peer_batch), device)
+    labels = (torch.arange(case.sizes.batch) % parity_cases.NUM_CLASSES).to(device)
+    model = pair.model.to(device)
+    peer = pair.peer.to(device)
     return (
-        step(pair.ours.to(device), lambda: pair.ours(mine), labels),
-        step(pair.theirs.to(device), lambda: peer.answer(pair.theirs, theirs), labels),
+        make_step(model, lambda: model(our_batch), labels),
+        make_step(peer, lambda: public.answer(peer, peer_batch), labels),
     )
 
 
-def step(model: nn.Module, answer: Callable[[], Tensor], labels: Tensor) -> Callable[[], None]:
-    """Forward, backward and the optimizer of model, whose logits answer gives."""
+def disable_dropout(model: nn.Module) -> None:
+    """Set all dropout probabilities to 0, because the head of dxn has dropout by default."""
+    for module in model.modules():
+        if isinstance(module, nn.Dropout):
+            module.p = 0.0
+        elif isinstance(module, Dropout):
+            module.rate = 0.0
+
+
+def make_step(
+    model: nn.Module, logits_of: Callable[[], Tensor], labels: Tensor
+) -> Callable[[], None]:
+    """Create a function that takes one training step.
+
+    Args:
+        model: Model to train.
+        logits_of: Calls the model and returns its logits (B, K).
+        labels: (B,). Target classes.
+    """
     model.train()
+    # fused: otherwise the time of the optimizer would hide differences between the models.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
-    def run() -> None:
+    def step() -> None:
         with torch.autocast(labels.device.type, torch.bfloat16):
-            logits = answer()
+            logits = logits_of()
+        # In float32, as in the trainer of dxn.
         F.cross_entropy(logits.float(), labels).backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
 
-    return run
+    return step
 
 
-def seconds(run: Callable[[], None], device: torch.device) -> float:
-    """Of one step."""
+def seconds(step: Callable[[], None], device: torch.device) -> float:
+    """Return the duration of one step."""
     start = time.perf_counter()
-    run()
+    step()
     if device.type == "cuda":
-        torch.cuda.synchronize(device)
+        torch.cuda.synchronize(device)  # a GPU computes asynchronously
     return time.perf_counter() - start
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """A row a case."""
+    """Print one row per case."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--device", default="cpu", help="where both train")
-    parser.add_argument("--repeats", type=int, default=15, help="timed turns a case")
+    parser.add_argument("--device", default="cpu", help="device of both models")
+    parser.add_argument("--repeats", type=int, default=15, help="timed rounds per case")
     args = parser.parse_args(argv)
     device = torch.device(args.device)
-    parity.transformers.logging.set_verbosity_error()
-    print(f"{'model':<22} {'peer':<20} {'ours, ms':>9} {'theirs, ms':>11} {'ratio':>6}")
+    transformers.logging.set_verbosity_error()
+    print(f"{'model':<22} {'peer':<20} {'dxn, ms':>9} {'peer, ms':>11} {'ratio':>6}")
     for case in CASES:
-        ours, theirs = steps(case, device)
-        turns = [(seconds(ours, device), seconds(theirs, device)) for _ in range(args.repeats + 2)][2:]
-        mine, other = (1e3 * statistics.median(side) for side in zip(*turns, strict=True))
-        print(f"{case.name:<22} {case.peer:<20} {mine:>9.1f} {other:>11.1f} {other / mine:>6.2f}", flush=True)
+        ours, peer = steps(case, device)
+        rounds = [
+            (seconds(ours, device), seconds(peer, device)) for _ in range(WARM_UP + args.repeats)
+        ]
+        our_seconds, peer_seconds = zip(*rounds[WARM_UP:], strict=True)
+        our_ms = 1e3 * statistics.median(our_seconds)
+        peer_ms = 1e3 * statistics.median(peer_seconds)
+        row = f"{case.name:<22} {case.peer:<20} {our_ms:>9.1f} {peer_ms:>11.1f}"
+        print(f"{row} {peer_ms / our_ms:>6.2f}", flush=True)
     return 0
 
 

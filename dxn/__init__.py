@@ -1,18 +1,123 @@
-"""dxn: text, images and audio as D×N token matrices, learned by one transformer."""
+"""dxn trains one transformer on text, images, audio and other inputs, as D×N token matrices.
+
+import dxn
+
+model = dxn.train("data=table", "data.path=reviews.csv", "data.target=label")
+model = dxn.load("outputs/label/2026-01-31_12-00-00.00")
+model = dxn.from_public("google/vit-base-patch16-224")
+model.predict(image="photo.jpg")
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Sequence
+from os import PathLike
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+import dxn.train  # noqa: F401 (the package is made callable below)
+from dxn.runtime import configure
+
+if TYPE_CHECKING:
+    from dxn.run.predictor import Predictor
+    from dxn.tokens import Tokens
 
 __version__ = "0.1.0"
-__all__ = ["from_public", "load"]
+__all__ = ["Predictor", "Tokens", "from_public", "load", "train"]
+
+# These modules import torch, which takes seconds. They are imported on first use, so that
+# `dxn --help` is fast.
+_LAZY = {"Predictor": "dxn.run.predictor", "Tokens": "dxn.tokens"}
+
+# Before any import of torch, which reads the environment variables that it sets.
+configure()
 
 
-def load(folder, *, device="cpu"):
-    """A trained model from its run folder or model folder: `.predict(...)`, `.tokens(...)`, `.embed(...)`."""
-    from dxn.train.bundle import load  # torch takes seconds to import, `dxn --help` must not
+def load(
+    folder: str | PathLike[str], *, device: str = "cpu", trust: Sequence[str] = ()
+) -> Predictor:
+    """Load a trained model from its run folder or model folder.
 
-    return load(folder, device=device)
+    Args:
+        folder: Path of the folder.
+        device: Device to run on, such as "cuda".
+        trust: Top-level packages besides dxn whose code the folder may use.
+
+    Raises:
+        UserError: If a file is missing, changed or damaged, or the folder names code that is not
+            trusted.
+    """
+    from dxn.run import model_folder
+
+    return model_folder.load(folder, device=device, trust=trust)
 
 
-def from_public(source, *, revision=None, part=None, strict=True, device="cpu"):
-    """A public checkpoint (ViT, BERT, AST ...): a file, folder or hub id, used like what `load` gives."""
-    from dxn.train.bundle import from_public
+def from_public(
+    source: str,
+    *,
+    revision: str | None = None,
+    part: str | None = None,
+    strict: bool = True,
+    device: str = "cpu",
+) -> Predictor:
+    """Load a public checkpoint, such as ViT, BERT or AST, with the interface of a trained model.
 
-    return from_public(source, revision=revision, part=part, strict=strict, device=device)
+    Args:
+        source: Path of a file or folder, or OWNER/NAME on the Hugging Face hub.
+        revision: Branch, tag or commit on the hub.
+        part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
+        strict: Whether missing and unexpected tensors are an error.
+        device: Device to run on, such as "cuda".
+
+    Raises:
+        UserError: If the checkpoint cannot be read, or dxn does not support its architecture.
+    """
+    from dxn.run import model_folder
+
+    return model_folder.from_public(
+        source, revision=revision, part=part, strict=strict, device=device
+    )
+
+
+def _train(*overrides: str) -> Predictor:
+    """Train a model like `dxn train` with the same overrides, and load it.
+
+    Args:
+        *overrides: Options as on the command line, such as "data.path=reviews.csv".
+
+    Raises:
+        UserError: If an option or the data is wrong. The message has one line per problem.
+    """
+    from dxn.config import compose
+    from dxn.run import model_folder
+    from dxn.run.training import train_one
+
+    settings = compose("train", overrides)
+    return model_folder.load(train_one(settings).folder / "model", trust=settings.trust)
+
+
+class _TrainPackage(ModuleType):
+    """The package dxn.train as a callable, for `dxn.train("data=digits")`."""
+
+    # A function named `train` would not work: importing any module of the package dxn.train sets
+    # the attribute dxn.train to the package.
+    __call__ = staticmethod(_train)
+
+
+# A type checker does not see the change of class, so for it `train` is the function.
+if TYPE_CHECKING:
+    train = _train
+else:
+    sys.modules["dxn.train"].__class__ = _TrainPackage
+
+
+def __getattr__(name: str) -> Any:
+    if name in _LAZY:
+        return getattr(importlib.import_module(_LAZY[name]), name)
+    raise AttributeError(f"module 'dxn' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_LAZY])

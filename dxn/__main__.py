@@ -1,4 +1,4 @@
-"""python -m dxn VERB ..."""
+"""Run the command line as `python -m dxn VERB ...`, for example with torchrun."""
 
 import sys
 

@@ -1,20 +1,15 @@
-"""Configuration that cannot fail silently: the only file that knows Hydra."""
+"""Compose and check the configuration of a command. Only this module imports Hydra."""
 
 from __future__ import annotations
 
-import difflib
-import importlib
-import inspect
+import functools
 import itertools
 import re
-import types
-import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Literal, Union
+from typing import Any, cast
 
-import yaml
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
 from hydra.core.override_parser.overrides_parser import OverridesParser
@@ -23,387 +18,405 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
+from dxn.conf_files import (
+    CONF,
+    add_folders,
+    defaults_of,
+    groups,
+    installed_folders,
+    keys_of_experiments,
+    node_of,
+    options,
+)
 from dxn.errors import UserError
+from dxn.hints import fits, suggestion
+from dxn.instantiate import check_targets, expand_defaults, resolve, type_errors
+from dxn.keys import Keys, assign, known_keys, top_errors
+from dxn.run.settings import Settings
+from dxn.signatures import parameters
 
-CONF = Path(__file__).parent / "conf"
-FROM_DATA = frozenset({"num_classes", "class_weights", "mean", "std", "modalities", "kind", "model", "vocab_size"})
-
-
-@dataclass(frozen=True)
-class Config:
-    """A composed and checked configuration, and the overrides that made it."""
-
-    cfg: DictConfig
-    overrides: Sequence[str]
-
-    def plain(self) -> dict[str, Any]:
-        """As dicts and lists, interpolations resolved."""
-        return typing.cast("dict[str, Any]", OmegaConf.to_container(self.cfg, resolve=True))
-
-    def yaml(self) -> str:
-        """As YAML, interpolations resolved."""
-        return OmegaConf.to_yaml(self.cfg, resolve=True)
-
-    def asked(self) -> list[str]:
-        """The keys that the overrides name."""
-        return [override.key_or_group for override in _parse([_spelled_out(o) for o in self.overrides])[0]]
-
-    def save(self, folder: Path) -> None:
-        """.hydra/config.yaml and .hydra/overrides.yaml in folder."""
-        place = folder / ".hydra"
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "config.yaml").write_text(self.yaml())
-        (place / "overrides.yaml").write_text(yaml.safe_dump(list(self.overrides), allow_unicode=True))
+# Keys whose value is taken literally: numbers, brackets and ${...} in it are text.
+LITERAL = ("input", "prompt", "token")
+# Keys that contain an interpolation of another key, such as batch_size: ${batch_size}. In a saved
+# run it has already been resolved, so changing the key must change these too.
+DERIVED = {"batch_size": ("trainer.batch_size",)}
+# Keys that determine the weights or the splits. They cannot be changed when a run is resumed.
+FIXED_IN_RUN = ("dim", "seed")
+MAX_OPTIONS = 3  # files that a message suggests
 
 
-def saved_config(folder: Path) -> dict[str, Any]:
-    """The resolved configuration that `Config.save` wrote in a run folder.
+def _value_or(key: str, default: Any, *, _root_: DictConfig) -> Any:
+    """Resolve `${value_or:KEY,DEFAULT}`: the value of a key, or a default if there is no such key.
 
-    The folder may come from a stranger, so the file is read as plain data: interpolations such as
-    ${oc.env:TOKEN} are not resolved, and `build` refuses targets that are not dxn's own.
+    A decoder copies options of the backbone with it, and not every backbone has them.
     """
-    path = folder / ".hydra" / "config.yaml"
-    if not path.exists():
-        raise UserError(f"{folder}: not a run folder, it has no .hydra/config.yaml")
-    try:
-        found = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise UserError(f"{path}: not valid YAML ({' '.join(str(error).split())})") from error
-    if not isinstance(found, dict):
-        raise UserError(f"{path}: must be a mapping, got {type(found).__name__}")
-    return found
+    return OmegaConf.select(_root_, key, default=default)
 
 
-def saved_overrides(folder: Path) -> list[str]:
-    """The overrides that `Config.save` wrote in a run folder.
+OmegaConf.register_new_resolver("value_or", _value_or, replace=True)
 
-    The folder may come from a stranger: an override that names a `_target_` or holds an interpolation
-    is refused, because composing it could import a module or read the environment.
+
+@dataclass
+class Request:
+    """The parsed overrides of one command.
+
+    Args:
+        folders: Folders of YAML files. That of dxn is the first.
+        trust: Top-level packages besides dxn whose code may be used.
+        literal: Text of each key in LITERAL, and of keys below them such as input.image.
+        groups: Overrides that choose files.
+        values: Overrides that set keys.
+        faults: The problems so far, one line each. They are collected, so that the user can correct
+            all of them at once.
     """
-    path = folder / ".hydra" / "overrides.yaml"
-    if not path.exists():
-        raise UserError(f"{folder}: not a run folder, it has no .hydra/overrides.yaml")
-    found = yaml.safe_load(path.read_text()) or []
-    if not isinstance(found, list) or not all(isinstance(line, str) for line in found):
-        raise UserError(f"{path}: must be a list of overrides key=value")
-    for line in found:
-        if "_target_" in line or "${" in line:
-            raise UserError(f"{path}: {line!r} is refused: a run folder cannot name code or read the environment")
-    return found
+
+    folders: list[Path]
+    trust: tuple[str, ...] = ()
+    literal: dict[str, str] = field(default_factory=dict)
+    groups: list[Override] = field(default_factory=list)
+    values: list[Override] = field(default_factory=list)
+    faults: list[str] = field(default_factory=list)
+
+    def stop_on_faults(self) -> None:
+        """Raise UserError with all faults, if there are any."""
+        # Several steps can find the same fault, so duplicates are removed.
+        if self.faults:
+            raise UserError("\n".join(dict.fromkeys(self.faults)))
 
 
-def compose(verb: str, overrides: Sequence[str] = (), *, conf_dir: Path = CONF) -> Config:
-    """The configuration of a verb. UserError lists every fault, a line each, before any data is read."""
-    parsed, faults = _parse([_spelled_out(line) for line in overrides])
-    groups, values = _apart(parsed, conf_dir)
-    with initialize_config_dir(str(conf_dir.absolute()), version_base="1.3"):
-        good_groups = []
-        for override in groups:
-            if override.value() is None and _is_left_out(verb, override.key_or_group):
-                continue  # experiment=null asks for what is so anyway
-            found = _group_faults(override, conf_dir)
-            faults += found
-            if not found:
-                good_groups.append(override.input_line)
-        base = _composed(verb, good_groups, faults)
-        if base is not None:
-            known = _keys(base)
-            good = []
-            for override in values:
-                found = _key_faults(override, known, base)
-                faults += found
-                if not found:
-                    good.append(_line(override, known))
-            cfg = _composed(verb, [*good_groups, *good], faults)
-            if cfg is not None:
-                faults += _value_faults(cfg)
-                if not faults:
-                    return Config(cfg, list(overrides))
-    raise UserError("\n".join(dict.fromkeys(faults)))
+def compose(verb: str, overrides: Sequence[str] = ()) -> Settings:
+    """Compose and check the configuration of a command.
+
+    With `resume=RUN`, the saved configuration of the run is used instead.
+
+    Args:
+        verb: Name of the command.
+        overrides: Overrides as on the command line.
+
+    Raises:
+        UserError: One line per problem, before any data is read.
+    """
+    request = _parse_request(overrides)
+    resumed = next((o.value() for o in request.values if o.key_or_group == "resume"), None)
+    if verb == "train" and resumed is not None:
+        rest = [line for line in overrides if not line.startswith("resume=")]
+        settings = settings_of_run(Path(str(resumed)), rest, request.trust)
+        values = {**settings.values, "resume": str(resumed), "run": str(resumed)}
+        return replace(settings, values=values, overrides=tuple(overrides))
+    # Composed twice: first only the files, to learn which keys exist, then with the values. Hydra
+    # itself stops at the first unknown key, and does not suggest the right one.
+    group_lines = _checked_groups(request, verb)
+    base = _compose_files(verb, group_lines, request)
+    if base is None:
+        request.stop_on_faults()
+    base = cast("dict[str, Any]", base)
+    keys = known_keys(base, request.trust)
+    value_lines = _checked_values(request, keys)
+    for key in request.literal:
+        if key.partition(".")[0] not in base:
+            request.faults.append(f"{key}: dxn {verb} has no such key")
+    values = _compose_files(verb, [*group_lines, *value_lines], request)
+    if values is not None:
+        values = _resolve(values, request)
+    if values is not None:
+        request.faults += _type_faults(values, request.trust)
+    request.stop_on_faults()
+    overridden = [o.key_or_group for o in (*request.groups, *request.values)]
+    chosen = {*overridden, *request.literal, *_experiment_keys(request)}
+    return Settings(
+        cast("dict[str, Any]", values), tuple(overrides), frozenset(chosen), request.trust
+    )
+
+
+def settings_of_run(
+    folder: Path, overrides: Sequence[str] = (), trust: Sequence[str] = ()
+) -> Settings:
+    """Return the saved configuration of a run, with the values of overrides.
+
+    Args:
+        folder: The run folder. It may come from a stranger, so nothing in it is composed or
+            resolved again.
+        overrides: Overrides of values.
+        trust: Top-level packages besides dxn whose code the run may use.
+
+    Raises:
+        UserError: If it is not a run folder, a `_target_` is not trusted, or an override is wrong.
+    """
+    request = _parse_request(overrides)
+    request.trust = tuple(dict.fromkeys([*request.trust, *trust]))
+    saved = Settings.load(folder, request.trust)
+    if not request.values and not request.groups:
+        request.stop_on_faults()
+        return replace(saved, trust=request.trust)
+    values = saved.values
+    for override in request.groups:
+        request.faults.append(
+            f"{override.input_line}: the parts of a saved run cannot be changed; change values, "
+            "such as trainer.epochs=30, or train a new run"
+        )
+    keys = known_keys(values, request.trust)
+    _checked_values(request, keys)
+    for override in request.values:
+        key = override.key_or_group
+        if key in FIXED_IN_RUN:
+            request.faults.append(f"{key}: cannot be changed in a saved run; train a new run")
+        for changed in (key, *DERIVED.get(key, ())):
+            assign(values, changed, _typed_value(override, keys.hint(key)))
+    # Unknown keys first: with them, the types below could not be checked.
+    request.stop_on_faults()
+    request.faults += _type_faults(values, request.trust)
+    request.stop_on_faults()
+    chosen = frozenset(o.key_or_group for o in request.values)
+    return Settings(values, (*saved.overrides, *overrides), chosen, request.trust)
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
-    """Each way to choose one value of every `key=a,b`, in order: Hydra's sweep grammar (choice, range)."""
-    parsed, faults = _parse(overrides, sweep=True)
-    if faults:
-        raise UserError("\n".join(faults))
-    ways = []
+    """Expand overrides such as `key=a,b` (Hydra's sweep grammar) to all combinations.
+
+    Args:
+        overrides: Overrides as on the command line.
+
+    Returns:
+        The overrides of each run. The values of the last key change fastest.
+
+    Raises:
+        UserError: If an override cannot be parsed, or is a range instead of a list.
+    """
+    request = Request([CONF])
+    parsed = _parse(overrides, request, sweep=True)
+    request.stop_on_faults()
+    alternatives = []
     for override in parsed:
         if not override.is_sweep_override():
-            ways.append([override.input_line])
+            alternatives.append([str(override.input_line)])
         elif override.is_discrete_sweep():
             key = override.get_key_element()
-            ways.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+            alternatives.append([f"{key}={value}" for value in override.sweep_string_iterator()])
         else:
-            raise UserError(f"{override.input_line}: give the values, e.g. {override.key_or_group}=1,2,3")
-    return [list(way) for way in itertools.product(*ways)]
+            raise UserError(
+                f"{override.input_line}: only lists of values can be swept, such as "
+                f"{override.key_or_group}=1,2,3"
+            )
+    return [list(combination) for combination in itertools.product(*alternatives)]
 
 
-def build(node: Mapping[str, Any], *, key: str, **found: Any) -> Any:
-    """Call node's _target_ with its values and, of `found`, what its signature takes.
-
-    A ValueError of the constructor becomes a UserError that names the key.
-    """
-    target = own_object(node["_target_"], key=key)
-    parameters = inspect.signature(target).parameters
-    arguments = {
-        name: build(value, key=f"{key}.{name}") if isinstance(value, Mapping) and "_target_" in value else value
-        for name, value in node.items()
-        if name != "_target_"
-    }
-    arguments |= {name: value for name, value in found.items() if name in parameters}
-    try:
-        return target(**arguments)
-    except UserError:
-        raise
-    except ValueError as error:
-        raise UserError(f"{key}: {error}") from error
-
-
-def own_object(name: Any, *, key: str) -> Callable:
-    """The class or function of dxn that `name` names.
-
-    A `_target_` can come from a folder that somebody else made, and importing a module runs it. So
-    anything outside dxn is refused before it is imported.
-    """
-    if not isinstance(name, str) or not re.fullmatch(r"dxn(\.\w+)+", name):
-        raise UserError(f"{key}: {name!r} is not one of dxn's own parts, it will not be run")
-    module, _, attribute = name.rpartition(".")
-    try:
-        target = getattr(importlib.import_module(module), attribute, None)
-    except ModuleNotFoundError:
-        target = None
-    if not callable(target) or getattr(target, "__module__", "").partition(".")[0] != "dxn":
-        raise UserError(f"{key}: dxn has no part {name}")
-    return target
-
-
-def options(group: str, conf_dir: Path = CONF) -> list[str]:
-    """The names that `group=` may take."""
-    return sorted(path.stem for path in (conf_dir / group).glob("*.yaml"))
-
-
-def groups(conf_dir: Path = CONF) -> list[str]:
-    """The groups there are."""
-    return sorted(path.name for path in conf_dir.iterdir() if path.is_dir() and any(path.glob("*.yaml")))
-
-
-def _spelled_out(line: str) -> str:
-    """weights=PATH is short for weights.source=PATH."""
-    return f"weights.source={line.removeprefix('weights=')}" if line.startswith("weights=") else line
-
-
-def _parse(overrides: Sequence[str], *, sweep: bool = False) -> tuple[list[Override], list[str]]:
-    """What can be parsed, and a fault for each of the rest.
-
-    A value that Hydra's grammar cannot read, or reads as a sweep where none was asked for, is taken as the text
-    it is: paths and sentences hold commas, brackets and quotes.
-    """
-    parsed, faults = [], []
+def _parse_request(overrides: Sequence[str]) -> Request:
+    """Parse overrides, and sort them into folders, literal texts, groups and values."""
+    folders = installed_folders()
+    literal: dict[str, str] = {}
+    lines: list[str] = []
     for line in overrides:
-        override = _parsed(line)
+        key, _, value = line.partition("=")
+        if key == "conf_dir" and value:
+            folders.append(Path(value).expanduser().absolute())
+        elif key.partition(".")[0] in LITERAL and "=" in line:
+            literal[key] = value
+        else:
+            # weights=PATH is short for weights.source=PATH.
+            lines.append(f"weights.source={value}" if key == "weights" and value else line)
+    request = Request([CONF, *(f for f in folders if f.is_dir())], literal=literal)
+    request.trust = add_folders(folders, request.faults)
+    parsed = _parse(lines, request)
+    known = set(groups(request.folders))
+    for override in parsed:
+        # A mapping, such as backbone={dropout: 0.1}, sets values of the part instead.
+        is_group = override.key_or_group in known and not isinstance(override.value(), dict)
+        (request.groups if is_group else request.values).append(override)
+        # Needed now: composing the files already imports the parts that they name.
+        if override.key_or_group == "trust":
+            value = override.value()
+            trusted = value if isinstance(value, list) else [value]
+            request.trust = (*request.trust, *(str(name) for name in trusted if name))
+    return request
+
+
+def _parse(lines: Sequence[str], request: Request, *, sweep: bool = False) -> list[Override]:
+    """Parse overrides. Those that cannot be parsed are added to the faults.
+
+    A value that is not valid in Hydra's grammar is taken as text, and so is a list of values
+    outside of a sweep: paths and sentences contain commas, brackets and quotes.
+    """
+    parsed = []
+    for line in lines:
+        override = _parse_override(line)
         if override is None or (override.is_sweep_override() and not sweep):
             key, _, value = line.partition("=")
-            escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-            override = _parsed(f'{key}="{escaped}"') if value else None
+            override = _parse_override(f"{key}={_quoted(value)}") if value else None
         if override is None:
-            faults.append(f"{line}: not an override; write key=value")
+            request.faults.append(f"{line}: not an override; write key=value")
+        elif override.is_delete():
+            # Every part takes its defaults from a signature, so a deleted key would come back.
+            request.faults.append(f"{line}: a key cannot be deleted; set it to null")
         else:
             parsed.append(override)
-    return parsed, faults
+    return parsed
 
 
-def _parsed(line: str) -> Override | None:
+def _parse_override(line: str) -> Override | None:
     try:
         return OverridesParser.create().parse_override(line)
     except HydraException:
         return None
 
 
-def _apart(parsed: Sequence[Override], conf_dir: Path) -> tuple[list[Override], list[Override]]:
-    known = set(groups(conf_dir))
-    is_group = [o.key_or_group in known and not isinstance(o.value(), dict) for o in parsed]
-    pairs = list(zip(parsed, is_group, strict=True))
-    return [o for o, group in pairs if group], [o for o, group in pairs if not group]
+def _quoted(value: str) -> str:
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'
 
 
-def _group_faults(override: Override, conf_dir: Path) -> list[str]:
-    name, value = override.key_or_group, override.value()
-    available = options(name, conf_dir)
-    chosen = value if isinstance(value, list) else [value]
-    return [
-        f"{name}={v}: no such option;{_meant(str(v), available)} options: {', '.join(available)}"
-        for v in chosen
-        if str(v) not in available
-    ]
+def _checked_groups(request: Request, verb: str) -> list[str]:
+    """Return the overrides that choose existing files. Wrong ones are added to the faults."""
+    defaults = defaults_of(verb)
+    lines = []
+    for override in request.groups:
+        name, value = override.key_or_group, override.value()
+        available = options(name, request.folders)
+        if name not in defaults:
+            listed = ", ".join(defaults) or "none"
+            request.faults.append(f"{name}: dxn {verb} has no such group; groups: {listed}")
+            continue
+        if value is None and defaults[name] is None:
+            continue  # experiment=null is the default
+        chosen = value if isinstance(value, list) else [value]
+        wrong = [str(item) for item in chosen if str(item) not in available]
+        for item in wrong:
+            hint = suggestion(item, available)
+            if "," in item:
+                hint = f" a list is written {name}=[{item}];"
+            listed = ", ".join(available)
+            request.faults.append(f"{name}={item}: no such option;{hint} options: {listed}")
+        if not wrong:
+            # Users of Hydra type +experiment=NAME, but Hydra refuses the + for groups that are in
+            # the defaults, as all groups of dxn are.
+            lines.append(str(override.input_line).lstrip("+"))
+    return lines
 
 
-def _is_left_out(verb: str, group: str) -> bool:
-    """Whether the verb's own defaults choose nothing of this group."""
-    choices = hydra_compose(verb, return_hydra_config=True).hydra.runtime.choices
-    return group in choices and choices[group] in (None, "null")
+def _compose_files(verb: str, lines: Sequence[str], request: Request) -> dict[str, Any] | None:
+    """Compose files and overrides, and add the defaults of all signatures.
 
-
-def _composed(verb: str, overrides: Sequence[str], faults: list[str]) -> DictConfig | None:
+    Interpolations are not resolved yet, because they can refer to a default that Hydra does not
+    know. Returns None after adding to the faults if the files cannot be composed.
+    """
+    # Hydra searches the folder of dxn first, so a file of the user cannot replace one of dxn.
+    paths = ",".join(_quoted(f"file://{folder}") for folder in request.folders[1:])
+    search = [f"hydra.searchpath=[{paths}]"] if paths else []
     try:
-        return hydra_compose(verb, overrides=list(overrides))
+        with initialize_config_dir(str(CONF.absolute()), version_base="1.3"):
+            cfg = hydra_compose(verb, overrides=[*search, *lines])
+        composed = OmegaConf.to_container(cfg, resolve=False)
     except (HydraException, OmegaConfBaseException) as error:
-        faults.append(" ".join(str(error).split()))
+        # The messages have several lines, but a line of the faults is one problem.
+        request.faults.append(" ".join(str(error).split()))
+        return None
+    values = cast("dict[str, Any]", composed)
+    if isinstance(values.get("adapters"), dict):
+        # Files of data and backbone also set options of adapters that are not chosen. These have
+        # no class, and are removed.
+        adapters = values["adapters"]
+        values["adapters"] = {k: v for k, v in adapters.items() if v and "_target_" in v}
+    try:
+        check_targets(values, request.trust)
+        return expand_defaults(values, request.trust)
+    except UserError as error:
+        request.faults += str(error).splitlines()
         return None
 
 
-def _keys(cfg: DictConfig) -> list[str]:
-    found: list[str] = []
-
-    def walk(node: Any, prefix: str) -> None:
-        for key in node:
-            path = f"{prefix}{key}"
-            found.append(path)
-            child = node._get_node(key)
-            if OmegaConf.is_dict(child) and not child._is_none() and not child._is_missing():
-                walk(child, f"{path}.")
-
-    walk(cfg, "")
-    return found
-
-
-def _key_faults(override: Override, known: Sequence[str], base: DictConfig) -> list[str]:
-    key = override.key_or_group
-    if override.is_add() or key in known or _is_open(key, known, base):
-        return []
-    return [f"{key}: no such key;{_meant(key, known) or ' dxn show prints them all'}"]
+def _checked_values(request: Request, keys: Keys) -> list[str]:
+    """Return the overrides of known keys in Hydra's syntax. Others are added to the faults."""
+    lines = []
+    for override in request.values:
+        key = override.key_or_group
+        if not keys.has(key):
+            request.faults.append(f"{key}: no such key;{_advice(key, keys, request)}")
+            continue
+        value = str(override.input_line).partition("=")[2]
+        if _is_text(override, keys.hint(key)):
+            value = _quoted(value)
+        # ++ sets a key whether the YAML files contain it or only the signature.
+        lines.append(f"++{key}={value}")
+    return lines
 
 
-def _line(override: Override, known: Sequence[str]) -> str:
-    """As Hydra wants it: a key that is new below an empty one is added, not set."""
-    line = str(override.input_line)
-    return line if override.is_add() or override.key_or_group in known else f"+{line}"
+def _is_text(override: Override, hint: Any) -> bool:
+    """Whether a number or Boolean is meant as text, such as the name of a column 2024."""
+    value = override.value()
+    is_scalar = isinstance(value, bool | int | float)
+    return is_scalar and not fits(value, hint) and fits("", hint)
 
 
-def _is_open(key: str, known: Sequence[str], base: DictConfig) -> bool:
-    """Whether key lies below a value that is empty so far (data.holdout.speaker), not below a part's own keys."""
-    parent = key.rpartition(".")[0]
-    return parent in known and not OmegaConf.is_dict(OmegaConf.select(base, parent, throw_on_missing=False))
+def _typed_value(override: Override, hint: Any) -> Any:
+    """Return the value of an override in the type that its key expects."""
+    if _is_text(override, hint):
+        return str(override.input_line).partition("=")[2]
+    return override.value()
 
 
-def _meant(wrong: str, known: Sequence[str]) -> str:
-    visible = [k for k in known if not k.endswith("_target_")]
-    last = wrong.rpartition(".")[2]
-    same_last = [k for k in visible if k.rpartition(".")[2] == last]
-    close = same_last or difflib.get_close_matches(wrong, visible, 1, 0.6)
-    if not close:
-        lasts = {k.rpartition(".")[2]: k for k in visible}
-        close = [lasts[name] for name in difflib.get_close_matches(last, list(lasts), 1, 0.6)]
-    return f" did you mean {close[0]}?" if close else ""
+def _advice(key: str, keys: Keys, request: Request) -> str:
+    """Return how to set an unknown key: with another file of its group, or by its right name."""
+    group, _, rest = key.partition(".")
+    first = rest.partition(".")[0]
+    if rest and group in groups(request.folders) and f"{group}.{first}" not in keys.types:
+        names = _options_with(group, first, tuple(request.folders), request.trust)
+        # The next part of an adapter's key is its name, and not an argument.
+        if names and group != "adapters":
+            return f" {' or '.join(f'{group}={option}' for option in names)} has it"
+    return keys.suggestion(key) or " dxn show prints all keys"
 
 
-def _value_faults(cfg: DictConfig) -> list[str]:
-    """Missing values, interpolations that lead nowhere, values of the wrong type: all of them."""
-    faults = [f"{key}: needs a value, {key}=..." for key in sorted(OmegaConf.missing_keys(cfg))]
-    if faults:
-        return faults
+# Cached, because each unknown key would read all files of the group again.
+@functools.cache
+def _options_with(
+    group: str, name: str, folders: tuple[Path, ...], trust: tuple[str, ...]
+) -> list[str]:
+    """Return the first files of a group whose part has an argument `name`."""
+    names = []
+    for option in options(group, folders):
+        target = node_of(group, option, folders).get("_target_")
+        if target and name in parameters(resolve(target, key=group, trust=trust)):
+            names.append(option)
+    return names[:MAX_OPTIONS]
+
+
+def _resolve(values: dict[str, Any], request: Request) -> dict[str, Any] | None:
+    """Resolve interpolations and set literal texts. Returns None after adding to the faults."""
+    # A literal key has a value, so it must not count as missing (???).
+    for key in request.literal:
+        assign(values, key, None)
+    cfg = OmegaConf.create(values)
     try:
-        plain = OmegaConf.to_container(cfg, resolve=True)
+        missing = sorted(OmegaConf.missing_keys(cfg))
+        request.faults += [f"{key}: needs a value, {key}=..." for key in missing]
+        if missing:
+            return None
+        resolved = cast("dict[str, Any]", OmegaConf.to_container(cfg, resolve=True))
     except OmegaConfBaseException as error:
-        return [" ".join(str(error).split())]
-    return _node_faults(typing.cast("dict[str, Any]", plain), "")
+        # OmegaConf puts the key in the lines after the message.
+        message, _, details = str(error).partition("\n")
+        key = re.search(r"full_key: (\S+)", details)
+        request.faults.append(f"{key[1]}: {message}" if key else message)
+        return None
+    # After resolving, so that ${...} in a text is not an interpolation.
+    for key, text in request.literal.items():
+        assign(resolved, key, text)
+    return resolved
 
 
-def _node_faults(node: Mapping[str, Any], prefix: str) -> list[str]:
-    faults = []
-    hints = _hints(node["_target_"]) if "_target_" in node else {}
-    for name, value in node.items():
-        key = f"{prefix}{name}"
-        if name in hints and not (value is None and name in FROM_DATA):
-            faults += [f"{key}: {fault}" for fault in _type_faults(value, hints[name])]
-        if isinstance(value, Mapping):
-            faults += _node_faults(value, f"{key}.")
-    return faults
+def _type_faults(values: Mapping[str, Any], trust: Sequence[str]) -> list[str]:
+    """Return one line per value of a wrong type."""
+    top = top_errors(values)
+    # A wrong `seed` is also a wrong data.seed and trainer.seed, which the user did not type.
+    nested = [
+        fault
+        for fault in type_errors(values, trust)
+        if not any(fault.endswith(f".{top_fault}") for top_fault in top)
+    ]
+    return [*top, *nested]
 
 
-def schema_faults(cfg: DictConfig) -> list[str]:
-    """Keys that a part's constructor does not take, and arguments it needs that its YAML lacks."""
-    faults: list[str] = []
-
-    def walk(node: Any, prefix: str) -> None:
-        if "_target_" in node:
-            parameters = _parameters(node["_target_"])
-            faults.extend(
-                f"{prefix}{k}: {node['_target_']} takes no such argument"
-                for k in node
-                if k not in parameters and k != "_target_"
-            )
-            faults.extend(
-                f"{prefix}{n}: {node['_target_']} has this argument, the YAML lacks it"
-                for n in parameters
-                if n not in node and n not in FROM_DATA
-            )
-        for key in node:
-            child = node._get_node(key)
-            if OmegaConf.is_dict(child) and not child._is_none() and not child._is_missing():
-                walk(child, f"{prefix}{key}.")
-
-    walk(cfg, "")
-    return faults
-
-
-def _target(name: str) -> Callable:
-    target = own_object(name, key="_target_")
-    return target.__init__ if inspect.isclass(target) else target
-
-
-def _hints(name: str) -> dict[str, Any]:
-    return typing.get_type_hints(_target(name))
-
-
-def _parameters(name: str) -> list[str]:
-    kinds = (inspect.Parameter.VAR_KEYWORD, inspect.Parameter.VAR_POSITIONAL)
-    signature = inspect.signature(_target(name)).parameters
-    return [p.name for p in signature.values() if p.name != "self" and p.kind not in kinds]
-
-
-def _type_faults(value: Any, hint: Any) -> list[str]:
-    if _fits(value, hint):
-        return []
-    choices = [c for h in _members(hint) if typing.get_origin(h) is Literal for c in typing.get_args(h)]
-    if choices:
-        meant = _meant(str(value), [str(c) for c in choices])
-        return [f"must be one of {', '.join(map(str, choices))}, got {value!r}{';' + meant if meant else ''}"]
-    return [f"must be {_named(hint)}, got {value!r}"]
-
-
-def _members(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) in (Union, types.UnionType) else (hint,)
-
-
-def _fits(value: Any, hint: Any) -> bool:
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if hint is Any or hint is inspect.Parameter.empty:
-        return True
-    if origin in (Union, types.UnionType):
-        return any(_fits(value, h) for h in arguments)
-    if hint is type(None) or hint is None:
-        return value is None
-    if origin is Literal:
-        return any(value == c and type(value) is type(c) for c in arguments)
-    if hint is bool:
-        return isinstance(value, bool)
-    if hint in (int, float):
-        return isinstance(value, int if hint is int else (int, float)) and not isinstance(value, bool)
-    if hint is str:
-        return isinstance(value, str)
-    outer = origin or hint
-    if isinstance(outer, type) and issubclass(outer, Mapping):
-        return isinstance(value, Mapping)
-    if isinstance(outer, type) and issubclass(outer, Sequence):
-        inner = arguments[0] if arguments else Any
-        return isinstance(value, list) and all(_fits(v, inner) for v in value)
-    return isinstance(value, Mapping) or value is None or not isinstance(hint, type)
-
-
-def _named(hint: Any) -> str:
-    words = {int: "a whole number", float: "a number", bool: "true or false", str: "text", type(None): "null"}
-    return " or ".join(
-        words.get(h, "a list" if issubclass(typing.get_origin(h) or object, Sequence) else str(h))
-        for h in _members(hint)
-    )
+def _experiment_keys(request: Request) -> set[str]:
+    """Return the keys that the chosen experiment sets: they count as chosen by the user."""
+    chosen = [o.value() for o in request.groups if o.key_or_group == "experiment"]
+    names = [str(name) for name in chosen if name]
+    return keys_of_experiments(names, request.folders)

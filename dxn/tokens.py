@@ -1,4 +1,4 @@
-"""The one contract: every adapter returns `Tokens`, every model takes them."""
+"""The data contract: every adapter returns `Tokens`, and every model consumes them."""
 
 from __future__ import annotations
 
@@ -12,16 +12,24 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class Span:
-    """The columns `start:stop` that one modality owns, and what each stands for in the raw input.
+    """The columns `start:stop` of one input and their coordinates in the raw input.
 
-    `places` is (B, stop - start, k): text (start, stop) in characters, image (top, left, bottom, right) in
-    pixels, audio (start, stop) in seconds. NaN where a column stands for nothing raw: padding, a class token.
+    Args:
+        name: Name of the input. An adapter sets it to its modality; the model replaces it with the
+            name of the input.
+        modality: Modality of the input, such as "text". Class tokens and registers use "class".
+        start: Index of the first column.
+        stop: Index after the last column.
+        coords: (B, stop - start, k) float. Text: (start, stop) in characters. Image: (top, left,
+            bottom, right) in pixels. Audio: (start, stop) in seconds. NaN for columns without a
+            position in the raw input, such as padding or a class token.
     """
 
+    name: str
     modality: str
     start: int
     stop: int
-    places: Tensor
+    coords: Tensor
 
     def __len__(self) -> int:
         return self.stop - self.start
@@ -29,10 +37,15 @@ class Span:
 
 @dataclass(frozen=True, slots=True)
 class Tokens:
-    """A batch of D×N matrices, a column a token.
+    """A batch of D×N matrices with one column per token.
 
-    x (B, N, D); mask (B, N) bool, True at real tokens; spans in the order of their columns.
-    Raises ValueError where shapes do not fit each other.
+    Args:
+        x: (B, N, D). Embeddings of the tokens.
+        mask: (B, N) bool. True at real tokens, False at padding.
+        spans: Columns of each input, in ascending order. Empty if the inputs are not tracked.
+
+    Raises:
+        ValueError: If the shapes do not match, or the spans do not cover all columns in order.
     """
 
     x: Tensor
@@ -41,86 +54,141 @@ class Tokens:
 
     def __post_init__(self) -> None:
         if self.x.ndim != 3 or self.mask.shape != self.x.shape[:2]:
-            raise ValueError(
-                f"x must be (B, N, D) and mask (B, N), got {tuple(self.x.shape)} and {tuple(self.mask.shape)}"
-            )
+            shapes = f"{tuple(self.x.shape)} and {tuple(self.mask.shape)}"
+            raise ValueError(f"x must be (B, N, D) and mask (B, N), got {shapes}")
         if self.mask.dtype != torch.bool:
             raise ValueError(f"mask must be bool, True at real tokens, got {self.mask.dtype}")
+        # A wrong offset would not fail later: it would attribute tokens to the wrong input.
         end = 0
         for span in self.spans:
-            if span.start != end or span.places.shape[:2] != (len(self.x), len(span)):
-                raise ValueError(f"span {span.modality} {span.start}:{span.stop} does not follow column {end}")
+            if span.start != end or span.coords.shape[:2] != (len(self.x), len(span)):
+                raise ValueError(
+                    f"span {span.name!r} covers columns {span.start}:{span.stop} with coords "
+                    f"{tuple(span.coords.shape)}; it must start at column {end}"
+                )
             end = span.stop
         if self.spans and end != self.x.shape[1]:
-            raise ValueError(f"spans end at column {end}, the matrix has {self.x.shape[1]} columns")
+            raise ValueError(
+                f"the spans end at column {end}, but the matrix has {self.x.shape[1]} columns"
+            )
 
     @property
     def matrix(self) -> Tensor:
-        """(B, D, N): a view of x, nothing is copied."""
+        """The token matrices (B, D, N), as a view of x."""
         return rearrange(self.x, "b n d -> b d n")
 
     def __len__(self) -> int:
         return len(self.x)
 
     def __getitem__(self, i: int) -> Tensor:
-        """Sample i's own matrix (D, N_i), its padding gone."""
+        """Return the matrix (D, N_i) of sample i without padding."""
         return self.matrix[i][:, self.mask[i]]
 
     def with_x(self, x: Tensor) -> Tokens:
-        """The same columns with other contents."""
+        """Return the same columns with x (B, N, D) as their embeddings."""
         return replace(self, x=x)
 
-    def select(self, modality: str) -> Tokens:
-        """The columns of one modality; KeyError where there is none of that name."""
+    def renamed(self, name: str) -> Tokens:
+        """Return the same tokens with all spans renamed to the input `name`."""
+        return replace(self, spans=tuple(replace(span, name=name) for span in self.spans))
+
+    def select(self, name: str) -> Tokens:
+        """Return the columns of one input.
+
+        Raises:
+            KeyError: If no input has this name.
+        """
         for span in self.spans:
-            if span.modality == modality:
+            if span.name == name:
                 return self._columns(span)
-        raise KeyError(f"no {modality} columns, only {[s.modality for s in self.spans]}")
+        known = [span.name for span in self.spans]
+        raise KeyError(f"no columns of {name!r}, only of {known}")
 
     def split(self) -> list[Tokens]:
-        """The parts that `join` put together."""
+        """Return one `Tokens` per span: the inverse of `join`."""
         return [self._columns(span) for span in self.spans]
 
     def spread(self, rows: Tensor, batch_size: int) -> Tokens:
-        """Tokens of a few rows (b,) as a batch of `batch_size`: the other rows have no real column."""
+        """Expand to a batch of `batch_size` samples, of which only some have this input.
+
+        Args:
+            rows: (b,). Index in the new batch of each sample, in ascending order. All other
+                samples contain only padding.
+            batch_size: Number of samples in the new batch.
+        """
+        # Every sample has this input, so the rows are 0, 1, 2, ... and nothing has to be copied.
         if len(rows) == batch_size:
             return self
-        return Tokens(
-            self.x.new_zeros(batch_size, *self.x.shape[1:]).index_copy(0, rows, self.x),
-            self.mask.new_zeros(batch_size, self.mask.shape[1]).index_copy(0, rows, self.mask),
-            tuple(replace(s, places=_spread(s.places, rows, batch_size)) for s in self.spans),
+        x = self.x.new_zeros(batch_size, *self.x.shape[1:])
+        mask = self.mask.new_zeros(batch_size, self.mask.shape[1])
+        spans = tuple(
+            replace(span, coords=_spread_coords(span.coords, rows, batch_size))
+            for span in self.spans
         )
+        return Tokens(x.index_copy(0, rows, self.x), mask.index_copy(0, rows, self.mask), spans)
 
     def _columns(self, span: Span) -> Tokens:
-        cut = slice(span.start, span.stop)
-        return Tokens(self.x[:, cut], self.mask[:, cut], (replace(span, start=0, stop=len(span)),))
+        columns = slice(span.start, span.stop)
+        moved = replace(span, start=0, stop=len(span))
+        return Tokens(self.x[:, columns], self.mask[:, columns], (moved,))
 
 
 def join(parts: Sequence[Tokens]) -> Tokens:
-    """One sequence out of several, side by side: N is the sum of theirs. ValueError without a part."""
+    """Concatenate the columns of several `Tokens` of the same batch.
+
+    Raises:
+        ValueError: If `parts` is empty.
+    """
     if not parts:
-        raise ValueError("nothing to join: give at least one Tokens")
+        raise ValueError("nothing to join: pass at least one Tokens")
     if len(parts) == 1:
-        return parts[0]
-    spans, offset = [], 0
+        return parts[0]  # torch.cat would copy the tensors
+    spans: list[Span] = []
+    offset = 0
     for part in parts:
-        spans += [replace(s, start=s.start + offset, stop=s.stop + offset) for s in part.spans]
+        for span in part.spans:
+            spans.append(replace(span, start=span.start + offset, stop=span.stop + offset))
         offset += part.x.shape[1]
-    return Tokens(torch.cat([p.x for p in parts], 1), torch.cat([p.mask for p in parts], 1), tuple(spans))
+    x = torch.cat([part.x for part in parts], 1)
+    mask = torch.cat([part.mask for part in parts], 1)
+    return Tokens(x, mask, tuple(spans))
 
 
 def check_columns(mask: Tensor, names: Iterable[str] | None = None) -> None:
-    """ValueError naming the samples of mask (B, N) that have no real column at all."""
+    """Check that every sample of mask (B, N) has at least one real token.
+
+    Args:
+        mask: (B, N) bool.
+        names: Names of the samples in the error message. Default: their indices.
+
+    Raises:
+        ValueError: If a sample has no real token. The message lists these samples.
+    """
     empty = (~mask.any(1)).nonzero().flatten().tolist()
-    if empty:
-        known = list(names) if names is not None else None
-        raise ValueError(f"no tokens at all in sample {', '.join(str(known[i] if known else i) for i in empty)}")
+    if not empty:
+        return
+    labels = list(names) if names is not None else list(range(len(mask)))
+    listed = ", ".join(str(labels[i]) for i in empty)
+    raise ValueError(
+        f"each sample needs at least one input that is not empty: no tokens in sample {listed}"
+    )
 
 
 def sinusoidal(index: Tensor, dim: int) -> Tensor:
-    """index (...) to (..., dim): sines then cosines of 1/10000^(2i/dim) (arXiv:1706.03762, 3.5).
+    """Compute sinusoidal position encodings (arXiv:1706.03762, section 3.5).
 
-    Any index has a code, so lengths never seen in training are no special case. ValueError for an odd dim.
+    The first half of an encoding holds the sines of index / 10000^(2i/dim), the second half the
+    cosines. The encoding has no maximum length.
+
+    Args:
+        index: (...). Positions of the tokens.
+        dim: Width D of the encoding; it must be even.
+
+    Returns:
+        (..., D).
+
+    Raises:
+        ValueError: If dim is odd.
     """
     if dim % 2:
         raise ValueError(f"dim must be even for sinusoidal positions, got {dim}")
@@ -129,5 +197,7 @@ def sinusoidal(index: Tensor, dim: int) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], -1)
 
 
-def _spread(places: Tensor, rows: Tensor, batch_size: int) -> Tensor:
-    return places.new_full((batch_size, *places.shape[1:]), torch.nan).index_copy(0, rows, places)
+def _spread_coords(coords: Tensor, rows: Tensor, batch_size: int) -> Tensor:
+    # NaN marks padding, which has no position in the raw input.
+    empty = coords.new_full((batch_size, *coords.shape[1:]), torch.nan)
+    return empty.index_copy(0, rows, coords)

@@ -1,14 +1,14 @@
-"""Warnings are errors, and so is randomness that a test did not ask for."""
+"""Process settings and seeds of all tests."""
 
-import os
+from dxn.runtime import configure
 
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # as dxn.cli does, before torch is imported
-os.environ.setdefault("MKL_CBWR", "AUTO")
+configure()  # before torch is imported
 
-import pytest
-import torch
+import pytest  # noqa: E402
+import torch  # noqa: E402
 
 
 @pytest.fixture(autouse=True)
-def _seeded():
+def _seeded() -> None:
+    """Randomness that a test does not ask for would make it fail only sometimes."""
     torch.manual_seed(0)

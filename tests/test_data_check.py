@@ -1,24 +1,34 @@
 """What `dxn check` counts and lists, on files made here."""
 
 import csv
+from dataclasses import astuple
 
 import numpy as np
 import pytest
 import soundfile
+from helpers.data import SMALL_RATE
 from PIL import Image
 
-from dxn.data.check import check, write_bad
-from dxn.data.rows import Rows, Source
-from dxn.tokenize import AudioAdapter, ImageAdapter, train_tokenizer
-from dxn.tokenize.text import TextPrepare
+from dxn.data import Fault, InputSpec, Rows, Source, check, count_truncated, open_rows, write_bad
+from dxn.tasks import Classify, Generate, Language, Multilabel, Regress, Tag
+from dxn.tokenize import (
+    AudioAdapter,
+    ImageAdapter,
+    SpectrogramOptions,
+    TextAdapter,
+    TokenizerOptions,
+)
 
 
 @pytest.fixture(scope="module")
-def prepares():
+def preprocessors():
+    text = TextAdapter(8, vocab_size=300, max_len=31, max_chars=43).fit(["a red fox"])
+    spectrogram = SpectrogramOptions(n_mels=5, max_seconds=2.0)
+    audio = AudioAdapter(8, sample_rate=SMALL_RATE, spectrogram=spectrogram)
     return {
-        "text": TextPrepare(train_tokenizer(["a red fox"], vocab_size=300), max_len=31, max_chars=43),
-        "image": ImageAdapter(7, image_size=None, patch_size=2).prepare,
-        "audio": AudioAdapter(7, sample_rate=1000, n_mels=5, max_seconds=2.0).prepare,
+        "text": text.prepare,
+        "image": ImageAdapter(8, image_size=None, patch_size=2).prepare,
+        "audio": audio.prepare,
     }
 
 
@@ -27,107 +37,164 @@ def files(tmp_path):
     """Five pictures of 7×5 to 11×5 pixels, five sounds of 0.1 to 0.5 s, and bad ones of both."""
     rng = np.random.default_rng(0)
     for i in range(5):
-        Image.fromarray(rng.integers(0, 256, (5, 7 + i, 3), dtype=np.uint8)).save(tmp_path / f"{i}.png")
-        soundfile.write(tmp_path / f"{i}.wav", rng.normal(0, 0.1, 100 * (i + 1)), 1000)
-    soundfile.write(tmp_path / "fast.wav", rng.normal(0, 0.1, 800), 2000)
-    soundfile.write(tmp_path / "long.wav", rng.normal(0, 0.1, 2100), 1000)
+        pixels = rng.integers(0, 256, (5, 7 + i, 3), dtype=np.uint8)
+        Image.fromarray(pixels).save(tmp_path / f"{i}.png")
+        soundfile.write(tmp_path / f"{i}.wav", rng.normal(0, 0.1, 100 * (i + 1)), SMALL_RATE)
+    soundfile.write(tmp_path / "fast.wav", rng.normal(0, 0.1, 800), 2 * SMALL_RATE)
+    soundfile.write(tmp_path / "long.wav", rng.normal(0, 0.1, 2100), SMALL_RATE)
     (tmp_path / "short.png").write_bytes((tmp_path / "4.png").read_bytes()[:-41])
     return tmp_path
 
 
-def source(files=None, kind="class", **splits):
-    """A Source of splits, each a dict of cells; files that are named are in the folder."""
-    made = {}
-    for split, cells in splits.items():
-        cells = {
-            name: [str(files / v) if v and name in ("image", "audio") else v for v in column]
-            for name, column in cells.items()
-        }
+def source_of(files=None, *, target="label", notes=(), **splits):
+    """A source of splits, each of which is a dict of cells; names of files are in the folder."""
+    by_split = {}
+    for split, columns in splits.items():
+        cells = {}
+        for name, column in columns.items():
+            is_file = name in ("image", "audio")
+            cells[name] = [str(files / v) if v and is_file else v for v in column]
         count = len(next(iter(cells.values())))
-        made[split] = Rows(cells, [f"{split}.csv row {i + 2}" for i in range(count)])
-    names = {name: name for rows in made.values() for name in rows.cells}
-    return Source(made, kind, names, ["splits: as given"])
+        by_split[split] = Rows(cells, [f"{split}.csv row {i + 2}" for i in range(count)])
+    names = {name for columns in splits.values() for name in columns} - {"target"}
+    ordered = [name for name in ("text", "image", "audio") if name in names]
+    inputs = {name: InputSpec(f"my {name}", name) for name in ordered}
+    return Source(by_split, inputs, target=target, notes=notes)
 
 
-def test_the_report_counts_rows_classes_and_sizes_by_split(files, prepares):
-    report = check(
-        source(
-            files,
-            train={
-                "text": ["fox", "a red fox", None],
-                "image": ["0.png", "2.png", "4.png"],
-                "audio": ["0.wav", "fast.wav", "4.wav"],
-                "target": ["a", "b", "a"],
-            },
-            test={"text": ["foxes"], "image": ["1.png"], "audio": [None], "target": ["b"]},
-        ),
-        prepares,
+def report_of(source, preprocessors, task=None, **options):
+    return check(source, preprocessors, task=task or Classify(), **options)
+
+
+def test_the_report_counts_rows_sizes_and_targets_by_split(files, preprocessors):
+    source = source_of(
+        files,
+        notes=["splits: from column part"],
+        train={
+            "text": ["fox", "a red fox", None],
+            "image": ["0.png", "2.png", "4.png"],
+            "audio": ["0.wav", "fast.wav", "4.wav"],
+            "target": ["a", "b", "a"],
+        },
+        test={"text": ["foxes"], "image": ["1.png"], "audio": [None], "target": ["b"]},
     )
-    assert report.lines() == [
-        "text: text",
-        "image: image",
-        "audio: audio",
-        "target: target (class)",
-        "note: splits: as given",
+    assert report_of(source, preprocessors).lines() == [
+        "text: my text",
+        "image: my image",
+        "audio: my audio",
+        "target: label (classify)",
+        "note: splits: from column part",
         "train: 3 rows",
         "  text: 2, 1 empty; 3 to 9, median 6 characters",
         "  image: 3; 7×5 to 11×5, median 9×5, 3 sizes",
         "  audio: 3; 0.10 to 0.50, median 0.40 s; 2 at 1,000 Hz, 1 at 2,000 Hz",
-        "  target: a 2, b 1",
+        "  target: 2 classes (a 2, b 1)",
         "test: 1 rows",
         "  text: 1; 5 to 5, median 5 characters",
         "  image: 1; all 8×5",
         "  audio: 0, 1 empty",
-        "  target: b 1",
+        "  target: 1 class (b 1)",
     ]
 
 
-def test_rates_are_those_of_the_files_not_of_the_adapter(files, prepares):
-    cells = {"audio": ["fast.wav", "0.wav", None, "fast.wav", "gone.wav"], "target": list("abaab")}
-    found = check(source(files, train=cells, test={"audio": ["1.wav"], "target": ["a"]}), prepares)
-    assert found.rates == {"train": {2000: 2, 1000: 1}, "test": {1000: 1}} and found.sample_rate == 1000
+def test_an_input_with_a_name_of_its_own_is_listed_with_its_modality(preprocessors):
+    rows = Rows({"title": ["a"], "target": ["x"]}, ["row 1"])
+    source = Source({"train": rows}, {"title": InputSpec("head line", "text")}, target="label")
+    lines = report_of(source, {"title": preprocessors["text"]}).lines()
+    assert lines[0] == "title: head line (text)"
+    assert "  title: 1; 1 to 1, median 1 characters" in lines
 
 
 @pytest.mark.parametrize(
-    ("kind", "targets", "line"),
+    ("task", "targets", "line"),
     [
-        ("number", [1.5, -2.0, 4.0], "target: -2 to 4, median 1.5"),
-        ("labels", [["a", "b"], ["b"], []], "target: b 2, a 1"),
-        ("class", ["a", "b", "b"], "target: b 2, a 1"),
+        (Regress(), ["1.5", -2.0, 4.0], "target: -2 to 4, median 1.5"),
+        (Multilabel(), ["a|b", ["b"], []], "target: 2 labels (b 2, a 1)"),
+        (Classify(), ["a", "b", "b"], "target: 2 classes (b 2, a 1)"),
+        (
+            Generate(decoder=lambda **_: None),
+            ["one", "a longer text", "three"],
+            "target: texts of 3 to 13 characters, median 5",
+        ),
     ],
 )
-def test_the_targets_of_each_kind_are_summed_up(prepares, kind, targets, line):
-    report = check(source(kind=kind, train={"text": ["a", "b", "c"], "target": targets}), prepares)
-    assert "  " + line in report.lines()
+def test_the_task_describes_the_targets(preprocessors, task, targets, line):
+    source = source_of(train={"text": ["a", "b", "c"], "target": targets})
+    assert f"  {line}" in report_of(source, preprocessors, task).lines()
 
 
-def test_words_are_counted_as_words_and_tags_as_names(prepares):
+def test_words_are_counted_as_words_and_tags_as_names(preprocessors):
     cells = {"text": [["a", "fox"], ["red"]], "target": [["D", "N"], ["N"]]}
-    report = check(source(kind="tags", train=cells), prepares)
-    assert "  text: 2; 1 to 2, median 2 words" in report.lines() and "  target: N 2, D 1" in report.lines()
+    lines = report_of(source_of(train=cells), preprocessors, Tag()).lines()
+    assert "  text: 2; 1 to 2, median 2 words" in lines
+    assert "  target: 2 tags (N 2, D 1)" in lines
 
 
-def test_of_many_classes_the_most_frequent_are_listed_and_the_rest_counted(prepares):
-    names = [f"class {i:02}" for i in range(23)] + ["class 22"]
-    cells = {"text": [f"text {i}" for i in range(24)], "target": names}
-    (line,) = [line for line in check(source(train=cells), prepares).lines() if line.startswith("  target: ")]
-    assert line.startswith("  target: class 22 2, class 00 1, ") and line.endswith(", class 18 1 and 3 more")
+def test_without_a_target_none_is_needed(preprocessors):
+    source = source_of(target=None, train={"text": ["a", "b"]})
+    for task in (Language(), Classify()):
+        report = report_of(source, preprocessors, task)
+        assert report.bad == []
+        assert report.lines()[1:] == ["train: 2 rows", "  text: 2; 1 to 1, median 1 characters"]
 
 
-def test_no_target_is_needed_where_there_is_none_to_predict(prepares):
-    report = check(source(kind="none", train={"text": ["a", "b"]}), prepares)
-    assert report.bad == [] and report.lines()[2:] == ["train: 2 rows", "  text: 2; 1 to 1, median 1 characters"]
+# Truncated texts
 
 
-def test_equal_rows_are_counted_within_splits_and_across_them(prepares):
-    report = check(
-        source(
-            train={"text": ["a", "b", "a", "a", "c"], "target": list("xyxyx")},
-            validation={"text": ["d", "e"], "target": list("xy")},
-            test={"text": ["a", "c", "c", "d", "f"], "target": list("xyxyx")},
-        ),
-        prepares,
+def text_adapter(max_len=4):
+    return TextAdapter(8, tokenizer=TokenizerOptions(kind="word"), max_len=max_len)
+
+
+TRUNCATED = ["one two three", "one two three four five", "one two three four five six seven eight"]
+
+
+def test_truncated_texts_are_counted():
+    adapter = text_adapter().fit(TRUNCATED)
+    source = source_of(
+        train={"text": [*TRUNCATED, None], "target": ["a"] * 4},
+        test={"text": ["one two"], "target": ["a"]},
     )
+    lines = report_of(source, {"text": adapter.prepare}).lines()
+    # 4 of 5 and 4 of 8 tokens are read.
+    line = "  text: 2 of 3 samples are truncated to 4 tokens "
+    line += "(median: 65% of a truncated sample is kept)"
+    assert lines[lines.index("train: 3 rows, 1 left out") + 2] == line
+    assert sum("truncated" in line for line in lines) == 1
+
+
+def test_adapters_can_be_fitted_on_what_was_opened():
+    adapter = text_adapter()
+    source = source_of(train={"text": TRUNCATED, "target": ["a"] * 3})
+    assert "truncated" not in " ".join(report_of(source, {"text": adapter.prepare}).lines())
+
+    def fit(splits):
+        adapter.fit(splits["train"].raws["text"])
+
+    report = report_of(source, {"text": adapter.prepare}, fit=fit)
+    assert report.truncations["train"]["text"].count == 2
+
+
+def test_truncation_is_counted_for_opened_rows_too():
+    adapter = text_adapter().fit(TRUNCATED)
+    rows = source_of(train={"text": TRUNCATED}).splits["train"]
+    opened = open_rows(rows, {"text": adapter.prepare})
+    truncation = count_truncated(opened, {"text": adapter.prepare})["text"]
+    assert (truncation.count, truncation.total, truncation.max_len) == (2, 3, 4)
+    assert truncation.median_read == pytest.approx((4 / 5 + 4 / 8) / 2)
+    longer = text_adapter(max_len=8).fit(TRUNCATED)
+    assert count_truncated(opened, {"text": longer.prepare}) == {}
+
+
+# Duplicates
+
+
+def test_equal_rows_are_counted_within_splits_and_between_them(preprocessors):
+    source = source_of(
+        train={"text": ["a", "b", "a", "a", "c"], "target": list("xyxyx")},
+        validation={"text": ["d", "e"], "target": list("xy")},
+        test={"text": ["a", "c", "c", "d", "f"], "target": list("xyxyx")},
+    )
+    report = report_of(source, preprocessors)
     assert report.duplicates == {
         "within train": 2,
         "within validation": 0,
@@ -136,8 +203,7 @@ def test_equal_rows_are_counted_within_splits_and_across_them(prepares):
         "of train in test": 3,
         "of validation in test": 1,
     }
-    told = [line for line in report.lines() if line.startswith("duplicates")]
-    assert told == [
+    assert [line for line in report.lines() if line.startswith("duplicates")] == [
         "duplicates within train: 2",
         "duplicates within test: 1",
         "duplicates of train in test: 3",
@@ -145,24 +211,29 @@ def test_equal_rows_are_counted_within_splits_and_across_them(prepares):
     ]
 
 
-def test_equal_means_the_same_content_in_all_modalities_whatever_the_file_is_called(files, prepares):
+def test_equal_rows_have_the_same_content_whatever_their_files_are_called(files, preprocessors):
+    def duplicates(**cells):
+        source = source_of(files, train=cells)
+        return report_of(source, preprocessors).duplicates["within train"]
+
     (files / "copy.png").write_bytes((files / "0.png").read_bytes())
-    Image.open(files / "0.png").save(files / "copy.bmp")  # other bytes, the same pixels
-    cells = {"image": ["0.png", "copy.png", "copy.bmp", "1.png"], "target": ["a"] * 4}
-    assert check(source(files, train=cells), prepares).duplicates == {"within train": 2}
-    cells["text"] = ["one", "one", "two", "one"]
-    assert check(source(files, train=cells), prepares).duplicates == {"within train": 1}
-    cells = {"image": ["0.png", None, "0.png"], "text": ["one", "one", "one"], "target": ["a"] * 3}
-    assert check(source(files, train=cells), prepares).duplicates == {"within train": 1}
+    Image.open(files / "0.png").save(files / "copy.bmp")  # other bytes, but the same pixels
+    images = ["0.png", "copy.png", "copy.bmp", "1.png"]
+    assert duplicates(image=images, target=["a"] * 4) == 2
+    assert duplicates(image=images, text=["one", "one", "two", "one"], target=["a"] * 4) == 1
+    assert duplicates(image=["0.png", None, "0.png"], text=["one"] * 3, target=["a"] * 3) == 1
 
 
-def test_pixels_of_another_shape_are_another_picture(tmp_path, prepares):
+def test_the_same_pixels_in_another_shape_are_another_picture(tmp_path, preprocessors):
     pixels = np.zeros((6, 4, 3), np.uint8)
     Image.fromarray(pixels).save(tmp_path / "tall.png")
     Image.fromarray(pixels.reshape(4, 6, 3)).save(tmp_path / "wide.png")
     cells = {"image": ["tall.png", "wide.png"], "target": ["a", "a"]}
-    assert check(source(tmp_path, train=cells), prepares).duplicates == {"within train": 0}
+    report = report_of(source_of(tmp_path, train=cells), preprocessors)
+    assert report.duplicates == {"within train": 0}
 
+
+# Bad rows
 
 BAD = {
     "text": ["fox", "a red fox", None, "x" * 44, "fox", "fox"],
@@ -172,58 +243,94 @@ BAD = {
 }
 
 
-def test_all_that_is_bad_is_listed_with_split_row_modality_path_and_reason(files, prepares):
-    report = check(source(files, train={"text": ["fox"], "target": ["a"]}, test=BAD), prepares)
-    found = sorted((b.split, b.row, b.modality, b.path, b.reason) for b in report.bad)
-    truncated = next(b.reason for b in report.bad if b.path.endswith("short.png"))
+def test_everything_bad_is_listed_with_split_row_input_path_and_reason(files, preprocessors):
+    source = source_of(files, train={"text": ["fox"], "target": ["a"]}, test=BAD)
+    report = report_of(source, preprocessors)
+    reasons = {bad.path: bad.reason for bad in report.bad}
+    truncated = reasons[str(files / "short.png")]
     assert truncated.startswith("damaged or truncated image (")
     row = "test.csv row {}".format
-    assert found == [
+    assert sorted(astuple(bad) for bad in report.bad) == [
         ("test", row(2), "image", str(files / "gone.png"), "file not found"),
         ("test", row(3), "audio", str(files / "long.wav"), "2.1 s, more than max_seconds=2"),
-        ("test", row(4), "", "", "nothing to learn from: no text, no image, no audio"),
+        ("test", row(4), "", "", "no input: no text, no image, no audio"),
         ("test", row(5), "text", "", "44 characters, more than max_chars=43"),
         ("test", row(6), "audio", str(files / "gone.wav"), "file not found"),
         ("test", row(6), "image", str(files / "short.png"), truncated),
         ("test", row(7), "", "", "no target"),
     ]
     lines = report.lines()
-    assert "test: 4 rows, 2 left out" in lines and "train: 1 rows" in lines
-    assert "bad: 1 × image file not found" in lines and "bad: 1 × no target" in lines
+    assert "test: 4 rows, 2 left out" in lines
+    assert "train: 1 rows" in lines
+    assert "bad: 1 × image file not found" in lines
+    assert "bad: 1 × no target" in lines
 
 
-def test_the_same_fault_is_counted_once_for_all_files(files, prepares):
-    cells = {"image": ["gone.png", "0.png", "away.png"], "text": ["a", "b", "c"], "target": ["a"] * 3}
-    assert check(source(files, train=cells), prepares).lines()[-1] == "bad: 2 × image file not found"
+def test_a_split_with_bad_rows_only_is_reported_too(files, preprocessors):
+    cells = {"image": ["gone.png", "short.png"], "target": ["a", "b"]}
+    good = {"image": ["0.png"], "target": ["a"]}
+    report = report_of(source_of(files, train=good, validation=cells), preprocessors)
+    assert "validation: 0 rows, 2 left out" in report.lines()
+    assert len(report.bad) == 2
 
 
-def test_a_picture_given_as_bytes_has_no_path(prepares):
-    cells = {"image": [b"no picture"], "text": ["a"], "target": ["a"]}
-    rows = Rows(cells, ["my.parquet row 1"])
-    (bad,) = check(Source({"train": rows}, "class", {}), prepares).bad
-    assert (bad.modality, bad.path) == ("image", "") and bad.reason.startswith("not an image this reads")
+def test_a_target_that_cannot_be_parsed_is_listed(preprocessors):
+    cells = {"text": ["a", "b", "c"], "target": ["1", "N/A", "3"]}
+    report = report_of(source_of(train=cells), preprocessors, Regress())
+    (bad,) = report.bad
+    assert bad.row == "train.csv row 3"
+    assert "'N/A'" in bad.reason
 
 
-def test_the_bad_are_written_as_a_csv_that_reads_back(files, prepares):
+def test_equal_faults_are_counted_together(files, preprocessors):
+    cells = {
+        "image": ["gone.png", "0.png", "away.png"],
+        "text": ["a", "b", "c"],
+        "target": ["a"] * 3,
+    }
+    lines = report_of(source_of(files, train=cells), preprocessors).lines()
+    assert lines[-1] == "bad: 2 × image file not found"
+
+
+def test_a_picture_in_bytes_has_no_path(preprocessors):
+    rows = Rows({"image": [b"no picture"], "text": ["a"], "target": ["a"]}, ["my.parquet row 1"])
+    (bad,) = report_of(Source({"train": rows}, {}, target="label"), preprocessors).bad
+    assert (bad.input, bad.path) == ("image", "")
+    assert bad.reason.startswith("not a supported image")
+
+
+def test_the_csv_of_bad_rows_reads_back(files, preprocessors):
     (files / "a, b.png").write_bytes(b"")
     cells = {**BAD, "image": ["a, b.png", *BAD["image"][1:]]}
-    report = check(source(files, test=cells), prepares)
+    report = report_of(source_of(files, test=cells), preprocessors)
     write_bad(report, files / "bad.csv")
     with (files / "bad.csv").open(newline="", encoding="utf-8") as file:
-        found = list(csv.DictReader(file))
-    assert [tuple(row.values()) for row in found] == [
-        (b.split, b.row, b.modality, b.path, b.reason) for b in report.bad
-    ]
-    assert list(found[0]) == ["split", "row", "modality", "path", "reason"] and len(found) == 7
-    named = {"split": "test", "row": "test.csv row 2", "modality": "image", "path": str(files / "a, b.png")}
-    assert {**named, "reason": "empty file"} in found
+        lines = list(csv.DictReader(file))
+    assert [tuple(line.values()) for line in lines] == [astuple(bad) for bad in report.bad]
+    assert list(lines[0]) == ["split", "row", "input", "path", "reason"]
+    assert len(lines) == 7
+    assert {
+        "split": "test",
+        "row": "test.csv row 2",
+        "input": "image",
+        "path": str(files / "a, b.png"),
+        "reason": "empty file",
+    } in lines
 
 
-def test_nothing_bad_leaves_the_header_alone(tmp_path, prepares):
-    write_bad(check(source(train={"text": ["a"], "target": ["b"]}), prepares), tmp_path / "bad.csv")
-    assert (tmp_path / "bad.csv").read_text().splitlines() == ["split,row,modality,path,reason"]
+def test_without_bad_rows_the_csv_is_its_header(tmp_path, preprocessors):
+    source = source_of(train={"text": ["a"], "target": ["b"]})
+    write_bad(report_of(source, preprocessors), tmp_path / "bad.csv")
+    lines = (tmp_path / "bad.csv").read_text().splitlines()
+    assert lines == ["split,row,input,path,reason"]
 
 
-def test_a_split_without_rows_is_passed_over(prepares):
-    report = check(source(train={"text": ["a"], "target": ["b"]}, test={"text": [], "target": []}), prepares)
-    assert list(report.splits) == ["train"]
+def test_a_split_without_rows_is_left_out(preprocessors):
+    source = source_of(train={"text": ["a"], "target": ["b"]}, test={"text": [], "target": []})
+    assert list(report_of(source, preprocessors).splits) == ["train"]
+
+
+def test_a_fault_reads_as_input_path_and_reason():
+    whole = Fault(0, "row 1", "no target")
+    part = Fault(0, "row 1", "empty file", input="front", path="a.png")
+    assert [str(whole), str(part)] == ["no target", "front: a.png empty file"]

@@ -1,75 +1,76 @@
-"""A decoder's attention drawn: words against words, over time, over a picture."""
+"""A decoder's attention drawn: words against words, over time, over an image, over a strip."""
 
 import re
 
 import numpy as np
 import pytest
+import torch
+from helpers.drawing import audio, image, pixels_of, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from PIL import Image
 
-from dxn.explain.alignment import (
-    COLUMNS,
-    alignment_picture,
-    cells_picture,
-    colours,
-    shortened,
-    spectrogram,
-    time_picture,
-    timeline,
-)
+from dxn.explain.alignment import cross_attention_pictures
+from dxn.explain.drawers import Shown
+from dxn.explain.drawers.audio import COLUMNS, draw_rows, spectrogram, timeline
+from dxn.explain.drawers.image import draw_copies, rgb
+from dxn.explain.drawers.text import draw_alignment
+from dxn.explain.labels import shortened
+from dxn.tokens import Span, Tokens
 
-SAID = ["the", "$5$ cup", "</s>", "مرحبا", "\x00end"]
+WORDS = ["the", "$5$ cup", "</s>", "مرحبا", "\x00end"]
 RATE = 8000
 SOUND = np.sin(2 * np.pi * 1000 * np.arange(5600) / RATE).astype(np.float32)  # 0.7 s
 FRAMES = np.stack([np.arange(7) * 0.1, np.arange(7) * 0.1 + 0.1], 1)
 CELLS = np.array([[y, x, y + 11, x + 13] for y in (0, 11) for x in (0, 13, 26)], dtype=float)
-GREY = np.full((22, 39), 200, dtype=np.uint8)
+GRAY = np.full((22, 39), 200, dtype=np.uint8)
+DARKEST = [8, 48, 107]  # the end of the blue color map
 
 
-def eye(rows, columns):
+def near_identity(rows, columns):
     return np.eye(rows, columns) * 0.9 + 0.1 / columns
 
 
-def pixels_of(path):
-    return np.asarray(Image.open(path).convert("RGB")).astype(int)
+def is_darkest(pixels):
+    return np.abs(pixels - DARKEST).sum(2) < 12
 
 
-def test_a_translation_is_darkest_where_it_looked(tmp_path):
+def test_an_alignment_is_darkest_at_the_words_that_were_read(tmp_path):
     weights = np.zeros((5, 7))
     weights[:, 0] = 1
-    alignment_picture(weights, SAID, [f"mot{i}" for i in range(7)], tmp_path / "a.png")
+    draw_alignment(weights, WORDS, [f"mot{i}" for i in range(7)], tmp_path / "a.png")
     pixels = pixels_of(tmp_path / "a.png")
-    dark = (np.abs(pixels - [8, 48, 107]).sum(2) < 12).any(0).nonzero()[0]
+    dark = is_darkest(pixels).any(0).nonzero()[0]
     width = pixels.shape[1]
-    assert dark.min() < 0.45 * width  # the first column; the colour bar is the other dark place, at the right
+    # The first column; the color bar at the right is the only other dark place.
+    assert dark.min() < 0.45 * width
     assert not any(0.5 * width < x < 0.8 * width for x in dark)
 
 
-def test_long_and_many_words_stay_inside_their_picture(tmp_path):
-    alignment_picture(eye(41, 43), ["long" * 20] * 41, ["word"] * 43, tmp_path / "a.png")
+def test_long_and_many_words_stay_inside_the_picture(tmp_path):
+    draw_alignment(near_identity(41, 43), ["long" * 20] * 41, ["word"] * 43, tmp_path / "a.png")
     pixels = pixels_of(tmp_path / "a.png")
     assert max(pixels.shape) < 2200
-    edge = np.concatenate([pixels[:2].reshape(-1, 3), pixels[-2:].reshape(-1, 3), pixels[:, -2:].reshape(-1, 3)])
-    assert int(edge.min()) > 200  # nothing runs out of it
+    edges = [pixels[:2].reshape(-1, 3), pixels[-2:].reshape(-1, 3), pixels[:, -2:].reshape(-1, 3)]
+    assert int(np.concatenate(edges).min()) > 200
 
 
-def test_a_row_over_time_is_dark_when_it_looked(tmp_path):
-    """The two words look at the first and at the last tenth of a second, the sound is silent."""
+def test_a_row_over_time_is_dark_at_the_time_that_was_read(tmp_path):
+    """The two words read the first and the last tenth of a second; the sound is silent."""
     weights = np.zeros((2, 7))
     weights[0, 0] = weights[1, 6] = 1
-    time_picture(weights, SAID[:2], (np.zeros(5600, np.float32), RATE), FRAMES, tmp_path / "t.png")
+    silence = np.zeros(5600, np.float32)
+    draw_rows(weights, WORDS[:2], silence, RATE, FRAMES, tmp_path / "t.png")
     pixels = pixels_of(tmp_path / "t.png")
-    rows, columns = (np.abs(pixels - [8, 48, 107]).sum(2) < 12).nonzero()
+    rows, columns = is_darkest(pixels).nonzero()
     early = columns < pixels.shape[1] / 2
     assert early.any() and (~early).any()
     assert rows[early].max() < rows[~early].min() + 3
 
 
-def test_the_cell_that_was_read_is_as_bright_as_the_picture(tmp_path):
+def test_the_patch_that_was_read_is_as_bright_as_the_image(tmp_path):
     weights = np.zeros((1, 6))
     weights[0, 5] = 1  # bottom right
-    cells_picture(weights, ["cup"], GREY, CELLS, tmp_path / "c.png")
+    draw_copies(weights, ["cup"], GRAY, CELLS, tmp_path / "c.png")
     pixels = pixels_of(tmp_path / "c.png")
     bright = (np.abs(pixels - 200).sum(2) < 6).nonzero()
     dim = (np.abs(pixels - 50).sum(2) < 9).nonzero()
@@ -77,9 +78,10 @@ def test_the_cell_that_was_read_is_as_bright_as_the_picture(tmp_path):
     assert len(dim[0]) > 3 * len(bright[0])
 
 
-def test_many_words_over_a_picture_are_wrapped(tmp_path):
-    cells_picture(eye(5, 6), SAID, GREY, CELLS, tmp_path / "wide.png", across=5)
-    cells_picture(eye(5, 6), SAID, GREY, CELLS, tmp_path / "tall.png", across=2)
+def test_many_copies_of_an_image_are_wrapped(tmp_path):
+    weights = near_identity(5, 6)
+    draw_copies(weights, WORDS, GRAY, CELLS, tmp_path / "wide.png", per_row=5)
+    draw_copies(weights, WORDS, GRAY, CELLS, tmp_path / "tall.png", per_row=2)
     wide, tall = (pixels_of(tmp_path / name).shape for name in ("wide.png", "tall.png"))
     assert tall[0] > 2.5 * wide[0] and wide[1] > 2 * tall[1]
 
@@ -88,62 +90,140 @@ def test_a_tone_is_one_row_of_its_spectrogram():
     levels = spectrogram(SOUND, RATE)
     assert levels.dtype == np.uint8
     row = levels[:, levels.shape[1] // 2].argmax()
-    assert row / (len(levels) - 1) * RATE / 2 == pytest.approx(1000, abs=RATE / 2 / (len(levels) - 1))
+    hertz_per_row = RATE / 2 / (len(levels) - 1)
+    assert row * hertz_per_row == pytest.approx(1000, abs=hertz_per_row)
     assert levels.max() == 255 and np.median(levels) < 60
 
 
 @settings(max_examples=30, deadline=None)
 @given(length=st.integers(1, 40000), rate=st.sampled_from([50, 8000, 44100]))
-def test_any_sound_has_a_spectrogram_of_bounded_width(length, rate):
+def test_every_sound_has_a_spectrogram_of_bounded_width(length, rate):
     levels = spectrogram(np.ones(length, np.float32), rate)
     assert levels.ndim == 2 and 1 <= levels.shape[1] <= COLUMNS + 1
 
 
-def test_frames_that_overlap_keep_the_larger_and_bands_of_one_are_added():
-    places = np.array([[0.0, 0.5], [0.25, 1.0], [0.25, 1.0], [np.nan, np.nan]])
-    line = timeline(np.array([[3.0, 1.0, 1.5, 99.0]]), places, 1.0)[0]
+def test_overlapping_frames_keep_the_larger_weight_and_bands_of_one_frame_are_added():
+    coords = np.array([[0.0, 0.5], [0.25, 1.0], [0.25, 1.0], [np.nan, np.nan]])
+    line = timeline(np.array([[3.0, 1.0, 1.5, 99.0]]), coords, 1.0)[0]
     expected = np.array([3.0 if i < COLUMNS / 2 else 2.5 for i in range(COLUMNS)])
     np.testing.assert_array_equal(line, expected)
 
 
-def test_pictures_of_any_channels_become_three():
-    assert colours(GREY).shape == colours(GREY[..., None]).shape == (22, 39, 3)
-    four = np.dstack([GREY, GREY // 2, GREY // 4, GREY])
-    np.testing.assert_array_equal(colours(four), four[..., :3])
-    np.testing.assert_array_equal(colours(np.dstack([GREY, GREY // 2]))[..., 2], GREY)
+def test_images_of_any_number_of_channels_become_rgb():
+    assert rgb(GRAY).shape == rgb(GRAY[..., None]).shape == (22, 39, 3)
+    four = np.dstack([GRAY, GRAY // 2, GRAY // 4, GRAY])
+    np.testing.assert_array_equal(rgb(four), four[..., :3])
+    np.testing.assert_array_equal(rgb(np.dstack([GRAY, GRAY // 2]))[..., 2], GRAY)
 
 
-def test_labels_are_short_and_can_be_shown():
+def test_labels_are_short_and_printable():
     assert shortened(["a\nb\x00", "x" * 25, "x" * 24]) == ["a b ", "x" * 23 + "…", "x" * 24]
 
 
+ROWS = "one row per word and at least one"
 WRONG = {
-    "words read": (
-        lambda path: alignment_picture(np.ones((2, 3)), ["a", "b"], ["c", "d"], path),
-        "weights must be (2, 2), a row a said word and at least one, got (2, 3)",
+    "read words": (
+        lambda path: draw_alignment(np.ones((2, 3)), ["a", "b"], ["c", "d"], path),
+        f"weights must be (2, 2), {ROWS}, got (2, 3)",
     ),
-    "words said": (
-        lambda path: time_picture(np.ones((3, 7)), ["a", "b"], (SOUND, RATE), FRAMES, path),
-        "weights must be (2, 7), a row a said word and at least one, got (3, 7)",
+    "written words": (
+        lambda path: draw_rows(np.ones((3, 7)), ["a", "b"], SOUND, RATE, FRAMES, path),
+        f"weights must be (2, 7), {ROWS}, got (3, 7)",
     ),
-    "nothing said": (
-        lambda path: cells_picture(np.ones((0, 6)), [], GREY, CELLS, path),
-        "weights must be (0, 6), a row a said word and at least one, got (0, 6)",
+    "no words": (
+        lambda path: draw_copies(np.ones((0, 6)), [], GRAY, CELLS, path),
+        f"weights must be (0, 6), {ROWS}, got (0, 6)",
     ),
     "boxes": (
-        lambda path: cells_picture(np.ones((1, 7)), ["a"], GREY, FRAMES, path),
-        "places must be (N, 4), got (7, 2)",
+        lambda path: draw_copies(np.ones((1, 7)), ["a"], GRAY, FRAMES, path),
+        "coords must be (N, 4), got (7, 2)",
     ),
     "seconds": (
-        lambda path: time_picture(np.ones((1, 6)), ["a"], (SOUND, RATE), CELLS, path),
-        "places must be (N, 2), got (6, 4)",
+        lambda path: draw_rows(np.ones((1, 6)), ["a"], SOUND, RATE, CELLS, path),
+        "coords must be (N, 2), got (6, 4)",
     ),
 }
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_what_does_not_fit_is_refused(tmp_path, name):
+def test_shapes_that_do_not_match_are_refused(tmp_path, name):
     draw, message = WRONG[name]
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         draw(tmp_path / "x.png")
     assert not (tmp_path / "x.png").exists()
+
+
+# One picture per input
+
+D = 5
+NAN = float("nan")
+
+
+def mixed_tokens(second_modality="image"):
+    """A class token, three columns of text of which one is padding, and two boxes."""
+    characters = torch.tensor([[[0.0, 1], [2, 5], [NAN, NAN]]])
+    cells = torch.tensor([[[0.0, 0, 5, 11], [5, 0, 10, 11]]])
+    spans = (
+        Span("class", "class", 0, 1, torch.full((1, 1, 1), NAN)),
+        Span("title", "text", 1, 4, characters),
+        Span("front", second_modality, 4, 6, cells),
+    )
+    mask = torch.tensor([[True, True, True, False, True, True]])
+    return Tokens(torch.zeros(1, 6, D), mask, spans)
+
+
+WEIGHTS = np.array([[0.1, 0.2, 0.1, 0, 0.25, 0.35], [0, 0, 0.5, 0, 0.5, 0]])
+NAMES = ["class 1", "a", "cup", "", "front 1", "front 2"]
+PICTURE = torch.zeros(3, 10, 11, dtype=torch.uint8)
+
+
+def test_padding_and_class_tokens_are_not_drawn(tmp_path, monkeypatch):
+    calls = {}
+    for module, name in (("text", "draw_alignment"), ("image", "draw_copies")):
+        target = f"dxn.explain.drawers.{module}.{name}"
+        monkeypatch.setattr(target, lambda *a, _name=name, **k: calls.update({_name: (a, k)}))
+    inputs = {"title": text("a cup"), "front": image(PICTURE)}
+    files = cross_attention_pictures(WEIGHTS, ["x", "y"], mixed_tokens(), NAMES, inputs, tmp_path)
+    assert [path.name for path in files] == ["alignment.png", "cells.png"]
+    (weights, words, read, _), style = calls["draw_alignment"]
+    np.testing.assert_array_equal(weights, WEIGHTS[:, 1:3])
+    assert (words, read) == (["x", "y"], ["a", "cup"])
+    assert style == {"title": "title: 40% of the attention"}
+    (weights, _, pixels, boxes, _), style = calls["draw_copies"]
+    np.testing.assert_array_equal(weights, WEIGHTS[:, 4:])
+    assert (pixels.shape, boxes.shape) == ((10, 11, 3), (2, 4))
+    assert style == {"title": "front: 55% of the attention"}
+
+
+def test_a_single_input_needs_no_title(tmp_path, monkeypatch):
+    span = Span("text", "text", 0, 2, torch.zeros(1, 2, 2))
+    tokens = Tokens(torch.zeros(1, 2, D), torch.ones(1, 2, dtype=torch.bool), (span,))
+    titles = []
+    monkeypatch.setattr(
+        "dxn.explain.drawers.text.draw_alignment", lambda *_, title: titles.append(title)
+    )
+    weights = np.full((1, 2), 0.5)
+    inputs = {"text": text("a cup")}
+    cross_attention_pictures(weights, ["x"], tokens, ["a", "cup"], inputs, tmp_path)
+    assert titles == [""]
+
+
+def test_inputs_of_one_modality_have_a_file_each(tmp_path):
+    times = torch.tensor(FRAMES, dtype=torch.float32)[None]
+    spans = (Span("left", "audio", 0, 7, times), Span("right", "audio", 7, 14, times))
+    tokens = Tokens(torch.zeros(1, 14, D), torch.ones(1, 14, dtype=torch.bool), spans)
+    sound = torch.from_numpy(SOUND)
+    inputs = {"left": audio(sound, RATE), "right": audio(sound, RATE)}
+    names = [""] * 14
+    weights = np.full((2, 14), 1 / 14)
+    files = cross_attention_pictures(weights, ["x", "y"], tokens, names, inputs, tmp_path)
+    assert [path.name for path in files] == ["left_time.png", "right_time.png"]
+    assert all(path.stat().st_size > 1000 for path in files)
+
+
+def test_an_unknown_modality_has_a_picture_of_words_against_tokens(tmp_path):
+    inputs = {"title": text("a cup"), "front": Shown("sketch", object(), None)}
+    tokens = mixed_tokens("sketch")
+    files = cross_attention_pictures(WEIGHTS, ["x", "y"], tokens, NAMES, inputs, tmp_path)
+    assert [path.name for path in files] == ["alignment.png", "strip.png"]
+    assert is_darkest(pixels_of(tmp_path / "strip.png")).any()

@@ -1,60 +1,77 @@
-"""What a model looked at: the recorded maps, their rollout, the pictures and the command."""
+"""What a model attends to: the recorded maps, their rollout, the pictures and the command."""
 
 import numpy as np
 import pytest
 import torch
+from helpers.drawing import NAN, Shown, audio, image, pixels_of, text
 from PIL import Image
 
 from dxn.cli import main
-from dxn.data.targets import Target
 from dxn.errors import UserError
-from dxn.explain.attention import (
+from dxn.explain.attention import recorded, rollout, token_names, token_shares
+from dxn.explain.attention_pictures import (
     across_picture,
     arcs_picture,
     heads_picture,
-    recorded,
-    rollout,
-    shares,
-    token_names,
+    shares_picture,
     word_pictures,
 )
-from dxn.models import Backbone, BottleneckFusion, Classify, EarlyFusion, LateFusion, Model
+from dxn.explain.spans import InputTokens
+from dxn.models import (
+    Backbone,
+    BlockOptions,
+    BottleneckFusion,
+    EarlyFusion,
+    LateFusion,
+    Model,
+    NormOptions,
+    PositionOptions,
+)
+from dxn.run.attention import draw_attention
+from dxn.run.predictor import Predictor
+from dxn.tasks import Classify
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
+from dxn.tokenize.text_options import TokenizerOptions
 from dxn.tokens import Span, Tokens
-from dxn.train.bundle import Predictor
-from dxn.train.outcome import draw_attention
 
 B, H, N, D, DEPTH = 2, 3, 5, 12, 2
 MASK = torch.tensor([[True] * 5, [True, True, True, False, False]])
 
 
-def backbone_of(**options):
+def make_backbone(**options):
     torch.manual_seed(0)
-    return Backbone(D, depth=DEPTH, num_heads=H, **options).double().eval().requires_grad_(False)
+    backbone = Backbone(D, depth=DEPTH, num_heads=H, **options)
+    return backbone.double().eval().requires_grad_(False)
 
 
-def maps_of(seed=0):
-    draw = torch.Generator().manual_seed(seed)
-    return [torch.rand(B, H, N, N, generator=draw, dtype=torch.float64).softmax(-1) for _ in range(DEPTH)]
+def make_maps(seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    shape = (B, H, N, N)
+    return [
+        torch.rand(shape, generator=generator, dtype=torch.float64).softmax(-1)
+        for _ in range(DEPTH)
+    ]
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {},
-        {"position": "rotary"},
-        {"position": "alibi"},
+        {"position": PositionOptions(kind="rotary")},
+        {"position": PositionOptions(kind="alibi")},
         {"causal": True},
-        {"qk_norm": True, "window": 1},
-        {"score": "additive"},
-        {"norm_first": False, "score": "cosine"},
+        {"block": BlockOptions(qk_norm=True), "position": PositionOptions(window=1)},
+        {"block": BlockOptions(score="additive")},
+        {"block": BlockOptions(score="cosine"), "norm": NormOptions(pre_norm=False)},
     ],
-    ids=str,
+    ids=["plain", "rotary", "alibi", "causal", "qk_norm and window", "additive", "cosine"],
 )
-def test_the_recorded_weights_give_each_blocks_own_output(options):
-    backbone = backbone_of(**options)
-    x = torch.randn(B, N, D, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    inputs, outputs = [], []
+def test_the_recorded_weights_reproduce_the_output_of_each_block(options):
+    backbone = make_backbone(**options)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(B, N, D, dtype=torch.float64, generator=generator)
+    inputs = []
+    outputs = []
 
     def watch(_, args, output):
         inputs.append(args[0])
@@ -65,25 +82,26 @@ def test_the_recorded_weights_give_each_blocks_own_output(options):
         result = backbone.run(x, MASK)
     for hook in hooks:
         hook.remove()
-    assert [one.shape for one in maps] == [(B, H, N, N)] * DEPTH
-    for block, one, given, expected in zip(backbone.blocks, maps, inputs, outputs, strict=True):
-        assert bool((one[1, :, :3, 3:] == 0).all())  # padding is not read
+    assert [weights.shape for weights in maps] == [(B, H, N, N)] * DEPTH
+    for block, weights, given, expected in zip(backbone.blocks, maps, inputs, outputs, strict=True):
+        assert bool((weights[1, :, :3, 3:] == 0).all())  # padding is not read
         value = block.attn.qkv(given)[..., 2 * D :].unflatten(-1, (H, D // H)).transpose(1, 2)
-        again = block.attn.proj((one @ value).transpose(1, 2).flatten(2))
-        torch.testing.assert_close(again[0], expected[0], rtol=0, atol=1e-12)
-        torch.testing.assert_close(again[1, :3], expected[1, :3], rtol=0, atol=1e-12)
+        output = block.attn.proj((weights @ value).transpose(1, 2).flatten(2))
+        torch.testing.assert_close(output[0], expected[0], rtol=0, atol=1e-12)
+        torch.testing.assert_close(output[1, :3], expected[1, :3], rtol=0, atol=1e-12)
     with torch.no_grad():
         assert torch.equal(backbone.run(x, MASK), result)
-    assert len(maps) == DEPTH  # nothing more once the context is left
+    assert len(maps) == DEPTH  # nothing is recorded after the context
 
 
-def test_rollout_is_its_formula():
-    maps = maps_of()
-    expected = torch.eye(N, dtype=torch.float64).expand(B, N, N)
-    for one in maps:
+def test_rollout_equals_its_formula():
+    maps = make_maps()
+    identity = torch.eye(N, dtype=torch.float64)
+    expected = identity.expand(B, N, N)
+    for weights in maps:
         rows = []
         for b in range(B):
-            mixed = 0.5 * sum(one[b, h] for h in range(H)) / H + 0.5 * torch.eye(N, dtype=torch.float64)
+            mixed = 0.5 * sum(weights[b, h] for h in range(H)) / H + 0.5 * identity
             rows.append(mixed @ expected[b])
         expected = torch.stack(rows)
     torch.testing.assert_close(rollout(maps), expected, rtol=0, atol=1e-12)
@@ -91,117 +109,191 @@ def test_rollout_is_its_formula():
 
 
 def test_tokens_that_read_only_themselves_stay_themselves():
-    alone = torch.eye(N).expand(B, H, N, N)
-    assert torch.equal(rollout([alone, alone]), torch.eye(N).expand(B, N, N))
+    identity = torch.eye(N).expand(B, H, N, N)
+    assert torch.equal(rollout([identity, identity]), torch.eye(N).expand(B, N, N))
 
 
 @pytest.mark.parametrize("pool", ["mean", "max", "attention", "cls", "first", "last", "leading"])
-def test_shares_add_up_and_padding_has_none(pool):
-    found = shares(maps_of(), MASK, pool)
-    torch.testing.assert_close(found.sum(1), torch.ones(B, dtype=torch.float64))
-    assert bool((found[1, 3:] == 0).all()) and bool((found[MASK] > 0).all())
-    whole = rollout(maps_of())[1, :, :3]
+def test_shares_sum_to_one_and_padding_has_none(pool):
+    shares = token_shares(make_maps(), MASK, pool)
+    torch.testing.assert_close(shares.sum(1), torch.ones(B, dtype=torch.float64))
+    assert bool((shares[1, 3:] == 0).all()) and bool((shares[MASK] > 0).all())
+    total = rollout(make_maps())[1, :, :3]
     row = {"cls": 0, "first": 0, "leading": 0, "last": 2}.get(pool)
-    expected = whole[:3].mean(0) if row is None else whole[row]
-    torch.testing.assert_close(found[1, :3], expected / expected.sum(), rtol=0, atol=1e-12)
+    expected = total[:3].mean(0) if row is None else total[row]
+    torch.testing.assert_close(shares[1, :3], expected / expected.sum(), rtol=0, atol=1e-12)
+
+
+def spans_of(*parts):
+    """Spans one after the other, of (name, modality, coords)."""
+    spans = []
+    start = 0
+    for name, modality, coords in parts:
+        coords = torch.tensor([coords], dtype=torch.float32)
+        spans.append(Span(name, modality, start, start + coords.shape[1], coords))
+        start += coords.shape[1]
+    return Tokens(torch.zeros(1, start, D), torch.ones(1, start, dtype=torch.bool), tuple(spans))
 
 
 def test_every_column_has_a_name():
-    places = torch.tensor([[[0.0, 2], [2, 5]]]), torch.full((1, 1, 1), torch.nan), torch.tensor([[[0.25, 0.5]]])
-    spans = (
-        Span("text", 0, 2, places[0]),
-        Span("class", 2, 3, places[1]),
-        Span("audio", 3, 4, places[2]),
-        Span("image", 4, 5, torch.zeros(1, 1, 4)),
+    tokens = spans_of(
+        ("title", "text", [(0, 2), (2, 5), (0, 5)]),
+        ("class", "class", [(NAN,)]),
+        ("audio", "audio", [(0.25, 0.5)]),
+        ("front", "image", [(0, 0, 2, 2), (0, 2, 2, 4)]),
+        ("price", "number", [(1,)]),
     )
-    tokens = Tokens(torch.zeros(1, 5, D), torch.ones(1, 5, dtype=torch.bool), spans)
-    assert token_names(tokens, ["a", "cup"]) == ["a", "cup", "class 1", "0.25 s", "image 1"]
+    inputs = {
+        "title": text("a cup", ["a", "cup"]),  # the third column is a run of two subwords
+        "audio": audio(torch.zeros(4000), 8000),
+        "front": image(torch.zeros(1, 2, 4)),
+        "price": Shown("number", 3.5, None),
+    }
+    expected = ["a", "cup", "", "class 1", "0.25 s", "front 1", "front 2", "price 1"]
+    assert token_names(tokens, inputs) == expected
 
 
-def test_the_heads_are_drawn_each_by_itself(tmp_path):
-    """Only head 2 of block 1 reads anything but evenly: only its map is of more than one colour."""
+def test_each_head_has_its_own_map(tmp_path):
+    """Only head 2 of block 1 reads unevenly: only its map has more than one color."""
     n = 5
     maps = [torch.full((1, 2, n, n), 1 / n) for _ in range(2)]
     maps[0][0, 1] = torch.eye(n)
-    heads_picture(maps, [f"t{i}" for i in range(n)], tmp_path / "heads.png")
-    pixels = np.asarray(Image.open(tmp_path / "heads.png").convert("RGB")).astype(int)
+    heads_picture(maps, [f"t{i}" for i in range(n)], tmp_path / "heads.png", parts={"text": n})
+    pixels = pixels_of(tmp_path / "heads.png")
     height, width = pixels.shape[:2]
-    top, low = (slice(int(height * a), int(height * (a + 0.2))) for a in (0.2, 0.62))
+    top, bottom = (slice(int(height * a), int(height * (a + 0.2))) for a in (0.2, 0.62))
     left, right = (slice(int(width * a), int(width * (a + 0.15))) for a in (0.25, 0.67))
-    spread = {name: pixels[place].std() for name, place in {"1 1": (top, left), "2 2": (low, right)}.items()}
-    assert pixels[top, right].std() > 1.5 * max(spread.values())
+    even = max(pixels[top, left].std(), pixels[bottom, right].std())
+    assert pixels[top, right].std() > 1.5 * even
 
 
-def pixels_of(path):
-    return np.asarray(Image.open(path).convert("RGB")).astype(int)
-
-
-def coloured(pixels):
+def colored(pixels):
     return pixels.max(2) - pixels.min(2) > 60
 
 
 @pytest.mark.parametrize(("reader", "read", "above"), [(4, 1, True), (1, 4, False)])
-def test_an_arc_is_above_the_words_where_an_earlier_one_is_read(tmp_path, reader, read, above):
-    one = torch.zeros(1, 1, 5, 5)
-    one[0, 0, reader, read] = 1
-    arcs_picture([one], ["a", "cup", "of", "$5$", "tea"], tmp_path / "arcs.png")
-    rows = coloured(pixels_of(tmp_path / "arcs.png"))[:-40].any(1).nonzero()[0]  # the legend is below
-    text = pixels_of(tmp_path / "arcs.png").shape[0] // 2
-    assert bool((rows < text).all() if above else (rows > text - 30).all())
+def test_an_arc_to_an_earlier_word_is_above_the_words(tmp_path, reader, read, above):
+    weights = torch.zeros(1, 1, 5, 5)
+    weights[0, 0, reader, read] = 1
+    arcs_picture([weights], ["a", "cup", "of", "$5$", "tea"], tmp_path / "arcs.png")
+    pixels = pixels_of(tmp_path / "arcs.png")
+    rows = colored(pixels)[:-40].any(1).nonzero()[0]  # the legend is below
+    middle = pixels.shape[0] // 2
+    assert bool((rows < middle).all() if above else (rows > middle - 30).all())
 
 
-def test_many_heads_are_drawn_as_their_mean_and_few_each_in_its_colour(tmp_path):
+def test_many_heads_are_drawn_as_their_mean_and_few_each_in_its_color(tmp_path):
     maps = [torch.zeros(1, 11, 3, 3), torch.zeros(1, 2, 3, 3)]
-    for one in maps:
-        one[:, 0, 0, 1] = one[:, 1, 2, 1] = 1.0
-    kinds = []
-    for i, one in enumerate(maps):
-        arcs_picture([one], ["x", "y", "z"], tmp_path / f"{i}.png")
+    has_orange = []
+    for i, weights in enumerate(maps):
+        weights[:, 0, 0, 1] = weights[:, 1, 2, 1] = 1.0
+        arcs_picture([weights], ["x", "y", "z"], tmp_path / f"{i}.png")
         pixels = pixels_of(tmp_path / f"{i}.png")[30:-40]
-        kinds.append(bool(((pixels[..., 0] > 200) & (pixels[..., 2] < 120)).any()))
-    assert kinds == [False, True]  # only the second has the orange of its second head
+        has_orange.append(bool(((pixels[..., 0] > 200) & (pixels[..., 2] < 120)).any()))
+    assert has_orange == [False, True]  # only two heads have the orange of the second head
 
 
-def test_each_word_has_its_copy_and_the_rest_is_told(tmp_path):
-    """41 subwords: no arcs, and 16 copies of the picture; a class token is no word."""
-    n, cells = 41, torch.tensor([[0.0, 0, 5, 11], [5, 0, 10, 11]])
-    places = torch.arange(n)[:, None] + torch.tensor([0.0, 1])
-    places[0] = torch.nan
-    spans = Span("text", 0, n, places[None]), Span("image", n, n + 2, cells[None])
-    tokens = Tokens(torch.zeros(1, n + 2, D), torch.ones(1, n + 2, dtype=torch.bool), spans)
-    raw = {"text": "x" * n, "image": torch.full((3, 10, 11), 220, dtype=torch.uint8)}
-    maps = [torch.full((1, H, n + 2, n + 2), 1 / (n + 2))]
-    written, notes = word_pictures(maps, tokens, [f"w{i}" for i in range(n)], raw, tmp_path)
+def long_text(n, *, first=(NAN, NAN)):
+    """A text of n tokens, the first one special, and an image of two patches."""
+    characters = [first, *((i, i + 1) for i in range(1, n))]
+    cells = [(0.0, 0, 5, 11), (5, 0, 10, 11)]
+    tokens = spans_of(("text", "text", characters), ("image", "image", cells))
+    inputs = {
+        "text": text("x" * n, [f"w{i}" for i in range(n)]),
+        "image": image(torch.full((3, 10, 11), 220, dtype=torch.uint8)),
+    }
+    return tokens, inputs
+
+
+def uniform(n):
+    return [torch.full((1, H, n, n), 1 / n)]
+
+
+def test_a_long_text_has_no_arcs_and_a_limited_number_of_copies(tmp_path):
+    n = 41
+    tokens, inputs = long_text(n)
+    names = token_names(tokens, inputs)
+    written, notes = word_pictures(uniform(n + 2), tokens, names, inputs, tmp_path)
     assert [path.name for path in written] == ["across.png"]
     assert notes == [
-        "no arcs.png: it has room for 40 subwords, the text has 41",
-        "across.png: the first 16 of 40 subwords",
+        "no arcs.png: it has room for 40 tokens, the input has 41",
+        "across.png: the first 16 of 40 tokens",
     ]
-    assert word_pictures(maps, tokens, [], raw, tmp_path) == ([], [])
 
 
-def test_the_cell_a_word_reads_keeps_its_brightness(tmp_path):
-    cells = np.array([[0.0, 0, 5, 11], [5, 0, 10, 11]])
-    image = torch.tensor([200, 40, 40], dtype=torch.uint8)[:, None, None].expand(3, 10, 11)
-    found = []
-    for row in ([0, 0, 1.0], [0, 1.0, 0]):
-        across_picture(np.array([row]), ["cup"], {"image": (image, np.array([1, 2]), cells)}, tmp_path / "a.png")
-        bright = (np.abs(pixels_of(tmp_path / "a.png") - [200, 40, 40]).sum(2) < 9).nonzero()[0]
-        found.append(bright.mean())
-    assert found[0] > found[1] + 30
+def test_an_input_without_words_has_no_word_pictures(tmp_path):
+    tokens, inputs = long_text(3)
+    names = token_names(tokens, inputs)
+    del inputs["text"]
+    assert word_pictures(uniform(5), tokens, names, inputs, tmp_path) == ([], [])
 
 
-def mixed_predictor(fusion):
-    torch.manual_seed(0)
-    adapters = {
-        "text": TextAdapter(D, subwords="word").fit(["a red mug", "a bell"]),
-        "image": ImageAdapter(D, patch_size=4, image_size=8),
-        "audio": AudioAdapter(D, sample_rate=8000),
+def test_columns_without_a_name_are_no_words(tmp_path, monkeypatch):
+    tokens = spans_of(("text", "text", [(0, 1), (1, 2), (0, 2)]))
+    inputs = {"text": text("ab", ["a", "b"])}
+    drawn = []
+    monkeypatch.setattr(
+        "dxn.explain.attention_pictures.arcs_picture", lambda maps, words, path: drawn.append(words)
+    )
+    word_pictures(uniform(3), tokens, token_names(tokens, inputs), inputs, tmp_path)
+    assert drawn == [["a", "b"]]
+
+
+def test_several_texts_have_a_file_each(tmp_path):
+    tokens = spans_of(
+        ("title", "text", [(0, 1), (1, 2)]),
+        ("body", "text", [(0, 3)]),
+        ("price", "number", [(0,)]),
+    )
+    inputs = {
+        "title": text("ab", ["a", "b"]),
+        "body": text("cup", ["cup"]),
+        "price": Shown("number", 3.5, None),
     }
-    model = Model(adapters, fusion=fusion, backbone=Backbone(D, depth=2, num_heads=2), head=Classify(D, num_classes=2))
-    return Predictor(model.eval(), Target("class", ("a", "b")))
+    names = token_names(tokens, inputs)
+    written, notes = word_pictures(uniform(4), tokens, names, inputs, tmp_path)
+    assert [path.name for path in written] == [
+        "title_arcs.png",
+        "title_across.png",
+        "body_arcs.png",
+        "body_across.png",
+    ]
+    assert notes == [] and all(path.exists() for path in written)
 
 
+def test_the_patch_that_a_word_reads_keeps_its_brightness(tmp_path):
+    cells = np.array([[0.0, 0, 5, 11], [5, 0, 10, 11]])
+    color = torch.tensor([200, 40, 40], dtype=torch.uint8)[:, None, None]
+    part = InputTokens("image", image(color.expand(3, 10, 11)), np.array([1, 2]), cells)
+    centers = []
+    for row in ([0, 0, 1.0], [0, 1.0, 0]):
+        across_picture(np.array([row]), ["cup"], [part], tmp_path / "a.png")
+        pixels = pixels_of(tmp_path / "a.png")
+        bright = (np.abs(pixels - [200, 40, 40]).sum(2) < 9).nonzero()[0]
+        centers.append(bright.mean())
+    assert centers[0] > centers[1] + 30
+
+
+def test_the_shares_of_each_input_are_in_its_title(tmp_path, monkeypatch):
+    figures = []
+    monkeypatch.setattr(
+        "dxn.explain.attention_pictures.save", lambda figure, path: figures.append(figure)
+    )
+    tokens = spans_of(
+        ("class", "class", [(NAN,)]),
+        ("front", "image", [(0, 0, 2, 2)]),
+        ("back", "image", [(0, 0, 2, 2)]),
+    )
+    picture = image(torch.zeros(1, 2, 2, dtype=torch.uint8))
+    inputs = {"front": picture, "back": picture}
+    shares_picture(inputs, tokens, np.array([0.25, 0.5, 0.25]), tmp_path / "shares.png")
+    titles = [axis.get_title(loc="left") for axis in figures[0].axes]
+    assert titles == ["front: 50% of the attention", "back: 25% of the attention"]
+
+
+# The command
+
+INPUTS = ("text", "image", "audio")
 SAMPLE = {
     "text": "a red bell",
     "image": np.full((8, 8, 3), 200, dtype=np.uint8),
@@ -209,35 +301,53 @@ SAMPLE = {
 }
 
 
+def make_predictor(fusion):
+    torch.manual_seed(0)
+    adapters = {
+        "text": TextAdapter(D, tokenizer=TokenizerOptions(kind="word")).fit(
+            ["a red mug", "a bell"]
+        ),
+        "image": ImageAdapter(D, patch_size=4, image_size=8),
+        "audio": AudioAdapter(D, sample_rate=8000),
+    }
+    task = Classify()
+    task.bind(adapters)
+    task.fit(["a", "b"])
+    head = task.make_head(D, fusion.width, adapters)
+    inputs = {name: name for name in INPUTS}
+    backbone = Backbone(D, depth=2, num_heads=2)
+    model = Model(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)
+    return Predictor(model.eval(), task)
+
+
 @pytest.mark.parametrize("pool", ["mean", "cls"])
-@pytest.mark.parametrize("shown", [("text", "image", "audio"), ("text",), ("audio", "image")], ids="+".join)
-def test_what_counted_is_drawn_for_what_there_is(tmp_path, pool, shown):
-    predictor = mixed_predictor(EarlyFusion(D, modalities=("text", "image", "audio"), pool=pool))
-    found, written, notes = draw_attention(
-        predictor, {name: SAMPLE[name] for name in shown}, tmp_path / "new" / "folder"
-    )
-    assert notes == []
-    assert sum(found.values()) == pytest.approx(1, abs=1e-5)
-    assert {name for name, share in found.items() if share > 0} == {*shown, *(["class"] if pool == "cls" else [])}
+@pytest.mark.parametrize("shown", [INPUTS, ("text",), ("audio", "image")], ids="+".join)
+def test_the_inputs_of_a_sample_are_drawn(tmp_path, pool, shown):
+    predictor = make_predictor(EarlyFusion(D, inputs=INPUTS, pool=pool))
+    folder = tmp_path / "new" / "folder"
+    drawn = draw_attention(predictor, {name: SAMPLE[name] for name in shown}, folder)
+    assert drawn.notes == []
+    assert sum(drawn.shares.values()) == pytest.approx(1, abs=1e-5)
+    counted = {name for name, share in drawn.shares.items() if share > 0}
+    assert counted == {*shown, *(["class"] if pool == "cls" else [])}
     expected = ["heads.png", "shares.png", *(["arcs.png"] if "text" in shown else [])]
     expected += ["across.png"] if "text" in shown and len(shown) > 1 else []
-    assert [path.name for path in written] == [*expected, "attention.html"]
+    assert [path.name for path in drawn.files] == [*expected, "attention.html"]
     for name in expected:
-        with Image.open(tmp_path / "new" / "folder" / name) as picture:
+        with Image.open(folder / name) as picture:
             assert picture.size[0] > 300
 
 
 @pytest.mark.parametrize("fusion", [LateFusion, BottleneckFusion])
-def test_modalities_that_never_stand_in_one_map_are_refused(tmp_path, capsys, fusion):
-    predictor = mixed_predictor(fusion(D, modalities=("text", "image", "audio")))
-    with pytest.raises(
-        UserError, match=r"^attend: with fusion=late or bottleneck the modalities never stand in one map"
-    ):
+def test_a_fusion_without_a_common_map_is_refused(tmp_path, fusion):
+    predictor = make_predictor(fusion(D, inputs=INPUTS))
+    message = r"^attend: the inputs are in one attention map only with fusion=early$"
+    with pytest.raises(UserError, match=message):
         draw_attention(predictor, SAMPLE, tmp_path / "new")
     assert not (tmp_path / "new").exists()
 
 
 def test_the_command_needs_a_model(tmp_path, capsys):
     assert main(["attend", "input.text=hello", f"output={tmp_path / 'a'}"]) == 2
-    assert "give either run=RUN, a trained model, or weights=..." in capsys.readouterr().err
+    assert "run=RUN" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()

@@ -1,4 +1,4 @@
-"""The page of attention: what is in it, that it needs nothing else, that no text breaks it."""
+"""The attention page: what is in it, that it needs nothing else, that no text breaks it."""
 
 import base64
 import io
@@ -9,17 +9,22 @@ from html.parser import HTMLParser
 import numpy as np
 import pytest
 import torch
+from helpers.drawing import audio, image, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 import dxn.explain.page as page
 from dxn.explain.attention import rollout
+from dxn.explain.drawers import Shown
 from dxn.explain.page import write_page
 from dxn.tokens import Span, Tokens
 
 H, DEPTH, D = 3, 2, 5
-NASTY = "</script><img src=x onerror=alert(1)> & \"quoted\" 'so' <!-- مرحبا שלום 😀 \u2028 {{data}} \\u003c"
+NASTY = (
+    "</script><img src=x onerror=alert(1)> & \"quoted\" 'so' <!-- مرحبا שלום 😀 \u2028 "
+    "{{data}} \\u003c"
+)
 
 
 class Reader(HTMLParser):
@@ -27,7 +32,8 @@ class Reader(HTMLParser):
 
     def __init__(self):
         super().__init__()
-        self.tags, self.scripts = [], []
+        self.tags = []
+        self.scripts = []
 
     def handle_starttag(self, tag, attrs):
         self.tags.append((tag, dict(attrs)))
@@ -51,20 +57,18 @@ def read(path):
 
 
 def text_tokens(n, padding=0):
-    places = torch.arange(n)[:, None] + torch.tensor([0.0, 1])
-    places = torch.cat([places, torch.full((padding, 2), torch.nan)])
+    coords = torch.arange(n)[:, None] + torch.tensor([0.0, 1])
+    coords = torch.cat([coords, torch.full((padding, 2), torch.nan)])
     mask = torch.tensor([[True] * n + [False] * padding])
-    return Tokens(torch.zeros(1, n + padding, D), mask, (Span("text", 0, n + padding, places[None]),))
+    span = Span("text", "text", 0, n + padding, coords[None])
+    return Tokens(torch.zeros(1, n + padding, D), mask, (span,))
 
 
 def maps_of(n, depth=DEPTH, heads=H):
-    draw = torch.Generator().manual_seed(0)
-    return [torch.rand(1, heads, n, n, generator=draw).mul(5).softmax(-1) for _ in range(depth)]
-
-
-def assert_close(packed, expected):
-    """Half a step of 255, of each row's largest, and what float32 adds."""
-    assert (np.abs(unpacked(packed) - expected) <= expected.max(1, keepdims=True) / 509).all()
+    generator = torch.Generator().manual_seed(0)
+    return [
+        torch.rand(1, heads, n, n, generator=generator).mul(5).softmax(-1) for _ in range(depth)
+    ]
 
 
 def unpacked(packed):
@@ -73,11 +77,22 @@ def unpacked(packed):
     return steps.reshape(len(largest), -1) / 255 * largest[:, None]
 
 
-def test_the_weights_come_back_block_by_block_and_head_by_head(tmp_path):
-    n, maps = 7, maps_of(7)
-    assert write_page(maps, text_tokens(n), ["t"] * n, {"text": "x" * n}, tmp_path / "a.html") == []
+def assert_close(packed, expected):
+    """Half a step of 255 of each row's largest weight, and the rounding of float32."""
+    error = np.abs(unpacked(packed) - expected)
+    assert (error <= expected.max(1, keepdims=True) / 509).all()
+
+
+def test_the_weights_can_be_read_back_block_by_block_and_head_by_head(tmp_path):
+    n = 7
+    maps = maps_of(n)
+    notes = write_page(
+        maps, text_tokens(n), ["t"] * n, {"text": text("x" * n)}, tmp_path / "a.html"
+    )
+    assert notes == []
     data, _, _ = read(tmp_path / "a.html")
-    assert (data["depth"], data["heads"], len(data["maps"]), len(data["tokens"])) == (DEPTH, H, DEPTH * H, n)
+    assert (data["depth"], data["heads"]) == (DEPTH, H)
+    assert (len(data["maps"]), len(data["tokens"])) == (DEPTH * H, n)
     for block in range(DEPTH):
         for head in range(H):
             assert_close(data["maps"][block * H + head], maps[block][0, head].numpy())
@@ -86,92 +101,178 @@ def test_the_weights_come_back_block_by_block_and_head_by_head(tmp_path):
 
 def test_padding_is_left_out(tmp_path):
     maps = maps_of(7)
-    write_page(maps, text_tokens(5, padding=2), [*"abcde", "", ""], {"text": "abcde"}, tmp_path / "a.html")
+    tokens = text_tokens(5, padding=2)
+    write_page(maps, tokens, [*"abcde", "", ""], {"text": text("abcde")}, tmp_path / "a.html")
     data, _, _ = read(tmp_path / "a.html")
     assert [token["name"] for token in data["tokens"]] == list("abcde")
-    found = unpacked(data["maps"][0])
-    np.testing.assert_allclose(found, maps[0][0, 0, :5, :5].numpy(), rtol=0, atol=0.01)
-    assert found.shape == (5, 5)
+    weights = unpacked(data["maps"][0])
+    np.testing.assert_allclose(weights, maps[0][0, 0, :5, :5].numpy(), rtol=0, atol=0.01)
+    assert weights.shape == (5, 5)
 
 
 def test_no_text_breaks_the_page(tmp_path):
     n = 3
-    write_page(maps_of(n), text_tokens(n), [NASTY, "</SCRIPT>", "<!--<script>"], {"text": NASTY}, tmp_path / "a.html")
-    write_page(maps_of(n), text_tokens(n), ["a", "b", "c"], {"text": "abc"}, tmp_path / "plain.html")
+    names = [NASTY, "</SCRIPT>", "<!--<script>"]
+    write_page(maps_of(n), text_tokens(n), names, {"text": text(NASTY)}, tmp_path / "a.html")
+    plain = tmp_path / "plain.html"
+    write_page(maps_of(n), text_tokens(n), ["a", "b", "c"], {"text": text("abc")}, plain)
     data, code, tags = read(tmp_path / "a.html")
-    assert data["text"] == NASTY
-    assert [token["name"] for token in data["tokens"]] == [NASTY, "</SCRIPT>", "<!--<script>"]
-    _, plain_code, plain_tags = read(tmp_path / "plain.html")
+    assert data["inputs"][0]["text"] == NASTY
+    assert [token["name"] for token in data["tokens"]] == names
+    _, plain_code, plain_tags = read(plain)
     assert tags == plain_tags and code == plain_code
 
 
+def test_no_name_of_an_input_breaks_the_page(tmp_path):
+    coords = torch.zeros(1, 2, 2)
+    tokens = Tokens(
+        torch.zeros(1, 2, D),
+        torch.ones(1, 2, dtype=torch.bool),
+        (Span(NASTY, "text", 0, 2, coords),),
+    )
+    write_page(maps_of(2), tokens, ["a", "b"], {NASTY: text("ab")}, tmp_path / "a.html")
+    data, _, _ = read(tmp_path / "a.html")
+    assert data["inputs"][0]["name"] == data["tokens"][0]["input"] == NASTY
+
+
 @settings(max_examples=30, deadline=None)
-@given(text=st.text(st.characters(codec="utf-8"), min_size=1, max_size=40))
-def test_any_text_comes_back_as_it_was(tmp_path_factory, text):
+@given(raw=st.text(st.characters(codec="utf-8"), min_size=1, max_size=40))
+def test_any_text_is_in_the_page_unchanged(tmp_path_factory, raw):
     path = tmp_path_factory.mktemp("page") / "a.html"
-    write_page(maps_of(2), text_tokens(2), [text, "b"], {"text": text}, path)
+    write_page(maps_of(2), text_tokens(2), [raw, "b"], {"text": text(raw)}, path)
     content = path.read_bytes().decode("utf-8")
-    inside = re.findall(r'<script type="application/json" id="data">(.*?)</script>', content, re.S)
-    assert json.loads(inside[0])["text"] == text
+    pattern = r'<script type="application/json" id="data">(.*?)</script>'
+    inside = re.findall(pattern, content, re.S)
+    assert json.loads(inside[0])["inputs"][0]["text"] == raw
     assert content.count("<") == page.TEMPLATE.read_text(encoding="utf-8").count("<")
 
 
-def test_the_page_needs_nothing_from_elsewhere(tmp_path):
-    write_page(maps_of(2), text_tokens(2), ["a", "b"], {"text": "ab"}, tmp_path / "a.html")
+def test_the_page_needs_no_other_file(tmp_path):
+    write_page(maps_of(2), text_tokens(2), ["a", "b"], {"text": text("ab")}, tmp_path / "a.html")
     _, code, tags = read(tmp_path / "a.html")
     assert not [tag for tag in tags if "src" in tag[1] or "href" in tag[1]]
-    assert re.findall(r"https?://[^\"]+", code) == ["http://www.w3.org/2000/svg"]  # a name, nothing is fetched
+    # The only address is the name of a namespace; nothing is fetched from it.
+    assert re.findall(r"https?://[^\"]+", code) == ["http://www.w3.org/2000/svg"]
     assert "innerHTML" not in code and "fetch(" not in code
-    policy = next(attrs["content"] for tag, attrs in tags if attrs.get("http-equiv") == "Content-Security-Policy")
+    policy = next(
+        attrs["content"]
+        for tag, attrs in tags
+        if attrs.get("http-equiv") == "Content-Security-Policy"
+    )
     assert policy.startswith("default-src 'none'")
 
 
-def test_pictures_and_sounds_are_in_the_page_with_their_places(tmp_path):
+def test_the_page_knows_kinds_of_inputs_and_no_modality():
+    template = page.TEMPLATE.read_text(encoding="utf-8")
+    script = template[template.index("use strict") :]
+    assert not re.search(r"[\"'](text|image|audio)[\"']", script)
+
+
+def test_images_and_sounds_are_in_the_page_with_the_coordinates_of_their_tokens(tmp_path):
     boxes = torch.tensor([[[0.0, 0, 600, 350], [0, 350, 600, 701], [torch.nan] * 4]])
     frames = torch.tensor([[[0.0, 0.3], [0.25, 0.5]]])
-    nowhere = torch.full((1, 1, 1), torch.nan)
-    spans = Span("class", 0, 1, nowhere), Span("image", 1, 4, boxes), Span("audio", 4, 6, frames)
+    spans = (
+        Span("class", "class", 0, 1, torch.full((1, 1, 1), torch.nan)),
+        Span("front", "image", 1, 4, boxes),
+        Span("audio", "audio", 4, 6, frames),
+    )
     mask = torch.tensor([[True, True, True, False, True, True]])
     tokens = Tokens(torch.zeros(1, 6, D), mask, spans)
-    raw = {
-        "image": torch.full((1, 601, 701), 90, dtype=torch.uint8),
-        "audio": (torch.sin(torch.arange(4000) / 3), 8000),
+    inputs = {
+        "front": image(torch.full((1, 601, 701), 90, dtype=torch.uint8)),
+        "audio": audio(torch.sin(torch.arange(4000) / 3), 8000),
     }
-    write_page(maps_of(6), tokens, ["class 1", "image 1", "image 2", "", "0.00 s", ""], raw, tmp_path / "a.html")
+    names = ["class 1", "front 1", "front 2", "", "0.00 s", ""]
+    write_page(maps_of(6), tokens, names, inputs, tmp_path / "a.html")
     data, _, _ = read(tmp_path / "a.html")
     assert data["tokens"] == [
-        {"name": "class 1", "modality": "class", "place": None},
-        {"name": "image 1", "modality": "image", "place": [0, 0, 600, 350]},
-        {"name": "image 2", "modality": "image", "place": [0, 350, 600, 701]},
-        {"name": "0.00 s", "modality": "audio", "place": [0, 0.3]},
-        {"name": "audio 2", "modality": "audio", "place": [0.25, 0.5]},
+        {"name": "class 1", "input": "class", "coords": None},
+        {"name": "front 1", "input": "front", "coords": [0, 0, 600, 350]},
+        {"name": "front 2", "input": "front", "coords": [0, 350, 600, 701]},
+        {"name": "0.00 s", "input": "audio", "coords": [0, 0.3]},
+        {"name": "audio 2", "input": "audio", "coords": [0.25, 0.5]},
     ]
-    assert (data["image"]["width"], data["image"]["height"]) == (701, 601)
-    assert (data["audio"]["seconds"], data["audio"]["kilohertz"]) == (0.5, 4.0)
-    for name, largest in (("image", 512), ("audio", 900)):
-        kind, _, content = data[name]["source"].partition(",")
+    picture, sound = data["inputs"]
+    assert (picture["name"], picture["modality"], picture["kind"]) == ("front", "image", "boxes")
+    assert (picture["width"], picture["height"]) == (701, 601)
+    assert (sound["name"], sound["kind"]) == ("audio", "intervals")
+    assert (sound["length"], sound["caption"]) == (0.5, "0 to 0.50 s, 0 to 4 kHz")
+    for shown, largest in ((picture, 512), (sound, 900)):
+        kind, _, content = shown["source"].partition(",")
         assert kind == "data:image/png;base64"
-        with Image.open(io.BytesIO(base64.b64decode(content))) as picture:
-            assert max(picture.size) <= largest
-            if name == "image":
-                assert picture.getpixel((5, 5)) == (90, 90, 90)
+        with Image.open(io.BytesIO(base64.b64decode(content))) as opened:
+            assert max(opened.size) <= largest
+            if shown is picture:
+                assert opened.getpixel((5, 5)) == (90, 90, 90)
+
+
+def test_an_unknown_modality_is_listed_by_its_tokens(tmp_path):
+    span = Span("price", "number", 0, 2, torch.zeros(1, 2, 1))
+    tokens = Tokens(torch.zeros(1, 2, D), torch.ones(1, 2, dtype=torch.bool), (span,))
+    inputs = {"price": Shown("number", 3.5, None)}
+    write_page(maps_of(2), tokens, ["price 1", "price 2"], inputs, tmp_path / "a.html")
+    data, _, _ = read(tmp_path / "a.html")
+    assert data["inputs"] == [{"name": "price", "modality": "number", "kind": "list"}]
 
 
 @pytest.mark.parametrize(
-    ("room", "depth", "heads", "count", "note"),
+    ("limit", "depth", "heads", "count", "note"),
     [
         (7 * 7 * DEPTH * H, DEPTH, H, DEPTH * H, []),
-        (7 * 7 * DEPTH * H - 1, DEPTH, 0, DEPTH, ["beyond 293 weights, so only the mean of each block's heads"]),
-        (7 * 7 * DEPTH - 1, 0, 0, 0, ["the means alone are beyond 97 weights, so only the rollout"]),
+        (
+            7 * 7 * DEPTH * H - 1,
+            DEPTH,
+            0,
+            DEPTH,
+            ["more than 293 weights; only the mean of the heads is kept"],
+        ),
+        (
+            7 * 7 * DEPTH - 1,
+            0,
+            0,
+            0,
+            ["more than 97 weights in the means of the heads; only the rollout is kept"],
+        ),
     ],
 )
-def test_too_many_weights_are_left_out_and_told(tmp_path, monkeypatch, room, depth, heads, count, note):
-    monkeypatch.setattr(page, "MAX_WEIGHTS", room)
+def test_too_many_weights_are_left_out_with_a_note(
+    tmp_path, monkeypatch, limit, depth, heads, count, note
+):
+    monkeypatch.setattr(page, "MAX_WEIGHTS", limit)
     maps = maps_of(7)
-    notes = write_page(maps, text_tokens(7), ["t"] * 7, {"text": "x" * 7}, tmp_path / "a.html")
+    inputs = {"text": text("x" * 7)}
+    notes = write_page(maps, text_tokens(7), ["t"] * 7, inputs, tmp_path / "a.html")
     data, _, _ = read(tmp_path / "a.html")
     assert notes == data["notes"] == [f"attention.html: {line}" for line in note]
     assert (data["depth"], data["heads"], len(data["maps"])) == (depth, heads, count)
     if count == DEPTH:
-        np.testing.assert_allclose(unpacked(data["maps"][1]), maps[1][0].mean(0).numpy(), rtol=0, atol=0.005)
+        mean = maps[1][0].mean(0).numpy()
+        np.testing.assert_allclose(unpacked(data["maps"][1]), mean, rtol=0, atol=0.005)
     assert unpacked(data["rollout"]).shape == (7, 7)
+
+
+def test_the_page_has_what_a_written_answer_reads_by_block_and_head(tmp_path, monkeypatch):
+    mask = torch.tensor([[True, False, True]])
+    span = Span("text", "text", 0, 3, torch.zeros(1, 3, 2))
+    tokens = Tokens(torch.zeros(1, 3, D), mask, (span,))
+    weights = torch.rand(3, 2, 4, 3, generator=torch.Generator().manual_seed(0))
+    words = ["x", "</script>", "y", "[EOS]"]
+    inputs = {"text": text("a b")}
+    path = tmp_path / "attention.html"
+
+    def write():
+        return write_page([], tokens, ["a", "", "b"], inputs, path, written=(words, weights))
+
+    assert write() == []
+    data = read(path)[0]["written"]
+    assert (data["names"], data["depth"], data["heads"]) == (words, 3, 2)
+    assert len(data["maps"]) == 6
+    for packed, head in zip(data["maps"], weights.flatten(0, 1)[..., [0, 2]].numpy(), strict=True):
+        np.testing.assert_allclose(unpacked(packed), head, rtol=0, atol=1 / 509)
+    monkeypatch.setattr(page, "MAX_WEIGHTS", 47)
+    note = "attention.html: the answer has more than 47 weights; only their mean is kept"
+    assert write() == [note]
+    data = read(path)[0]["written"]
+    assert (data["depth"], data["heads"], len(data["maps"])) == (1, 1, 1)
+    mean = weights[..., [0, 2]].mean((0, 1)).numpy()
+    np.testing.assert_allclose(unpacked(data["maps"][0]), mean, rtol=0, atol=1 / 509)

@@ -1,18 +1,18 @@
-"""The backbone: parity with torch's encoder, its laws in every combination, and the parts of a block."""
+"""The backbone: parity with torch's encoder, and properties of every combination of options."""
 
 import itertools
 
 import pytest
 import torch
+from helpers.reference import assert_same, backbone_of, block_of, lively, numbers, tokens_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
-from written_out import assert_same, lively, numbers, tokens_of
 
-from dxn.models import Attention, Backbone, Block, Mlp
-from dxn.models.attention import alibi_slopes, attention_bias, rotation_angles
+from dxn.models import Attention, Mlp
 from dxn.models.blocks import DropPath, make_norm
 from dxn.models.dropout import Dropout
+from dxn.models.positions import alibi_slopes, make_attn_mask, rope_angles
 
 B, N, D, H, DEPTH = 3, 7, 10, 5, 2
 POSITIONS, NORMS, MLPS = ("none", "rotary", "alibi"), ("layer", "rms"), ("gelu", "swiglu")
@@ -30,17 +30,21 @@ def mask_of(lengths):
 
 def make(seed=0, **options):
     torch.manual_seed(seed)
-    return lively(Backbone(D, **{"depth": DEPTH, "num_heads": H, **options}))
+    return lively(backbone_of(D, **{"depth": DEPTH, "num_heads": H, **options}))
 
 
 # Parity
 
 
-def as_torchs_encoder(ours, *, norm_first, bias=True):
-    """nn.TransformerEncoder with the weights of our backbone."""
-    layer = nn.TransformerEncoderLayer(D, H, 4 * D, 0.0, "gelu", batch_first=True, norm_first=norm_first, bias=bias)
-    last = nn.LayerNorm(D) if norm_first else None
-    theirs = nn.TransformerEncoder(layer, len(ours.blocks), last, enable_nested_tensor=False).double()
+def torch_encoder_with_the_weights_of(ours, *, pre_norm, bias=True):
+    """An nn.TransformerEncoder with the weights of our backbone."""
+    layer = nn.TransformerEncoderLayer(
+        D, H, 4 * D, 0.0, "gelu", batch_first=True, norm_first=pre_norm, bias=bias
+    )
+    last = nn.LayerNorm(D) if pre_norm else None
+    theirs = nn.TransformerEncoder(
+        layer, len(ours.blocks), last, enable_nested_tensor=False
+    ).double()
     names = {
         "attn.qkv.": "self_attn.in_proj_",
         "attn.proj": "self_attn.out_proj",
@@ -54,45 +58,51 @@ def as_torchs_encoder(ours, *, norm_first, bias=True):
     for our, their in names.items():
         state = {name.replace(our, their): value for name, value in state.items()}
     theirs.load_state_dict(state)
-    return theirs.train()  # its fast path in evaluation returns zeros at padding
+    return theirs.train()  # its fast path in evaluation mode returns zeros at padding
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("pre_norm", [True, False])
 @pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("lengths", [[7, 7, 7], [7, 3, 5]])
-def test_a_backbone_equals_torchs_transformer_encoder(norm_first, causal, lengths):
-    ours = make(depth=3, norm_first=norm_first, causal=causal)
-    theirs = as_torchs_encoder(ours, norm_first=norm_first)
+def test_a_backbone_equals_torchs_transformer_encoder(pre_norm, causal, lengths):
+    ours = make(depth=3, pre_norm=pre_norm, causal=causal)
+    theirs = torch_encoder_with_the_weights_of(ours, pre_norm=pre_norm)
     x, mask = numbers(B, N, D), mask_of(lengths)
     later = torch.ones(N, N, dtype=torch.bool).triu(1) if causal else None
     expected = theirs(x, mask=later, src_key_padding_mask=~mask)
     assert_same(ours(tokens_of(x, mask)).x[mask], expected[mask])
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_the_gradients_equal_torchs_too(norm_first):
-    ours = make(norm_first=norm_first)
-    theirs = as_torchs_encoder(ours, norm_first=norm_first)
+@pytest.mark.parametrize("pre_norm", [True, False])
+def test_the_gradients_equal_those_of_torch(pre_norm):
+    ours = make(pre_norm=pre_norm)
+    theirs = torch_encoder_with_the_weights_of(ours, pre_norm=pre_norm)
     x, mask, weight = numbers(B, N, D), mask_of([7, 3, 5]), numbers(15, D)
     (ours(tokens_of(x, mask)).x[mask] * weight).sum().backward()
     (theirs(x, src_key_padding_mask=~mask)[mask] * weight).sum().backward()
-    assert_same(ours.blocks[0].attn.qkv.weight.grad, theirs.layers[0].self_attn.in_proj_weight.grad, atol=1e-10)
+    assert_same(
+        ours.blocks[0].attn.qkv.weight.grad,
+        theirs.layers[0].self_attn.in_proj_weight.grad,
+        atol=1e-10,
+    )
     assert_same(ours.blocks[1].mlp.up.bias.grad, theirs.layers[1].linear1.bias.grad, atol=1e-10)
 
 
-def test_rms_norm_is_its_formula():
+def test_rms_norm_equals_its_formula():
     norm, x = lively(make_norm("rms", D)), numbers(B, N, D)
     assert_same(norm(x), x / (x.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight)
 
 
-def test_layer_norm_is_its_formula():
+def test_layer_norm_equals_its_formula():
     norm, x = lively(make_norm("layer", D)), numbers(B, N, D)
     centred = x - x.mean(-1, keepdim=True)
-    expected = centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
+    expected = (
+        centred / (centred.square().mean(-1, keepdim=True) + 1e-5).sqrt() * norm.weight + norm.bias
+    )
     assert_same(norm(x), expected)
 
 
-def test_swiglu_is_its_formula():
+def test_swiglu_equals_its_formula():
     mlp, x = lively(Mlp(D, mlp_ratio=3.0, mlp="swiglu")), numbers(B, N, D)
     assert mlp.down.in_features == 20  # two thirds of 3 D
     value, gate = (x @ mlp.up.weight.T + mlp.up.bias).split(20, -1)
@@ -100,29 +110,29 @@ def test_swiglu_is_its_formula():
     assert_same(mlp(x), expected)
 
 
-def test_gelu_is_the_exact_one_and_not_its_approximation():
+def test_gelu_is_exact_and_not_approximated():
     mlp, x = lively(Mlp(D, mlp_ratio=3.0)), numbers(B, N, D)
     h = x @ mlp.up.weight.T + mlp.up.bias
     assert_same(mlp(x), (h * 0.5 * (1 + torch.erf(h / 2**0.5))) @ mlp.down.weight.T + mlp.down.bias)
 
 
 @pytest.mark.parametrize("norm", NORMS)
-def test_post_norm_norms_each_sum_and_nothing_at_the_end(norm):
-    block, x = lively(Block(D, num_heads=H, norm=norm, norm_first=False)), numbers(B, N, D)
+def test_post_norm_normalizes_each_sum_and_has_no_final_norm(norm):
+    block, x = lively(block_of(D, num_heads=H, norm=norm, pre_norm=False)), numbers(B, N, D)
     middle = block.attn_norm(x + block.attn(x))
     assert_same(block(x), block.mlp_norm(middle + block.mlp(middle)))
-    assert isinstance(make(norm=norm, norm_first=False).norm, nn.Identity)
+    assert isinstance(make(norm=norm, pre_norm=False).norm, nn.Identity)
 
 
-def test_without_bias_no_linear_has_one():
+def test_with_bias_false_no_linear_layer_has_a_bias():
     linears = [m for m in make(bias=False).modules() if isinstance(m, nn.Linear)]
     assert len(linears) == 4 * DEPTH
     assert all(m.bias is None for m in linears)
 
 
 @pytest.mark.parametrize("dim", [64, 128])
-def test_weights_start_by_their_inputs_and_smaller_where_they_add_to_the_residual_stream(dim):
-    for name, module in Backbone(dim, depth=8, num_heads=4).named_modules():
+def test_initial_weights_are_scaled_by_the_number_of_inputs_and_of_branches(dim):
+    for name, module in backbone_of(dim, depth=8, num_heads=4).named_modules():
         if isinstance(module, nn.Linear):
             std = (4 * dim if name.endswith("mlp.down") else dim) ** -0.5
             if name.endswith(("attn.proj", "mlp.down")):
@@ -131,14 +141,14 @@ def test_weights_start_by_their_inputs_and_smaller_where_they_add_to_the_residua
             assert not module.bias.any()
 
 
-# Laws
+# Properties
 
 
 @every_combination
 @examples
-@given(seed=seeds, lengths=lengths_of_a_batch, causal=st.booleans(), norm_first=st.booleans())
-def test_padding_never_changes_a_real_token(position, norm, mlp, seed, lengths, causal, norm_first):
-    backbone = make(seed, position=position, norm=norm, mlp=mlp, causal=causal, norm_first=norm_first)
+@given(seed=seeds, lengths=lengths_of_a_batch, causal=st.booleans(), pre_norm=st.booleans())
+def test_padding_never_changes_a_real_token(position, norm, mlp, seed, lengths, causal, pre_norm):
+    backbone = make(seed, position=position, norm=norm, mlp=mlp, causal=causal, pre_norm=pre_norm)
     x, mask = numbers(B, max(lengths), D), mask_of(lengths)
     batched = backbone(tokens_of(x, mask)).x
     for i, n in enumerate(lengths):
@@ -158,9 +168,9 @@ def test_samples_of_a_batch_never_see_each_other(position, norm, mlp, seed, leng
 
 @pytest.mark.parametrize(("norm", "mlp"), list(itertools.product(NORMS, MLPS)))
 @examples
-@given(seed=seeds, n=st.integers(2, N), norm_first=st.booleans())
-def test_without_positions_permuting_the_columns_permutes_the_output(norm, mlp, seed, n, norm_first):
-    backbone = make(seed, norm=norm, mlp=mlp, norm_first=norm_first)
+@given(seed=seeds, n=st.integers(2, N), pre_norm=st.booleans())
+def test_without_positions_permuting_the_columns_permutes_the_output(norm, mlp, seed, n, pre_norm):
+    backbone = make(seed, norm=norm, mlp=mlp, pre_norm=pre_norm)
     x, mask = numbers(B, n, D), mask_of([n, n - 1, 1])
     order = torch.randperm(n)
     shuffled = backbone(tokens_of(x[:, order], mask[:, order])).x
@@ -180,7 +190,7 @@ def test_causal_later_tokens_never_change_earlier_ones(position, norm, mlp, seed
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_causal_earlier_tokens_do_change_later_ones_and_otherwise_later_ones_earlier(position):
+def test_causal_information_flows_only_from_earlier_to_later_tokens(position):
     x = numbers(1, N, D)
     first, last = x.clone(), x.clone()
     first[:, 0], last[:, -1] = numbers(1, D), numbers(1, D)
@@ -193,22 +203,22 @@ def test_causal_earlier_tokens_do_change_later_ones_and_otherwise_later_ones_ear
 @pytest.mark.parametrize("shift", [1, 11, 97])
 def test_rotary_attention_does_not_change_when_all_tokens_shift(shift):
     attention, x = lively(Attention(D * 2, num_heads=H)), numbers(B, N, D * 2)
-    angles = rotation_angles(torch.ones(1, shift + N, dtype=torch.bool), D * 2 // H)
-    at_zero, shifted = attention(x, rotation=angles[:, :, :N]), attention(x, rotation=angles[:, :, shift:])
+    angles = rope_angles(torch.ones(1, shift + N, dtype=torch.bool), D * 2 // H)
+    at_zero, shifted = attention(x, rope=angles[:, :, :N]), attention(x, rope=angles[:, :, shift:])
     assert_same(shifted, at_zero, atol=1e-5)  # the angles are float32
     assert not torch.allclose(attention(x), at_zero, atol=1e-3)
 
 
 @pytest.mark.parametrize("causal", [False, True])
-def test_alibi_adds_the_slope_times_the_distance_wherever_the_two_tokens_stand(causal):
+def test_alibi_adds_the_slope_times_the_distance_of_two_tokens(causal):
     slopes = alibi_slopes(H).double()
-    bias = attention_bias(torch.ones(1, N, dtype=torch.bool), causal=causal, slopes=slopes)
+    bias = make_attn_mask(torch.ones(1, N, dtype=torch.bool), causal=causal, slopes=slopes)
     for head, i, j in itertools.product(range(H), range(N), range(N)):
         expected = -torch.inf if causal and j > i else float(-slopes[head] * abs(i - j))
         assert float(bias[0, head, i, j]) == expected
 
 
-def test_alibi_has_no_left_and_right_so_a_mirrored_sequence_gives_a_mirrored_output():
+def test_alibi_is_symmetric_so_a_mirrored_sequence_gives_a_mirrored_output():
     x = numbers(B, N, D)
     for position, mirrors in {"alibi": True, "rotary": False}.items():
         backbone = make(position=position)
@@ -216,15 +226,15 @@ def test_alibi_has_no_left_and_right_so_a_mirrored_sequence_gives_a_mirrored_out
         assert torch.allclose(mirrored, backbone(tokens_of(x)).x, rtol=0, atol=1e-12) == mirrors
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
+@pytest.mark.parametrize("pre_norm", [True, False])
 @pytest.mark.parametrize(("position", "causal"), list(itertools.product(POSITIONS, [False, True])))
-def test_running_the_blocks_in_two_goes_equals_forward(position, causal, norm_first):
-    backbone = make(depth=3, position=position, causal=causal, norm_first=norm_first)
+def test_running_the_blocks_in_two_parts_equals_forward(position, causal, pre_norm):
+    backbone = make(depth=3, position=position, causal=causal, pre_norm=pre_norm)
     x, mask = numbers(B, N, D), mask_of([7, 3, 5])
     expected = backbone(tokens_of(x, mask)).x
     for k in range(4):
-        again = backbone.norm(backbone.run(backbone.run(x, mask, 0, k), mask, k, None))
-        assert torch.equal(again, expected)
+        in_parts = backbone.norm(backbone.run(backbone.run(x, mask, 0, k), mask, k, None))
+        assert torch.equal(in_parts, expected)
     assert torch.equal(backbone.run(x, mask, 1, 1), x)
 
 
@@ -238,23 +248,27 @@ def test_forward_keeps_the_columns():
 
 
 @pytest.mark.parametrize("position", POSITIONS)
-def test_checkpointing_draws_the_same_randomness_and_gives_the_same_gradients(position):
-    def run(checkpointing):
+def test_activation_checkpointing_gives_the_same_dropout_and_gradients(position):
+    def run(activation_checkpointing):
         backbone = make(
-            position=position, dropout=0.3, attn_dropout=0.3, drop_path=0.5, checkpointing=checkpointing
+            position=position,
+            dropout=0.3,
+            attn_dropout=0.3,
+            drop_path=0.5,
+            activation_checkpointing=activation_checkpointing,
         ).train()
         x = numbers(B, N, D).requires_grad_()
         out = backbone(tokens_of(x, mask_of([7, 3, 5]))).x
         out.square().sum().backward()
         return [out, x.grad, *(p.grad for p in backbone.parameters())]
 
-    for plain, again in zip(run(False), run(True), strict=True):
-        assert_same(again, plain)
+    for plain, recomputed in zip(run(False), run(True), strict=True):
+        assert_same(recomputed, plain)
 
 
-def test_checkpointing_runs_each_block_again_backwards():
+def test_activation_checkpointing_recomputes_each_block_in_the_backward_pass():
     calls = []
-    backbone = make(checkpointing=True).train()
+    backbone = make(activation_checkpointing=True).train()
     for block in backbone.blocks:
         block.attn.proj.register_forward_hook(lambda *_: calls.append(1))
     out = backbone(tokens_of(numbers(B, N, D))).x
@@ -272,41 +286,46 @@ def test_drop_path_keeps_the_mean_over_samples(rate):
 
 
 @pytest.mark.parametrize("part", [Dropout(0.5), DropPath(0.5)])
-def test_in_evaluation_nothing_is_left_out(part):
+def test_nothing_is_dropped_in_evaluation_mode(part):
     x = torch.randn(B, N, D)
     assert torch.equal(part.eval()(x), x)
     assert not torch.equal(part.train()(x), x)
 
 
 @pytest.mark.parametrize("part", [Dropout(0.0), DropPath(0.0)])
-def test_a_rate_of_zero_leaves_nothing_out_in_training(part):
+def test_a_rate_of_zero_drops_nothing_in_training(part):
     x = torch.randn(B, N, D)
     assert torch.equal(part.train()(x), x)
 
 
 @pytest.mark.parametrize("option", ["dropout", "attn_dropout", "mlp_dropout", "drop_path"])
-def test_each_rate_reaches_the_blocks_in_training_alone(option):
+def test_each_rate_has_an_effect_only_in_training(option):
     backbone, x = make(**{option: 0.5}), tokens_of(numbers(B, N, D))
     plain = make()(x).x
     assert torch.equal(backbone(x).x, plain)
     assert not torch.allclose(backbone.train()(x).x, plain, atol=1e-3)
 
 
-def test_the_middle_of_the_mlp_has_the_dropout_of_the_branches_unless_given_its_own():
+def test_mlp_dropout_defaults_to_the_dropout_of_the_branches():
     def rates(**options):
-        return {(block.dropout.rate, block.mlp.dropout.rate) for block in make(depth=2, **options).blocks}
+        return {
+            (block.dropout.rate, block.mlp.dropout.rate)
+            for block in make(depth=2, **options).blocks
+        }
 
-    assert rates(dropout=0.3) == {(0.3, 0.3)} and rates(dropout=0.3, mlp_dropout=0.0) == {(0.3, 0.0)}
+    assert rates(dropout=0.3) == {(0.3, 0.3)} and rates(dropout=0.3, mlp_dropout=0.0) == {
+        (0.3, 0.0)
+    }
     assert rates(mlp_dropout=0.2) == {(0.0, 0.2)}
 
 
-def test_drop_path_grows_linearly_with_depth():
+def test_drop_path_increases_linearly_with_depth():
     rates = [block.drop_path.rate for block in make(depth=5, drop_path=0.4).blocks]
     assert rates == pytest.approx([0, 0.1, 0.2, 0.3, 0.4])
 
 
-def test_a_sample_that_leaves_every_branch_of_a_block_passes_through_it_unchanged():
-    block, x = lively(Block(D, num_heads=H, drop_path=0.5)).train(), numbers(211, 3, D)
+def test_a_sample_whose_branches_are_all_omitted_passes_through_unchanged():
+    block, x = lively(block_of(D, num_heads=H, drop_path=0.5)).train(), numbers(211, 3, D)
     unchanged = (block(x) == x).flatten(1).all(1)
     assert float(unchanged.double().mean()) == pytest.approx(0.25, abs=0.1)  # both its branches
 
@@ -316,19 +335,28 @@ def test_a_sample_that_leaves_every_branch_of_a_block_passes_through_it_unchange
     [
         ({"num_heads": 3}, "dim must be a multiple of num_heads, got 10 and 3"),
         ({"num_heads": 0}, "dim must be a multiple of num_heads, got 10 and 0"),
-        ({"num_heads": 0, "position": "rotary"}, "dim must be a multiple of num_heads, got 10 and 0"),
-        ({"num_heads": 10, "position": "rotary"}, r"rotary positions need an even dim / num_heads, got 10 / 10"),
+        (
+            {"num_heads": 0, "position": "rotary"},
+            "dim must be a multiple of num_heads, got 10 and 0",
+        ),
+        (
+            {"num_heads": 10, "position": "rotary"},
+            r"rotary positions need an even dim / num_heads, got 10 / 10",
+        ),
         ({"depth": -1}, "depth must be at least 0, got -1"),
-        ({"norm": "batch"}, "norm must be layer or rms, got 'batch'"),
-        ({"mlp": "relu"}, "mlp must be one of gelu, gelu_tanh, quick_gelu, swiglu, geglu, got 'relu'"),
-        ({"dropout": 1.0}, "dropout must be at least 0 and under 1, got 1.0"),
-        ({"dropout": -0.1}, "dropout must be at least 0 and under 1, got -0.1"),
-        ({"drop_path": 1.0}, "drop_path must be at least 0 and under 1, got 1.0"),
-        ({"drop_path": -0.1}, "drop_path must be at least 0 and under 1, got -0.1"),
-        ({"position": "rotory"}, "position must be none, rotary or alibi, got 'rotory'"),
-        ({"attn_dropout": 1.5}, "attn_dropout must be at least 0 and under 1, got 1.5"),
+        ({"norm": "batch"}, "kind must be one of layer, rms, got 'batch'"),
+        (
+            {"mlp": "relu"},
+            "mlp must be one of gelu, gelu_tanh, quick_gelu, swiglu, geglu, got 'relu'",
+        ),
+        ({"dropout": 1.0}, "dropout must be at least 0 and below 1, got 1.0"),
+        ({"dropout": -0.1}, "dropout must be at least 0 and below 1, got -0.1"),
+        ({"drop_path": 1.0}, "drop_path must be at least 0 and below 1, got 1.0"),
+        ({"drop_path": -0.1}, "drop_path must be at least 0 and below 1, got -0.1"),
+        ({"position": "rotory"}, "kind must be one of none, rotary, alibi, got 'rotory'"),
+        ({"attn_dropout": 1.5}, "attn_dropout must be at least 0 and below 1, got 1.5"),
     ],
 )
-def test_what_cannot_be_built_says_why(options, message):
+def test_invalid_options_raise_a_clear_error(options, message):
     with pytest.raises(ValueError, match=message):
-        Backbone(D, **{"depth": DEPTH, "num_heads": H, **options})
+        backbone_of(D, **{"depth": DEPTH, "num_heads": H, **options})

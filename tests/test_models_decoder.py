@@ -1,14 +1,22 @@
-"""The decoder: its cache, its memory and its searches, each against a slow way to the same answer."""
+"""The decoder: its cache, its memory and generation, compared with slow reference forms."""
 
 from itertools import product
 
 import pytest
 import torch
+from helpers.reference import backbone_of
 from torch import nn
 
-from dxn.models import Backbone, Decoder
+from dxn.models import Decoder
 from dxn.models.attention import CrossAttention, Memory
-from dxn.models.decoder import Said, beam_search, generate, greedy, lengthened, remember, sampled
+from dxn.models.generation import (
+    Hypothesis,
+    beam_search,
+    generate,
+    greedy,
+    length_normalized,
+    random_sampler,
+)
 from dxn.tokens import Tokens, sinusoidal
 
 B, T, M, D, V = 3, 7, 5, 12, 11
@@ -16,7 +24,7 @@ END = 1
 
 
 def lively(module, seed=0):
-    """Weights that no two layers share, in float64, so that equal is equal."""
+    """In float64, with other weights in each layer."""
     torch.manual_seed(seed)
     for parameter in module.parameters():
         if parameter.ndim > 1:
@@ -27,7 +35,7 @@ def lively(module, seed=0):
 
 
 def decoder_of(*, vocab_size=V, max_len=16, cross=True, depth=2, **options):
-    backbone = Backbone(D, depth=depth, num_heads=2, causal=True, cross=cross, **options)
+    backbone = backbone_of(D, depth=depth, num_heads=2, causal=True, cross=cross, **options)
     return lively(Decoder(backbone, vocab_size=vocab_size, max_len=max_len))
 
 
@@ -44,17 +52,17 @@ def ids_of(*shape, seed=2):
     return torch.randint(2, V, shape, generator=torch.Generator().manual_seed(seed))
 
 
-def everything(ids):
+def all_real(ids):
     return torch.ones_like(ids, dtype=torch.bool)
 
 
 OPTIONS = [
     {},
-    {"norm_first": False},
+    {"pre_norm": False},
     {"position": "rotary"},
     {"position": "alibi"},
     {"window": 2},
-    {"window": 2, "global_every": 2, "position": "rotary", "window_base": 100.0},
+    {"window": 2, "global_every": 2, "position": "rotary", "window_rope_theta": 100.0},
     {"mlp": "swiglu", "norm": "rms", "bias": False, "qk_norm": True, "layer_scale": 0.5},
     {"score": "additive"},
     {"score": "cosine"},
@@ -64,32 +72,38 @@ OPTIONS = [
 @pytest.mark.parametrize("cross", [True, False], ids=["memory", "alone"])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("pieces", [(1,) * T, (4, 1, 2)], ids=["one by one", "in pieces"])
-def test_with_a_cache_each_token_is_what_it_is_without(options, cross, pieces):
+def test_logits_with_a_cache_equal_those_without(options, cross, pieces):
     decoder, ids = decoder_of(cross=cross, **options), ids_of(B, T)
-    memory = remember(tokens_of()) if cross else None
-    whole, caches, found, at = decoder(ids, everything(ids), memory), decoder.caches(), [], 0
+    memory = Memory.from_tokens(tokens_of()) if cross else None
+    whole, caches, parts, offset = decoder(ids, all_real(ids), memory), decoder.caches(), [], 0
     for size in pieces:
-        upto = ids[:, : at + size]
-        found.append(decoder(upto[:, at:], everything(upto), memory, caches))
-        at += size
-    torch.testing.assert_close(torch.cat(found, 1), whole, rtol=0, atol=1e-12)
+        prefix = ids[:, : offset + size]
+        parts.append(decoder(prefix[:, offset:], all_real(prefix), memory, caches))
+        offset += size
+    torch.testing.assert_close(torch.cat(parts, 1), whole, rtol=0, atol=1e-12)
 
 
-def test_a_cached_memory_is_worked_out_once():
+def test_keys_and_values_of_the_memory_are_computed_once():
     decoder, ids = decoder_of(), ids_of(B, 2)
-    caches, memory = decoder.caches(), remember(tokens_of())
-    decoder(ids[:, :1], everything(ids[:, :1]), memory, caches)
+    caches, memory = decoder.caches(), Memory.from_tokens(tokens_of())
+    decoder(ids[:, :1], all_real(ids[:, :1]), memory, caches)
     kept = [cache.memory for cache in caches]
-    decoder(ids[:, 1:], everything(ids), memory, caches)
+    decoder(ids[:, 1:], all_real(ids), memory, caches)
     assert all(cache.memory is before for cache, before in zip(caches, kept, strict=True))
 
 
-@pytest.mark.parametrize("norm_first", [True, False])
-def test_the_blocks_are_torchs_decoder_layers(norm_first):
-    """With the weights copied: an independent implementation of the same paper."""
-    ours = decoder_of(norm_first=norm_first).backbone
+@pytest.mark.parametrize("pre_norm", [True, False])
+def test_the_blocks_equal_torchs_decoder_layers(pre_norm):
+    ours = decoder_of(pre_norm=pre_norm).backbone
     theirs = nn.TransformerDecoderLayer(
-        D, 2, 4 * D, dropout=0.0, activation="gelu", batch_first=True, norm_first=norm_first, dtype=torch.float64
+        D,
+        2,
+        4 * D,
+        dropout=0.0,
+        activation="gelu",
+        batch_first=True,
+        norm_first=pre_norm,
+        dtype=torch.float64,
     ).eval()
     x, tokens = numbers(B, T, D, seed=3), tokens_of()
     causal = torch.ones(T, T, dtype=torch.bool).triu(1)
@@ -101,8 +115,12 @@ def test_the_blocks_are_torchs_decoder_layers(norm_first):
                 "self_attn.in_proj_bias": block.attn.qkv.bias,
                 "self_attn.out_proj.weight": block.attn.proj.weight,
                 "self_attn.out_proj.bias": block.attn.proj.bias,
-                "multihead_attn.in_proj_weight": torch.cat([block.cross.query.weight, block.cross.memory.weight]),
-                "multihead_attn.in_proj_bias": torch.cat([block.cross.query.bias, block.cross.memory.bias]),
+                "multihead_attn.in_proj_weight": torch.cat(
+                    [block.cross.query.weight, block.cross.memory.weight]
+                ),
+                "multihead_attn.in_proj_bias": torch.cat(
+                    [block.cross.query.bias, block.cross.memory.bias]
+                ),
                 "multihead_attn.out_proj.weight": block.cross.proj.weight,
                 "multihead_attn.out_proj.bias": block.cross.proj.bias,
                 "linear1.weight": block.mlp.up.weight,
@@ -117,58 +135,62 @@ def test_the_blocks_are_torchs_decoder_layers(norm_first):
             }
         )
         expected = theirs(expected, tokens.x, tgt_mask=causal, memory_key_padding_mask=~tokens.mask)
-    got = ours.run(x, torch.ones(B, T, dtype=torch.bool), memory=remember(tokens))
-    torch.testing.assert_close(got, expected, rtol=0, atol=1e-12)
+    actual = ours.run(x, torch.ones(B, T, dtype=torch.bool), memory=Memory.from_tokens(tokens))
+    torch.testing.assert_close(actual, expected, rtol=0, atol=1e-12)
 
 
-def test_cross_attention_is_its_formula():
+def test_cross_attention_equals_its_formula():
     cross = lively(CrossAttention(D, num_heads=3))
     x, tokens = numbers(B, T, D), tokens_of()
-    memory = remember(tokens)
-    got = cross(x, cross.remember(memory.x), memory.bias)
+    memory = Memory.from_tokens(tokens)
+    actual = cross(x, cross.keys_and_values(memory.x), memory.attn_mask)
     for b in range(B):
         real = tokens.x[b, tokens.mask[b]]
         q, (k, v) = cross.query(x[b]), cross.memory(real).chunk(2, -1)
         heads = [slice(4 * h, 4 * h + 4) for h in range(3)]
         out = torch.cat([(q[:, h] @ k[:, h].T / 2).softmax(-1) @ v[:, h] for h in heads], -1)
-        torch.testing.assert_close(got[b], cross.proj(out), rtol=0, atol=1e-12)
+        torch.testing.assert_close(actual[b], cross.proj(out), rtol=0, atol=1e-12)
 
 
-def test_what_comes_later_changes_nothing_before_it():
+def test_later_tokens_do_not_change_earlier_logits():
     decoder, ids = decoder_of(), ids_of(B, T)
     other = ids.clone()
     other[:, 4:] = (other[:, 4:] + 1) % V
-    memory = remember(tokens_of())
-    a, b = decoder(ids, everything(ids), memory), decoder(other, everything(ids), memory)
+    memory = Memory.from_tokens(tokens_of())
+    a, b = decoder(ids, all_real(ids), memory), decoder(other, all_real(ids), memory)
     assert torch.equal(a[:, :4], b[:, :4]) and not torch.equal(a[:, 4:], b[:, 4:])
 
 
 def test_padding_of_the_memory_changes_nothing():
     decoder, ids, tokens = decoder_of(), ids_of(B, T), tokens_of()
-    spoiled = tokens.with_x(torch.where(tokens.mask[..., None], tokens.x, 1000.0))
-    alone = [decoder(ids[i : i + 1], everything(ids[:1]), remember(Tokens(t[None], t.new_ones(1, len(t)).bool())))
-             for i, t in enumerate(tokens.x[i, tokens.mask[i]] for i in range(B))]  # fmt: skip
-    got = decoder(ids, everything(ids), remember(spoiled))
-    torch.testing.assert_close(got, torch.cat(alone), rtol=0, atol=1e-12)
+    corrupted = tokens.with_x(torch.where(tokens.mask[..., None], tokens.x, 1000.0))
+    alone = []
+    for i in range(B):
+        memory = Memory(tokens.x[i, tokens.mask[i]][None], None)
+        alone.append(decoder(ids[i : i + 1], all_real(ids[:1]), memory))
+    actual = decoder(ids, all_real(ids), Memory.from_tokens(corrupted))
+    torch.testing.assert_close(actual, torch.cat(alone), rtol=0, atol=1e-12)
 
 
-def test_a_sample_without_memory_gives_finite_numbers():
+def test_a_sample_without_a_real_memory_token_gives_finite_logits():
     decoder, ids = decoder_of(), ids_of(B, T)
-    assert bool(decoder(ids, everything(ids), remember(tokens_of((5, 0, 4)))).isfinite().all())
+    assert bool(
+        decoder(ids, all_real(ids), Memory.from_tokens(tokens_of((5, 0, 4)))).isfinite().all()
+    )
 
 
 def next_log_probs(decoder, ids, memory, row):
-    mine = None if memory is None else memory.select(torch.tensor([row]))
-    given = torch.tensor([ids])
-    return decoder(given, everything(given), mine)[0, -1].log_softmax(-1)
+    own_memory = None if memory is None else memory.select(torch.tensor([row]))
+    sequence = torch.tensor([ids])
+    return decoder(sequence, all_real(sequence), own_memory)[0, -1].log_softmax(-1)
 
 
 @pytest.mark.parametrize("cross", [True, False])
-def test_greedy_is_the_most_probable_token_each_time(cross):
+def test_greedy_generation_chooses_the_most_probable_token_at_each_step(cross):
     decoder, prompt = decoder_of(cross=cross, depth=1), torch.full((B, 1), 2)
-    memory = remember(tokens_of()) if cross else None
-    found = generate(decoder, memory, prompt=prompt, end=END, max_new=6)
-    for row, said in enumerate(found):
+    memory = Memory.from_tokens(tokens_of()) if cross else None
+    hypotheses = generate(decoder, memory, prompt=prompt, end=END, max_new=6)
+    for row, hypothesis in enumerate(hypotheses):
         ids, score = [2], 0.0
         while len(ids) <= 6:
             log_probs = next_log_probs(decoder, ids, memory, row)
@@ -177,12 +199,12 @@ def test_greedy_is_the_most_probable_token_each_time(cross):
             if best == END:
                 break
             ids.append(best)
-        assert said.ids == ids[1:]
-        assert said.score == pytest.approx(score, abs=1e-4)
+        assert hypothesis.ids == ids[1:]
+        assert hypothesis.score == pytest.approx(score, abs=1e-4)
 
 
-def every_answer(decoder, memory, row, vocab, max_new):
-    """All that can be said, with its score: sequences that end, and those cut at max_new."""
+def all_hypotheses(decoder, memory, row, vocab, max_new):
+    """All hypotheses with their scores: sequences that end, and those of max_new tokens."""
     answers = []
     for length in range(max_new + 1):
         for words in product([v for v in range(vocab) if v != END], repeat=length):
@@ -191,49 +213,60 @@ def every_answer(decoder, memory, row, vocab, max_new):
                 score += float(next_log_probs(decoder, ids[: i + 1], memory, row)[word])
             if length < max_new:
                 score += float(next_log_probs(decoder, ids, memory, row)[END])
-            answers.append(Said(list(words), score))
+            answers.append(Hypothesis(list(words), score))
     return answers
 
 
 @pytest.mark.parametrize("penalty", [0.0, 0.6, 2.0])
 @pytest.mark.parametrize("seed", range(3))
-def test_a_wide_enough_beam_finds_the_best_of_all_answers(penalty, seed):
+def test_a_sufficiently_wide_beam_search_finds_the_best_of_all_hypotheses(penalty, seed):
     vocab, max_new = 4, 3
     decoder = lively(decoder_of(vocab_size=vocab, depth=1), seed)
-    memory = remember(tokens_of(seed=seed))
+    memory = Memory.from_tokens(tokens_of(seed=seed))
     prompt = torch.zeros(B, 1, dtype=torch.long)
-    found = beam_search(
-        decoder, memory, prompt=prompt, end=END, max_new=max_new, beams=vocab**max_new, length_penalty=penalty
+    hypotheses = beam_search(
+        decoder,
+        memory,
+        prompt=prompt,
+        end=END,
+        max_new=max_new,
+        beams=vocab**max_new,
+        length_penalty=penalty,
     )
-    for row, said in enumerate(found):
-        answers = every_answer(decoder, memory, row, vocab, max_new)
-        best = max(answers, key=lambda s: lengthened(s.score, len(s.ids) + 1, penalty))
-        assert said.ids == best.ids
-        assert said.score == pytest.approx(best.score, abs=1e-4)
+    for row, hypothesis in enumerate(hypotheses):
+        answers = all_hypotheses(decoder, memory, row, vocab, max_new)
+        best = max(answers, key=lambda s: length_normalized(s.score, len(s.ids) + 1, penalty))
+        assert hypothesis.ids == best.ids
+        assert hypothesis.score == pytest.approx(best.score, abs=1e-4)
 
 
-def test_a_beam_of_one_is_greedy():
+def test_beam_search_with_one_beam_is_greedy():
     decoder, prompt = decoder_of(), ids_of(B, 2)
-    memory = remember(tokens_of())
+    memory = Memory.from_tokens(tokens_of())
     plain = generate(decoder, memory, prompt=prompt, end=END, max_new=8)
     beam = beam_search(decoder, memory, prompt=prompt, end=END, max_new=8, beams=1)
     assert [s.ids for s in beam] == [s.ids for s in plain]
 
 
-def test_more_beams_find_no_worse_answers_and_samples_do_not_see_each_other():
-    decoder, prompt, memory = decoder_of(), torch.full((B, 1), 2), remember(tokens_of())
-    found = {k: beam_search(decoder, memory, prompt=prompt, end=END, max_new=5, beams=k) for k in (1, 40)}
-    assert all(wide.score >= one.score - 1e-6 for one, wide in zip(found[1], found[40], strict=True))
+def test_more_beams_find_hypotheses_at_least_as_good_and_samples_are_independent():
+    decoder, prompt, memory = decoder_of(), torch.full((B, 1), 2), Memory.from_tokens(tokens_of())
+    hypotheses = {
+        k: beam_search(decoder, memory, prompt=prompt, end=END, max_new=5, beams=k) for k in (1, 40)
+    }
+    assert all(
+        wide.score >= one.score - 1e-6
+        for one, wide in zip(hypotheses[1], hypotheses[40], strict=True)
+    )
     for row in range(B):
         alone = memory.select(torch.tensor([row]))
         single = beam_search(decoder, alone, prompt=prompt[:1], end=END, max_new=5, beams=40)[0]
-        assert single.ids == found[40][row].ids
+        assert single.ids == hypotheses[40][row].ids
 
 
-def test_a_length_penalty_favours_longer_answers():
-    assert lengthened(-4.0, 7, 0.0) == -4.0
-    assert lengthened(-4.0, 7, 1.0) == pytest.approx(-4.0 / 2)  # (5 + 7) / 6
-    decoder, prompt, memory = decoder_of(), torch.full((B, 1), 2), remember(tokens_of())
+def test_a_length_penalty_favours_longer_hypotheses():
+    assert length_normalized(-4.0, 7, 0.0) == -4.0
+    assert length_normalized(-4.0, 7, 1.0) == pytest.approx(-4.0 / 2)  # (5 + 7) / 6
+    decoder, prompt, memory = decoder_of(), torch.full((B, 1), 2), Memory.from_tokens(tokens_of())
     lengths = [
         sum(len(s.ids) for s in beam_search(
             decoder, memory, prompt=prompt, end=END, max_new=9, beams=6, length_penalty=penalty
@@ -245,51 +278,68 @@ def test_a_length_penalty_favours_longer_answers():
 
 def test_sampling_follows_the_probabilities():
     shares = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    pick = sampled(torch.Generator().manual_seed(0))
-    drawn = pick(shares.log().expand(20000, 4).clone())
-    torch.testing.assert_close(torch.bincount(drawn, minlength=4) / 20000, shares, rtol=0, atol=0.02)
-    cold = sampled(torch.Generator().manual_seed(0), temperature=0.05)(shares.log().expand(100, 4).clone())
+    sampler = random_sampler(torch.Generator().manual_seed(0))
+    drawn = sampler(shares.log().expand(20000, 4).clone())
+    torch.testing.assert_close(
+        torch.bincount(drawn, minlength=4) / 20000, shares, rtol=0, atol=0.02
+    )
+    cold = random_sampler(torch.Generator().manual_seed(0), temperature=0.05)(
+        shares.log().expand(100, 4).clone()
+    )
     assert bool((cold == 0).all())
 
 
 @pytest.mark.parametrize(
-    ("options", "allowed"), [({"top_k": 2}, {1, 2}), ({"top_p": 0.45}, {1}), ({"top_p": 0.7}, {1, 2})]
+    ("options", "allowed"),
+    [({"top_k": 2}, {1, 2}), ({"top_p": 0.45}, {1}), ({"top_p": 0.7}, {1, 2})],
 )
-def test_sampling_can_leave_out_the_improbable(options, allowed):
+def test_top_k_and_top_p_exclude_improbable_tokens(options, allowed):
     log_probs = torch.tensor([0.05, 0.5, 0.3, 0.15]).log().expand(500, 4).clone()
-    assert set(sampled(torch.Generator().manual_seed(0), **options)(log_probs).tolist()) == allowed
+    assert (
+        set(random_sampler(torch.Generator().manual_seed(0), **options)(log_probs).tolist())
+        == allowed
+    )
 
 
-def test_the_same_seed_says_the_same():
-    decoder, prompt, memory = decoder_of(), torch.full((B, 1), 2), remember(tokens_of())
+def test_the_same_seed_gives_the_same_sequences():
+    decoder, prompt, memory = decoder_of(), torch.full((B, 1), 2), Memory.from_tokens(tokens_of())
 
-    def said(seed):
-        pick = sampled(torch.Generator().manual_seed(seed))
-        return [s.ids for s in generate(decoder, memory, prompt=prompt, end=END, max_new=8, pick=pick)]
+    def generated(seed):
+        sampler = random_sampler(torch.Generator().manual_seed(seed))
+        return [
+            s.ids
+            for s in generate(decoder, memory, prompt=prompt, end=END, max_new=8, sampler=sampler)
+        ]
 
-    assert said(3) == said(3)
-    assert any(said(3) != said(seed) for seed in range(4, 8))
+    assert generated(3) == generated(3)
+    assert any(generated(3) != generated(seed) for seed in range(4, 8))
 
 
-def test_eight_pairs_are_learned_by_heart():
-    """Sequences turned round: what to say next stands in the memory, at another place each time."""
+def test_the_decoder_overfits_eight_pairs():
+    """Reversed sequences: the next token is in the memory, at another position at each step."""
     torch.manual_seed(0)
     source = torch.randint(3, V, (8, 5))
     target = torch.cat([torch.full((8, 1), 2), source.flip(1), torch.full((8, 1), END)], 1)
-    words, places = nn.Embedding(V, 16), nn.Parameter(torch.randn(5, 16) * 0.1)
-    decoder = Decoder(Backbone(16, depth=1, num_heads=2, causal=True, cross=True, dropout=0.0), vocab_size=V, max_len=9)
-    optimizer = torch.optim.Adam([*decoder.parameters(), *words.parameters(), places], lr=1e-2)
+    embedding, positions = nn.Embedding(V, 16), nn.Parameter(torch.randn(5, 16) * 0.1)
+    decoder = Decoder(
+        backbone_of(16, depth=1, num_heads=2, causal=True, cross=True, dropout=0.0),
+        vocab_size=V,
+        max_len=9,
+    )
+    optimizer = torch.optim.Adam(
+        [*decoder.parameters(), *embedding.parameters(), positions], lr=1e-2
+    )
     for _ in range(120):
-        memory = Memory(words(source) + places, None)
-        logits = decoder(target[:, :-1], everything(target[:, :-1]), memory)
+        memory = Memory(embedding(source) + positions, None)
+        logits = decoder(target[:, :-1], all_real(target[:, :-1]), memory)
         loss = nn.functional.cross_entropy(logits.flatten(0, 1), target[:, 1:].flatten())
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
     decoder.eval()
-    memory = Memory((words(source) + places).detach(), None)
+    memory = Memory((embedding(source) + positions).detach(), None)
     for search in (
-        generate(decoder, memory, prompt=target[:, :1], end=END, max_new=8, pick=greedy),
+        generate(decoder, memory, prompt=target[:, :1], end=END, max_new=8, sampler=greedy),
         beam_search(decoder, memory, prompt=target[:, :1], end=END, max_new=8, beams=3),
     ):
         assert [s.ids for s in search] == source.flip(1).tolist()
@@ -297,56 +347,71 @@ def test_eight_pairs_are_learned_by_heart():
 
 def run(decoder, count, *, memory):
     ids = ids_of(1, count)
-    return decoder(ids, everything(ids), remember(tokens_of((5,))) if memory else None)
+    return decoder(ids, all_real(ids), Memory.from_tokens(tokens_of((5,))) if memory else None)
 
 
 def search(beams):
     return beam_search(decoder_of(), None, prompt=ids_of(1, 1), end=END, max_new=3, beams=beams)
 
 
-# What is given to it
+# Inputs of the decoder
 
 
-def positioned(position, **options):
-    backbone = Backbone(D, depth=1, num_heads=2, causal=True)
-    return lively(Decoder(backbone, vocab_size=V, max_len=T, position=position, **options))
+def decoder_with(position, **options):
+    backbone = backbone_of(D, depth=1, num_heads=2, causal=True)
+    return lively(Decoder(backbone, vocab_size=V, max_len=T, pos_embed=position, **options))
 
 
-def test_sinusoidal_places_are_those_of_the_adapters():
-    assert torch.equal(positioned("sinusoidal").places.float(), sinusoidal(torch.arange(T), D))
-    assert not positioned("none").places.any()
+def test_sinusoidal_positions_equal_those_of_the_adapters():
+    assert torch.equal(decoder_with("sinusoidal").pos_embed.float(), sinusoidal(torch.arange(T), D))
+    assert not decoder_with("none").pos_embed.any()
 
 
 @pytest.mark.parametrize("position", ["learned", "sinusoidal", "none"])
-def test_a_repeated_token_reads_differently_by_its_place_alone(position):
+def test_the_same_token_differs_only_by_its_position(position):
     same = torch.full((1, T), 5)
-    logits = positioned(position)(same, everything(same))[0]
+    logits = decoder_with(position)(same, all_real(same))[0]
     differs = not torch.allclose(logits[0], logits[-1], rtol=0, atol=1e-9)
     assert differs == (position != "none")
 
 
-def test_tokens_that_are_not_shown_leave_their_place_alone_and_in_use_all_are_shown():
-    blind, open_eyed = positioned("learned", token_dropout=1 - 1e-9), positioned("learned")
+def test_token_dropout_hides_tokens_but_not_their_positions_and_only_in_training():
+    dropping, plain = decoder_with("learned", token_dropout=1 - 1e-9), decoder_with("learned")
     ids, others = ids_of(1, T), ids_of(1, T, seed=3)
-    assert torch.equal(blind(ids, everything(ids)), open_eyed(ids, everything(ids)))
-    blind.train()
-    assert torch.equal(blind(ids, everything(ids)), blind(others, everything(others)))
-    assert not torch.equal(open_eyed(ids, everything(ids)), open_eyed(others, everything(others)))
+    assert torch.equal(dropping(ids, all_real(ids)), plain(ids, all_real(ids)))
+    dropping.train()
+    assert torch.equal(dropping(ids, all_real(ids)), dropping(others, all_real(others)))
+    assert not torch.equal(plain(ids, all_real(ids)), plain(others, all_real(others)))
 
 
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: positioned("rotary"), "position must be learned, sinusoidal or none, got 'rotary'"),
-        (lambda: positioned("none", token_dropout=1.0), "token_dropout must be at least 0 and under 1, got 1.0"),
-        (lambda: Decoder(Backbone(D, num_heads=2), vocab_size=V), "a decoder's backbone must be causal"),
-        (lambda: run(decoder_of(max_len=3), 4, memory=True), "reaches 3 tokens, got 4: raise max_len"),
-        (lambda: run(decoder_of(), 4, memory=False), "a memory is what blocks with cross read"),
-        (lambda: run(decoder_of(cross=False), 2, memory=True), "give both or none"),
-        (lambda: sampled(torch.Generator(), temperature=0), "needs temperature > 0"),
+        (
+            lambda: decoder_with("rotary"),
+            "pos_embed must be learned, sinusoidal or none, got 'rotary'",
+        ),
+        (
+            lambda: decoder_with("none", token_dropout=1.0),
+            "token_dropout must be at least 0 and below 1, got 1.0",
+        ),
+        (
+            lambda: Decoder(backbone_of(D, num_heads=2), vocab_size=V),
+            "the backbone of a decoder must be causal",
+        ),
+        (
+            lambda: run(decoder_of(max_len=3), 4, memory=True),
+            "a sequence of 4 tokens is longer than max_len=3: raise max_len",
+        ),
+        (lambda: run(decoder_of(), 4, memory=False), "got cross=True and no memory"),
+        (lambda: run(decoder_of(cross=False), 2, memory=True), "got cross=False and a memory"),
+        (
+            lambda: random_sampler(torch.Generator(), temperature=0),
+            "temperature must be above 0, got 0",
+        ),
         (lambda: search(0), "beams and max_new must be at least 1"),
     ],
 )
-def test_what_a_decoder_cannot_do_says_why(make, message):
+def test_invalid_use_raises_a_clear_error(make, message):
     with pytest.raises(ValueError, match=message):
         make()

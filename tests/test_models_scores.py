@@ -1,14 +1,14 @@
-"""Attention as a function: its scores by their formulas, its limits, the worked example."""
+"""Attention as a function: its scores, limiting cases, and an example with known numbers."""
 
 import math
 
 import pytest
 import torch
+from helpers.reference import backbone_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dxn.models import Backbone
 from dxn.models.attention import Attention, attend, attention_weights
 from dxn.models.scores import Bilinear, Cosine, Dot, ScaledDot, make_score
 
@@ -28,8 +28,8 @@ def lively(kind, dim=D):
     return measure
 
 
-def by_hand(kind, measure, q, k):
-    """The score of one query and one key, number by number."""
+def reference_score(kind, measure, q, k):
+    """The score of one query and one key by its formula."""
     plain = sum(a * b for a, b in zip(q.tolist(), k.tolist(), strict=True))
     if kind == "dot":
         return plain
@@ -38,18 +38,24 @@ def by_hand(kind, measure, q, k):
     if kind == "cosine":
         return measure.factor.item() * plain / (float(q.norm()) * float(k.norm()))
     if kind == "bilinear":
-        return sum((q[i] * measure.weight[i, j] * k[j]).item() for i in range(len(q)) for j in range(len(k)))
+        return sum(
+            (q[i] * measure.weight[i, j] * k[j]).item()
+            for i in range(len(q))
+            for j in range(len(k))
+        )
     hidden = measure.of_query.weight @ q + measure.of_key.weight @ k + measure.of_key.bias
     return (measure.weight * hidden.tanh()).sum().item()
 
 
-def written_out(kind, measure, query, key, value, allowed=None, added=None):
-    """Query by query, key by key: exponentials, their sum, the average."""
+def reference_attention(kind, measure, query, key, value, allowed=None, added=None):
+    """Attention of one query and one key at a time."""
     rows = []
     for m, q in enumerate(query):
         shares = []
         for n, k in enumerate(key):
-            score = by_hand(kind, measure, q, k) + (float(added[m, n]) if added is not None else 0.0)
+            score = reference_score(kind, measure, q, k) + (
+                float(added[m, n]) if added is not None else 0.0
+            )
             shares.append(math.exp(score) if allowed is None or bool(allowed[m, n]) else 0.0)
         rows.append(sum(s * v for s, v in zip(shares, value, strict=True)) / sum(shares))
     return torch.stack(rows)
@@ -57,29 +63,45 @@ def written_out(kind, measure, query, key, value, allowed=None, added=None):
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("masked", ["nothing", "keys", "added"])
-def test_every_score_is_its_formula(kind, masked):
-    measure, query, key, value = lively(kind), numbers(M, D), numbers(N, D, seed=1), numbers(N, E, seed=2)
-    allowed = torch.rand(M, N, generator=torch.Generator().manual_seed(3)) < 0.6 if masked == "keys" else None
+def test_attention_with_every_score_equals_its_formula(kind, masked):
+    measure, query, key, value = (
+        lively(kind),
+        numbers(M, D),
+        numbers(N, D, seed=1),
+        numbers(N, E, seed=2),
+    )
+    allowed = (
+        torch.rand(M, N, generator=torch.Generator().manual_seed(3)) < 0.6
+        if masked == "keys"
+        else None
+    )
     if allowed is not None:
         allowed[:, 2] = True
     added = numbers(M, N, seed=4) if masked == "added" else None
     bias = allowed if allowed is not None else added
-    expected = written_out(kind, measure, query, key, value, allowed, added)
-    torch.testing.assert_close(attend(query, key, value, bias, score=measure), expected, rtol=0, atol=1e-12)
+    expected = reference_attention(kind, measure, query, key, value, allowed, added)
+    torch.testing.assert_close(
+        attend(query, key, value, bias, score=measure), expected, rtol=0, atol=1e-12
+    )
     weights = attention_weights(query, key, bias, score=measure)
     torch.testing.assert_close(weights @ value, expected, rtol=0, atol=1e-12)
     torch.testing.assert_close(weights.sum(-1), torch.ones(M, dtype=torch.float64))
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_in_bf16_the_answer_is_nearly_the_same(kind):
-    measure, query, key, value = lively(kind), numbers(2, M, D), numbers(2, N, D, seed=1), numbers(2, N, E, seed=2)
+def test_attention_in_bf16_is_close_to_float64(kind):
+    measure, query, key, value = (
+        lively(kind),
+        numbers(2, M, D),
+        numbers(2, N, D, seed=1),
+        numbers(2, N, E, seed=2),
+    )
     exact = attend(query, key, value, score=measure)
     rough = attend(query.bfloat16(), key.bfloat16(), value.bfloat16(), score=measure.bfloat16())
     torch.testing.assert_close(rough.double(), exact, rtol=0, atol=0.15)
 
 
-def test_the_worked_example():
+def test_an_example_with_known_numbers():
     x = torch.tensor([[1.0, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]])
     key = x @ torch.tensor([[0.0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]])
     query = x @ torch.tensor([[1.0, 0, 1], [1, 0, 0], [0, 0, 1], [0, 1, 1]])
@@ -98,70 +120,100 @@ def test_the_worked_example():
 
 @given(n=st.integers(1, 40), at=st.integers(0, 39), seed=st.integers(0, 99))
 @settings(max_examples=30, deadline=None)
-def test_an_exact_match_gives_the_value_of_its_key_whatever_the_size_of_the_database(n, at, seed):
+def test_an_exact_match_gives_the_value_of_its_key_for_any_number_of_keys(n, at, seed):
     at %= n
     key = torch.nn.functional.normalize(numbers(n, 13, seed=seed), dim=-1)
     value = numbers(n, E, seed=seed + 1)
-    gap = 1 - (key @ key[at]).masked_fill(torch.arange(n) == at, -1).max()  # to the next most alike
+    gap = (
+        1 - (key @ key[at]).masked_fill(torch.arange(n) == at, -1).max()
+    )  # to the next most similar key
     answer = attend(key[at : at + 1] * 60 / gap, key, value, score="dot")
     torch.testing.assert_close(answer[0], value[at], rtol=0, atol=1e-12)
 
 
-def test_a_query_that_no_key_is_like_gets_the_plain_average():
+def test_a_zero_query_gives_the_mean_of_the_values():
     value = numbers(N, E)
-    answer = attend(torch.zeros(1, D, dtype=torch.float64), numbers(N, D, seed=1), value, score="dot")
+    answer = attend(
+        torch.zeros(1, D, dtype=torch.float64), numbers(N, D, seed=1), value, score="dot"
+    )
     torch.testing.assert_close(answer[0], value.mean(0), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_order_of_the_database_does_not_matter(kind):
-    measure, query, key, value = lively(kind), numbers(M, D), numbers(N, D, seed=1), numbers(N, E, seed=2)
+def test_the_order_of_the_keys_does_not_matter(kind):
+    measure, query, key, value = (
+        lively(kind),
+        numbers(M, D),
+        numbers(N, D, seed=1),
+        numbers(N, E, seed=2),
+    )
     order = torch.randperm(N, generator=torch.Generator().manual_seed(5))
     expected = attend(query, key, value, score=measure)
-    torch.testing.assert_close(attend(query, key[order], value[order], score=measure), expected, rtol=0, atol=1e-12)
+    torch.testing.assert_close(
+        attend(query, key[order], value[order], score=measure), expected, rtol=0, atol=1e-12
+    )
 
 
-def test_a_cosine_does_not_see_lengths_and_a_dot_does():
+def test_cosine_ignores_the_length_of_a_key_and_dot_does_not():
     query, key, value = numbers(M, D), numbers(N, D, seed=1), numbers(N, E, seed=2)
     longer = key * torch.arange(1, N + 1)[:, None]
     same = attend(query, longer, value, score="cosine") - attend(query, key, value, score="cosine")
-    assert float(same.abs().max()) < 1e-6  # its factor is float32
-    assert not torch.allclose(attend(query, longer, value, score="dot"), attend(query, key, value, score="dot"))
+    assert float(same.abs().max()) < 1e-6  # its factor is in float32
+    assert not torch.allclose(
+        attend(query, longer, value, score="dot"), attend(query, key, value, score="dot")
+    )
 
 
 def test_a_bilinear_score_starts_as_the_scaled_dot_product():
-    query, key, value = numbers(M, D).float(), numbers(N, D, seed=1).float(), numbers(N, E, seed=2).float()
-    torch.testing.assert_close(attend(query, key, value, score=Bilinear(D)), attend(query, key, value))
+    query, key, value = (
+        numbers(M, D).float(),
+        numbers(N, D, seed=1).float(),
+        numbers(N, E, seed=2).float(),
+    )
+    torch.testing.assert_close(
+        attend(query, key, value, score=Bilinear(D)), attend(query, key, value)
+    )
 
 
-def test_names_and_modules_are_the_same_score():
+def test_a_score_can_be_a_name_or_a_module():
     query, key, value = numbers(M, D), numbers(N, D, seed=1), numbers(N, E, seed=2)
     for name, module in (("scaled_dot", ScaledDot()), ("dot", Dot()), ("cosine", Cosine())):
-        assert torch.equal(attend(query, key, value, score=name), attend(query, key, value, score=module))
+        assert torch.equal(
+            attend(query, key, value, score=name), attend(query, key, value, score=module)
+        )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_blocks_heads_use_the_score(kind):
-    """Head by head: project, attend, join, project."""
+def test_every_head_of_an_attention_uses_the_score(kind):
+    """One head at a time: project, attend, concatenate, project."""
     torch.manual_seed(0)
     attn = Attention(12, num_heads=4, score=kind).double()
     x = numbers(2, N, 12)
     q, k, v = attn.qkv(x).chunk(3, -1)
     heads = [
-        attend(q[..., 3 * h : 3 * h + 3], k[..., 3 * h : 3 * h + 3], v[..., 3 * h : 3 * h + 3], score=attn.score)
+        attend(
+            q[..., 3 * h : 3 * h + 3],
+            k[..., 3 * h : 3 * h + 3],
+            v[..., 3 * h : 3 * h + 3],
+            score=attn.score,
+        )
         for h in range(4)
     ]
     torch.testing.assert_close(attn(x), attn.proj(torch.cat(heads, -1)), rtol=0, atol=1e-12)
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_what_a_score_has_to_learn_gets_a_gradient(kind):
-    backbone = Backbone(12, depth=1, num_heads=2, score=kind)
+def test_the_weights_of_a_score_get_a_gradient(kind):
+    backbone = backbone_of(12, depth=1, num_heads=2, score=kind)
     x = torch.randn(2, N, 12, requires_grad=True)
     backbone.run(x, torch.ones(2, N, dtype=torch.bool)).square().sum().backward()
     learned = list(backbone.blocks[0].attn.score.parameters())
     assert len(learned) == {"cosine": 1, "bilinear": 1, "additive": 4}.get(kind, 0)
-    assert all(p.grad is not None and bool(p.grad.abs().sum() > 0) for p in learned if p.ndim != 1 or len(p) > 1)
+    assert all(
+        p.grad is not None and bool(p.grad.abs().sum() > 0)
+        for p in learned
+        if p.ndim != 1 or len(p) > 1
+    )
 
 
 @pytest.mark.parametrize(
@@ -171,10 +223,10 @@ def test_what_a_score_has_to_learn_gets_a_gradient(kind):
             lambda: make_score("euclid", D),
             "score must be one of scaled_dot, dot, cosine, additive, bilinear, got 'euclid'",
         ),
-        (lambda: attend(*numbers(3, M, D), score="additive"), "score=additive has weights to learn"),
-        (lambda: attend(*numbers(3, M, D), score="bilinear"), "score=bilinear has weights to learn"),
+        (lambda: attend(*numbers(3, M, D), score="additive"), "score=additive has learned weights"),
+        (lambda: attend(*numbers(3, M, D), score="bilinear"), "score=bilinear has learned weights"),
     ],
 )
-def test_a_score_that_cannot_be_says_why(make, message):
+def test_an_invalid_score_raises_a_clear_error(make, message):
     with pytest.raises(ValueError, match=message):
         make()

@@ -1,4 +1,4 @@
-"""Audio to Tokens: mels against their formula, tokens against strided convolutions, padding, places, noise."""
+"""Audio to Tokens: mels against their formula, convolutions, coords and augmentation."""
 
 import math
 import pickle
@@ -13,20 +13,44 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dxn.tokenize import AudioAdapter, AudioAugment, BadMedia
+from dxn.tokenize import (
+    AudioAdapter,
+    AudioAugment,
+    AudioNormalization,
+    BadMedia,
+    PatchOptions,
+    SpectrogramOptions,
+)
+from dxn.tokenize.audio_augment import augment_spectrogram, augment_waveform, draw_gains
 
 D = 12
 RATE = 8000  # so windows of 200 samples, 80 apart
 
 
 def sound(samples=1009, seed=0):
-    return torch.from_numpy(np.random.default_rng(seed).uniform(-0.5, 0.5, samples).astype(np.float32))
+    return torch.from_numpy(
+        np.random.default_rng(seed).uniform(-0.5, 0.5, samples).astype(np.float32)
+    )
 
 
-def adapter_of(**options):
+def adapter_of(*, normalize="none", spectrogram=None, patch=None, **options):
+    """An adapter for tests; patch is the size of patches, or the arguments of PatchOptions."""
     torch.manual_seed(0)
-    options = {"sample_rate": RATE, "n_mels": 23, "normalize": "none", **options}
-    return AudioAdapter(D, **options).double().eval()
+    if isinstance(patch, dict):
+        options["patch"] = PatchOptions(**patch)
+    elif patch is not None:
+        options["patch"] = PatchOptions(patch)
+    return (
+        AudioAdapter(
+            D,
+            sample_rate=RATE,
+            spectrogram=SpectrogramOptions(**{"n_mels": 23, **(spectrogram or {})}),
+            normalize=AudioNormalization(normalize),
+            **options,
+        )
+        .double()
+        .eval()
+    )
 
 
 def batch_of(adapter, sounds):
@@ -41,8 +65,8 @@ def embed(adapter, sounds):
 # Mels
 
 
-def written_out_log_mel(x, n_fft, hop, n_mels):
-    """|STFT|^2 under a Hann window, in triangles of even width on the mel scale 2595 log10(1 + f/700)."""
+def explicit_log_mel(x, n_fft, hop, n_mels):
+    """|STFT|^2 under a Hann window, in triangles of equal width on the mel scale."""
     x = F.pad(x.double(), (n_fft // 2, n_fft // 2))
     n = torch.arange(n_fft, dtype=torch.float64)
     window = 0.5 - 0.5 * torch.cos(2 * math.pi * n / n_fft)
@@ -59,47 +83,54 @@ def written_out_log_mel(x, n_fft, hop, n_mels):
 
 
 @pytest.mark.parametrize(("n_fft", "hop", "n_mels"), [(200, 80, 23), (256, 101, 13)])
-def test_log_mels_are_their_formula(n_fft, hop, n_mels):
-    prepare = adapter_of(n_fft=n_fft, hop_length=hop, n_mels=n_mels).prepare
-    expected = written_out_log_mel(sound(), n_fft, hop, n_mels)
+def test_log_mels_equal_their_formula(n_fft, hop, n_mels):
+    prepare = adapter_of(spectrogram={"n_fft": n_fft, "hop_length": hop, "n_mels": n_mels}).prepare
+    expected = explicit_log_mel(sound(), n_fft, hop, n_mels)
     got = prepare(sound())["features"]
     assert got.shape == (1 + 1009 // hop, n_mels)
     torch.testing.assert_close(got.double(), expected, rtol=0, atol=1e-4)  # ours is in float32
 
 
-def test_log_mels_equal_torchaudios_own():
-    theirs = torchaudio.transforms.MelSpectrogram(RATE, n_fft=200, hop_length=80, n_mels=23, pad_mode="constant")
+def test_log_mels_equal_those_of_torchaudio():
+    theirs = torchaudio.transforms.MelSpectrogram(
+        RATE, n_fft=200, hop_length=80, n_mels=23, pad_mode="constant"
+    )
     expected = (theirs(sound()) + 1e-6).log().T
     assert torch.equal(adapter_of().prepare(sound())["features"], expected)
 
 
-def test_windows_are_25_ms_and_10_ms_apart_unless_given():
-    assert adapter_of().prepare.mel.n_fft == 200 and adapter_of().prepare.hop_length == 80
-    given_ones = adapter_of(n_fft=256, hop_length=64).prepare
-    assert given_ones.mel.n_fft == 256 and given_ones.hop_length == 64
+def test_windows_are_25_ms_and_10_ms_apart_by_default():
+    assert adapter_of().prepare.spectrogram.n_fft == 200 and adapter_of().prepare.hop_length == 80
+    other = adapter_of(spectrogram={"n_fft": 256, "hop_length": 64}).prepare
+    assert other.spectrogram.mel.n_fft == 256 and other.hop_length == 64
 
 
-def test_a_higher_tone_lights_a_higher_bin():
+def test_a_higher_tone_is_in_a_higher_bin():
     t = torch.arange(RATE) / RATE
-    bins = [int(adapter_of().prepare.features((2 * math.pi * f * t).sin()).mean(0).argmax()) for f in (300, 1100, 3100)]
+    bins = [
+        int(adapter_of().prepare.features((2 * math.pi * f * t).sin()).mean(0).argmax())
+        for f in (300, 1100, 3100)
+    ]
     assert bins == sorted(set(bins))
 
 
 def test_silence_is_finite():
     for normalize in ("none", "clip"):
-        assert bool(adapter_of(normalize=normalize).prepare(torch.zeros(1009))["features"].isfinite().all())
+        assert bool(
+            adapter_of(normalize=normalize).prepare(torch.zeros(1009))["features"].isfinite().all()
+        )
 
 
 @pytest.mark.parametrize("tokens", ["frames", "patches", "waveform"])
-def test_one_sample_of_sound_is_still_a_token(tokens):
-    tokens = embed(adapter_of(tokens=tokens, patch_size=(23, 4)), [sound(1)])
+def test_a_clip_of_one_sample_has_one_token(tokens):
+    tokens = embed(adapter_of(tokens=tokens, patch=(23, 4)), [sound(1)])
     assert tokens.mask.tolist() == [[True]] and bool(tokens.x.isfinite().all())
 
 
-# Normalising
+# Normalization
 
 
-def test_clip_centres_each_bin_over_the_clip_and_scales_them_together():
+def test_clip_normalization_centers_each_bin_and_scales_them_together():
     raw = sound()
     mel = adapter_of().prepare(raw)["features"].numpy()
     expected = (mel - mel.mean(0)) / mel.std()
@@ -110,8 +141,11 @@ def test_clip_centres_each_bin_over_the_clip_and_scales_them_together():
 
 
 @pytest.mark.parametrize("tokens", ["frames", "patches", "waveform"])
-def test_dataset_is_numpys_mean_and_deviation_over_all_rows(tokens):
-    adapter, sounds = adapter_of(normalize="dataset", tokens=tokens), [sound(1009), sound(2003, 1) / 3]
+def test_dataset_normalization_equals_mean_and_deviation_of_numpy(tokens):
+    adapter, sounds = (
+        adapter_of(normalize="dataset", tokens=tokens),
+        [sound(1009), sound(2003, 1) / 3],
+    )
     adapter.fit(sounds)
     rows = np.concatenate([adapter.prepare(s)["features"].double().numpy() for s in sounds])
     np.testing.assert_allclose(adapter.mean.numpy(), rows.mean(0), rtol=0, atol=1e-5)
@@ -123,12 +157,12 @@ def test_dataset_is_numpys_mean_and_deviation_over_all_rows(tokens):
 
 
 @pytest.mark.parametrize("normalize", ["clip", "none"])
-def test_fitting_does_nothing_where_nothing_is_to_be_found(normalize):
+def test_fit_does_nothing_without_dataset_normalization(normalize):
     adapter = adapter_of(normalize=normalize).fit([sound()])
     assert adapter.mean.eq(0).all() and adapter.std.eq(1).all()
 
 
-def test_fitting_reads_a_thousand_clips_and_no_more():
+def test_fit_reads_at_most_a_thousand_clips():
     read = 0
 
     def endless():
@@ -151,39 +185,46 @@ def conv_of(adapter, height, width, stride):
     return conv
 
 
-def filled_up(length, cut, step):
-    """As many steps as it takes for every one to be in a token."""
+def padded_length(length, cut, step):
+    """The length after padding, so that tokens cover all of it."""
     return cut if length <= cut else -(-(length - cut) // step) * step + cut
 
 
 @pytest.mark.parametrize(
-    ("patch_size", "stride"), [((23, 5), None), ((7, 3), None), (5, None), ((7, 5), (3, 2)), (6, 5), ((5, 3), (1, 3))]
+    ("patch_size", "stride"),
+    [((23, 5), None), ((7, 3), None), (5, None), ((7, 5), (3, 2)), (6, 5), ((5, 3), (1, 3))],
 )
 def test_patches_equal_a_strided_convolution_with_the_same_weights(patch_size, stride):
-    adapter = adapter_of(tokens="patches", patch_size=patch_size, stride=stride, position="none")
-    (high, wide), (up, along) = (p if isinstance(p, tuple) else (p, p) for p in (patch_size, stride or patch_size))
+    adapter = adapter_of(
+        tokens="patches", patch={"size": patch_size, "stride": stride}, pos_embed="none"
+    )
+    (high, wide), (up, along) = (
+        p if isinstance(p, tuple) else (p, p) for p in (patch_size, stride or patch_size)
+    )
     mel = adapter.prepare(sound(1907))["features"].double().T  # (23, 24)
-    over_f, over_t = filled_up(23, high, up) - 23, filled_up(24, wide, along) - 24
-    grid = conv_of(adapter, high, wide, (up, along))(F.pad(mel, (0, over_t, 0, over_f))[None, None])[0]
+    over_f, over_t = padded_length(23, high, up) - 23, padded_length(24, wide, along) - 24
+    grid = conv_of(adapter, high, wide, (up, along))(
+        F.pad(mel, (0, over_t, 0, over_f))[None, None]
+    )[0]
     tokens = embed(adapter, [sound(1907)])
     assert adapter.bands == grid.shape[1] and bool(tokens.mask.all())
-    # In time; the patches of one moment from low to high.
+    # In time; the patches of one time from low to high.
     torch.testing.assert_close(tokens[0], grid.transpose(1, 2).flatten(1), rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("frame_size", [1, 3, 4, 29])
-def test_frames_are_patches_as_high_as_the_spectrogram(frame_size):
+def test_frames_equal_patches_as_high_as_the_spectrogram(frame_size):
     frames = adapter_of(frame_size=frame_size)
-    patches = adapter_of(tokens="patches", patch_size=(23, frame_size), position="none")
+    patches = adapter_of(tokens="patches", patch=(23, frame_size), pos_embed="none")
     patches.proj = frames.proj
-    frames.position = adapter_of(position="none").position
+    frames.pos_embed = adapter_of(pos_embed="none").pos_embed
     assert torch.equal(embed(frames, [sound()]).x, embed(patches, [sound()]).x)
     assert embed(frames, [sound()]).x.shape[1] == math.ceil(13 / frame_size)  # 1 + 1009 // 80 rows
 
 
 @pytest.mark.parametrize("frame_size", [1, 7, 101])
 def test_waveform_tokens_equal_a_strided_convolution(frame_size):
-    adapter = adapter_of(tokens="waveform", frame_size=frame_size, position="none", max_len=2000)
+    adapter = adapter_of(tokens="waveform", frame_size=frame_size, pos_embed="none", max_len=2000)
     conv = nn.Conv1d(1, D, frame_size, frame_size).double()
     conv.weight.data, conv.bias.data = adapter.proj.weight.data[:, None], adapter.proj.bias.data
     raw = sound(1009).double()
@@ -193,12 +234,12 @@ def test_waveform_tokens_equal_a_strided_convolution(frame_size):
 
 # Padding
 
-WAYS = [
+OPTIONS = [
     {},
     {"frame_size": 3, "normalize": "clip"},
-    {"tokens": "patches", "patch_size": (7, 3)},
-    {"tokens": "patches", "patch_size": 6, "stride": (5, 2)},
-    {"tokens": "patches", "patch_size": 4, "stem": "conv"},
+    {"tokens": "patches", "patch": (7, 3)},
+    {"tokens": "patches", "patch": {"size": 6, "stride": (5, 2)}},
+    {"tokens": "patches", "patch": 4, "stem": "conv"},
     {"tokens": "frames", "frame_size": 4, "stem": "conv"},
     {"tokens": "waveform", "frame_size": 97},
 ]
@@ -207,12 +248,12 @@ WAYS = [
 @settings(max_examples=30, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 3001), min_size=2, max_size=3),
-    options=st.sampled_from(WAYS),
+    options=st.sampled_from(OPTIONS),
     position=st.sampled_from(["learned", "sinusoidal", "none"]),
     mean=st.sampled_from([0.0, -3.0]),
 )
-def test_a_short_clip_beside_a_long_one_is_as_it_is_alone(lengths, options, position, mean):
-    adapter = adapter_of(position=position, max_len=64, **options)
+def test_padding_in_a_batch_does_not_change_a_clip(lengths, options, position, mean):
+    adapter = adapter_of(pos_embed=position, max_len=64, **options)
     adapter.mean.fill_(mean)  # then a padded zero is not the mean
     sounds = [sound(n, seed) for seed, n in enumerate(lengths)]
     together = embed(adapter, sounds)
@@ -220,12 +261,12 @@ def test_a_short_clip_beside_a_long_one_is_as_it_is_alone(lengths, options, posi
         alone = embed(adapter, [raw])
         assert bool(alone.mask.all())
         torch.testing.assert_close(together[i], alone[0], rtol=0, atol=1e-10)
-        places = together.spans[0].places[i][together.mask[i]]
-        torch.testing.assert_close(places, alone.spans[0].places[0], rtol=0, atol=0)
+        coords = together.spans[0].coords[i][together.mask[i]]
+        torch.testing.assert_close(coords, alone.spans[0].coords[0], rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("options", WAYS)
-def test_what_lies_in_the_padding_changes_nothing(options):
+@pytest.mark.parametrize("options", OPTIONS)
+def test_values_in_the_padding_change_nothing(options):
     adapter = adapter_of(**options)
     batch = batch_of(adapter, [sound(2003), sound(499)])
     before = adapter(batch)
@@ -233,57 +274,63 @@ def test_what_lies_in_the_padding_changes_nothing(options):
     assert torch.equal(adapter(batch)[1], before[1])
 
 
-@pytest.mark.parametrize("options", WAYS)
-def test_sounds_of_one_batch_never_see_each_other(options):
+@pytest.mark.parametrize("options", OPTIONS)
+def test_clips_of_a_batch_do_not_affect_each_other(options):
     adapter = adapter_of(**options)
     before = embed(adapter, [sound(2003), sound(1009, 1)])[0]
     assert torch.equal(embed(adapter, [sound(2003), sound(1009, 2)])[0], before)
 
 
-def test_the_conv_stem_gives_a_cell_for_each_square_of_its_stride():
-    adapter = adapter_of(tokens="patches", patch_size=8, stem="conv")
+def test_the_conv_stem_gives_one_token_for_each_square_of_its_stride():
+    adapter = adapter_of(tokens="patches", patch=8, stem="conv")
     tokens = embed(adapter, [sound(2003), sound(499)])  # 26 and 7 rows, 23 bins
     assert adapter.bands == 3 and tokens.mask.sum(1).tolist() == [4 * 3, 1 * 3]
     batch = batch_of(adapter, [sound(2003)])
     grid = adapter.stem(batch["features"][:, None], torch.tensor([[26, 23]]))[0]
-    expected = (grid + adapter.position(4, 3, grid.device)).flatten(0, 1).T
+    expected = (grid + adapter.pos_embed(4, 3, grid.device)).flatten(0, 1).T
     torch.testing.assert_close(embed(adapter, [sound(2003)])[0], expected, rtol=0, atol=1e-12)
 
 
-# Places
+# Coordinates
 
 
-def test_places_of_frames_are_seconds_and_end_with_the_sound():
+def test_coords_of_frames_are_seconds_and_end_with_the_clip():
     tokens = embed(adapter_of(frame_size=4), [sound(1009), sound(499)])  # 13 and 7 rows of 10 ms
-    places = tokens.spans[0].places
+    coords = tokens.spans[0].coords
     expected = torch.tensor([[0, 0.04], [0.04, 0.08], [0.08, 0.12], [0.12, 0.13]])
-    torch.testing.assert_close(places[0], expected)
-    torch.testing.assert_close(places[1, :2], torch.tensor([[0, 0.04], [0.04, 0.07]]))
-    assert torch.equal(places.isnan().all(-1), ~tokens.mask) and torch.equal(places.isnan().any(-1), ~tokens.mask)
+    torch.testing.assert_close(coords[0], expected)
+    torch.testing.assert_close(coords[1, :2], torch.tensor([[0, 0.04], [0.04, 0.07]]))
+    assert torch.equal(coords.isnan().all(-1), ~tokens.mask) and torch.equal(
+        coords.isnan().any(-1), ~tokens.mask
+    )
 
 
-def test_places_of_patches_are_those_of_their_moment():
-    adapter = adapter_of(tokens="patches", patch_size=(12, 4), stride=(12, 3))
-    places = embed(adapter, [sound(799)]).spans[0].places[0]  # 10 rows: patches from 0, 3 and 6, two bands
+def test_coords_of_patches_are_their_start_and_stop():
+    adapter = adapter_of(tokens="patches", patch={"size": (12, 4), "stride": (12, 3)})
+    coords = (
+        embed(adapter, [sound(799)]).spans[0].coords[0]
+    )  # 10 rows: patches from 0, 3 and 6, two bands
     expected = torch.tensor([[0, 0.04], [0.03, 0.07], [0.06, 0.1]]).repeat_interleave(2, 0)
-    torch.testing.assert_close(places, expected)
+    torch.testing.assert_close(coords, expected)
 
 
-def test_places_of_the_waveform_count_samples():
-    places = embed(adapter_of(tokens="waveform", frame_size=400), [sound(1000)]).spans[0].places[0]
-    torch.testing.assert_close(places, torch.tensor([[0, 0.05], [0.05, 0.1], [0.1, 0.125]]))
+def test_coords_of_the_waveform_are_seconds_of_its_samples():
+    coords = embed(adapter_of(tokens="waveform", frame_size=400), [sound(1000)]).spans[0].coords[0]
+    torch.testing.assert_close(coords, torch.tensor([[0, 0.05], [0.05, 0.1], [0.1, 0.125]]))
 
 
-def test_a_click_is_in_the_token_whose_place_holds_it():
+def test_a_click_is_in_the_token_whose_coords_contain_it():
     raw = torch.zeros(8000)
     raw[5210] = 1.0  # at 0.65125 s
     for options in ({"frame_size": 5}, {"tokens": "waveform", "frame_size": 400}):
-        adapter = adapter_of(position="none", **options)
+        adapter = adapter_of(pos_embed="none", **options)
         adapter.proj.weight.data.fill_(1.0)
         if "tokens" not in options:
-            adapter.mean.fill_(math.log(1e-6))  # silence is then 0, like what fills up the last token
+            adapter.mean.fill_(
+                math.log(1e-6)
+            )  # silence is then 0, like the padding of the last token
         tokens = embed(adapter, [raw])
-        start, stop = tokens.spans[0].places[0, tokens.x[0, :, 0].argmax()].tolist()
+        start, stop = tokens.spans[0].coords[0, tokens.x[0, :, 0].argmax()].tolist()
         assert start <= 0.65125 < stop
 
 
@@ -291,39 +338,46 @@ def test_a_click_is_in_the_token_whose_place_holds_it():
 
 
 @pytest.mark.parametrize("position", ["learned", "sinusoidal"])
-@pytest.mark.parametrize("options", [{}, {"tokens": "patches", "patch_size": 8}])
-def test_positions_are_added_to_the_columns(position, options):
-    adapter, plain = adapter_of(position=position, **options), adapter_of(position="none", **options)
+@pytest.mark.parametrize("options", [{}, {"tokens": "patches", "patch": 8}])
+def test_position_embeddings_are_added_to_the_columns(position, options):
+    adapter, plain = (
+        adapter_of(pos_embed=position, **options),
+        adapter_of(pos_embed="none", **options),
+    )
     plain.proj = adapter.proj
     steps = embed(adapter, [sound()]).x.shape[1] // adapter.bands
     difference = embed(adapter, [sound()]).x - embed(plain, [sound()]).x
     if position == "learned":
-        expected = adapter.position.table[:steps]
+        expected = adapter.pos_embed.weight[:steps]
     else:
         at = (steps, adapter.bands) if "tokens" in options else (steps,)
-        expected = adapter.position(*at, difference.device).double()
+        expected = adapter.pos_embed(*at, difference.device).double()
     torch.testing.assert_close(difference[0], expected.reshape(-1, D), rtol=0, atol=1e-12)
 
 
-@pytest.mark.parametrize("options", [{}, {"tokens": "patches", "patch_size": (23, 4)}])
-def test_learned_positions_that_are_too_short_say_so(options):
-    adapter = adapter_of(position="learned", max_len=3, **options)
+@pytest.mark.parametrize("options", [{}, {"tokens": "patches", "patch": (23, 4)}])
+def test_clips_beyond_the_learned_positions_are_refused(options):
+    adapter = adapter_of(pos_embed="learned", max_len=3, **options)
     assert embed(adapter, [sound(959)]).x.shape[1] == 3
-    with pytest.raises(ValueError, match=r"learned positions reach 3 (tokens|steps), got 4: raise max_len"):
+    with pytest.raises(
+        ValueError, match=r"learned positions reach 3 (tokens|steps), got 4: raise max_len"
+    ):
         embed(adapter, [sound(960)])
 
 
-def test_without_positions_moving_a_stretch_moves_its_column():
+def test_without_positions_permuting_frames_permutes_columns():
     options = {"tokens": "waveform", "frame_size": 100}
     raw, order = sound(300), torch.tensor([2, 0, 1])
     moved = torch.cat([raw.split(100)[i] for i in order])
-    adapter = adapter_of(position="none", **options)
-    torch.testing.assert_close(embed(adapter, [moved])[0], embed(adapter, [raw])[0][:, order], rtol=0, atol=1e-12)
+    adapter = adapter_of(pos_embed="none", **options)
+    torch.testing.assert_close(
+        embed(adapter, [moved])[0], embed(adapter, [raw])[0][:, order], rtol=0, atol=1e-12
+    )
     placed = adapter_of(**options)
     assert not torch.allclose(embed(placed, [moved])[0], embed(placed, [raw])[0][:, order])
 
 
-# Noise in training
+# Augmentation
 
 AUGMENTS = [
     {"time_shift": 0.05},
@@ -333,11 +387,13 @@ AUGMENTS = [
     {"freq_mask": 11},
     {"time_mask": 0.5},
     {"warp": 0.2},
+    {"tempo": 0.2},
+    {"equalize": 6.0},
 ]
 
 
 @pytest.mark.parametrize("options", AUGMENTS)
-def test_each_augment_is_a_function_of_its_seed_and_absent_without_one(options):
+def test_each_augmentation_depends_on_its_generator_only_and_needs_one(options):
     prepare = adapter_of(augment=AudioAugment(**options)).prepare
     raw, state = sound(4001), torch.get_rng_state()
 
@@ -346,12 +402,14 @@ def test_each_augment_is_a_function_of_its_seed_and_absent_without_one(options):
 
     clean = adapter_of().prepare(raw)["features"]
     assert torch.equal(prepare(raw)["features"], clean)
-    assert torch.equal(adapter_of(augment=AudioAugment()).prepare(raw, random.Random(3))["features"], clean)
+    assert torch.equal(
+        adapter_of(augment=AudioAugment()).prepare(raw, random.Random(3))["features"], clean
+    )
     results = [drawn(seed) for seed in range(7)]
     assert all(torch.equal(a, drawn(seed)) for seed, a in enumerate(results))
     assert len({r.numpy().tobytes() for r in results}) > 4
     assert all(r.shape[1] == 23 for r in results)
-    if not {"time_shift", "speed"} & set(options):
+    if not {"time_shift", "speed", "tempo"} & set(options):
         assert {r.shape for r in results} == {clean.shape}
     assert torch.equal(raw, sound(4001))
     torch.set_rng_state(state)
@@ -360,27 +418,31 @@ def test_each_augment_is_a_function_of_its_seed_and_absent_without_one(options):
 
 
 def waveforms(options, raw, count=53):
-    return [AudioAugment(**options).waveform(raw, RATE, random.Random(seed)) for seed in range(count)]
+    augment = AudioAugment(**options)
+    return [augment_waveform(raw, augment, RATE, random.Random(seed)) for seed in range(count)]
 
 
-def test_a_time_shift_puts_silence_before_the_whole_sound():
+def test_time_shift_adds_silence_before_the_clip():
     before = [len(x) - 1009 for x in waveforms({"time_shift": 0.05}, sound())]
     assert min(before) >= 0 and 300 < max(before) <= 400  # 0.05 s
     for count, x in zip(before, waveforms({"time_shift": 0.05}, sound()), strict=True):
         assert x[:count].eq(0).all() and torch.equal(x[count:], sound())
 
 
-def test_gain_is_within_its_decibels_both_ways():
-    decibels = [20 * math.log10(float(x[5] / sound()[5])) for x in waveforms({"gain": 6.0}, sound())]
+def test_gain_is_within_its_decibels_in_both_directions():
+    decibels = [
+        20 * math.log10(float(x[5] / sound()[5])) for x in waveforms({"gain": 6.0}, sound())
+    ]
     assert -6 <= min(decibels) < -4 and 4 < max(decibels) <= 6
     x = waveforms({"gain": 6.0}, sound())[0]
     torch.testing.assert_close(x / x[5], sound() / sound()[5])
 
 
-def test_noise_is_at_most_its_share_of_the_sounds_level():
+def test_noise_is_at_most_its_share_of_the_level_of_the_clip():
     raw = sound(8009)
     shares = [
-        float((x - raw).square().mean().sqrt() / raw.square().mean().sqrt()) for x in waveforms({"noise": 0.5}, raw)
+        float((x - raw).square().mean().sqrt() / raw.square().mean().sqrt())
+        for x in waveforms({"noise": 0.5}, raw)
     ]
     assert min(shares) < 0.1 and 0.4 < max(shares) < 0.52
     assert all(x.eq(0).all() for x in waveforms({"noise": 0.5}, torch.zeros(11), 3))
@@ -397,24 +459,30 @@ def test_speed_changes_length_and_pitch_together():
 
 
 def spectrograms(options, mel, count=53):
-    return [AudioAugment(**options).spectrogram(mel, random.Random(seed)) for seed in range(count)]
+    augment = AudioAugment(**options)
+    return [augment_spectrogram(mel, augment, random.Random(seed)) for seed in range(count)]
 
 
-@pytest.mark.parametrize(("options", "axis", "most"), [({"freq_mask": 5}, 1, 5), ({"time_mask": 0.3}, 0, 12)])
-def test_a_mask_blanks_one_band_with_the_clips_mean(options, axis, most):
+@pytest.mark.parametrize(
+    ("options", "axis", "most"), [({"freq_mask": 5}, 1, 5), ({"time_mask": 0.3}, 0, 12)]
+)
+def test_a_mask_fills_one_band_with_the_mean_of_the_clip(options, axis, most):
     mel = torch.randn(37, 23)
     widths = []
     for masked in spectrograms(options, mel):
         hit = masked.ne(mel)
         lines = hit.any(1 - axis)
         assert torch.equal(hit, hit.all(1 - axis, keepdim=True).expand_as(hit))  # whole lines
-        assert lines.int().diff(prepend=torch.zeros(1), append=torch.zeros(1)).abs().sum() in (0, 2)  # side by side
+        assert lines.int().diff(prepend=torch.zeros(1), append=torch.zeros(1)).abs().sum() in (
+            0,
+            2,
+        )  # side by side
         torch.testing.assert_close(masked[hit], mel.mean().expand(int(hit.sum())))
         widths.append(int(lines.sum()))
     assert max(widths) <= most and max(widths) >= most - 2 and len(set(widths)) > 2
 
 
-def test_a_warp_moves_a_peak_along_the_mel_axis():
+def test_warp_moves_a_peak_along_the_mel_axis():
     mel = torch.zeros(3, 41)
     mel[:, 20] = 1.0
     peaks = {int(w[0].argmax()) for w in spectrograms({"warp": 0.2}, mel)}
@@ -422,60 +490,155 @@ def test_a_warp_moves_a_peak_along_the_mel_axis():
     ramp = torch.arange(41.0).expand(3, 41)
     for warped in spectrograms({"warp": 0.2}, ramp, 7):
         factor = float(warped[0, 10]) / 10
-        torch.testing.assert_close(warped, (torch.arange(41) * factor).clamp(max=40).expand(3, 41), rtol=0, atol=1e-4)
+        torch.testing.assert_close(
+            warped, (torch.arange(41) * factor).clamp(max=40).expand(3, 41), rtol=0, atol=1e-4
+        )
 
 
-def test_preparing_works_the_same_in_another_process():
+def test_a_pickled_preprocessor_gives_the_same_samples():
     prepare = adapter_of(augment=AudioAugment(noise=0.3, time_mask=0.3)).prepare
     again = pickle.loads(pickle.dumps(prepare))
     one, other = (p(sound(), random.Random(2))["features"] for p in (prepare, again))
     assert torch.equal(one, other)
 
 
-# From raw, and wrong options
+# From raw clips, and wrong options
 
 
-def test_raw_sounds_go_straight_to_tokens_whatever_their_rate_and_channels():
+def test_tokens_accepts_arrays_of_any_rate_and_channels():
     adapter = adapter_of().float()
     t = np.arange(48000) / 48000
     wave = np.sin(2 * np.pi * 440 * t).astype(np.float32)
     tokens = adapter.tokens([(wave, 48000), (np.stack([wave, wave])[:, ::3].copy(), 16000)])
     torch.testing.assert_close(tokens[0], tokens[1], rtol=0, atol=0.1)
-    assert tokens.spans[0].modality == "audio" and tokens.mask.sum(1).tolist() == [26, 26]  # 101 rows of 10 ms
+    assert tokens.spans[0].modality == "audio" and tokens.mask.sum(1).tolist() == [
+        26,
+        26,
+    ]  # 101 rows of 10 ms
 
 
-def test_a_sound_that_is_too_long_is_bad():
+def test_a_clip_that_is_too_long_is_refused():
     with pytest.raises(BadMedia, match=r"1.5 s, more than max_seconds=1"):
-        adapter_of(max_seconds=1).prepare.read((np.zeros(12000, np.float32), RATE))
+        adapter_of(spectrogram={"max_seconds": 1}).prepare.read((np.zeros(12000, np.float32), RATE))
 
 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
         ({}, "4 frames of 0.04 s, 0.13 s at 8000 Hz"),
-        ({"tokens": "patches", "patch_size": (8, 5)}, "3 frames of 0.05 s × 3 bands, 0.13 s at 8000 Hz"),
+        ({"tokens": "patches", "patch": (8, 5)}, "3 frames of 0.05 s × 3 bands, 0.13 s at 8000 Hz"),
         ({"tokens": "waveform", "frame_size": 400}, "3 frames of 0.05 s, 0.13 s at 8000 Hz"),
     ],
 )
-def test_a_description_names_the_columns(options, words):
+def test_describe_gives_number_and_duration_of_the_columns(options, words):
     assert adapter_of(**options).describe(sound(1009)) == words
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("build", "message"),
     [
-        ({"patch_size": 4, "stride": 5}, r"stride must be from 1 to patch_size, got \(5, 5\) and \(4, 4\)"),
-        ({"patch_size": (7, 3), "stride": (5, 4)}, r"stride must be from 1 to patch_size, got \(5, 4\) and \(7, 3\)"),
-        ({"patch_size": (7, 3), "stride": (5, 0)}, r"stride must be one positive number or .* got \(5, 0\)"),
-        ({"patch_size": 4, "stride": 0}, r"stride must be one positive number or .* got 0"),
-        ({"patch_size": 0}, r"patch_size must be one positive number or \[mel bins, frames\], got 0"),
-        ({"patch_size": (3, 5, 7)}, r"patch_size must be one positive .* got \(3, 5, 7\)"),
-        ({"patch_size": (8, 4), "stem": "conv"}, "stem=conv needs .* of a square size and no stride"),
-        ({"patch_size": 8, "stride": 4, "stem": "conv"}, "stem=conv needs .* no stride"),
-        ({"tokens": "waveform", "stem": "conv"}, "stem=conv needs tokens=frames"),
-        ({"patch_size": 12, "stem": "conv"}, "stem must be 2, 4, 8 or 16, got 12"),
+        (
+            lambda: adapter_of(tokens="patches", patch={"size": 4, "stride": 5}),
+            r"stride must be at least 1 and at most the patch size, got \(5, 5\) .* \(4, 4\)",
+        ),
+        (
+            lambda: adapter_of(tokens="patches", patch={"size": (7, 3), "stride": (5, 4)}),
+            r"stride must be at least 1 and at most the patch size, got \(4, 5\) .* \(3, 7\)",
+        ),
+        (lambda: PatchOptions((7, 3), (5, 0)), r"patch stride must be one .* got \(5, 0\)"),
+        (lambda: PatchOptions(4, 0), "patch stride must be one positive number or .* got 0"),
+        (lambda: PatchOptions(0), r"patch size must be one .* or \[mel bins, frames\], got 0"),
+        (lambda: PatchOptions((3, 5, 7)), r"patch size must be one .* got \(3, 5, 7\)"),
+        (
+            lambda: adapter_of(tokens="patches", patch=(8, 4), stem="conv"),
+            r"stem=conv needs .* square patches and no stride, got .* \(8, 4\)",
+        ),
+        (
+            lambda: adapter_of(tokens="patches", patch={"size": 8, "stride": 4}, stem="conv"),
+            r"stem=conv needs .* no stride, got .* stride \(4, 4\)",
+        ),
+        (lambda: adapter_of(tokens="waveform", stem="conv"), "stem=conv needs tokens=frames"),
+        (
+            lambda: adapter_of(tokens="patches", patch=12, stem="conv"),
+            "must be 2, 4, 8, 16 or 32, got 12",
+        ),
+        (lambda: adapter_of(stem="whisper"), "stem=whisper needs .* and frame_size=4"),
+        (lambda: adapter_of(stem="vgg"), "stem must be patch, conv or whisper, got 'vgg'"),
+        (lambda: adapter_of(tokens="mel"), "tokens must be frames, patches or waveform, got 'mel'"),
+        (lambda: adapter_of(frame_size=0), "frame_size must be at least 1, got 0"),
+        (
+            lambda: adapter_of(tokens="waveform", spectrogram={"num_frames": 7}),
+            "tokens=waveform has no spectrogram: leave out frontend and num_frames, got mel and 7",
+        ),
+        (
+            lambda: adapter_of(spectrogram={"f_min": 3000.0, "f_max": 2000.0}),
+            "must satisfy 0 <= f_min < f_max <= sample_rate / 2 = 4000, got 3000.0 and 2000.0",
+        ),
+        (
+            lambda: adapter_of(spectrogram={"f_max": 5000.0}),
+            "f_min < f_max <= sample_rate / 2 = 4000, got 0.0 and 5000.0",
+        ),
+        (
+            lambda: adapter_of(spectrogram={"num_frames": 7}, augment=AudioAugment(tempo=0.1)),
+            "which num_frames fixes: leave out one of them, got tempo=0.1 and num_frames=7",
+        ),
+        (
+            lambda: adapter_of(
+                spectrogram={"frontend": "kaldi"}, augment=AudioAugment(equalize=3.0)
+            ),
+            "augment.equalize needs frontend=mel, got frontend=kaldi",
+        ),
+        (lambda: SpectrogramOptions(frontend="mfcc"), "must be mel, kaldi or whisper, got 'mfcc'"),
+        (lambda: SpectrogramOptions(frontend="whisper", f_min=20.0), "leave out f_min, f_max"),
+        (lambda: SpectrogramOptions(top_db=0.0), "top_db must be above 0, got 0.0"),
+        (lambda: SpectrogramOptions(top_db=-3.0), "top_db must be above 0, got -3.0"),
+        (lambda: AudioNormalization("batch"), "must be dataset, clip or none, got 'batch'"),
+        (lambda: AudioNormalization(mean=1.0), "both mean and std, or neither, got 1.0 and None"),
+        (lambda: AudioNormalization("clip", 1.0, 2.0), "need kind=dataset, got kind=clip"),
     ],
 )
-def test_wrong_options_are_named(options, message):
+def test_wrong_options_are_refused_with_their_values(build, message):
     with pytest.raises(ValueError, match=message):
-        AudioAdapter(D, **{"tokens": "patches", **options})
+        build()
+
+
+def test_equalize_draws_smooth_gains_within_its_decibels():
+    for seed in range(7):
+        gains = draw_gains(41, AudioAugment(equalize=6.0), random.Random(seed))
+        decibels = 10 * gains.log10()
+        assert float(decibels.abs().max()) <= 6 and float(decibels.std()) > 0
+        assert float(decibels.diff().abs().max()) <= 12 / 10 + 1e-4  # five points over 40 steps
+    assert draw_gains(41, AudioAugment(), random.Random(0)) is None
+
+
+def test_tempo_stretches_time_only():
+    mel = torch.arange(23.0).expand(101, 23)
+    lengths = {len(x) for x in spectrograms({"tempo": 0.2}, mel, 11)}
+    assert 80 <= min(lengths) < 101 < max(lengths) <= 122
+    assert all(torch.allclose(x, mel[:1]) for x in spectrograms({"tempo": 0.2}, mel, 5))
+
+
+# Columns of a table
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        (["a.wav", "b.FLAC", "folder/c.mp3"], 1.0),
+        (["a.wav", "note", "other", "words"], 0.25),
+        ([b"RIFF1234WAVEfmt", b"fLaC..", b"ID3..", b"RIFF1234WEBPVP8"], 0.75),
+        ([(np.zeros(5, np.float32), RATE), "words"], 0.5),
+        ([3, 4.5], 0),
+        ([], 0),
+    ],
+)
+def test_columns_of_audio_are_recognized(values, expected):
+    assert adapter_of().prepare.accepts(values) == expected
+
+
+def test_a_summary_gives_durations_and_sample_rates():
+    summarize = adapter_of().prepare.summarize
+    sources = [(np.zeros(5), 44100), (np.zeros(5), 8000), (np.zeros(5), 8000), None, b"broken"]
+    text = summarize([sound(800), sound(1600), sound(8000)], sources)
+    assert text == "0.10 to 1.00, median 0.20 s; 2 at 8,000 Hz, 1 at 44,100 Hz"
+    assert summarize([], []) == ""

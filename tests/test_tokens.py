@@ -1,18 +1,19 @@
-"""The laws of Tokens."""
+"""Properties of Tokens."""
 
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dxn.tokens import Span, Tokens, check_columns, join
+from dxn.tokens import Span, Tokens, check_columns, join, sinusoidal
 
 
-def make(modality="text", lengths=(3, 5), dim=7, places=2):
+def make(name="text", lengths=(3, 5), dim=7, num_coords=2, modality="text"):
     n = max(lengths)
     mask = torch.arange(n) < torch.tensor(lengths)[:, None]
     x = torch.randn(len(lengths), n, dim)
-    return Tokens(x, mask, (Span(modality, 0, n, torch.zeros(len(lengths), n, places)),))
+    coords = torch.zeros(len(lengths), n, num_coords)
+    return Tokens(x, mask, (Span(name, modality, 0, n, coords),))
 
 
 def test_matrix_is_a_view_of_the_same_memory():
@@ -22,30 +23,54 @@ def test_matrix_is_a_view_of_the_same_memory():
     assert tokens.matrix[1, 3, 4] == tokens.x[1, 4, 3]
 
 
-def test_indexing_gives_a_samples_own_matrix_without_padding():
+def test_indexing_gives_the_matrix_of_one_sample_without_padding():
     tokens = make(lengths=(3, 5))
+    assert len(tokens) == 2
     assert tokens[0].shape == (7, 3)
     assert torch.equal(tokens[0], tokens.x[0, :3].T)
 
 
 @settings(max_examples=30, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 5), st.integers(1, 5)), min_size=1, max_size=3))
-def test_joining_then_splitting_gives_back_the_parts(lengths):
-    parts = [make(f"m{i}", pair) for i, pair in enumerate(lengths)]
-    for part, again in zip(parts, join(parts).split(), strict=True):
-        assert torch.equal(part.x, again.x) and torch.equal(part.mask, again.mask)
-        assert again.spans[0].modality == part.spans[0].modality
+def test_splitting_joined_tokens_gives_the_parts(lengths):
+    parts = [make(f"input {i}", pair, num_coords=i + 1) for i, pair in enumerate(lengths)]
+    for part, split in zip(parts, join(parts).split(), strict=True):
+        assert torch.equal(part.x, split.x) and torch.equal(part.mask, split.mask)
+        assert (split.spans[0].name, split.spans[0].start) == (part.spans[0].name, 0)
+        assert torch.equal(split.spans[0].coords, part.spans[0].coords)
 
 
-def test_spreading_leaves_the_other_rows_without_a_real_column():
+def test_spreading_leaves_only_padding_in_the_other_rows():
     spread = make(lengths=(3, 5)).spread(torch.tensor([1, 3]), 5)
     assert spread.mask.sum(1).tolist() == [0, 3, 0, 5, 0]
-    assert spread.spans[0].places.shape == (5, 5, 2)
-    assert bool(spread.spans[0].places[0].isnan().all())
+    assert spread.spans[0].coords.shape == (5, 5, 2)
+    assert bool(spread.spans[0].coords[0].isnan().all())
 
 
-def test_selecting_a_modality_that_is_not_there_names_those_that_are():
-    with pytest.raises(KeyError, match=r"no audio columns, only \['text'\]"):
+def test_spreading_to_the_same_rows_changes_nothing():
+    tokens = make()
+    assert tokens.spread(torch.arange(2), 2) is tokens
+
+
+def test_renaming_changes_the_name_of_every_span_and_nothing_else():
+    tokens = join([make("text"), make("image", modality="image")])
+    renamed = tokens.renamed("front.photo v1.0")
+    assert [(s.name, s.modality) for s in renamed.spans] == [
+        ("front.photo v1.0", "text"),
+        ("front.photo v1.0", "image"),
+    ]
+    assert renamed.x is tokens.x and renamed.mask is tokens.mask
+
+
+def test_columns_are_selected_by_the_name_of_the_input_and_not_by_its_modality():
+    front, back = make("front", modality="image"), make("back.photo 2", modality="image")
+    assert torch.equal(join([front, back]).select("back.photo 2").x, back.x)
+    with pytest.raises(KeyError, match="no columns of 'image'"):
+        join([front, back]).select("image")
+
+
+def test_selecting_an_unknown_input_names_the_known_ones():
+    with pytest.raises(KeyError, match=r"no columns of 'audio', only of \['text'\]"):
         make().select("audio")
 
 
@@ -57,22 +82,47 @@ def test_selecting_a_modality_that_is_not_there_names_those_that_are():
         (torch.zeros(2, 3, 5), torch.ones(2, 3), "mask must be bool"),
     ],
 )
-def test_shapes_that_do_not_fit_are_refused(x, mask, message):
+def test_shapes_that_do_not_match_raise_a_clear_error(x, mask, message):
     with pytest.raises(ValueError, match=message):
         Tokens(x, mask)
 
 
-def test_spans_must_follow_each_other_to_the_last_column():
+def span_at(start, stop, batch_size=2):
+    return Span("text", "text", start, stop, torch.zeros(batch_size, stop - start, 2))
+
+
+@pytest.mark.parametrize(
+    ("spans", "message"),
+    [
+        ((span_at(0, 3),), "spans end at column 3, but the matrix has 5 columns"),
+        ((span_at(1, 5),), "span 'text' covers columns 1:5 .* it must start at column 0"),
+        ((span_at(0, 3), span_at(2, 5)), "it must start at column 3"),
+        ((span_at(0, 5, batch_size=3),), "covers columns 0:5 with coords"),
+    ],
+)
+def test_spans_must_cover_all_columns_in_order(spans, message):
     mask = torch.ones(2, 5, dtype=torch.bool)
-    with pytest.raises(ValueError, match="spans end at column 3"):
-        Tokens(torch.zeros(2, 5, 7), mask, (Span("text", 0, 3, torch.zeros(2, 3, 2)),))
+    with pytest.raises(ValueError, match=message):
+        Tokens(torch.zeros(2, 5, 7), mask, spans)
 
 
-def test_a_sample_with_no_columns_at_all_is_a_clear_error():
-    with pytest.raises(ValueError, match="no tokens at all in sample 1"):
-        check_columns(torch.tensor([[True, False], [False, False]]))
+def test_a_sample_without_any_token_raises_a_clear_error():
+    mask = torch.tensor([[True, False], [False, False]])
+    with pytest.raises(ValueError, match="no tokens in sample 1"):
+        check_columns(mask)
+    with pytest.raises(ValueError, match="no tokens in sample b"):
+        check_columns(mask, ["a", "b"])
 
 
-def test_nothing_to_join_is_an_error():
+def test_joining_nothing_raises_a_clear_error():
     with pytest.raises(ValueError, match="nothing to join"):
         join([])
+
+
+def test_sinusoidal_positions_equal_their_formula():
+    encoding = sinusoidal(torch.tensor([0, 3, 1000]), 6)
+    for row, index in zip(encoding.tolist(), (0, 3, 1000), strict=True):
+        angles = torch.tensor([index / 10000 ** (2 * i / 6) for i in range(3)])
+        assert row == pytest.approx([*angles.sin().tolist(), *angles.cos().tolist()], abs=1e-4)
+    with pytest.raises(ValueError, match="dim must be even for sinusoidal positions, got 7"):
+        sinusoidal(torch.arange(3), 7)

@@ -1,15 +1,25 @@
-"""The optimizer's groups, the course of the rate, and the choice of precision."""
+"""The groups of the optimizer, the schedules, and the choice of precision."""
 
 import itertools
 import math
+import re
 
 import pytest
 import torch
 from torch import nn
 
-from dxn.models import Backbone, BottleneckFusion, Classify, LateFusion, Model
+from dxn.models import (
+    Backbone,
+    BlockOptions,
+    BottleneckFusion,
+    EarlyFusion,
+    LateFusion,
+    Model,
+    NormOptions,
+)
+from dxn.tasks import LinearHead, PreHead
 from dxn.train import precision
-from dxn.train.optim import adamw, constant, cosine
+from dxn.train.optim import EMBEDDING_PREFIXES, adamw, constant, cosine
 from dxn.train.precision import choose
 
 D = 10
@@ -26,15 +36,16 @@ class Adapter(nn.Module):
         self.frames = nn.Conv1d(3, 5, 2)
         self.states = nn.GRU(3, 5)
         self.norm = nn.BatchNorm2d(5)
-        self.table = nn.Parameter(torch.randn(11, D))  # learned positions
+        self.pos_embed = nn.Parameter(torch.randn(11, D))
 
 
 def make(fusion=BottleneckFusion, **options):
     return Model(
         {"text": Adapter()},
-        fusion=fusion(D, modalities=("text", "image"), pool="attention"),
+        inputs={"front": "text", "back": "text"},
+        fusion=fusion(D, inputs=("front", "back"), pool="attention"),
         backbone=Backbone(D, depth=2, num_heads=5, **options),
-        head=Classify(D, num_classes=3),
+        head=LinearHead(PreHead(D), 3),
     )
 
 
@@ -47,8 +58,11 @@ def split_by_decay(model, **options):
 # AdamW
 
 
-@pytest.mark.parametrize("options", [{}, {"norm": "rms", "mlp": "swiglu", "bias": False}])
-def test_decay_is_on_the_matrices_of_linears_convolutions_and_recurrent_layers_alone(options):
+@pytest.mark.parametrize(
+    "options",
+    [{}, {"norm": NormOptions(kind="rms"), "block": BlockOptions(mlp="swiglu", bias=False)}],
+)
+def test_only_matrices_of_linear_convolutional_and_recurrent_layers_are_decayed(options):
     (decayed, first), (rest, second) = split_by_decay(make(**options), weight_decay=0.07)
     assert (first["weight_decay"], second["weight_decay"]) == (0.07, 0.0)
     matrices = ["attn.qkv", "attn.proj", "mlp.up", "mlp.down"]
@@ -63,11 +77,11 @@ def test_decay_is_on_the_matrices_of_linears_convolutions_and_recurrent_layers_a
     }
     assert {
         "adapters.text.words.weight",
-        "adapters.text.table",
+        "adapters.text.pos_embed",
         "adapters.text.norm.weight",
         "adapters.text.stem.bias",
         "fusion.shared",
-        "fusion.embedding.vectors.text",
+        "fusion.input_embedding.weight",
         "backbone.norm.weight",
         "backbone.blocks.0.attn_norm.weight",
         "head.out.bias",
@@ -85,16 +99,18 @@ def test_every_weight_is_in_one_group(fusion):
 def test_frozen_weights_are_in_no_group():
     model = make()
     model.adapters.requires_grad_(False)
-    names = set.union(*(found for found, _ in split_by_decay(model)))
-    assert names == {name for name, _ in model.named_parameters() if not name.startswith("adapters")}
+    names = set.union(*(group for group, _ in split_by_decay(model)))
+    assert names == {
+        name for name, _ in model.named_parameters() if not name.startswith("adapters")
+    }
 
 
-def test_the_settings_reach_both_groups():
+def test_the_options_apply_to_both_groups():
     for _, group in split_by_decay(make(), lr=0.03, betas=[0.8, 0.9], eps=1e-5):
         assert (group["lr"], group["betas"], group["eps"]) == (0.03, (0.8, 0.9), 1e-5)
 
 
-def test_a_step_without_gradient_shrinks_a_matrix_and_leaves_a_bias():
+def test_a_step_without_gradient_decays_a_matrix_and_keeps_a_bias():
     linear = nn.Linear(3, 5)
     before = {name: p.detach().clone() for name, p in linear.named_parameters()}
     optimizer = adamw(linear, lr=0.1, weight_decay=0.5)
@@ -105,20 +121,67 @@ def test_a_step_without_gradient_shrinks_a_matrix_and_leaves_a_bias():
     assert torch.equal(linear.bias.detach(), before["bias"])
 
 
-def test_the_first_step_is_of_the_rates_size_whatever_the_gradients():
+def test_the_first_step_has_the_size_of_the_learning_rate_for_any_gradient():
     linear = nn.Linear(3, 5)
     before = linear.weight.detach().clone()
     optimizer = adamw(linear, lr=0.01, weight_decay=0.0)
     (linear.weight * torch.logspace(-2, 2, 15).view(5, 3)).sum().backward()
     optimizer.step()
-    torch.testing.assert_close(before - linear.weight.detach(), torch.full((5, 3), 0.01), rtol=1e-4, atol=1e-7)
+    torch.testing.assert_close(
+        before - linear.weight.detach(), torch.full((5, 3), 0.01), rtol=1e-4, atol=1e-7
+    )
+
+
+def test_layer_decay_lowers_the_rate_from_the_head_to_the_adapters():
+    model = Model(
+        {"image": nn.Linear(3, 10)},
+        inputs={"front": "image", "back": "image"},
+        fusion=EarlyFusion(10, inputs=("front", "back"), pool="cls"),
+        backbone=Backbone(10, depth=2, num_heads=5),
+        head=LinearHead(PreHead(10), 3),
+    )
+    rates = {
+        id(p): group["lr"]
+        for group in adamw(model, lr=2.0, layer_decay=0.5).param_groups
+        for p in group["params"]
+    }
+    expected = {
+        "head.": 2,
+        "backbone.norm": 2,
+        "backbone.blocks.1.": 1,
+        "backbone.blocks.0.": 0.5,
+        "adapters.": 0.25,
+        "fusion.": 0.25,
+    }
+    for name, p in model.named_parameters():
+        assert rates[id(p)] == next(v for k, v in expected.items() if name.startswith(k)), name
+
+
+def test_every_prefix_of_an_embedding_names_a_parameter():
+    """A renamed parameter would silently get the rate of the head."""
+    names = [name for name, _ in make().named_parameters()]
+    names += [f"fusion.{n}" for n, _ in EarlyFusion(D, pool="cls").named_parameters()]
+    for prefix in EMBEDDING_PREFIXES:
+        assert any(name.startswith(prefix) for name in names), prefix
+
+
+@pytest.mark.parametrize("layer_decay", [0.0, -0.5, 1.1])
+def test_a_layer_decay_out_of_range_is_refused(layer_decay):
+    message = f"^layer_decay must be above 0 and at most 1, got {layer_decay}$"
+    with pytest.raises(ValueError, match=message):
+        adamw(nn.Linear(3, 5), layer_decay=layer_decay)
+
+
+def test_a_model_without_trainable_weights_is_refused():
+    with pytest.raises(ValueError, match=r"^no parameter is trainable: every weight is frozen$"):
+        adamw(nn.Linear(3, 5).requires_grad_(False))
 
 
 # Schedules
 
 
 @pytest.mark.parametrize(("warmup", "final"), [(0.1, 0.0), (0.25, 0.1), (0.0, 0.0), (0.9, 0.5)])
-def test_a_cosine_rises_to_one_at_the_end_of_its_warmup_and_falls_to_its_final_value(warmup, final):
+def test_a_cosine_rises_to_one_at_the_end_of_the_warmup_and_falls_to_its_final_value(warmup, final):
     factor = cosine(warmup=warmup, final=final)
     assert factor(0.0) == (0 if warmup else 1)
     assert factor(warmup / 2) == pytest.approx(0.5 if warmup else 1)
@@ -136,57 +199,76 @@ def test_a_cosine_never_jumps_and_has_one_peak():
     assert all(s > 0 for s in steps[:300]) and all(s < 0 for s in steps[300:])
 
 
+@pytest.mark.parametrize("schedule", [cosine, constant])
 @pytest.mark.parametrize("warmup", [1.0, 1.5, -0.1])
-def test_a_warmup_that_is_no_share_of_the_run_is_refused(warmup):
-    with pytest.raises(ValueError, match=f"warmup is a share of the run, at least 0 and under 1, got {warmup}"):
-        cosine(warmup=warmup)
+def test_a_warmup_out_of_range_is_refused(schedule, warmup):
+    message = (
+        f"warmup must be at least 0 and less than 1 (a fraction of the training), got {warmup}"
+    )
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
+        schedule(warmup=warmup)
 
 
 def test_a_constant_rate_stays_at_one():
-    assert [constant()(share) for share in (0.0, 0.5, 1.0)] == [1, 1, 1]
+    assert [constant()(progress) for progress in (0.0, 0.5, 1.0)] == [1, 1, 1]
 
 
 def test_a_constant_rate_warms_up_too():
-    factor = constant(warmup=0.2)
-    assert [factor(share) for share in (0.0, 0.05, 0.2, 0.7, 1.0)] == pytest.approx([0, 0.25, 1, 1, 1])
+    factors = [constant(warmup=0.2)(progress) for progress in (0.0, 0.05, 0.2, 0.7, 1.0)]
+    assert factors == pytest.approx([0, 0.25, 1, 1, 1])
 
 
 # Precision
 
 
-@pytest.mark.parametrize(
-    ("asked", "bf16", "sentence"), [("bf16", True, "bf16 as asked"), ("float32", False, "float32 as asked")]
-)
-def test_a_precision_that_was_asked_for_is_not_measured(asked, bf16, sentence, monkeypatch):
+@pytest.mark.parametrize("kind", ["bf16", "float32"])
+def test_a_configured_precision_is_not_measured(kind, monkeypatch):
     monkeypatch.setattr(precision, "measure", lambda device: pytest.fail("measured"))
-    assert choose(asked, CPU) == (bf16, sentence)
+    assert choose(kind, CPU) == (kind == "bf16", f"{kind}, as configured")
 
 
 @pytest.mark.parametrize(
-    ("ratio", "bf16", "sentence"),
+    ("speedup", "bf16", "sentence"),
     [
-        (2.34, True, "bf16: bf16 products measured 2.3 times as fast as float32 here"),
-        (1.5, True, "bf16: bf16 products measured 1.5 times as fast as float32 here"),
-        (1.42, False, "float32: bf16 products measured 1.4 times as fast as float32 here"),
-        (0.26, False, "float32: bf16 products measured 0.3 times as fast as float32 here"),
+        (2.34, True, "bf16: bf16 matrix products measured 2.3 times as fast as float32"),
+        (1.5, True, "bf16: bf16 matrix products measured 1.5 times as fast as float32"),
+        (1.42, False, "float32: bf16 matrix products measured 1.4 times as fast as float32"),
+        (0.26, False, "float32: bf16 matrix products measured 0.3 times as fast as float32"),
     ],
 )
-def test_otherwise_the_measurement_decides_and_is_told(ratio, bf16, sentence, monkeypatch):
-    monkeypatch.setattr(precision, "measure", lambda device: ratio)
+def test_otherwise_the_measurement_decides(speedup, bf16, sentence, monkeypatch):
+    monkeypatch.setattr(precision, "measure", lambda device: speedup)
     assert choose("auto", CPU) == (bf16, sentence)
 
 
 def test_a_gpu_without_bf16_is_not_measured(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
     monkeypatch.setattr(precision, "measure", lambda device: pytest.fail("measured"))
-    assert choose("auto", torch.device("cuda")) == (False, "float32: this GPU has no bf16")
+    expected = (False, "float32: this GPU does not support bf16")
+    assert choose("auto", torch.device("cuda")) == expected
 
 
-def test_the_measurement_is_the_middle_of_its_ratios_and_leaves_out_the_first(monkeypatch):
-    seconds = iter([100.0, 1.0, 3.0, 1.0, 8.0, 2.0, 5.0, 1.0])  # ratios 100 (warming up), 3, 4 and 5
-    monkeypatch.setattr(precision, "_seconds", lambda a, b: next(seconds))
-    assert precision.measure(CPU, repeats=3) == 4
+def test_load_on_the_machine_does_not_change_the_measurement(monkeypatch):
+    """Products of 3 ms and 1 ms, most of them delayed by something else, and a slow first pair."""
+    kinds = []
+
+    def seconds(a, b):
+        kinds.append(a.dtype)
+        exact = 3.0 if a.dtype == torch.float32 else 1.0
+        repeat = (len(kinds) + 1) // 2
+        if repeat == 1:
+            return 100.0  # loads its kernel
+        undisturbed = 3 if a.dtype == torch.float32 else 5
+        return exact if repeat == undisturbed else exact + 7 * repeat
+
+    monkeypatch.setattr(precision, "_seconds", seconds)
+    assert precision.measure(CPU, repeats=5) == 3.0
+    assert kinds == [torch.float32, torch.bfloat16] * 6  # both kinds take turns
 
 
-def test_a_measurement_of_this_machine_is_a_positive_number():
+def test_the_measurement_is_a_positive_number_and_keeps_the_number_of_threads():
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
     assert 0 < precision.measure(CPU, repeats=1) < math.inf
+    assert torch.get_num_threads() == 2
+    torch.set_num_threads(before)

@@ -1,4 +1,4 @@
-"""Checkpoints as they lie on disk or on the hub, and what cannot be read."""
+"""Checkpoints on disk and on the hub, and what cannot be read."""
 
 import json
 import pickle
@@ -7,118 +7,134 @@ from pathlib import Path
 import huggingface_hub
 import pytest
 import torch
-from checkpoints import refused, same, tensors
+from helpers.checkpoints import assert_refused, assert_same_tensors, random_tensors
+from helpers.peers import cases
 from huggingface_hub import errors
-from peers import parity
 from safetensors.torch import save_file
 
-from dxn.weights.checkpoint import Checkpoint, read_checkpoint
-from dxn.weights.public import FAMILIES
+from dxn.weights import FAMILIES, Checkpoint, read_checkpoint
 
-timm = parity.timm
+timm = cases.timm
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
 
 # Reading
 
 
 def test_a_safetensors_file_is_read_by_its_path(tmp_path):
-    given = tensors()
-    save_file(given, tmp_path / "any name.safetensors")
-    found = read_checkpoint(str(tmp_path / "any name.safetensors"))
-    same(found.tensors, given)
-    assert found.config == found.preprocessor == {}
+    tensors = random_tensors()
+    save_file(tensors, tmp_path / "any name.safetensors")
+    checkpoint = read_checkpoint(str(tmp_path / "any name.safetensors"))
+    assert_same_tensors(checkpoint.tensors, tensors)
+    assert checkpoint.config == checkpoint.preprocessor == {}
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "open_clip_model.safetensors"])
-def test_a_folder_is_read_with_what_lies_beside_the_weights(name, tmp_path):
-    given = tensors()
-    save_file(given, tmp_path / name)
+def test_a_folder_is_read_with_the_files_next_to_the_weights(name, tmp_path):
+    tensors = random_tensors()
+    save_file(tensors, tmp_path / name)
     (tmp_path / "config.json").write_text('{"model_type": "x"}')
     (tmp_path / "preprocessor_config.json").write_text('{"size": 5}')
     for source in (tmp_path, tmp_path / name):
-        found = read_checkpoint(str(source))
-        same(found.tensors, given)
-        assert (found.config, found.preprocessor) == ({"model_type": "x"}, {"size": 5})
+        checkpoint = read_checkpoint(str(source))
+        assert_same_tensors(checkpoint.tensors, tensors)
+        assert checkpoint.config == {"model_type": "x"}
+        assert checkpoint.preprocessor == {"size": 5}
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_a_sharded_folder_is_put_together(name, tmp_path):
-    given, write = tensors(), save_file if name.endswith("safetensors") else torch.save
-    shards = {key: f"part-{i}-{name}" for i, key in enumerate(given)}
+def test_the_shards_of_a_folder_are_put_together(name, tmp_path):
+    tensors = random_tensors()
+    write = save_file if name.endswith("safetensors") else torch.save
+    shards = {key: f"part-{i}-{name}" for i, key in enumerate(tensors)}
     for key, file in shards.items():
-        write({key: given[key]}, tmp_path / file)
+        write({key: tensors[key]}, tmp_path / file)
     (tmp_path / f"{name}.index.json").write_text(json.dumps({"weight_map": shards}))
-    same(read_checkpoint(str(tmp_path)).tensors, given)
+    assert_same_tensors(read_checkpoint(str(tmp_path)).tensors, tensors)
 
 
-@pytest.mark.parametrize("wrap", [lambda t: t, lambda t: {"model": t, "epoch": 3}, lambda t: {"state_dict": t}])
+@pytest.mark.parametrize(
+    "wrap", [lambda t: t, lambda t: {"model": t, "epoch": 3}, lambda t: {"state_dict": t}]
+)
 @pytest.mark.parametrize("name", ["w.pth", "w.pt", "pytorch_model.bin"])
 @pytest.mark.parametrize("zipped", [True, False])
 def test_a_torch_state_dict_is_read_plain_and_nested(wrap, name, zipped, tmp_path):
-    given = tensors()
-    torch.save(wrap(given), tmp_path / name, _use_new_zipfile_serialization=zipped)
-    same(read_checkpoint(str(tmp_path / name)).tensors, given)
+    tensors = random_tensors()
+    torch.save(wrap(tensors), tmp_path / name, _use_new_zipfile_serialization=zipped)
+    assert_same_tensors(read_checkpoint(str(tmp_path / name)).tensors, tensors)
 
 
-def test_safetensors_go_before_a_pickle_in_the_same_folder(tmp_path):
-    given = tensors()
-    save_file(given, tmp_path / "model.safetensors")
+def test_safetensors_are_preferred_to_a_pickle_in_the_same_folder(tmp_path):
+    tensors = random_tensors()
+    save_file(tensors, tmp_path / "model.safetensors")
     (tmp_path / "pytorch_model.bin").write_bytes(b"never opened")
-    same(read_checkpoint(str(tmp_path)).tensors, given)
+    assert_same_tensors(read_checkpoint(str(tmp_path)).tensors, tensors)
 
 
-def test_half_precision_is_made_single_and_the_rest_is_kept(tmp_path):
-    kinds = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)
-    save_file({str(i): torch.arange(5).to(kind) for i, kind in enumerate(kinds)}, tmp_path / "w.safetensors")
-    found = read_checkpoint(str(tmp_path / "w.safetensors")).tensors
-    single = torch.float32
-    assert [found[str(i)].dtype for i in range(5)] == [single, single, single, torch.float64, torch.int64]
-    assert all(t.tolist() == [0, 1, 2, 3, 4] for t in found.values())
+def test_half_precision_becomes_float32_and_other_types_are_kept(tmp_path):
+    types = (torch.float16, torch.bfloat16, torch.float32, torch.float64, torch.int64)
+    saved = {str(i): torch.arange(5).to(dtype) for i, dtype in enumerate(types)}
+    save_file(saved, tmp_path / "w.safetensors")
+    tensors = read_checkpoint(str(tmp_path / "w.safetensors")).tensors
+    expected = [torch.float32, torch.float32, torch.float32, torch.float64, torch.int64]
+    assert [tensors[str(i)].dtype for i in range(5)] == expected
+    assert all(tensor.tolist() == [0, 1, 2, 3, 4] for tensor in tensors.values())
 
 
 # What cannot be read
 
 
 @pytest.mark.parametrize("name", ["nowhere.safetensors", "owner/nowhere.pth", "./nowhere", "a/b/c"])
-def test_what_is_neither_a_path_nor_a_hub_id_is_said_to_be_neither(name, monkeypatch):
-    monkeypatch.setattr("huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the hub"))
-    refused(name, f"{name}: no such file or folder; a hub id is OWNER/NAME")
+def test_a_source_that_is_neither_a_path_nor_a_hub_id_is_refused(name, monkeypatch):
+    monkeypatch.setattr(
+        "huggingface_hub.snapshot_download", lambda *_, **__: pytest.fail("asked the hub")
+    )
+    assert_refused(name, f"{name}: not found; pass a file, a folder or a hub id OWNER/NAME")
 
 
 def test_a_folder_without_weights_is_refused(tmp_path):
     (tmp_path / "config.json").write_text("{}")
-    refused(tmp_path, f"{tmp_path}: none of model.safetensors, open_clip_model.safetensors, pytorch_model.bin")
+    names = "model.safetensors, open_clip_model.safetensors, pytorch_model.bin"
+    assert_refused(
+        tmp_path, f"{tmp_path}: no weights in this folder; it must contain one of {names}"
+    )
+
+
+def test_a_run_without_a_model_is_refused(tmp_path):
+    (tmp_path / ".hydra").mkdir()
+    assert_refused(tmp_path, f"{tmp_path}: this run has not saved a model yet")
 
 
 @pytest.mark.parametrize("kept", [0, 5, 40, -4])
 def test_a_truncated_safetensors_file_is_refused(kept, tmp_path):
     path = tmp_path / "model.safetensors"
-    save_file(tensors(), path)
+    save_file(random_tensors(), path)
     path.write_bytes(path.read_bytes()[:kept])
     for source in (path, tmp_path):
-        refused(source, f"{path}: damaged or truncated safetensors file (")
+        assert_refused(source, f"{path}: damaged or truncated safetensors file (")
 
 
 @pytest.mark.parametrize("zipped", [True, False])
 @pytest.mark.parametrize("kept", [0, 3, 30, 100, 0.5, -4])
 def test_a_truncated_torch_file_is_refused(kept, zipped, tmp_path):
     path = tmp_path / "pytorch_model.bin"
-    torch.save(tensors(), path, _use_new_zipfile_serialization=zipped)
-    whole = path.read_bytes()
-    path.write_bytes(whole[: int(len(whole) * kept) if kept == 0.5 else kept])
-    refused(path, f"{path}: damaged or truncated torch file, or none at all (")
+    torch.save(random_tensors(), path, _use_new_zipfile_serialization=zipped)
+    content = path.read_bytes()
+    path.write_bytes(content[: int(len(content) * kept) if kept == 0.5 else kept])
+    assert_refused(path, f"{path}: damaged or truncated file, or not written by torch.save (")
 
 
 @pytest.mark.parametrize(
-    "content", [b"<html>404</html>", b"version https://git-lfs.github.com/spec/v1\n", b"0", b"\x80"]
+    "content",
+    [b"<html>404</html>", b"version https://git-lfs.github.com/spec/v1\n", b"0", b"\x80"],
 )
-def test_what_is_no_torch_file_at_all_is_not_said_to_hold_code(content, tmp_path):
-    (tmp_path / "w.bin").write_bytes(content)
-    refused(tmp_path / "w.bin", f"{tmp_path / 'w.bin'}: damaged or truncated torch file, or none at all (")
+def test_a_file_that_is_no_torch_file_is_not_reported_to_contain_code(content, tmp_path):
+    path = tmp_path / "w.bin"
+    path.write_bytes(content)
+    assert_refused(path, f"{path}: damaged or truncated file, or not written by torch.save (")
 
 
 class Trap:
-    """Whose unpickling makes a file."""
+    """An object that creates a file when it is unpickled."""
 
     def __init__(self, path):
         self.path = path
@@ -130,119 +146,152 @@ class Trap:
 @pytest.mark.parametrize(
     "write",
     [
-        lambda what, path: torch.save({"a": torch.zeros(3), "b": what}, path),
-        lambda what, path: torch.save({"a": what}, path, _use_new_zipfile_serialization=False),
-        lambda what, path: path.write_bytes(pickle.dumps(what, protocol=2)),
+        lambda value, path: torch.save({"a": torch.zeros(3), "b": value}, path),
+        lambda value, path: torch.save({"a": value}, path, _use_new_zipfile_serialization=False),
+        lambda value, path: path.write_bytes(pickle.dumps(value, protocol=2)),
     ],
     ids=["zip", "old", "bare pickle"],
 )
-def test_code_in_a_pickle_is_refused_and_never_run(write, tmp_path):
-    trap, path = tmp_path / "sprung", tmp_path / "pytorch_model.bin"
-    pickle.loads(pickle.dumps(Trap(trap)))  # it would work
-    assert trap.exists()
-    trap.unlink()
-    write(Trap(trap), path)
+def test_code_in_a_pickle_is_refused_and_never_executed(write, tmp_path):
+    created = tmp_path / "created"
+    path = tmp_path / "pytorch_model.bin"
+    pickle.loads(pickle.dumps(Trap(created)))  # the trap works
+    assert created.exists()
+    created.unlink()
+    write(Trap(created), path)
+    message = (
+        f"{path}: contains code, not only tensors; it was not executed. Use a safetensors file"
+    )
     for source in (path, tmp_path):
-        refused(source, f"{path}: holds code, not only tensors; it was not run. Ask for a safetensors file")
-        assert not trap.exists()
+        assert_refused(source, message)
+        assert not created.exists()
 
 
 @pytest.mark.parametrize(
-    "what", [[torch.zeros(3)], torch.zeros(3), {"a": torch.zeros(3), "step": 5}, {"model": {"a": 1}}]
+    "content",
+    [
+        [torch.zeros(3)],
+        torch.zeros(3),
+        {"a": torch.zeros(3), "step": 5},
+        {"model": {"a": 1}},
+    ],
 )
-def test_a_torch_file_of_other_things_is_refused(what, tmp_path):
-    torch.save(what, tmp_path / "w.pth")
-    refused(tmp_path / "w.pth", f"{tmp_path / 'w.pth'}: must hold tensors by name, a state dict, and nothing else")
+def test_a_torch_file_without_a_state_dict_is_refused(content, tmp_path):
+    path = tmp_path / "w.pth"
+    torch.save(content, path)
+    assert_refused(path, f"{path}: must contain a state dict (tensors by name), and nothing else")
 
 
 def test_a_missing_shard_is_named(tmp_path):
     index = {"weight_map": {"a.weight": "one.safetensors", "b.bias": "two.safetensors"}}
     (tmp_path / "model.safetensors.index.json").write_text(json.dumps(index))
     save_file({"a.weight": torch.zeros(3)}, tmp_path / "one.safetensors")
-    refused(tmp_path, f"{tmp_path / 'two.safetensors'}: no such file, though the index lists it")
+    path = tmp_path / "two.safetensors"
+    assert_refused(tmp_path, f"{path}: file not found, although the index of the checkpoint")
 
 
 @pytest.mark.parametrize("content", ["{}", "[]", '{"weight_map": ["a"]}'])
-def test_an_index_that_lists_nothing_is_refused(content, tmp_path):
+def test_an_index_without_a_weight_map_is_refused(content, tmp_path):
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(content)
-    refused(tmp_path, f"{path}: it has no weight_map")
+    assert_refused(tmp_path, f"{path}: the key weight_map is missing")
+
+
+@pytest.mark.parametrize("shard", ["../a.safetensors", "/a.safetensors"])
+def test_a_shard_outside_of_the_folder_is_refused(shard, tmp_path):
+    (tmp_path / "model").mkdir()
+    save_file(random_tensors(), tmp_path / "a.safetensors")
+    path = tmp_path / "model" / "model.safetensors.index.json"
+    path.write_text(json.dumps({"weight_map": {"a.weight": shard}}))
+    assert_refused(
+        path.parent, f"{path}: must contain names of files in the same folder, got {shard!r}"
+    )
 
 
 @pytest.mark.parametrize("name", ["config.json", "preprocessor_config.json"])
 @pytest.mark.parametrize("content", [b"{", b"", b"\xff\xfe{"])
-def test_broken_json_beside_the_weights_is_named(name, content, tmp_path):
-    save_file(tensors(), tmp_path / "model.safetensors")
+def test_invalid_json_next_to_the_weights_is_named(name, content, tmp_path):
+    save_file(random_tensors(), tmp_path / "model.safetensors")
     (tmp_path / name).write_bytes(content)
-    refused(tmp_path, f"{tmp_path / name}: not JSON (")
+    assert_refused(tmp_path, f"{tmp_path / name}: invalid JSON (")
 
 
-def test_a_file_of_no_known_family_lists_the_families_and_its_own_tensors(tmp_path):
-    save_file({f"layer{i}.weight": torch.zeros(3) for i in range(11)}, tmp_path / "model.safetensors")
-    message = refused(tmp_path, f"{tmp_path}: of no family that dxn knows (ViT of timm, ")
+def test_a_file_of_no_family_lists_the_families_and_its_own_tensors(tmp_path):
+    tensors = {f"layer{i}.weight": torch.zeros(3) for i in range(11)}
+    save_file(tensors, tmp_path / "model.safetensors")
+    message = assert_refused(
+        tmp_path, f"{tmp_path}: does not belong to a supported family (ViT of timm, "
+    )
     assert all(family.name in message for family in FAMILIES)
-    assert "its tensors are layer0.weight, layer1.weight, layer10.weight, layer2.weight" in message
-    assert message.endswith(" and 3 more")
+    first = "layer0.weight, layer1.weight, layer10.weight, layer2.weight"
+    assert f"got the tensors {first}" in message
+    assert " and 3 more; use another checkpoint" in message
 
 
 @pytest.mark.parametrize(
-    "name", ["beit_base_patch16_224", "vit_relpos_small_patch16_224", "swin_tiny_patch4_window7_224"]
+    "name",
+    ["beit_base_patch16_224", "vit_relpos_small_patch16_224", "swin_tiny_patch4_window7_224"],
 )
-def test_timms_models_of_other_kinds_are_not_taken_for_a_vit(name):
+def test_other_models_of_timm_are_not_taken_for_a_vit(name):
     with torch.device("meta"):
         model = timm.create_model(name)
-    found = Checkpoint(name, model.state_dict(), {"architecture": name})
-    assert not any(family.knows(found) for family in FAMILIES)
+    checkpoint = Checkpoint(name, model.state_dict(), {"architecture": name})
+    assert not any(family.matches(checkpoint) for family in FAMILIES)
 
 
 # The hub
 
 
-def http(kind):
-    error = kind.__new__(kind)  # past a constructor that wants a response of whichever client
+def http_error(kind):
+    error = kind.__new__(kind)  # its constructor needs a response of the HTTP library
     Exception.__init__(error, "the client's own words")
     return error
 
 
-NOBODY = "owner/name: neither a file or folder here nor a repository on the hub that can be read"
-OFFLINE = "owner/name: the hub cannot be reached, and it is not in the local cache"
+NOT_FOUND = "owner/name: neither a local file or folder nor a public repository on the hub"
+OFFLINE = "owner/name: the hub cannot be reached, and the model is not in the local cache"
 
 
 @pytest.mark.parametrize(
     ("error", "message"),
     [
-        (http(errors.RepositoryNotFoundError), NOBODY),
-        (http(errors.GatedRepoError), NOBODY),
-        (http(errors.RevisionNotFoundError), "owner/name: the hub has no revision v5 of it"),
+        (http_error(errors.RepositoryNotFoundError), NOT_FOUND),
+        (http_error(errors.GatedRepoError), NOT_FOUND),
+        (http_error(errors.RevisionNotFoundError), "owner/name: the hub has no revision 'v5'"),
         (errors.LocalEntryNotFoundError("no network, nothing cached"), OFFLINE),
-        (http(errors.HfHubHTTPError), OFFLINE),
+        (http_error(errors.HfHubHTTPError), OFFLINE),
         (errors.OfflineModeIsEnabled("offline"), OFFLINE),
         (OSError("no route"), OFFLINE),
-        (RuntimeError("a proxy's error, of another library"), OFFLINE),
+        (RuntimeError("an error of another library, such as a proxy's"), OFFLINE),
     ],
     ids=lambda v: type(v).__name__,
 )
-def test_what_the_hub_cannot_give_is_one_sentence(error, message, monkeypatch):
+def test_every_error_of_the_hub_becomes_one_sentence(error, message, monkeypatch):
     def download(*_, **__):
         raise error
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    refused("owner/name", message, revision="v5")
+    assert_refused("owner/name", message, revision="v5")
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "pytorch_model.bin"])
-def test_a_hub_id_is_downloaded_at_its_revision_and_pickles_only_where_nothing_else_is(name, tmp_path, monkeypatch):
-    given, asked = tensors(), []
-    (save_file if name.endswith("safetensors") else torch.save)(given, tmp_path / name)
+def test_pickles_are_downloaded_only_if_there_is_no_safetensors_file(name, tmp_path, monkeypatch):
+    tensors = random_tensors()
+    write = save_file if name.endswith("safetensors") else torch.save
+    write(tensors, tmp_path / name)
+    requests = []
 
     def download(repo, *, revision, allow_patterns):
-        asked.append((repo, revision, "*.bin" in allow_patterns))
+        requests.append((repo, revision, "*.bin" in allow_patterns))
         assert {"*.json", "*.txt", "*.safetensors"} <= set(allow_patterns)
         return str(tmp_path)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    found = read_checkpoint("owner/na.me-5", revision="abc")
-    same(found.tensors, given)
-    assert (found.source, found.folder) == ("owner/na.me-5", tmp_path)
-    first = ("owner/na.me-5", "abc", False)
-    assert asked == ([first] if name.endswith("safetensors") else [first, (*first[:2], True)])
+    checkpoint = read_checkpoint("owner/na.me-5", revision="abc")
+    assert_same_tensors(checkpoint.tensors, tensors)
+    assert checkpoint.source == "owner/na.me-5"
+    assert checkpoint.folder == tmp_path
+    expected = [("owner/na.me-5", "abc", False)]
+    if not name.endswith("safetensors"):
+        expected.append(("owner/na.me-5", "abc", True))
+    assert requests == expected

@@ -1,139 +1,206 @@
-"""What families make fit, what they refuse, and what no tensor shows."""
+"""Resizing of tensors, what families refuse, and what cannot be read off any tensor."""
 
 import pytest
 import torch
-from checkpoints import CASES, SIZES, model_of, refused, saved
-from peers import parity
+from helpers.checkpoints import SIZES, assert_refused, model_of, save_peer
+from helpers.peers import CASES, cases, parity
 from safetensors.torch import save_file
-from tokenizers import Tokenizer, models
 
 from dxn.errors import UserError
-from dxn.weights import read_public
-from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.public import fitted
+from dxn.weights import Checkpoint, read_public, resize_tensor
 from dxn.weights.vit import VIT
 
-timm, transformers = parity.timm, parity.transformers
+timm = cases.timm
+transformers = cases.transformers
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
 
-# Shapes that do not fit by themselves
+# Resizing
+
+POSITIONS = "adapters.any.pos_embed.weight"
 
 
 @pytest.mark.parametrize(
-    ("name", "shape", "asked", "made"),
+    ("name", "shape", "wanted", "resized"),
     [
-        ("adapters.image.position.table", (5, 5, 2), (5, 5, 2), (5, 5, 2)),
-        ("adapters.image.position.table", (5, 5, 2), (3, 7, 2), (3, 7, 2)),
-        ("adapters.image.position.table", (5, 5, 2), (3, 7, 3), (3, 7, 2)),  # of another width: for fill to refuse
-        ("adapters.text.position.table", (11, 2), (7, 2), (7, 2)),
-        ("adapters.text.position.table", (7, 2), (11, 2), (7, 2)),  # too few rows, likewise
-        ("adapters.text.table.weight", (11, 2), (7, 2), (7, 2)),
-        ("adapters.text.table.weight", (7, 2), (11, 2), (7, 2)),
+        (POSITIONS, (5, 5, 2), (5, 5, 2), (5, 5, 2)),
+        (POSITIONS, (5, 5, 2), (3, 7, 2), (3, 7, 2)),
+        (POSITIONS, (5, 5, 2), (3, 7, 3), (3, 7, 2)),  # of another width: `fill` refuses it
+        (POSITIONS, (11, 2), (7, 2), (7, 2)),
+        (POSITIONS, (7, 2), (11, 2), (7, 2)),  # too few rows: `fill` refuses it
+        ("adapters.any.embedding.weight", (11, 2), (7, 2), (7, 2)),
+        ("adapters.any.embedding.weight", (7, 2), (11, 2), (7, 2)),
+        ("adapters.any.proj.weight", (11, 2), (7, 2), (11, 2)),
+        ("fusion.input_embedding.weight", (11, 2), (7, 2), (11, 2)),
         ("backbone.blocks.0.mlp.up.weight", (11, 2), (7, 2), (11, 2)),
+        ("head.decoder.embedding.weight", (11, 2), (7, 2), (11, 2)),
         ("head.out.weight", (11, 2), (7, 2), (11, 2)),
     ],
 )
-def test_only_places_and_tables_are_made_to_fit(name, shape, asked, made):
-    given = torch.randn(shape, dtype=torch.float64)
-    found = fitted(name, given, asked)
-    assert found.shape == made
+def test_only_positions_and_vocabularies_are_resized(name, shape, wanted, resized):
+    tensor = torch.randn(shape, dtype=torch.float64)
+    result = resize_tensor(name, tensor, wanted, continuous=False)
+    assert result.shape == resized
     if len(shape) == 2:
-        assert torch.equal(found, given[: made[0]])
+        assert torch.equal(result, tensor[: resized[0]])
 
 
-def test_a_constant_grid_stays_constant_whatever_its_size_and_smoothing_shows_only_when_asked():
-    constant = torch.full((5, 7, 2), 3.0, dtype=torch.float64)
-    torch.testing.assert_close(fitted("position.table", constant, (3, 11, 2)), constant[:1, :1].expand(3, 11, 2))
-    drawn = torch.randn(12, 12, 2, dtype=torch.float64)
-    made = [fitted("position.table", drawn, (4, 4, 2), antialias=smooth) for smooth in (True, False)]
-    assert made[0].std() < made[1].std()  # the mean over what a cell covers, against its middle alone
+def test_a_constant_grid_stays_constant():
+    grid = torch.full((5, 7, 2), 3.0, dtype=torch.float64)
+    resized = resize_tensor(POSITIONS, grid, (3, 11, 2))
+    torch.testing.assert_close(resized, grid[:1, :1].expand(3, 11, 2))
+
+
+def test_antialiasing_averages_over_the_area_of_a_cell():
+    grid = torch.randn(12, 12, 2, dtype=torch.float64)
+    smooth, sharp = (resize_tensor(POSITIONS, grid, (4, 4, 2), antialias=a) for a in (True, False))
+    assert smooth.std() < sharp.std()
+
+
+def test_positions_on_a_continuous_axis_are_interpolated_linearly():
+    """Twice as many positions less one: position k lies at k / 2 of the old ones."""
+    line = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
+    longer = resize_tensor(POSITIONS, line, (13, 3))
+    torch.testing.assert_close(longer[::2], line)
+    torch.testing.assert_close(longer[1::2], (line[1:] + line[:-1]) / 2)
+    assert torch.equal(resize_tensor(POSITIONS, line, (13, 3), continuous=False), line)
+
+
+@pytest.mark.parametrize(("name", "longer"), [("Whisper, encoder", True), ("BERT", False)])
+def test_more_positions_are_made_for_sounds_but_not_for_texts(name, longer, tmp_path):
+    public = read_public(str(save_peer(name, tmp_path)))
+    nodes = public.nodes()
+    (node,) = nodes["adapters"].values()
+    node["max_len"] += 13
+    if not longer:
+        with pytest.raises(UserError, match=r"has the shape \(\d+, 12\), but the model's adapters"):
+            public.fill(model_of(public, nodes))
+        return
+    node["spectrogram"]["num_frames"] += 26
+    assert not public.fill(model_of(public, nodes)).missing
 
 
 # What families refuse
 
-NO = "which dxn does not have"
-RELU = f"its activation is 'relu', {NO}"
+NO = "dxn does not support"
+RELU = f"{NO} the activation function 'relu'"
 REFUSED = [
     ("ViT (transformers)", {"hidden_act": "relu"}, RELU),
     ("DINOv2", {"hidden_act": "relu"}, RELU),
     ("BERT", {"hidden_act": "relu"}, RELU),
-    ("BERT", {"is_decoder": True}, f"a decoder, or one with relative positions, {NO}"),
-    ("BERT", {"position_embedding_type": "relative_key"}, f"a decoder, or one with relative positions, {NO}"),
+    ("BERT", {"is_decoder": True}, f"{NO} a BERT that is a decoder (is_decoder)"),
+    (
+        "BERT",
+        {"position_embedding_type": "relative_key"},
+        f"{NO} position embeddings of the type 'relative_key'",
+    ),
     ("RoBERTa", {"hidden_act": "relu"}, RELU),
-    ("RoBERTa", {"is_decoder": True}, f"a decoder, or one with relative positions, {NO}"),
+    ("RoBERTa", {"is_decoder": True}, f"{NO} a BERT that is a decoder (is_decoder)"),
     ("DistilBERT", {"activation": "relu"}, RELU),
     ("ModernBERT", {"classifier_activation": "relu"}, RELU),
     ("ModernBERT", {"hidden_activation": "relu"}, RELU),
-    ("ModernBERT", {"hidden_activation": "gelu_new"}, f"a gate other than GELU, {NO}"),
-    ("ModernBERT", {"attention_bias": True}, f"a ModernBERT with biases, {NO}"),
-    ("ModernBERT", {"mlp_bias": True}, f"a ModernBERT with biases, {NO}"),
-    ("ModernBERT", {"norm_bias": True}, f"a ModernBERT with biases, {NO}"),
     (
         "ModernBERT",
-        {"layer_types": ["full_attention", "sliding_attention", "full_attention", "full_attention"]},
-        "blocks that see all at irregular distances: full_attention, sliding_attention, full_attention, full_attention",
+        {"hidden_activation": "gelu_new"},
+        f"{NO} a ModernBERT whose MLPs use another activation than gelu",
+    ),
+    ("ModernBERT", {"attention_bias": True}, f"{NO} a ModernBERT with attention_bias"),
+    ("ModernBERT", {"mlp_bias": True}, f"{NO} a ModernBERT with mlp_bias"),
+    ("ModernBERT", {"norm_bias": True}, f"{NO} a ModernBERT with norm_bias"),
+    (
+        "ModernBERT",
+        {
+            "layer_types": [
+                "full_attention",
+                "sliding_attention",
+                "full_attention",
+                "full_attention",
+            ]
+        },
+        f"{NO} blocks with full attention at irregular intervals, got "
+        "full_attention, sliding_attention, full_attention, full_attention",
     ),
     ("GPT-2", {"activation_function": "relu"}, RELU),
-    ("GPT-2", {"scale_attn_by_inverse_layer_idx": True}, "scores that are scaled by the block's number, or not at all"),
-    ("GPT-2", {"scale_attn_weights": False}, "scores that are scaled by the block's number, or not at all"),
+    (
+        "GPT-2",
+        {"scale_attn_by_inverse_layer_idx": True},
+        f"{NO} attention scores that are scaled by the index of the block",
+    ),
+    ("GPT-2", {"scale_attn_weights": False}, f"{NO} attention scores that are not scaled"),
     ("AST", {"hidden_act": "relu"}, RELU),
     ("Whisper, encoder", {"activation_function": "relu"}, RELU),
     ("CLIP, image", {"vision_config": {"hidden_act": "relu"}}, RELU),
     ("CLIP, text", {"text_config": {"hidden_act": "relu"}}, RELU),
-    ("BERT", {"num_hidden_layers": None}, "neither its tensors nor its config.json has 'num_hidden_layers'"),
-    ("ViT (timm)", {"global_pool": "map"}, "pools by 'map', which dxn cannot"),
+    (
+        "BERT",
+        {"num_hidden_layers": None},
+        "looks like BERT, but neither its tensors nor its config.json contain 'num_hidden_layers'",
+    ),
+    (
+        "ViT (timm)",
+        {"global_pool": "map"},
+        "dxn supports only global_pool=token and global_pool=avg",
+    ),
 ]
 
 
-@pytest.mark.parametrize(("name", "config", "message"), REFUSED, ids=lambda v: v if isinstance(v, str) else None)
-def test_what_our_parts_cannot_do_is_refused_and_not_left_out(name, config, message, tmp_path):
-    saved(name, tmp_path, **config)
-    refused(tmp_path, f"{tmp_path}: {message}", part=CASES[name].part)
+@pytest.mark.parametrize(
+    ("name", "config", "message"), REFUSED, ids=lambda v: v if isinstance(v, str) else None
+)
+def test_a_feature_that_dxn_does_not_have_is_refused(name, config, message, tmp_path):
+    save_peer(name, tmp_path, **config)
+    assert_refused(tmp_path, f"{tmp_path}: {message}", part=CASES[name].part)
 
 
 @pytest.mark.parametrize("name", ["ViT (transformers)", "DINOv2", "CLIP, image"])
-def test_a_filter_of_pictures_that_we_do_not_have_is_refused(name, tmp_path):
-    saved(name, tmp_path)
+def test_an_unknown_filter_for_resizing_images_is_refused(name, tmp_path):
+    save_peer(name, tmp_path)
     (tmp_path / "preprocessor_config.json").write_text('{"resample": 1}')
-    message = f"{tmp_path}: pictures are resized by PIL's filter 1, which dxn cannot"
-    refused(tmp_path, message, part=CASES[name].part)
+    message = f"{tmp_path}: {NO} PIL's resampling filter 1 for resizing images"
+    assert_refused(tmp_path, message, part=CASES[name].part)
 
 
-def test_an_interpolation_of_timm_that_we_do_not_have_is_refused(tmp_path):
-    saved("ViT (timm)", tmp_path, pretrained_cfg={"interpolation": "lanczos"})
-    refused(tmp_path, "pictures are resized by lanczos, which dxn cannot; only bilinear and bicubic")
+def test_an_unknown_interpolation_of_timm_is_refused(tmp_path):
+    save_peer("ViT (timm)", tmp_path, pretrained_cfg={"interpolation": "lanczos"})
+    message = "dxn supports only the interpolations bilinear and bicubic, got 'lanczos'"
+    assert_refused(tmp_path, f"{tmp_path}: {message}")
 
 
 def vit_state(**options):
-    size = {"img_size": 40, "patch_size": 8, "embed_dim": 12, "depth": 1, "num_heads": 2}
-    return timm.models.VisionTransformer(**{**size, **options}).state_dict()
+    sizes = {"img_size": 40, "patch_size": 8, "embed_dim": 12, "depth": 1, "num_heads": 2}
+    return timm.models.VisionTransformer(**{**sizes, **options}).state_dict()
 
 
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"patch_size": (8, 4)}, "patches of 8 by 4 pixels; only square ones can be taken"),
-        ({"img_size": (24, 32)}, "13 places, 1 of them for leading tokens or none,"),
+        ({"patch_size": (8, 4)}, "dxn supports only square patches, got 8 by 4 pixels"),
         (
-            {"img_size": 24, "reg_tokens": 4, "no_embed_class": True},  # 3 by 3, or 2 by 2 and 5 leading ones
-            "9 places, 5 of them for leading tokens or none, may be a square of patches either way",
+            {"img_size": (24, 32)},
+            "cannot determine the grid of patches: the number of position embeddings (13) with or "
+            "without the 1 leading tokens (12) must be a square number, got neither",
+        ),
+        (
+            # 3 by 3 patches, or 2 by 2 and five leading tokens.
+            {"img_size": 24, "reg_tokens": 4, "no_embed_class": True},
+            "cannot determine the grid of patches: the number of position embeddings (9) with or "
+            "without the 5 leading tokens (4) must be a square number, got both",
         ),
     ],
 )
-def test_a_vit_whose_patches_are_no_square_is_refused(options, message, tmp_path):
+def test_a_vit_whose_patches_form_no_square_is_refused(options, message, tmp_path):
     save_file(vit_state(**options), tmp_path / "model.safetensors")
-    refused(tmp_path, f"{tmp_path}: {message}")
+    assert_refused(tmp_path, f"{tmp_path}: {message}")
 
 
 @pytest.mark.parametrize("kind", ["ViT", "Dinov2"])
-def test_pictures_of_transformers_that_are_no_square_are_refused(kind, tmp_path):
+def test_images_of_transformers_that_are_not_square_are_refused(kind, tmp_path):
     config = getattr(transformers, f"{kind}Config")(**SIZES.hf, image_size=(24, 40), patch_size=8)
     getattr(transformers, f"{kind}Model")(config).save_pretrained(tmp_path)
-    with pytest.raises(UserError, match=r"15 patches that are no square, which dxn does not have"):
+    with pytest.raises(UserError, match="a grid of 15 patches, which is not a square"):
         read_public(str(tmp_path))
 
 
-# What no tensor of timm's shows
+# What cannot be read off any tensor
 
 
 @pytest.mark.parametrize(
@@ -159,56 +226,67 @@ def test_pictures_of_transformers_that_are_no_square_are_refused(kind, tmp_path)
 def test_heads_and_activation_are_those_that_timm_builds(name):
     with torch.device("meta"):
         model = timm.create_model(name)
-    state = {key: torch.ones(t.shape) if "gamma" in key else t for key, t in model.state_dict().items()}
-    backbone = VIT.parts(Checkpoint(name, state, {"architecture": name})).backbone
-    first = model.blocks[0]
+    # The layer scale is the only value that is read.
+    state = {
+        key: torch.ones(tensor.shape) if "gamma" in key else tensor
+        for key, tensor in model.state_dict().items()
+    }
+    backbone = VIT.architecture(Checkpoint(name, state, {"architecture": name})).backbone
+    block = model.blocks[0]
     kinds = {"GELU": "gelu", "GELUTanh": "gelu_tanh", "SiLU": "swiglu"}
-    assert backbone["num_heads"] == first.attn.num_heads
-    assert backbone["mlp"] == kinds[type(first.mlp.act).__name__]
-    assert backbone["norm_eps"] == first.norm1.eps and backbone["depth"] == len(model.blocks)
+    assert backbone["num_heads"] == block.attn.num_heads
+    assert backbone["block"]["mlp"] == kinds[type(block.mlp.act).__name__]
+    assert backbone["norm"]["eps"] == block.norm1.eps
+    assert backbone["depth"] == len(model.blocks)
 
 
-def test_what_a_config_json_leaves_out_is_as_transformers_has_it(tmp_path):
-    saved("GPT-2", tmp_path, activation_function=None)
-    assert read_public(str(tmp_path)).parts.backbone["mlp"] == "gelu_tanh"
-    state = {"text_model.embeddings.token_embedding.weight": torch.zeros(5, 512)}
-    state["text_model.embeddings.position_embedding.weight"] = torch.zeros(7, 512)
+def test_settings_that_gpt2_leaves_out_of_config_json_are_the_librarys_defaults(tmp_path):
+    save_peer("GPT-2", tmp_path, activation_function=None)
+    backbone = read_public(str(tmp_path)).architecture.backbone
+    assert backbone["block"]["mlp"] == "gelu_tanh"
+
+
+def test_settings_that_clip_leaves_out_of_config_json_are_the_librarys_defaults(tmp_path):
+    state = {
+        "text_model.embeddings.token_embedding.weight": torch.zeros(5, 512),
+        "text_model.embeddings.position_embedding.weight": torch.zeros(7, 512),
+    }
     save_file(state, tmp_path / "model.safetensors")
-    (tmp_path / "config.json").write_text('{"model_type": "clip", "text_config": {"num_hidden_layers": 3}}')
-    public, theirs = read_public(str(tmp_path)), transformers.CLIPTextConfig()
-    backbone = public.parts.backbone
-    assert (public.parts.dim, backbone["depth"], backbone["num_heads"]) == (theirs.hidden_size, 3, 8)
-    assert backbone["num_heads"] == theirs.num_attention_heads
-    assert backbone["mlp_ratio"] == theirs.intermediate_size / theirs.hidden_size
-    assert backbone["mlp"] == theirs.hidden_act and backbone["norm_eps"] == theirs.layer_norm_eps
+    (tmp_path / "config.json").write_text(
+        '{"model_type": "clip", "text_config": {"num_hidden_layers": 3}}'
+    )
+    architecture = read_public(str(tmp_path)).architecture
+    backbone = architecture.backbone
+    expected = transformers.CLIPTextConfig()
+    assert architecture.dim == expected.hidden_size
+    assert backbone["depth"] == 3
+    assert backbone["num_heads"] == expected.num_attention_heads
+    assert backbone["mlp_ratio"] == expected.intermediate_size / expected.hidden_size
+    assert backbone["block"]["mlp"] == expected.hidden_act
+    assert backbone["norm"]["eps"] == expected.layer_norm_eps
 
 
 @pytest.mark.parametrize(
-    ("tower", "part"), [("CLIPVisionModelWithProjection", "image"), ("CLIPTextModelWithProjection", "text")]
+    ("tower", "part"),
+    [("CLIPVisionModelWithProjection", "image"), ("CLIPTextModelWithProjection", "text")],
 )
-def test_a_tower_of_clip_by_itself_needs_no_part(tower, part, tmp_path):
-    config = getattr(parity._clip(SIZES), "vision_config" if part == "image" else "text_config")
-    theirs = parity.lively(getattr(transformers, tower)(config))
-    theirs.save_pretrained(tmp_path)
-    Tokenizer(models.WordLevel({f"w{i}": i for i in range(parity.VOCAB)}, unk_token="w3")).save(
-        str(tmp_path / "tokenizer.json")
-    )
+def test_a_single_tower_of_clip_needs_no_part(tower, part, tmp_path):
+    key = "vision_config" if part == "image" else "text_config"
+    config = getattr(cases.clip_config(SIZES), key)
+    peer = cases.randomize(getattr(transformers, tower)(config))
+    peer.save_pretrained(tmp_path)
+    cases.save_tokenizer(tmp_path)
     public = read_public(str(tmp_path))
     model = model_of(public).eval()
-    filled = public.fill(model)
-    assert list(public.parts.adapters) == [part] and not (filled.missing or filled.unexpected)
-    case = parity.hf_case("tower", tower, lambda s: config, "", part)
-    mine, given = parity.inputs(parity.Pair(case, theirs, model, public), SIZES, torch.float32)
+    result = public.fill(model)
+    assert list(public.architecture.adapters) == [part]
+    assert not result.missing
+    assert not result.unexpected
+    case = cases.hf_case("tower", tower, lambda sizes: config, "", part)
+    batch, peer_batch = parity.inputs(parity.Pair(case, peer, model, public), SIZES, torch.float32)
     with torch.inference_mode():
-        out = theirs(pixel_values=given["pixels"]) if part == "image" else theirs(given["ids"], given["mask"].long())
-        expected = out.image_embeds if part == "image" else out.text_embeds
-        torch.testing.assert_close(model(mine), expected, atol=1e-5, rtol=0)
-
-
-def test_places_of_a_longer_sound_lie_between_those_there_are():
-    """Moment k of twice as many (less one) is moment k / 2."""
-    table = torch.randn(7, 3, generator=torch.Generator().manual_seed(0))
-    longer = fitted("adapters.audio.position.table", table, (13, 3))
-    torch.testing.assert_close(longer[::2], table)
-    torch.testing.assert_close(longer[1::2], (table[1:] + table[:-1]) / 2)
-    assert fitted("adapters.text.position.table", table, (13, 3)).shape == (7, 3)  # a text's order is not a line
+        if part == "image":
+            expected = peer(pixel_values=peer_batch["pixels"]).image_embeds
+        else:
+            expected = peer(peer_batch["ids"], peer_batch["mask"].long()).text_embeds
+        torch.testing.assert_close(model(batch), expected, atol=1e-5, rtol=0)

@@ -1,245 +1,271 @@
-"""A model that dxn trained as the start of another training: what is taken, what is new, and what is refused."""
+"""Models that dxn trained, read from their model folder: what is read, and what is refused."""
 
-import csv
-import re
-import shutil
+import copy
+import hashlib
+import json
 
-import numpy as np
 import pytest
 import torch
-from PIL import Image
-from safetensors.torch import load_file
+import yaml
+from helpers.checkpoints import assert_refused
+from safetensors.torch import load_file, save_file
 
-import dxn
-from dxn.cli import main
-from dxn.config import compose
 from dxn.errors import UserError
-from dxn.train.start import read_start, with_weights
+from dxn.instantiate import build
+from dxn.models import Model
 from dxn.weights import read_public
 
-WORDS = ("ant", "bee", "cat", "dog", "eel")
-FAST = ["trainer.epochs=1", "batch_size=7", "trainer.precision=float32", "trainer.device=cpu", "scheduler=constant"]
-SHAPE = ["dim=14", "backbone.num_heads=2", "backbone.depth=3", "backbone.dropout=0.2", "fusion.pool=max"]
-STILL = ["optimizer.lr=1e-30", "optimizer.weight_decay=0"]  # a run that changes nothing
+DIM = 14
+NODES = {
+    "inputs": {
+        "front": {"modality": "image", "column": "front", "adapter": "image"},
+        "back": {"modality": "image", "column": "back", "adapter": "image"},
+    },
+    "target": "label",
+    "adapters": {
+        "image": {
+            "_target_": "dxn.tokenize.ImageAdapter",
+            "dim": DIM,
+            "image_size": 16,
+            "patch_size": 8,
+        }
+    },
+    "fusion": {"_target_": "dxn.models.LateFusion", "dim": DIM, "pool": "max"},
+    "backbone": {
+        "_target_": "dxn.models.Backbone",
+        "dim": DIM,
+        "depth": 3,
+        "num_heads": 2,
+        "norm": {"_target_": "dxn.models.NormOptions", "pre_norm": False},
+    },
+    "head": {"_target_": "dxn.tasks.Classify", "norm": True},
+}
+LABELS = {"task": "classify", "labels": ["x", "y", "z"], "class_weights": None}
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_pictures():
-    """They take most of a tiny run, and are looked at elsewhere."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.train.report.draw", lambda *_: None)
-        patch.setattr("dxn.train.outcome.draw_tokens", lambda *_: None)
-        yield
+def build_own(inputs=("front", "back")):
+    """The model that NODES describe, with random weights."""
+    adapters = {key: build(node, key=key) for key, node in NODES["adapters"].items()}
+    inputs = dict.fromkeys(inputs, "image")
+    fusion = build(NODES["fusion"], key="fusion", inputs=list(inputs))
+    backbone = build(NODES["backbone"], key="backbone")
+    task = build(NODES["head"], key="head")
+    task.load_state(LABELS)
+    head = task.make_head(DIM, fusion.width, dict.fromkeys(inputs, adapters["image"]))
+    return Model(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)
 
 
-def write(path, rows):
-    with path.open("w", newline="") as file:
-        writer = csv.DictWriter(file, list(rows[0]))
-        writer.writeheader()
-        writer.writerows(rows)
+def write_sums(folder):
+    paths = [path for path in sorted(folder.iterdir()) if path.name != "SHA256SUMS"]
+    sums = [f"{hashlib.sha256(path.read_bytes()).hexdigest()}  {path.name}" for path in paths]
+    (folder / "SHA256SUMS").write_text("\n".join(sums) + "\n")
 
 
-def train(table, run, *asked, adapters="text,image", target="label"):
-    where = ["data=table", f"data.path={table}", f"data.target={target}", f"adapters=[{adapters}]"]
-    assert main(["train", *where, *FAST, *asked, f"run={run}"]) == 0
-    return load_file(run / "model" / "model.safetensors")
+@pytest.fixture
+def folder(tmp_path):
+    """A run folder with a model folder in it."""
+    model = tmp_path / "run" / "model"
+    model.mkdir(parents=True)
+    save_file(build_own().state_dict(), model / "model.safetensors")
+    (model / "config.yaml").write_text(yaml.safe_dump(NODES, sort_keys=False))
+    (model / "labels.json").write_text(json.dumps(LABELS))
+    (model / "README.md").write_text("# A model\n")
+    write_sums(model)
+    return model
 
 
-@pytest.fixture(scope="module")
-def made(tmp_path_factory):
-    """data.csv of text, image and targets; runs both, of text and image, and gru, of text alone."""
-    folder = tmp_path_factory.mktemp("own")
-    random, rows = np.random.default_rng(0), []
-    for i in range(15):
-        Image.fromarray(random.integers(0, 256, (16, 16, 3), dtype=np.uint8)).save(folder / f"{i}.png")
-        rows.append(
-            {
-                "text": " ".join(random.choice(WORDS, 1 + i % 4)),
-                "image": f"{i}.png",
-                "label": "xyz"[i % 3],
-                "other": "uvw"[i % 3],
-                "size": i / 7,
-                "split": ("train", "validation", "test")[i % 3 if i % 5 else 0],
-            }
-        )
-    write(folder / "data.csv", rows)
-    write(folder / "more.csv", [{**row, "text": f"gnu {row['text']} hen"} for row in rows])
-    text = ["adapters.text.subwords=word", "adapters.text.conv_kernel=3", "data.text=text"]
-    image = ["adapters.image.patch_size=8", "adapters.image.image_size=16", "data.image=image"]
-    train(folder / "data.csv", folder / "both", *SHAPE, *text, *image)
-    small = ["backbone=gru", "dim=14", "fusion=late", "data.text=text"]
-    train(folder / "data.csv", folder / "gru", *small, adapters="text")
-    return folder
+def test_the_run_the_model_folder_and_its_file_are_the_same_model(folder):
+    for source in (folder.parent, folder, folder / "model.safetensors"):
+        public = read_public(str(source))
+        assert public.family.own
+        architecture = public.architecture
+        assert architecture.dim == DIM
+        assert architecture.labels == ["x", "y", "z"]
+        assert architecture.task == "classify"
+        assert architecture.adapters["image"]["patch_size"] == 8
+        assert architecture.backbone["depth"] == 3
+        assert architecture.backbone["norm"]["pre_norm"] is False
+        assert architecture.fusion == {"_target_": "dxn.models.LateFusion", "pool": "max"}
+        assert architecture.head["norm"] is True
 
 
-def asked(folder, *more, table="more.csv", columns=("text", "image")):
-    return folder / table, [*(f"data.{name}={name}" for name in columns), *more]
+def test_all_tensors_are_filled(folder):
+    public = read_public(str(folder))
+    model = build_own()
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_()
+    result = public.fill(model)
+    assert not result.missing
+    assert not result.unexpected
+    assert not result.kept
+    expected = load_file(folder / "model.safetensors")
+    state = model.state_dict()
+    assert state.keys() == expected.keys()
+    assert all(torch.equal(state[name], expected[name]) for name in expected)
 
 
-def same(found, expected, names):
-    assert names
-    for name in names:
-        assert torch.equal(found[name], expected[name]), name
+def test_inputs_in_another_order_keep_their_tensors(folder):
+    saved = load_file(folder / "model.safetensors")
+    public = read_public(str(folder)).for_inputs(("back", "front"))
+    tensors = public.checkpoint.tensors
+    name = "fusion.input_embedding.weight"
+    assert torch.equal(tensors[name], saved[name].flip(0))
+    for kind in ("weight", "bias"):
+        assert torch.equal(tensors[f"fusion.mix.0.{kind}"], saved[f"fusion.mix.1.{kind}"])
+        assert torch.equal(tensors[f"fusion.mix.1.{kind}"], saved[f"fusion.mix.0.{kind}"])
+    assert tensors.keys() == saved.keys()
 
 
-def state(folder, name):
-    return load_file(folder / name / "model" / "model.safetensors")
+def test_a_new_input_starts_at_random_and_known_ones_keep_their_tensors(folder):
+    saved = load_file(folder / "model.safetensors")
+    public = read_public(str(folder))
+    model = build_own(inputs=("top", "back"))
+    initial = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    result = public.fill(model)
+    assert not result.missing
+    state = model.state_dict()
+    name = "fusion.input_embedding.weight"
+    assert torch.equal(state[name], initial[name])
+    assert torch.equal(state["fusion.mix.0.weight"], initial["fusion.mix.0.weight"])
+    assert torch.equal(state["fusion.mix.1.weight"], saved["fusion.mix.1.weight"])
+    name = "backbone.blocks.2.attn.qkv.weight"
+    assert torch.equal(state[name], saved[name])
 
 
-def test_adapters_fusion_backbone_and_tokenizer_are_taken_and_the_head_of_the_same_classes(made, tmp_path, capsys):
-    table, more = asked(made, f"weights={made / 'both'}", *STILL, "finetune.freeze=all")
-    run = train(table, tmp_path / "run", *more)
-    expected = state(made, "both")
-    assert run.keys() == expected.keys() and any("fusion.embedding" in name for name in run)
-    assert any(name.startswith("adapters.text.conv") for name in run)
-    same(run, expected, [n for n in run if not n.startswith("head.")])  # of the pixels mean and deviation too
-    for name in ("head.out.weight", "head.out.bias"):
-        torch.testing.assert_close(run[name], expected[name], rtol=0, atol=1e-20)
-    assert "weights:" not in capsys.readouterr().out
-    model = dxn.load(tmp_path / "run").model
-    assert model.adapters["text"].prepare.tokenizer.token_to_id("gnu") is None  # only the new table has gnus
-    assert (len(model.backbone.blocks), model.fusion.pool.kind) == (3, "max")
+def test_an_own_model_is_not_used_as_a_public_one(folder):
+    with pytest.raises(UserError, match="this model was trained with dxn; load it with run"):
+        read_public(str(folder)).nodes()
 
 
-def test_a_model_folder_and_its_file_are_as_good_as_the_run(made):
-    for place in (made / "both", made / "both" / "model", made / "both" / "model" / "model.safetensors"):
-        assert read_public(str(place)).parts.labels == ["x", "y", "z"]
+# Damaged folders
 
 
-@pytest.mark.parametrize(
-    ("target", "reason"), [("other", "theirs knows other names"), ("size", "theirs is for class, here it is number")]
-)
-def test_a_head_of_another_kind_or_other_classes_is_new_and_said_so_in_a_line(made, tmp_path, capsys, target, reason):
-    table, more = asked(made, f"weights={made / 'both'}", *STILL, "finetune.freeze=all")
-    run = train(table, tmp_path / "run", *more, "seed=7", target=target)
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("weights:")]
-    assert lines == [f"weights: {made / 'both'}: the head starts at random: {reason}"]
-    expected = state(made, "both")
-    same(run, expected, [n for n in run if not n.startswith("head.")])
-    assert run["head.out.weight"].shape != expected["head.out.weight"].shape or not torch.allclose(
-        run["head.out.weight"], expected["head.out.weight"], atol=0.01
-    )
+@pytest.mark.parametrize("name", ["model.safetensors", "config.yaml", "labels.json"])
+def test_a_changed_file_is_refused(folder, name):
+    path = folder / name
+    content = bytearray(path.read_bytes())
+    content[-1:] = bytes([content[-1] ^ 1]) if name == "model.safetensors" else b"\n\n"
+    path.write_bytes(content)
+    if name == "labels.json":
+        path.write_text(json.dumps({**LABELS, "labels": ["x", "y", "w"]}))
+    with pytest.raises(UserError, match=rf"^{path}: the file changed after it was saved"):
+        read_public(str(folder))
 
 
-def test_of_two_modalities_one_is_enough(made, tmp_path, capsys):
-    table, more = asked(made, f"weights={made / 'both'}", *STILL, "finetune.freeze=all", columns=["image"])
-    run = train(table, tmp_path / "run", *more, adapters="image")
-    same(run, state(made, "both"), [n for n in run if n.startswith(("adapters.", "backbone."))])
-    assert {n.split(".")[1] for n in run if n.startswith("adapters.")} == {"image"}
-    assert "weights:" not in capsys.readouterr().out
+def test_a_changed_model_card_is_accepted(folder):
+    (folder / "README.md").write_text("# Another title\n")
+    assert read_public(str(folder)).family.own
 
 
-def test_what_is_new_is_named_in_one_line(made, tmp_path, capsys):
-    table, more = asked(made, f"weights={made / 'gru'}", *STILL)
-    run = train(table, tmp_path / "run", *more, "adapters.image.image_size=16", "adapters.image.patch_size=8")
-    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("weights:")]
-    vectors = "fusion.embedding.vectors.image, fusion.embedding.vectors.text"
-    new = f"adapters.image, {vectors}, fusion.mix.image.weight, fusion.mix.image.bias"
-    expected = state(made, "gru")
-    assert lines[0] == f"weights: {made / 'gru'} lacks {new}: these start at random"
-    same(run, expected, [n for n in run if n.startswith(("backbone.", "adapters.text."))])
+def test_a_missing_file_is_named(folder):
+    path = folder / "labels.json"
+    path.unlink()
+    with pytest.raises(UserError, match=f"^{path}: file not found, although SHA256SUMS lists it"):
+        read_public(str(folder))
+    (folder / "SHA256SUMS").unlink()
+    assert_refused(folder, f"{folder}: not a complete model folder, because labels.json is missing")
 
 
-def test_a_recurrent_backbone_and_another_fusion_come_along_unasked(made):
-    c = composed(f"weights={made / 'gru'}", "adapters=[text]")
-    assert (c["backbone"]["_target_"], c["fusion"]["_target_"]) == ("dxn.models.Recurrent", "dxn.models.LateFusion")
-    assert c["head"]["dim"] == c["backbone"]["dim"] == 14
-
-
-def test_each_adapter_may_come_from_a_run_of_its_own(made, tmp_path):
-    both = [f"weights.image={made / 'both'}", f"weights.text={made / 'gru'}"]
-    small = ["backbone.depth=1", "backbone.num_heads=2", "finetune.freeze=all"]
-    table, more = asked(made, *both, *small)
-    run = train(table, tmp_path / "run", *more)
-    for modality, name in (("image", "both"), ("text", "gru")):
-        same(run, state(made, name), [n for n in run if n.startswith(f"adapters.{modality}.")])
-    assert not any(name.startswith("adapters.text.conv") for name in run)
-
-
-def test_low_rank_changes_and_slower_blocks_work_as_with_public_weights(made, tmp_path):
-    more = ["finetune.freeze=all", "finetune.lora_rank=2", "optimizer.layer_decay=0.5", "optimizer.lr=0.1"]
-    table, more = asked(made, f"weights={made / 'both'}", *more)
-    run, expected = train(table, tmp_path / "run", *more), state(made, "both")
-    changed = {name for name in run if not torch.equal(run[name], expected[name])}
-    assert {name for name in changed if not name.startswith("head.")} == {
-        f"backbone.blocks.{i}.attn.qkv.weight" for i in range(3)
-    }
-
-
-# A user's own settings
-
-
-def composed(*asked):
-    config = compose("train", ["data=table", "data.path=any", *asked])
-    default = compose("train", ["data=table", "data.path=any"]).plain()
-    return with_weights(config.plain(), read_start(config.plain()), default, config.asked())
-
-
-def test_what_the_weights_do_not_decide_is_the_users_and_else_the_runs(made):
-    own = ["fusion.pool=mean", "adapters.text.max_len=32", "backbone.drop_path=0.1", "head.dropout=0.4"]
-    c = composed(f"weights={made / 'both'}", "adapters=[text,image]", *own)
-    assert (c["fusion"]["pool"], c["adapters"]["text"]["max_len"]) == ("mean", 32)
-    assert (c["backbone"]["drop_path"], c["backbone"]["dropout"], c["backbone"]["depth"]) == (0.1, 0.2, 3)
-    assert (c["head"]["dropout"], c["dim"], c["adapters"]["image"]["patch_size"]) == (0.4, 14, 8)
-    assert composed(f"weights={made / 'both'}", "fusion=late")["fusion"]["_target_"] == "dxn.models.LateFusion"
+@pytest.mark.parametrize("name", ["../secret", "/secret", "a/b"])
+def test_sums_of_files_in_other_folders_are_refused(folder, name):
+    (folder / "SHA256SUMS").write_text(f"{'0' * 64}  {name}\n")
+    with pytest.raises(UserError, match=r"SHA256SUMS: must contain file names without a folder"):
+        read_public(str(folder))
 
 
 @pytest.mark.parametrize(
-    ("run", "asked", "said"),
+    ("content", "message"),
     [
-        ("both", "backbone.depth=2", "backbone.depth: the weights have 3, got 2; leave it out"),
-        ("both", "dim=16", "dim: the weights have 14, got 16; leave it out"),
-        ("both", "adapters.text.subwords=bpe", "adapters.text.subwords: the weights have word, got bpe; leave it out"),
-        ("both", "adapters.text.conv_kernel=5", "adapters.text.conv_kernel: the weights have 3, got 5; leave it out"),
-        ("both", "adapters.image.mean=[0,0,0]", "adapters.image.mean: the weights have None, got [0, 0, 0]"),
-        ("both", "backbone=gru", "backbone: the weights have Backbone, got Recurrent; leave it out"),
-        ("gru", "backbone=tiny", "backbone: the weights have Recurrent, got Backbone; leave it out"),
+        ("{", "invalid JSON"),
+        ("[]", 'must be a JSON object with the key "task"'),
+        ('{"labels": ["x"]}', 'must be a JSON object with the key "task"'),
+        ('{"task": "classify", "labels": 5}', "labels must be a list of strings"),
+        ('{"task": "classify", "labels": [5]}', "labels must be a list of strings"),
     ],
 )
-def test_no_setting_turns_the_weights_into_another_function_unsaid(made, run, asked, said):
-    with pytest.raises(UserError, match=re.escape(said)):
-        composed(f"weights={made / run}", asked)
+def test_labels_of_another_form_are_refused(folder, content, message):
+    path = folder / "labels.json"
+    path.write_text(content)
+    write_sums(folder)
+    assert_refused(folder, f"{path}: {message}")
 
 
-# What is no model
+# config.yaml from elsewhere
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.yaml", "tokenizer.json", "labels.json"])
-def test_a_changed_file_is_refused(made, tmp_path, name):
-    shutil.copytree(made / "both" / "model", tmp_path / "model")
-    path = tmp_path / "model" / name
-    data = bytearray(path.read_bytes())
-    data[-1:] = bytes([data[-1] ^ 1]) if name == "model.safetensors" else b"\n\n"
-    path.write_bytes(data)
-    with pytest.raises(UserError, match=re.escape(f"{path}: changed since it was saved")):
-        read_public(str(tmp_path / "model"))
+def change_config(folder, **changes):
+    """Set dotted keys of config.yaml; None removes a key."""
+    config = copy.deepcopy(NODES)
+    for key, value in changes.items():
+        *parents, last = key.split("/")
+        node = config
+        for parent in parents:
+            node = node[parent]
+        node[last] = value
+        if value is None:
+            del node[last]
+    (folder / "config.yaml").write_text(yaml.safe_dump(config, sort_keys=False))
+    write_sums(folder)
 
 
-def test_a_missing_file_is_named(made, tmp_path):
-    shutil.copytree(made / "both" / "model", tmp_path / "model")
-    (tmp_path / "model" / "labels.json").unlink()
-    with pytest.raises(UserError, match=r"labels\.json: missing, though SHA256SUMS lists it"):
-        read_public(str(tmp_path / "model"))
-    (tmp_path / "model" / "SHA256SUMS").unlink()
-    with pytest.raises(UserError, match=r"not a model folder, it has no labels\.json"):
-        read_public(str(tmp_path / "model"))
+@pytest.mark.parametrize("content", ["adapters: [", "- a\n- b\n", "text", "", "a: &a b\nc: *a\n"])
+def test_a_config_that_is_no_mapping_is_refused(folder, content):
+    (folder / "config.yaml").write_text(content)
+    write_sums(folder)
+    with pytest.raises(UserError, match=r"config\.yaml: "):
+        read_public(str(folder))
 
 
-def test_a_folder_that_is_no_model_and_a_run_without_one_are_told_apart(tmp_path):
-    with pytest.raises(UserError, match=re.escape(f"weights: {tmp_path}: none of model.safetensors")):
-        read_public(str(tmp_path))
-    (tmp_path / ".hydra").mkdir()
-    with pytest.raises(UserError, match="this run has kept no model yet"):
-        read_public(str(tmp_path))
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"fusion": None}, "fusion must have a _target_"),
+        ({"head": "classify"}, "head must have a _target_"),
+        ({"backbone": {"dim": DIM}}, "backbone must have a _target_"),
+        ({"backbone/dim": None}, "backbone.dim must be an integer, got None"),
+        ({"backbone/dim": "14"}, "backbone.dim must be an integer, got '14'"),
+        ({"adapters": None}, "adapters must have at least one adapter"),
+        ({"adapters": {}}, "adapters must have at least one adapter"),
+        ({"adapters": ["image"]}, "adapters must have at least one adapter"),
+        ({"adapters/image": {"dim": DIM}}, "adapters.image must have a _target_"),
+        ({"adapters/image/_target_": 5}, "adapters.image must have a _target_"),
+        ({"inputs": None}, "inputs must have at least one input"),
+        ({"inputs/front": "image"}, "inputs.front.modality must be a string"),
+        ({"inputs/front/adapter": "text"}, "inputs.front.adapter must be one of image"),
+    ],
+)
+def test_a_config_of_another_form_is_refused(folder, changes, message):
+    change_config(folder, **changes)
+    with pytest.raises(UserError) as caught:
+        read_public(str(folder))
+    path = folder / "config.yaml"
+    assert str(caught.value) == f"{path}: not the configuration of a model: {message}"
 
 
-def test_a_config_that_is_no_yaml_is_one_sentence(made, tmp_path):
-    shutil.copytree(made / "both" / "model", tmp_path / "model")
-    (tmp_path / "model" / "config.yaml").write_text("adapters: [")
-    with pytest.raises(UserError, match=r"config\.yaml: not YAML"):
-        read_public(str(tmp_path / "model"))
+@pytest.mark.parametrize(
+    "key", ["fusion/_target_", "adapters/image/_target_", "backbone/norm/_target_", "head/other"]
+)
+@pytest.mark.parametrize(
+    "target", ["os.system", "my_package.Part", "dxn.run.verbs.train", "dxn.instantiate.build"]
+)
+def test_a_config_that_names_anything_but_dxns_parts_is_refused(folder, monkeypatch, key, target):
+    monkeypatch.setattr("importlib.import_module", lambda name, *_: pytest.fail(f"imported {name}"))
+    value = {"_target_": target, "command": "true"} if key.endswith("other") else target
+    change_config(folder, **{key: value})
+    with pytest.raises(UserError, match=target):
+        read_public(str(folder))
 
 
-def test_a_public_model_is_not_what_it_is_taken_for(made, capsys):
-    assert main(["predict", f"weights={made / 'both'}", "input.text=ant"]) == 2
-    assert f"weights: {made / 'both'}: dxn trained this model; use it by run=" in capsys.readouterr().err
+def test_a_trusted_package_may_be_named(folder):
+    change_config(folder, **{"head/_target_": "my_package.MyTask"})
+    with pytest.raises(UserError, match=r"my_package\.MyTask.*trust=\[my_package\]"):
+        read_public(str(folder))
+    public = read_public(str(folder), trust=["my_package"])
+    assert public.architecture.head["_target_"] == "my_package.MyTask"
+
+
+def test_a_config_of_another_program_next_to_public_weights_is_ignored(tmp_path):
+    (tmp_path / "config.yaml").write_text("trainer:\n  epochs: 3\n")
+    save_file({"a": torch.zeros(3)}, tmp_path / "model.safetensors")
+    assert_refused(tmp_path, f"{tmp_path}: does not belong to a supported family")

@@ -1,16 +1,17 @@
-"""Tokenizers from vocabulary files cut texts as their own libraries do."""
+"""Tokenizers from vocabulary files give the tokens of their own libraries."""
 
 import json
 from pathlib import Path
 
 import pytest
-from peers import parity
+from helpers.peers import cases
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from dxn.errors import UserError
-from dxn.weights.checkpoint import Checkpoint, byte_bpe, wordpiece
+from dxn.weights import Checkpoint
+from dxn.weights.vocabulary import byte_bpe, wordpiece
 
-transformers = parity.transformers
+transformers = cases.transformers
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
 
 
@@ -30,40 +31,53 @@ HARD = [
 
 
 def wordpiece_files(folder):
-    """A tiny vocab.txt, with a letter in it that is a line of its own to str.splitlines."""
+    """A tiny vocab.txt, with characters at which str.splitlines would split a line."""
     tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     special = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "\u2028", "a\x85b"]
     trainer = trainers.WordPieceTrainer(vocab_size=160, special_tokens=special, show_progress=False)
-    tokenizer.train_from_iterator([*HARD, *(text.lower() for text in HARD), "cafe naive ecole"], trainer)
+    tokenizer.train_from_iterator(
+        [*HARD, *(text.lower() for text in HARD), "cafe naive ecole"], trainer
+    )
     pieces = sorted(tokenizer.get_vocab().items(), key=lambda pair: pair[1])
-    (folder / "vocab.txt").write_text("".join(f"{piece}\n" for piece, _ in pieces), encoding="utf-8")
+    (folder / "vocab.txt").write_text(
+        "".join(f"{piece}\n" for piece, _ in pieces), encoding="utf-8"
+    )
     return dict(pieces)
 
 
 @pytest.mark.parametrize("strip", [None, False, True])
 @pytest.mark.parametrize("lowercase", [True, False])
-def test_a_vocab_txt_cuts_texts_as_berts_tokenizer_does(lowercase, strip, tmp_path):
+def test_a_vocab_txt_gives_the_tokens_of_berts_tokenizer(lowercase, strip, tmp_path):
     pieces = wordpiece_files(tmp_path)
-    settings = {"do_lower_case": lowercase, "strip_accents": strip}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({k: v for k, v in settings.items() if v is not None}))
-    ours = Checkpoint("x", {}, folder=tmp_path).tokenizer()
-    assert ours is not None and ours.get_vocab() == pieces
-    theirs = transformers.BertTokenizerFast(str(tmp_path / "vocab.txt"), do_lower_case=lowercase, strip_accents=strip)
+    options = {"do_lower_case": lowercase}
+    if strip is not None:
+        options["strip_accents"] = strip
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
+    tokenizer = Checkpoint("x", {}, folder=tmp_path).tokenizer()
+    assert tokenizer is not None
+    assert tokenizer.get_vocab() == pieces
+    peer = transformers.BertTokenizerFast(
+        str(tmp_path / "vocab.txt"), do_lower_case=lowercase, strip_accents=strip
+    )
     for text in HARD:
-        assert ours.encode(text).ids == theirs(text)["input_ids"], text
-        assert ours.encode(text).tokens[0] == "[CLS]" and ours.encode(text).tokens[-1] == "[SEP]"
+        encoding = tokenizer.encode(text)
+        assert encoding.ids == peer(text)["input_ids"], text
+        assert encoding.tokens[0] == "[CLS]"
+        assert encoding.tokens[-1] == "[SEP]"
 
 
-def test_a_vocab_txt_without_a_tokenizer_config_is_of_lower_case(tmp_path):
+def test_a_vocab_txt_without_a_tokenizer_config_is_lower_case(tmp_path):
     wordpiece_files(tmp_path)
-    ours = Checkpoint("x", {}, folder=tmp_path).tokenizer()
-    assert ours is not None and ours.encode("HELLO").ids == ours.encode("hello").ids
+    tokenizer = Checkpoint("x", {}, folder=tmp_path).tokenizer()
+    assert tokenizer is not None
+    assert tokenizer.encode("HELLO").ids == tokenizer.encode("hello").ids
 
 
 def test_a_vocab_txt_without_its_special_tokens_is_refused(tmp_path):
     (tmp_path / "vocab.txt").write_text("[PAD]\n[UNK]\na\n")
-    with pytest.raises(UserError, match=r"^weights: .+vocab\.txt: \[CLS\], \[SEP\] not among its 3 pieces$"):
+    message = r"vocab\.txt: must contain .*, got 3 tokens without \[CLS\], \[SEP\]; download"
+    with pytest.raises(UserError, match=message):
         wordpiece(tmp_path / "vocab.txt", lowercase=True)
 
 
@@ -82,36 +96,42 @@ def bpe_files(folder, *special):
     return str(folder / "vocab.json"), str(folder / "merges.txt")
 
 
-def test_vocab_json_and_merges_cut_texts_as_gpt2s_tokenizer_does(tmp_path):
+def test_vocab_json_and_merges_give_the_tokens_of_gpt2s_tokenizer(tmp_path):
     files = bpe_files(tmp_path, "<|endoftext|>")
-    ours = Checkpoint("x", {}, folder=tmp_path).tokenizer()
-    theirs = transformers.GPT2TokenizerFast(*files)
-    assert ours is not None
+    tokenizer = Checkpoint("x", {}, folder=tmp_path).tokenizer()
+    peer = transformers.GPT2TokenizerFast(*files)
+    assert tokenizer is not None
     for text in [*HARD, "one<|endoftext|>two"]:
-        assert ours.encode(text).ids == theirs(text)["input_ids"], text
-        assert ours.decode(ours.encode(text).ids) == theirs.decode(theirs(text)["input_ids"], skip_special_tokens=True)
+        ids = tokenizer.encode(text).ids
+        assert ids == peer(text)["input_ids"], text
+        assert tokenizer.decode(ids) == peer.decode(ids, skip_special_tokens=True)
 
 
-def test_vocab_json_and_merges_cut_texts_as_robertas_tokenizer_does(tmp_path):
+def test_vocab_json_and_merges_give_the_tokens_of_robertas_tokenizer(tmp_path):
     files = bpe_files(tmp_path, "<s>", "<pad>", "</s>", "<unk>", "<mask>")
-    ours = Checkpoint("x", {}, folder=tmp_path).tokenizer()
-    # As in the published tokenizer.json: the mask is a word, with the space before it.
-    theirs = transformers.RobertaTokenizerFast(*files, mask_token=AddedToken("<mask>", lstrip=True))
-    assert ours is not None
+    tokenizer = Checkpoint("x", {}, folder=tmp_path).tokenizer()
+    # As in the published tokenizer.json, the mask includes the space before it.
+    mask = AddedToken("<mask>", lstrip=True)
+    peer = transformers.RobertaTokenizerFast(*files, mask_token=mask)
+    assert tokenizer is not None
     for text in HARD:
-        assert ours.encode(text).ids == theirs(text)["input_ids"], text
-        assert ours.encode(text).tokens[0] == "<s>" and ours.encode(text).tokens[-1] == "</s>"
+        encoding = tokenizer.encode(text)
+        assert encoding.ids == peer(text)["input_ids"], text
+        assert encoding.tokens[0] == "<s>"
+        assert encoding.tokens[-1] == "</s>"
 
 
 def test_clips_vocabulary_without_a_tokenizer_json_is_refused(tmp_path):
     files = bpe_files(tmp_path, "<|startoftext|>", "<|endoftext|>")
-    with pytest.raises(UserError, match=r"^weights: .+vocab\.json: CLIP's vocabulary, which only a tokenizer\.json"):
+    message = r"vocab\.json: CLIP's tokenizer cannot be .*; add its tokenizer\.json$"
+    with pytest.raises(UserError, match=message):
         byte_bpe(*map(Path, files))
 
 
-def test_a_tokenizer_json_goes_before_vocabulary_files(tmp_path):
+def test_a_tokenizer_json_is_preferred_to_vocabulary_files(tmp_path):
     wordpiece_files(tmp_path)
     Tokenizer(models.WordLevel({"w0": 0}, unk_token="w0")).save(str(tmp_path / "tokenizer.json"))
-    found = Checkpoint("x", {}, folder=tmp_path).tokenizer()
-    assert found is not None and found.get_vocab() == {"w0": 0}
+    tokenizer = Checkpoint("x", {}, folder=tmp_path).tokenizer()
+    assert tokenizer is not None
+    assert tokenizer.get_vocab() == {"w0": 0}
     assert Checkpoint("x", {}).tokenizer() is None

@@ -1,4 +1,4 @@
-"""Everything opened before any training: what there is, and what is wrong with it."""
+"""Read a complete data set before training, and report its statistics and its bad rows."""
 
 from __future__ import annotations
 
@@ -6,166 +6,251 @@ import csv
 import hashlib
 import statistics
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
 from itertools import combinations
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
-from dxn.data.rows import Rows, Source
-from dxn.data.samples import Opened, open_rows
-from dxn.tokenize.media import BadMedia, audio_rate
-
-SHOWN = 20  # classes listed by name
+from dxn.data.opening import Opened, survey_rows
+from dxn.data.rows import Source
+from dxn.tasks.task import Task
+from dxn.tokenize.adapter import Preprocessor, summarize, truncated
 
 
 @dataclass(frozen=True)
 class Bad:
-    """A file or row that cannot be used; modality and path are empty where the row as a whole is at fault."""
+    """One row of bad.csv, which lists bad rows and bad files.
+
+    Args:
+        split: Name of the split.
+        row: Origin of the row, such as "train.csv row 17".
+        input: Name of the input. Empty if the whole row is bad.
+        path: Path of the bad file. Empty if the value is not a path.
+        reason: Why the row or file cannot be used.
+    """
 
     split: str
     row: str
-    modality: str
+    input: str
     path: str
     reason: str
 
 
 @dataclass(frozen=True)
+class Truncation:
+    """Statistics of the samples of an input that are truncated to max_len tokens.
+
+    Args:
+        count: Number of truncated samples.
+        total: Number of all samples.
+        max_len: Maximum number of tokens of a sample.
+        median_read: Median, over the truncated samples, of the fraction of tokens that is kept.
+    """
+
+    count: int
+    total: int
+    max_len: int
+    median_read: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.count:,} of {self.total:,} samples are truncated to {self.max_len:,} tokens "
+            f"(median: {100 * self.median_read:.0f}% of a truncated sample is kept)"
+        )
+
+
+@dataclass(frozen=True)
 class Report:
-    """What `check` found: the source, its splits with what could be opened, equal rows, and what is bad."""
+    """Result of `check`.
+
+    Args:
+        source: The data set.
+        task: The task that parsed the targets. None: targets were not parsed.
+        splits: Opened rows, by split.
+        summaries: One line about the values of each input, by split and input.
+        truncations: Statistics of truncated samples, by split and input.
+        duplicates: Number of duplicate rows, by a description such as "within train" or "of train
+            in test".
+        bad: Bad rows and bad files.
+    """
 
     source: Source
+    task: Task | None
     splits: Mapping[str, Opened]
+    summaries: Mapping[str, Mapping[str, str]]
+    truncations: Mapping[str, Mapping[str, Truncation]]
     duplicates: Mapping[str, int]
-    rates: Mapping[str, Counter[int]]  # how many sounds have which rate in hertz, by split
-    sample_rate: int  # hertz at which they were read
     bad: Sequence[Bad]
 
     def lines(self) -> list[str]:
-        """The report, to be printed."""
-        kind = self.source.target_kind
-        lines = [f"{name}: {column}" for name, column in self.source.columns.items() if name != "target"]
-        if "target" in self.source.columns:
-            lines.append(f"target: {self.source.columns['target']} ({kind})")
-        lines += [f"note: {note}" for note in self.source.notes]
-        for name, split in self.splits.items():
-            lines.append(f"{name}: {len(split):,} rows" + (f", {split.skipped} left out" if split.skipped else ""))
-            lines += [f"  {line}" for line in _inputs(self, name)]
-            lines += [f"  {line}" for line in _targets(split, kind)]
-        lines += [f"duplicates {where}: {count}" for where, count in self.duplicates.items() if count]
-        reasons = Counter(" ".join(filter(None, (b.modality, b.reason))) for b in self.bad)
+        """Return the report as lines of text."""
+        lines = _header(self.source, self.task)
+        for name, opened in self.splits.items():
+            left_out = f", {opened.skipped:,} left out" if opened.skipped else ""
+            lines.append(f"{name}: {len(opened):,} rows{left_out}")
+            lines += [f"  {line}" for line in self._split_lines(name, opened)]
+        for where, count in self.duplicates.items():
+            if count:
+                lines.append(f"duplicates {where}: {count:,}")
+        # Print equal reasons once with their count. `write_bad` lists every bad row.
+        reasons = Counter(" ".join(filter(None, (bad.input, bad.reason))) for bad in self.bad)
         lines += [f"bad: {count} × {reason}" for reason, count in reasons.most_common()]
         return lines
 
+    def _split_lines(self, name: str, opened: Opened) -> list[str]:
+        lines: list[str] = []
+        for input_name, summary in self.summaries[name].items():
+            lines.append(f"{input_name}: {summary}")
+            truncation = self.truncations[name].get(input_name)
+            if truncation is not None:
+                lines.append(f"{input_name}: {truncation}")
+        if opened.targets is not None and self.task is not None:
+            lines.append(f"target: {self.task.describe(opened.targets)}")
+        return lines
 
-def check(source: Source, prepares: Mapping[str, Any]) -> Report:
-    """Open every file of every split; prepares: the adapters' prepare halves, whose caps apply."""
-    need = source.target_kind != "none"
+
+def check(
+    source: Source,
+    preprocessors: Mapping[str, Preprocessor],
+    *,
+    task: Task | None = None,
+    fit: Callable[[Mapping[str, Opened]], object] | None = None,
+) -> Report:
+    """Read every file of every split, and collect statistics and problems.
+
+    Args:
+        source: The data set.
+        preprocessors: Preprocessor of each input, by input name.
+        task: Task that parses the targets. Default: targets are not parsed.
+        fit: Function that fits the adapters. It is called with the opened splits before samples are
+            prepared, because a text adapter needs its vocabulary to count tokens.
+    """
+    # A data set without a target column can be checked; only training needs the column.
+    need_target = task is not None and task.needs_target and source.target is not None
     splits = {
-        name: open_rows(rows, prepares, on_bad="missing", need_target=need)
+        name: survey_rows(rows, preprocessors, task=task, need_target=need_target)
         for name, rows in source.splits.items()
         if len(rows)
     }
-    rates = {name: _rates(source.splits[name]) for name in splits if "audio" in prepares}
-    sample_rate = prepares["audio"].sample_rate if "audio" in prepares else 0
-    bad = [found for name, split in splits.items() for found in _bad(name, split, source.splits[name])]
-    return Report(source, splits, _duplicates(splits), rates, sample_rate, bad)
+    # Fit after reading, because adapters are fitted on the rows that can be read.
+    if fit is not None:
+        fit(splits)
+    bad: list[Bad] = []
+    for name, split in splits.items():
+        for fault in sorted(split.bad, key=lambda fault: fault.row):
+            bad.append(Bad(name, fault.origin, fault.input, fault.path, fault.reason))
+    return Report(
+        source=source,
+        task=task,
+        splits=splits,
+        summaries={name: _summaries(source, name, splits, preprocessors) for name in splits},
+        truncations={n: count_truncated(split, preprocessors) for n, split in splits.items()},
+        duplicates=_count_duplicates(splits),
+        bad=bad,
+    )
+
+
+def count_truncated(
+    opened: Opened, preprocessors: Mapping[str, Preprocessor]
+) -> dict[str, Truncation]:
+    """Count truncated samples, by input name. Inputs without truncated samples are left out.
+
+    Args:
+        opened: Opened rows.
+        preprocessors: Preprocessors of fitted adapters, by input name.
+    """
+    truncations: dict[str, Truncation] = {}
+    for name, preprocessor in preprocessors.items():
+        # A preprocessor without the method `truncated` never truncates. Skip it, because preparing
+        # all of its samples would take long.
+        if name not in opened.raws or not hasattr(preprocessor, "truncated"):
+            continue
+        raws = [raw for raw in opened.raws[name] if raw is not None]
+        # Samples are prepared without a random generator, because augmentation changes the lengths.
+        counts = [count for raw in raws if (count := truncated(preprocessor, preprocessor(raw)))]
+        if counts:
+            max_len = max(kept for kept, _ in counts)
+            median = statistics.median(kept / total for kept, total in counts)
+            truncations[name] = Truncation(len(counts), len(raws), max_len, median)
+    return truncations
 
 
 def write_bad(report: Report, path: Path) -> None:
-    """A CSV with a line for each of report.bad."""
+    """Write a CSV file with one line per entry of `report.bad`."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        names = [field.name for field in fields(Bad)]
-        writer.writerow(names)
-        writer.writerows([getattr(bad, name) for name in names] for bad in report.bad)
+        writer.writerow([field.name for field in fields(Bad)])
+        writer.writerows(astuple(bad) for bad in report.bad)
 
 
-def _bad(name: str, split: Opened, rows: Rows) -> list[Bad]:
-    """Of "image: photos/7.jpg truncated" the modality, the path and the reason."""
-    index = {origin: i for i, origin in enumerate(rows.origin)}
-    found = []
-    for origin, text in split.bad:
-        modality, _, reason = text.partition(": ")
-        if modality not in rows.cells:
-            found.append(Bad(name, origin, "", "", text))
-            continue
-        cell = rows.cells[modality][index[origin]]
-        path = cell if modality != "text" and isinstance(cell, str) else ""
-        found.append(Bad(name, origin, modality, path, reason.removeprefix(f"{path} ")))
-    return found
+def _header(source: Source, task: Task | None) -> list[str]:
+    lines: list[str] = []
+    for name, spec in source.inputs.items():
+        # Do not print the modality again if the input has the same name.
+        modality = "" if name == spec.modality else f" ({spec.modality})"
+        lines.append(f"{name}: {spec.column}{modality}")
+    if source.target is not None:
+        task_name = f" ({task.name})" if task is not None else ""
+        lines.append(f"target: {source.target}{task_name}")
+    return lines + [f"note: {note}" for note in source.notes]
 
 
-def _rates(rows: Rows) -> Counter[int]:
-    found: Counter[int] = Counter()
-    for source in rows.cells.get("audio", ()):
-        if source is not None:
-            with suppress(BadMedia):  # listed among the bad
-                found[audio_rate(source)] += 1
-    return found
+def _summaries(
+    source: Source,
+    split: str,
+    splits: Mapping[str, Opened],
+    preprocessors: Mapping[str, Preprocessor],
+) -> dict[str, str]:
+    """Return the number of values and empty cells, and the sizes of the values, by input."""
+    opened, rows = splits[split], source.splits[split]
+    summaries: dict[str, str] = {}
+    for name, column in opened.raws.items():
+        cells = rows.cells[name]
+        present = [
+            (raw, cells[i]) for raw, i in zip(column, opened.kept, strict=True) if raw is not None
+        ]
+        # Empty cells are counted separately: unlike a file that cannot be read, they are not bad.
+        num_empty = sum(cell is None for cell in cells)
+        counts = f"{len(present):,}" + (f", {num_empty:,} empty" if num_empty else "")
+        summary = summarize(
+            preprocessors[name], [raw for raw, _ in present], [cell for _, cell in present]
+        )
+        summaries[name] = "; ".join(filter(None, [counts, summary]))
+    return summaries
 
 
-def _inputs(report: Report, name: str) -> list[str]:
-    """A line a modality: how many there are, how many cells are empty, and how large they are."""
-    lines = []
-    for modality, column in report.splits[name].raws.items():
-        present = [raw for raw in column if raw is not None]
-        empty = sum(cell is None for cell in report.source.splits[name].cells[modality])
-        lines.append(f"{modality}: {len(present):,}" + (f", {empty:,} empty" if empty else ""))
-        if modality == "image" and present:
-            lines[-1] += f"; {_areas(present)}"
-        elif modality == "audio" and present:
-            lines[-1] += f"; {_spread([len(r) / report.sample_rate for r in present], '.2f')} s"
-            rates = report.rates[name].most_common(5)
-            lines[-1] += "; " + ", ".join(f"{count:,} at {rate:,} Hz" for rate, count in rates)
-        elif present:
-            unit = "words" if isinstance(present[0], list) else "characters"
-            lines[-1] += f"; {_spread([len(r) for r in present], ',.0f')} {unit}"
-    return lines
+def _count_duplicates(splits: Mapping[str, Opened]) -> dict[str, int]:
+    """Count rows whose inputs are all equal to those of another row.
 
-
-def _areas(pictures: Sequence[Tensor]) -> str:
-    """Width×height of the smallest, the middle and the largest."""
-    sizes = sorted(((p.shape[2], p.shape[1]) for p in pictures), key=lambda size: size[0] * size[1])
-    low, middle, high = (f"{w}×{h}" for w, h in (sizes[0], sizes[len(sizes) // 2], sizes[-1]))
-    number = len(set(sizes))
-    return f"all {low}" if number == 1 else f"{low} to {high}, median {middle}, {number:,} sizes"
-
-
-def _spread(values: Sequence[float], form: str) -> str:
-    return f"{min(values):{form}} to {max(values):{form}}, median {statistics.median(values):{form}}"
-
-
-def _targets(split: Opened, kind: str) -> list[str]:
-    if split.targets is None or kind == "none":
-        return []
-    if kind == "number":
-        return [f"target: {_spread([float(v) for v in split.targets], 'g')}"]
-    names = split.targets if kind == "class" else [n for v in split.targets for n in v]
-    counts = Counter(names).most_common()
-    shown = ", ".join(f"{name} {count:,}" for name, count in counts[:SHOWN])
-    return [f"target: {shown}" + (f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else "")]
-
-
-def _duplicates(splits: Mapping[str, Opened]) -> dict[str, int]:
-    """Rows whose inputs are all the same as another's, within each split and between any two."""
-    digests = {name: [_digest(split, i) for i in range(len(split))] for name, split in splits.items()}
-    found = {f"within {name}": len(d) - len(set(d)) for name, d in digests.items()}
+    The counts are for rows within each split, and for rows that occur in two splits.
+    """
+    digests: dict[str, list[bytes]] = {}
+    for name, split in splits.items():
+        digests[name] = [_digest(split, i) for i in range(len(split))]
+    counts = {f"within {name}": len(d) - len(set(d)) for name, d in digests.items()}
+    # A row that occurs in both a training and a test split makes the test metrics too high.
     for first, second in combinations(digests, 2):
-        shared = set(digests[first])
-        found[f"of {first} in {second}"] = sum(d in shared for d in digests[second])
-    return found
+        in_first = set(digests[first])
+        counts[f"of {first} in {second}"] = sum(digest in in_first for digest in digests[second])
+    return counts
 
 
-def _digest(split: Opened, i: int) -> bytes:
+def _digest(split: Opened, row: int) -> bytes:
+    """Return a hash of the content of all inputs of a row."""
     digest = hashlib.blake2b(digest_size=16)
     for name, column in split.raws.items():
-        raw = column[i]
-        known = (name, tuple(raw.shape)) if isinstance(raw, Tensor) else (name, raw)
-        digest.update(repr(known).encode())
+        raw: Any = column[row]
+        # Hash the content, not the path, because copies of a file may be in several folders.
         if isinstance(raw, Tensor):
-            digest.update(raw.contiguous().numpy().data)
+            raw = raw.numpy(force=True)
+        if isinstance(raw, np.ndarray):
+            # Include the shape: equal bytes with different shapes are different images.
+            digest.update(repr((name, raw.shape)).encode())
+            digest.update(np.ascontiguousarray(raw).data)
+        else:
+            digest.update(repr((name, raw)).encode())
     return digest.digest()

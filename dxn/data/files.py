@@ -1,4 +1,4 @@
-"""Plain text files, to learn a language from."""
+"""Data sets of plain text files, to train a language model."""
 
 from __future__ import annotations
 
@@ -6,55 +6,86 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from dxn.data.rows import Rows, Source
-from dxn.data.splits import check_fractions
+from dxn.data.columns import Preprocessors
+from dxn.data.rows import InputSpec, Rows, Source
+from dxn.data.splits import SPLITS, check_fractions
 from dxn.errors import UserError
+from dxn.tokenize.adapter import has_words
 
-SPLITS = ("train", "validation", "test")
 
-
-def text(path: str | Sequence[str], *, fractions: Sequence[float] = (0.9, 0.1)) -> Source:
-    """A Source of whole files: no target, each split a run of every file.
+def text_files(
+    path: str | Sequence[str],
+    *,
+    preprocessors: Preprocessors,
+    fractions: Sequence[float] = (0.9, 0.1),
+) -> Source:
+    """Read a data set of text files. There is one row per file and split, and no target.
 
     Args:
-        path: a text file in UTF-8, a list of them, or a folder whose .txt files are meant.
-        fractions: shares of training, validation and test, in this order from the beginning of each file to its end.
+        path: A UTF-8 text file, a list of text files, or a folder with .txt files.
+        preprocessors: Preprocessors in use, by modality. The caller sets this argument.
+        fractions: Fractions of the training, validation and test split. Each file is cut into
+            consecutive parts in this order.
+
+    Raises:
+        UserError: If a file cannot be read, if there is no training text, or if no preprocessor
+            reads text.
     """
     check_fractions(fractions)
+    modality = _text_modality(preprocessors)
     cells: dict[str, list[str]] = {name: [] for name in SPLITS}
     origin: dict[str, list[str]] = {name: [] for name in SPLITS}
     for file in _files([path] if isinstance(path, str) else path):
         for name, part in zip(SPLITS, _cut(_read(file), fractions), strict=False):
+            # The part of a short file may be empty.
             if part.strip():
                 cells[name].append(part)
                 origin[name].append(file.name)
     if not cells["train"]:
-        raise UserError(f"{path}: holds no text to train on")
-    splits = {name: Rows({"text": cells[name]}, origin[name]) for name in SPLITS if cells[name]}
+        raise UserError(
+            f"data.path: no text for the training split in {path}; use files that are not blank"
+        )
+    splits = {name: Rows({modality: cells[name]}, origin[name]) for name in SPLITS if cells[name]}
     sizes = ", ".join(f"{name} {sum(map(len, cells[name])):,}" for name in splits)
-    return Source(splits, "none", {"text": "files"}, [f"splits: one after another in each file; characters: {sizes}"])
+    notes = [f"splits: consecutive parts of each file; number of characters: {sizes}"]
+    return Source(splits, {modality: InputSpec("files", modality)}, notes=notes)
+
+
+def _text_modality(preprocessors: Preprocessors) -> str:
+    """Return the first modality that reads text."""
+    for modality, preprocessor in preprocessors.items():
+        # A preprocessor that accepts words reads text. The name of the modality is not reliable,
+        # because users can add modalities.
+        if has_words(preprocessor):
+            return modality
+    names = ", ".join(preprocessors) or "no adapter"
+    raise UserError(f"adapters: no adapter in use reads text, got {names}; set adapters=text")
 
 
 def _files(paths: Sequence[str]) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for path in map(Path, paths):
-        inside = sorted(path.glob("*.txt")) if path.is_dir() else [path]
-        if not inside:
-            raise UserError(f"{path}: holds no .txt file")
-        found += inside
-    return found
+        # glob() returns files in the order of the file system, so sort them for reproducibility.
+        selected = sorted(path.glob("*.txt")) if path.is_dir() else [path]
+        if not selected:
+            raise UserError(f"{path}: the folder contains no .txt file; add one, or set data.path")
+        files += selected
+    return files
 
 
 def _read(file: Path) -> str:
     try:
         return file.read_text(encoding="utf-8")
     except FileNotFoundError as error:
-        raise UserError(f"{file}: no such file") from error
+        raise UserError(f"{file}: file not found (current directory: {Path.cwd()})") from error
     except UnicodeDecodeError as error:
-        raise UserError(f"{file}: not UTF-8 at byte {error.start}; convert it first") from error
+        raise UserError(
+            f"{file}: the file is not valid UTF-8 at byte {error.start}; save it as UTF-8"
+        ) from error
 
 
-def _cut(whole: str, fractions: Sequence[float]) -> list[str]:
-    """Runs of these shares, one after another."""
-    edges = [0, *(round(share * len(whole)) for share in accumulate(fractions))]
-    return [whole[start:stop] for start, stop in pairwise(edges)]
+def _cut(text: str, fractions: Sequence[float]) -> list[str]:
+    """Cut a text into consecutive parts with these fractions of its length."""
+    # Round the cumulative fractions, so that no character is lost or repeated between two parts.
+    edges = [0, *(round(fraction * len(text)) for fraction in accumulate(fractions))]
+    return [text[start:stop] for start, stop in pairwise(edges)]

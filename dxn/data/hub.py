@@ -1,82 +1,121 @@
-"""Data sets of the Hugging Face hub, or a local folder in their layout."""
+"""Data sets from the Hugging Face Hub, or from a local folder in the same layout."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
-from dxn.data.read import Table, blank
-from dxn.data.rows import Source
-from dxn.data.samples import OnBad
-from dxn.data.splits import NAMES
-from dxn.data.tables import Kind, from_tables
+from dxn.data.columns import Preprocessors
+from dxn.data.read import Table, blank_to_none
+from dxn.data.rows import OnBad, Source
+from dxn.data.splits import SPLIT_NAMES, UNDIVIDED
+from dxn.data.table import from_tables
 from dxn.errors import UserError
+
+MAX_REASON = 300  # characters; error messages of `datasets` can be pages long
 
 
 def hub(
     name: str,
     *,
+    preprocessors: Preprocessors,
     config: str | None = None,
     revision: str | None = None,
     fractions: Sequence[float] = (0.8, 0.1, 0.1),
-    text: str | Sequence[str] | None = None,
-    image: str | None = None,
-    audio: str | None = None,
     target: str | Sequence[str] | None = None,
-    kind: Kind | None = None,
     on_bad: OnBad = "error",
     seed: int = 0,
+    **columns: str | Sequence[str] | None,
 ) -> Source:
-    """A Source from `datasets.load_dataset`; pictures and sounds stay encoded and are read by dxn, with its caps.
+    """Read a data set with `datasets.load_dataset`.
+
+    Files such as images are not decoded by `datasets`. The preprocessors decode them and apply
+    their size limits.
 
     Args:
-        name: of the data set, or of a local folder.
-        config: configuration of the data set, where it has several.
-        revision: branch, tag or commit; pin it to get the same rows again.
-        fractions: shares of training, validation and test where the data set has no such splits.
-        text: column or columns of text; inferred unless a column is given.
-        image: column of pictures.
-        audio: column of sounds.
-        target: column to predict.
-        kind: class, labels, number, tags or text, which is to be written; inferred unless given.
-        on_bad: error, skip the row, or use the rest of it (missing).
-        seed: of the drawn splits.
+        name: Name of the data set, or path of a local folder.
+        preprocessors: Preprocessors in use, by modality. The caller sets this argument.
+        config: Name of the configuration, if the data set has several.
+        revision: Branch, tag or commit. A commit always has the same rows.
+        fractions: Fractions of training, validation and test rows, if the data set has only a
+            training split.
+        target: Column to predict. Default: a column called label, target, class or category.
+        on_bad: What to do with a bad row: error (stop), skip (leave the row out) or missing (use
+            its other inputs).
+        seed: Random seed of the split.
+        columns: Column or list of columns of a modality, such as text=title. An empty list: no
+            column of this modality is used. Default: columns are inferred from their values.
+
+    Raises:
+        UserError: If the data set cannot be loaded, or has no column of a given name.
     """
-    import datasets  # takes seconds to import
+    splits = _load(name, config, revision)
+    known = {split: SPLIT_NAMES[split.lower()] for split in splits if split.lower() in SPLIT_NAMES}
+    if "train" not in known.values():
+        raise UserError(
+            f"data.name: a training split is required, but {name} has only {', '.join(splits)}"
+        )
+    tables = {known[split]: _to_table(splits[split], Path(name, split)) for split in known}
+    if list(tables) == ["train"]:
+        tables = {UNDIVIDED: tables["train"]}
+    source = from_tables(
+        tables,
+        preprocessors,
+        columns=columns,
+        target=target,
+        fractions=fractions,
+        on_bad=on_bad,
+        seed=seed,
+    )
+    others = [split for split in splits if split not in known]
+    if not others:
+        return source
+    return replace(source, notes=[*source.notes, f"not used: split {', '.join(others)}"])
+
+
+def _load(name: str, config: str | None, revision: str | None) -> dict[str, Any]:
+    """Return a `datasets.Dataset` for each split."""
+    # Importing the library takes seconds, and only this data source needs it.
+    import datasets
     from datasets.exceptions import DatasetGenerationError, DatasetsError
 
     try:
-        found = datasets.load_dataset(name, config, revision=revision)
+        splits: Any = datasets.load_dataset(name, config, revision=revision)
     except (ValueError, OSError, DatasetsError) as error:
-        # A DatasetGenerationError itself only says that there was an error.
-        reason = error.__cause__ if isinstance(error, DatasetGenerationError) and error.__cause__ else error
-        raise UserError(f"data.name: {name} cannot be loaded ({' '.join(str(reason).split())[:300]})") from error
-    known = {str(split): NAMES[str(split).lower()] for split in found if str(split).lower() in NAMES}
-    if "train" not in known.values():
-        raise UserError(f"data.name: {name} has no training split, only {', '.join(map(str, found))}")
-    tables = {known[split]: _table(found[split], Path(name, split), datasets) for split in known}
-    if list(tables) == ["train"]:
-        tables = {"all": tables["train"]}
-    given = {"text": text, "image": image, "audio": audio}
-    source = from_tables(tables, given, target=target, kind=kind, fractions=fractions, on_bad=on_bad, seed=seed)
-    other = [str(split) for split in found if str(split) not in known]
-    notes = [f"not used: split {', '.join(other)}"] if other else []
-    return replace(source, notes=[*source.notes, *notes])
+        # The message of a DatasetGenerationError has no details; those are in its cause.
+        is_wrapper = isinstance(error, DatasetGenerationError) and error.__cause__ is not None
+        reason = " ".join(str(error.__cause__ if is_wrapper else error).split())
+        raise UserError(f"data.name: {name} cannot be loaded ({reason[:MAX_REASON]})") from error
+    return {str(split): splits[split] for split in splits}
 
 
-def _table(rows, origin: Path, datasets) -> Table:
-    columns = {}
+def _to_table(rows: Any, origin: Path) -> Table:
+    columns: dict[str, list] = {}
     for name, feature in rows.features.items():
-        if isinstance(feature, datasets.Image | datasets.Audio):
-            plain = rows.cast_column(name, type(feature)(decode=False))
-            columns[name] = [v and (v["bytes"] or v["path"]) for v in plain[name]]
-        elif isinstance(feature, datasets.ClassLabel):
-            columns[name] = [None if v is None or v < 0 else feature.int2str(v) for v in rows[name]]
-        elif isinstance(getattr(feature, "feature", None), datasets.ClassLabel):
-            columns[name] = [v and [feature.feature.int2str(x) for x in v] for v in rows[name]]
-        else:
-            columns[name] = list(rows[name])
-    columns = {name: [blank(v) for v in values] for name, values in columns.items()}
+        columns[name] = [blank_to_none(value) for value in _values(rows, name, feature)]
     count = len(rows)
     return Table(columns, [origin] * count, list(range(1, count + 1)))
+
+
+def _values(rows: Any, name: str, feature: Any) -> list:
+    """Return the values of a column, with files as bytes or paths and classes as names."""
+    # Features are recognized by their attributes, because their types differ between versions of
+    # the library. A feature with `decode` is an encoded file, such as an image.
+    if hasattr(feature, "decode"):
+        encoded = rows.cast_column(name, type(feature)(decode=False))
+        return [value and (value["bytes"] or value["path"]) for value in encoded[name]]
+    # A feature with `int2str` is a ClassLabel.
+    if hasattr(feature, "int2str"):
+        return [_class_name(feature, value) for value in rows[name]]
+    # A list of class labels.
+    items: Any = getattr(feature, "feature", None)
+    if hasattr(items, "int2str"):
+        return [value and list(map(items.int2str, value)) for value in rows[name]]
+    return list(rows[name])
+
+
+def _class_name(feature: Any, value: int | None) -> str | None:
+    # -1 means that a row has no label, for example in a test split without public labels.
+    return None if value is None or value < 0 else feature.int2str(value)

@@ -1,4 +1,4 @@
-"""One split of a data set, whatever it came from."""
+"""The rows of a data set, its inputs and its target."""
 
 from __future__ import annotations
 
@@ -6,13 +6,23 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
+TARGET = "target"  # key of the targets in Rows.cells and in batches
+# Batches contain these keys next to one key per input, so an input cannot have such a name.
+RESERVED = (TARGET, "index", "size")
+
+# What to do with a bad row: raise an error, leave the row out, or use the inputs that can be read.
+OnBad = Literal["error", "skip", "missing"]
+
 
 @dataclass(frozen=True)
 class Rows:
-    """cells: "text", "image", "audio" or "target" to one value a row, None where it is missing.
+    """One split of a data set, before files are read.
 
-    text is a str or a list of words; image and audio what tokenize.media reads; target a str (class, text), a list of
-    str (labels, tags) or a float (number). origin says where each row came from: "train.csv row 17".
+    Args:
+        cells: Values by input name (or "target"), one per row; None where a value is missing. The
+            values of an input are what its preprocessor reads, such as texts, paths or bytes.
+            Targets are raw cells, which the task parses when the rows are opened.
+        origin: Origin of each row for messages, such as "train.csv row 17".
     """
 
     cells: Mapping[str, Sequence[Any]]
@@ -22,17 +32,67 @@ class Rows:
         return len(self.origin)
 
     def take(self, indices: Sequence[int]) -> Rows:
-        """The rows of these indices, in their order."""
-        cells = {name: [column[i] for i in indices] for name, column in self.cells.items()}
+        """Return the rows at these indices, in this order."""
+        cells: dict[str, list[Any]] = {}
+        for name, column in self.cells.items():
+            cells[name] = [column[i] for i in indices]
         return Rows(cells, [self.origin[i] for i in indices])
 
 
 @dataclass(frozen=True)
+class InputSpec:
+    """An input of a data set.
+
+    Args:
+        column: Column that contains the values of the input.
+        modality: Modality of the input, such as "text".
+    """
+
+    column: str
+    modality: str
+
+
+@dataclass(frozen=True)
 class Source:
-    """Splits by name ("train", "validation", "test"), what is to be predicted, and what to tell the user."""
+    """A data set with its splits, inputs and target.
+
+    Args:
+        splits: Rows by split: "train", and optionally "validation" and "test".
+        inputs: Column and modality of each input, by input name. The order is that of the model's
+            inputs.
+        target: Target column, or several columns joined by " + ". None: there is no target.
+        task: Name of the task for which the data set was designed. None: infer it from the targets.
+        notes: Sentences to print about inferred columns, random splits and unused data.
+        on_bad: What to do with a bad row.
+    """
 
     splits: Mapping[str, Rows]
-    target_kind: str  # class, labels, number, tags, text or none
-    columns: Mapping[str, str]  # what each cell was called: {"text": "title", "target": "colour"}
+    inputs: Mapping[str, InputSpec]
+    target: str | None = None
+    task: str | None = None
     notes: Sequence[str] = ()
-    on_bad: Literal["error", "skip", "missing"] = "error"
+    on_bad: OnBad = "error"
+
+    def column(self, name: str) -> list[Any]:
+        """Return the cells of an input (or "target") in all splits, None where it is missing."""
+        values: list[Any] = []
+        for rows in self.splits.values():
+            missing: Sequence[Any] = [None] * len(rows)
+            values += rows.cells.get(name, missing)
+        return values
+
+    def targets(self) -> tuple[list[Any], list[Any] | None]:
+        """Return the raw targets and the words of the same rows, for `dxn.tasks.infer_task`.
+
+        Returns:
+            The target cells of the rows that have a target, and for the same rows the cells of the
+            first input that contains lists of words, or None if there is no such input.
+        """
+        cells = self.column(TARGET)
+        rows = [i for i, cell in enumerate(cells) if cell is not None]
+        targets = [cells[i] for i in rows]
+        for name in self.inputs:
+            values = self.column(name)
+            if any(isinstance(value, list) for value in values):
+                return targets, [values[i] for i in rows]
+        return targets, None

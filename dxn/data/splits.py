@@ -1,14 +1,19 @@
-"""Training, validation and test: by name, by a column, or by drawing."""
+"""Divide rows into training, validation and test splits."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import Any
 
-from dxn.data.rows import Rows
+from dxn.data.read import Table, as_list, concatenate
+from dxn.data.rows import TARGET, Rows
 from dxn.errors import UserError
+from dxn.tasks.cells import are_amounts, are_lists, are_numbers
 
-NAMES = {
+SPLITS: tuple[str, ...] = ("train", "validation", "test")
+# Common names of splits in file names, folder names and columns, and dxn's name for each.
+SPLIT_NAMES = {
     "train": "train",
     "training": "train",
     "val": "validation",
@@ -18,18 +23,33 @@ NAMES = {
     "test": "test",
     "testing": "test",
 }
+UNDIVIDED = "all"  # key of rows that have not been divided into splits
 
 
 def check_fractions(fractions: Sequence[float]) -> None:
-    """UserError unless these are up to three shares of a whole."""
-    if not 1 <= len(fractions) <= 3 or min(fractions) < 0 or abs(sum(fractions) - 1) > 1e-6:
-        raise UserError(f"data.fractions: must be up to three shares that add up to 1, got {list(fractions)}")
+    """Check the fractions of the splits.
+
+    Raises:
+        UserError: If they are not one to three numbers that add up to 1.
+    """
+    valid = 1 <= len(fractions) <= 3 and min(fractions) >= 0
+    if not valid or abs(sum(fractions) - 1) > 1e-6:
+        raise UserError(
+            "data.fractions: must be one to three numbers of at least 0 that add up to 1, "
+            f"got {list(fractions)}"
+        )
 
 
-def draw(labels: Sequence, fractions: Sequence[float], *, seed: int) -> list[list[int]]:
-    """Row indices of each part, every label spread over the parts in proportion (stratified).
+def draw_split(labels: Sequence, fractions: Sequence[float], *, seed: int) -> list[list[int]]:
+    """Divide rows into random parts, stratified by label.
 
-    labels: one a row; rows whose label is None, or rare, are spread like one label of their own.
+    Args:
+        labels: One label per row. None is a label of its own.
+        fractions: Fraction of the rows in each part.
+        seed: Random seed.
+
+    Returns:
+        Sorted row indices of each part.
     """
     check_fractions(fractions)
     by_label: dict[str, list[int]] = {}
@@ -37,42 +57,179 @@ def draw(labels: Sequence, fractions: Sequence[float], *, seed: int) -> list[lis
         by_label.setdefault(repr(label), []).append(i)
     order: list[int] = []
     for label in sorted(by_label):
+        # Use one generator per label, so that new rows of one label do not change the split of
+        # another.
         random.Random(f"{seed}/{label}").shuffle(by_label[label])
         order += by_label[label]
-    # Rows of a label stand together; dealing each to the part that is furthest behind keeps all in proportion.
+    # The rows of a label are now consecutive. Assign each row to the part with the largest deficit
+    # (expected size minus actual size). This keeps the fractions within each label, and also within
+    # all rows: rounding each label separately would assign all rare labels to the first part.
     parts: list[list[int]] = [[] for _ in fractions]
-    owed = [0.0] * len(fractions)
+    deficits = [0.0] * len(fractions)
     for i in order:
-        owed = [o + f for o, f in zip(owed, fractions, strict=True)]
-        most = max(range(len(owed)), key=owed.__getitem__)
-        owed[most] -= 1
-        parts[most].append(i)
+        deficits = [d + fraction for d, fraction in zip(deficits, fractions, strict=True)]
+        part = max(range(len(deficits)), key=deficits.__getitem__)
+        deficits[part] -= 1
+        parts[part].append(i)
     return [sorted(part) for part in parts]
 
 
-def complete(splits: Mapping[str, Rows], fractions: Sequence[float], *, seed: int, notes: list[str]) -> dict[str, Rows]:
-    """Draw the splits that are not given: all of them from "all", or a tenth of the training rows for validation.
+def complete_splits(
+    splits: Mapping[str, Rows],
+    fractions: Sequence[float],
+    *,
+    seed: int,
+    notes: list[str],
+    stratify: bool = True,
+) -> dict[str, Rows]:
+    """Create missing splits at random.
 
-    What was drawn is added to notes.
+    Undivided rows (with the key "all") are divided by `fractions`. Otherwise, if there is no
+    validation split, 10% of the training rows become the validation split.
+
+    Args:
+        splits: Rows by split, or all rows with the key "all".
+        fractions: Fractions of the training, validation and test split.
+        seed: Random seed.
+        notes: A sentence about a random split is appended to this list.
+        stratify: Whether each split has the same proportions of target values; see
+            `is_categorical`.
     """
-    found = dict(splits)
-    if "all" in found:
-        found = _drawn(found["all"], ("train", "validation", "test"), fractions, seed)
-        shares = ", ".join(f"{name} {len(rows):,}" for name, rows in found.items())
-        notes.append(f"splits: drawn by seed {seed}: {shares}")
-    elif "validation" not in found and len(found.get("train", ())) > 1:
-        found |= _drawn(found["train"], ("train", "validation"), (0.9, 0.1), seed)
-        found = {name: found[name] for name in ("train", "validation", "test") if name in found}
-        notes.append(f"validation: a tenth of the training rows, drawn by seed {seed}")
-    return found
+    complete = dict(splits)
+    # If the data set defines a training split, do not create a test split from it: its metrics
+    # would not be comparable with published ones. Training needs a validation split, however, to
+    # select the best epoch.
+    if UNDIVIDED in complete:
+        complete = _draw_rows(complete[UNDIVIDED], fractions, seed=seed, stratify=stratify)
+        counts = ", ".join(f"{name} {len(rows):,}" for name, rows in complete.items())
+        notes.append(f"splits: chosen at random with seed {seed}: {counts}")
+    elif "validation" not in complete and len(complete.get("train", ())) > 1:
+        complete |= _draw_rows(complete["train"], (0.9, 0.1), seed=seed, stratify=stratify)
+        complete = {name: complete[name] for name in SPLITS if name in complete}
+        notes.append(f"validation: 10% of the training rows, chosen at random with seed {seed}")
+    return complete
 
 
-def _drawn(rows: Rows, names: Sequence[str], fractions: Sequence[float], seed: int) -> dict[str, Rows]:
-    parts = draw(_strata(rows), fractions, seed=seed)
-    return {name: rows.take(part) for name, part in zip(names, parts, strict=False) if part}
+def divide_table(
+    tables: Mapping[str, Table],
+    *,
+    split: str | None,
+    holdout: Mapping[str, Any] | None,
+    fractions: Sequence[float],
+    notes: list[str],
+) -> dict[str, Table]:
+    """Divide a table into splits by the values of a column, if there is such a column.
+
+    Args:
+        tables: Tables by split, or one undivided table with the key "all".
+        split: Column with the name of each row's split. Default: a column called "split".
+        holdout: Column and value (or list of values) that select the test rows.
+        fractions: Fractions of the splits. If there is only one, the table is not divided.
+        notes: A sentence about the division is appended to this list.
+
+    Returns:
+        Tables by split, or the undivided table with the key "all".
+
+    Raises:
+        UserError: If a column does not exist or has other values, or if the tables are already
+            divided and `split` is set.
+    """
+    if holdout:
+        return _hold_out(concatenate(list(tables.values())), holdout, notes)
+    if UNDIVIDED not in tables:
+        if split:
+            raise UserError(
+                "data.split: cannot be combined with data.train, data.validation and data.test, "
+                f"got {split}; remove data.split"
+            )
+        return dict(tables)
+    whole = tables[UNDIVIDED]
+    column = split or usual_split_column(whole)
+    # A single fraction means that all rows are used in one split, for example for prediction.
+    if column is None or len(fractions) == 1:
+        return dict(tables)
+    return _divide_by_column(whole, column, notes)
 
 
-def _strata(rows: Rows) -> list:
-    """What to stratify by: the targets where they are classes, nothing where they are anything else."""
-    targets = rows.cells.get("target", [None] * len(rows))
-    return [target if isinstance(target, str) or target is None else "" for target in targets]
+def usual_split_column(table: Table) -> str | None:
+    """Return "split" if there is a column of this name that contains only names of splits."""
+    names = {SPLIT_NAMES.get(str(value).lower()) for value in table.columns.get("split", ())}
+    return "split" if "train" in names and None not in names else None
+
+
+def is_categorical(values: Sequence[Any]) -> bool:
+    """Return whether target values are categories, so that random splits can be stratified.
+
+    Lists, quantities, and strings such as "a|b" that contain several labels are not categories.
+
+    Args:
+        values: Raw cells of the target column; None where missing.
+    """
+    present = [value for value in values if value is not None]
+    if are_lists(present) or are_amounts(present):
+        return False
+    if are_numbers(present):
+        return True
+    # The same thresholds as in `Multilabel.accepts`: labels repeat, and more than 5% of the rows
+    # contain the separator. Otherwise "|" is a character of a class name.
+    joined = [str(value).split("|") for value in present if "|" in str(value)]
+    names = [name.strip() for parts in joined for name in parts]
+    labels_repeat = len(set(names)) <= len(names) / 2
+    return not (labels_repeat and len(joined) > len(present) / 20)
+
+
+def _hold_out(table: Table, holdout: Mapping[str, Any], notes: list[str]) -> dict[str, Table]:
+    """Return the rows with one of the values as the test split, all others as training split."""
+    if len(holdout) > 1:
+        raise UserError(f"data.holdout: must be a single column, got {', '.join(holdout)}")
+    column, value = next(iter(holdout.items()))
+    # Compare strings: in data.holdout.fold=2, YAML parses 2 as a number, but CSV cells are strings.
+    held_out = {str(v) for v in as_list(value)}
+    values = [str(v) for v in table.column(column, "data.holdout")]
+    unknown = held_out - set(values)
+    if unknown:
+        known = ", ".join(sorted(set(values))[:10])
+        raise UserError(
+            f"data.holdout.{column}: no row has the value {min(unknown)!r}; the column contains "
+            f"{known}"
+        )
+    if held_out >= set(values):
+        raise UserError(
+            f"data.holdout.{column}: at least one row must be left for training, got all values "
+            "of the column; remove a value"
+        )
+    notes.append(f"test: the rows whose {column} is {', '.join(sorted(held_out))}")
+    rows = range(len(table))
+    return {
+        "train": table.take([i for i in rows if values[i] not in held_out]),
+        "test": table.take([i for i in rows if values[i] in held_out]),
+    }
+
+
+def _divide_by_column(table: Table, column: str, notes: list[str]) -> dict[str, Table]:
+    """Divide a table by a column with the name of each row's split."""
+    rows: dict[str, list[int]] = {}
+    for i, value in enumerate(table.column(column, "data.split")):
+        name = SPLIT_NAMES.get(str(value).lower())
+        if name is None:
+            got = "an empty cell" if value is None else repr(value)
+            raise UserError(
+                f"{table.origin(i)}: column {column!r} must be train, validation or test, got {got}"
+            )
+        rows.setdefault(name, []).append(i)
+    notes.append(f"splits: from column {column}")
+    return {name: table.take(rows[name]) for name in SPLITS if name in rows}
+
+
+def _draw_rows(
+    rows: Rows, fractions: Sequence[float], *, seed: int, stratify: bool
+) -> dict[str, Rows]:
+    """Divide rows at random. Splits without rows are left out."""
+    labels: list[str | None] = []
+    for target in rows.cells.get(TARGET, [None] * len(rows)):
+        # Rows without a target always have their own stratum, so that each split has its fraction
+        # of the rows with a target.
+        label = str(target) if stratify else ""
+        labels.append(None if target is None else label)
+    parts = draw_split(labels, fractions, seed=seed)
+    return {name: rows.take(part) for name, part in zip(SPLITS, parts, strict=False) if part}

@@ -1,78 +1,146 @@
-"""Rows of text as one long line of tokens, cut into windows: what a language model learns from."""
+"""A data set for language modelling: all texts as one stream of tokens, cut into windows."""
 
 from __future__ import annotations
 
+import math
 import random
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
+from torch import Tensor
 
-from dxn.data.samples import Opened, Samples
-from dxn.data.targets import Target
+from dxn.data.opening import Opened
+from dxn.data.samples import Samples
 from dxn.errors import UserError
+from dxn.tasks.task import Task, Window
+from dxn.tokenize.adapter import Preprocessor, VocabularyPreprocessor
 from dxn.tokenize.target import ENDS, token_of
 
 
 class Stream(Samples):
-    """Item (epoch, i) is a window of max_len tokens, its target the token that follows each of them.
+    """Windows of max_len tokens. The target of each token is the next token.
 
-    In training (augment) a window begins anywhere, a pure function of (seed, epoch, i); otherwise windows lie side by
-    side, so that each token but the first is guessed once. Between rows stands the end token, if there is one.
+    In training (`augment`), a window starts at a random position, which depends only on (seed,
+    epoch, i). Otherwise windows are adjacent, so that each token except the first is predicted
+    once. If the tokenizer has an EOS token, it separates the rows.
+
+    Args:
+        opened: Opened rows.
+        preprocessors: Preprocessor of each input, by input name. The preprocessor of the task's
+            only required input must have a tokenizer.
+        task: Task that encodes and collates the targets.
+        seed: Seed of the random positions.
+        augment: Whether windows start at random positions, as in training.
+
+    Raises:
+        UserError: If the texts have fewer than two tokens.
     """
 
     def __init__(
         self,
         opened: Opened,
-        prepares: Mapping[str, Any],
+        preprocessors: Mapping[str, Preprocessor],
         *,
-        target: Target | None = None,
+        task: Task,
         seed: int = 0,
         augment: bool = False,
-        modality_dropout: float = 0.0,
-        only: Sequence[str] | None = None,
     ):
-        super().__init__(opened, {"text": prepares["text"]}, target=target, seed=seed, augment=augment)
-        prepare = prepares["text"]
-        end = token_of(prepare.tokenizer, ENDS)
-        ids: list[int] = []
-        for raw in (opened.raws["text"][row] for row in self.rows):
-            encoding = prepare.tokenizer.encode(raw, is_pretokenized=isinstance(raw, list), add_special_tokens=False)
-            ids += ([end] if ids and end is not None else []) + encoding.ids
-        if len(ids) < 2:
+        (self.name,) = task.required_inputs
+        preprocessor = preprocessors[self.name]
+        super().__init__(opened, {self.name: preprocessor}, task=task, seed=seed, augment=augment)
+        vocabulary = cast("VocabularyPreprocessor", preprocessor)
+        # Samples.__init__ sets self.rows to the rows that have a text. At the end of this method it
+        # becomes the list of windows, which __len__ and __getitem__ use.
+        raws = [opened.raws[self.name][row] for row in self.rows]
+        self.ids = _token_ids(raws, vocabulary)
+        if len(self.ids) < 2:
             raise UserError(
-                f"{opened.origin[0]}: to guess a next token takes at least 2, got {len(ids)}; give more text"
+                f"{opened.origin[0]}: language modelling needs at least 2 tokens per split, got "
+                f"{len(self.ids)}; use more text"
             )
-        self.ids, self.length = torch.tensor(ids), prepare.max_len
-        self.chars = sum(len(" ".join(raw) if isinstance(raw, list) else raw) for raw in opened.raws["text"] if raw)
-        self.rows = list(range(max(-(-(len(ids) - 1) // self.length), 1)))
+        self.max_len = vocabulary.max_len
+        texts = (" ".join(raw) if isinstance(raw, list) else raw for raw in raws)
+        self.num_chars = sum(len(text) for text in texts)
+        num_predicted = len(self.ids) - 1
+        self.rows = list(range(math.ceil(num_predicted / self.max_len)))
 
     @property
     def chars_per_token(self) -> float:
-        """Characters that a token stands for, in the mean."""
-        return self.chars / len(self.ids)
+        """Mean number of characters per token of the stream."""
+        return self.num_chars / len(self.ids)
 
-    def size(self, i: int) -> float:
-        """All windows are alike."""
-        return self.length
+    def num_tokens(self, i: int) -> float:
+        """Return max_len, the length of all windows except the last one."""
+        return self.max_len
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
-        """index, text and target of a window."""
         epoch, i = key
-        start = self.rows[i] * self.length
-        if self.augment:
-            start = random.Random(f"{self.seed}/{epoch}/{i}").randrange(max(len(self.ids) - self.length, 1))
-        window = self.ids[start : start + self.length + 1]
-        count = len(window) - 1
-        text = {
-            "ids": window[:-1],
-            "places": torch.full((count, 2), torch.nan),
-            "words": torch.full((count,), -1),
-            "cut": torch.tensor(0),
-        }
-        return {"text": text, "index": self.rows[i], "target": window[1:]}
+        start = self.rows[i] * self.max_len
+        rand = random.Random(f"{self.seed}/{epoch}/{i}") if self.augment else None
+        # A random start gives each token a different context in each epoch.
+        if rand is not None:
+            start = rand.randrange(max(len(self.ids) - self.max_len, 1))
+        # Take one token more than the input has, because the targets are the ids shifted by one.
+        ids = self.ids[start : start + self.max_len + 1]
+        assert self.task is not None
+        window = Window(ids[1:], self.chars_per_token)
+        sample = self.task.encode_sample({self.name: _text_sample(ids[:-1])}, window, rand)
+        return {**sample, "index": self.rows[i]}
 
 
-def samples_of(target: Target) -> type[Samples]:
-    """How rows become samples for such a target."""
-    return Stream if target.kind == "next" else Samples
+def make_samples(
+    task: Task,
+    opened: Opened,
+    preprocessors: Mapping[str, Preprocessor],
+    *,
+    seed: int = 0,
+    augment: bool = False,
+    input_dropout: float = 0.0,
+    only: Sequence[str] | None = None,
+) -> Samples:
+    """Create the data set of a task: `Stream` if the task needs a token stream, else `Samples`.
+
+    The arguments are those of `Samples`. A `Stream` has a single input, so it ignores
+    `input_dropout` and `only`.
+    """
+    if task.streams:
+        return Stream(opened, preprocessors, task=task, seed=seed, augment=augment)
+    return Samples(
+        opened,
+        preprocessors,
+        task=task,
+        seed=seed,
+        augment=augment,
+        input_dropout=input_dropout,
+        only=only,
+    )
+
+
+def _token_ids(raws: Sequence[Any], preprocessor: VocabularyPreprocessor) -> Tensor:
+    """Return the token ids of all texts, separated by EOS tokens if the tokenizer has one."""
+    tokenizer = preprocessor.tokenizer
+    end = token_of(tokenizer, ENDS)
+    ids: list[int] = []
+    for raw in raws:
+        if ids and end is not None:
+            ids.append(end)
+        # Do not add special tokens such as [CLS] around each text: the texts form one stream.
+        is_words = isinstance(raw, list)
+        ids += tokenizer.encode(raw, is_pretokenized=is_words, add_special_tokens=False).ids
+    return torch.tensor(ids)
+
+
+def _text_sample(ids: Tensor) -> dict[str, Tensor]:
+    """Return a sample in the format of the text preprocessor.
+
+    `coords` are character positions in a text, which are unknown here, so they are NaN.
+    """
+    count = len(ids)
+    return {
+        "ids": ids,
+        "coords": torch.full((count, 2), torch.nan),
+        # -1 marks tokens without a word, because the stream is not divided into words.
+        "words": torch.full((count,), -1),
+        "num_cut": torch.tensor(0),
+    }

@@ -1,1 +1,1 @@
-"""Pictures of tokens, and plots of a run."""
+"""Explain a model: pictures of tokens and attention, the HTML page, and plots of a run."""

@@ -1,22 +1,22 @@
-"""Attention as one HTML page, complete in itself: choose a block and a head, point at a token, see what it reads."""
+"""Write the attention of a sample as a single interactive HTML page."""
+
+from __future__ import annotations
 
 import base64
-import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from PIL import Image
 from torch import Tensor
 
-from dxn.explain.alignment import colours, spectrogram
 from dxn.explain.attention import rollout
+from dxn.explain.drawers import Shown, get_drawer
 from dxn.tokens import Tokens
 
-MAX_WEIGHTS = 4_000_000  # written, a byte each
-SIDE = 512  # pixels of a picture's longer side
+# One byte each, and a third more in base64. Browsers open larger pages slowly.
+MAX_WEIGHTS = 4_000_000
 TEMPLATE = Path(__file__).with_name("page.html")
 
 
@@ -24,106 +24,143 @@ def write_page(
     maps: Sequence[Tensor],
     tokens: Tokens,
     names: Sequence[str],
-    raw: Mapping[str, Any],
+    inputs: Mapping[str, Shown],
     path: Path,
     *,
-    said: tuple[Sequence[str], Tensor] | None = None,
+    written: tuple[Sequence[str], Tensor] | None = None,
 ) -> list[str]:
-    """Write the first sample's attention as a page; returns notes of what it leaves out.
+    """Write the attention of the first sample as an HTML page.
 
-    maps: (B, H, N, N) a block; names: of the N columns (see `token_names`); raw: as token_picture takes it. Weights
-    are written in 255 steps of their row's largest. Beyond 4 million of them only the heads' means are kept, and
-    where these are too many the rollout alone. said: of a model that writes its answer's tokens (T,), and how much
-    each read of each column, by block and head of the decoder (L, H, T, N), beyond 4 million the mean of all; with it
-    there may be no maps.
+    If there are more than MAX_WEIGHTS weights, the page contains only the mean over the heads of
+    each block. If these are still too many, it contains only the rollout. For the cross-attention
+    of a generated text, the page then contains only the mean over all blocks and heads.
+
+    Args:
+        maps: One tensor (B, H, N, N) per block. Empty if only the decoder has attention.
+        tokens: Encoded tokens.
+        names: Names of the N columns, see `dxn.explain.attention.token_names`.
+        inputs: The inputs by name.
+        path: File to write.
+        written: The T tokens of a generated text, and their cross-attention weights (L, H, T, N)
+            for the L blocks and H heads of the decoder.
+
+    Returns:
+        Notes about the weights that were left out.
     """
-    real = tokens.mask[0].cpu()
-    whole = rollout([one[:1].float() for one in maps])[0].cpu()[real][:, real].numpy() if maps else None
-    each = [one[0].float().cpu()[:, real][..., real].numpy() for one in maps]
-    depth, heads, n = len(each), len(each[0]) if each else 0, int(real.sum())
-    notes = []
-    if depth * heads * n * n > MAX_WEIGHTS:
-        each, heads = [one.mean(0, keepdims=True) for one in each], 0
-        notes.append(f"attention.html: beyond {MAX_WEIGHTS:,} weights, so only the mean of each block's heads")
-    if depth * n * n > MAX_WEIGHTS:
-        each, depth = [], 0
-        notes = [f"attention.html: the means alone are beyond {MAX_WEIGHTS:,} weights, so only the rollout"]
-    answer = None
-    if said is not None:
-        looks = said[1].float().cpu()[..., real]
-        if looks.numel() > MAX_WEIGHTS:
-            looks = looks.mean((0, 1), keepdim=True)
-            notes.append(f"attention.html: of what the answer read, beyond {MAX_WEIGHTS:,} weights, only the mean")
-        answer = {
-            "names": list(said[0]),
-            "depth": looks.shape[0],
-            "heads": looks.shape[1],
-            "maps": [_packed(one) for one in looks.flatten(0, 1).numpy()],
-        }
+    is_real = tokens.mask[0].cpu()
+    notes: list[str] = []
     data = {
-        "depth": depth,
-        "heads": heads,  # 0 where only their mean is there
+        **_encoder_weights(maps, is_real, notes),
         "tokens": _columns(tokens, names),
-        "maps": [_packed(one) for block in each for one in block],
-        "rollout": None if whole is None else _packed(whole),
-        "said": answer,
+        "written": None if written is None else _answer_weights(*written, is_real, notes),
+        "inputs": _inputs(tokens, inputs),
         "notes": notes,
-        **_inputs(raw),
     }
-    # In a script element "<" is the only character that could end it; as \u003c it means the same.
+    # A script element ends at "</script", which a text could contain. In JSON, \u003c is the same
+    # character.
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
     page = TEMPLATE.read_text(encoding="utf-8").replace("{{data}}", text)
+    # errors: a name from a file system can contain lone surrogates, which UTF-8 cannot encode.
     path.write_text(page, encoding="utf-8", errors="replace")
     return notes
 
 
+def _encoder_weights(maps: Sequence[Tensor], is_real: Tensor, notes: list[str]) -> dict[str, Any]:
+    """Return the weights between real columns by block and head, and their rollout."""
+    blocks = [block[0].float().cpu()[:, is_real][..., is_real].numpy() for block in maps]
+    # n real columns; padding is left out.
+    depth = len(blocks)
+    heads = len(blocks[0]) if blocks else 0
+    n = int(is_real.sum())
+    # Reduce in steps: first average over the heads, then keep only the rollout.
+    if depth * heads * n * n > MAX_WEIGHTS:
+        blocks = [block.mean(0, keepdims=True) for block in blocks]
+        heads = 0
+        notes.append(
+            f"attention.html: more than {MAX_WEIGHTS:,} weights; only the mean of the heads is kept"
+        )
+    if depth * n * n > MAX_WEIGHTS:
+        blocks = []
+        depth = 0
+        # This note replaces the one about the mean of the heads.
+        notes.clear()
+        notes.append(
+            f"attention.html: more than {MAX_WEIGHTS:,} weights in the means of the heads; "
+            "only the rollout is kept"
+        )
+    total = rollout([block[:1].float() for block in maps])[0].cpu() if maps else None
+    return {
+        "depth": depth,
+        "heads": heads,  # 0: the maps are means over the heads
+        "maps": [_packed(weights) for block in blocks for weights in block],
+        "rollout": None if total is None else _packed(total[is_real][:, is_real].numpy()),
+    }
+
+
+def _answer_weights(
+    words: Sequence[str], weights: Tensor, is_real: Tensor, notes: list[str]
+) -> dict[str, Any]:
+    """Return the cross-attention weights on real columns by block and head of the decoder."""
+    kept = weights.float().cpu()[..., is_real]
+    if kept.numel() > MAX_WEIGHTS:
+        kept = kept.mean((0, 1), keepdim=True)
+        notes.append(
+            f"attention.html: the answer has more than {MAX_WEIGHTS:,} weights; "
+            "only their mean is kept"
+        )
+    return {
+        "names": list(words),
+        "depth": kept.shape[0],
+        "heads": kept.shape[1],
+        "maps": [_packed(head) for head in kept.flatten(0, 1).numpy()],
+    }
+
+
 def _columns(tokens: Tokens, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Each real column: its name, its modality and its place, None where it has none."""
-    found = []
+    """Return the name, the input and the coordinates of each real column.
+
+    The coordinates are None for a token without a position in the raw input.
+    """
+    columns: list[dict[str, Any]] = []
     for span in tokens.spans:
         for i in range(len(span)):
             if tokens.mask[0, span.start + i]:
-                place = span.places[0, i].tolist()
-                known = not any(value != value for value in place)
-                name = names[span.start + i] or f"{span.modality} {i + 1}"
-                where = [round(value, 3) for value in place] if known else None
-                found.append({"name": name, "modality": span.modality, "place": where})
-    return found
+                coords = span.coords[0, i].tolist()
+                is_placed = not any(np.isnan(coords))
+                columns.append(
+                    {
+                        "name": names[span.start + i] or f"{span.name} {i + 1}",
+                        "input": span.name,
+                        # Three digits: a thousandth of a pixel, or a millisecond.
+                        "coords": [round(value, 3) for value in coords] if is_placed else None,
+                    }
+                )
+    return columns
+
+
+def _inputs(tokens: Tokens, inputs: Mapping[str, Shown]) -> list[dict[str, Any]]:
+    """Return the data of the raw inputs, in the order of the columns."""
+    pages: list[dict[str, Any]] = []
+    for span in tokens.spans:
+        shown = inputs.get(span.name)
+        if shown is not None:
+            page = get_drawer(shown.modality).page(shown)
+            pages.append({"name": span.name, "modality": shown.modality, **page})
+    return pages
 
 
 def _packed(weights: np.ndarray) -> dict[str, str]:
-    """(T, N) as bytes, 255 at each row's largest, and that largest as float32; both base64."""
+    """Quantize weights (T, N) to one byte each, and encode them in base64.
+
+    Returns:
+        "steps": uint8 (T, N), where 255 is the largest weight of the row. "largest": float32 (T,),
+        the largest weight of each row.
+    """
     largest = weights.max(1, keepdims=True)
+    # 1e-30: a row of zeros stays zero.
     steps = np.rint(weights / np.maximum(largest, 1e-30) * 255).astype(np.uint8)
+    # "<f4": the browser reads little-endian numbers, whatever the byte order of this machine.
     return {"steps": _base64(steps.tobytes()), "largest": _base64(largest.astype("<f4").tobytes())}
-
-
-def _inputs(raw: Mapping[str, Any]) -> dict[str, Any]:
-    """What the page shows of the raw inputs; sizes in the units of their places."""
-    shown: dict[str, Any] = {}
-    if "text" in raw:
-        shown["text"] = raw["text"] if isinstance(raw["text"], str) else " ".join(raw["text"])
-    if "image" in raw:
-        pixels = colours(raw["image"].permute(1, 2, 0).cpu().numpy())
-        height, width = pixels.shape[:2]
-        picture = Image.fromarray(pixels)
-        picture.thumbnail((SIDE, SIDE))
-        shown["image"] = {"source": _png(picture), "width": width, "height": height}
-    if "audio" in raw:
-        samples, rate = raw["audio"]
-        levels = spectrogram(samples.cpu().numpy(), rate)[::-1]
-        shown["audio"] = {
-            "source": _png(Image.fromarray(np.ascontiguousarray(255 - levels))),
-            "seconds": len(samples) / rate,
-            "kilohertz": rate / 2000,
-        }
-    return shown
-
-
-def _png(picture: Image.Image) -> str:
-    file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{_base64(file.getvalue())}"
 
 
 def _base64(content: bytes) -> str:

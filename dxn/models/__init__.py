@@ -1,37 +1,47 @@
-"""The transformer: attention, blocks, one backbone, fusion, heads, and the model that holds them."""
+"""Models that process Tokens: attention, backbones, decoders, fusions, and the complete model.
 
-from dxn.models.attention import Attention
+The code of this package does not depend on modalities or tasks. Adapters and heads are passed to it
+as arguments.
+"""
+
+from dxn.models.attention import Attention, CrossAttention, KVCache, Memory
 from dxn.models.backbone import Backbone
 from dxn.models.blocks import Block, Mlp
 from dxn.models.decoder import Decoder
 from dxn.models.fusion import BottleneckFusion, EarlyFusion, LateFusion
-from dxn.models.heads import Classify, Embed, Multilabel, Regress, Tag
-from dxn.models.language import LanguageModel
-from dxn.models.masked import Masked
-from dxn.models.model import Model, count_parameters
-from dxn.models.recurrent import Recurrent, RecurrentDecoder
-from dxn.models.writing import Generate, Language
+from dxn.models.generation import Hypothesis, beam_search, generate, greedy, make_sampler
+from dxn.models.language_model import LanguageModel
+from dxn.models.losses import linear_cross_entropy
+from dxn.models.model import Model, count_parameters, module_key
+from dxn.models.options import BlockOptions, NormOptions, PositionOptions
+from dxn.models.recurrent import Recurrent
+from dxn.models.recurrent_decoder import RecurrentDecoder
 
 __all__ = [
     "Attention",
     "Backbone",
     "Block",
+    "BlockOptions",
     "BottleneckFusion",
-    "Classify",
+    "CrossAttention",
     "Decoder",
     "EarlyFusion",
-    "Embed",
-    "Generate",
-    "Language",
+    "Hypothesis",
+    "KVCache",
     "LanguageModel",
     "LateFusion",
-    "Masked",
+    "Memory",
     "Mlp",
     "Model",
-    "Multilabel",
+    "NormOptions",
+    "PositionOptions",
     "Recurrent",
     "RecurrentDecoder",
-    "Regress",
-    "Tag",
+    "beam_search",
     "count_parameters",
+    "generate",
+    "greedy",
+    "linear_cross_entropy",
+    "make_sampler",
+    "module_key",
 ]

@@ -1,67 +1,91 @@
-"""Self-attention on torch's fused kernels, with rotary or ALiBi positions on request."""
+"""Self-attention and cross-attention, based on the fused kernels of torch."""
+
+from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.models.dropout import drop
+from dxn.models.dropout import check_rate, drop
+from dxn.models.positions import apply_rope
 from dxn.models.scores import Additive, ScaledDot, Score, ScoreKind, make_score
+from dxn.tokens import Tokens
 
-WRITTEN_OUT = 1024  # keys up to which bf16 scores are held in memory on a CPU
-BackbonePosition = Literal["none", "rotary", "alibi"]
+# In bf16 on a CPU, two matrix products are faster than the fused kernel up to this number of keys
+# (measured by benchmarks/attention.py).
+MAX_UNFUSED_KEYS = 1024
 
 
 @dataclass(frozen=True, slots=True)
 class Memory:
-    """Another sequence to read: x (B, M, D), and bias (B, 1, 1, M), True at its real tokens, None where all are."""
+    """The sequence to which cross-attention attends, such as the output of an encoder.
+
+    Args:
+        x: (B, M, D). Vectors of the tokens.
+        attn_mask: (B, 1, 1, M) bool. True at real tokens. None: all tokens are real.
+    """
 
     x: Tensor
-    bias: Tensor | None
+    attn_mask: Tensor | None
 
     @classmethod
-    def of(cls, x: Tensor, mask: Tensor) -> "Memory":
-        """x (B, M, D) and mask (B, M); a sample without a real token reads its padding, no softmax is left empty."""
-        if bool(mask.all()):
-            return cls(x, None)
-        return cls(x, rearrange(mask | ~mask.any(1, keepdim=True), "b m -> b 1 1 m"))
+    def from_tokens(cls, tokens: Tokens) -> Memory:
+        """Convert encoded Tokens to a memory.
 
-    def select(self, rows: Tensor) -> "Memory":
-        """The memory of these rows of the batch (b,)."""
-        return Memory(self.x[rows], None if self.bias is None else self.bias[rows])
+        A sample without real tokens attends to its padding, because a softmax over no keys is NaN.
+        """
+        # Without a mask, torch can choose its fastest kernel.
+        if bool(tokens.mask.all()):
+            return cls(tokens.x, None)
+        readable = tokens.mask | ~tokens.mask.any(1, keepdim=True)
+        return cls(tokens.x, rearrange(readable, "b m -> b 1 1 m"))
+
+    def select(self, rows: Tensor) -> Memory:
+        """Return the memory of these rows (b,) of the batch."""
+        return Memory(self.x[rows], None if self.attn_mask is None else self.attn_mask[rows])
 
 
-class Cache:
-    """What one block has worked out already: keys and values of the tokens before, and of the memory it reads.
+class KVCache:
+    """Keys and values of one block, for the previous tokens and for the memory.
 
-    With it each new token is worked out alone, in place of the whole sequence again.
+    In generation, each step computes only the new tokens and reads all others from the cache.
     """
 
     def __init__(self):
-        self.own: tuple[Tensor, Tensor] | None = None
+        self.tokens: tuple[Tensor, Tensor] | None = None
         self.memory: tuple[Tensor, Tensor] | None = None
 
     def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, n, d) of new tokens, put behind those of all before: (B, H, N, d) both."""
-        if self.own is not None:
-            key, value = torch.cat([self.own[0], key], 2), torch.cat([self.own[1], value], 2)
-        self.own = key, value
-        return self.own
+        """Append keys and values (B, H, n, d) of new tokens, and return all (B, H, N, d)."""
+        if self.tokens is not None:
+            key = torch.cat([self.tokens[0], key], 2)
+            value = torch.cat([self.tokens[1], value], 2)
+        self.tokens = key, value
+        return self.tokens
 
     def select(self, rows: Tensor) -> None:
-        """Go on with these rows of the batch (b,), some of them twice or not at all: beams."""
-        if self.own is not None:
-            self.own = self.own[0][rows], self.own[1][rows]
+        """Keep these rows (b,) of the batch. Beam search repeats some rows and drops others."""
+        if self.tokens is not None:
+            self.tokens = self.tokens[0][rows], self.tokens[1][rows]
         if self.memory is not None:
             self.memory = self.memory[0][rows], self.memory[1][rows]
 
 
 class Attention(nn.Module):
-    """Every token reads every real token of its own sample (arXiv:1706.03762, 3.2)."""
+    """Multi-head self-attention (arXiv:1706.03762, section 3.2).
+
+    Args:
+        dim: Width D of a token.
+        num_heads: Number of attention heads H.
+        dropout: Dropout probability of the attention weights.
+        bias: Add a bias to the linear layers.
+        norm: Creates a norm of a given width for the queries and keys. Default: no norm.
+        score: Kind of the attention score.
+    """
 
     def __init__(
         self,
@@ -74,47 +98,73 @@ class Attention(nn.Module):
         score: ScoreKind = "scaled_dot",
     ):
         super().__init__()
-        if num_heads < 1 or dim % num_heads:
-            raise ValueError(f"dim must be a multiple of num_heads, got {dim} and {num_heads}")
-        if not 0 <= dropout < 1:
-            raise ValueError(f"attn_dropout must be at least 0 and under 1, got {dropout}")
-        self.num_heads, self.dropout = num_heads, dropout
+        _check_heads(dim, num_heads, dropout)
+        self.num_heads = num_heads
+        self.dropout = dropout
+        # One matrix product for queries, keys and values is faster than three.
         self.qkv = nn.Linear(dim, 3 * dim, bias=bias)
         self.proj = nn.Linear(dim, dim, bias=bias)
-        # Of each head's queries and keys (arXiv:2302.05442, 2).
+        # QK norm bounds the scores, which stabilizes training (arXiv:2302.05442, section 2).
         self.q_norm = norm(dim // num_heads) if norm is not None else nn.Identity()
         self.k_norm = norm(dim // num_heads) if norm is not None else nn.Identity()
         self.score = make_score(score, dim // num_heads)
 
     def forward(
-        self, x: Tensor, bias: Tensor | None = None, rotation: Tensor | None = None, cache: Cache | None = None
+        self,
+        x: Tensor,
+        attn_mask: Tensor | None = None,
+        rope: Tensor | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
-        """x (B, N, D) to (B, N, D); bias (B, H or 1, N or 1, N) bool or added to the scores.
+        """Apply self-attention.
 
-        With a cache x holds new tokens (B, n, D), which read the cached ones too: bias (B, H or 1, n, N).
+        Args:
+            x: (B, N, D). With a cache, only the new tokens (B, n, D).
+            attn_mask: (B, H or 1, N or 1, N). Bool, True where attention is allowed, or float,
+                added to the scores. With a cache, (B, H or 1, n, N).
+            rope: Angles of the rotary positions, see `rope_angles`.
+            cache: Keys and values of the tokens before x. The new ones are appended.
+
+        Returns:
+            A tensor of the shape of x.
         """
-        q, k, v = self._sides(x, rotation)
+        q, k, v = self._project(x, rope)
+        # Keys are cached after the rotation, because the position of a token does not change.
         if cache is not None:
             k, v = cache.extend(k, v)
-        out = attend(q, k, v, bias, score=self.score, dropout=self.dropout if self.training else 0.0)
+        rate = self.dropout if self.training else 0.0
+        out = attend(q, k, v, attn_mask, score=self.score, dropout=rate)
         return self.proj(rearrange(out, "b h n d -> b n (h d)"))
 
-    def weights(self, x: Tensor, bias: Tensor | None = None, rotation: Tensor | None = None) -> Tensor:
-        """How much each token (B, H, N, .) reads of each (., N), the heads apart; arguments as in forward."""
-        q, k, _ = self._sides(x, rotation)
-        return attention_weights(q, k, bias, score=self.score)
+    def weights(
+        self, x: Tensor, attn_mask: Tensor | None = None, rope: Tensor | None = None
+    ) -> Tensor:
+        """Return the attention weights (B, H, N, N). The arguments are those of `forward`."""
+        q, k, _ = self._project(x, rope)
+        return attention_weights(q, k, attn_mask, score=self.score)
 
-    def _sides(self, x: Tensor, rotation: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Queries, keys and values (B, H, N, d), normed and turned."""
+    def _project(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
+        """Compute normalized and rotated queries and keys, and values: (B, H, N, d) each."""
         q, k, v = rearrange(self.qkv(x), "b n (qkv h d) -> qkv b h n d", qkv=3, h=self.num_heads)
-        q, k = self.q_norm(q), self.k_norm(k)
-        if rotation is not None:
-            q, k = rotate(q, rotation), rotate(k, rotation)
+        # Norms come first: their weights would scale both features of a rotated pair differently.
+        q = self.q_norm(q)
+        k = self.k_norm(k)
+        if rope is not None:
+            q = apply_rope(q, rope)
+            k = apply_rope(k, rope)
         return q, k, v
 
 
 class CrossAttention(nn.Module):
-    """Every token reads every real token of another sequence, the memory (arXiv:1706.03762, 3.2.3)."""
+    """Multi-head attention to another sequence, the memory (arXiv:1706.03762, section 3.2.3).
+
+    Args:
+        dim: Width D of a token.
+        num_heads: Number of attention heads H.
+        dropout: Dropout probability of the attention weights.
+        bias: Add a bias to the linear layers.
+        score: Kind of the attention score.
+    """
 
     def __init__(
         self,
@@ -126,132 +176,140 @@ class CrossAttention(nn.Module):
         score: ScoreKind = "scaled_dot",
     ):
         super().__init__()
-        self.num_heads, self.dropout = num_heads, dropout
+        _check_heads(dim, num_heads, dropout)
+        self.num_heads = num_heads
+        self.dropout = dropout
+        # Two layers, because keys and values are computed only once per memory.
         self.query = nn.Linear(dim, dim, bias=bias)
         self.memory = nn.Linear(dim, 2 * dim, bias=bias)
         self.proj = nn.Linear(dim, dim, bias=bias)
         self.score = make_score(score, dim // num_heads)
 
-    def remember(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Keys and values (B, H, M, d) of a memory (B, M, D)."""
-        key, value = rearrange(self.memory(memory), "b m (kv h d) -> kv b h m d", kv=2, h=self.num_heads)
+    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute keys and values (B, H, M, d) of a memory (B, M, D)."""
+        projected = self.memory(memory)
+        key, value = rearrange(projected, "b m (kv h d) -> kv b h m d", kv=2, h=self.num_heads)
         return key, value
 
-    def forward(self, x: Tensor, remembered: tuple[Tensor, Tensor], bias: Tensor | None = None) -> Tensor:
-        """x (B, N, D) to (B, N, D); bias (B, 1, 1, M) bool, True at the memory's real tokens."""
-        q = rearrange(self.query(x), "b n (h d) -> b h n d", h=self.num_heads)
-        out = attend(q, *remembered, bias, score=self.score, dropout=self.dropout if self.training else 0.0)
+    def forward(
+        self, x: Tensor, memory: tuple[Tensor, Tensor], attn_mask: Tensor | None = None
+    ) -> Tensor:
+        """Apply cross-attention.
+
+        Args:
+            x: (B, N, D).
+            memory: Keys and values of the memory, see `keys_and_values`.
+            attn_mask: (B, 1, 1, M) bool. True at the real tokens of the memory.
+
+        Returns:
+            (B, N, D).
+        """
+        rate = self.dropout if self.training else 0.0
+        out = attend(self._queries(x), *memory, attn_mask, score=self.score, dropout=rate)
         return self.proj(rearrange(out, "b h n d -> b n (h d)"))
 
-    def weights(self, x: Tensor, remembered: tuple[Tensor, Tensor], bias: Tensor | None = None) -> Tensor:
-        """How much each token (B, H, N, .) reads of each of the memory (., M), the heads apart; as in forward."""
-        q = rearrange(self.query(x), "b n (h d) -> b h n d", h=self.num_heads)
-        return attention_weights(q, remembered[0], bias, score=self.score)
+    def weights(
+        self, x: Tensor, memory: tuple[Tensor, Tensor], attn_mask: Tensor | None = None
+    ) -> Tensor:
+        """Return the attention weights (B, H, N, M). The arguments are those of `forward`."""
+        return attention_weights(self._queries(x), memory[0], attn_mask, score=self.score)
+
+    def _queries(self, x: Tensor) -> Tensor:
+        return rearrange(self.query(x), "b n (h d) -> b h n d", h=self.num_heads)
 
 
 def attend(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    bias: Tensor | None = None,
+    attn_mask: Tensor | None = None,
     *,
     score: Score | ScoreKind = "scaled_dot",
     dropout: float = 0.0,
 ) -> Tensor:
-    """What a soft database answers: for each query the values, averaged by softmax(score(query, key) + bias).
+    """Average the values with the weights softmax(score(query, key) + attn_mask).
 
-    query (..., M, d), key (..., N, d) and value (..., N, e) to (..., M, e), whatever M and N; bias broadcasts to
-    (..., M, N): bool, True where a key may be read, or a number added to the score. score: how alike a query and
-    a key are, by name (scaled_dot, dot and cosine, which learn nothing here) or as one of dxn.models.scores.
-    With the default it is arXiv:1706.03762, eq. 1. ValueError for a dropout outside [0, 1).
+    With the default score, this is equation 1 of arXiv:1706.03762.
+
+    Args:
+        query: (..., M, d).
+        key: (..., N, d).
+        value: (..., N, e).
+        attn_mask: Broadcastable to (..., M, N). Bool, True where attention is allowed, or float,
+            added to the scores.
+        score: Score of a query and a key: a name (scaled_dot, dot or cosine) or a module of
+            dxn.models.scores.
+        dropout: Dropout probability of the attention weights.
+
+    Returns:
+        (..., M, e).
+
+    Raises:
+        ValueError: If dropout is outside [0, 1), or score is a name but has learned weights.
     """
-    if not 0 <= dropout < 1:
-        raise ValueError(f"dropout must be at least 0 and under 1, got {dropout}")
-    measure = _score(score, query.shape[-1])
-    if bias is not None and bias.dtype != torch.bool:
-        bias = bias.to(query.dtype)
-    slow = query.device.type == "cpu" and query.dtype == torch.bfloat16 and key.shape[-2] <= WRITTEN_OUT
-    if isinstance(measure, Additive) or slow:
-        # On a CPU in bf16 two plain products beat torch's fused kernel: benchmarks/attention.py
-        return drop(_weights(query, key, bias, measure), dropout) @ value
+    check_rate("dropout", dropout)
+    measure = _as_score(score, query.shape[-1])
+    if attn_mask is not None and attn_mask.dtype != torch.bool:
+        # The fused kernels require the dtype of the query, which is bf16 under autocast.
+        attn_mask = attn_mask.to(query.dtype)
+    if isinstance(measure, Additive) or _prefers_unfused(query, key):
+        return drop(_weights(query, key, attn_mask, measure), dropout) @ value
     if isinstance(measure, ScaledDot):
-        return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout)
+        return F.scaled_dot_product_attention(
+            query, key, value, attn_mask=attn_mask, dropout_p=dropout
+        )
+    # `sides` includes the scaling, so the kernel must not divide by sqrt(d) again.
     query, key = measure.sides(query, key)
-    return F.scaled_dot_product_attention(query, key, value, attn_mask=bias, dropout_p=dropout, scale=1.0)
+    return F.scaled_dot_product_attention(
+        query, key, value, attn_mask=attn_mask, dropout_p=dropout, scale=1.0
+    )
 
 
 def attention_weights(
-    query: Tensor, key: Tensor, bias: Tensor | None = None, *, score: Score | ScoreKind = "scaled_dot"
+    query: Tensor,
+    key: Tensor,
+    attn_mask: Tensor | None = None,
+    *,
+    score: Score | ScoreKind = "scaled_dot",
 ) -> Tensor:
-    """The weights (..., M, N) that `attend` averages the values by: each row sums to 1."""
-    return _weights(query, key, bias, _score(score, query.shape[-1]))
+    """Return the weights (..., M, N) that `attend` applies to the values. Each row sums to 1."""
+    return _weights(query, key, attn_mask, _as_score(score, query.shape[-1]))
 
 
-def _weights(query: Tensor, key: Tensor, bias: Tensor | None, measure: Score) -> Tensor:
+def _weights(query: Tensor, key: Tensor, attn_mask: Tensor | None, measure: Score) -> Tensor:
+    """Compute the attention weights without a fused kernel, which would not return them."""
     if isinstance(measure, Additive):
         scores = measure.scores(query, key)
     else:
         left, right = measure.sides(query, key)
         scores = left @ right.transpose(-2, -1)
-    if bias is not None:
-        scores = scores.masked_fill(~bias, -torch.inf) if bias.dtype == torch.bool else scores + bias
+    if attn_mask is not None and attn_mask.dtype == torch.bool:
+        # -inf gives a weight of exactly 0 in every dtype.
+        scores = scores.masked_fill(~attn_mask, -torch.inf)
+    elif attn_mask is not None:
+        scores = scores + attn_mask
     return scores.softmax(-1)
 
 
-def _score(score: Score | ScoreKind, dim: int) -> Score:
+def _prefers_unfused(query: Tensor, key: Tensor) -> bool:
+    on_cpu_in_bf16 = query.device.type == "cpu" and query.dtype == torch.bfloat16
+    return on_cpu_in_bf16 and key.shape[-2] <= MAX_UNFUSED_KEYS
+
+
+def _as_score(score: Score | ScoreKind, dim: int) -> Score:
+    """Return the module of a score that was passed by name."""
     if not isinstance(score, str):
         return score
     if score in ("additive", "bilinear"):
-        raise ValueError(f"score={score} has weights to learn: give attend one of dxn.models.scores, not its name")
+        raise ValueError(
+            f"score={score} has learned weights, so it cannot be passed by name: pass a module of "
+            "dxn.models.scores"
+        )
+    # The factor of a cosine that was passed by name is not trained, because no optimizer has it.
     return make_score(score, dim).requires_grad_(False)
 
 
-def attention_bias(
-    mask: Tensor, *, causal: bool = False, slopes: Tensor | None = None, window: int | None = None
-) -> Tensor | None:
-    """What to add to the scores, or which of them to allow (bool), for a mask (B, N) of real tokens.
-
-    None where every token reads every other. slopes (H,) adds ALiBi's distances (arXiv:2108.12409), counted
-    over real tokens; with a window a token reads those up to so many real tokens away (arXiv:2004.05150, 3.1).
-    No row of a softmax is left empty (it would be NaN): a sample without a real token reads
-    its padding, and causal padding reads itself.
-    """
-    n, distance = mask.shape[1], torch.zeros(())
-    unhindered = not causal and window is None and bool(mask.all())
-    allowed = rearrange(mask | ~mask.any(1, keepdim=True), "b n -> b 1 1 n")
-    if causal:
-        allowed = allowed & torch.ones(n, n, dtype=torch.bool, device=mask.device).tril()
-    if slopes is not None or window is not None:
-        at = token_index(mask)
-        distance = rearrange((at[:, :, None] - at[:, None, :]).abs(), "b m n -> b 1 m n")
-        if window is not None:
-            allowed = allowed & (distance <= window)
-    if causal or window is not None:
-        allowed = allowed | torch.eye(n, dtype=torch.bool, device=mask.device)
-    if slopes is None:
-        return None if unhindered else allowed
-    bias = -rearrange(slopes, "h -> 1 h 1 1") * distance
-    return bias if unhindered else bias.masked_fill(~allowed, -torch.inf)
-
-
-def token_index(mask: Tensor) -> Tensor:
-    """(B, N): how many real tokens stand before each, so that padding shifts nothing."""
-    return (mask.cumsum(1) - 1).clamp(min=0)
-
-
-def alibi_slopes(num_heads: int) -> Tensor:
-    """(H,): 2^(-8/H), 2^(-16/H) ... (arXiv:2108.12409, 3)."""
-    return 2 ** (-8 * torch.arange(1, num_heads + 1) / num_heads)
-
-
-def rotation_angles(mask: Tensor, head_dim: int, base: float = 10000.0) -> Tensor:
-    """(B, 1, N, head_dim / 2): the angle of each pair of features of each token (arXiv:2104.09864, 3.2.2)."""
-    frequency = 1.0 / base ** (torch.arange(0, head_dim, 2, device=mask.device) / head_dim)
-    return rearrange(token_index(mask)[..., None] * frequency, "b n f -> b 1 n f")
-
-
-def rotate(x: Tensor, angles: Tensor) -> Tensor:
-    """Turn the pairs (x[i], x[i + d/2]) of x (B, H, N, d) by angles (B, 1, N, d/2)."""
-    sin, cos = angles.sin().to(x.dtype), angles.cos().to(x.dtype)
-    a, b = x.chunk(2, -1)
-    return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
+def _check_heads(dim: int, num_heads: int, dropout: float) -> None:
+    if num_heads < 1 or dim % num_heads:
+        raise ValueError(f"dim must be a multiple of num_heads, got {dim} and {num_heads}")
+    check_rate("attn_dropout", dropout)

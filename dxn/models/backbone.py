@@ -1,48 +1,42 @@
-"""One transformer for every modality."""
+"""The transformer, which processes the tokens of all inputs."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dxn.models.attention import BackbonePosition, Cache, Memory, alibi_slopes, attention_bias, rotation_angles
-from dxn.models.blocks import Block, MlpKind, NormKind, make_norm
-from dxn.models.scores import ScoreKind
+from dxn.models.attention import Attention, CrossAttention, KVCache, Memory
+from dxn.models.blocks import Block, Mlp, make_norm
+from dxn.models.options import BlockOptions, NormOptions, PositionOptions
+from dxn.models.positions import alibi_slopes, make_attn_mask, rope_angles
 from dxn.tokens import Tokens
 
 
 class Backbone(nn.Module):
-    """A stack of blocks, Tokens to Tokens.
+    """A stack of transformer blocks that transforms Tokens.
 
     Args:
-        dim: width D of a token.
-        depth: number of blocks; with none a decoder reads the adapters' tokens themselves.
-        num_heads: heads of each attention.
-        mlp_ratio: width of the mlp's middle, in units of dim.
-        mlp: gelu, gelu_tanh or quick_gelu (two approximations of it), or gated: swiglu, geglu.
-        norm: layer or rms.
-        norm_eps: added to the variance in every norm.
-        norm_first: norm before each branch (pre-norm), or after each sum (post-norm).
-        first_norm: of pre-norm, the very first; leave it out where the adapters' tokens are normed already.
-        final_norm: of pre-norm, the one after the last block.
-        bias: give the linears and norms a bias.
-        qk_norm: norm each head's queries and keys.
-        score: how alike a query and a key are: scaled_dot, dot, cosine, additive (a small network) or bilinear.
-        layer_scale: what a learned factor of each feature of each branch starts from; none unless given.
-        position: none (the adapters add positions), rotary or alibi.
-        rotary_base: wavelengths of the rotary positions rise to this times 2 pi tokens.
-        window: a token reads those up to so many tokens away; all unless given.
-        global_every: with a window, the first block and every so-manieth after it read all; none unless given.
-        window_base: rotary_base of the blocks with a window, the same unless given.
-        causal: a token reads only those before it.
-        cross: between its attention and its mlp each block reads a memory, another sequence: a decoder.
-        dropout: of each branch and the mlp's middle, in training.
-        attn_dropout: of the attention weights, in training.
-        mlp_dropout: of the mlp's middle, as dropout unless given.
-        drop_path: probability that the last block's branches are left out; it grows linearly from 0.
-        checkpointing: forget the blocks' inner results and compute them again backwards: slower, smaller.
+        dim: Width D of a token.
+        depth: Number of blocks. With 0 blocks, only the final norm is applied.
+        num_heads: Number of attention heads.
+        mlp_ratio: Width of the hidden layer of each MLP, as a multiple of dim.
+        dropout: Dropout probability of the output of each residual branch, and inside the MLP.
+        drop_path: Probability that a residual branch of the last block is dropped for a sample
+            (stochastic depth). It increases linearly from 0 in the first block.
+        causal: Let each token attend only to itself and the tokens before it.
+        cross: Add a cross-attention to each block, as in the decoder of a transformer.
+        block: Options of the attention and the MLP of all blocks.
+        norm: Options of the norms.
+        position: Options of rotary and ALiBi positions and of attention windows.
+        activation_checkpointing: Recompute activations in the backward pass. This reduces memory
+            but increases training time.
     """
+
+    slopes: Tensor | None
 
     def __init__(
         self,
@@ -51,75 +45,57 @@ class Backbone(nn.Module):
         depth: int = 4,
         num_heads: int = 4,
         mlp_ratio: float = 4.0,
-        mlp: MlpKind = "gelu",
-        norm: NormKind = "layer",
-        norm_eps: float = 1e-5,
-        norm_first: bool = True,
-        first_norm: bool = True,
-        final_norm: bool = True,
-        bias: bool = True,
-        qk_norm: bool = False,
-        score: ScoreKind = "scaled_dot",
-        layer_scale: float | None = None,
-        position: BackbonePosition = "none",
-        rotary_base: float = 10000.0,
-        window: int | None = None,
-        global_every: int | None = None,
-        window_base: float | None = None,
+        dropout: float = 0.0,
+        drop_path: float = 0.0,
         causal: bool = False,
         cross: bool = False,
-        dropout: float = 0.0,
-        attn_dropout: float = 0.0,
-        mlp_dropout: float | None = None,
-        drop_path: float = 0.0,
-        checkpointing: bool = False,
+        block: BlockOptions = BlockOptions(),
+        norm: NormOptions = NormOptions(),
+        position: PositionOptions = PositionOptions(),
+        activation_checkpointing: bool = False,
     ):
         super().__init__()
-        self.dim, self.causal, self.cross, self.checkpointing = dim, causal, cross, checkpointing
         if depth < 0:
             raise ValueError(f"depth must be at least 0, got {depth}")
-        if (window is not None and window < 1) or (global_every is not None and global_every < 1):
-            raise ValueError(f"window and global_every must be at least 1, got {window} and {global_every}")
-        if position not in ("none", "rotary", "alibi"):
-            raise ValueError(f"position must be none, rotary or alibi, got {position!r}")
-        slopes = alibi_slopes(num_heads) if position == "alibi" else None
-        self.slopes: Tensor | None
+        self.dim = dim
+        self.causal = causal
+        self.cross = cross
+        self.activation_checkpointing = activation_checkpointing
+        slopes = alibi_slopes(num_heads) if position.kind == "alibi" else None
+        # Not persistent, because the slopes can be computed from num_heads.
         self.register_buffer("slopes", slopes, persistent=False)
-        rates = torch.linspace(0, drop_path, depth).tolist()
-        self.blocks = nn.ModuleList(
-            Block(
-                dim,
-                num_heads=num_heads,
-                mlp_ratio=mlp_ratio,
-                mlp=mlp,
-                norm=norm,
-                norm_eps=norm_eps,
-                norm_first=norm_first,
-                bias=bias,
-                qk_norm=qk_norm,
-                score=score,
-                layer_scale=layer_scale,
-                cross=cross,
-                dropout=dropout,
-                attn_dropout=attn_dropout,
-                mlp_dropout=mlp_dropout,
-                drop_path=rate,
-            )
-            for rate in rates
+        make_block = partial(
+            _make_block,
+            dim,
+            num_heads=num_heads,
+            mlp_ratio=mlp_ratio,
+            dropout=dropout,
+            cross=cross,
+            block=block,
+            norm=norm,
         )
-        if position == "rotary" and (dim // num_heads) % 2:
-            raise ValueError(f"rotary positions need an even dim / num_heads, got {dim} / {num_heads}")
-        self.head_dim = dim // num_heads if position == "rotary" else None
-        self.windows = [None if global_every and i % global_every == 0 else window for i in range(depth)]
-        self.rotary_base, self.window_base = rotary_base, window_base or rotary_base
-        if norm_first and not first_norm and depth:
+        # Stochastic depth with linear decay (arXiv:1603.09382, section 3).
+        rates = torch.linspace(0, drop_path, depth).tolist()
+        self.blocks = nn.ModuleList(make_block(drop_path=rate) for rate in rates)
+        self.head_dim = dim // num_heads if position.kind == "rotary" else None
+        if self.head_dim is not None and self.head_dim % 2:
+            raise ValueError(
+                f"rotary positions need an even dim / num_heads, got {dim} / {num_heads}"
+            )
+        self.windows = [position.window_of(layer) for layer in range(depth)]
+        self.rope_theta = position.rope_theta
+        self.window_rope_theta = position.window_rope_theta or position.rope_theta
+        # Removed here, because an option of Block would serve only the first block.
+        if norm.pre_norm and not norm.input_norm and depth:
             self.blocks[0].attn_norm = nn.Identity()
-        last = norm_first and final_norm
-        self.norm = make_norm(norm, dim, eps=norm_eps, bias=bias) if last else nn.Identity()
-        self._init_weights((3 if cross else 2) * max(depth, 1))
+        # With post-norm, the last block already ends with a norm.
+        self.norm = nn.Identity()
+        if norm.pre_norm and norm.final_norm:
+            self.norm = make_norm(norm.kind, dim, eps=norm.eps, bias=block.bias)
+        self._init_weights(num_branches=(3 if cross else 2) * max(depth, 1))
 
     def forward(self, tokens: Tokens) -> Tokens:
-        """Tokens (B, N, D) to Tokens of the same columns."""
+        """Apply all blocks and the final norm to Tokens (B, N, D)."""
         return tokens.with_x(self.norm(self.run(tokens.x, tokens.mask)))
 
     def run(
@@ -130,42 +106,126 @@ class Backbone(nn.Module):
         stop: int | None = None,
         *,
         memory: Memory | None = None,
-        caches: Sequence[Cache] | None = None,
+        caches: Sequence[KVCache] | None = None,
     ) -> Tensor:
-        """The blocks start:stop alone, without the last norm: x (B, N, D) and mask (B, N) to (B, N, D).
+        """Apply the blocks start:stop without the final norm.
 
-        memory: what blocks with cross read. With caches, one a block, x holds only the newest tokens (B, n, D) of
-        the sequence that mask (B, N) is of.
+        Args:
+            x: (B, N, D). With caches, only the new tokens (B, n, D).
+            mask: (B, N) bool. True at the real tokens of the whole sequence.
+            start: Index of the first block.
+            stop: Index after the last block. Default: the number of blocks.
+            memory: Sequence to which the cross-attention of the blocks attends.
+            caches: One `KVCache` per block of the backbone.
+
+        Returns:
+            A tensor of the shape of x.
+
+        Raises:
+            ValueError: If cross is true but memory is None, or the reverse.
         """
         if self.cross != (memory is not None):
-            raise ValueError("a memory is what blocks with cross read: give both or none")
-        new = x.shape[1]
-        seen = {w: self._sight(mask, w, new) for w in set(self.windows[start:stop])}
-        for i, block in enumerate(self.blocks[start:stop]):
-            sight = seen[self.windows[start + i]]
-            if self.checkpointing and self.training:
-                x = checkpoint(block, x, *sight, memory, use_reentrant=False)  # pyright: ignore[reportAssignmentType]
+            received = "no memory" if memory is None else "a memory"
+            raise ValueError(
+                "a backbone needs a memory if cross=true, and must not get one if cross=false: "
+                f"got cross={self.cross} and {received}"
+            )
+        num_new = x.shape[1]
+        # Once per window size instead of once per block, because most blocks share a window size.
+        by_window = {
+            window: self._mask_and_rope(mask, window, num_new)
+            for window in set(self.windows[start:stop])
+        }
+        for layer, block in enumerate(self.blocks[start:stop], start):
+            attn_mask, rope = by_window[self.windows[layer]]
+            cache = caches[layer] if caches is not None else None
+            # Checkpointing needs no cache: caches are used only for generation, not for training.
+            if self.activation_checkpointing and self.training:
+                x = checkpoint(block, x, attn_mask, rope, memory, use_reentrant=False)  # pyright: ignore
             else:
-                x = block(x, *sight, memory, caches[start + i] if caches is not None else None)
+                x = block(x, attn_mask, rope, memory, cache)
         return x
 
-    def _sight(self, mask: Tensor, window: int | None, new: int) -> tuple[Tensor | None, Tensor | None]:
-        """The bias and the rotation of the blocks with this window, for the newest tokens of a sequence."""
-        bias = attention_bias(mask, causal=self.causal, slopes=self.slopes, window=window)
-        if bias is not None and bias.shape[2] > new:
-            bias = bias[:, :, -new:]
+    def _mask_and_rope(
+        self, mask: Tensor, window: int | None, num_new: int
+    ) -> tuple[Tensor | None, Tensor | None]:
+        """Return the attention mask and rotary angles of the new tokens for one window size."""
+        attn_mask = make_attn_mask(mask, causal=self.causal, slopes=self.slopes, window=window)
+        # A mask of one row (B, 1, 1, N) is the same for all queries, so it is not sliced.
+        if attn_mask is not None and attn_mask.shape[2] > num_new:
+            attn_mask = attn_mask[:, :, -num_new:]
         if self.head_dim is None:
-            return bias, None
-        base = self.rotary_base if window is None else self.window_base
-        return bias, rotation_angles(mask, self.head_dim, base)[:, :, -new:]
+            return attn_mask, None
+        theta = self.rope_theta if window is None else self.window_rope_theta
+        return attn_mask, rope_angles(mask, self.head_dim, theta)[:, :, -num_new:]
 
-    def _init_weights(self, branches: int) -> None:
-        """Normal of deviation 1 / sqrt(inputs), so that width changes no scale, and less, by the number of
-        branches, for what adds to the residual stream (GPT-2, 2.3)."""
+    def _init_weights(self, num_branches: int) -> None:
+        """Initialize the linear layers with a normal distribution.
+
+        The standard deviation is 1 / sqrt(in_features), so that the scale of the activations does
+        not depend on the width. For the last layer of each residual branch, it is divided by
+        sqrt(num_branches), so that the sum of all branches does not grow with depth (GPT-2, section
+        2.3).
+        """
         for name, module in self.named_modules():
-            if isinstance(module, nn.Linear):
-                last = name.endswith(("attn.proj", "cross.proj", "mlp.down"))
-                std = module.in_features**-0.5
-                nn.init.trunc_normal_(module.weight, std=std / branches**0.5 if last else std)
-                if module.bias is not None:
-                    nn.init.zeros_(module.bias)
+            if not isinstance(module, nn.Linear):
+                continue
+            std = module.in_features**-0.5
+            if name.endswith(("attn.proj", "cross.proj", "mlp.down")):
+                std /= num_branches**0.5
+            # The default limits are -2 and 2. They are so many standard deviations that the
+            # distribution is practically not truncated.
+            nn.init.trunc_normal_(module.weight, std=std)
+            if module.bias is not None:
+                nn.init.zeros_(module.bias)
+
+
+def _make_block(
+    dim: int,
+    *,
+    num_heads: int,
+    mlp_ratio: float,
+    dropout: float,
+    drop_path: float,
+    cross: bool,
+    block: BlockOptions,
+    norm: NormOptions,
+) -> Block:
+    """Build one block."""
+    # The order of the parts determines the order of the random draws, and so the initial weights.
+    make = partial(make_norm, norm.kind, eps=norm.eps, bias=block.bias)
+    attn = Attention(
+        dim,
+        num_heads=num_heads,
+        dropout=block.attn_dropout,
+        bias=block.bias,
+        norm=make if block.qk_norm else None,
+        score=block.score,
+    )
+    cross_attn = None
+    if cross:
+        cross_attn = CrossAttention(
+            dim,
+            num_heads=num_heads,
+            dropout=block.attn_dropout,
+            bias=block.bias,
+            score=block.score,
+        )
+    mlp = Mlp(
+        dim,
+        mlp_ratio=mlp_ratio,
+        mlp=block.mlp,
+        dropout=dropout if block.mlp_dropout is None else block.mlp_dropout,
+        bias=block.bias,
+    )
+    return Block(
+        dim,
+        attn=attn,
+        mlp=mlp,
+        cross=cross_attn,
+        norm=make,
+        pre_norm=norm.pre_norm,
+        layer_scale=block.layer_scale,
+        dropout=dropout,
+        drop_path=drop_path,
+    )

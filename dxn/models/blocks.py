@@ -1,5 +1,8 @@
-"""The residual block and its parts."""
+"""The transformer block and its parts."""
 
+from __future__ import annotations
+
+from collections.abc import Callable
 from functools import partial
 from typing import Literal
 
@@ -7,13 +10,14 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dxn.models.attention import Attention, Cache, CrossAttention, Memory
-from dxn.models.dropout import Dropout
-from dxn.models.scores import ScoreKind
+from dxn.models.attention import Attention, CrossAttention, KVCache, Memory
+from dxn.models.dropout import Dropout, check_rate
 
 NormKind = Literal["layer", "rms"]
 MlpKind = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu"]
-ACTIVATIONS = {
+GATED = ("swiglu", "geglu")
+# quick_gelu is the sigmoid approximation of arXiv:1606.08415, section 2.
+ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
     "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
@@ -23,23 +27,38 @@ ACTIVATIONS = {
 
 
 def make_norm(kind: NormKind, dim: int, *, eps: float = 1e-5, bias: bool = True) -> nn.Module:
-    """Layer norm (arXiv:1607.06450) or RMS norm (arXiv:1910.07467, never a bias) over D."""
+    """Create a layer norm (arXiv:1607.06450) or an RMS norm (arXiv:1910.07467) of width D.
+
+    An RMS norm has no bias, whatever `bias` is.
+
+    Raises:
+        ValueError: If kind is not a NormKind.
+    """
     if kind not in ("layer", "rms"):
         raise ValueError(f"norm must be layer or rms, got {kind!r}")
     return nn.LayerNorm(dim, eps=eps, bias=bias) if kind == "layer" else RMSNorm(dim, eps=eps)
 
 
 class RMSNorm(nn.RMSNorm):
-    """torch's own, which takes x and weight of one type only: under autocast x may be bf16."""
+    """torch.nn.RMSNorm that also accepts x and weight of different dtypes."""
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., D) to (..., D)."""
+        """Normalize x (..., D) over D."""
+        # Under autocast, x can be bf16 while the weight is float32.
         return F.rms_norm(x, self.normalized_shape, self.weight.to(x.dtype), self.eps)
 
 
 class Mlp(nn.Module):
-    """Each token on its own: D to mlp_ratio D and back, through a GELU (exact, by tanh, or by a sigmoid:
-    arXiv:1606.08415, 2) or gated (SwiGLU and GeGLU, arXiv:2002.05202)."""
+    """A network of two linear layers, applied to each token separately.
+
+    Args:
+        dim: Width D of a token.
+        mlp_ratio: Width of the hidden layer, as a multiple of dim.
+        mlp: Activation: gelu (arXiv:1606.08415), its approximations gelu_tanh and quick_gelu, or
+            the gated swiglu and geglu (arXiv:2002.05202).
+        dropout: Dropout probability of the hidden layer.
+        bias: Add a bias to the linear layers.
+    """
 
     def __init__(
         self,
@@ -53,15 +72,18 @@ class Mlp(nn.Module):
         super().__init__()
         if mlp not in ACTIVATIONS:
             raise ValueError(f"mlp must be one of {', '.join(ACTIVATIONS)}, got {mlp!r}")
-        self.gated, self.act = mlp in ("swiglu", "geglu"), ACTIVATIONS[mlp]
-        # A gate is a third matrix: two thirds of the width keep the number of weights.
+        self.gated = mlp in GATED
+        self.act = ACTIVATIONS[mlp]
+        # A gated MLP has three matrices instead of two, so two thirds of the width keep the number
+        # of parameters. 1e-6 corrects rounding errors: int(60 * 4.1 * (2 / 3)) is 163, not 164.
         hidden = int(dim * mlp_ratio * (2 / 3 if self.gated else 1) + 1e-6)
         self.up = nn.Linear(dim, hidden * (2 if self.gated else 1), bias=bias)
         self.down = nn.Linear(hidden, dim, bias=bias)
         self.dropout = Dropout(dropout)
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., D) to (..., D)."""
+        """Apply the network to x (..., D)."""
+        # One matrix product computes both the value and the gate.
         x = self.up(x)
         if self.gated:
             x, gate = x.chunk(2, -1)
@@ -72,110 +94,131 @@ class Mlp(nn.Module):
 
 
 class DropPath(nn.Module):
-    """In training, leaves a whole branch out for some samples and scales the rest (arXiv:1603.09382)."""
+    """Stochastic depth: drops a residual branch for random samples in training.
+
+    The branch of the other samples is scaled to keep the expected value. See arXiv:1603.09382.
+    """
 
     def __init__(self, rate: float):
         super().__init__()
-        if not 0 <= rate < 1:
-            raise ValueError(f"drop_path must be at least 0 and under 1, got {rate}")
+        check_rate("drop_path", rate)
         self.rate = rate
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (B, N, D) to the same shape."""
+        """Apply stochastic depth to the output x (B, N, D) of a branch."""
         if not self.training or self.rate == 0:
             return x
+        # One draw per sample, which applies to all of its tokens.
         keep = torch.rand(len(x), 1, 1, device=x.device) >= self.rate
         return x * (keep.to(x.dtype) / (1 - self.rate))
 
 
 class LayerScale(nn.Module):
-    """A learned factor for each feature of a branch (arXiv:2103.17239, 2)."""
+    """Multiplies each feature of a residual branch by a learned factor (arXiv:2103.17239)."""
 
     def __init__(self, dim: int, initial: float):
         super().__init__()
         self.factor = nn.Parameter(torch.full((dim,), float(initial)))
 
     def forward(self, x: Tensor) -> Tensor:
-        """x (..., D) to (..., D)."""
+        """Scale x (..., D)."""
         return x * self.factor
 
 
 class Block(nn.Module):
-    """Attention and mlp, each with its residual and its norm: before it (pre) or after the sum (post).
+    """Residual branches: self-attention, optional cross-attention, and an MLP.
 
-    With cross, between the two a third branch, which reads a memory.
+    Args:
+        dim: Width D of a token.
+        attn: Self-attention.
+        mlp: Network that is applied to each token separately.
+        cross: Cross-attention to a memory. Default: no cross-attention.
+        norm: Creates a norm of a given width.
+        pre_norm: Normalize the input of each branch. False: normalize the sum of the input and the
+            branch (post-norm).
+        layer_scale: Initial value of the learned factors of `attn` and `mlp`, see `LayerScale`.
+            Default: no such factors.
+        dropout: Dropout probability of the output of each branch.
+        drop_path: Probability that a branch is dropped for a sample.
     """
 
     def __init__(
         self,
         dim: int,
         *,
-        num_heads: int,
-        mlp_ratio: float = 4.0,
-        mlp: MlpKind = "gelu",
-        norm: NormKind = "layer",
-        norm_eps: float = 1e-5,
-        norm_first: bool = True,
-        bias: bool = True,
-        qk_norm: bool = False,
-        score: ScoreKind = "scaled_dot",
+        attn: Attention,
+        mlp: nn.Module,
+        cross: CrossAttention | None = None,
+        norm: Callable[[int], nn.Module],
+        pre_norm: bool = True,
         layer_scale: float | None = None,
-        cross: bool = False,
         dropout: float = 0.0,
-        attn_dropout: float = 0.0,
-        mlp_dropout: float | None = None,
         drop_path: float = 0.0,
     ):
         super().__init__()
-        make = partial(make_norm, norm, eps=norm_eps, bias=bias)
-        self.norm_first = norm_first
-        self.attn_norm = make(dim)
-        self.attn = Attention(
-            dim,
-            num_heads=num_heads,
-            dropout=attn_dropout,
-            bias=bias,
-            norm=make if qk_norm else None,
-            score=score,
-        )
-        self.attn_scale = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
+        # The order of these attributes is the order of the weights in a checkpoint.
+        self.pre_norm = pre_norm
+        self.attn_norm = norm(dim)
+        self.attn = attn
+        self.attn_scale = _make_scale(dim, layer_scale)
         self.cross = None
-        if cross:
-            self.cross_norm = make(dim)
-            self.cross = CrossAttention(dim, num_heads=num_heads, dropout=attn_dropout, bias=bias, score=score)
-        self.mlp_norm = make(dim)
-        inner = dropout if mlp_dropout is None else mlp_dropout
-        self.mlp = Mlp(dim, mlp_ratio=mlp_ratio, mlp=mlp, dropout=inner, bias=bias)
-        self.mlp_scale = LayerScale(dim, layer_scale) if layer_scale is not None else nn.Identity()
+        if cross is not None:
+            self.cross_norm = norm(dim)
+            self.cross = cross
+        self.mlp_norm = norm(dim)
+        self.mlp = mlp
+        self.mlp_scale = _make_scale(dim, layer_scale)
         self.dropout = Dropout(dropout)
         self.drop_path = DropPath(drop_path)
 
     def forward(
         self,
         x: Tensor,
-        bias: Tensor | None = None,
-        rotation: Tensor | None = None,
+        attn_mask: Tensor | None = None,
+        rope: Tensor | None = None,
         memory: Memory | None = None,
-        cache: Cache | None = None,
+        cache: KVCache | None = None,
     ) -> Tensor:
-        """x (B, N, D) to (B, N, D); bias, rotation and cache as in Attention, memory where the block has cross."""
-        if self.norm_first:
-            x = x + self._leave(self.attn_scale(self.attn(self.attn_norm(x), bias, rotation, cache)))
+        """Apply all branches.
+
+        Args:
+            x: (B, N, D).
+            attn_mask: See `Attention.forward`.
+            rope: See `Attention.forward`.
+            memory: Sequence to which `cross` attends. Required if the block has a `cross`.
+            cache: See `Attention.forward`.
+
+        Returns:
+            A tensor of the shape of x.
+        """
+        # Pre-norm: arXiv:2002.04745, figure 1b. Post-norm: arXiv:1706.03762, section 3.1.
+        if self.pre_norm:
+            attended = self.attn(self.attn_norm(x), attn_mask, rope, cache)
+            x = x + self._drop(self.attn_scale(attended))
             if self.cross is not None:
-                x = x + self._leave(self._read(self.cross_norm(x), memory, cache))
-            return x + self._leave(self.mlp_scale(self.mlp(self.mlp_norm(x))))
-        x = self.attn_norm(x + self._leave(self.attn_scale(self.attn(x, bias, rotation, cache))))
+                x = x + self._drop(self._cross(self.cross, self.cross_norm(x), memory, cache))
+            return x + self._drop(self.mlp_scale(self.mlp(self.mlp_norm(x))))
+        attended = self.attn(x, attn_mask, rope, cache)
+        x = self.attn_norm(x + self._drop(self.attn_scale(attended)))
         if self.cross is not None:
-            x = self.cross_norm(x + self._leave(self._read(x, memory, cache)))
-        return self.mlp_norm(x + self._leave(self.mlp_scale(self.mlp(x))))
+            x = self.cross_norm(x + self._drop(self._cross(self.cross, x, memory, cache)))
+        return self.mlp_norm(x + self._drop(self.mlp_scale(self.mlp(x))))
 
-    def _read(self, x: Tensor, memory: Memory | None, cache: Cache | None) -> Tensor:
-        assert self.cross is not None and memory is not None
+    def _cross(
+        self, cross: CrossAttention, x: Tensor, memory: Memory | None, cache: KVCache | None
+    ) -> Tensor:
+        """Apply the cross-attention to x (B, N, D)."""
+        assert memory is not None  # Backbone.run checks it
         if cache is None:
-            return self.cross(x, self.cross.remember(memory.x), memory.bias)
+            return cross(x, cross.keys_and_values(memory.x), memory.attn_mask)
+        # The memory does not change during generation, so its keys and values are computed once.
         if cache.memory is None:
-            cache.memory = self.cross.remember(memory.x)
-        return self.cross(x, cache.memory, memory.bias)
+            cache.memory = cross.keys_and_values(memory.x)
+        return cross(x, cache.memory, memory.attn_mask)
 
-    def _leave(self, branch: Tensor) -> Tensor:
+    def _drop(self, branch: Tensor) -> Tensor:
         return self.drop_path(self.dropout(branch))
+
+
+def _make_scale(dim: int, initial: float | None) -> nn.Module:
+    return nn.Identity() if initial is None else LayerScale(dim, initial)

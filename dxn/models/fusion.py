@@ -1,197 +1,235 @@
-"""How modalities meet in the one backbone."""
+"""Early, late and bottleneck fusion of the inputs of a sample."""
+
+from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal, get_args
+from typing import Protocol
 
 import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from dxn.models.backbone import Backbone
-from dxn.tokens import Span, Tokens, check_columns, join
-
-Pool = Literal["mean", "max", "cls", "attention", "first", "last", "cls_mean", "leading", "leading_cat"]
-WITH_CLASS = ("cls", "cls_mean", "leading", "leading_cat")
+from dxn.models.pooling import Pool, Pooling, masked_mean
+from dxn.tokens import Tokens, check_columns, join
 
 
-class Pooling(nn.Module):
-    """One vector a sample out of its real tokens.
+class Encoder(Protocol):
+    """The interface of a backbone, such as Backbone or Recurrent, that a fusion requires."""
 
-    mean and max of its tokens; attention, a learned weighting; first and last, its first and last token; cls, a
-    learned class token before all others; cls_mean, that one and the mean of the others side by side. registers
-    are further learned tokens before the others (arXiv:2309.16588), which no mean or maximum takes in; leading
-    is the mean of them and the class token (arXiv:2104.01778, 2.2), leading_cat all of these side by side.
-    """
+    blocks: nn.ModuleList
+    norm: nn.Module
 
-    def __init__(self, kind: Pool, dim: int, *, registers: int = 0):
-        super().__init__()
-        if kind not in get_args(Pool):
-            raise ValueError(f"pool must be one of {', '.join(get_args(Pool))}, got {kind!r}")
-        if registers < 0:
-            raise ValueError(f"registers must be at least 0, got {registers}")
-        self.kind = kind
-        if kind == "attention":
-            self.score = nn.Linear(dim, 1)
-        self.leading = registers + (kind in WITH_CLASS)
-        self.width = {"cls_mean": 2, "leading_cat": self.leading}.get(kind, 1) * dim
-        if self.leading:
-            self.tokens = nn.Parameter(torch.zeros(self.leading, dim))
-            nn.init.trunc_normal_(self.tokens, std=0.02)
+    def __call__(self, tokens: Tokens, /) -> Tokens:
+        """Apply all blocks and the final norm to Tokens."""
+        ...
 
-    def lead(self, tokens: Tokens) -> Tokens:
-        """The tokens with the class token and the registers, where there are any, as their first columns."""
-        if not self.leading:
-            return tokens
-        x = repeat(self.tokens, "k d -> b k d", b=len(tokens)).to(tokens.x.dtype)
-        mask = repeat(tokens.mask.any(1), "b -> b k", k=self.leading)
-        nowhere = torch.full((*mask.shape, 1), torch.nan, device=x.device)
-        return join([Tokens(x, mask, (Span("class", 0, self.leading, nowhere),)), tokens])
-
-    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
-        """x (B, N, D) and mask (B, N) to (B, width); zero for a sample without a real token, where it is read."""
-        if self.kind == "cls":
-            return x[:, 0]
-        if self.kind == "leading":
-            return x[:, : self.leading].mean(1)
-        if self.kind == "leading_cat":
-            return rearrange(x[:, : self.leading], "b k d -> b (k d)")
-        first, x, mask = x[:, 0], x[:, self.leading :], mask[:, self.leading :]
-        if self.kind in ("first", "last"):
-            index = torch.arange(mask.shape[1], device=x.device).expand_as(mask)
-            at = torch.where(mask, index, -1).amax(1) if self.kind == "last" else mask.int().argmax(1)
-            return x[torch.arange(len(x), device=x.device), at.clamp(min=0)]
-        if self.kind == "max":
-            lowest = x.masked_fill(~mask[..., None], torch.finfo(x.dtype).min).amax(1)
-            return lowest.masked_fill(~mask.any(1, keepdim=True), 0)
-        weight = mask.to(x.dtype)
-        if self.kind == "attention":
-            score = self.score(x).squeeze(-1).float().masked_fill(~mask, -1e9)
-            weight = weight * score.softmax(1).to(x.dtype)
-        total = weight.sum(1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
-        mean = (x * weight[..., None]).sum(1) / total
-        return torch.cat([first, mean], 1) if self.kind == "cls_mean" else mean
+    def run(self, x: Tensor, mask: Tensor, start: int = 0, stop: int | None = None) -> Tensor:
+        """Apply the blocks start:stop to x (B, N, D) with mask (B, N), without the final norm."""
+        ...
 
 
 class EarlyFusion(nn.Module):
-    """One joined sequence: from the first block on, every token reads every modality's.
+    """Concatenates all inputs to one sequence, in which every token can attend to every input.
 
     Args:
-        dim: width D of a token.
-        modalities: names that get a vector added to each of their columns.
-        pool: mean or max of the tokens, attention (a learned weighting), cls (a token of its own), first or last
-            token, cls_mean (both side by side), or of cls and registers leading (mean), leading_cat (side by side).
-        registers: further learned tokens before the others, left out of every mean.
-    """
-
-    def __init__(self, dim: int = 128, *, modalities: Sequence[str] = (), pool: Pool = "mean", registers: int = 0):
-        super().__init__()
-        self.embedding = ModalityEmbedding(dim, modalities)
-        self.pool = Pooling(pool, dim, registers=registers)
-        self.width = self.pool.width
-
-    def forward(self, parts: Sequence[Tokens], backbone: Backbone) -> tuple[Tokens, Tensor]:
-        """Parts to the joined, encoded Tokens and one vector a sample (B, D)."""
-        joined = join(self.embedding(parts))
-        check_columns(joined.mask)
-        encoded = backbone(self.pool.lead(joined))
-        return encoded, self.pool(encoded.x, encoded.mask)
-
-
-class LateFusion(nn.Module):
-    """Each modality through the same backbone by itself; their vectors meet only before the head.
-
-    Args:
-        dim: width D of a token.
-        modalities: names that get a vector added to each of their columns.
-        pool: how each modality's tokens become one vector, as in early fusion.
-        registers: further learned tokens before the others, left out of every mean.
-    """
-
-    def __init__(self, dim: int = 128, *, modalities: Sequence[str] = (), pool: Pool = "mean", registers: int = 0):
-        super().__init__()
-        self.embedding = ModalityEmbedding(dim, modalities)
-        self.pool = Pooling(pool, dim, registers=registers)
-        self.width = self.pool.width
-        self.mix = nn.ModuleDict({name: nn.Linear(self.width, dim) for name in modalities})
-        self.width = dim if len(self.mix) > 1 else self.width
-
-    def forward(self, parts: Sequence[Tokens], backbone: Backbone) -> tuple[Tokens, Tensor]:
-        """Parts to their encoded Tokens side by side and one vector a sample (B, D)."""
-        check_columns(torch.cat([p.mask for p in parts], 1))
-        encoded = [backbone(self.pool.lead(part)) for part in self.embedding(parts)]
-        vectors = [self._mix(part, self.pool(part.x, part.mask)) for part in encoded]
-        present = torch.stack([part.mask.any(1) for part in encoded], 1)
-        return join(encoded), Pooling("mean", 0)(torch.stack(vectors, 1), present)
-
-    def _mix(self, part: Tokens, vector: Tensor) -> Tensor:
-        return self.mix[part.spans[-1].modality](vector) if len(self.mix) > 1 else vector
-
-
-class BottleneckFusion(nn.Module):
-    """Modalities apart, but for a few shared tokens that pass between them (arXiv:2107.00135, 3.2).
-
-    Args:
-        dim: width D of a token.
-        modalities: names that get a vector added to each of their columns.
-        pool: how each modality's tokens become one vector, as in early fusion.
-        registers: further learned tokens before each modality's, left out of every mean.
-        num_tokens: shared tokens.
-        start: block from which they pass; the blocks before see one modality alone.
+        dim: Width D of a token.
+        inputs: Names of the inputs. With several inputs, a learned vector per input is added to its
+            tokens.
+        pool: Pooling of the tokens to one vector: mean, max, attention (a learned weighted mean),
+            cls (class token), first, last, cls_mean (class token and mean, concatenated), leading
+            (mean of the class token and the registers) or leading_cat (class token and registers,
+            concatenated).
+        registers: Number of learned tokens before the others, excluded from mean and max
+            (arXiv:2309.16588).
     """
 
     def __init__(
         self,
         dim: int = 128,
         *,
-        modalities: Sequence[str] = (),
+        inputs: Sequence[str] = (),
+        pool: Pool = "mean",
+        registers: int = 0,
+    ):
+        super().__init__()
+        self.input_embedding = InputEmbedding(dim, inputs)
+        self.pool = Pooling(pool, dim, registers=registers)
+        self.width = self.pool.width
+
+    def forward(self, parts: Sequence[Tokens], backbone: Encoder) -> tuple[Tokens, Tensor]:
+        """Return the encoded Tokens of all parts, and one vector per sample (B, width)."""
+        joined = join(self.input_embedding(parts))
+        # Without this check, such a sample would silently get a vector of zeros.
+        check_columns(joined.mask)
+        encoded = backbone(self.pool.lead(joined))
+        return encoded, self.pool(encoded.x, encoded.mask)
+
+
+class LateFusion(nn.Module):
+    """Encodes each input separately with the same backbone, and averages the pooled vectors.
+
+    Args:
+        dim: Width D of a token.
+        inputs: Names of the inputs. With several inputs, a learned vector per input is added to its
+            tokens, and a linear layer per input transforms its pooled vector.
+        pool: Pooling of the tokens of each input to one vector: mean, max, attention, cls, first,
+            last, cls_mean, leading or leading_cat (see early fusion).
+        registers: Number of learned tokens before those of each input, excluded from mean and max.
+    """
+
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        inputs: Sequence[str] = (),
+        pool: Pool = "mean",
+        registers: int = 0,
+    ):
+        super().__init__()
+        self.input_embedding = InputEmbedding(dim, inputs)
+        self.pool = Pooling(pool, dim, registers=registers)
+        # Not a ModuleDict by name: the name of an input can contain a dot, but a key cannot.
+        self.mix = nn.ModuleList(nn.Linear(self.pool.width, dim) for _ in inputs)
+        self.width = dim if len(self.mix) > 1 else self.pool.width
+
+    def forward(self, parts: Sequence[Tokens], backbone: Encoder) -> tuple[Tokens, Tensor]:
+        """Return the encoded Tokens of all parts, concatenated, and vectors (B, width)."""
+        check_columns(torch.cat([part.mask for part in parts], 1))
+        encoded = [backbone(self.pool.lead(part)) for part in self.input_embedding(parts)]
+        vectors = [self._mix(part, self.pool(part.x, part.mask)) for part in encoded]
+        # The mean of a sample includes only the inputs that it has.
+        present = torch.stack([part.mask.any(1) for part in encoded], 1)
+        return join(encoded), masked_mean(torch.stack(vectors, 1), present)
+
+    def _mix(self, part: Tokens, vector: Tensor) -> Tensor:
+        """Apply the linear layer of the input of a part to its pooled vector (B, width)."""
+        if len(self.mix) <= 1:
+            return vector
+        return self.mix[self.input_embedding.index(part)](vector)
+
+
+class BottleneckFusion(nn.Module):
+    """Exchanges information between inputs only through a few shared tokens.
+
+    Each input is encoded separately, together with the shared tokens (arXiv:2107.00135, section
+    3.2).
+
+    Args:
+        dim: Width D of a token.
+        inputs: Names of the inputs. With several inputs, a learned vector per input is added to its
+            tokens.
+        pool: Pooling of the tokens of each input to one vector: mean, max, attention, cls, first,
+            last, cls_mean, leading or leading_cat (see early fusion).
+        registers: Number of learned tokens before those of each input, excluded from mean and max.
+        num_tokens: Number of shared tokens.
+        start: Index of the first block with shared tokens. The blocks before it process each input
+            separately.
+    """
+
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        inputs: Sequence[str] = (),
         pool: Pool = "mean",
         registers: int = 0,
         num_tokens: int = 4,
         start: int = 0,
     ):
         super().__init__()
-        self.embedding = ModalityEmbedding(dim, modalities)
-        self.pool, self.start = Pooling(pool, dim, registers=registers), start
+        if num_tokens < 1:
+            raise ValueError(f"num_tokens must be at least 1, got {num_tokens}")
+        self.input_embedding = InputEmbedding(dim, inputs)
+        self.pool = Pooling(pool, dim, registers=registers)
+        self.start = start
         self.width = self.pool.width
         self.shared = nn.Parameter(torch.empty(num_tokens, dim))
         nn.init.trunc_normal_(self.shared, std=0.02)
 
-    def forward(self, parts: Sequence[Tokens], backbone: Backbone) -> tuple[Tokens, Tensor]:
-        """Parts to their encoded Tokens side by side and one vector a sample (B, D)."""
-        check_columns(torch.cat([p.mask for p in parts], 1))
-        if not 0 <= self.start < len(backbone.blocks):
-            raise ValueError(f"start must be below the backbone's depth {len(backbone.blocks)}, got {self.start}")
-        parts = [self.pool.lead(part) for part in self.embedding(parts)]
-        xs = [backbone.run(p.x, p.mask, 0, self.start) for p in parts]
-        present = torch.stack([p.mask.any(1) for p in parts]).to(xs[0].dtype)  # (M, B)
+    def forward(self, parts: Sequence[Tokens], backbone: Encoder) -> tuple[Tokens, Tensor]:
+        """Return the encoded Tokens of all parts, concatenated, and vectors (B, width)."""
+        check_columns(torch.cat([part.mask for part in parts], 1))
+        depth = len(backbone.blocks)
+        if not 0 <= self.start < depth:
+            raise ValueError(
+                f"start must be at least 0 and below the depth of the backbone ({depth}), "
+                f"got {self.start}"
+            )
+        parts = [self.pool.lead(part) for part in self.input_embedding(parts)]
+        xs = [backbone.run(part.x, part.mask, 0, self.start) for part in parts]
+        present = torch.stack([part.mask.any(1) for part in parts]).to(xs[0].dtype)  # (P, B)
         shared = repeat(self.shared, "k d -> b k d", b=len(parts[0])).to(xs[0].dtype)
-        for layer in range(self.start, len(backbone.blocks)):
+        for layer in range(self.start, depth):
             xs, shared = self._layer(backbone, layer, parts, xs, shared, present)
-        encoded = [p.with_x(backbone.norm(x)) for p, x in zip(parts, xs, strict=True)]
-        vectors = torch.stack([self.pool(p.x, p.mask) for p in encoded], 1)
-        return join(encoded), Pooling("mean", 0)(vectors, rearrange(present, "m b -> b m").bool())
+        encoded = [part.with_x(backbone.norm(x)) for part, x in zip(parts, xs, strict=True)]
+        vectors = torch.stack([self.pool(part.x, part.mask) for part in encoded], 1)
+        return join(encoded), masked_mean(vectors, rearrange(present, "p b -> b p").bool())
 
-    def _layer(self, backbone: Backbone, layer: int, parts, xs, shared: Tensor, present: Tensor):
-        """One block over each modality and the shared tokens, which then take the mean of what each made."""
+    def _layer(
+        self,
+        backbone: Encoder,
+        layer: int,
+        parts: Sequence[Tokens],
+        xs: Sequence[Tensor],
+        shared: Tensor,
+        present: Tensor,
+    ) -> tuple[list[Tensor], Tensor]:
+        """Apply one block to the tokens of each input, together with the shared tokens.
+
+        Each input gives new shared tokens. They are averaged over the inputs that a sample has.
+
+        Args:
+            backbone: Backbone of the block.
+            layer: Index of the block.
+            parts: Tokens of P inputs, of which only the masks are used.
+            xs: Current embeddings (B, N, D) of each input.
+            shared: (B, K, D). Current shared tokens.
+            present: (P, B). 1 if a sample has an input, otherwise 0.
+        """
         k = shared.shape[1]
-        new_xs, new_shared = [], []
+        new_xs: list[Tensor] = []
+        new_shared: list[Tensor] = []
         for part, x in zip(parts, xs, strict=True):
+            # The shared tokens are real for all samples, even for those without this input.
             mask = torch.cat([part.mask.new_ones(len(part), k), part.mask], 1)
             out = backbone.run(torch.cat([shared, x], 1), mask, layer, layer + 1)
             new_shared.append(out[:, :k])
             new_xs.append(out[:, k:])
-        weight = rearrange(present / present.sum(0), "m b -> m b 1 1")
+        # Shared tokens of a missing input have seen no other tokens, so their weight is 0.
+        weight = rearrange(present / present.sum(0), "p b -> p b 1 1")
         return new_xs, (torch.stack(new_shared) * weight).sum(0)
 
 
-class ModalityEmbedding(nn.Module):
-    """Adds a learned vector for its modality to each column; none where there is but one modality."""
+class InputEmbedding(nn.Module):
+    """Adds a learned vector per input to its tokens.
 
-    def __init__(self, dim: int, modalities: Sequence[str]):
+    With fewer than two inputs, there is nothing to distinguish, and the tokens are unchanged.
+    """
+
+    def __init__(self, dim: int, inputs: Sequence[str]):
         super().__init__()
-        names = modalities if len(modalities) > 1 else ()
-        self.vectors = nn.ParameterDict({name: nn.Parameter(torch.randn(dim) * 0.02) for name in names})
+        if len(set(inputs)) < len(inputs):
+            raise ValueError(f"the names of the inputs must be unique, got {', '.join(inputs)}")
+        self.inputs = tuple(inputs)
+        if len(self.inputs) > 1:
+            # One draw per input: a single draw would give other initial weights for the same seed.
+            vectors = [torch.randn(dim) * 0.02 for _ in self.inputs]
+            self.weight = nn.Parameter(torch.stack(vectors))
 
     def forward(self, parts: Sequence[Tokens]) -> list[Tokens]:
-        """Parts to parts of the same columns."""
-        return [p.with_x(p.x + self.vectors[m]) if (m := p.spans[-1].modality) in self.vectors else p for p in parts]
+        """Return the parts with the vector of their input added to each token."""
+        if len(self.inputs) <= 1:
+            return list(parts)
+        return [part.with_x(part.x + self.weight[self.index(part)]) for part in parts]
+
+    def index(self, part: Tokens) -> int:
+        """Return the index of the input of a part.
+
+        Raises:
+            ValueError: If the input is unknown.
+        """
+        # The last span, because the first one can belong to a class token.
+        name = part.spans[-1].name
+        if name not in self.inputs:
+            raise ValueError(f"unknown input {name!r}: this fusion has {', '.join(self.inputs)}")
+        return self.inputs.index(name)

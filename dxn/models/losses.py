@@ -1,4 +1,4 @@
-"""The cross-entropy over a vocabulary, without ever holding a logit for every token and word at once."""
+"""Cross-entropy over a large vocabulary, computed in chunks to reduce memory."""
 
 from __future__ import annotations
 
@@ -7,64 +7,97 @@ from typing import Any
 import torch
 from torch import Tensor
 
-CHUNK = 2**20  # logits worked out at a time: they stay in the cache of a CPU, and small on a GPU
-GROUP = 4  # chunks whose gradients are worked out together: each sum over a table costs as much as a chunk's product
+# Number of logits per chunk. They fit into the cache of a CPU, and they need only a small part of
+# the memory of a GPU.
+CHUNK = 2**20
+# Number of chunks per update of the embedding gradient. An update takes about as long as the matrix
+# product of one chunk, so one update per chunk would be too slow.
+GROUP = 4
 
 
-def linear_cross_entropy(x: Tensor, table: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
-    """The sum over tokens of the cross-entropy of x @ table.T and the targets; a scalar.
+def linear_cross_entropy(
+    x: Tensor, embedding: Tensor, targets: Tensor, *, label_smoothing: float = 0.0
+) -> Tensor:
+    """Compute the sum of the cross-entropy between x @ embedding.T and the targets.
 
-    Equal to cross_entropy(x @ table.T, targets, label_smoothing=..., reduction="sum"), in a third of the time on a
-    CPU with 10,000 words: logits are made a few tokens at a time, and their gradient with them.
+    It equals `cross_entropy(x @ embedding.T, targets, label_smoothing=..., reduction="sum")`, but
+    the logits and their gradient are computed for only a few tokens at a time. The effect is
+    measured by benchmarks/attention.py.
 
     Args:
-        x: what the tokens' vectors are compared with (M, D).
-        table: a vector a word (V, D).
-        targets: the true words (M,), all of them real.
-        label_smoothing: share of the target spread over all words (arXiv:1512.00567, 7).
+        x: (M, D). Output vectors.
+        embedding: (V, D). Vectors of the vocabulary.
+        targets: (M,). Target token ids, without padding.
+        label_smoothing: Probability that is distributed over the whole vocabulary
+            (arXiv:1512.00567, section 7).
+
+    Returns:
+        A scalar.
     """
     device = x.device.type
-    dtype = torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else x.dtype
-    with torch.autocast(device, enabled=False):  # it would make the table smaller anew for each chunk
-        return _LinearCrossEntropy.apply(x, table, targets, label_smoothing, dtype)  # pyright: ignore[reportReturnType]
+    autocast = torch.is_autocast_enabled(device)
+    dtype = torch.get_autocast_dtype(device) if autocast else x.dtype
+    # Autocast is disabled, because it would convert the embedding again for each chunk.
+    with torch.autocast(device, enabled=False):
+        total = _LinearCrossEntropy.apply(x, embedding, targets, label_smoothing, dtype)
+    assert isinstance(total, Tensor)
+    return total
 
 
 class _LinearCrossEntropy(torch.autograd.Function):
-    """With p the softmax, q the target's shares: d loss / d x = (p - q) table and d loss / d table = (p - q)' x.
+    """Computes the loss and both gradients in the forward pass.
 
-    q is one word and a constant, so its part of both is worked out without a matrix of q.
+    Let p be the softmax and q the target distribution, both (M, V). The gradient with respect to x
+    is (p - q) @ embedding, and that with respect to the embedding is (p - q).T @ x. q is a one-hot
+    vector plus a constant, so its products are computed without the matrix q.
     """
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, table: Tensor, targets: Tensor, smoothing: float, dtype: torch.dtype) -> Tensor:
-        """Products in dtype, sums over the vocabulary in float32 at least."""
-        grad_x, grad_table = torch.empty_like(x), torch.zeros_like(table)
+    def forward(
+        ctx: Any,
+        x: Tensor,
+        embedding: Tensor,
+        targets: Tensor,
+        smoothing: float,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        """Compute matrix products in `dtype`, and sums over the vocabulary at least in float32."""
+        grad_x = torch.empty_like(x)
+        grad_embedding = torch.zeros_like(embedding)
         total = x.new_zeros((), dtype=torch.promote_types(dtype, torch.float32))
-        small_x, small_table = x.to(dtype), table.to(dtype)
-        rows = max(CHUNK // len(table), 16)
+        low_x = x.to(dtype)
+        low_embedding = embedding.to(dtype)
+        # At least 16 rows, because matrix products with fewer rows are inefficient.
+        rows = max(CHUNK // len(embedding), 16)
         for start in range(0, len(x), GROUP * rows):
             group = slice(start, start + GROUP * rows)
-            some, true = small_x[group], targets[group, None]
-            shares = some.new_empty(len(some), len(table))
-            for at in range(0, len(some), rows):
-                chunk = slice(at, at + rows)
-                logits = some[chunk] @ small_table.T
-                exact = logits.softmax(-1, dtype=total.dtype)
-                # log of the sum of exponentials, from the most probable word: its share is never too small for a log
-                log_sum = logits.amax(-1).to(total.dtype) - exact.amax(-1).log()
-                total += (log_sum - (1 - smoothing) * logits.gather(1, true[chunk]).squeeze(1)).sum()
-                shares[chunk] = exact
-            grad_x[group] = (shares @ small_table).to(x.dtype)
-            grad_table += shares.T @ some
-        whole, mean = x.sum(0), table.mean(0)
-        total -= smoothing * (whole * mean).sum()
-        grad_x -= (1 - smoothing) * table[targets] + smoothing * mean
-        grad_table.index_add_(0, targets, x.to(table.dtype), alpha=smoothing - 1)
-        grad_table -= smoothing / len(table) * whole
-        ctx.save_for_backward(grad_x, grad_table)
+            group_x = low_x[group]
+            group_targets = targets[group, None]
+            probs = group_x.new_empty(len(group_x), len(embedding))
+            for offset in range(0, len(group_x), rows):
+                chunk = slice(offset, offset + rows)
+                logits = group_x[chunk] @ low_embedding.T
+                softmax = logits.softmax(-1, dtype=total.dtype)
+                # logsumexp, computed from the largest logit and its probability, which is at least
+                # 1 / V, so its logarithm is finite. It avoids a second pass of exponentials.
+                log_sum = logits.amax(-1).to(total.dtype) - softmax.amax(-1).log()
+                true_logits = logits.gather(1, group_targets[chunk]).squeeze(1)
+                total += (log_sum - (1 - smoothing) * true_logits).sum()
+                probs[chunk] = softmax
+            grad_x[group] = (probs @ low_embedding).to(x.dtype)
+            grad_embedding += probs.T @ group_x
+        sum_x = x.sum(0)
+        mean_embedding = embedding.mean(0)
+        total -= smoothing * (sum_x * mean_embedding).sum()
+        grad_x -= (1 - smoothing) * embedding[targets] + smoothing * mean_embedding
+        grad_embedding.index_add_(0, targets, x.to(embedding.dtype), alpha=smoothing - 1)
+        grad_embedding -= smoothing / len(embedding) * sum_x
+        # The backward pass only has to scale these gradients.
+        ctx.save_for_backward(grad_x, grad_embedding)
         return total
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, Tensor, None, None, None]:  # pyright: ignore
-        grad_x, grad_table = ctx.saved_tensors
-        return grad * grad_x, grad * grad_table, None, None, None
+        """Scale the gradients that `forward` computed."""
+        grad_x, grad_embedding = ctx.saved_tensors
+        return grad * grad_x, grad * grad_embedding, None, None, None

@@ -1,82 +1,170 @@
-"""The whole: adapters, how they meet, the backbone and the head."""
+"""The complete model: adapters, fusion, backbone and head."""
 
-from collections.abc import Mapping
-from typing import Any
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
 
 from torch import Tensor, nn
 
+from dxn.models.fusion import Encoder
 from dxn.tokens import Tokens
 
-LOSSES = ("text", "next", "masked")  # heads of these kinds are told the truth, and give their loss in place of logits
-Batch = Mapping[str, Any]  # "size" int, "text", "image", "audio": dict of tensors, see Model.embed
+# A batch has the collated tensors of each input under the name of the input, "size" (number of
+# samples), "index" (their row numbers in the data set), and the keys of the task, such as "target".
+Batch = Mapping[str, Any]
+RESERVED = ("size", "index", "target")  # keys of a batch that cannot be names of inputs
+
+
+class Fusion(Protocol):
+    """A module that encodes the Tokens of all inputs, such as EarlyFusion."""
+
+    width: int
+
+    def __call__(self, parts: Sequence[Tokens], backbone: Any, /) -> tuple[Tokens, Tensor]:
+        """Return the encoded Tokens, and one vector per sample (B, width)."""
+        ...
+
+
+class Head(Protocol):
+    """A module that computes the output of a task.
+
+    A head can have an attribute `pre`, a module that computes the embedding of a sample from the
+    pooled vector.
+    """
+
+    def __call__(self, tokens: Tokens, pooled: Tensor, batch: Batch, /) -> Any:
+        """Compute the output from the encoded tokens and the pooled vectors (B, width)."""
+        ...
 
 
 class Model(nn.Module):
-    """Takes built parts: adapters by modality, a fusion, the backbone and a head."""
+    """A complete model, composed of adapters, a fusion, a backbone and a head.
 
-    # Parts, not a base class: what each must offer is what the methods below call.
+    Args:
+        adapters: Adapters by key. An adapter converts an input to Tokens.
+        inputs: Key of the adapter of each input, by the name of the input, in the order of the
+            tokens. Several inputs can share one adapter.
+        fusion: Module that applies the backbone to the Tokens of all inputs.
+        backbone: Transformer that processes all inputs.
+        head: Module that computes the output of the task.
+
+    Raises:
+        ValueError: If an input has no adapter, an adapter has no input, or a name is reserved.
+    """
+
+    # Any, because Python has no intersection type of nn.Module and the protocols above.
     adapters: Any
     fusion: Any
     backbone: Any
     head: Any
 
-    def __init__(self, adapters: Mapping[str, nn.Module], *, fusion: nn.Module, backbone: nn.Module, head: nn.Module):
+    def __init__(
+        self,
+        adapters: Mapping[str, nn.Module],
+        *,
+        inputs: Mapping[str, str],
+        fusion: Fusion,
+        backbone: Encoder,
+        head: Head,
+    ):
         super().__init__()
-        self.adapters = nn.ModuleDict(dict(adapters))
-        self.fusion, self.backbone, self.head = fusion, backbone, head
-        if self.head.kind in ("text", "next") and self.head.shares:
-            self.head.share(self.adapters["text"].table)
-        if self.head.kind == "masked":
-            self.head.attach(self.adapters)
+        _check_inputs(inputs, adapters)
+        self.inputs = dict(inputs)
+        self._keys = {name: module_key(key) for name, key in inputs.items()}
+        self.adapters = nn.ModuleDict({module_key(key): adapters[key] for key in adapters})
+        self.fusion = fusion
+        self.backbone = backbone
+        self.head = head
+
+    def adapter(self, name: str) -> Any:
+        """Return the adapter of the input `name`."""
+        return self.adapters[self._keys[name]]
 
     def embed(self, batch: Batch) -> list[Tokens]:
-        """Each modality's Tokens, in the adapters' order, before they meet.
+        """Embed each input of a batch. Inputs that no sample has are omitted.
 
-        batch[modality] is what the adapter's prepare half collated, and `rows` (b,): which of the batch's
-        samples have that modality. A modality that no sample has gives no part.
+        Args:
+            batch: Batch whose item `batch[name]` is the collated batch of the input `name`, with
+                an additional key `rows` (b,), the indices of the samples that have this input.
+
+        Returns:
+            The Tokens of each input, in the order of the inputs.
         """
-        parts = [
-            adapter(batch[name]).spread(batch[name]["rows"], batch["size"])
-            for name, adapter in self.adapters.items()
-            if name in batch
-        ]
-        return [self.head.mark(part, batch) for part in parts] if "hidden" in batch else parts
+        parts: list[Tokens] = []
+        for name in self.inputs:
+            if name in batch:
+                tokens: Tokens = self.adapter(name)(batch[name])
+                parts.append(tokens.spread(batch[name]["rows"], batch["size"]).renamed(name))
+        return parts
 
-    def shown(self, batch: Batch) -> dict[str, Any]:
-        """What is seen of a batch: all of it, but where the task is to guess what is hidden."""
-        return self.head.hide(batch) if self.head.kind == "masked" and "target" in batch else dict(batch)
-
-    def encode(self, parts: list[Tokens]) -> tuple[Tokens, Tensor]:
-        """Parts to the encoded Tokens and one vector a sample (B, D)."""
+    def encode(self, parts: Sequence[Tokens]) -> tuple[Tokens, Tensor]:
+        """Return the encoded Tokens of all parts, and one vector per sample (B, width)."""
         return self.fusion(parts, self.backbone)
 
-    def forward(self, batch: Batch, mixing: tuple[Tensor, float] | None = None) -> Tensor:
-        """A batch to the head's logits. mixing: a permutation (B,) and a share, see `mix`."""
-        batch = self.shown(batch)
+    def forward(self, batch: Batch, mixing: tuple[Tensor, float] | None = None) -> Any:
+        """Compute the output of the head for a batch.
+
+        Args:
+            batch: See `embed`.
+            mixing: Arguments `order` and `share` of `mix`. Default: no mixup.
+        """
         parts = self.embed(batch)
         if mixing is not None:
             parts = [mix(part, *mixing) for part in parts]
-        return self.answer(*self.encode(parts), batch)
+        return self.head(*self.encode(parts), batch)
 
-    def answer(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
-        """What was encoded to the head's logits; to the loss of the truth, where text or what is hidden is guessed."""
-        if self.head.kind == "masked":
-            return self.head(tokens, pooled, batch)
-        if self.head.kind in LOSSES:
-            return self.head(tokens, pooled, batch["target"])
-        return self.head(tokens, pooled)
+    def embedding(self, pooled: Tensor) -> Tensor:
+        """Compute the embedding of each sample from its pooled vector (B, width)."""
+        return getattr(self.head, "pre", nn.Identity())(pooled)
+
+
+def module_key(name: str) -> str:
+    """Convert `name` to a key of an nn.ModuleDict. Different names have different keys.
+
+    A ModuleDict rejects empty keys, keys with a dot, and the names of its own attributes.
+    """
+    # Percent-encoding is reversible, so different names cannot have the same key.
+    key = name.replace("%", "%25").replace(".", "%2E")
+    return f"%{key}" if not key or hasattr(nn.ModuleDict(), key) else key
 
 
 def mix(tokens: Tokens, order: Tensor, share: float) -> Tokens:
-    """Mixup at the token matrix: share of each sample and (1 - share) of sample order[i].
+    """Apply mixup to token matrices: share * sample i + (1 - share) * sample order[i].
 
-    Patches are projected linearly, so for images it is mixup of the pixels (arXiv:1710.09412); for text it
-    is that of word vectors (arXiv:1905.08941). A column is real where it was in either.
+    If a token is a linear function of its input, this equals mixup of the inputs
+    (arXiv:1710.09412). For embedded symbols, see arXiv:1905.08941. A column is real if it is
+    real in either sample.
+
+    Args:
+        tokens: Tokens of B samples.
+        order: (B,). Permutation of the samples.
+        share: Weight from 0 to 1 of the original sample.
     """
+    # Padding of one sample can be a real column of the other one, so its values must be 0.
     x = tokens.x * tokens.mask[..., None]
-    return Tokens(share * x + (1 - share) * x[order], tokens.mask | tokens.mask[order], tokens.spans)
+    mixed = share * x + (1 - share) * x[order]
+    return Tokens(mixed, tokens.mask | tokens.mask[order], tokens.spans)
 
 
 def count_parameters(module: nn.Module, *, trained: bool = False) -> int:
-    """Numbers in the weights, or in those of them that are trained."""
+    """Return the number of parameters. With `trained`, only of those that require gradients."""
     return sum(p.numel() for p in module.parameters() if p.requires_grad or not trained)
+
+
+def _check_inputs(inputs: Mapping[str, str], adapters: Mapping[str, nn.Module]) -> None:
+    if not inputs:
+        raise ValueError("a model needs at least one input, got none")
+    reserved = [name for name in inputs if name in RESERVED]
+    if reserved:
+        raise ValueError(
+            f"an input must not be named {' or '.join(RESERVED)}, got {', '.join(reserved)}: "
+            "rename it"
+        )
+    missing = sorted(set(inputs.values()) - set(adapters))
+    if missing:
+        known = ", ".join(adapters) or "none"
+        raise ValueError(f"unknown adapter {', '.join(missing)}: the adapters are {known}")
+    unused = [key for key in adapters if key not in inputs.values()]
+    if unused:
+        raise ValueError(f"no input uses the adapter {', '.join(unused)}: remove it")

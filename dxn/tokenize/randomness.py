@@ -1,4 +1,4 @@
-"""Randomness that depends on nothing but what it is given."""
+"""Seeding of libraries that use the global generator of torch, and checks of probabilities."""
 
 import random
 from collections.abc import Iterator
@@ -8,11 +8,15 @@ import torch
 
 
 @contextmanager
-def torch_seeded(rng: random.Random) -> Iterator[None]:
-    """torch's own generator, drawn from rng inside and as it was before outside: for libraries that use it."""
-    state = torch.get_rng_state()
-    torch.default_generator.manual_seed(rng.getrandbits(63))
-    try:
+def torch_seeded(rand: random.Random) -> Iterator[None]:
+    """Seed the global generator of torch from rand, and restore its state afterwards."""
+    with torch.random.fork_rng(devices=[]):  # [] skips the CUDA generators
+        # Not torch.manual_seed: it also seeds the CUDA generators, which fork_rng does not restore.
+        torch.default_generator.manual_seed(rand.getrandbits(63))
         yield
-    finally:
-        torch.set_rng_state(state)
+
+
+def check_probability(name: str, value: float) -> None:
+    """Raise a ValueError if the option `name` is outside [0, 1]."""
+    if not 0 <= value <= 1:
+        raise ValueError(f"{name} must be a probability from 0 to 1, got {value}")

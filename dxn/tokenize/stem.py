@@ -1,4 +1,4 @@
-"""A convolution in the embedding: a grid of features in place of flattened patches."""
+"""Convolutional stems, an alternative to the linear projection of flattened patches."""
 
 import math
 from itertools import pairwise
@@ -9,48 +9,77 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from dxn.tokenize.grid import grid_mask
+
 
 class ConvStem(nn.Module):
-    """Convolutions of width 3, each halving the grid, then a projection to D (arXiv:2106.14881, 3).
+    """Convolutions of stride 2, followed by a projection to D (arXiv:2106.14881).
 
-    Normalised over channels at each cell, and cleared outside the picture after every layer, so neither
-    padding nor another sample can change a real cell (a batch norm would break both).
+    Each convolution has a kernel size of 3. Its output is normalized by a layer norm over the
+    channels of each cell, and set to 0 outside the image. So neither padding nor other samples can
+    affect a real cell. A batch norm, as in the paper, would not have this property.
 
     Args:
-        in_channels: channels C of the grid.
-        dim: width D of a token.
-        stride: 2, 4, 8 or 16, cells of the grid a token.
-        width: channels after the first convolution; each further one doubles them in a grid of two axes.
-        axes: 2 halves height and width; 1 halves height alone, and the width stays as it is.
+        in_channels: Number of channels C of the grid.
+        dim: Width D of a token.
+        stride: Total stride of all convolutions: 2, 4, 8, 16 or 32.
+        width: Number of channels after the first convolution. With axes=2, each further convolution
+            doubles it.
+        axes: Number of axes with a stride: 2 for height and width, 1 for the height only.
     """
 
-    def __init__(self, *, in_channels: int, dim: int, stride: int, width: int = 48, axes: Literal[1, 2] = 2):
+    def __init__(
+        self, *, in_channels: int, dim: int, stride: int, width: int = 48, axes: Literal[1, 2] = 2
+    ):
         super().__init__()
-        steps = int(math.log2(stride))
-        if 2**steps != stride or steps < 1:
-            raise ValueError(f"stride of a convolutional stem must be 2, 4, 8 or 16, got {stride}")
-        widths = [in_channels, *(width * axes**i for i in range(steps))]
+        num_convs = int(math.log2(stride)) if stride > 0 else 0
+        if not 1 <= num_convs <= 5 or 2**num_convs != stride:
+            raise ValueError(
+                f"the stride of stem=conv (patch_size or frame_size) must be 2, 4, 8, 16 or 32, "
+                f"got {stride}"
+            )
+        widths = [in_channels, *(width * axes**i for i in range(num_convs))]
         self.axes = axes
-        size, step, pad = ((3, 3), (2, 2), (1, 1)) if axes == 2 else ((3, 1), (2, 1), (1, 0))
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, size, step, pad, bias=False) for a, b in pairwise(widths))
+        # With one axis, the kernel size along the width is 1, so that columns never mix.
+        kernel, step, pad = ((3, 3), (2, 2), (1, 1)) if axes == 2 else ((3, 1), (2, 1), (1, 0))
+        self.convs = nn.ModuleList(
+            nn.Conv2d(a, b, kernel, step, pad, bias=False) for a, b in pairwise(widths)
+        )
         self.norms = nn.ModuleList(nn.LayerNorm(w) for w in widths[1:])
         self.proj = nn.Linear(widths[-1], dim)
 
     def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
-        """x (B, C, H, W), zero outside each sample's sizes (B, 2), to (B, ceil(H/s), ceil(W/s) or W, D)."""
+        """Embed the cells of a grid.
+
+        Args:
+            x: (B, C, H, W). It must be 0 outside the grid of each sample.
+            sizes: (B, 2). Height and width of the grid of each sample.
+
+        Returns:
+            (B, ceil(H / stride), ceil(W / stride), D). With axes=1, (B, ceil(H / stride), W, D).
+        """
+        # On a CPU, convolutions and norms over the channels are faster in this memory format.
         x = x.contiguous(memory_format=torch.channels_last)
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = conv(x)
-            # What a convolution of width 3 and stride 2, padded by 1, leaves.
+            # ceil(size / 2): kernel size 3, stride 2 and padding 1.
             sizes = torch.cat([sizes[:, : self.axes].add(1) // 2, sizes[:, self.axes :]], 1)
+            # The bias of the norm makes padding nonzero, so each layer sets it to 0 again.
             inside = grid_mask(sizes, x.shape[2], x.shape[3])
-            x = rearrange(F.gelu(norm(rearrange(x, "b c h w -> b h w c"))), "b h w c -> b c h w")
-            x = x * rearrange(inside, "b h w -> b 1 h w")
+            x = F.gelu(norm(rearrange(x, "b c h w -> b h w c")))
+            x = rearrange(x, "b h w c -> b c h w") * rearrange(inside, "b h w -> b 1 h w")
         return self.proj(rearrange(x, "b c h w -> b h w c"))
 
 
 class WhisperStem(nn.Module):
-    """Two convolutions of width 3 over frames, the second of stride 2, each before a GELU (arXiv:2212.04356, 2.2)."""
+    """Whisper's two convolutions over frames (arXiv:2212.04356, section 2.2).
+
+    The second one has a stride of 2.
+
+    Args:
+        n_mels: Number of mel bins F.
+        dim: Width D of a token.
+    """
 
     def __init__(self, n_mels: int, dim: int):
         super().__init__()
@@ -58,14 +87,16 @@ class WhisperStem(nn.Module):
         self.conv2 = nn.Conv1d(dim, dim, 3, stride=2, padding=1)
 
     def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        """x (B, T, F), zero beyond each sample's lengths (B,), to (B, ceil(T / 2), D)."""
+        """Embed frames.
+
+        Args:
+            x: (B, T, F). It must be 0 beyond the length of each sample.
+            lengths: (B,). Number of frames of each sample.
+
+        Returns:
+            (B, ceil(T / 2), D).
+        """
+        # The bias of the first convolution makes padding nonzero, so it is set to 0 again.
         inside = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         x = F.gelu(self.conv1(rearrange(x, "b t f -> b f t"))) * rearrange(inside, "b t -> b 1 t")
         return rearrange(F.gelu(self.conv2(x)), "b d t -> b t d")
-
-
-def grid_mask(sizes: Tensor, height: int, width: int) -> Tensor:
-    """sizes (B, 2) to (B, height, width) bool, True inside each sample's own grid."""
-    rows = torch.arange(height, device=sizes.device) < sizes[:, :1]
-    columns = torch.arange(width, device=sizes.device) < sizes[:, 1:]
-    return rows[:, :, None] & columns[:, None, :]

@@ -1,9 +1,10 @@
-"""Text that a model writes: to ids between a beginning and an end, and back."""
+"""The tokenizer of target texts, which a model generates."""
 
 from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Sequence
+from itertools import chain
 from pathlib import Path
 
 import torch
@@ -11,116 +12,147 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from dxn.errors import UserError
-from dxn.tokenize.halves import Halves, special_ids
-from dxn.tokenize.text import Subwords, load_tokenizer, train_tokenizer
+from dxn.tokenize.randomness import check_probability
+from dxn.tokenize.subword_split import SubwordSplitter
+from dxn.tokenize.text_options import TokenizerOptions
+from dxn.tokenize.text_tokenizer import (
+    check_vocab_size,
+    load_tokenizer,
+    make_tokenizer,
+    num_embeddings,
+    special_ids,
+    token_of,
+    token_texts,
+)
 
 FILE = "target_tokenizer.json"
+# Begin-of-sequence and end-of-sequence tokens of tokenizers that are trained here (first) and of
+# public tokenizers. The first one that a tokenizer has is used.
 BEGINS = ("[BOS]", "<s>", "<bos>", "[CLS]", "<|endoftext|>")
 ENDS = ("[EOS]", "</s>", "<eos>", "[SEP]", "<|endoftext|>")
 
 
 class TargetTokenizer:
-    """Subwords of the texts that a model learns to write.
+    """Converts target texts to token ids and back.
 
     Args:
-        subwords: what a token is: bpe (over bytes), wordpiece, unigram, word or character.
-        vocab_size: pieces at most, when the tokenizer is trained.
-        lowercase: put all text in lower case first.
-        tokenizer: path of a tokenizer.json to use instead of training one.
-        share: one tokenizer, and one table of vectors, for the text that is read and the text that is written.
-        max_len: tokens at most, the end's included; a longer text is cut.
-        subword_dropout: probability that a subword is split in two shorter ones, in training.
+        vocab_size: Maximum number of tokens of a trained tokenizer.
+        tokenizer: Options of the tokenizer.
+        max_len: Maximum number of tokens of a text, including the end token. Longer texts are
+            truncated.
+        subword_dropout: Probability that a token is split into two shorter ones in training.
     """
 
     def __init__(
         self,
         *,
-        subwords: Subwords = "bpe",
         vocab_size: int = 8000,
-        lowercase: bool = False,
-        tokenizer: str | None = None,
-        share: bool = False,
+        tokenizer: TokenizerOptions = TokenizerOptions(),
         max_len: int = 128,
         subword_dropout: float = 0.0,
     ):
+        check_vocab_size(vocab_size)
         if max_len < 2:
-            raise ValueError(f"max_len must be at least 2, a token and the end, got {max_len}")
-        if share and tokenizer is not None:
-            raise ValueError("share takes the text adapter's tokenizer: give adapters.text.tokenizer instead")
-        self.subwords: Subwords = subwords
-        self.vocab_size, self.lowercase, self.share, self.max_len = vocab_size, lowercase, share, max_len
+            raise ValueError(
+                f"max_len must be at least 2 (one token and the end token), got {max_len}"
+            )
+        # SubwordSplitter checks it as well, but exists only after `fit`.
+        check_probability("subword_dropout", subword_dropout)
+        if tokenizer.special_tokens:
+            raise ValueError(
+                "tokenizer.special_tokens=true is not supported for target texts, to which the "
+                "begin and end tokens are always added: leave it out"
+            )
+        self.vocab_size = vocab_size
+        self.options = tokenizer
+        self.max_len = max_len
         self.subword_dropout = subword_dropout
         self.tokenizer: Tokenizer | None = None
-        if tokenizer is not None:
-            self.use(load_tokenizer(tokenizer))
+        if tokenizer.path is not None:
+            self.use_tokenizer(load_tokenizer(tokenizer.path))
 
-    def use(self, tokenizer: Tokenizer) -> None:
-        """Write with this tokenizer; UserError where it has no token to begin or to end with."""
-        begin, end = token_of(tokenizer, BEGINS), token_of(tokenizer, ENDS)
+    def use_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Use this tokenizer instead of training one.
+
+        Raises:
+            UserError: If it has no begin token or no end token.
+        """
+        begin = token_of(tokenizer, BEGINS)
+        end = token_of(tokenizer, ENDS)
         if begin is None or end is None:
-            purpose, names = ("begin", BEGINS) if begin is None else ("end", ENDS)
-            raise UserError(f"target_text.tokenizer: it has no token to {purpose} a text with ({', '.join(names)})")
-        self.begin, self.end = begin, end
+            missing, names = ("begin", BEGINS) if begin is None else ("end", ENDS)
+            raise UserError(
+                f"head.tokenizer: the tokenizer has no {missing} token ({', '.join(names)}): "
+                "choose another tokenizer, or train one"
+            )
+        self.begin = begin
+        self.end = end
+        # A tokenizer.json can enable both, but max_len and the task already handle the length.
         tokenizer.no_truncation()
         tokenizer.no_padding()
         self.tokenizer = tokenizer
-        self.halves = Halves(tokenizer, self.subword_dropout, special=special_ids(tokenizer))
+        self.splitter = SubwordSplitter(
+            tokenizer, self.subword_dropout, special=special_ids(tokenizer)
+        )
 
     def fit(self, texts: Iterable[str]) -> None:
-        """Learn the subwords of these texts, unless they are given. Call on the training split only."""
+        """Train the tokenizer on texts of the training split, unless it is loaded already."""
         if self.tokenizer is None:
-            self.use(
-                train_tokenizer(texts, subwords=self.subwords, vocab_size=self.vocab_size, lowercase=self.lowercase)
-            )
+            self.use_tokenizer(make_tokenizer(self.options, texts, vocab_size=self.vocab_size))
 
     @property
     def size(self) -> int:
-        """Rows that a table of its tokens needs."""
-        return max(self._fitted().get_vocab().values()) + 1
+        """Number of rows that an embedding of the tokens needs."""
+        return num_embeddings(self._fitted())
 
-    def encode(self, text: str, rng: random.Random | None = None) -> Tensor:
-        """ids (n + 2,), the beginning and the end around the text's; one cut at max_len has no end.
+    def encode(self, text: str, rand: random.Random | None = None) -> Tensor:
+        """Return the token ids of a text between the begin and end tokens.
 
-        With rng, subword_dropout is drawn from it.
+        Args:
+            text: Text with n tokens.
+            rand: Random generator of subword_dropout. None: no subword_dropout.
+
+        Returns:
+            (n + 2,). A truncated text has max_len + 1 ids, without the end token.
         """
         ids = self._fitted().encode(text, add_special_tokens=False).ids
-        if rng is not None and self.subword_dropout:
-            ids = [piece for i in ids for piece in self._halve(i, rng)]
+        if rand is not None and self.subword_dropout:
+            parts = [self._split(i, rand) for i in ids]
+            ids = list(chain.from_iterable(parts))
         ids = [self.begin, *ids, self.end]
+        # The begin token is never predicted, so it does not count towards max_len.
         return torch.tensor(ids[: self.max_len + 1], dtype=torch.long)
 
     def decode(self, ids: Sequence[int]) -> str:
-        """The text of ids that were written, special tokens left out."""
+        """Return the text of token ids, without special tokens."""
         return self._fitted().decode(list(ids), skip_special_tokens=True).strip()
 
     def pieces(self, ids: Sequence[int]) -> list[str]:
-        """Each token by itself, as it reads."""
-        return [self._fitted().decode([i], skip_special_tokens=False).strip() or "·" for i in ids]
+        """Return the text of each token separately, see `token_texts`."""
+        return token_texts(self._fitted(), ids)
 
-    def normal(self, text: str) -> str:
-        """The text as the tokenizer reads it: in lower case, where all is."""
+    def normalize(self, text: str) -> str:
+        """Apply the normalizer of the tokenizer, for example lower-casing, to a text."""
         normalizer = self._fitted().normalizer
         return text if normalizer is None else normalizer.normalize_str(text)
 
     def save(self, folder: Path) -> None:
-        """target_tokenizer.json in folder."""
+        """Save the tokenizer to target_tokenizer.json in folder."""
         self._fitted().save(str(folder / FILE))
 
     def load(self, folder: Path) -> TargetTokenizer:
-        """Undo `save`."""
-        self.use(load_tokenizer(folder / FILE))
+        """Load the tokenizer that `save` wrote to folder."""
+        self.use_tokenizer(load_tokenizer(folder / FILE))
         return self
 
-    def _halve(self, token: int, rng: random.Random) -> tuple[int, ...]:
-        half = self.halves.draw(token, rng)
-        return (token,) if half is None else (half.left, half.right)
+    def _split(self, token: int, rand: random.Random) -> tuple[int, ...]:
+        """Return the token, or with probability subword_dropout two shorter ones."""
+        split = self.splitter.draw(token, rand)
+        return (token,) if split is None else (split.left, split.right)
 
     def _fitted(self) -> Tokenizer:
         if self.tokenizer is None:
-            raise ValueError("this target tokenizer is not trained yet: call fit(texts) or give tokenizer=")
+            raise ValueError(
+                "the target tokenizer is not trained yet: call fit(texts) or set tokenizer.path"
+            )
         return self.tokenizer
-
-
-def token_of(tokenizer: Tokenizer, names: Sequence[str]) -> int | None:
-    """The id of the first of these names that the tokenizer knows."""
-    return next((i for name in names if (i := tokenizer.token_to_id(name)) is not None), None)

@@ -1,1 +1,1 @@
-"""Training, evaluation, metrics, checkpoints and the run folder."""
+"""Training: the loop, optimizer, checkpoints, precision, progress and fine-tuning."""

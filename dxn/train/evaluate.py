@@ -1,130 +1,111 @@
-"""Predictions over a split, and their figures."""
+"""Predict all samples of a split, and compute the metrics."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from typing import Any
 
 import torch
 from torch import Tensor
 
-from dxn.data.samples import BatchOrder, Samples, first_subwords, make_loader
-from dxn.data.stream import Stream
-from dxn.data.targets import IGNORED, Target
-from dxn.errors import UserError
+from dxn.data.batches import BatchOrder, make_loader
+from dxn.data.samples import Samples
 from dxn.models import Model
-from dxn.models.masked import guess_figures
-from dxn.models.model import LOSSES
-from dxn.train.metrics import score
+from dxn.tasks.task import Task
 
 
 @dataclass(frozen=True)
 class Predictions:
-    """rows (n,) of the opened split, what was predicted for each (see metrics.score), the mean loss.
+    """The predictions of a model for a split.
 
-    threshold: the probability from which on a label counts as predicted.
+    Args:
+        rows: Row in the split of each of the n predictions.
+        predicted: The n predictions, in the format of `Task.predict`.
+        loss: Mean loss over all targets. NaN if there are no targets.
     """
 
     rows: Sequence[int]
-    predicted: Sequence
+    predicted: Sequence[Any]
     loss: float
-    threshold: float = 0.5
 
 
 @torch.inference_mode()
 def predict(
     model: Model,
+    task: Task,
     samples: Samples,
-    target: Target,
     *,
     batch_size: int,
     device: torch.device,
     bf16: bool = False,
-    beams: int | None = None,
+    draft: bool = False,
 ) -> Predictions:
-    """The model over all samples in order, without augmentation; beams: of a search, the head's unless given.
+    """Run a model over all samples in order, without augmentation.
 
-    UserError where samples ask for an answer of a model that only guesses what is hidden.
+    Args:
+        model: Model to run. Its training mode is restored afterwards.
+        task: Task that created the head of the model.
+        samples: Samples of one split.
+        batch_size: Number of samples per batch.
+        device: Device of the model.
+        bf16: Compute matrix products in bf16.
+        draft: For a task that generates sequences, use the fastest decoding, such as greedy search.
     """
-    if target.kind == "masked" and samples.target is None:
-        raise UserError("this model only guesses what is hidden: train one that answers from it, dxn train weights=RUN")
     was_training = model.training
+    # Without dropout, and with the running statistics of batch norms.
     model.eval()
-    rows, predicted, losses = [], [], []
+    rows: list[int] = []
+    predicted: list[Any] = []
+    losses: list[tuple[float, int]] = []
     for batch in make_loader(BatchOrder(samples, batch_size)):
-        batch = model.shown(to_device(batch, device))
+        batch = to_device(batch, device)
         rows += batch["index"]
-        known = "target" in batch and bool((batch["target"] != IGNORED).any())
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
-            encoded = model.encode(model.embed(batch))
-            logits = model.answer(*encoded, batch).float() if known or target.kind not in LOSSES else None
-            if target.writing is not None:
-                said = model.head.write(encoded[0], begin=target.writing.begin, end=target.writing.end, beams=beams)
-                predicted += [target.writing.decode(one.ids) for one in said]
-        if target.kind == "masked":
-            assert logits is not None
-            predicted.append(logits.double().cpu())
-        elif target.kind not in LOSSES:
-            predicted += _decode(model.head.predict(logits).cpu(), batch, target)
-        if known:
-            loss, count = model.head.loss(logits, batch["target"]), (batch["target"] != IGNORED).sum()
-            losses.append((float(loss), int(count)))
+            output = as_float(model(batch))
+            # Inside autocast, because a task that generates sequences runs its decoder here.
+            predicted += task.predict(model.head, output, batch, draft=draft)
+        # Batches have different numbers of targets, so their losses are weighted by these numbers.
+        count = task.num_targets(batch) if "target" in batch else 0
+        if count:
+            losses.append((float(task.loss(output, batch)), count))
     model.train(was_training)
-    total = sum(n for _, n in losses)
-    mean = sum(loss * n for loss, n in losses) / total if total else float("nan")
-    return Predictions(rows, predicted, mean, getattr(model.head, "threshold", 0.5))
+    return Predictions(rows, predicted, _weighted_mean(losses))
 
 
-def figures(predictions: Predictions, samples: Samples, target: Target) -> dict[str, float]:
-    """loss, and the metrics of the target's kind; of a language model also its loss a character and its perplexity;
-    of one that guesses what is hidden each modality's loss, and their mean."""
-    if isinstance(samples, Stream):
-        a_char = predictions.loss / samples.chars_per_token
-        return {"loss": predictions.loss, "loss_per_char": a_char, "perplexity": math.exp(min(predictions.loss, 700))}
-    if target.kind == "masked":
-        each = guess_figures(torch.stack(list(predictions.predicted)).sum(0))
-        losses = [value for name, value in each.items() if name.startswith("loss_")]
-        return {"loss": sum(losses) / max(len(losses), 1), **each}
-    targets = samples.opened.targets
-    assert targets is not None
-    truths = [targets[i] for i in predictions.rows]
-    return {"loss": predictions.loss, **score(target, predictions.predicted, truths, predictions.threshold)}
+def score(predictions: Predictions, samples: Samples, task: Task) -> dict[str, float]:
+    """Return the loss and the metrics of the task for these predictions."""
+    # A task such as masked prediction derives its targets from the inputs.
+    targets = samples.opened.targets if task.needs_target else None
+    truths = [] if targets is None else [targets[row] for row in predictions.rows]
+    metrics = task.metrics(predictions.predicted, truths, predictions.loss)
+    # A task whose loss is not a mean over targets returns its own "loss", which replaces the mean.
+    return {"loss": predictions.loss, **metrics}
 
 
-def subsets(modalities: Sequence[str]) -> list[tuple[str, ...]]:
-    """Each modality alone, each pair ... and all: none where there is one modality."""
-    if len(modalities) < 2:
-        return []
-    return [c for size in range(1, len(modalities) + 1) for c in combinations(modalities, size)]
+def as_float(output: Any) -> Any:
+    """Convert a tensor to float32. Any other type of output is returned unchanged."""
+    return output.float() if isinstance(output, Tensor) else output
 
 
-def to_device(batch: dict, device: torch.device) -> dict:
-    """The batch with every tensor in it on device."""
+def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Move every tensor of a batch to `device`, including those in nested dicts and lists."""
     if device.type == "cpu":
-        return batch
-
-    def move(value):
-        if isinstance(value, Tensor):
-            return value.to(device, non_blocking=True)
-        return {k: move(v) for k, v in value.items()} if isinstance(value, dict) else value
-
-    return {name: move(value) for name, value in batch.items()}
+        return batch  # the loader creates its tensors on the CPU
+    return {name: _moved(value, device) for name, value in batch.items()}
 
 
-def _decode(predicted: Tensor, batch: dict, target: Target) -> list:
-    """A row's probabilities or number; for tags the name of each word's."""
-    if target.kind != "tags":
-        return list(predicted)
-    words = batch["text"]["words"].cpu()
-    firsts = first_subwords(words)
-    guess = predicted[:, : words.shape[1]].argmax(-1)
-    names = []
-    for guessed, word, first in zip(guess, words, firsts, strict=True):
-        count = int(word.max()) + 1 if word.numel() else 0
-        row = ["O"] * count  # a word that max_len cut in the middle of its sentence has no subword
-        for k, w in zip(guessed[first].tolist(), word[first].tolist(), strict=True):
-            row[w] = target.names[k]
-        names.append(row)
-    return names
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        # non_blocking: the CPU continues while the GPU copies.
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        return {name: _moved(item, device) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_moved(item, device) for item in value]
+    return value
+
+
+def _weighted_mean(losses: Sequence[tuple[float, int]]) -> float:
+    total = sum(count for _, count in losses)
+    return sum(loss * count for loss, count in losses) / total if total else float("nan")

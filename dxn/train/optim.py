@@ -1,10 +1,18 @@
-"""The optimizer and the course of its learning rate."""
+"""The optimizer and the learning rate schedules."""
 
 import math
 from collections.abc import Callable, Sequence
 
 import torch
 from torch import nn
+
+# Parameters that the model uses before the first block: they have the learning rate of layer 0.
+EMBEDDING_PREFIXES = (
+    "adapters.",
+    "fusion.input_embedding",
+    "fusion.pool.tokens",
+    "fusion.shared",
+)
 
 
 def adamw(
@@ -16,69 +24,114 @@ def adamw(
     eps: float = 1e-8,
     layer_decay: float = 1.0,
 ) -> torch.optim.AdamW:
-    """AdamW (arXiv:1711.05101) with decay on matrices only: not on biases, norms, embeddings or positions.
+    """AdamW (arXiv:1711.05101) with weight decay on matrices only.
+
+    Biases, norms, embeddings and positional embeddings are not decayed.
 
     Args:
-        lr: highest learning rate.
-        weight_decay: of the weights of linears, convolutions and recurrent layers.
-        betas: of the running means of gradient and square.
-        eps: added to the denominator.
-        layer_decay: factor on lr from each block to the one before it; the head has lr itself, the adapters least.
+        model: Model whose trainable parameters are optimized.
+        lr: Highest learning rate.
+        weight_decay: Weight decay of linear, convolutional and recurrent layers.
+        betas: Decay rates of the moving averages of the gradient and of its square.
+        eps: Constant added to the denominator.
+        layer_decay: Ratio of the learning rates of each block and the block after it. The head has
+            the full learning rate, the adapters have the smallest one.
+
+    Raises:
+        ValueError: If layer_decay is out of range, or no parameter is trainable.
     """
     if not 0 < layer_decay <= 1:
-        raise ValueError(f"layer_decay must be over 0 and at most 1, got {layer_decay}")
-    decayed = {
-        id(parameter)
-        for module in model.modules()
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.RNNBase)
-        for name, parameter in module.named_parameters(recurse=False)
-        if name.startswith("weight")
-    }
+        raise ValueError(f"layer_decay must be above 0 and at most 1, got {layer_decay}")
+    decayed = _decayed_parameters(model)
     depth = len(getattr(getattr(model, "backbone", None), "blocks", ()))
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
     for name, parameter in model.named_parameters():
         if parameter.requires_grad:
+            # The exponent is the distance from the head, which is layer depth + 1.
             rate = lr * layer_decay ** (depth + 1 - _layer(name, depth))
-            groups.setdefault((rate, weight_decay if id(parameter) in decayed else 0.0), []).append(parameter)
+            # One group for all parameters with the same rate and decay: each group is one call of
+            # the fused kernel.
+            decay = weight_decay if id(parameter) in decayed else 0.0
+            groups.setdefault((rate, decay), []).append(parameter)
     if not groups:
-        raise ValueError("nothing is left to train: every weight is frozen")
+        raise ValueError("no parameter is trainable: every weight is frozen")
+    # The trainer logs the learning rate of the first group, so the highest rate comes first.
     ordered = [
-        {"params": found, "lr": rate, "weight_decay": decay}
-        for (rate, decay), found in sorted(groups.items(), key=lambda group: group[0], reverse=True)
+        {"params": groups[rate, decay], "lr": rate, "weight_decay": decay}
+        for rate, decay in sorted(groups, reverse=True)
     ]
-    first, second = betas
-    return torch.optim.AdamW(ordered, lr=lr, betas=(first, second), eps=eps, fused=True)
-
-
-def _layer(name: str, depth: int) -> int:
-    """0: adapters and what leads the tokens; 1 to depth: the blocks; depth + 1: all that comes after them."""
-    if name.startswith("backbone.blocks."):
-        return int(name.split(".")[2]) + 1
-    return 0 if name.startswith(("adapters.", "fusion.embedding", "fusion.pool.tokens", "fusion.shared")) else depth + 1
+    # The configuration contains a list, but AdamW requires a tuple of two numbers.
+    beta1, beta2 = betas
+    return torch.optim.AdamW(ordered, lr=lr, betas=(beta1, beta2), eps=eps, fused=True)
 
 
 def cosine(*, warmup: float = 0.1, final: float = 0.0) -> Callable[[float], float]:
-    """The factor on lr at a share 0 to 1 of the run: linear up, then half a cosine down (arXiv:1608.03983).
+    """Linear warm-up followed by cosine decay (arXiv:1608.03983).
 
     Args:
-        warmup: share of the run in which the rate rises from 0.
-        final: factor at the end.
-    """
-    if not 0 <= warmup < 1:
-        raise ValueError(f"warmup is a share of the run, at least 0 and under 1, got {warmup}")
+        warmup: Fraction of the training during which the learning rate rises linearly from 0.
+        final: Multiplier of the learning rate at the end.
 
-    def factor(share: float) -> float:
-        if share < warmup:
-            return share / warmup
-        return final + (1 - final) * 0.5 * (1 + math.cos(math.pi * (share - warmup) / (1 - warmup)))
+    Returns:
+        A function that maps the progress of the training, 0 to 1, to the multiplier of the learning
+        rate.
+
+    Raises:
+        ValueError: If warmup is out of range.
+    """
+    _check_warmup(warmup)
+
+    def factor(progress: float) -> float:
+        if progress < warmup:
+            return progress / warmup
+        angle = math.pi * (progress - warmup) / (1 - warmup)
+        return final + (1 - final) * 0.5 * (1 + math.cos(angle))
 
     return factor
 
 
 def constant(*, warmup: float = 0.0) -> Callable[[float], float]:
-    """The factor on lr at a share 0 to 1 of the run: linear up, then 1.
+    """Linear warm-up followed by a constant learning rate.
 
     Args:
-        warmup: share of the run in which the rate rises from 0.
+        warmup: Fraction of the training during which the learning rate rises linearly from 0.
+
+    Returns:
+        A function that maps the progress of the training, 0 to 1, to the multiplier of the learning
+        rate.
+
+    Raises:
+        ValueError: If warmup is out of range.
     """
-    return lambda share: min(share / warmup, 1.0) if warmup else 1.0
+    _check_warmup(warmup)
+    return lambda progress: min(progress / warmup, 1.0) if warmup else 1.0
+
+
+def _decayed_parameters(model: nn.Module) -> set[int]:
+    """Return the ids of the weight matrices of linear, convolutional and recurrent layers."""
+    decayed: set[int] = set()
+    for module in model.modules():
+        # The type of the layer decides. The number of dimensions cannot: embeddings and positional
+        # embeddings are matrices too.
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.RNNBase):
+            for name, parameter in module.named_parameters(recurse=False):
+                if name.startswith("weight"):
+                    decayed.add(id(parameter))
+    return decayed
+
+
+def _layer(name: str, depth: int) -> int:
+    """Return the layer of a parameter, which determines its learning rate.
+
+    0: adapters and embeddings. 1 to depth: the blocks. depth + 1: everything after the blocks.
+    """
+    if name.startswith("backbone.blocks."):
+        return int(name.split(".")[2]) + 1
+    return 0 if name.startswith(EMBEDDING_PREFIXES) else depth + 1
+
+
+def _check_warmup(warmup: float) -> None:
+    if not 0 <= warmup < 1:
+        raise ValueError(
+            f"warmup must be at least 0 and less than 1 (a fraction of the training), got {warmup}"
+        )

@@ -1,40 +1,88 @@
-"""bf16 where the hardware multiplies it faster: measured, not guessed."""
+"""The choice between float32 and bf16, by measuring how fast this machine multiplies in each."""
 
-import statistics
 import time
 from typing import Literal
 
 import torch
+from torch import Tensor
 
 Precision = Literal["auto", "float32", "bf16"]
-WORTH = 1.5  # bf16 must be this much faster on the products alone to pay for its conversions
 
-
-def measure(device: torch.device, *, repeats: int = 7) -> float:
-    """How many times faster a (1024, 256) x (256, 1024) product is in bf16 than in float32."""
-    ratios = []
-    a, b = torch.randn(1024, 256, device=device), torch.randn(256, 1024, device=device)
-    ah, bh = a.bfloat16(), b.bfloat16()
-    for _ in range(repeats + 1):
-        ratios.append(_seconds(a, b) / _seconds(ah, bh))
-    return statistics.median(ratios[1:])  # the first is warming up
-
-
-def _seconds(a: torch.Tensor, b: torch.Tensor) -> float:
-    start = time.perf_counter()
-    for _ in range(4):
-        torch.mm(a, b)
-    if a.device.type == "cuda":
-        torch.cuda.synchronize(a.device)
-    return time.perf_counter() - start
+# Minimum speedup of matrix products alone. A smaller one is lost again in the conversions between
+# float32 and bf16 that autocast inserts.
+MIN_SPEEDUP = 1.5
+# Matrix products per timing. They take about a millisecond on one core, much longer than the
+# resolution of the clock.
+PRODUCTS = 4
+# Timings per precision. The minimum of 15 hardly changes when other processes load the machine.
+REPEATS = 15
 
 
 def choose(precision: Precision, device: torch.device) -> tuple[bool, str]:
-    """Whether to use bf16, and the sentence that says why."""
+    """Decide whether to use bf16.
+
+    Args:
+        precision: Configured precision. auto: measure both, and use bf16 if it is clearly faster.
+        device: Device of the training.
+
+    Returns:
+        Whether to use bf16, and a note that says why.
+    """
     if precision != "auto":
-        return precision == "bf16", f"{precision} as asked"
+        return precision == "bf16", f"{precision}, as configured"
     if device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        return False, "float32: this GPU has no bf16"
-    ratio = measure(device)
-    name = "bf16" if ratio >= WORTH else "float32"
-    return ratio >= WORTH, f"{name}: bf16 products measured {ratio:.1f} times as fast as float32 here"
+        return False, "float32: this GPU does not support bf16"
+    speedup = measure(device)
+    bf16 = speedup >= MIN_SPEEDUP
+    name = "bf16" if bf16 else "float32"
+    note = f"{name}: bf16 matrix products measured {speedup:.1f} times as fast as float32"
+    return bf16, note
+
+
+def measure(device: torch.device, *, repeats: int = REPEATS) -> float:
+    """Measure how many times faster a (1024, 256) x (256, 1024) product is in bf16.
+
+    Other processes must not change the result. They can only slow a product down, so the minimum
+    over the repeats is the best estimate for an idle machine. A mean or a median would vary with
+    the load. Both precisions alternate, so that a short load affects both. On a CPU, the products
+    run on one thread, and its CPU time is measured, which excludes the time of other processes.
+
+    Args:
+        device: Device to measure.
+        repeats: Number of timings per precision.
+
+    Returns:
+        Time in float32 divided by time in bf16.
+    """
+    # These draws do not affect a run: `dxn train` sets the seed after it has created the trainer.
+    a = torch.randn(1024, 256, device=device)
+    b = torch.randn(256, 1024, device=device)
+    a_bf16 = a.bfloat16()
+    b_bf16 = b.bfloat16()
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        # The first product of each precision also loads its kernel, so it is not timed.
+        _seconds(a, b)
+        _seconds(a_bf16, b_bf16)
+        float32_times: list[float] = []
+        bf16_times: list[float] = []
+        for _ in range(repeats):
+            float32_times.append(_seconds(a, b))
+            bf16_times.append(_seconds(a_bf16, b_bf16))
+    finally:
+        torch.set_num_threads(threads)
+    return min(float32_times) / min(bf16_times)
+
+
+def _seconds(a: Tensor, b: Tensor) -> float:
+    """Return the duration of `PRODUCTS` matrix products."""
+    on_cpu = a.device.type == "cpu"
+    clock = time.thread_time if on_cpu else time.perf_counter
+    start = clock()
+    for _ in range(PRODUCTS):
+        torch.mm(a, b)
+    if not on_cpu:
+        # A GPU computes asynchronously: torch.mm returns before the product is finished.
+        torch.accelerator.synchronize(a.device)
+    return clock() - start

@@ -1,5 +1,25 @@
-"""Public checkpoints into dxn's own parts: one file a family."""
+"""Load public checkpoints as dxn models. There is one module per family of checkpoints."""
 
-from dxn.weights.public import Public, read_public, save_public
+from dxn.weights.checkpoint import Checkpoint, read_checkpoint
+from dxn.weights.families import FAMILIES, all_families
+from dxn.weights.family import Architecture, Family, TensorMap, TensorSource
+from dxn.weights.public import FillResult, PublicModel
+from dxn.weights.reading import read_public
+from dxn.weights.resize import resize_tensor
+from dxn.weights.saving import save_public
 
-__all__ = ["Public", "read_public", "save_public"]
+__all__ = [
+    "FAMILIES",
+    "Architecture",
+    "Checkpoint",
+    "Family",
+    "FillResult",
+    "PublicModel",
+    "TensorMap",
+    "TensorSource",
+    "all_families",
+    "read_checkpoint",
+    "read_public",
+    "resize_tensor",
+    "save_public",
+]

@@ -1,4 +1,4 @@
-"""BERT, with a classifier or without."""
+"""BERT (arXiv:1810.04805), with or without a classifier."""
 
 from __future__ import annotations
 
@@ -9,98 +9,131 @@ from torch import Tensor
 
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.family import Arguments, Family, Parts, Table, Take, both, layers, same
+from dxn.weights.conversions import LayerNames, blocks, copied, linears
+from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 
-BLOCK: dict[str, str | tuple[str, ...]] = {
-    "attn.qkv": tuple(f"attention.self.{part}" for part in ("query", "key", "value")),
+BLOCK: LayerNames = {
+    "attn.qkv": tuple(f"attention.self.{name}" for name in ("query", "key", "value")),
     "attn.proj": "attention.output.dense",
     "attn_norm": "attention.output.LayerNorm",
     "mlp.up": "intermediate.dense",
     "mlp.down": "output.dense",
     "mlp_norm": "output.LayerNorm",
 }
-# Heads of other tasks, and an index that old files hold.
-OTHER = (r"cls\.", r"lm_head\.", r"(\w+\.)?embeddings\.position_ids")
+# Heads of other tasks, and a constant buffer of position indices that old files contain.
+IGNORED = (r"cls\.", r"lm_head\.", r"(\w+\.)?embeddings\.position_ids")
 
 
-def knows(found: Checkpoint) -> bool:
-    return hf.model_type(found) == "bert"
+def matches(checkpoint: Checkpoint) -> bool:
+    return hf.model_type(checkpoint) == "bert"
 
 
-def parts(found: Checkpoint) -> Parts:
-    p = base(found)
-    classes = len(found.tensors["classifier.weight"]) if "classifier.weight" in found else 0
-    return Parts(
-        dim=found.config["hidden_size"],
-        adapters={"text": text(found, places=len(found.tensors[f"{p}embeddings.position_embeddings.weight"]))},
-        backbone=backbone(found),
+def architecture(checkpoint: Checkpoint) -> Architecture:
+    p = base_prefix(checkpoint)
+    max_len = len(checkpoint.tensors[f"{p}embeddings.position_embeddings.weight"])
+    return Architecture(
+        dim=checkpoint.config["hidden_size"],
+        adapters={"text": text_options(checkpoint, max_len=max_len)},
+        backbone=backbone_options(checkpoint),
+        # The first token is [CLS], which the tokenizer adds. dxn's pooling adds no token.
         fusion={"pool": "first"},
-        head={"hidden": "tanh"} if f"{p}pooler.dense.weight" in found else {},
-        labels=hf.labels(found, classes) if classes else None,
+        # BERT's pooler is a dense layer on [CLS] only, so in dxn it belongs to the head.
+        head={"hidden": "tanh"} if f"{p}pooler.dense.weight" in checkpoint else {},
+        labels=hf.class_names(checkpoint, "classifier"),
     )
 
 
-def table(found: Checkpoint, parts: Parts) -> Table:
-    p = base(found)
-    # A text of one sentence: the vector of the first sentence is on every token, and so it joins the places.
-    places = (f"{p}embeddings.position_embeddings.weight", f"{p}embeddings.token_type_embeddings.weight")
+def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = base_prefix(checkpoint)
     return {
-        "adapters.text.table.weight": same(f"{p}embeddings.word_embeddings.weight"),
-        "adapters.text.position.table": Take(places, lambda place, kind: place + kind[0]),
-        **layers(BLOCK, ours="backbone.blocks.{i}", theirs=p + "encoder.layer.{i}", depth=parts.backbone["depth"]),
-        **both(
-            {
-                "adapters.text.norm": f"{p}embeddings.LayerNorm",
-                "head.neck.dense": f"{p}pooler.dense",
-                "head.out": "classifier",
-            }
-        ),
+        **embeddings(p, first_position=0),
+        **blocks(BLOCK, prefix=p + "encoder.layer.{i}", depth=architecture.backbone["depth"]),
+        **linears({"head.pre.dense": f"{p}pooler.dense", "head.out": "classifier"}),
     }
 
 
-def back(ours: Mapping[str, Tensor], found: Checkpoint, parts: Parts) -> dict[str, Tensor]:
-    """Words and places, with the first sentence's vector in them; rows that we have no use for as they were."""
-    p, t = f"{base(found)}embeddings.", found.tensors
-    kinds = t[f"{p}token_type_embeddings.weight"]
-    words, places = ours["adapters.text.table.weight"], ours["adapters.text.position.table"]
-    more = t[f"{p}position_embeddings.weight"][len(places) :] + kinds[0]
+def to_checkpoint(
+    state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
+) -> dict[str, Tensor]:
+    """Return word, position and segment embeddings.
+
+    Rows that the dxn model does not have keep the values of the checkpoint.
+    """
+    p = f"{base_prefix(checkpoint)}embeddings."
+    words = checkpoint.tensors[f"{p}word_embeddings.weight"]
+    positions = checkpoint.tensors[f"{p}position_embeddings.weight"]
+    segments = checkpoint.tensors[f"{p}token_type_embeddings.weight"]
+    trained_words = state["adapters.text.embedding.weight"]
+    trained_positions = state["adapters.text.pos_embed.weight"]
+    # The trained position embeddings include the embedding of the first segment, which therefore
+    # becomes zero. Subtracting it from the second segment as well keeps all sums the same.
+    other_positions = positions[len(trained_positions) :] + segments[0]
     return {
-        f"{p}word_embeddings.weight": torch.cat([words, t[f"{p}word_embeddings.weight"][len(words) :]]),
-        f"{p}position_embeddings.weight": torch.cat([places, more]),
-        # The second sentence is as far from the first as it was.
-        f"{p}token_type_embeddings.weight": kinds - kinds[:1],
+        f"{p}word_embeddings.weight": torch.cat([trained_words, words[len(trained_words) :]]),
+        f"{p}position_embeddings.weight": torch.cat([trained_positions, other_positions]),
+        f"{p}token_type_embeddings.weight": segments - segments[:1],
     }
 
 
-def text(found: Checkpoint, *, places: int) -> Arguments:
-    """The text adapter of BERT and its kin: special tokens, learned places, a norm."""
+def embeddings(p: str, *, first_position: int) -> TensorMap:
+    """Return the sources of BERT's and RoBERTa's embeddings and the layer norm after them.
+
+    All tokens of a single text are in the first segment. The embedding of that segment is therefore
+    constant, and is added to the position embeddings.
+
+    Args:
+        p: Prefix of the bare model.
+        first_position: First row of the position embeddings that is used.
+    """
+    positions = (
+        f"{p}embeddings.position_embeddings.weight",
+        f"{p}embeddings.token_type_embeddings.weight",
+    )
+
+    def convert(position: Tensor, segment: Tensor) -> Tensor:
+        return position[first_position:] + segment[0]
+
     return {
-        "special_tokens": True,
-        "max_len": places,
-        "position": "learned",
-        "norm": True,
-        "norm_eps": found.config.get("layer_norm_eps", 1e-12),
+        "adapters.text.embedding.weight": copied(f"{p}embeddings.word_embeddings.weight"),
+        "adapters.text.pos_embed.weight": TensorSource(positions, convert),
+        **linears({"adapters.text.norm": f"{p}embeddings.LayerNorm"}),
     }
 
 
-def backbone(found: Checkpoint) -> Arguments:
-    """Post-norm blocks."""
-    c = found.config
-    if c.get("is_decoder") or c.get("position_embedding_type", "absolute") != "absolute":
-        hf.refuse(found, "a decoder, or one with relative positions")
+def text_options(checkpoint: Checkpoint, *, max_len: int) -> Options:
+    """Return the text adapter's options: special tokens, learned positions and a layer norm."""
     return {
-        "depth": c["num_hidden_layers"],
-        "num_heads": c["num_attention_heads"],
-        "mlp_ratio": c["intermediate_size"] / c["hidden_size"],
-        "mlp": hf.mlp(found, c),
-        "norm_eps": c["layer_norm_eps"],
-        "norm_first": False,
+        "tokenizer": {"special_tokens": True},
+        # There are no position embeddings for longer texts.
+        "max_len": max_len,
+        "pos_embed": "learned",
+        "norm": {"eps": checkpoint.config.get("layer_norm_eps", 1e-12)},
     }
 
 
-def base(found: Checkpoint) -> str:
-    """bert. or nothing, and the same of its kin."""
-    return hf.prefix(found, hf.model_type(found), "embeddings.word_embeddings.weight")
+def backbone_options(checkpoint: Checkpoint) -> Options:
+    """Return the backbone's options: the post-norm blocks of BERT and RoBERTa."""
+    config = checkpoint.config
+    if config.get("is_decoder"):
+        hf.unsupported(checkpoint, "a BERT that is a decoder (is_decoder)")
+    kind = config.get("position_embedding_type", "absolute")
+    if kind != "absolute":
+        hf.unsupported(checkpoint, f"position embeddings of the type {kind!r}")
+    return {
+        "depth": config["num_hidden_layers"],
+        "num_heads": config["num_attention_heads"],
+        "mlp_ratio": config["intermediate_size"] / config["hidden_size"],
+        "block": {"mlp": hf.activation(checkpoint, config)},
+        "norm": {"eps": config["layer_norm_eps"], "pre_norm": False},
+    }
 
 
-BERT = Family("BERT", knows, parts, table, ignored=OTHER, back=back)
+def base_prefix(checkpoint: Checkpoint) -> str:
+    """Return the prefix of the bare model, such as "bert.", or "" if there is no head."""
+    model_type = hf.model_type(checkpoint)
+    return hf.prefix(checkpoint, model_type, "embeddings.word_embeddings.weight")
+
+
+BERT = Family(
+    "BERT", matches, architecture, tensor_map, ignored=IGNORED, to_checkpoint=to_checkpoint
+)

@@ -1,8 +1,7 @@
-"""A public checkpoint as it lies on disk or on the hub. Nothing in it is run."""
+"""Read checkpoints from disk or from the Hugging Face Hub, without executing code in them."""
 
 from __future__ import annotations
 
-import json
 import pickle
 import re
 from collections.abc import Mapping
@@ -17,19 +16,36 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from dxn.errors import UserError
-from dxn.tokenize.text import load_tokenizer
+from dxn.weights.files import read_json
+from dxn.weights.vocabulary import read_tokenizer
 
-WEIGHTS = ("model.safetensors", "open_clip_model.safetensors", "pytorch_model.bin", "model.bin")
-WANTED = ("*.json", "*.txt", "*.safetensors")  # from the hub; *.bin only where there is no safetensors file
+# Names of weight files in a folder, in the order of preference. Safetensors files come first,
+# because a .bin file is a pickle.
+WEIGHT_FILES = (
+    "model.safetensors",
+    "open_clip_model.safetensors",
+    "pytorch_model.bin",
+    "model.bin",
+)
+TENSOR_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
+# Files to download from the hub. *.bin is added only if a repository has no safetensors file.
+HUB_PATTERNS = ("*.json", "*.txt", "*.safetensors")
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
-NESTED = ("model", "state_dict", "module")  # under which some put the weights in a .pth
+# Keys of a .pth file that contain the state dict, in common training scripts.
+NESTED_KEYS = ("model", "state_dict", "module")
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Tensors by their names, and what lies beside them.
+    """The tensors of a checkpoint and its metadata files.
 
-    Half precision is made float32. config is config.json, preprocessor preprocessor_config.json; {} without them.
+    Args:
+        source: File, folder or hub id that the user passed.
+        tensors: Tensors by name. Half precision is converted to float32.
+        config: Content of config.json; empty if there is no such file.
+        preprocessor: Content of preprocessor_config.json; empty if there is no such file.
+        folder: Folder of the files; None for a checkpoint that exists only in memory.
+        trust: Top-level packages, in addition to dxn, whose classes config.yaml may refer to.
     """
 
     source: str
@@ -37,163 +53,195 @@ class Checkpoint:
     config: Mapping[str, Any] = field(default_factory=dict)
     preprocessor: Mapping[str, Any] = field(default_factory=dict)
     folder: Path | None = None
+    trust: tuple[str, ...] = ()
 
     def __contains__(self, name: str) -> bool:
         return name in self.tensors
 
-    def count(self, pattern: str) -> int:
-        """How many numbers stand at {i} in the names of tensors: layers."""
-        number = re.compile(re.escape(pattern).replace(r"\{i\}", r"(\d+)"))
-        return len({m[1] for name in self.tensors if (m := number.fullmatch(name))})
+    def num_layers(self, pattern: str) -> int:
+        """Return the number of layers: the distinct indices at {i} in names that match `pattern`.
+
+        Args:
+            pattern: Tensor name with the placeholder {i}, such as "blocks.{i}.norm1.weight".
+        """
+        index = re.compile(re.escape(pattern).replace(r"\{i\}", r"(\d+)"))
+        return len({match[1] for name in self.tensors if (match := index.fullmatch(name))})
+
+    def num_rows(self, name: str) -> int:
+        """Return the size of a tensor's first dimension, or 0 if there is no such tensor."""
+        return len(self.tensors[name]) if name in self.tensors else 0
 
     def tokenizer(self) -> Tokenizer | None:
-        """Of tokenizer.json, or of the vocabulary files of WordPiece and byte-level BPE; None without any."""
-        if self.folder is None:
-            return None
-        if (self.folder / "tokenizer.json").exists():
-            return load_tokenizer(self.folder / "tokenizer.json")
-        settings = _json(self.folder / "tokenizer_config.json")
-        if (self.folder / "vocab.txt").exists():
-            lowercase, strip = settings.get("do_lower_case", True), settings.get("strip_accents")
-            return wordpiece(self.folder / "vocab.txt", lowercase=lowercase, strip_accents=strip)
-        if (self.folder / "vocab.json").exists() and (self.folder / "merges.txt").exists():
-            return byte_bpe(self.folder / "vocab.json", self.folder / "merges.txt")
-        return None
+        """Return the tokenizer in the folder of the weights, or None if there is none."""
+        return read_tokenizer(self.folder) if self.folder is not None else None
 
 
-def read_checkpoint(source: str, *, revision: str | None = None) -> Checkpoint:
-    """A file, a folder, or a hub id; UserError where it is none of them or cannot be read."""
+def read_checkpoint(
+    source: str, *, revision: str | None = None, trust: tuple[str, ...] = ()
+) -> Checkpoint:
+    """Read a checkpoint from a file, a folder or a repository on the hub.
+
+    Args:
+        source: Path, or hub id OWNER/NAME.
+        revision: Branch, tag or commit on the hub. Default: the main branch.
+        trust: Top-level packages, in addition to dxn, whose classes config.yaml may refer to.
+
+    Raises:
+        UserError: If the source does not exist or cannot be read.
+    """
     path = Path(source).expanduser()
     if not path.exists():
-        if HUB_ID.fullmatch(source) is None or path.suffix in (".safetensors", ".bin", ".pth", ".pt"):
-            raise UserError(f"weights: {source}: no such file or folder; a hub id is OWNER/NAME")
+        # Do not send a misspelled path to the hub as the name of a repository.
+        if HUB_ID.fullmatch(source) is None or path.suffix in TENSOR_SUFFIXES:
+            raise UserError(
+                f"weights: {source}: not found; pass a file, a folder or a hub id OWNER/NAME"
+            )
         path = _download(source, revision)
-    if (path / "model" / "config.yaml").exists():  # a run folder of our own
+    # A run folder of dxn contains its model in a subfolder.
+    if (path / "model" / "config.yaml").exists():
         path = path / "model"
     folder = path if path.is_dir() else path.parent
-    tensors = _tensors_of(path)
     return Checkpoint(
         source=source,
-        tensors={name: t.float() if t.dtype in (torch.float16, torch.bfloat16) else t for name, t in tensors.items()},
-        config=_json(folder / "config.json"),
-        preprocessor=_preprocessor(folder),
+        tensors={name: _to_float32(tensor) for name, tensor in _read_path(path).items()},
+        config=read_json(folder / "config.json"),
+        preprocessor=_read_preprocessor(folder),
         folder=folder,
+        trust=trust,
     )
 
 
-def _tensors_of(path: Path) -> dict[str, Tensor]:
-    if path.is_file():
-        return read_tensors(path)
-    for name in WEIGHTS:
-        if (path / name).exists():
-            return read_tensors(path / name)
-        if (path / f"{name}.index.json").exists():
-            listed = _json(path / f"{name}.index.json").get("weight_map")
-            if not isinstance(listed, dict):
-                raise UserError(f"weights: {path / name}.index.json: it has no weight_map")
-            parts = sorted(set(listed.values()))
-            return {k: t for part in parts for k, t in read_tensors(path / part).items()}
-    if (path / ".hydra").exists():
-        raise UserError(f"weights: {path}: this run has kept no model yet")
-    raise UserError(f"weights: {path}: none of {', '.join(WEIGHTS)} is in this folder")
-
-
 def read_tensors(path: Path) -> dict[str, Tensor]:
-    """The tensors of one safetensors file or torch state dict, which is read without running anything in it."""
+    """Read the tensors of a safetensors or PyTorch file, without executing code in it.
+
+    Raises:
+        UserError: If the file is missing or damaged, or contains anything but named tensors.
+    """
     if not path.exists():
-        raise UserError(f"weights: {path}: no such file, though the index lists it")
+        raise UserError(
+            f"weights: {path}: file not found, although the index of the checkpoint lists it; "
+            "download the missing file"
+        )
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
         except (SafetensorError, OSError, ValueError) as error:
-            raise UserError(f"weights: {path}: damaged or truncated safetensors file ({error})") from error
+            raise UserError(
+                f"weights: {path}: damaged or truncated safetensors file ({error}); download it "
+                "again"
+            ) from error
+    return _read_torch(path)
+
+
+def _read_path(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file, or of the preferred weight file of a folder."""
+    if path.is_file():  # a file that the user passes may have any name
+        return read_tensors(path)
+    for name in WEIGHT_FILES:
+        if (path / name).exists():
+            return read_tensors(path / name)
+        if (path / f"{name}.index.json").exists():
+            return _read_shards(path / f"{name}.index.json")
+    if (path / ".hydra").exists():  # a run folder of dxn, where Hydra saves the configuration
+        raise UserError(
+            f"weights: {path}: this run has not saved a model yet; wait for its first epoch, or "
+            "use another run"
+        )
+    raise UserError(
+        f"weights: {path}: no weights in this folder; it must contain one of "
+        f"{', '.join(WEIGHT_FILES)}"
+    )
+
+
+def _read_shards(index: Path) -> dict[str, Tensor]:
+    """Return the tensors of all files (shards) that an index lists."""
+    weight_map = read_json(index).get("weight_map")
+    if not isinstance(weight_map, dict):
+        raise UserError(f"weights: {index}: the key weight_map is missing; download the file again")
+    shards = sorted(set(map(str, weight_map.values())))
+    tensors: dict[str, Tensor] = {}
+    for shard in shards:
+        # An untrusted checkpoint must not make dxn read files outside of its folder.
+        if Path(shard).name != shard:
+            raise UserError(
+                f"weights: {index}: must contain names of files in the same folder, got {shard!r}"
+            )
+        tensors |= read_tensors(index.parent / shard)
+    return tensors
+
+
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file that was written by torch.save."""
     try:
-        found = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle raises nearly anything
+        # weights_only=True does not execute code in the pickle, but raises an error.
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle can raise almost any exception
         if isinstance(error, pickle.UnpicklingError) and "Unsupported global" in str(error):
             raise UserError(
-                f"weights: {path}: holds code, not only tensors; it was not run. Ask for a safetensors file"
+                f"weights: {path}: contains code, not only tensors; it was not executed. "
+                "Use a safetensors file instead"
             ) from error
+        # Do not show the message of an UnpicklingError, because it recommends weights_only=False.
         reason = type(error).__name__ if isinstance(error, pickle.UnpicklingError) else error
-        raise UserError(f"weights: {path}: damaged or truncated torch file, or none at all ({reason})") from error
-    for name in NESTED:
-        if isinstance(found, Mapping) and isinstance(found.get(name), Mapping):
-            found = found[name]
-    if not isinstance(found, Mapping) or not all(isinstance(t, Tensor) for t in found.values()):
-        raise UserError(f"weights: {path}: must hold tensors by name, a state dict, and nothing else")
-    return {str(name): t for name, t in found.items()}
+        raise UserError(
+            f"weights: {path}: damaged or truncated file, or not written by torch.save ({reason}); "
+            "download it again"
+        ) from error
+    # Go through all keys, because some files are nested twice: {"model": {"state_dict": ...}}.
+    for key in NESTED_KEYS:
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
+        raise UserError(
+            f"weights: {path}: must contain a state dict (tensors by name), and nothing else; save "
+            "model.state_dict()"
+        )
+    return {str(name): tensor for name, tensor in state.items()}
+
+
+def _to_float32(tensor: Tensor) -> Tensor:
+    # The optimizer needs float32 weights. Autocast runs the model in half precision where possible.
+    return tensor.float() if tensor.dtype in (torch.float16, torch.bfloat16) else tensor
 
 
 def _download(name: str, revision: str | None) -> Path:
-    from huggingface_hub import snapshot_download  # most runs never go to the hub
+    """Return the local copy of a repository on the hub, and download it if it is not cached."""
+    # The library is slow to import, and most runs do not need it.
+    from huggingface_hub import snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
+    patterns: list[str] = [*HUB_PATTERNS]
     try:
-        folder = Path(snapshot_download(name, revision=revision, allow_patterns=list(WANTED)))
+        folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
+        # Many repositories contain the same weights as safetensors and as a pickle, so download the
+        # pickle only if there is no safetensors file.
         if not any(folder.glob("*.safetensors")):
-            folder = Path(snapshot_download(name, revision=revision, allow_patterns=[*WANTED, "*.bin"]))
+            patterns.append("*.bin")
+            folder = Path(snapshot_download(name, revision=revision, allow_patterns=patterns))
     except RevisionNotFoundError as error:
-        raise UserError(f"weights: {name}: the hub has no revision {revision} of it") from error
+        raise UserError(
+            f"weights: {name}: the hub has no revision {revision!r} of this repository; check "
+            "weights.revision"
+        ) from error
     except RepositoryNotFoundError as error:
         raise UserError(
-            f"weights: {name}: neither a file or folder here nor a repository on the hub that can be read"
+            f"weights: {name}: neither a local file or folder nor a public repository on the hub; "
+            "check the spelling"
         ) from error
-    except Exception as error:  # of whichever library the hub's client uses for the network
-        raise UserError(f"weights: {name}: the hub cannot be reached, and it is not in the local cache") from error
+    # The type of connection errors depends on the HTTP library of huggingface_hub.
+    except Exception as error:
+        raise UserError(
+            f"weights: {name}: the hub cannot be reached, and the model is not in the local cache; "
+            "check the network connection, or download the model first"
+        ) from error
     return folder
 
 
-def _preprocessor(folder: Path) -> dict[str, Any]:
-    """Of its own file, or of the one that transformers writes for a model of more than one modality."""
-    both = _json(folder / "processor_config.json")
-    nested = both.get("image_processor") or both.get("feature_extractor") or {}
-    return _json(folder / "preprocessor_config.json") or nested
+def _read_preprocessor(folder: Path) -> dict[str, Any]:
+    """Return the content of preprocessor_config.json, or the same settings in another file.
 
-
-def _json(path: Path) -> dict[str, Any]:
-    if not path.exists():
-        return {}
-    try:
-        found = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"weights: {path}: not JSON ({error})") from error
-    return found if isinstance(found, dict) else {}
-
-
-def wordpiece(vocab: Path, *, lowercase: bool, strip_accents: bool | None = None) -> Tokenizer:
-    """BERT's tokenizer from its vocab.txt, a piece a line."""
-    from tokenizers import decoders, models, normalizers, pre_tokenizers, processors
-
-    # Not splitlines, which also splits at letters like U+2028 that a vocabulary may hold.
-    lines = vocab.read_text(encoding="utf-8").removesuffix("\n").split("\n")
-    pieces = {piece: i for i, piece in enumerate(lines)}
-    missing = [name for name in ("[UNK]", "[CLS]", "[SEP]") if name not in pieces]
-    if missing:
-        raise UserError(f"weights: {vocab}: {', '.join(missing)} not among its {len(lines)} pieces")
-    tokenizer = Tokenizer(models.WordPiece(pieces, unk_token="[UNK]"))
-    tokenizer.normalizer = normalizers.BertNormalizer(lowercase=lowercase, strip_accents=strip_accents)
-    tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-    tokenizer.decoder = decoders.WordPiece()
-    tokenizer.add_special_tokens([t for t in ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]") if t in pieces])
-    tokenizer.post_processor = processors.BertProcessing(("[SEP]", pieces["[SEP]"]), ("[CLS]", pieces["[CLS]"]))
-    return tokenizer
-
-
-def byte_bpe(vocab: Path, merges: Path) -> Tokenizer:
-    """GPT-2's tokenizer from vocab.json and merges.txt; RoBERTa's, which puts <s> and </s> around a text."""
-    from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors
-
-    tokenizer = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    pieces = tokenizer.get_vocab()
-    if "<|startoftext|>" in pieces:
-        raise UserError(f"weights: {vocab}: CLIP's vocabulary, which only a tokenizer.json says how to use")
-    tokenizer.add_special_tokens([t for t in ("<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>") if t in pieces])
-    if "<mask>" in pieces:
-        tokenizer.add_special_tokens([AddedToken("<mask>", lstrip=True)])
-    if "<s>" in pieces and "</s>" in pieces:
-        tokenizer.post_processor = processors.RobertaProcessing(
-            ("</s>", pieces["</s>"]), ("<s>", pieces["<s>"]), add_prefix_space=False
-        )
-    return tokenizer
+    For a model with several modalities, transformers writes them to processor_config.json.
+    """
+    processor = read_json(folder / "processor_config.json")
+    nested = processor.get("image_processor") or processor.get("feature_extractor") or {}
+    return read_json(folder / "preprocessor_config.json") or nested

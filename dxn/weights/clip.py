@@ -1,15 +1,28 @@
-"""CLIP (arXiv:2103.00020): two towers, each a family of its own."""
+"""CLIP (arXiv:2103.00020). Its image tower and its text tower are two separate families."""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.family import Family, Parts, Table, Take, both, flat, layers, patches, rows, same
+from dxn.weights.conversions import (
+    LayerNames,
+    blocks,
+    copied,
+    flattened,
+    linears,
+    patch_matrix,
+    patch_positions,
+    stacked,
+)
+from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 
-BLOCK: dict[str, str | tuple[str, ...]] = {
+BLOCK: LayerNames = {
     "attn_norm": "layer_norm1",
     "attn.qkv": hf.QKV,
     "attn.proj": "self_attn.out_proj",
@@ -17,138 +30,191 @@ BLOCK: dict[str, str | tuple[str, ...]] = {
     "mlp.up": "mlp.fc1",
     "mlp.down": "mlp.fc2",
 }
-MEAN, STD = [0.48145466, 0.4578275, 0.40821073], [0.26862954, 0.26130258, 0.27577711]
-OLD = (r"(text|vision)_model\.embeddings\.position_ids", r"logit_scale")
+# Mean and standard deviation of each channel in CLIP's preprocessing.
+MEAN = (0.48145466, 0.4578275, 0.40821073)
+STD = (0.26862954, 0.26130258, 0.27577711)
+# Defaults of the transformers library. config.json contains only settings that differ from them.
+DEFAULTS = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "num_hidden_layers": 12}
+DEFAULT_SIZES = {
+    "text_config": {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8},
+    "vision_config": {
+        "hidden_size": 768,
+        "intermediate_size": 3072,
+        "num_attention_heads": 12,
+        "image_size": 224,
+    },
+}
 
 
-def knows_image(found: Checkpoint) -> bool:
-    return hf.model_type(found).startswith("clip") and "vision_model.embeddings.class_embedding" in found
+def matches_image(checkpoint: Checkpoint) -> bool:
+    is_clip = hf.model_type(checkpoint).startswith("clip")
+    return is_clip and "vision_model.embeddings.class_embedding" in checkpoint
 
 
-def knows_text(found: Checkpoint) -> bool:
-    return hf.model_type(found).startswith("clip") and "text_model.embeddings.token_embedding.weight" in found
+def matches_text(checkpoint: Checkpoint) -> bool:
+    is_clip = hf.model_type(checkpoint).startswith("clip")
+    return is_clip and "text_model.embeddings.token_embedding.weight" in checkpoint
 
 
-def image_parts(found: Checkpoint) -> Parts:
-    c, t = config(found, "vision_config"), found.tensors
-    dim, channels, patch, _ = t["vision_model.embeddings.patch_embedding.weight"].shape
-    side = hf.side(found, len(t["vision_model.embeddings.position_embedding.weight"]) - 1)
-    return Parts(
+def image_architecture(checkpoint: Checkpoint) -> Architecture:
+    config = tower_config(checkpoint, "vision_config")
+    kernel = checkpoint.tensors["vision_model.embeddings.patch_embedding.weight"]
+    dim, channels, patch_size, _ = kernel.shape
+    settings = hf.image_options(
+        checkpoint,
+        config["image_size"],
+        mean=MEAN,
+        std=STD,
+        interpolation="bicubic",
+        crop=True,
+    )
+    return Architecture(
         dim=dim,
         adapters={
             "image": {
-                "interpolation": "bicubic",
-                **hf.image_settings(found, c["image_size"], mean=MEAN, std=STD, shortest=True),
-                "image_size": side * patch,
-                "patch_size": patch,
+                **settings,
+                # The number of position embeddings determines the image size, because a saved
+                # preprocessor may have another one.
+                "image_size": grid_side(checkpoint) * patch_size,
+                "patch_size": patch_size,
                 "in_channels": channels,
-                "position": "learned",
-                "norm": True,
-                "norm_eps": c["layer_norm_eps"],
+                "pos_embed": "learned",
+                "norm": {"eps": config["layer_norm_eps"]},
             }
         },
-        backbone=backbone(found, c),
+        backbone=backbone_options(checkpoint, config),
         fusion={"pool": "cls"},
-        head=projection(found, "visual_projection.weight"),
+        head=projection_options(checkpoint, "visual_projection.weight"),
     )
 
 
-def image_table(found: Checkpoint, parts: Parts) -> Table:
-    image, p = parts.adapters["image"], "vision_model."
-    side, size = image["image_size"] // image["patch_size"], image["patch_size"]
-    places = f"{p}embeddings.position_embedding.weight"
-    norm = (f"{p}pre_layrnorm.weight", f"{p}pre_layrnorm.bias")
-    eps = image["norm_eps"]
+def image_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = "vision_model."
+    image = architecture.adapters["image"]
+    patch_size = image["patch_size"]
+    side = grid_side(checkpoint)
+    positions = f"{p}embeddings.position_embedding.weight"
+    # The name is misspelled in the library.
+    norm = f"{p}pre_layrnorm"
 
-    def token(token: Tensor, places: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
-        # The norm that the patches get in the adapter: of the class token, which never changes, it is a constant.
-        return F.layer_norm(token.flatten() + places[0], (len(weight),), weight, bias, eps)[None]
+    def class_token(token: Tensor, positions: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
+        # CLIP applies this layer norm to the class token and the patches. In dxn it belongs to the
+        # adapter, which has no class token. The class token is constant, so its normalized value is
+        # stored.
+        token = token.flatten() + positions[0]
+        return F.layer_norm(token, weight.shape, weight, bias, image["norm"]["eps"])[None]
 
     return {
-        "adapters.image.proj.weight": patches(
-            f"{p}embeddings.patch_embedding.weight", channels=image["in_channels"], height=size, width=size
+        "adapters.image.proj.weight": patch_matrix(
+            f"{p}embeddings.patch_embedding.weight",
+            channels=image["in_channels"],
+            height=patch_size,
+            width=patch_size,
         ),
-        "adapters.image.proj.bias": flat(f"{p}embeddings.patch_embedding.bias"),
-        "adapters.image.position.table": Take((places,), lambda t: t[1:].view(side, side, -1)),
-        "fusion.pool.tokens": Take((f"{p}embeddings.class_embedding", places, *norm), token),
-        **layers(BLOCK, ours="backbone.blocks.{i}", theirs=p + "encoder.layers.{i}", depth=parts.backbone["depth"]),
-        **both({"adapters.image.norm": f"{p}pre_layrnorm", "backbone.norm": f"{p}post_layernorm"}),
-        "head.neck.dense.weight": rows("visual_projection.weight"),
-        "head.neck.dense.bias": rows("visual_projection.bias"),
+        "adapters.image.proj.bias": flattened(f"{p}embeddings.patch_embedding.bias"),
+        "adapters.image.pos_embed.weight": patch_positions(positions, (side, side)),
+        "fusion.pool.tokens": TensorSource(
+            (f"{p}embeddings.class_embedding", positions, f"{norm}.weight", f"{norm}.bias"),
+            class_token,
+        ),
+        **blocks(BLOCK, prefix=p + "encoder.layers.{i}", depth=architecture.backbone["depth"]),
+        **linears({"adapters.image.norm": norm, "backbone.norm": f"{p}post_layernorm"}),
+        "head.pre.dense.weight": stacked("visual_projection.weight"),
+        # dxn's layer has a bias, but CLIP's has none. See OPTIONAL_BIASES, which are set to zero.
+        "head.pre.dense.bias": stacked("visual_projection.bias"),
     }
 
 
-def text_parts(found: Checkpoint) -> Parts:
-    c = config(found, "text_config")
-    return Parts(
-        dim=c["hidden_size"],
+def text_architecture(checkpoint: Checkpoint) -> Architecture:
+    config = tower_config(checkpoint, "text_config")
+    positions = checkpoint.tensors["text_model.embeddings.position_embedding.weight"]
+    return Architecture(
+        dim=config["hidden_size"],
         adapters={
             "text": {
-                "special_tokens": True,
-                "max_len": len(found.tensors["text_model.embeddings.position_embedding.weight"]),
-                "position": "learned",
+                "tokenizer": {"special_tokens": True},
+                "max_len": len(positions),
+                "pos_embed": "learned",
             }
         },
-        backbone={**backbone(found, c), "causal": True},
-        fusion={"pool": "last"},  # the token that ends a text
-        head=projection(found, "text_projection.weight"),
+        # CLIP's text tower has causal attention, like a language model.
+        backbone={**backbone_options(checkpoint, config), "causal": True},
+        fusion={"pool": "last"},  # CLIP pools the EOS token
+        head=projection_options(checkpoint, "text_projection.weight"),
     )
 
 
-def text_table(found: Checkpoint, parts: Parts) -> Table:
+def text_tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     p = "text_model."
     return {
-        "adapters.text.table.weight": same(f"{p}embeddings.token_embedding.weight"),
-        "adapters.text.position.table": same(f"{p}embeddings.position_embedding.weight"),
-        **layers(BLOCK, ours="backbone.blocks.{i}", theirs=p + "encoder.layers.{i}", depth=parts.backbone["depth"]),
-        **both({"backbone.norm": f"{p}final_layer_norm"}),
-        "head.neck.dense.weight": rows("text_projection.weight"),
-        "head.neck.dense.bias": rows("text_projection.bias"),
+        "adapters.text.embedding.weight": copied(f"{p}embeddings.token_embedding.weight"),
+        "adapters.text.pos_embed.weight": copied(f"{p}embeddings.position_embedding.weight"),
+        **blocks(BLOCK, prefix=p + "encoder.layers.{i}", depth=architecture.backbone["depth"]),
+        **linears({"backbone.norm": f"{p}final_layer_norm"}),
+        "head.pre.dense.weight": stacked("text_projection.weight"),
+        "head.pre.dense.bias": stacked("text_projection.bias"),
     }
 
 
-def config(found: Checkpoint, tower: str) -> dict:
-    """The tower's own settings: below its name in a checkpoint of both, at the top in one of it alone."""
-    return {**DEFAULTS, **SIZES[tower], **(found.config.get(tower) or found.config)}
+def tower_config(checkpoint: Checkpoint, tower: str) -> dict[str, Any]:
+    """Return the settings of one tower, with the library's defaults.
+
+    A checkpoint with both towers nests them under `tower`; a checkpoint with one tower has them at
+    the top level of config.json.
+    """
+    config = checkpoint.config.get(tower) or checkpoint.config
+    return {**DEFAULTS, **DEFAULT_SIZES[tower], **config}
 
 
-def backbone(found: Checkpoint, c: dict) -> dict:
-    """Pre-norm blocks."""
+def backbone_options(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Options:
+    """Return the backbone's options from the settings of a tower."""
     return {
-        "depth": c["num_hidden_layers"],
-        "num_heads": c["num_attention_heads"],
-        "mlp_ratio": c["intermediate_size"] / c["hidden_size"],
-        "mlp": hf.mlp(found, c),
-        "norm_eps": c["layer_norm_eps"],
+        "depth": config["num_hidden_layers"],
+        "num_heads": config["num_attention_heads"],
+        "mlp_ratio": config["intermediate_size"] / config["hidden_size"],
+        "block": {"mlp": hf.activation(checkpoint, config)},
+        "norm": {"eps": config["layer_norm_eps"]},
     }
 
 
-def projection(found: Checkpoint, name: str) -> dict:
-    """The layer into the space that both towers share, where there is one."""
-    return {"hidden": "linear", "hidden_dim": len(found.tensors[name])} if name in found else {}
+def projection_options(checkpoint: Checkpoint, name: str) -> Options:
+    """Return the head's options: the projection into the shared embedding space, if there is one.
+
+    Args:
+        checkpoint: The checkpoint.
+        name: Name of the projection's weight.
+    """
+    if name not in checkpoint:
+        return {}
+    return {"hidden": "linear", "hidden_dim": checkpoint.num_rows(name)}
 
 
-# What a config.json that was written by some versions leaves out.
-DEFAULTS = {"hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "num_hidden_layers": 12}
-SIZES = {
-    "text_config": {"hidden_size": 512, "intermediate_size": 2048, "num_attention_heads": 8},
-    "vision_config": {"hidden_size": 768, "intermediate_size": 3072, "num_attention_heads": 12, "image_size": 224},
-}
-BIAS = ("patch_embedding.bias", "visual_projection.bias", "text_projection.bias")
+def grid_side(checkpoint: Checkpoint) -> int:
+    """Return the number of patches along each side of an image."""
+    positions = checkpoint.tensors["vision_model.embeddings.position_embedding.weight"]
+    # The first position embedding belongs to the class token.
+    return hf.grid_side(checkpoint, len(positions) - 1)
+
+
+# Constant buffers of position indices in old files, and the temperature of the contrastive loss.
+IGNORED = (r"(text|vision)_model\.embeddings\.position_ids", r"logit_scale")
+OPTIONAL_BIASES = ("patch_embedding.bias", "visual_projection.bias", "text_projection.bias")
 CLIP_IMAGE = Family(
     "the image tower of CLIP",
-    knows_image,
-    image_parts,
-    image_table,
-    ignored=(*OLD, r"text_model\.", r"text_projection\."),
-    no_bias=BIAS,
-    antialias=False,
+    matches_image,
+    image_architecture,
+    image_tensor_map,
+    part="image",
+    ignored=(*IGNORED, r"text_model\.", r"text_projection\."),
+    optional_biases=OPTIONAL_BIASES,
+    antialias=False,  # interpolate_pos_encoding in transformers does not use antialiasing
 )
 CLIP_TEXT = Family(
     "the text tower of CLIP",
-    knows_text,
-    text_parts,
-    text_table,
-    ignored=(*OLD, r"vision_model\.", r"visual_projection\."),
-    no_bias=BIAS,
+    matches_text,
+    text_architecture,
+    text_tensor_map,
+    part="text",
+    ignored=(*IGNORED, r"vision_model\.", r"visual_projection\."),
+    optional_biases=OPTIONAL_BIASES,
 )

@@ -1,4 +1,7 @@
-"""DINOv2, with registers or without, as the transformers library keeps it."""
+"""DINOv2 (arXiv:2304.07193) in the format of transformers, optionally with registers.
+
+Registers are described in arXiv:2309.16588.
+"""
 
 from __future__ import annotations
 
@@ -6,100 +9,144 @@ from dataclasses import replace
 
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.family import Family, Parts, Table, Take, both, layers, patches, same, swapped
-from dxn.weights.vit import with_places
+from dxn.weights.conversions import (
+    LayerNames,
+    blocks,
+    copied,
+    halves_swapped,
+    leading_tokens,
+    linears,
+    patch_matrix,
+    patch_positions,
+)
+from dxn.weights.family import Architecture, Family, Options, TensorMap
 
-BLOCK: dict[str, str | tuple[str, ...]] = {
+BLOCK: LayerNames = {
     **hf.VIT_BLOCK,
     "attn_norm": "norm1",
     "mlp_norm": "norm2",
     "mlp.up": "mlp.fc1",
     "mlp.down": "mlp.fc2",
 }
-MEAN, STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]  # of ImageNet
+# Mean and standard deviation of each channel on ImageNet.
+MEAN = (0.485, 0.456, 0.406)
+STD = (0.229, 0.224, 0.225)
 
 
-def knows(found: Checkpoint) -> bool:
-    return hf.model_type(found) == "dinov2"
+def matches(checkpoint: Checkpoint) -> bool:
+    return hf.model_type(checkpoint) == "dinov2"
 
 
-def knows_registers(found: Checkpoint) -> bool:
-    return hf.model_type(found) == "dinov2_with_registers"
+def matches_registers(checkpoint: Checkpoint) -> bool:
+    return hf.model_type(checkpoint) == "dinov2_with_registers"
 
 
-def parts(found: Checkpoint) -> Parts:
-    c, t, p = found.config, found.tensors, base(found)
-    dim, channels, patch, _ = t[f"{p}embeddings.patch_embeddings.projection.weight"].shape
-    registers = t.get(f"{p}embeddings.register_tokens")
-    gated = bool(c.get("use_swiglu_ffn"))
-    hidden = t[f"{p}encoder.layer.0.mlp.{'weights_out' if gated else 'fc2'}.weight"].shape[1]
-    classes = len(t["classifier.weight"]) if "classifier.weight" in found else 0
-    return Parts(
+def architecture(checkpoint: Checkpoint) -> Architecture:
+    config = checkpoint.config
+    p = base_prefix(checkpoint)
+    labels = hf.class_names(checkpoint, "classifier")
+    registers = checkpoint.tensors.get(f"{p}embeddings.register_tokens")
+    # The library rounds the hidden width of a gated MLP, so read it from the weight.
+    is_gated = bool(config.get("use_swiglu_ffn"))
+    down = "weights_out" if is_gated else "fc2"
+    dim, hidden = checkpoint.tensors[f"{p}encoder.layer.0.mlp.{down}.weight"].shape
+    return Architecture(
         dim=dim,
-        adapters={
-            "image": {
-                "interpolation": "bicubic",
-                **hf.image_settings(found, c["image_size"], mean=MEAN, std=STD, shortest=True),
-                # Trained last at image_size, used at what the preprocessor says; the places are interpolated.
-                "patch_size": patch,
-                "in_channels": channels,
-                "position": "learned",
-            }
-        },
+        adapters={"image": image_options(checkpoint)},
         backbone={
-            "depth": c["num_hidden_layers"],
-            "num_heads": c["num_attention_heads"],
-            "mlp_ratio": hidden / dim * (1.5 if gated else 1),
-            "mlp": "swiglu" if gated else hf.mlp(found, c),
-            "norm_eps": c["layer_norm_eps"],
-            "layer_scale": float(c.get("layerscale_value", 1.0)),
+            "depth": config["num_hidden_layers"],
+            "num_heads": config["num_attention_heads"],
+            # dxn multiplies the hidden width of a gated MLP by 2/3, to keep the number of
+            # parameters. The factor 1.5 compensates for this.
+            "mlp_ratio": hidden / dim * (1.5 if is_gated else 1),
+            "block": {
+                "mlp": "swiglu" if is_gated else hf.activation(checkpoint, config),
+                "layer_scale": float(config.get("layerscale_value", 1.0)),
+            },
+            "norm": {"eps": config["layer_norm_eps"]},
         },
         fusion={
-            "pool": "cls_mean" if classes else "cls",
+            # The classifier's input is the class token concatenated with the mean of the patches.
+            "pool": "cls_mean" if labels else "cls",
             "registers": registers.shape[1] if registers is not None else 0,
         },
-        labels=hf.labels(found, classes) if classes else None,
+        labels=labels,
     )
 
 
-def table(found: Checkpoint, parts: Parts) -> Table:
-    p, image = base(found), parts.adapters["image"]
-    places = f"{p}embeddings.position_embeddings"
-    side = hf.side(found, found.tensors[places].shape[1] - 1)
-    shape = {"channels": image["in_channels"], "height": image["patch_size"], "width": image["patch_size"]}
-    leading = [f"{p}embeddings.{n}" for n in ("cls_token", "register_tokens") if f"{p}embeddings.{n}" in found]
-    result = {
-        "adapters.image.proj.weight": patches(f"{p}embeddings.patch_embeddings.projection.weight", **shape),
-        "adapters.image.proj.bias": same(f"{p}embeddings.patch_embeddings.projection.bias"),
-        "adapters.image.position.table": Take((places,), lambda t: t[0, 1:].view(side, side, -1)),
-        "fusion.pool.tokens": Take((*leading, places), lambda *ts: with_places(ts[:-1], ts[-1], (side, side))),
-        **layers(BLOCK, ours="backbone.blocks.{i}", theirs=p + "encoder.layer.{i}", depth=parts.backbone["depth"]),
-        **both({"backbone.norm": f"{p}layernorm", "head.out": "classifier"}),
+def image_options(checkpoint: Checkpoint) -> Options:
+    p = base_prefix(checkpoint)
+    kernel = checkpoint.tensors[f"{p}embeddings.patch_embeddings.projection.weight"]
+    _, channels, patch_size, _ = kernel.shape
+    # Use the image size of the preprocessor, as the library does. config.json has the size of the
+    # last training phase; the position embeddings are interpolated from that size.
+    settings = hf.image_options(
+        checkpoint,
+        checkpoint.config["image_size"],
+        mean=MEAN,
+        std=STD,
+        interpolation="bicubic",
+        crop=True,
+    )
+    return {
+        **settings,
+        "patch_size": patch_size,
+        "in_channels": channels,
+        "pos_embed": "learned",
     }
-    for i in range(parts.backbone["depth"]):
-        ours, theirs = f"backbone.blocks.{i}", f"{p}encoder.layer.{i}"
-        result[f"{ours}.attn_scale.factor"] = same(f"{theirs}.layer_scale1.lambda1")
-        result[f"{ours}.mlp_scale.factor"] = same(f"{theirs}.layer_scale2.lambda1")
-        if parts.backbone["mlp"] == "swiglu":
+
+
+def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = base_prefix(checkpoint)
+    image = architecture.adapters["image"]
+    depth = architecture.backbone["depth"]
+    positions = f"{p}embeddings.position_embeddings"
+    # The first position embedding belongs to the class token. Registers have none.
+    side = hf.grid_side(checkpoint, checkpoint.tensors[positions].shape[1] - 1)
+    registers = f"{p}embeddings.register_tokens"
+    leading = [f"{p}embeddings.cls_token", *([registers] if registers in checkpoint else [])]
+    result = {
+        "adapters.image.proj.weight": patch_matrix(
+            f"{p}embeddings.patch_embeddings.projection.weight",
+            channels=image["in_channels"],
+            height=image["patch_size"],
+            width=image["patch_size"],
+        ),
+        "adapters.image.proj.bias": copied(f"{p}embeddings.patch_embeddings.projection.bias"),
+        "adapters.image.pos_embed.weight": patch_positions(positions, (side, side)),
+        "fusion.pool.tokens": leading_tokens(leading, positions, num_patches=side**2),
+        **blocks(BLOCK, prefix=p + "encoder.layer.{i}", depth=depth),
+        **linears({"backbone.norm": f"{p}layernorm", "head.out": "classifier"}),
+    }
+    for i in range(depth):
+        block = f"backbone.blocks.{i}"
+        layer = f"{p}encoder.layer.{i}"
+        result[f"{block}.attn_scale.factor"] = copied(f"{layer}.layer_scale1.lambda1")
+        result[f"{block}.mlp_scale.factor"] = copied(f"{layer}.layer_scale2.lambda1")
+        if architecture.backbone["block"]["mlp"] == "swiglu":
             for kind in ("weight", "bias"):
-                result[f"{ours}.mlp.up.{kind}"] = swapped(f"{theirs}.mlp.weights_in.{kind}")
-                result[f"{ours}.mlp.down.{kind}"] = same(f"{theirs}.mlp.weights_out.{kind}")
+                gated = halves_swapped(f"{layer}.mlp.weights_in.{kind}")
+                result[f"{block}.mlp.up.{kind}"] = gated
+                result[f"{block}.mlp.down.{kind}"] = copied(f"{layer}.mlp.weights_out.{kind}")
     return result
 
 
-def base(found: Checkpoint) -> str:
-    """The bare model's prefix, where there is a head."""
-    return hf.prefix(found, hf.model_type(found), "embeddings.cls_token")
+def base_prefix(checkpoint: Checkpoint) -> str:
+    """Return the prefix of the bare model, or "" if there is no head."""
+    return hf.prefix(checkpoint, hf.model_type(checkpoint), "embeddings.cls_token")
 
 
 DINOV2 = Family(
     "DINOv2",
-    knows,
-    parts,
-    table,
+    matches,
+    architecture,
+    tensor_map,
     ignored=(r"(\w+\.)?embeddings\.mask_token",),
-    no_bias=("query.bias", "key.bias", "value.bias"),
+    optional_biases=hf.VIT_BIASES,
     antialias=False,
 )
-# The model with registers smooths the places that it interpolates.
-DINOV2_REGISTERS = replace(DINOV2, name="DINOv2 with registers", knows=knows_registers, antialias=True)
+# transformers uses antialiasing in the interpolation of position embeddings only for the model with
+# registers.
+DINOV2_REGISTERS = replace(
+    DINOV2, name="DINOv2 with registers", matches=matches_registers, antialias=True
+)

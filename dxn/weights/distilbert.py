@@ -1,12 +1,13 @@
-"""DistilBERT: BERT's block, no sentence kinds, no pooler."""
+"""DistilBERT (arXiv:1910.01108): BERT without segments and without a pooler."""
 
 from __future__ import annotations
 
 from dxn.weights import bert, hf
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.family import Family, Parts, Table, both, layers, same
+from dxn.weights.conversions import LayerNames, blocks, copied, linears
+from dxn.weights.family import Architecture, Family, TensorMap
 
-BLOCK: dict[str, str | tuple[str, ...]] = {
+BLOCK: LayerNames = {
     "attn.qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
     "attn.proj": "attention.out_lin",
     "attn_norm": "sa_layer_norm",
@@ -14,51 +15,62 @@ BLOCK: dict[str, str | tuple[str, ...]] = {
     "mlp.down": "ffn.lin2",
     "mlp_norm": "output_layer_norm",
 }
+NORM_EPS = 1e-12  # a constant in transformers, which config.json does not contain
 
 
-def knows(found: Checkpoint) -> bool:
-    return hf.model_type(found) == "distilbert"
+def matches(checkpoint: Checkpoint) -> bool:
+    return hf.model_type(checkpoint) == "distilbert"
 
 
-def parts(found: Checkpoint) -> Parts:
-    c, p = found.config, base(found)
-    classes = len(found.tensors["classifier.weight"]) if "classifier.weight" in found else 0
-    return Parts(
-        dim=c["dim"],
-        adapters={"text": bert.text(found, places=len(found.tensors[f"{p}embeddings.position_embeddings.weight"]))},
+def architecture(checkpoint: Checkpoint) -> Architecture:
+    config = checkpoint.config
+    p = base_prefix(checkpoint)
+    max_len = len(checkpoint.tensors[f"{p}embeddings.position_embeddings.weight"])
+    labels = hf.class_names(checkpoint, "classifier")
+    return Architecture(
+        dim=config["dim"],
+        adapters={"text": bert.text_options(checkpoint, max_len=max_len)},
         backbone={
-            "depth": c["n_layers"],
-            "num_heads": c["n_heads"],
-            "mlp_ratio": c["hidden_dim"] / c["dim"],
-            "mlp": hf.mlp(found, c, "activation"),
-            "norm_eps": 1e-12,
-            "norm_first": False,
+            "depth": config["n_layers"],
+            "num_heads": config["n_heads"],
+            "mlp_ratio": config["hidden_dim"] / config["dim"],
+            "block": {"mlp": hf.activation(checkpoint, config, "activation")},
+            "norm": {"eps": NORM_EPS, "pre_norm": False},
         },
         fusion={"pool": "first"},
-        head={"hidden": "relu"} if classes else {},
-        labels=hf.labels(found, classes) if classes else None,
+        # The layer `pre_classifier` exists only in models with a classifier.
+        head={"hidden": "relu"} if labels else {},
+        labels=labels,
     )
 
 
-def table(found: Checkpoint, parts: Parts) -> Table:
-    p, depth = base(found), parts.backbone["depth"]
+def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = base_prefix(checkpoint)
     return {
-        "adapters.text.table.weight": same(f"{p}embeddings.word_embeddings.weight"),
-        "adapters.text.position.table": same(f"{p}embeddings.position_embeddings.weight"),
-        **layers(BLOCK, ours="backbone.blocks.{i}", theirs=p + "transformer.layer.{i}", depth=depth),
-        **both(
+        "adapters.text.embedding.weight": copied(f"{p}embeddings.word_embeddings.weight"),
+        "adapters.text.pos_embed.weight": copied(f"{p}embeddings.position_embeddings.weight"),
+        **blocks(BLOCK, prefix=p + "transformer.layer.{i}", depth=architecture.backbone["depth"]),
+        **linears(
             {
                 "adapters.text.norm": f"{p}embeddings.LayerNorm",
-                "head.neck.dense": "pre_classifier",
+                "head.pre.dense": "pre_classifier",
                 "head.out": "classifier",
             }
         ),
     }
 
 
-def base(found: Checkpoint) -> str:
-    """distilbert. or nothing."""
-    return hf.prefix(found, "distilbert", "embeddings.word_embeddings.weight")
+def base_prefix(checkpoint: Checkpoint) -> str:
+    """Return the prefix of the bare model: "distilbert.", or "" if there is no head."""
+    return hf.prefix(checkpoint, "distilbert", "embeddings.word_embeddings.weight")
 
 
-DISTILBERT = Family("DistilBERT", knows, parts, table, ignored=(*bert.OTHER, r"vocab_"))
+DISTILBERT = Family(
+    "DistilBERT",
+    matches,
+    architecture,
+    tensor_map,
+    # The masked language model's head has the layers vocab_transform, vocab_layer_norm and
+    # vocab_projector.
+    ignored=(*bert.IGNORED, r"vocab_"),
+)

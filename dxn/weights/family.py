@@ -1,4 +1,4 @@
-"""What a family of public models is: how it is known, what parts it needs, and whose tensor becomes whose."""
+"""The description of a family of public models: its architecture and its tensors."""
 
 from __future__ import annotations
 
@@ -6,122 +6,98 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import torch
-from einops import rearrange
 from torch import Tensor
 
 from dxn.weights.checkpoint import Checkpoint
 
-Arguments = dict[str, Any]
+# Constructor options of one part of a model, as in a configuration.
+Options = dict[str, Any]
 
 
 @dataclass(frozen=True)
-class Take:
-    """How one of our tensors is made of theirs, and, where that can be undone, theirs of ours."""
+class TensorSource:
+    """The conversion of tensors of a checkpoint to one tensor of a dxn model.
+
+    Args:
+        names: Names of the checkpoint's tensors.
+        convert: Function that maps these tensors, in the order of `names`, to the dxn tensor.
+        invert: Function that maps the dxn tensor to the tensors of `names`. Default: there is no
+            inverse, and `Family.to_checkpoint` must return these tensors.
+    """
 
     names: tuple[str, ...]
-    make: Callable[..., Tensor]
-    undo: Callable[[Tensor], Sequence[Tensor]] | None = None
+    convert: Callable[..., Tensor]
+    invert: Callable[[Tensor], Sequence[Tensor]] | None = None
 
 
-Table = dict[str, Take]
+# The source of each tensor of a dxn model, by the tensor's name.
+TensorMap = dict[str, TensorSource]
 
 
 @dataclass(frozen=True)
-class Parts:
-    """Arguments of our parts that a checkpoint decides, and the names of its classes where it has a head.
+class Architecture:
+    """The options of a dxn model that is equivalent to a checkpoint.
 
-    kind: of the target that its head answers to.
+    Option groups are nested mappings, as in a configuration: {"norm": {"eps": 1e-6}}. The default
+    classes are EarlyFusion, Backbone, Classify, and dxn's built-in adapter for each key. The option
+    `_target_` selects another class.
+
+    Args:
+        dim: Embedding dimension D.
+        adapters: Options of each adapter, by the adapter's key, such as "text".
+        backbone: Options of the backbone.
+        fusion: Options of the fusion.
+        head: Options of the head.
+        labels: Class names in the order of the outputs. Default: the checkpoint has no head.
+        inputs: Names of the inputs, in the order of the fusion's tensors. Default: there is one
+            input per adapter, and the fusion has no tensors that depend on the input.
+        task: Name of the task of the head.
     """
 
     dim: int
-    adapters: dict[str, Arguments]
-    backbone: Arguments
-    fusion: Arguments = field(default_factory=dict)
-    head: Arguments = field(default_factory=dict)
+    adapters: dict[str, Options]
+    backbone: Options
+    fusion: Options = field(default_factory=dict)
+    head: Options = field(default_factory=dict)
     labels: list[str] | None = None
-    kind: str = "class"
+    inputs: tuple[str, ...] = ()
+    task: str = "classify"
 
 
 @dataclass(frozen=True)
 class Family:
-    """One file of this folder.
+    """A family of public models whose checkpoints have the same tensor names and metadata.
 
-    knows: whether a checkpoint is of this family. parts: what to build for it. table: our tensors, each with what
-    it is made of. ignored: regular expressions of tensors that we have no use for. no_bias: ends of the names of
-    biases that may be missing, which are then zero. antialias: whether the peer smooths places before it makes their
-    grid smaller. back: their tensors that the table cannot give back by itself. own: whether dxn itself trained it.
+    Other packages can add a family: with an entry point in the group "dxn.families" that refers to
+    a `Family` object, or by appending the object to `dxn.weights.FAMILIES`.
+
+    Args:
+        name: Name of the family in messages.
+        matches: Function that returns whether a checkpoint belongs to this family.
+        architecture: Function that returns the options of an equivalent dxn model.
+        tensor_map: Function that returns the source of each tensor of this dxn model.
+        part: Value of weights.part that selects this family if a checkpoint matches several
+            families. CLIP, for example, has one tower per modality.
+        ignored: Regular expressions that match the names of tensors which dxn does not need.
+        optional_biases: Suffixes of the names of biases that may be missing in a checkpoint. A
+            missing bias is set to zero.
+        antialias: Whether to use antialiasing when a grid of position embeddings is reduced. Set it
+            as in the family's original library.
+        to_checkpoint: Function of (state dict, checkpoint, architecture) that returns the tensors
+            of the original format for which the tensor map has no inverse. Default: the family
+            cannot be saved in its original format.
+        own: Whether the model was trained with dxn.
     """
 
     name: str
-    knows: Callable[[Checkpoint], bool]
-    parts: Callable[[Checkpoint], Parts]
-    table: Callable[[Checkpoint, Parts], Table]
+    matches: Callable[[Checkpoint], bool]
+    architecture: Callable[[Checkpoint], Architecture]
+    tensor_map: Callable[[Checkpoint, Architecture], TensorMap]
+    part: str | None = None
     ignored: tuple[str, ...] = ()
-    no_bias: tuple[str, ...] = ()
+    optional_biases: tuple[str, ...] = ()
     antialias: bool = True
-    back: Callable[[Mapping[str, Tensor], Checkpoint, Parts], dict[str, Tensor]] | None = None
+    to_checkpoint: (
+        Callable[[Mapping[str, Tensor], Checkpoint, Architecture], dict[str, Tensor]] | None
+    ) = None
     own: bool = False
-
-
-def same(name: str) -> Take:
-    """The very tensor."""
-    return Take((name,), lambda t: t, lambda t: (t,))
-
-
-def flat(name: str) -> Take:
-    """A vector, whatever leading dimensions of one it has there."""
-    return Take((name,), lambda t: t.flatten())
-
-
-def rows(*names: str) -> Take:
-    """Several stacked: queries, keys and values in one."""
-    return Take(names, lambda *ts: torch.cat(ts), lambda t: t.chunk(len(names)))
-
-
-def turned(name: str) -> Take:
-    """A matrix kept as (inputs, outputs)."""
-    return Take((name,), lambda t: t.T, lambda t: (t.T,))
-
-
-def swapped(name: str) -> Take:
-    """The halves of a gated layer: ours are (value, gate), theirs (gate, value)."""
-    return Take((name,), _swap, lambda t: (_swap(t),))
-
-
-def patches(name: str, *, channels: int, height: int, width: int) -> Take:
-    """A strided convolution's kernel (D, C, P, Q) as the matrix of flattened patches."""
-    shape = {"c": channels, "p": height, "q": width}
-    return Take(
-        (name,),
-        lambda t: rearrange(t, "d c p q -> d (c p q)"),
-        lambda t: (rearrange(t, "d (c p q) -> d c p q", **shape),),
-    )
-
-
-def both(table: Mapping[str, str | tuple[str, ...]], *, bias: bool = True) -> Table:
-    """Weight and bias of layers: ours by theirs, or by several of theirs stacked."""
-    found: Table = {}
-    for ours, theirs in table.items():
-        names = (theirs,) if isinstance(theirs, str) else theirs
-        for kind in ("weight", "bias") if bias else ("weight",):
-            found[f"{ours}.{kind}"] = rows(*(f"{name}.{kind}" for name in names))
-    return found
-
-
-def layers(table: Mapping[str, str | tuple[str, ...]], *, ours: str, theirs: str, depth: int) -> Table:
-    """`both` for each of depth blocks; {i} in the prefixes is its number."""
-    found: Table = {}
-    for i in range(depth):
-        a, b = ours.format(i=i), theirs.format(i=i)
-        one = {
-            f"{a}.{mine}": f"{b}.{other}" if isinstance(other, str) else tuple(f"{b}.{name}" for name in other)
-            for mine, other in table.items()
-        }
-        found |= both(one)
-    return found
-
-
-def _swap(t: Tensor) -> Tensor:
-    first, second = t.chunk(2)
-    return torch.cat([second, first])

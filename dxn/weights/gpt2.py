@@ -1,66 +1,82 @@
-"""GPT-2: causal, pre-norm, matrices kept as (inputs, outputs)."""
+"""GPT-2: a causal pre-norm model, whose weights are stored as (in_features, out_features)."""
 
 from __future__ import annotations
 
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.family import Family, Parts, Table, both, same, turned
+from dxn.weights.conversions import blocks, copied, linears, transposed
+from dxn.weights.family import Architecture, Family, TensorMap
 
 NORMS = {"attn_norm": "ln_1", "mlp_norm": "ln_2"}
-LINEARS = {"attn.qkv": "attn.c_attn", "attn.proj": "attn.c_proj", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"}
+LINEARS = {
+    "attn.qkv": "attn.c_attn",
+    "attn.proj": "attn.c_proj",
+    "mlp.up": "mlp.c_fc",
+    "mlp.down": "mlp.c_proj",
+}
 
 
-def knows(found: Checkpoint) -> bool:
-    return hf.model_type(found) == "gpt2"
+def matches(checkpoint: Checkpoint) -> bool:
+    return hf.model_type(checkpoint) == "gpt2"
 
 
-def parts(found: Checkpoint) -> Parts:
-    c, p = {"activation_function": "gelu_new", **found.config}, base(found)
-    if c.get("scale_attn_by_inverse_layer_idx") or not c.get("scale_attn_weights", True):
-        hf.refuse(found, "scores that are scaled by the block's number, or not at all")
-    classes = len(found.tensors["score.weight"]) if "score.weight" in found else 0
-    return Parts(
-        dim=c["n_embd"],
-        adapters={"text": {"max_len": len(found.tensors[f"{p}wpe.weight"]), "position": "learned"}},
-        backbone={
-            "depth": c["n_layer"],
-            "num_heads": c["n_head"],
-            "mlp_ratio": (c.get("n_inner") or 4 * c["n_embd"]) / c["n_embd"],
-            "mlp": hf.mlp(found, c, "activation_function"),
-            "norm_eps": c["layer_norm_epsilon"],
-            "causal": True,
+def architecture(checkpoint: Checkpoint) -> Architecture:
+    config = {"activation_function": "gelu_new", **checkpoint.config}
+    dim = config["n_embd"]
+    if config.get("scale_attn_by_inverse_layer_idx"):
+        hf.unsupported(checkpoint, "attention scores that are scaled by the index of the block")
+    if not config.get("scale_attn_weights", True):
+        hf.unsupported(checkpoint, "attention scores that are not scaled")
+    return Architecture(
+        dim=dim,
+        adapters={
+            "text": {
+                "max_len": len(checkpoint.tensors[f"{base_prefix(checkpoint)}wpe.weight"]),
+                "pos_embed": "learned",
+            }
         },
-        fusion={"pool": "last"},
-        labels=hf.labels(found, classes) if classes else None,
+        backbone={
+            "depth": config["n_layer"],
+            "num_heads": config["n_head"],
+            "mlp_ratio": (config.get("n_inner") or 4 * dim) / dim,
+            "causal": True,
+            "block": {"mlp": hf.activation(checkpoint, config, "activation_function")},
+            "norm": {"eps": config["layer_norm_epsilon"]},
+        },
+        fusion={"pool": "last"},  # in a causal model, only the last token attends to all tokens
+        labels=hf.class_names(checkpoint, "score"),
     )
 
 
-def table(found: Checkpoint, parts: Parts) -> Table:
-    p = base(found)
+def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = base_prefix(checkpoint)
+    depth = architecture.backbone["depth"]
     result = {
-        "adapters.text.table.weight": same(f"{p}wte.weight"),
-        "adapters.text.position.table": same(f"{p}wpe.weight"),
-        **both({"backbone.norm": f"{p}ln_f", "head.out": "score"}),
+        "adapters.text.embedding.weight": copied(f"{p}wte.weight"),
+        "adapters.text.pos_embed.weight": copied(f"{p}wpe.weight"),
+        **blocks(NORMS, prefix=p + "h.{i}", depth=depth),
+        **linears({"backbone.norm": f"{p}ln_f", "head.out": "score"}),
     }
-    for i in range(parts.backbone["depth"]):
-        ours, theirs = f"backbone.blocks.{i}", f"{p}h.{i}"
-        result |= both({f"{ours}.{mine}": f"{theirs}.{name}" for mine, name in NORMS.items()})
-        for mine, name in LINEARS.items():
-            result[f"{ours}.{mine}.weight"] = turned(f"{theirs}.{name}.weight")
-            result[f"{ours}.{mine}.bias"] = same(f"{theirs}.{name}.bias")
+    # The library's Conv1D is a linear layer with a transposed weight.
+    for i in range(depth):
+        for name, layer in LINEARS.items():
+            source = f"{p}h.{i}.{layer}"
+            result[f"backbone.blocks.{i}.{name}.weight"] = transposed(f"{source}.weight")
+            result[f"backbone.blocks.{i}.{name}.bias"] = copied(f"{source}.bias")
     return result
 
 
-def base(found: Checkpoint) -> str:
-    """transformer. or nothing."""
-    return hf.prefix(found, "transformer", "wte.weight")
+def base_prefix(checkpoint: Checkpoint) -> str:
+    """Return the prefix of the bare model: "transformer.", or "" if there is no head."""
+    return hf.prefix(checkpoint, "transformer", "wte.weight")
 
 
 GPT2 = Family(
     "GPT-2",
-    knows,
-    parts,
-    table,
+    matches,
+    architecture,
+    tensor_map,
+    # attn.bias and attn.masked_bias are constant buffers for the causal mask, not parameters.
     ignored=(r"lm_head\.", r"(transformer\.)?h\.\d+\.attn\.(masked_)?bias"),
-    no_bias=("score.bias",),
+    optional_biases=("score.bias",),  # the classifier of transformers has no bias
 )

@@ -1,97 +1,183 @@
-"""What several families of the transformers library have in common."""
+"""Helper functions for the families whose checkpoints were written by transformers."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
 from dxn.errors import UserError
 from dxn.weights.checkpoint import Checkpoint
+from dxn.weights.conversions import LayerNames
+from dxn.weights.family import Options
 
-# The block of ViT, DeiT and AST as their checkpoints name it.
-VIT_BLOCK: dict[str, str | tuple[str, ...]] = {
+# Names of the query, key and value layers in CLIP and in Whisper's encoder.
+QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
+# Names of the layers of a block in ViT, DeiT and AST.
+VIT_BLOCK: LayerNames = {
     "attn_norm": "layernorm_before",
-    "attn.qkv": tuple(f"attention.attention.{part}" for part in ("query", "key", "value")),
+    "attn.qkv": tuple(f"attention.attention.{name}" for name in ("query", "key", "value")),
     "attn.proj": "attention.output.dense",
     "mlp_norm": "layernorm_after",
     "mlp.up": "intermediate.dense",
     "mlp.down": "output.dense",
 }
-# The block of CLIP and of Whisper's encoder.
-QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
-MLPS = {"gelu": "gelu", "gelu_new": "gelu_tanh", "gelu_pytorch_tanh": "gelu_tanh", "quick_gelu": "quick_gelu"}
-RESAMPLE = {2: "bilinear", 3: "bicubic"}  # PIL's numbers
+VIT_BIASES = ("query.bias", "key.bias", "value.bias")  # missing if qkv_bias is False
+# dxn's name for each activation function of transformers.
+ACTIVATIONS = {
+    "gelu": "gelu",
+    "gelu_new": "gelu_tanh",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "quick_gelu": "quick_gelu",
+}
+INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}  # by the value of PIL.Image.Resampling
 
 
-def model_type(found: Checkpoint) -> str:
-    """Which model config.json says it is."""
-    return str(found.config.get("model_type", ""))
+def unsupported(checkpoint: Checkpoint, feature: str) -> NoReturn:
+    """Raise an error for a checkpoint that needs a feature which dxn does not support.
 
-
-def prefix(found: Checkpoint, inner: str, name: str) -> str:
-    """`inner.` where a model with a head holds the bare one under that name, nothing where it is the bare one."""
-    return f"{inner}." if f"{inner}.{name}" in found else ""
-
-
-def mlp(found: Checkpoint, config: Mapping[str, Any], key: str = "hidden_act") -> str:
-    """Our name of the activation."""
-    name = str(config.get(key, "gelu"))
-    if name not in MLPS:
-        raise UserError(f"weights: {found.source}: its activation is {name!r}, which dxn does not have")
-    return MLPS[name]
-
-
-def labels(found: Checkpoint, count: int) -> list[str]:
-    """The classes' names by their numbers; LABEL_0 and so on where config.json has none."""
-    named = found.config.get("id2label") or {}
-    return [str(named.get(str(i), f"LABEL_{i}")) for i in range(count)]
-
-
-def image_settings(
-    found: Checkpoint, size: int, *, mean: list[float], std: list[float], shortest: bool = False
-) -> dict[str, Any]:
-    """An image adapter's preprocessing from preprocessor_config.json, or as the family usually has it.
-
-    shortest: whether the family resizes the shorter side and crops, where its file does not say or gives one number.
+    Raises:
+        UserError: Always.
     """
-    p = found.preprocessor
-    if not p:
-        return {"resize": "crop" if shortest else "stretch", "image_size": size, "mean": mean, "std": std}
-    resample = p.get("resample", 2)
-    if resample not in RESAMPLE:
-        raise UserError(f"weights: {found.source}: pictures are resized by PIL's filter {resample}, which dxn cannot")
-    asked, crop = p.get("size", size), p.get("crop_size", size)
-    if isinstance(asked, Mapping):
-        shortest = "shortest_edge" in asked
-        asked = asked.get("shortest_edge", asked.get("height", size))
-    target = asked
-    if p.get("do_center_crop", shortest):
-        target = crop.get("height", size) if isinstance(crop, Mapping) else crop
-    elif shortest:
-        refuse(found, "pictures that keep their shape and are not cropped")
-    if target > asked:
-        refuse(found, f"a crop of {target} pixels from pictures of {asked}, filled up with black")
-    share = target / asked
-    if math.floor(target / share) < asked:  # as the adapter finds back what it resizes to
-        share = math.nextafter(share, 0)
+    raise UserError(f"weights: {checkpoint.source}: dxn does not support {feature}")
+
+
+def model_type(checkpoint: Checkpoint) -> str:
+    """Return model_type from config.json, such as "bert", or "" if there is none."""
+    return str(checkpoint.config.get("model_type", ""))
+
+
+def prefix(checkpoint: Checkpoint, module: str, tensor: str) -> str:
+    """Return "module." if the checkpoint contains the bare model as a submodule, else "".
+
+    Args:
+        checkpoint: The checkpoint.
+        module: Name of the bare model in a model with a head.
+        tensor: Name of any tensor of the bare model.
+    """
+    return f"{module}." if f"{module}.{tensor}" in checkpoint else ""
+
+
+def activation(checkpoint: Checkpoint, config: Mapping[str, Any], key: str = "hidden_act") -> str:
+    """Return dxn's name of the activation function of the MLPs.
+
+    Args:
+        checkpoint: The checkpoint, for the error message.
+        config: Settings that contain the activation function.
+        key: Key of the activation function in `config`.
+
+    Raises:
+        UserError: If dxn does not support the activation function.
+    """
+    name = str(config.get(key, "gelu"))
+    if name not in ACTIVATIONS:
+        unsupported(checkpoint, f"the activation function {name!r}")
+    return ACTIVATIONS[name]
+
+
+def class_names(checkpoint: Checkpoint, classifier: str) -> list[str] | None:
+    """Return the class names of a classifier, or None if the checkpoint has no such layer.
+
+    A class without a name in config.json is called LABEL_0, LABEL_1, ..., as in transformers.
+    """
+    count = checkpoint.num_rows(f"{classifier}.weight")
+    names = checkpoint.config.get("id2label") or {}
+    return [str(names.get(str(i), f"LABEL_{i}")) for i in range(count)] or None
+
+
+def image_options(
+    checkpoint: Checkpoint,
+    image_size: int,
+    *,
+    mean: Sequence[float],
+    std: Sequence[float],
+    interpolation: str = "bilinear",
+    crop: bool = False,
+) -> Options:
+    """Return options for the image preprocessing in preprocessor_config.json.
+
+    The arguments are the defaults for settings that the file does not contain.
+
+    Args:
+        checkpoint: The checkpoint.
+        image_size: Image size in config.json.
+        mean: Mean of each channel.
+        std: Standard deviation of each channel.
+        interpolation: Interpolation, if there is no file.
+        crop: Whether images are resized by their shorter side and cropped. It is used if there is
+            no file, or if the size in the file is a single number.
+
+    Raises:
+        UserError: If dxn does not support the preprocessing.
+    """
+    settings = checkpoint.preprocessor
+    if not settings:
+        return {
+            "image_size": image_size,
+            "resize": {"mode": "crop" if crop else "stretch", "interpolation": interpolation},
+            "normalize": {"mean": list(mean), "std": list(std)},
+        }
+    number = settings.get("resample", 2)  # bilinear, the default of most image processors
+    if number not in INTERPOLATIONS:
+        unsupported(checkpoint, f"PIL's resampling filter {number} for resizing images")
+    resized, target, crop = _sizes(checkpoint, image_size, crop=crop)
+    # As in timm, the crop is defined by the ratio of the sizes after and before cropping.
+    crop_ratio = target / resized
+    # The adapter computes the size before cropping as floor(target / crop_ratio). If rounding makes
+    # it one pixel too small, use the next smaller float.
+    if math.floor(target / crop_ratio) < resized:
+        crop_ratio = math.nextafter(crop_ratio, 0)
+    normalize = {
+        "mean": list(settings.get("image_mean", mean)),
+        "std": list(settings.get("image_std", std)),
+    }
+    # Without normalization, pixels are from 0 to 1: subtract 0 and divide by 1.
+    if not settings.get("do_normalize", True):
+        normalize = {"mean": [0.0] * len(mean), "std": [1.0] * len(std)}
     return {
-        "resize": "crop" if shortest else "stretch",
-        "crop_share": share,
         "image_size": target,
-        "interpolation": RESAMPLE[resample],
-        "mean": list(p.get("image_mean", mean)) if p.get("do_normalize", True) else [0.0] * len(mean),
-        "std": list(p.get("image_std", std)) if p.get("do_normalize", True) else [1.0] * len(std),
+        "resize": {
+            "mode": "crop" if crop else "stretch",
+            "crop_ratio": crop_ratio,
+            "interpolation": INTERPOLATIONS[number],
+        },
+        "normalize": normalize,
     }
 
 
-def side(found: Checkpoint, count: int) -> int:
-    """Patches along each side of a square of so many."""
-    if math.isqrt(count) ** 2 != count:
-        refuse(found, f"{count} patches that are no square")
-    return math.isqrt(count)
+def _sizes(checkpoint: Checkpoint, image_size: int, *, crop: bool) -> tuple[int, int, bool]:
+    """Return the size after resizing, the size after cropping, and whether images are cropped.
+
+    If images are not cropped, they are resized to a square without keeping their aspect ratio.
+    """
+    settings = checkpoint.preprocessor
+    resized: Any = settings.get("size", image_size)
+    # In old files the size is a number. Whether it is the shorter side depends on the family.
+    if isinstance(resized, Mapping):
+        crop = "shortest_edge" in resized
+        resized = resized.get("shortest_edge", resized.get("height", image_size))
+    target = resized
+    if settings.get("do_center_crop", crop):
+        target = settings.get("crop_size", image_size)
+        if isinstance(target, Mapping):
+            target = target.get("height", image_size)
+    elif crop:
+        # Images would have different sizes, but there are position embeddings for one size only.
+        unsupported(checkpoint, "images that keep their aspect ratio and are not cropped")
+    if target > resized:
+        unsupported(
+            checkpoint, f"a crop of {target} pixels from images of {resized}, padded with black"
+        )
+    return resized, target, crop
 
 
-def refuse(found: Checkpoint, what: str) -> NoReturn:
-    """UserError: what this checkpoint has and dxn does not."""
-    raise UserError(f"weights: {found.source}: {what}, which dxn does not have")
+def grid_side(checkpoint: Checkpoint, num_patches: int) -> int:
+    """Return the number of patches along each side of a square grid.
+
+    Raises:
+        UserError: If the number of patches is not a square number.
+    """
+    side = math.isqrt(num_patches)
+    if side**2 != num_patches:
+        unsupported(checkpoint, f"a grid of {num_patches} patches, which is not a square")
+    return side

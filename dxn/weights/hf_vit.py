@@ -1,4 +1,4 @@
-"""ViT and DeiT as the transformers library keeps them."""
+"""ViT (arXiv:2010.11929) and DeiT (arXiv:2012.12877) in the format of transformers."""
 
 from __future__ import annotations
 
@@ -9,101 +9,139 @@ from torch import Tensor
 
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.family import Family, Parts, Table, Take, both, layers, patches, same
-from dxn.weights.vit import with_places
+from dxn.weights.conversions import (
+    blocks,
+    copied,
+    leading_tokens,
+    linears,
+    mean_of_classifiers,
+    patch_matrix,
+    patch_positions,
+)
+from dxn.weights.family import Architecture, Family, Options, TensorMap
 
-HALF = [0.5, 0.5, 0.5]
+# Mean and standard deviation of each channel, if there is no preprocessor_config.json.
+HALF = (0.5, 0.5, 0.5)
+# Classifiers of a distilled DeiT: on the class token and on the distillation token.
+CLASSIFIERS = ("cls_classifier", "distillation_classifier")
 
 
-def knows(found: Checkpoint) -> bool:
-    return hf.model_type(found) in ("vit", "deit")
+def matches(checkpoint: Checkpoint) -> bool:
+    return hf.model_type(checkpoint) in ("vit", "deit")
 
 
-def parts(found: Checkpoint) -> Parts:
-    c, t, p = found.config, found.tensors, base(found)
-    dim, channels, patch, _ = t[f"{p}embeddings.patch_embeddings.projection.weight"].shape
-    taught = f"{p}embeddings.distillation_token" in found
-    two = "distillation_classifier.weight" in found
-    classes = next((len(t[n]) for n in ("classifier.weight", "cls_classifier.weight") if n in found), 0)
-    side = hf.side(found, t[f"{p}embeddings.position_embeddings"].shape[1] - 1 - taught)
-    return Parts(
-        dim=dim,
-        adapters={
-            "image": {
-                **hf.image_settings(found, c["image_size"], mean=HALF[:channels], std=HALF[:channels]),
-                "image_size": side * patch,
-                "patch_size": patch,
-                "in_channels": channels,
-                "position": "learned",
-            }
-        },
+def architecture(checkpoint: Checkpoint) -> Architecture:
+    config = checkpoint.config
+    p = base_prefix(checkpoint)
+    has_two_classifiers = f"{CLASSIFIERS[1]}.weight" in checkpoint
+    classifier = CLASSIFIERS[0] if has_two_classifiers else "classifier"
+    return Architecture(
+        dim=len(checkpoint.tensors[f"{p}embeddings.patch_embeddings.projection.weight"]),
+        adapters={"image": image_options(checkpoint)},
         backbone={
-            "depth": c["num_hidden_layers"],
-            "num_heads": c["num_attention_heads"],
-            "mlp_ratio": c["intermediate_size"] / dim,
-            "mlp": hf.mlp(found, c),
-            "norm_eps": c["layer_norm_eps"],
+            "depth": config["num_hidden_layers"],
+            "num_heads": config["num_attention_heads"],
+            "mlp_ratio": config["intermediate_size"] / config["hidden_size"],
+            "block": {"mlp": hf.activation(checkpoint, config)},
+            "norm": {"eps": config["layer_norm_eps"]},
         },
-        fusion={"pool": "leading_cat" if two else "cls", "registers": int(taught)},
-        labels=hf.labels(found, classes) if classes else None,
+        # A distilled DeiT with classifiers pools the class token and the distillation token. The
+        # bare model pools only the class token.
+        fusion={
+            "pool": "leading_cat" if has_two_classifiers else "cls",
+            "registers": len(leading_names(checkpoint)) - 1,
+        },
+        labels=hf.class_names(checkpoint, classifier),
     )
 
 
-def table(found: Checkpoint, parts: Parts) -> Table:
-    p, image = base(found), parts.adapters["image"]
-    side = image["image_size"] // image["patch_size"]
-    shape = {"channels": image["in_channels"], "height": image["patch_size"], "width": image["patch_size"]}
-    places = f"{p}embeddings.position_embeddings"
-    leading = [f"{p}embeddings.{n}" for n in ("cls_token", "distillation_token") if f"{p}embeddings.{n}" in found]
+def image_options(checkpoint: Checkpoint) -> Options:
+    p = base_prefix(checkpoint)
+    kernel = checkpoint.tensors[f"{p}embeddings.patch_embeddings.projection.weight"]
+    _, channels, patch_size, _ = kernel.shape
+    default = HALF[:channels]
+    return {
+        **hf.image_options(checkpoint, checkpoint.config["image_size"], mean=default, std=default),
+        # The number of position embeddings determines the image size, because a saved preprocessor
+        # may have another one.
+        "image_size": grid_side(checkpoint) * patch_size,
+        "patch_size": patch_size,
+        "in_channels": channels,
+        "pos_embed": "learned",
+    }
+
+
+def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = base_prefix(checkpoint)
+    image = architecture.adapters["image"]
+    side = grid_side(checkpoint)
+    positions = f"{p}embeddings.position_embeddings"
     result = {
-        "adapters.image.proj.weight": patches(f"{p}embeddings.patch_embeddings.projection.weight", **shape),
-        "adapters.image.proj.bias": same(f"{p}embeddings.patch_embeddings.projection.bias"),
-        "adapters.image.position.table": Take((places,), lambda t: t[0, -side * side :].view(side, side, -1)),
-        "fusion.pool.tokens": Take((*leading, places), lambda *ts: with_places(ts[:-1], ts[-1], (side, side))),
-        **layers(
-            hf.VIT_BLOCK,
-            ours="backbone.blocks.{i}",
-            theirs=p + "encoder.layer.{i}",
-            depth=parts.backbone["depth"],
+        "adapters.image.proj.weight": patch_matrix(
+            f"{p}embeddings.patch_embeddings.projection.weight",
+            channels=image["in_channels"],
+            height=image["patch_size"],
+            width=image["patch_size"],
         ),
-        **both({"backbone.norm": f"{p}layernorm", "head.out": "classifier"}),
+        "adapters.image.proj.bias": copied(f"{p}embeddings.patch_embeddings.projection.bias"),
+        "adapters.image.pos_embed.weight": patch_positions(positions, (side, side)),
+        "fusion.pool.tokens": leading_tokens(
+            leading_names(checkpoint), positions, num_patches=side**2
+        ),
+        **blocks(
+            hf.VIT_BLOCK, prefix=p + "encoder.layer.{i}", depth=architecture.backbone["depth"]
+        ),
+        **linears({"backbone.norm": f"{p}layernorm", "head.out": "classifier"}),
     }
-    if "distillation_classifier.weight" in found:
-        names = ("cls_classifier", "distillation_classifier")
-        result["head.out.weight"] = Take(tuple(f"{n}.weight" for n in names), lambda a, b: torch.cat([a, b], 1) / 2)
-        result["head.out.bias"] = Take(tuple(f"{n}.bias" for n in names), lambda a, b: (a + b) / 2)
+    if f"{CLASSIFIERS[1]}.weight" in checkpoint:
+        result |= mean_of_classifiers(*CLASSIFIERS)
     return result
 
 
-def back(ours: Mapping[str, Tensor], found: Checkpoint, parts: Parts) -> dict[str, Tensor]:
-    """Leading tokens and places, added to each other as they are here; and the two heads of a taught DeiT."""
-    p, tokens = base(found), ours["fusion.pool.tokens"]
-    places = ours["adapters.image.position.table"].flatten(0, 1)
-    result = {
-        f"{p}embeddings.cls_token": tokens[None, :1],
-        f"{p}embeddings.position_embeddings": torch.cat([torch.zeros_like(tokens), places])[None],
-    }
-    if len(tokens) > 1:
-        result[f"{p}embeddings.distillation_token"] = tokens[None, 1:]
-    if parts.fusion["pool"] == "leading_cat" and "head.out.weight" in ours:
-        first, second = ours["head.out.weight"].chunk(2, 1)
-        for name, weight in (("cls_classifier", first), ("distillation_classifier", second)):
-            result |= {f"{name}.weight": 2 * weight, f"{name}.bias": ours["head.out.bias"]}
+def to_checkpoint(
+    state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
+) -> dict[str, Tensor]:
+    """Return the leading tokens and the position embeddings.
+
+    dxn stores the sum of a leading token and its position embedding. The sum becomes the token, and
+    the position embedding becomes zero.
+    """
+    tokens = state["fusion.pool.tokens"]
+    patches = state["adapters.image.pos_embed.weight"].flatten(0, 1)
+    positions = torch.cat([torch.zeros_like(tokens), patches])[None]
+    result = {f"{base_prefix(checkpoint)}embeddings.position_embeddings": positions}
+    for i, name in enumerate(leading_names(checkpoint)):
+        result[name] = tokens[None, i : i + 1]
     return result
 
 
-def base(found: Checkpoint) -> str:
-    """vit. or deit., where there is a head."""
-    return hf.prefix(found, hf.model_type(found), "embeddings.cls_token")
+def leading_names(checkpoint: Checkpoint) -> list[str]:
+    """Return the tensor names of the leading tokens, in the order of the tokens."""
+    p = base_prefix(checkpoint)
+    names = [f"{p}embeddings.cls_token", f"{p}embeddings.distillation_token"]
+    return [names[0], *(name for name in names[1:] if name in checkpoint)]
+
+
+def grid_side(checkpoint: Checkpoint) -> int:
+    """Return the number of patches along each side of an image."""
+    p = base_prefix(checkpoint)
+    positions = checkpoint.tensors[f"{p}embeddings.position_embeddings"].shape[1]
+    return hf.grid_side(checkpoint, positions - len(leading_names(checkpoint)))
+
+
+def base_prefix(checkpoint: Checkpoint) -> str:
+    """Return the prefix of the bare model: "vit." or "deit.", or "" if there is no head."""
+    return hf.prefix(checkpoint, hf.model_type(checkpoint), "embeddings.cls_token")
 
 
 HF_VIT = Family(
     "ViT of transformers",
-    knows,
-    parts,
-    table,
+    matches,
+    architecture,
+    tensor_map,
+    # The classifier does not use the pooler. The mask token is for pretraining only.
     ignored=(r"(\w+\.)?pooler\.", r"(\w+\.)?embeddings\.mask_token"),
-    no_bias=("query.bias", "key.bias", "value.bias"),
-    antialias=False,
-    back=back,
+    optional_biases=hf.VIT_BIASES,
+    antialias=False,  # interpolate_pos_encoding in transformers does not use antialiasing
+    to_checkpoint=to_checkpoint,
 )

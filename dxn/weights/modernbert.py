@@ -1,12 +1,15 @@
-"""ModernBERT (arXiv:2412.13663): rotary places, windows in two blocks of three, gated mlps, no biases."""
+"""ModernBERT (arXiv:2412.13663): RoPE, sliding window attention, gated MLPs, no biases."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.family import Family, Parts, Table, both, layers, same, swapped
+from dxn.weights.conversions import LayerNames, blocks, copied, halves_swapped, linears
+from dxn.weights.family import Architecture, Family, Options, TensorMap
 
-BLOCK: dict[str, str | tuple[str, ...]] = {
+BLOCK: LayerNames = {
     "attn_norm": "attn_norm",
     "attn.qkv": "attn.Wqkv",
     "attn.proj": "attn.Wo",
@@ -15,75 +18,115 @@ BLOCK: dict[str, str | tuple[str, ...]] = {
 }
 
 
-def knows(found: Checkpoint) -> bool:
-    return hf.model_type(found) == "modernbert"
+def matches(checkpoint: Checkpoint) -> bool:
+    return hf.model_type(checkpoint) == "modernbert"
 
 
-def parts(found: Checkpoint) -> Parts:
-    c = found.config
-    if c.get("attention_bias") or c.get("mlp_bias") or c.get("norm_bias"):
-        hf.refuse(found, "a ModernBERT with biases")
-    if hf.mlp(found, c, "hidden_activation") != "gelu":
-        hf.refuse(found, "a gate other than GELU")
-    rope = c.get("rope_parameters") or {}
-    wide = rope.get("full_attention", {}).get("rope_theta", c.get("global_rope_theta", 160000.0))
-    near = rope.get("sliding_attention", {}).get("rope_theta", c.get("local_rope_theta", 10000.0))
-    kinds = c.get("layer_types") or []
-    every = c.get("global_attn_every_n_layers") or next((i for i, k in enumerate(kinds) if i and k[0] == "f"), 3)
-    if any((kind[0] == "f") != (i % every == 0) for i, kind in enumerate(kinds)):
-        hf.refuse(found, f"blocks that see all at irregular distances: {', '.join(kinds)}")
-    classes = len(found.tensors["classifier.weight"]) if "classifier.weight" in found else 0
-    head = {"hidden": hf.mlp(found, c, "classifier_activation"), "norm": True, "norm_eps": c["norm_eps"]}
-    return Parts(
-        dim=c["hidden_size"],
+def architecture(checkpoint: Checkpoint) -> Architecture:
+    config = checkpoint.config
+    for key in ("attention_bias", "mlp_bias", "norm_bias"):
+        if config.get(key):
+            hf.unsupported(checkpoint, f"a ModernBERT with {key}")
+    if hf.activation(checkpoint, config, "hidden_activation") != "gelu":
+        hf.unsupported(checkpoint, "a ModernBERT whose MLPs use another activation than gelu")
+    eps = config["norm_eps"]
+    head = {
+        "hidden": hf.activation(checkpoint, config, "classifier_activation"),
+        "norm": True,
+        "norm_eps": eps,
+    }
+    return Architecture(
+        dim=config["hidden_size"],
         adapters={
             "text": {
-                "special_tokens": True,
-                "max_len": c["max_position_embeddings"],
-                "position": "none",
-                "norm": True,
-                "norm_eps": c["norm_eps"],
-                "norm_bias": False,
+                "tokenizer": {"special_tokens": True},
+                "max_len": config["max_position_embeddings"],
+                "pos_embed": "none",
+                "norm": {"eps": eps, "bias": False},
             }
         },
         backbone={
-            "depth": c["num_hidden_layers"],
-            "num_heads": c["num_attention_heads"],
-            "mlp_ratio": c["intermediate_size"] / c["hidden_size"] * 1.5,
-            "mlp": "geglu",
-            "norm_eps": c["norm_eps"],
-            "first_norm": False,
-            "bias": False,
-            "position": "rotary",
-            "rotary_base": float(wide),
-            "window": c["local_attention"] // 2,
-            "global_every": every,
-            "window_base": float(near),
+            "depth": config["num_hidden_layers"],
+            "num_heads": config["num_attention_heads"],
+            # dxn multiplies the hidden width of a gated MLP by 2/3, to keep the number of
+            # parameters. The factor 1.5 compensates for this.
+            "mlp_ratio": config["intermediate_size"] / config["hidden_size"] * 1.5,
+            "block": {"mlp": "geglu", "bias": False},
+            # The first block has no norm before its attention, because the embeddings are
+            # already normalized by the adapter's norm.
+            "norm": {"eps": eps, "input_norm": False},
+            "position": position_options(checkpoint),
         },
-        fusion={"pool": "mean" if c.get("classifier_pooling") == "mean" else "first"},
-        head=head if "head.dense.weight" in found else {},
-        labels=hf.labels(found, classes) if classes else None,
+        # classifier_pooling applies to the classifier. It is also used for embeddings of the bare
+        # model, which does not define a pooling.
+        fusion={"pool": "mean" if config.get("classifier_pooling") == "mean" else "first"},
+        head=head if "head.dense.weight" in checkpoint else {},
+        labels=hf.class_names(checkpoint, "classifier"),
     )
 
 
-def table(found: Checkpoint, parts: Parts) -> Table:
-    p, depth = hf.prefix(found, "model", "embeddings.tok_embeddings.weight"), parts.backbone["depth"]
+def position_options(checkpoint: Checkpoint) -> Options:
+    """Return the options for RoPE, which has different bases in full and in windowed attention."""
+    config = checkpoint.config
+    # transformers 5 writes rope_parameters, older versions global_rope_theta and local_rope_theta.
+    rope: dict[str, Any] = config.get("rope_parameters") or {}
+    theta = rope.get("full_attention", {}).get("rope_theta")
+    window_theta = rope.get("sliding_attention", {}).get("rope_theta")
     return {
-        "adapters.text.table.weight": same(f"{p}embeddings.tok_embeddings.weight"),
-        **layers(BLOCK, ours="backbone.blocks.{i}", theirs=p + "layers.{i}", depth=depth),
-        **{f"backbone.blocks.{i}.mlp.up.weight": swapped(f"{p}layers.{i}.mlp.Wi.weight") for i in range(depth)},
-        **both(
+        "kind": "rotary",
+        "rope_theta": float(theta or config.get("global_rope_theta", 160000.0)),
+        # local_attention is the width of the whole window. dxn's option is the number of tokens on
+        # each side.
+        "window": config["local_attention"] // 2,
+        "global_every": global_every(checkpoint),
+        "window_rope_theta": float(window_theta or config.get("local_rope_theta", 10000.0)),
+    }
+
+
+def global_every(checkpoint: Checkpoint) -> int:
+    """Return n if every n-th block has full attention, starting with the first block."""
+    config = checkpoint.config
+    layer_types: list[str] = config.get("layer_types") or []
+    is_full = [kind == "full_attention" for kind in layer_types]
+    # Newer files contain the type of each block instead of n. The default of the library is 3.
+    every = config.get("global_attn_every_n_layers")
+    if not every:
+        every = next((i for i, full in enumerate(is_full) if i and full), 3)
+    if any(full != (i % every == 0) for i, full in enumerate(is_full)):
+        hf.unsupported(
+            checkpoint,
+            f"blocks with full attention at irregular intervals, got {', '.join(layer_types)}",
+        )
+    return every
+
+
+def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = hf.prefix(checkpoint, "model", "embeddings.tok_embeddings.weight")
+    depth = architecture.backbone["depth"]
+    result = {
+        "adapters.text.embedding.weight": copied(f"{p}embeddings.tok_embeddings.weight"),
+        **blocks(BLOCK, prefix=p + "layers.{i}", depth=depth),
+        **linears(
             {
                 "adapters.text.norm": f"{p}embeddings.norm",
                 "backbone.norm": f"{p}final_norm",
-                "head.neck.dense": "head.dense",
-                "head.neck.norm": "head.norm",
+                "head.pre.dense": "head.dense",
+                "head.pre.norm": "head.norm",
                 "head.out": "classifier",
             }
         ),
     }
+    for i in range(depth):
+        gated = halves_swapped(f"{p}layers.{i}.mlp.Wi.weight")
+        result[f"backbone.blocks.{i}.mlp.up.weight"] = gated
+    return result
 
 
 MODERNBERT = Family(
-    "ModernBERT", knows, parts, table, ignored=(r"decoder\.",), no_bias=("head.dense.bias", "head.norm.bias")
+    "ModernBERT",
+    matches,
+    architecture,
+    tensor_map,
+    ignored=(r"decoder\.",),  # the bias of the output layer for masked language modelling
+    optional_biases=("head.dense.bias", "head.norm.bias"),
 )

@@ -1,238 +1,322 @@
-"""From a public checkpoint to our parts, and back."""
+"""Convert a public checkpoint to a dxn model: its configuration and its weights."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from einops import rearrange
-from safetensors.torch import save_file
 from torch import Tensor, nn
 
 from dxn.errors import UserError
-from dxn.models.fusion import Pooling
-from dxn.weights.bert import BERT
-from dxn.weights.checkpoint import Checkpoint, read_checkpoint
-from dxn.weights.clip import CLIP_IMAGE, CLIP_TEXT
-from dxn.weights.dinov2 import DINOV2, DINOV2_REGISTERS
-from dxn.weights.distilbert import DISTILBERT
-from dxn.weights.family import Family, Parts, Table, Take
-from dxn.weights.gpt2 import GPT2
-from dxn.weights.hf_vit import HF_VIT
-from dxn.weights.modernbert import MODERNBERT
-from dxn.weights.own import OWN
-from dxn.weights.roberta import ROBERTA
-from dxn.weights.spectrogram import AST
-from dxn.weights.vit import VIT
-from dxn.weights.whisper import WHISPER
+from dxn.models import module_key
+from dxn.tokenize.adapter import ADAPTERS, Adapter, VocabularyAdapter
+from dxn.weights.checkpoint import Checkpoint
+from dxn.weights.family import Architecture, Family, TensorMap, TensorSource
+from dxn.weights.own import reorder_inputs
+from dxn.weights.resize import resize_tensor
 
-FAMILIES: tuple[Family, ...] = (
-    VIT,
-    HF_VIT,
-    DINOV2,
-    DINOV2_REGISTERS,
-    BERT,
-    ROBERTA,
-    DISTILBERT,
-    MODERNBERT,
-    GPT2,
-    AST,
-    WHISPER,
-    CLIP_IMAGE,
-    CLIP_TEXT,
-)
-ADAPTERS = {
-    "text": "dxn.tokenize.TextAdapter",
-    "image": "dxn.tokenize.ImageAdapter",
-    "audio": "dxn.tokenize.AudioAdapter",
-}
-SHOWN = 8  # names in one message
+FUSION = "dxn.models.EarlyFusion"
+BACKBONE = "dxn.models.Backbone"
+CLASSIFY = "dxn.tasks.Classify"
+EMBED = "dxn.tasks.Embed"  # for a checkpoint without a classifier
+MAX_NAMES = 8  # number of tensor names in an error message
+# Suffixes of parameters that public checkpoints do not have. They are used only in masked
+# pretraining and in models with several inputs, so their initial values have no effect otherwise.
+UNMAPPED = (".mask_embedding", "fusion.input_embedding.weight")
 
 
 @dataclass(frozen=True)
-class Filled:
-    """What became of the tensors: ours that got none, theirs that none took, and what was left to start anew."""
+class FillResult:
+    """The tensors that `PublicModel.fill` did not copy.
+
+    Args:
+        missing: Names of the model's tensors that the checkpoint does not have.
+        unexpected: Names of the checkpoint's tensors that the family neither uses nor ignores.
+        kept: Names of the head's tensors that are missing or have another shape in the checkpoint.
+            They keep their initial values.
+    """
 
     missing: Sequence[str]
     unexpected: Sequence[str]
-    replaced: Sequence[str]
+    kept: Sequence[str]
 
 
 @dataclass(frozen=True)
-class Public:
-    """A checkpoint whose family is known."""
+class PublicModel:
+    """A checkpoint of a known family, with its conversion to a dxn model.
+
+    Args:
+        checkpoint: Tensors and metadata.
+        family: Family of the checkpoint.
+        architecture: Options of an equivalent dxn model.
+        tensor_map: Source of each tensor of the dxn model.
+    """
 
     checkpoint: Checkpoint
     family: Family
-    parts: Parts
-    table: Table
+    architecture: Architecture
+    tensor_map: TensorMap
 
     def nodes(self) -> dict[str, Any]:
-        """Our parts as a model folder's config.yaml has them: a _target_ and its arguments each.
+        """Return the configuration of the model, as in the config.yaml of a model folder.
 
-        UserError for a model that dxn trained, which is loaded whole.
+        Raises:
+            UserError: If the model was trained with dxn, so that it already has a config.yaml, or
+                if the class of an adapter is unknown.
         """
         if self.family.own:
-            raise UserError(f"weights: {self.checkpoint.source}: dxn trained this model; use it by run=")
-        p, dim = self.parts, {"dim": self.parts.dim}
-        head = {"_target_": "dxn.models.Embed", "dim": self.width, **p.head}
-        if p.labels is not None:
-            head |= {"_target_": "dxn.models.Classify", "num_classes": len(p.labels)}
+            raise UserError(
+                f"weights: {self.checkpoint.source}: this model was trained with dxn; load it with "
+                "run=FOLDER instead of weights="
+            )
+        arch = self.architecture
+        dim = {"dim": arch.dim}
+        adapters: dict[str, Any] = {}
+        for key, options in arch.adapters.items():
+            target = options.get("_target_") or ADAPTERS.get(key)
+            if target is None:
+                raise UserError(
+                    f"weights: {self.family.name}: dxn has no adapter {key!r}; the family must set "
+                    "the class of the adapter with the option _target_"
+                )
+            adapters[key] = {"_target_": target, **dim, **options}
+        inputs = {key: {"modality": key, "column": key, "adapter": key} for key in adapters}
+        head = EMBED if arch.labels is None else CLASSIFY
         return {
-            "adapters": {name: {"_target_": ADAPTERS[name], **dim, **found} for name, found in p.adapters.items()},
-            "fusion": {"_target_": "dxn.models.EarlyFusion", **dim, "modalities": list(p.adapters), **p.fusion},
-            "backbone": {"_target_": "dxn.models.Backbone", **dim, **p.backbone},
-            "head": head,
+            "inputs": inputs,
+            "target": None,  # the training data, and so its target column, is unknown
+            "adapters": adapters,
+            "fusion": {"_target_": FUSION, **dim, "inputs": list(inputs), **arch.fusion},
+            "backbone": {"_target_": BACKBONE, **dim, **arch.backbone},
+            "head": {"_target_": head, **arch.head},
         }
 
-    @property
-    def width(self) -> int:
-        """Of the pooled vector."""
-        fusion = {"pool": "mean", "registers": 0, **self.parts.fusion}
-        return Pooling(fusion["pool"], self.parts.dim, registers=fusion["registers"]).width
+    def task_state(self) -> dict[str, Any]:
+        """Return the state of the task in `nodes()`, for `Task.load_state`."""
+        labels = self.architecture.labels
+        return {"labels": list(labels)} if labels is not None else {}
 
-    def prepare(self, adapters: Mapping[str, Any]) -> None:
-        """Give the text adapter the checkpoint's own tokenizer."""
-        if "text" not in adapters or "text" not in self.parts.adapters:
-            return
-        tokenizer = self.checkpoint.tokenizer()
-        if tokenizer is None:
-            raise UserError(
-                f"weights: {self.checkpoint.source}: no tokenizer.json, vocab.txt, or vocab.json with merges.txt "
-                "beside the weights; without it nobody knows which row is whose"
-            )
-        adapters["text"].use(tokenizer)
+    def adapter_key(self, key: str, modality: str) -> str | None:
+        """Return the key of the checkpoint's adapter for an adapter of a model.
+
+        It is the adapter with the same key, or else the one whose key is the modality. None means
+        that the checkpoint has neither.
+
+        Args:
+            key: Key of the model's adapter: the original one, or the result of `module_key`.
+            modality: Modality of the model's adapter.
+        """
+        adapters = self.architecture.adapters
+        # The names in a state dict contain the result of module_key, a configuration the original.
+        for name in adapters:
+            if key in (name, module_key(name)):
+                return name
+        return modality if modality in adapters else None
+
+    def for_inputs(self, names: Sequence[str]) -> PublicModel:
+        """Return the checkpoint for a model with these inputs, in this order.
+
+        Only models that were trained with dxn change, because their fusions have tensors that
+        depend on the order of the inputs. See `reorder_inputs`.
+        """
+        if not self.architecture.inputs or tuple(names) == self.architecture.inputs:
+            return self
+        tensors = reorder_inputs(self.checkpoint.tensors, self.architecture.inputs, tuple(names))
+        checkpoint = replace(self.checkpoint, tensors=tensors)
+        architecture = replace(self.architecture, inputs=tuple(names))
+        tensor_map = self.family.tensor_map(checkpoint, architecture)
+        return PublicModel(checkpoint, self.family, architecture, tensor_map)
+
+    def prepare(self, adapters: Mapping[str, Adapter]) -> None:
+        """Set the checkpoint's tokenizer in adapters that have a vocabulary.
+
+        Args:
+            adapters: Adapters by key. Adapters that the checkpoint does not have are not changed.
+
+        Raises:
+            UserError: If the checkpoint has no tokenizer.
+        """
+        for key, adapter in adapters.items():
+            is_in_checkpoint = self.adapter_key(key, adapter.modality) is not None
+            if not is_in_checkpoint or not isinstance(adapter, VocabularyAdapter):
+                continue
+            # Without the tokenizer, the tokens of the rows of the embedding are unknown.
+            tokenizer = self.checkpoint.tokenizer()
+            if tokenizer is None:
+                raise UserError(
+                    f"weights: {self.checkpoint.source}: no tokenizer in the folder of the "
+                    "weights; add tokenizer.json, vocab.txt, or vocab.json and merges.txt"
+                )
+            adapter.use_tokenizer(tokenizer)
 
     @torch.no_grad()
-    def fill(self, model: nn.Module, *, only: Iterable[str] = ("",), strict: bool = True) -> Filled:
-        """Put the checkpoint's weights into model, whose names begin with one of `only`.
+    def fill(
+        self, model: nn.Module, *, only: Iterable[str] = ("",), strict: bool = True
+    ) -> FillResult:
+        """Copy the checkpoint's weights into a model.
 
-        Places of another size of picture are interpolated, a vocabulary's unused rows and places beyond max_len
-        left out. A head that does not fit keeps its own weights. UserError lists what is
-        missing and what is unexpected, unless strict is False.
+        Position embeddings and vocabularies of another size are resized, see `resize_tensor`.
+        Tensors of the head that have another shape keep their initial values.
+
+        Args:
+            model: A `dxn.models.Model`.
+            only: Prefixes of the names of the tensors to copy. Default: all tensors.
+            strict: Whether to raise an error for missing and unexpected tensors.
+
+        Raises:
+            UserError: If a tensor outside of the head has the wrong shape, or if `strict` is set
+                and tensors are missing or unexpected. The message contains their names.
         """
-        state = {name: t for name, t in model.state_dict().items() if name.startswith(tuple(only))}
-        wanted = {name for name in state if self._is_asked(name)}
-        missing, replaced = [], []
-        for name in sorted(wanted):
-            take = self.table.get(name)
-            made = self._made(take) if take is not None else None
-            if made is not None:
-                made = fitted(name, made, state[name].shape, antialias=self.family.antialias)
-            if made is not None and made.shape == state[name].shape:
-                state[name].copy_(made)
+        inputs: Any = getattr(model, "inputs", ())
+        return self.for_inputs(tuple(inputs))._fill(model, tuple(only), strict)
+
+    def _fill(self, model: nn.Module, only: tuple[str, ...], strict: bool) -> FillResult:
+        """Copy the weights after `for_inputs`. See `fill`."""
+        adapters = _AdapterNames(self, model)
+        missing: list[str] = []
+        kept: list[str] = []
+        for name, target in sorted(model.state_dict().items()):
+            source_name = adapters.source_name(name)
+            if not name.startswith(only) or not self._is_needed(name, source_name):
+                continue
+            tensor = self._convert(self.tensor_map.get(source_name or ""))
+            if tensor is not None:
+                # Positions of a text are discrete. Positions of images and audio are points on a
+                # continuous axis, so their embeddings can be interpolated.
+                tensor = resize_tensor(
+                    name,
+                    tensor,
+                    target.shape,
+                    antialias=self.family.antialias,
+                    continuous=not adapters.has_vocabulary(name),
+                )
+            if tensor is not None and tensor.shape == target.shape:
+                target.copy_(tensor)
             elif name.startswith("head."):
-                replaced.append(name)
-            elif made is None:
+                # Fine-tuning on other classes needs a new head, so this is not an error.
+                kept.append(name)
+            elif tensor is None:
                 missing.append(name)
             else:
-                theirs, got, want = " + ".join(take.names if take else ()), tuple(made.shape), tuple(state[name].shape)
-                raise UserError(f"weights: {self.checkpoint.source}: {theirs} makes {got}, but {name} is {want}")
-        unexpected = sorted(set(self.checkpoint.tensors) - self._known())
+                self._refuse_shape(name, source_name or "", tensor, target)
+        # If a tensor of the checkpoint is not used, the dxn model may not be equivalent.
+        unexpected = sorted(set(self.checkpoint.tensors) - self._known_names())
         if strict and (missing or unexpected):
-            raise UserError(self._complaint(missing, unexpected))
-        return Filled(missing, unexpected, replaced)
+            raise UserError(self._mismatch(missing, unexpected))
+        return FillResult(missing, unexpected, kept)
 
-    def _is_asked(self, name: str) -> bool:
-        if name in self.table:
+    def _is_needed(self, name: str, source_name: str | None) -> bool:
+        """Return whether the model needs a value for this tensor from the checkpoint.
+
+        Args:
+            name: Name of the tensor in the model.
+            source_name: Name in the tensor map; None for an adapter that the checkpoint does not
+                have.
+        """
+        if source_name is None:
+            return False
+        if source_name in self.tensor_map:
             return True
-        if name.endswith((".mean", ".std")) and name.startswith("adapters."):
-            return False  # of the pixels: arguments, not weights
-        if name.startswith(("fusion.embedding", "head.")):
-            return False  # which modality a column is of: no checkpoint of one modality knows
-        other = name.startswith("adapters.") and name.split(".")[1] not in self.parts.adapters
-        return not other
+        if name.startswith("adapters.") and name.endswith((".mean", ".std")):
+            return False  # buffers for the normalization of inputs, which are set by options
+        if name.startswith("fusion.") and self.family.own:
+            return False  # tensors of an input that the saved model does not have
+        return not name.startswith("head.") and not name.endswith(UNMAPPED)
 
-    def _made(self, take: Take) -> Tensor | None:
-        found = []
-        for name in take.names:
+    def _convert(self, source: TensorSource | None) -> Tensor | None:
+        """Return the dxn tensor, or None if the checkpoint does not have its source.
+
+        The conversion is computed in float64, so that sums of tensors are rounded only once, when
+        the result is copied to the model.
+        """
+        if source is None:
+            return None
+        tensors: list[Tensor] = []
+        for name in source.names:
             tensor = self.checkpoint.tensors.get(name)
             if tensor is None:
-                weight = self.checkpoint.tensors.get(re.sub(r"bias$", "weight", name))
-                if weight is None or not name.endswith(tuple(self.family.no_bias) or ("\0",)):
-                    return None
-                tensor = weight.new_zeros(len(weight))
-            found.append(tensor.double() if tensor.is_floating_point() else tensor)  # sums are rounded once
-        return take.make(*found)
+                tensor = self._zero_bias(name)
+            if tensor is None:
+                return None
+            tensors.append(tensor.double() if tensor.is_floating_point() else tensor)
+        return source.convert(*tensors)
 
-    def _known(self) -> set[str]:
-        tensors = self.checkpoint.tensors
-        taken = {name for take in self.table.values() for name in take.names}
-        return taken | {n for n in tensors if any(re.match(p, n) for p in self.family.ignored)}
+    def _zero_bias(self, name: str) -> Tensor | None:
+        """Return zeros for a missing optional bias, and None for any other tensor."""
+        weight = self.checkpoint.tensors.get(re.sub(r"bias$", "weight", name))
+        if weight is None or not name.endswith(self.family.optional_biases):
+            return None
+        return weight.new_zeros(len(weight))
 
-    def _complaint(self, missing: Sequence[str], unexpected: Sequence[str]) -> str:
-        theirs = [" + ".join(self.table[n].names) if n in self.table else n for n in missing]
-        lines = []
+    def _known_names(self) -> set[str]:
+        """Return the names of the checkpoint's tensors that the family uses or ignores."""
+        names = {name for source in self.tensor_map.values() for name in source.names}
+        for pattern in map(re.compile, self.family.ignored):
+            names.update(filter(pattern.match, self.checkpoint.tensors))
+        return names
+
+    def _refuse_shape(self, name: str, source_name: str, tensor: Tensor, target: Tensor) -> None:
+        names = " + ".join(self.tensor_map[source_name].names)
+        raise UserError(
+            f"weights: {self.checkpoint.source}: {names} has the shape {tuple(tensor.shape)}, but "
+            f"the model's {name} has the shape {tuple(target.shape)}; remove options that change "
+            "the shape"
+        )
+
+    def _mismatch(self, missing: Sequence[str], unexpected: Sequence[str]) -> str:
+        """Return the error message for missing and unexpected tensors."""
+        problems: list[str] = []
         if missing:
-            lines.append(f"{len(missing)} of the tensors that {self.family.name} has are missing: {_listed(theirs)}")
+            names = [
+                " + ".join(self.tensor_map[name].names) if name in self.tensor_map else name
+                for name in missing
+            ]
+            problems.append(f"missing tensors ({len(missing)}): {shortened(names)}")
         if unexpected:
-            lines.append(f"{len(unexpected)} are none of {self.family.name}'s: {_listed(unexpected)}")
-        return f"weights: {self.checkpoint.source}: {'; '.join(lines)}; weights.strict=false goes on without them"
+            problems.append(f"unexpected tensors ({len(unexpected)}): {shortened(unexpected)}")
+        return (
+            f"weights: {self.checkpoint.source}: the tensors do not match {self.family.name}: "
+            f"{'; '.join(problems)}; set weights.strict=false to ignore this"
+        )
 
 
-def read_public(source: str, *, revision: str | None = None, part: str | None = None) -> Public:
-    """A checkpoint of one of the families, from a file, a folder or the hub; or a model that dxn trained.
+class _AdapterNames:
+    """The mapping from tensor names of a model's adapters to names in the tensor map.
 
-    part: text or image, of a checkpoint that holds a tower for each. UserError where nobody knows it.
+    The keys of adapters differ if a model has several adapters of one modality, which are all
+    loaded from the only adapter of the checkpoint.
     """
-    checkpoint = read_checkpoint(source, revision=revision)
-    known = [OWN] if OWN.knows(checkpoint) else [family for family in FAMILIES if family.knows(checkpoint)]
-    if not known:
-        names = ", ".join(family.name for family in FAMILIES)
-        some = _listed(sorted(checkpoint.tensors))
-        raise UserError(f"weights: {source}: of no family that dxn knows ({names}); its tensors are {some}")
-    if len(known) > 1:
-        chosen = [family for family in known if part is not None and part in family.name]
-        if len(chosen) != 1:
-            raise UserError(
-                f"weights: {source}: it holds {' and '.join(f.name for f in known)}; say weights.part=text or image"
-            )
-        known = chosen
-    try:
-        parts = known[0].parts(checkpoint)
-        table = known[0].table(checkpoint, parts)
-    except KeyError as error:
-        raise UserError(f"weights: {source}: neither its tensors nor its config.json has {error}") from error
-    return Public(checkpoint, known[0], parts, table)
+
+    def __init__(self, public: PublicModel, model: nn.Module):
+        adapters: Any = model.get_submodule("adapters")
+        self.vocabulary = {key for key, a in adapters.items() if isinstance(a, VocabularyAdapter)}
+        self.sources = {
+            key: public.adapter_key(key, adapter.modality) for key, adapter in adapters.items()
+        }
+
+    def source_name(self, name: str) -> str | None:
+        """Return the name in the tensor map, or None for an adapter without a source.
+
+        Args:
+            name: Name of a tensor of the model.
+        """
+        group, _, rest = name.partition(".")
+        if group != "adapters":
+            return name
+        key, _, rest = rest.partition(".")
+        source = self.sources[key]
+        return None if source is None else f"adapters.{module_key(source)}.{rest}"
+
+    def has_vocabulary(self, name: str) -> bool:
+        """Return whether a tensor belongs to an adapter that has a vocabulary."""
+        group, key = name.split(".")[:2]
+        return group == "adapters" and key in self.vocabulary
 
 
-@torch.no_grad()
-def save_public(public: Public, model: nn.Module, path: str | Path) -> None:
-    """The model's weights under the family's own names, as one safetensors file that the peer reads."""
-    if public.family.back is None:
-        raise UserError(f"weights: no way back is known to {public.family.name}")
-    ours = {name: t.detach().cpu() for name, t in model.state_dict().items()}
-    theirs = {}
-    for name, take in public.table.items():
-        if name in ours and take.undo is not None:
-            theirs |= dict(zip(take.names, take.undo(ours[name]), strict=True))
-    theirs |= public.family.back(ours, public.checkpoint, public.parts)
-    theirs = {name: t for name, t in theirs.items() if name in public.checkpoint or bool(t.any())}
-    save_file({name: t.contiguous().clone() for name, t in theirs.items()}, path, {"format": "pt"})
-
-
-def fitted(name: str, tensor: Tensor, shape: Sequence[int], *, antialias: bool = True) -> Tensor:
-    """Places for another grid interpolated (bicubic), and so for longer sounds (linear, from frame to frame); rows of
-    tables that nothing asks for left out."""
-    if tensor.shape == torch.Size(shape):
-        return tensor
-    if name.endswith("position.table") and tensor.ndim == len(shape) == 3:
-        grid = rearrange(tensor, "h w d -> 1 d h w")
-        grid = F.interpolate(grid, tuple(shape[:2]), mode="bicubic", antialias=antialias, align_corners=False)
-        return rearrange(grid, "1 d h w -> h w d")
-    if name.endswith(("position.table", "table.weight")) and tensor.ndim == 2 and len(tensor) > shape[0]:
-        return tensor[: shape[0]]
-    if name == "adapters.audio.position.table" and tensor.ndim == len(shape) == 2:
-        line = F.interpolate(tensor.T[None], shape[0], mode="linear", align_corners=True)
-        return rearrange(line, "1 d n -> n d")
-    return tensor
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - SHOWN} more" if len(names) > SHOWN else ""
-    return ", ".join(names[:SHOWN]) + more
+def shortened(names: Sequence[str]) -> str:
+    """Return the first names and the number of the others, for an error message."""
+    more = f" and {len(names) - MAX_NAMES} more" if len(names) > MAX_NAMES else ""
+    return ", ".join(names[:MAX_NAMES]) + more

@@ -1,58 +1,62 @@
-"""RoBERTa, also in many languages (XLM-R): BERT whose places begin after that of padding."""
+"""RoBERTa (arXiv:1907.11692) and XLM-R: BERT with an offset in the position embeddings."""
 
 from __future__ import annotations
 
 from dxn.weights import bert, hf
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.family import Family, Parts, Table, Take, both, layers, same
+from dxn.weights.conversions import blocks, linears
+from dxn.weights.family import Architecture, Family, TensorMap
+
+PREFIX = "roberta"  # also the prefix of XLM-R
 
 
-def knows(found: Checkpoint) -> bool:
-    return hf.model_type(found) in ("roberta", "xlm-roberta")
+def matches(checkpoint: Checkpoint) -> bool:
+    return hf.model_type(checkpoint) in ("roberta", "xlm-roberta")
 
 
-def parts(found: Checkpoint) -> Parts:
-    p = base(found)
-    places = len(found.tensors[f"{p}embeddings.position_embeddings.weight"]) - first_place(found)
-    pooler = f"{p}pooler.dense.weight" in found or "classifier.dense.weight" in found
-    classes = len(found.tensors["classifier.out_proj.weight"]) if "classifier.out_proj.weight" in found else 0
-    return Parts(
-        dim=found.config["hidden_size"],
-        adapters={"text": bert.text(found, places=places)},
-        backbone=bert.backbone(found),
+def architecture(checkpoint: Checkpoint) -> Architecture:
+    p = base_prefix(checkpoint)
+    rows = len(checkpoint.tensors[f"{p}embeddings.position_embeddings.weight"])
+    # Either name is a dense layer with tanh on the first token: the pooler of the bare model, or
+    # the first layer of the classifier.
+    has_dense = f"{p}pooler.dense.weight" in checkpoint or "classifier.dense.weight" in checkpoint
+    return Architecture(
+        dim=checkpoint.config["hidden_size"],
+        adapters={"text": bert.text_options(checkpoint, max_len=rows - first_position(checkpoint))},
+        backbone=bert.backbone_options(checkpoint),
         fusion={"pool": "first"},
-        head={"hidden": "tanh"} if pooler else {},
-        labels=hf.labels(found, classes) if classes else None,
+        head={"hidden": "tanh"} if has_dense else {},
+        labels=hf.class_names(checkpoint, "classifier.out_proj"),
     )
 
 
-def table(found: Checkpoint, parts: Parts) -> Table:
-    p, start = base(found), first_place(found)
-    places = (f"{p}embeddings.position_embeddings.weight", f"{p}embeddings.token_type_embeddings.weight")
-    dense = "classifier.dense" if "classifier.dense.weight" in found else f"{p}pooler.dense"
-    depth = parts.backbone["depth"]
+def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = base_prefix(checkpoint)
+    # A model with a classifier does not use the pooler.
+    has_classifier = "classifier.dense.weight" in checkpoint
+    dense = "classifier.dense" if has_classifier else f"{p}pooler.dense"
     return {
-        "adapters.text.table.weight": same(f"{p}embeddings.word_embeddings.weight"),
-        "adapters.text.position.table": Take(places, lambda place, kind: place[start:] + kind[0]),
-        **layers(bert.BLOCK, ours="backbone.blocks.{i}", theirs=p + "encoder.layer.{i}", depth=depth),
-        **both(
-            {
-                "adapters.text.norm": f"{p}embeddings.LayerNorm",
-                "head.neck.dense": dense,
-                "head.out": "classifier.out_proj",
-            }
-        ),
+        **bert.embeddings(p, first_position=first_position(checkpoint)),
+        **blocks(bert.BLOCK, prefix=p + "encoder.layer.{i}", depth=architecture.backbone["depth"]),
+        **linears({"head.pre.dense": dense, "head.out": "classifier.out_proj"}),
     }
 
 
-def first_place(found: Checkpoint) -> int:
-    """The row of a text's first token."""
-    return int(found.config.get("pad_token_id", 1)) + 1
+def first_position(checkpoint: Checkpoint) -> int:
+    """Return the row of the position embeddings that belongs to the first token of a text."""
+    # The rows up to pad_token_id are reserved for padding, so positions start at the next row.
+    return int(checkpoint.config.get("pad_token_id", 1)) + 1
 
 
-def base(found: Checkpoint) -> str:
-    """roberta. or nothing."""
-    return hf.prefix(found, "roberta", "embeddings.word_embeddings.weight")
+def base_prefix(checkpoint: Checkpoint) -> str:
+    """Return the prefix of the bare model: "roberta.", or "" if there is no head."""
+    return hf.prefix(checkpoint, PREFIX, "embeddings.word_embeddings.weight")
 
 
-ROBERTA = Family("RoBERTa", knows, parts, table, ignored=(*bert.OTHER, r"(roberta\.)?pooler\."))
+ROBERTA = Family(
+    "RoBERTa",
+    matches,
+    architecture,
+    tensor_map,
+    ignored=(*bert.IGNORED, r"(roberta\.)?pooler\."),  # not used if there is a classifier
+)

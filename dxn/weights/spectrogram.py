@@ -10,108 +10,147 @@ from torch import Tensor
 
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.family import Family, Parts, Table, Take, both, layers, patches, same
+from dxn.weights.conversions import blocks, copied, leading_tokens, linears, patch_matrix
+from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 
-MEAN, STD = -4.2677393, 4.5689974  # of AudioSet, which the processor halves the spread of
+# Mean and standard deviation of the log-mel spectrograms of AudioSet.
+MEAN = -4.2677393
+STD = 4.5689974
 
 
-def knows(found: Checkpoint) -> bool:
-    return hf.model_type(found) == "audio-spectrogram-transformer"
+def matches(checkpoint: Checkpoint) -> bool:
+    return hf.model_type(checkpoint) == "audio-spectrogram-transformer"
 
 
-def parts(found: Checkpoint) -> Parts:
-    c, p, wave = found.config, base(found), found.preprocessor
-    dim, _, patch, _ = found.tensors[f"{p}embeddings.patch_embeddings.projection.weight"].shape
-    classes = len(found.tensors["classifier.dense.weight"]) if "classifier.dense.weight" in found else 0
-    normal = wave.get("do_normalize", True)
-    rate = wave.get("sampling_rate", 16000)
-    return Parts(
-        dim=dim,
-        adapters={
-            "audio": {
-                "tokens": "patches",
-                "frontend": "kaldi",
-                "sample_rate": rate,
-                "n_fft": rate // 40,
-                "hop_length": rate // 100,
-                "n_mels": c["num_mel_bins"],
-                "num_frames": c["max_length"],
-                "patch_size": patch,
-                "stride": [c["frequency_stride"], c["time_stride"]],
-                "pad_end": False,
-                "normalize": "dataset",
-                "mean": wave.get("mean", MEAN) if normal else 0.0,
-                "std": 2 * wave.get("std", STD) if normal else 1.0,
-                "position": "learned",
-                "max_len": grid_of(found)[1],
-            }
-        },
+def architecture(checkpoint: Checkpoint) -> Architecture:
+    config = checkpoint.config
+    labels = hf.class_names(checkpoint, "classifier.dense")
+    return Architecture(
+        dim=config["hidden_size"],
+        adapters={"audio": audio_options(checkpoint)},
         backbone={
-            "depth": c["num_hidden_layers"],
-            "num_heads": c["num_attention_heads"],
-            "mlp_ratio": c["intermediate_size"] / dim,
-            "mlp": hf.mlp(found, c),
-            "norm_eps": c["layer_norm_eps"],
+            "depth": config["num_hidden_layers"],
+            "num_heads": config["num_attention_heads"],
+            "mlp_ratio": config["intermediate_size"] / config["hidden_size"],
+            "block": {"mlp": hf.activation(checkpoint, config)},
+            "norm": {"eps": config["layer_norm_eps"]},
         },
+        # AST averages the class token and the distillation token. In dxn the latter is a register.
         fusion={"pool": "leading", "registers": 1},
-        head={"norm": True, "norm_eps": c["layer_norm_eps"]} if classes else {},
-        labels=hf.labels(found, classes) if classes else None,
+        head={"norm": True, "norm_eps": config["layer_norm_eps"]} if labels else {},
+        labels=labels,
     )
 
 
-def table(found: Checkpoint, parts: Parts) -> Table:
-    p, audio, (bands, steps) = base(found), parts.adapters["audio"], grid_of(found)
-    places = f"{p}embeddings.position_embeddings"
-    leading = (f"{p}embeddings.cls_token", f"{p}embeddings.distillation_token")
-    size = audio["patch_size"]
+def audio_options(checkpoint: Checkpoint) -> Options:
+    config = checkpoint.config
+    settings = checkpoint.preprocessor
+    sample_rate = settings.get("sampling_rate", 16000)
+    normalize = {
+        "kind": "dataset",
+        "mean": settings.get("mean", MEAN),
+        # AST divides by twice the standard deviation.
+        "std": 2 * settings.get("std", STD),
+    }
+    if not settings.get("do_normalize", True):
+        normalize = {"kind": "dataset", "mean": 0.0, "std": 1.0}
     return {
-        "adapters.audio.proj.weight": patches(
-            f"{p}embeddings.patch_embeddings.projection.weight", channels=1, height=size, width=size
+        "tokens": "patches",
+        "sample_rate": sample_rate,
+        "spectrogram": {
+            "frontend": "kaldi",  # as in the original implementation (section 2.1)
+            "n_fft": sample_rate // 40,  # 25 ms
+            "hop_length": sample_rate // 100,  # 10 ms
+            "n_mels": config["num_mel_bins"],
+            "num_frames": config["max_length"],
+        },
+        "patch": {
+            "size": config["patch_size"],
+            "stride": [config["frequency_stride"], config["time_stride"]],
+            "pad_end": False,  # a strided convolution ignores an incomplete patch at the end
+        },
+        "normalize": normalize,
+        "pos_embed": "learned",
+        "max_len": grid_of(checkpoint)[1],
+    }
+
+
+def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = base_prefix(checkpoint)
+    patch_size = checkpoint.config["patch_size"]
+    bands, steps = grid_of(checkpoint)
+    positions = f"{p}embeddings.position_embeddings"
+
+    def time_first(t: Tensor) -> Tensor:
+        # Patches are ordered by frequency, then by time in AST; by time, then by frequency in dxn.
+        # The first two positions belong to the class token and the distillation token.
+        return rearrange(t[0, 2:], "(f t) d -> t f d", f=bands, t=steps)
+
+    return {
+        "adapters.audio.proj.weight": patch_matrix(
+            f"{p}embeddings.patch_embeddings.projection.weight",
+            channels=1,
+            height=patch_size,
+            width=patch_size,
         ),
-        "adapters.audio.proj.bias": same(f"{p}embeddings.patch_embeddings.projection.bias"),
-        # Theirs go band by band through time, ours moment by moment through the bands.
-        "adapters.audio.position.table": Take(
-            (places,), lambda t: rearrange(t[0, 2:], "(f t) d -> t f d", f=bands, t=steps)
+        "adapters.audio.proj.bias": copied(f"{p}embeddings.patch_embeddings.projection.bias"),
+        "adapters.audio.pos_embed.weight": TensorSource((positions,), time_first),
+        "fusion.pool.tokens": leading_tokens(
+            (f"{p}embeddings.cls_token", f"{p}embeddings.distillation_token"),
+            positions,
+            num_patches=bands * steps,
         ),
-        "fusion.pool.tokens": Take((*leading, places), lambda a, b, t: torch.cat([a[0], b[0]]) + t[0, :2]),
-        **layers(
-            hf.VIT_BLOCK,
-            ours="backbone.blocks.{i}",
-            theirs=p + "encoder.layer.{i}",
-            depth=parts.backbone["depth"],
+        **blocks(
+            hf.VIT_BLOCK, prefix=p + "encoder.layer.{i}", depth=architecture.backbone["depth"]
         ),
-        **both(
+        **linears(
             {
                 "backbone.norm": f"{p}layernorm",
-                "head.neck.norm": "classifier.layernorm",
+                "head.pre.norm": "classifier.layernorm",
                 "head.out": "classifier.dense",
             }
         ),
     }
 
 
-def back(ours: Mapping[str, Tensor], found: Checkpoint, parts: Parts) -> dict[str, Tensor]:
-    """Leading tokens and places, added to each other as they are here."""
-    p, tokens = base(found), ours["fusion.pool.tokens"]
-    places = rearrange(ours["adapters.audio.position.table"], "t f d -> (f t) d")
+def to_checkpoint(
+    state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
+) -> dict[str, Tensor]:
+    """Return the leading tokens and the position embeddings.
+
+    dxn stores the sum of a leading token and its position embedding. The sum becomes the token, and
+    the position embedding becomes zero.
+    """
+    p = base_prefix(checkpoint)
+    tokens = state["fusion.pool.tokens"]
+    patches = rearrange(state["adapters.audio.pos_embed.weight"], "t f d -> (f t) d")
+    positions = torch.cat([torch.zeros_like(tokens), patches])
     return {
         f"{p}embeddings.cls_token": tokens[None, :1],
         f"{p}embeddings.distillation_token": tokens[None, 1:],
-        f"{p}embeddings.position_embeddings": torch.cat([torch.zeros_like(tokens), places])[None],
+        f"{p}embeddings.position_embeddings": positions[None],
     }
 
 
-def grid_of(found: Checkpoint) -> tuple[int, int]:
-    """Patches along the mel axis and along time."""
-    c = found.config
-    patch = c["patch_size"]
-    bands = (c["num_mel_bins"] - patch) // c["frequency_stride"] + 1
-    return bands, (c["max_length"] - patch) // c["time_stride"] + 1
+def grid_of(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Return the number of patches along the mel axis and along the time axis."""
+    config = checkpoint.config
+    patch_size = config["patch_size"]
+    bands = (config["num_mel_bins"] - patch_size) // config["frequency_stride"] + 1
+    steps = (config["max_length"] - patch_size) // config["time_stride"] + 1
+    return bands, steps
 
 
-def base(found: Checkpoint) -> str:
-    """The bare model's prefix, where there is a head."""
-    return hf.prefix(found, "audio_spectrogram_transformer", "embeddings.cls_token")
+def base_prefix(checkpoint: Checkpoint) -> str:
+    """Return the prefix of the bare model, or "" if there is no head."""
+    return hf.prefix(checkpoint, "audio_spectrogram_transformer", "embeddings.cls_token")
 
 
-AST = Family("AST", knows, parts, table, no_bias=("query.bias", "key.bias", "value.bias"), back=back)
+AST = Family(
+    "AST",
+    matches,
+    architecture,
+    tensor_map,
+    optional_biases=hf.VIT_BIASES,
+    to_checkpoint=to_checkpoint,
+)

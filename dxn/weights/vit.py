@@ -1,18 +1,30 @@
-"""timm's vision transformers: ViT, DeiT and their kin, with class, distillation and register tokens or none."""
+"""Vision transformers in the format of timm: ViT, DeiT and variants with other leading tokens."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from dxn.errors import UserError
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.family import Family, Parts, Table, Take, both, layers, patches, same, swapped
+from dxn.weights.conversions import (
+    LayerNames,
+    blocks,
+    copied,
+    halves_swapped,
+    leading_tokens,
+    linears,
+    mean_of_classifiers,
+    patch_matrix,
+    patch_positions,
+)
+from dxn.weights.family import Architecture, Family, Options, TensorMap
 
-BLOCK = {
+BLOCK: LayerNames = {
     "attn_norm": "norm1",
     "attn.qkv": "attn.qkv",
     "attn.q_norm": "attn.q_norm",
@@ -22,11 +34,23 @@ BLOCK = {
     "mlp.up": "mlp.fc1",
     "mlp.down": "mlp.fc2",
 }
-HALF = (0.5, 0.5, 0.5)  # timm's mean and deviation where a checkpoint does not say
-# What no tensor shows: heads, of 64 features but in the widest models and a few others, and the kind of GELU.
-WIDE = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
-HEADS = {"vit_base_patch16_gap_224": 16, "vit_giantopt_patch16": 16, "test_vit4": 3, "test_vit": 2}
-TANH = (
+# Names of the leading tokens (the tokens before the patches), in timm's order.
+LEADING = ("cls_token", "dist_token", "reg_token")
+NORM_EPS = 1e-6  # of all layer norms; a constant in timm, which config.json does not contain
+# timm's default mean and standard deviation of each channel, if config.json has none.
+HALF = (0.5, 0.5, 0.5)
+# The number of heads and the variant of GELU do not change the shape of any tensor, so they cannot
+# be inferred from the weights. By default a head has 64 features. The exceptions are the widths and
+# the prefixes of model names below.
+HEADS_BY_DIM = {1152: 16, 1280: 16, 1408: 16, 1664: 16}
+HEADS_BY_NAME = {
+    "vit_base_patch16_gap_224": 16,
+    "vit_giantopt_patch16": 16,
+    "test_vit4": 3,
+    "test_vit": 2,
+}
+# Prefixes of the names of models that use the tanh approximation of GELU.
+TANH_GELU = (
     "vit_base_patch32_siglip_gap",
     "vit_giantopt_patch16_siglip_gap",
     "vit_large_patch16_siglip_gap_512",
@@ -34,155 +58,228 @@ TANH = (
 )
 
 
-def knows(found: Checkpoint) -> bool:
-    return all(name in found for name in ("patch_embed.proj.weight", "pos_embed", "blocks.0.attn.qkv.weight"))
+def matches(checkpoint: Checkpoint) -> bool:
+    names = ("patch_embed.proj.weight", "pos_embed", "blocks.0.attn.qkv.weight")
+    return all(name in checkpoint for name in names)
 
 
-def parts(found: Checkpoint) -> Parts:
-    t, settings = found.tensors, {**found.config, **found.config.get("pretrained_cfg", {})}
-    dim, channels, patch, across = t["patch_embed.proj.weight"].shape
-    if patch != across:
-        raise UserError(
-            f"weights: {found.source}: patches of {patch} by {across} pixels; only square ones can be taken"
-        )
-    leading, name = leading_names(found), str(settings.get("architecture", ""))
-    grid = grid_of(found, leading)
-    size = [side * patch for side in grid]
-    depth, hidden = found.count("blocks.{i}.norm1.weight"), t["blocks.0.mlp.fc2.weight"].shape[1]
-    gated = t["blocks.0.mlp.fc1.weight"].shape[0] == 2 * hidden
-    scale = t.get("blocks.0.ls1.gamma")
-    head = {"norm": True, "norm_eps": 1e-6} if "fc_norm.weight" in found else {}
-    classes = t["head.weight"].shape[0] if "head.weight" in found else 0
-    return Parts(
-        dim=dim,
-        adapters={
-            "image": {
-                "patch_size": patch,
-                "image_size": size[0] if size[0] == size[1] else size,
-                "in_channels": channels,
-                "resize": _resize(found, settings.get("crop_mode") or "center"),
-                "crop_share": float(settings.get("crop_pct", 0.9)),
-                "interpolation": _interpolation(settings.get("interpolation", "bicubic")),
-                "mean": list(settings.get("mean", HALF))[:channels],
-                "std": list(settings.get("std", HALF))[:channels],
-                "position": "learned",
-            }
-        },
-        backbone={
-            "depth": depth,
-            "num_heads": settings.get("model_args", {}).get("num_heads") or num_heads(name, dim),
-            "mlp_ratio": hidden / dim * (1.5 if gated else 1),
-            "mlp": "swiglu" if gated else "gelu_tanh" if name.startswith(TANH) else "gelu",
-            "norm_eps": 1e-6,
-            "final_norm": "norm.weight" in found,
-            "qk_norm": "blocks.0.attn.q_norm.weight" in found,
-            "layer_scale": float(scale.mean()) if scale is not None else None,
-        },
-        fusion=_fusion(found, leading),
-        head=head,
-        labels=list(settings.get("label_names") or map(str, range(classes))) if classes else None,
+def architecture(checkpoint: Checkpoint) -> Architecture:
+    tensors = checkpoint.tensors
+    classes = checkpoint.num_rows("head.weight")
+    names = settings_of(checkpoint).get("label_names") or map(str, range(classes))
+    return Architecture(
+        dim=len(tensors["patch_embed.proj.weight"]),
+        adapters={"image": image_options(checkpoint)},
+        backbone=backbone_options(checkpoint),
+        fusion=fusion_options(checkpoint),
+        head={"norm": True, "norm_eps": NORM_EPS} if "fc_norm.weight" in checkpoint else {},
+        labels=list(names) if classes else None,
     )
 
 
-def table(found: Checkpoint, parts: Parts) -> Table:
-    image, depth = parts.adapters["image"], parts.backbone["depth"]
-    leading = leading_names(found)
-    shape = {"channels": image["in_channels"], "height": image["patch_size"], "width": image["patch_size"]}
-    grid = grid_of(found, leading)
-    result = {
-        "adapters.image.proj.weight": patches("patch_embed.proj.weight", **shape),
-        "adapters.image.proj.bias": same("patch_embed.proj.bias"),
-        "adapters.image.position.table": Take(("pos_embed",), lambda t: t[0, -math.prod(grid) :].view(*grid, -1)),
-        **layers(BLOCK, ours="backbone.blocks.{i}", theirs="blocks.{i}", depth=depth),
-        **both({"backbone.norm": "norm", "head.neck.norm": "fc_norm"}),
+def image_options(checkpoint: Checkpoint) -> Options:
+    settings = settings_of(checkpoint)
+    _, channels, patch_size, width = checkpoint.tensors["patch_embed.proj.weight"].shape
+    if patch_size != width:
+        raise UserError(
+            f"weights: {checkpoint.source}: dxn supports only square patches, got {patch_size} by "
+            f"{width} pixels"
+        )
+    image_size = [side * patch_size for side in grid_of(checkpoint)]
+    interpolation = settings.get("interpolation", "bicubic")
+    if interpolation not in ("bilinear", "bicubic"):
+        raise UserError(
+            f"weights: {checkpoint.source}: dxn supports only the interpolations bilinear and "
+            f"bicubic, got {interpolation!r}"
+        )
+    return {
+        "patch_size": patch_size,
+        "image_size": image_size[0] if image_size[0] == image_size[1] else image_size,
+        "in_channels": channels,
+        "resize": {
+            "mode": resize_mode(checkpoint),
+            # 0.9 is timm's default for a checkpoint without a pretrained_cfg.
+            "crop_ratio": float(settings.get("crop_pct", 0.9)),
+            "interpolation": interpolation,
+        },
+        "normalize": {
+            "mean": list(settings.get("mean", HALF))[:channels],
+            "std": list(settings.get("std", HALF))[:channels],
+        },
+        "pos_embed": "learned",
     }
-    for i in range(depth):
-        result[f"backbone.blocks.{i}.attn_scale.factor"] = same(f"blocks.{i}.ls1.gamma")
-        result[f"backbone.blocks.{i}.mlp_scale.factor"] = same(f"blocks.{i}.ls2.gamma")
-        if parts.backbone["mlp"] == "swiglu":
-            for kind in ("weight", "bias"):
-                result[f"backbone.blocks.{i}.mlp.up.{kind}"] = swapped(f"blocks.{i}.mlp.fc1.{kind}")
-    if leading:
-        result["fusion.pool.tokens"] = Take((*leading, "pos_embed"), lambda *ts: with_places(ts[:-1], ts[-1], grid))
-    if "head_dist.weight" in found:
-        result["head.out.weight"] = Take(("head.weight", "head_dist.weight"), lambda a, b: torch.cat([a, b], 1) / 2)
-        result["head.out.bias"] = Take(("head.bias", "head_dist.bias"), lambda a, b: (a + b) / 2)
-    else:
-        result |= both({"head.out": "head"})
-    return result
 
 
-def back(ours: Mapping[str, Tensor], found: Checkpoint, parts: Parts) -> dict[str, Tensor]:
-    """Leading tokens and places. A place was added to each token, which stands for both from now on."""
-    places = ours["adapters.image.position.table"].flatten(0, 1)[None]
-    names, rest = leading_names(found), ours.get("fusion.pool.tokens")
-    own = found.tensors["pos_embed"].shape[1] - math.prod(grid_of(found, names))
-    result = {"pos_embed": torch.cat([places.new_zeros(1, own, places.shape[2]), places], 1)}
-    for name in names:
-        assert rest is not None
-        count = found.tensors[name].shape[1]
-        result[name], rest = rest[None, :count], rest[count:]
-    if "head_dist.weight" in found:
-        first, second = ours["head.out.weight"].chunk(2, 1)
-        bias = ours["head.out.bias"]
-        result |= {"head.weight": 2 * first, "head_dist.weight": 2 * second, "head.bias": bias, "head_dist.bias": bias}
-    return result
+def backbone_options(checkpoint: Checkpoint) -> Options:
+    tensors = checkpoint.tensors
+    settings = settings_of(checkpoint)
+    name = str(settings.get("architecture", ""))
+    dim, hidden = tensors["blocks.0.mlp.fc2.weight"].shape
+    # The first layer of a gated MLP has 2 * hidden outputs: values and gates.
+    is_gated = len(tensors["blocks.0.mlp.fc1.weight"]) == 2 * hidden
+    gelu = "gelu_tanh" if name.startswith(TANH_GELU) else "gelu"
+    layer_scale = tensors.get("blocks.0.ls1.gamma")
+    num_heads = settings.get("model_args", {}).get("num_heads")
+    return {
+        "depth": checkpoint.num_layers("blocks.{i}.norm1.weight"),
+        "num_heads": num_heads or default_num_heads(name, dim),
+        # dxn multiplies the hidden width of a gated MLP by 2/3, to keep the number of parameters.
+        # The factor 1.5 compensates for this.
+        "mlp_ratio": hidden / dim * (1.5 if is_gated else 1),
+        "block": {
+            "mlp": "swiglu" if is_gated else gelu,
+            "qk_norm": "blocks.0.attn.q_norm.weight" in checkpoint,
+            # The initial value of layer scale, which is then overwritten by the checkpoint. The
+            # mean is a reasonable initial value for a new model of the same architecture.
+            "layer_scale": float(layer_scale.mean()) if layer_scale is not None else None,
+        },
+        "norm": {"eps": NORM_EPS, "final_norm": "norm.weight" in checkpoint},
+    }
 
 
-def num_heads(name: str, dim: int) -> int:
-    """Of timm's model of this name and width."""
-    return next((heads for known, heads in HEADS.items() if name.startswith(known)), WIDE.get(dim, dim // 64 or 1))
+def fusion_options(checkpoint: Checkpoint) -> Options:
+    """Return the options of the fusion: the pooling and the number of registers.
 
-
-def leading_names(found: Checkpoint) -> list[str]:
-    """Their tensors of tokens before the patches, in order."""
-    return [name for name in ("cls_token", "dist_token", "reg_token") if name in found]
-
-
-def grid_of(found: Checkpoint, leading: list[str]) -> tuple[int, int]:
-    """Height and width of a square grid of patches, whose places come after some for leading tokens, or alone."""
-    positions = found.tensors["pos_embed"].shape[1]
-    own = sum(found.tensors[name].shape[1] for name in leading)
-    sides = {math.isqrt(n): n for n in (positions, positions - own) if n > 0 and math.isqrt(n) ** 2 == n}
-    if len(sides) == 1:
-        side = next(iter(sides))
-        return side, side
-    what = f"{positions} places, {own} of them for leading tokens or none,"
-    if sides:
-        raise UserError(f"weights: {found.source}: {what} may be a square of patches either way")
-    raise UserError(f"weights: {found.source}: {what} are not a square of patches")
-
-
-def with_places(tokens: tuple[Tensor, ...], places: Tensor, grid: tuple[int, int]) -> Tensor:
-    """(K, D): leading tokens (1, k, D) each, with the places (1, K + N, D) that stand before the grid's added."""
-    leading = torch.cat([t.reshape(-1, t.shape[-1]) for t in tokens])
-    own = places.reshape(-1, places.shape[-1])[: -math.prod(grid)]
-    return leading + torch.cat([own, own.new_zeros(len(leading) - len(own), own.shape[1])])
-
-
-def _fusion(found: Checkpoint, leading: list[str]) -> dict:
-    """Where a mean is asked for, what stands before the patches is all registers."""
-    count = sum(found.tensors[name].shape[1] for name in leading)
+    With mean pooling, all leading tokens are registers.
+    """
+    leading = leading_names(checkpoint)
+    count = num_leading(checkpoint)
+    # A distilled DeiT has one classifier for each of its two leading tokens.
     if "dist_token" in leading:
         return {"pool": "leading_cat", "registers": count - 1}
-    default = "avg" if "fc_norm.weight" in found or "cls_token" not in leading else "token"
-    pool = found.config.get("global_pool", default)
-    if pool not in ("token", "avg"):
-        raise UserError(f"weights: {found.source}: pools by {pool!r}, which dxn cannot")
-    return {"pool": "cls", "registers": count - 1} if pool == "token" else {"pool": "mean", "registers": count}
+    # timm uses mean pooling if the model has a norm after the pooling (fc_norm), or no class token.
+    has_class_token = "cls_token" in leading and "fc_norm.weight" not in checkpoint
+    pool = checkpoint.config.get("global_pool", "token" if has_class_token else "avg")
+    if pool == "token":
+        return {"pool": "cls", "registers": count - 1}
+    if pool == "avg":
+        return {"pool": "mean", "registers": count}
+    raise UserError(
+        f"weights: {checkpoint.source}: dxn supports only global_pool=token and global_pool=avg, "
+        f"got {pool!r}"
+    )
 
 
-def _resize(found: Checkpoint, mode: str) -> str:
-    """Our name of how timm makes a picture square."""
+def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    image = architecture.adapters["image"]
+    depth = architecture.backbone["depth"]
+    grid = grid_of(checkpoint)
+    leading = leading_names(checkpoint)
+    result = {
+        "adapters.image.proj.weight": patch_matrix(
+            "patch_embed.proj.weight",
+            channels=image["in_channels"],
+            height=image["patch_size"],
+            width=image["patch_size"],
+        ),
+        "adapters.image.proj.bias": copied("patch_embed.proj.bias"),
+        "adapters.image.pos_embed.weight": patch_positions("pos_embed", grid),
+        **blocks(BLOCK, prefix="blocks.{i}", depth=depth),
+        **linears({"backbone.norm": "norm", "head.pre.norm": "fc_norm"}),
+    }
+    for i in range(depth):
+        block = f"backbone.blocks.{i}"
+        result[f"{block}.attn_scale.factor"] = copied(f"blocks.{i}.ls1.gamma")
+        result[f"{block}.mlp_scale.factor"] = copied(f"blocks.{i}.ls2.gamma")
+        if architecture.backbone["block"]["mlp"] == "swiglu":
+            for kind in ("weight", "bias"):
+                result[f"{block}.mlp.up.{kind}"] = halves_swapped(f"blocks.{i}.mlp.fc1.{kind}")
+    if leading:
+        tokens = leading_tokens(leading, "pos_embed", num_patches=math.prod(grid))
+        result["fusion.pool.tokens"] = tokens
+    if "head_dist.weight" in checkpoint:
+        return result | mean_of_classifiers("head", "head_dist")
+    return result | linears({"head.out": "head"})
+
+
+def to_checkpoint(
+    state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
+) -> dict[str, Tensor]:
+    """Return the leading tokens and the position embeddings.
+
+    dxn stores the sum of a leading token and its position embedding. The sum becomes the token, and
+    the position embedding becomes zero.
+    """
+    positions = state["adapters.image.pos_embed.weight"].flatten(0, 1)[None]
+    num_positions = checkpoint.tensors["pos_embed"].shape[1]
+    num_zeros = num_positions - math.prod(grid_of(checkpoint))
+    zeros = positions.new_zeros(1, num_zeros, positions.shape[2])
+    result = {"pos_embed": torch.cat([zeros, positions], 1)}
+    names = leading_names(checkpoint)
+    if names:
+        counts = [checkpoint.tensors[name].shape[1] for name in names]
+        tokens = state["fusion.pool.tokens"].split(counts)
+        result |= {name: token[None] for name, token in zip(names, tokens, strict=True)}
+    return result
+
+
+def settings_of(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Return the content of config.json, with the keys of pretrained_cfg at the top level."""
+    return {**checkpoint.config, **checkpoint.config.get("pretrained_cfg", {})}
+
+
+def default_num_heads(name: str, dim: int) -> int:
+    """Return the number of heads of the timm model with this name and width."""
+    for prefix, num_heads in HEADS_BY_NAME.items():
+        if name.startswith(prefix):
+            return num_heads
+    return HEADS_BY_DIM.get(dim, dim // 64 or 1)
+
+
+def leading_names(checkpoint: Checkpoint) -> list[str]:
+    """Return the tensor names of the leading tokens, in the order of the tokens."""
+    return [name for name in LEADING if name in checkpoint]
+
+
+def num_leading(checkpoint: Checkpoint) -> int:
+    """Return the number of leading tokens, which are before the patches."""
+    return sum(checkpoint.tensors[name].shape[1] for name in leading_names(checkpoint))
+
+
+def grid_of(checkpoint: Checkpoint) -> tuple[int, int]:
+    """Return the height and width of the square grid of patches.
+
+    Only some models have position embeddings for the leading tokens. The number of patches is
+    therefore the number of position embeddings either with or without the leading tokens: the one
+    that is a square number.
+
+    Raises:
+        UserError: If neither or both are square numbers.
+    """
+    positions = checkpoint.tensors["pos_embed"].shape[1]
+    leading = num_leading(checkpoint)
+    sides = {math.isqrt(n) for n in (positions, positions - leading) if _is_square(n)}
+    if len(sides) == 1:
+        side = sides.pop()
+        return side, side
+    which = "both" if sides else "neither"
+    raise UserError(
+        f"weights: {checkpoint.source}: cannot determine the grid of patches: the number of "
+        f"position embeddings ({positions}) with or without the {leading} leading tokens "
+        f"({positions - leading}) must be a square number, got {which}"
+    )
+
+
+def resize_mode(checkpoint: Checkpoint) -> str:
+    """Return dxn's resize mode for timm's crop_mode."""
+    mode = settings_of(checkpoint).get("crop_mode") or "center"
     if mode not in ("center", "squash"):
-        raise UserError(f"weights: {found.source}: pictures are cropped by {mode}, which dxn cannot")
+        raise UserError(
+            f"weights: {checkpoint.source}: dxn supports only crop_mode=center and "
+            f"crop_mode=squash, got {mode!r}"
+        )
     return "stretch" if mode == "squash" else "crop"
 
 
-def _interpolation(name: str) -> str:
-    if name not in ("bilinear", "bicubic"):
-        raise UserError(f"weights: pictures are resized by {name}, which dxn cannot; only bilinear and bicubic")
-    return name
+def _is_square(number: int) -> bool:
+    return number > 0 and math.isqrt(number) ** 2 == number
 
 
-VIT = Family("ViT of timm", knows, parts, table, no_bias=("attn.qkv.bias",), back=back)
+VIT = Family(
+    "ViT of timm",
+    matches,
+    architecture,
+    tensor_map,
+    optional_biases=("attn.qkv.bias",),  # missing if timm's option qkv_bias is False
+    to_checkpoint=to_checkpoint,
+)

@@ -1,12 +1,13 @@
-"""The encoder of Whisper (arXiv:2212.04356); its decoder is left aside."""
+"""The encoder of Whisper (arXiv:2212.04356). The decoder is not supported."""
 
 from __future__ import annotations
 
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
-from dxn.weights.family import Family, Parts, Table, both, layers, same
+from dxn.weights.conversions import LayerNames, blocks, copied, linears
+from dxn.weights.family import Architecture, Family, Options, TensorMap
 
-BLOCK: dict[str, str | tuple[str, ...]] = {
+BLOCK: LayerNames = {
     "attn_norm": "self_attn_layer_norm",
     "attn.qkv": hf.QKV,
     "attn.proj": "self_attn.out_proj",
@@ -14,49 +15,58 @@ BLOCK: dict[str, str | tuple[str, ...]] = {
     "mlp.up": "fc1",
     "mlp.down": "fc2",
 }
+NORM_EPS = 1e-5  # a constant in transformers, which config.json does not contain
+FRAMES_PER_TOKEN = 2  # spectrogram frames per token: the second convolution has stride 2
 
 
-def knows(found: Checkpoint) -> bool:
-    return hf.model_type(found) == "whisper"
+def matches(checkpoint: Checkpoint) -> bool:
+    return hf.model_type(checkpoint) == "whisper"
 
 
-def parts(found: Checkpoint) -> Parts:
-    c, wave, places = found.config, found.preprocessor, num_places(found)
-    return Parts(
-        dim=c["d_model"],
-        adapters={
-            "audio": {
-                "tokens": "frames",
-                "frontend": "whisper",
-                "sample_rate": wave.get("sampling_rate", 16000),
-                "n_fft": wave.get("n_fft", 400),
-                "hop_length": wave.get("hop_length", 160),
-                "n_mels": c["num_mel_bins"],
-                "num_frames": 2 * places,
-                "frame_size": 2,
-                "stem": "whisper",
-                "normalize": "none",
-                "position": "learned",
-                "max_len": places,
-            }
-        },
+def architecture(checkpoint: Checkpoint) -> Architecture:
+    config = checkpoint.config
+    return Architecture(
+        dim=config["d_model"],
+        adapters={"audio": audio_options(checkpoint)},
         backbone={
-            "depth": c["encoder_layers"],
-            "num_heads": c["encoder_attention_heads"],
-            "mlp_ratio": c["encoder_ffn_dim"] / c["d_model"],
-            "mlp": hf.mlp(found, c, "activation_function"),
-            "norm_eps": 1e-5,
+            "depth": config["encoder_layers"],
+            "num_heads": config["encoder_attention_heads"],
+            "mlp_ratio": config["encoder_ffn_dim"] / config["d_model"],
+            "block": {"mlp": hf.activation(checkpoint, config, "activation_function")},
+            "norm": {"eps": NORM_EPS},
         },
-        fusion={"pool": "mean"},
+        fusion={"pool": "mean"},  # as in WhisperForAudioClassification of transformers
     )
 
 
-def table(found: Checkpoint, parts: Parts) -> Table:
-    p = base(found)
+def audio_options(checkpoint: Checkpoint) -> Options:
+    settings = checkpoint.preprocessor
+    # Whisper pads or truncates every clip to 30 seconds, which are this number of tokens.
+    max_len = len(checkpoint.tensors[f"{encoder_prefix(checkpoint)}embed_positions.weight"])
     return {
-        "adapters.audio.position.table": same(f"{p}embed_positions.weight"),
-        **layers(BLOCK, ours="backbone.blocks.{i}", theirs=p + "layers.{i}", depth=parts.backbone["depth"]),
-        **both(
+        "tokens": "frames",
+        "sample_rate": settings.get("sampling_rate", 16000),
+        "spectrogram": {
+            "frontend": "whisper",
+            "n_fft": settings.get("n_fft", 400),
+            "hop_length": settings.get("hop_length", 160),
+            "n_mels": checkpoint.config["num_mel_bins"],
+            "num_frames": FRAMES_PER_TOKEN * max_len,
+        },
+        "frame_size": FRAMES_PER_TOKEN,
+        "stem": "whisper",
+        "normalize": {"kind": "none"},  # the front end already scales values to about -1 to 1
+        "pos_embed": "learned",
+        "max_len": max_len,
+    }
+
+
+def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
+    p = encoder_prefix(checkpoint)
+    return {
+        "adapters.audio.pos_embed.weight": copied(f"{p}embed_positions.weight"),
+        **blocks(BLOCK, prefix=p + "layers.{i}", depth=architecture.backbone["depth"]),
+        **linears(
             {
                 "adapters.audio.stem.conv1": f"{p}conv1",
                 "adapters.audio.stem.conv2": f"{p}conv2",
@@ -66,21 +76,16 @@ def table(found: Checkpoint, parts: Parts) -> Table:
     }
 
 
-def num_places(found: Checkpoint) -> int:
-    """Tokens of thirty seconds."""
-    return len(found.tensors[f"{base(found)}embed_positions.weight"])
-
-
-def base(found: Checkpoint) -> str:
-    """Where the encoder stands."""
-    return "model.encoder." if "model.encoder.conv1.weight" in found else "encoder."
+def encoder_prefix(checkpoint: Checkpoint) -> str:
+    """Return the prefix of the encoder's tensors, which depends on the class of the model."""
+    return "model.encoder." if "model.encoder.conv1.weight" in checkpoint else "encoder."
 
 
 WHISPER = Family(
     "the encoder of Whisper",
-    knows,
-    parts,
-    table,
+    matches,
+    architecture,
+    tensor_map,
     ignored=(r"(model\.)?decoder\.", r"proj_out\.", r"projector\.", r"classifier\."),
-    no_bias=("k_proj.bias",),
+    optional_biases=("k_proj.bias",),  # missing, because softmax is invariant to it
 )

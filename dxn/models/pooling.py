@@ -1,0 +1,113 @@
+"""Pooling of the tokens of a sample to one vector."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+import torch
+from einops import rearrange, repeat
+from torch import Tensor, nn
+
+from dxn.tokens import Span, Tokens, join
+
+Pool = Literal[
+    "mean", "max", "cls", "attention", "first", "last", "cls_mean", "leading", "leading_cat"
+]
+WITH_CLASS = ("cls", "cls_mean", "leading", "leading_cat")  # kinds that need a class token
+CLASS = "class"  # name and modality of the span of the class token and the registers
+MASKED_SCORE = -1e9  # as -inf for a softmax, but a row without real tokens does not become NaN
+
+
+class Pooling(nn.Module):
+    """Pools the real tokens of each sample to one vector.
+
+    Args:
+        kind: Method of pooling: mean, max, attention (a learned weighted mean), first, last, cls (a
+            learned class token before all others), cls_mean (the class token and the mean of the
+            other tokens, concatenated), leading (the mean of the class token and the registers,
+            arXiv:2104.01778, section 2.2) or leading_cat (the class token and the registers,
+            concatenated).
+        dim: Width D of a token.
+        registers: Number of additional learned tokens before the others (arXiv:2309.16588). The
+            kinds mean, max, attention, first, last and cls_mean exclude them.
+    """
+
+    def __init__(self, kind: Pool, dim: int, *, registers: int = 0):
+        super().__init__()
+        if kind not in get_args(Pool):
+            raise ValueError(f"pool must be one of {', '.join(get_args(Pool))}, got {kind!r}")
+        if registers < 0:
+            raise ValueError(f"registers must be at least 0, got {registers}")
+        self.kind = kind
+        if kind == "attention":
+            self.score = nn.Linear(dim, 1)
+        self.leading = registers + (kind in WITH_CLASS)  # number of leading tokens
+        self.width = {"cls_mean": 2, "leading_cat": self.leading}.get(kind, 1) * dim
+        if self.leading:
+            self.tokens = nn.Parameter(torch.zeros(self.leading, dim))
+            nn.init.trunc_normal_(self.tokens, std=0.02)
+
+    def lead(self, tokens: Tokens) -> Tokens:
+        """Prepend the class token and the registers to the columns, if there are any."""
+        if not self.leading:
+            return tokens
+        x = repeat(self.tokens, "k d -> b k d", b=len(tokens)).to(tokens.x.dtype)
+        # A sample without this input has no class token for it, so it is excluded from fusion.
+        mask = repeat(tokens.mask.any(1), "b -> b k", k=self.leading)
+        coords = torch.full((*mask.shape, 1), torch.nan, device=x.device)
+        span = Span(CLASS, CLASS, 0, self.leading, coords)
+        return join([Tokens(x, mask, (span,)), tokens])
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Pool x (B, N, D) with mask (B, N) bool to (B, width).
+
+        For a sample without real tokens, mean, max and attention return zeros. The result of the
+        other kinds has no meaning.
+        """
+        if self.kind == "cls":
+            return x[:, 0]
+        if self.kind == "leading":
+            return x[:, : self.leading].mean(1)
+        if self.kind == "leading_cat":
+            return rearrange(x[:, : self.leading], "b k d -> b (k d)")
+        # All other kinds exclude the leading tokens from pooling.
+        class_token = x[:, 0]
+        x = x[:, self.leading :]
+        mask = mask[:, self.leading :]
+        if self.kind == "first":
+            return _pick(x, mask.int().argmax(1))
+        if self.kind == "last":
+            index = torch.arange(mask.shape[1], device=x.device).expand_as(mask)
+            return _pick(x, torch.where(mask, index, 0).amax(1))
+        if self.kind == "max":
+            return masked_max(x, mask)
+        if self.kind == "attention":
+            # float32, because MASKED_SCORE is out of the range of float16.
+            score = self.score(x).squeeze(-1).float().masked_fill(~mask, MASKED_SCORE)
+            return _weighted_mean(x, mask.to(x.dtype) * score.softmax(1).to(x.dtype))
+        mean = masked_mean(x, mask)
+        return torch.cat([class_token, mean], 1) if self.kind == "cls_mean" else mean
+
+
+def masked_mean(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the mean (B, D) of x (B, N, D) where mask (B, N) is True; 0 if it is all False."""
+    return _weighted_mean(x, mask.to(x.dtype))
+
+
+def masked_max(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the maximum (B, D) of x (B, N, D) where mask (B, N) is True; 0 if it is all False."""
+    # The smallest finite number, because -inf could give a gradient of NaN.
+    largest = x.masked_fill(~mask[..., None], torch.finfo(x.dtype).min).amax(1)
+    return largest.masked_fill(~mask.any(1, keepdim=True), 0)
+
+
+def _weighted_mean(x: Tensor, weight: Tensor) -> Tensor:
+    """Return the mean (B, D) of x (B, N, D), weighted by weight (B, N)."""
+    # The clamp turns 0 / 0 into 0 for samples without real tokens.
+    total = weight.sum(1, keepdim=True).clamp(min=torch.finfo(x.dtype).tiny)
+    return (x * weight[..., None]).sum(1) / total
+
+
+def _pick(x: Tensor, index: Tensor) -> Tensor:
+    """Return the column index[i] of each sample i: (B, D) of x (B, N, D)."""
+    return x[torch.arange(len(x), device=x.device), index]

@@ -1,0 +1,89 @@
+"""Attention masks, and rotary and ALiBi positions."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+BackbonePosition = Literal["none", "rotary", "alibi"]
+
+
+def make_attn_mask(
+    mask: Tensor, *, causal: bool = False, slopes: Tensor | None = None, window: int | None = None
+) -> Tensor | None:
+    """Create the attention mask of a sequence from its padding mask.
+
+    Every query can attend to at least one key, because a softmax over no keys is NaN: a sample
+    without real tokens attends to its padding, and with a causal mask or a window every token,
+    including padding, can attend to itself.
+
+    Args:
+        mask: (B, N) bool. True at real tokens.
+        causal: Let each token attend only to itself and the tokens before it.
+        slopes: (H,). ALiBi slopes of the heads (arXiv:2108.12409). Default: no ALiBi.
+        window: Maximum distance between a query and a key (arXiv:2004.05150, section 3.1). Default:
+            no limit. Distances count only real tokens.
+
+    Returns:
+        None if there is no restriction. Without slopes, (B, 1, 1 or N, N) bool, True where
+        attention is allowed. With slopes, (B, H, N, N) float, which is added to the scores.
+    """
+    n = mask.shape[1]
+    # Depends on the values, because torch can choose its fastest kernel without a mask.
+    unrestricted = not causal and window is None and bool(mask.all())
+    allowed = rearrange(mask | ~mask.any(1, keepdim=True), "b n -> b 1 1 n")
+    if causal:
+        allowed = allowed & torch.ones(n, n, dtype=torch.bool, device=mask.device).tril()
+    distance = torch.zeros(())
+    if slopes is not None or window is not None:
+        distance = _distances(mask)
+    if window is not None:
+        allowed = allowed & (distance <= window)
+    # The diagonal is allowed, so that padding can attend at least to itself.
+    if causal or window is not None:
+        allowed = allowed | torch.eye(n, dtype=torch.bool, device=mask.device)
+    if slopes is None:
+        return None if unrestricted else allowed
+    offset = -rearrange(slopes, "h -> 1 h 1 1") * distance
+    return offset if unrestricted else offset.masked_fill(~allowed, -torch.inf)
+
+
+def token_index(mask: Tensor) -> Tensor:
+    """Return the index (B, N) of each token among the real tokens of mask (B, N).
+
+    Padding between real tokens does not change their positions.
+    """
+    return (mask.cumsum(1) - 1).clamp(min=0)
+
+
+def alibi_slopes(num_heads: int) -> Tensor:
+    """Return the ALiBi slopes (H,): 2^(-8/H), 2^(-16/H), ... (arXiv:2108.12409, section 3)."""
+    return 2 ** (-8 * torch.arange(1, num_heads + 1) / num_heads)
+
+
+def rope_angles(mask: Tensor, head_dim: int, theta: float = 10000.0) -> Tensor:
+    """Return the rotary angles (B, 1, N, head_dim / 2) of a sequence with mask (B, N).
+
+    There is one angle per pair of features (arXiv:2104.09864, section 3.2.2).
+    """
+    # The wavelengths form a geometric progression from 2 pi to 2 pi * theta tokens.
+    frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2, device=mask.device) / head_dim)
+    return rearrange(token_index(mask)[..., None] * frequency, "b n f -> b 1 n f")
+
+
+def apply_rope(x: Tensor, angles: Tensor) -> Tensor:
+    """Rotate the pairs (x[i], x[i + d/2]) of x (B, H, N, d) by angles (B, 1, N, d/2)."""
+    # The angles are float32, because bf16 would round those of large positions to wrong values.
+    sin = angles.sin().to(x.dtype)
+    cos = angles.cos().to(x.dtype)
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
+
+
+def _distances(mask: Tensor) -> Tensor:
+    """Return the distance (B, 1, N, N) between any two tokens, counted in real tokens."""
+    index = token_index(mask)
+    return rearrange((index[:, :, None] - index[:, None, :]).abs(), "b m n -> b 1 m n")

@@ -1,0 +1,1 @@
+"""The implementation of the commands: training, evaluation, prediction and the run folder."""

@@ -1,0 +1,188 @@
+"""Load the weights of checkpoints into the model of a training that starts from them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import nn
+
+from dxn.models import module_key
+from dxn.tasks import Task
+from dxn.weights import PublicModel
+
+
+@dataclass(frozen=True)
+class InitialWeights:
+    """The checkpoints that a training starts from.
+
+    Without checkpoints, `prepare` and `fill` do nothing, so that callers need no special case.
+
+    Args:
+        main: Checkpoint of the backbone, and of all adapters without a checkpoint of their own.
+        adapters: Checkpoints of single adapters, by adapter key.
+        strict: Whether missing and unexpected tensors are an error.
+    """
+
+    main: PublicModel | None = None
+    adapters: Mapping[str, PublicModel] = field(default_factory=dict)
+    strict: bool = True
+
+    @property
+    def checkpoints(self) -> list[PublicModel]:
+        """All checkpoints, the main one first. Empty for a training from random weights."""
+        main = [] if self.main is None else [self.main]
+        return [*main, *self.adapters.values()]
+
+    def source(self, key: str, modality: str) -> PublicModel | None:
+        """Return the checkpoint of the adapter `key`; None if it starts from random weights."""
+        # The more specific option has priority: weights.adapters.NAME over weights.
+        if key in self.adapters:
+            return self.adapters[key]
+        if self.main is not None and self.main.adapter_key(key, modality) is not None:
+            return self.main
+        return None
+
+    def prepare(self, adapters: Mapping[str, Any], task: Task) -> None:
+        """Load the tokenizers of the checkpoints into the adapters and the task.
+
+        Call it before the adapters are fitted: a vocabulary that is trained on the data would
+        number the tokens differently than the rows of the checkpoint's embedding.
+        """
+        for key, adapter in adapters.items():
+            public = self.source(key, adapter.modality)
+            if public is not None:
+                public.prepare({key: adapter})
+        # Only tasks that generate text have a tokenizer, and only checkpoints of dxn contain it.
+        use_checkpoint = getattr(task, "use_checkpoint", None)
+        if self.main is not None and self.main.family.own and use_checkpoint is not None:
+            use_checkpoint(self.main.checkpoint.folder)
+
+    def fill(self, model: nn.Module, task: Task) -> list[str]:
+        """Copy the weights of all checkpoints into the model.
+
+        Args:
+            model: The model.
+            task: The task that created the head of the model.
+
+        Returns:
+            Lines to print about tensors that were not loaded.
+        """
+        notices: list[str] = []
+        for key, public in self.adapters.items():
+            prefix = f"adapters.{module_key(key)}."
+            result = public.fill(model, only=(prefix,), strict=self.strict)
+            notices += _notices(public, result.missing, result.unexpected)
+        if self.main is None:
+            return notices
+        main = self.main
+        prefixes: list[str] = []
+        for key, adapter in model.get_submodule("adapters").named_children():
+            if self._source_of_module(key, adapter.modality) is main:
+                prefixes.append(f"adapters.{key}.")
+        new = self._new_tensors(model) if main.family.own else []
+        # The user can choose another fusion than that of the checkpoint. Its parameters would be
+        # reported as missing, so only the tensors that both have in common are requested.
+        fusion = [n for n in main.tensor_map if n.startswith("fusion.") and n not in new]
+        if main.family.own:
+            head, head_notices = _own_head(main, model, task)
+        else:
+            head, head_notices = _public_head(main, task)
+        only = (*prefixes, *fusion, "backbone.", *head)
+        result = main.fill(model, only=only, strict=self.strict)
+        missing = [*new, *result.missing]
+        return [*notices, *_notices(main, missing, result.unexpected), *head_notices]
+
+    def loaded(self, model: nn.Module) -> set[str]:
+        """Return the names of the model's tensors that were loaded, without those of the head.
+
+        finetune.freeze=all freezes exactly these tensors.
+        """
+        names: set[str] = set()
+        for name in model.state_dict():
+            group, _, rest = name.partition(".")
+            # A head is trained even if it was loaded, because the targets can have changed.
+            if group == "head":
+                continue
+            public, source_name = self.main, name
+            if group == "adapters":
+                key, _, rest = rest.partition(".")
+                modality = model.get_submodule(f"adapters.{key}").modality
+                public = self._source_of_module(key, modality)
+                source = None if public is None else public.adapter_key(key, str(modality))
+                source_name = f"adapters.{module_key(source or '')}.{rest}"
+            if public is not None and source_name in public.tensor_map:
+                names.add(name)
+        return names
+
+    def _source_of_module(self, key: str, modality: Any) -> PublicModel | None:
+        """Return `source` for the key of a submodule, which `module_key` may have changed."""
+        original = next((k for k in self.adapters if module_key(k) == key), key)
+        return self.source(original, modality)
+
+    def _new_tensors(self, model: nn.Module) -> list[str]:
+        """Return the adapters and the tensors of the fusion that a checkpoint of dxn lacks."""
+        assert self.main is not None
+        # Not only missing names: the embedding of the inputs has another shape for more inputs.
+        shapes = {name: t.shape for name, t in self.main.checkpoint.tensors.items()}
+        fusion = [
+            name
+            for name, tensor in model.state_dict().items()
+            if name.startswith("fusion.") and shapes.get(name) != tensor.shape
+        ]
+        # A new adapter is one line for the user, instead of one line per tensor.
+        new = [
+            f"adapters.{key}"
+            for key, adapter in model.get_submodule("adapters").named_children()
+            if self._source_of_module(key, adapter.modality) is None
+        ]
+        return [*new, *fusion]
+
+
+def _public_head(public: PublicModel, task: Task) -> tuple[list[str], list[str]]:
+    """Return the prefixes of the head's tensors to load, and lines to print about the others."""
+    labels = public.architecture.labels
+    # The rows of the output layer belong to the classes in this order, so the lists must be equal.
+    if public.architecture.task == task.name and labels == list(task.labels or ()):
+        return ["head.pre.", "head.out."], []
+    # The layers before the output layer, such as BERT's pooler, do not depend on the classes.
+    prefixes = ["head.pre."]
+    if labels is None:
+        return prefixes, []
+    notice = f"weights: the head for {len(labels)} classes is replaced by a new one for the targets"
+    return prefixes, [notice]
+
+
+def _own_head(public: PublicModel, model: nn.Module, task: Task) -> tuple[list[str], list[str]]:
+    """Do the same as `_public_head` for a checkpoint of dxn.
+
+    Its head is loaded completely or not at all, because the names of its tensors do not tell which
+    of them depend on the classes.
+    """
+    parts = public.architecture
+    state = model.state_dict()
+    wanted = {name: t.shape for name, t in state.items() if name.startswith("head.")}
+    saved = {n: t.shape for n, t in public.checkpoint.tensors.items() if n.startswith("head.")}
+    if parts.task != task.name:
+        reason = f"its task is {parts.task}, the task of this training is {task.name}"
+    elif (parts.labels or []) != list(task.labels or ()):
+        reason = "its classes or its vocabulary are different"
+    elif wanted != saved:
+        reason = "its tensors have other shapes"
+    else:
+        return ["head."], []
+    # A head without tensors has nothing to load, so there is nothing to report.
+    notice = f"weights: {public.checkpoint.source}: the head is not used: {reason}"
+    return [], [notice] if wanted else []
+
+
+def _notices(public: PublicModel, missing: Sequence[str], unexpected: Sequence[str]) -> list[str]:
+    source = public.checkpoint.source
+    lines: list[str] = []
+    if missing:
+        # transformers prints the same warning for newly initialized weights.
+        lines.append(f"weights: {source} has no {', '.join(missing)}: initialized randomly")
+    if unexpected:
+        lines.append(f"weights: {source}: tensors not used: {', '.join(unexpected)}")
+    return lines

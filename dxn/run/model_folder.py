@@ -1,0 +1,197 @@
+"""The model folder: how a trained model is saved and loaded."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from dxn.errors import UserError
+from dxn.instantiate import build
+from dxn.models import Model, module_key
+from dxn.run.build import adapters_of, build_model, by_input
+from dxn.run.predictor import Predictor
+from dxn.run.settings import dump_yaml, plain
+from dxn.tasks import Task
+from dxn.tasks.task import STATE_FILE
+from dxn.tokenize.adapter import load_adapter, save_adapter
+from dxn.train.checkpoint import write_safely
+from dxn.train.finetune import merged
+from dxn.weights import read_public
+from dxn.weights.checkpoint import read_tensors
+from dxn.weights.own import check_sums, read_config
+
+WEIGHTS = "model.safetensors"
+CONFIG = "config.yaml"
+CARD = "README.md"
+SUMS = "SHA256SUMS"
+# Options of adapters and heads that name a file: a tokenizer and pretrained word vectors. Both are
+# saved in the model folder, so the paths are removed from config.yaml.
+FILE_OPTIONS = (("tokenizer", "path"), ("embedding", "path"))
+MAX_REASON = 300  # characters; load_state_dict lists every tensor that does not match
+
+
+def save(folder: Path, *, model: Model, nodes: Mapping[str, Any], task: Task, card: str) -> None:
+    """Write the model folder: weights, config.yaml, tokenizers, labels.json, card and checksums.
+
+    Args:
+        folder: Folder to write.
+        model: The trained model. LoRA weights are merged into the matrices that they change.
+        nodes: Content of config.yaml, from which `load` builds the model: inputs, target, adapters,
+            fusion, backbone and head.
+        task: The fitted task.
+        card: Model card in Markdown, for README.md.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    # safetensors stores contiguous tensors only.
+    tensors = {name: t.detach().cpu().contiguous() for name, t in merged(model).items()}
+    write_safely(folder / WEIGHTS, tensors)
+    (folder / CONFIG).write_text(dump_yaml(_portable(nodes)), encoding="utf-8")
+    (folder / CARD).write_text(card, encoding="utf-8")
+    save_fitted(folder, adapters_of(model), task)
+    # Last, because the checksums cover all other files.
+    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != SUMS]
+    sums = [f"{_sha256(path)}  {path.name}" for path in paths]
+    (folder / SUMS).write_text("\n".join(sums) + "\n", encoding="utf-8")
+
+
+def load(
+    folder: str | PathLike[str], *, device: str = "cpu", trust: Sequence[str] = ()
+) -> Predictor:
+    """Load a trained model from its model folder, or from the run folder that contains it.
+
+    Args:
+        folder: Model folder or run folder.
+        device: Device that the model is moved to, such as "cuda".
+        trust: Top-level packages besides dxn whose code config.yaml may use.
+
+    Raises:
+        UserError: If a file is missing, changed or damaged, or config.yaml names a class that
+            belongs neither to dxn nor to a trusted package.
+    """
+    folder = model_folder(Path(folder))
+    # Before anything else is read: a damaged file would cause an error that hides the reason.
+    check_sums(folder)
+    nodes = read_config(folder, trust=tuple(trust))
+    adapters = {
+        key: build(node, key=f"config.yaml: adapters.{key}", trust=trust)
+        for key, node in nodes["adapters"].items()
+    }
+    task = build(nodes["head"], key="config.yaml: head", trust=trust)
+    load_fitted(folder, adapters, task)
+    tensors = read_tensors(folder / WEIGHTS)
+    # `task.bind` may read statistics of the adapters, such as the mean of the pixels, so their
+    # weights are loaded before the model exists.
+    for key, adapter in adapters.items():
+        prefix = f"adapters.{module_key(key)}."
+        own = {
+            name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)
+        }
+        _load_weights(adapter, own, folder)
+    inputs = {name: spec["adapter"] for name, spec in nodes["inputs"].items()}
+    task.bind(by_input(adapters, inputs))
+    model = build_model(nodes, task, adapters, inputs, trust=trust)
+    _load_weights(model, tensors, folder)
+    columns = {name: spec.get("column", name) for name, spec in nodes["inputs"].items()}
+    return Predictor(model.to(device).eval(), task, columns=columns, target=nodes.get("target"))
+
+
+def from_public(
+    source: str,
+    *,
+    revision: str | None = None,
+    part: str | None = None,
+    strict: bool = True,
+    device: str = "cpu",
+) -> Predictor:
+    """Load a public checkpoint. It can predict if the checkpoint contains a classifier.
+
+    Args:
+        source: File, folder or hub id of the checkpoint.
+        revision: Branch, tag or commit of a hub id.
+        part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
+        strict: Whether missing and unexpected tensors are an error.
+        device: Device that the model is moved to, such as "cuda".
+
+    Raises:
+        UserError: If dxn does not support the checkpoint, or tensors are missing.
+    """
+    public = read_public(source, revision=revision, part=part)
+    nodes = public.nodes()
+    adapters = {
+        key: build(node, key=f"weights: adapters.{key}") for key, node in nodes["adapters"].items()
+    }
+    # The tokenizer first: its size is the number of rows of the embedding.
+    public.prepare(adapters)
+    inputs = {name: spec["adapter"] for name, spec in nodes["inputs"].items()}
+    task = build(nodes["head"], key="weights: head")
+    task.bind(by_input(adapters, inputs))
+    state = public.task_state()
+    if state:
+        task.load_state(state)
+    model = build_model(nodes, task, adapters, inputs)
+    public.fill(model, strict=strict)
+    return Predictor(model.to(device).eval(), task)
+
+
+def model_folder(folder: Path) -> Path:
+    """Return the path of the model folder in a run folder, or the folder itself if it is one.
+
+    Raises:
+        UserError: If a file of the model folder is missing.
+    """
+    if (folder / "model" / CONFIG).exists():
+        folder = folder / "model"
+    for name in (WEIGHTS, CONFIG, STATE_FILE):
+        if not (folder / name).exists():
+            raise UserError(f"{folder}: not a run folder or model folder; {name} is missing")
+    return folder
+
+
+def save_fitted(folder: Path, adapters: Mapping[str, Any], task: Task) -> None:
+    """Write what adapters and task learned from the training split, such as vocabularies."""
+    for key, adapter in adapters.items():
+        save_adapter(adapter, folder, key)
+    task.save(folder)
+
+
+def load_fitted(folder: Path, adapters: Mapping[str, Any], task: Task) -> None:
+    """Read the files of `save_fitted` into adapters and task that are not fitted yet."""
+    for key, adapter in adapters.items():
+        load_adapter(adapter, folder, key)
+    task.load(folder)
+
+
+def _load_weights(module: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Load a state dict that may come from a stranger's folder.
+
+    Raises:
+        UserError: If the tensors do not match the modules that config.yaml describes.
+    """
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:MAX_REASON]
+        raise UserError(f"{folder / WEIGHTS}: does not match {CONFIG}: {reason}") from error
+
+
+def _portable(nodes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nodes without options that have no meaning on another machine.
+
+    These are paths of files, and augmentation, which only the training uses.
+    """
+    result = plain(nodes)
+    for part in [*result["adapters"].values(), result["head"]]:
+        for group, key in FILE_OPTIONS:
+            if isinstance(part.get(group), dict) and key in part[group]:
+                part[group][key] = None
+        part.pop("augment", None)
+    return result
+
+
+def _sha256(path: Path) -> str:
+    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -1,0 +1,324 @@
+"""Prepare a training: read the data, fit and build all parts, and check them before writing."""
+
+from __future__ import annotations
+
+import copy
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+
+from dxn.data.check import Truncation
+from dxn.data.samples import LoaderOptions, Samples
+from dxn.data.stream import make_samples
+from dxn.errors import UserError
+from dxn.instantiate import build
+from dxn.models import Model, count_parameters
+from dxn.run import model_folder, report
+from dxn.run.build import (
+    Data,
+    Inputs,
+    adapters_of,
+    assign_inputs,
+    build_adapters,
+    build_model,
+    build_pretraining_task,
+    build_task,
+    by_input,
+    check_combinations,
+    decide_task,
+    fit_adapters,
+    model_nodes,
+    open_source,
+    open_splits,
+    preprocessors_of,
+    without_target,
+)
+from dxn.run.filling import InitialWeights
+from dxn.run.initial_weights import read_initial_weights, with_weights
+from dxn.run.settings import Settings
+from dxn.tasks import Task
+from dxn.tokenize.adapter import Preprocessor
+from dxn.train.checkpoint import write_safely
+from dxn.train.finetune import Finetune
+from dxn.train.trainer import Trainer
+
+LOADED = "loaded.json"  # names of the tensors that were loaded from a checkpoint
+# Model and random generator before pretraining. A run that is interrupted during pretraining has no
+# checkpoint of the head yet. Resuming loads the tokenizers instead of training them, which draws
+# fewer random numbers, so without this file the head would start from other weights.
+INITIAL = "initial.safetensors"
+GENERATOR = "generator"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """Everything that a training needs.
+
+    Args:
+        settings: The settings, including the options that weights and data determine.
+        folder: The run folder.
+        data: The opened data.
+        inputs: The inputs of the model.
+        task: The fitted task.
+        pretraining: The task of pretraining. None: no pretraining.
+        model: The model, with initial weights if there are any.
+        finetune: Freezes weights and adds LoRA weights.
+        loader: Options for loading samples.
+        seed: Random seed of augmentation.
+        truncations: Inputs of the training split that are truncated, by input name.
+        loaded: Names of the tensors that were loaded from a checkpoint.
+    """
+
+    settings: Settings
+    folder: Path
+    data: Data
+    inputs: Inputs
+    task: Task
+    pretraining: Task | None
+    model: Model
+    finetune: Finetune
+    loader: LoaderOptions
+    seed: int
+    truncations: Mapping[str, Truncation]
+    loaded: set[str]
+
+    @property
+    def preprocessors(self) -> dict[str, Preprocessor]:
+        """The preprocessor of each input, by input name."""
+        # The model's own adapters, because loading weights can replace statistics of its inputs.
+        return {name: self.model.adapter(name).prepare for name in self.model.inputs}
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of rows of each split."""
+        return {name: len(split) for name, split in self.data.splits.items()}
+
+    def training_samples(self, task: Task) -> Samples:
+        """Return the augmented samples of the training split for a task.
+
+        With loader.overfit, these are the first few samples, without augmentation.
+        """
+        dropout = self.loader.input_dropout
+        return self._samples(task, "train", augment=not self.loader.overfit, input_dropout=dropout)
+
+    def validation_samples(self, task: Task) -> Samples | None:
+        """Return the samples that select the best epoch; None if there is no validation split."""
+        # Overfitting shows whether the model can memorize, so it is validated on what it learns.
+        split = "train" if self.loader.overfit else "validation"
+        return self._samples(task, split) if split in self.data.splits else None
+
+    def _samples(self, task: Task, split: str, **options: Any) -> Samples:
+        opened = self.data.splits[split]
+        samples = make_samples(task, opened, self.preprocessors, seed=self.seed, **options)
+        if self.loader.overfit:
+            samples.keep_first(self.loader.overfit)
+        return samples
+
+    def save_model(
+        self,
+        folder: Path,
+        model: Model,
+        task: Task,
+        head: Mapping[str, Any],
+        figures: Mapping[str, float],
+        *,
+        title: str,
+    ) -> None:
+        """Save a model folder.
+
+        Args:
+            folder: Folder to write.
+            model: The model to save: that of the run, or that of pretraining.
+            task: The task of its head.
+            head: Configuration node of the task.
+            figures: Validation metrics of this epoch.
+            title: Title of the model card.
+        """
+        about_target = ""
+        target = None
+        if task.needs_target:
+            about_target = task.describe(self.data.splits["train"].targets or ())
+            target = self.data.source.target
+        nodes = model_nodes(self.settings.values, self.inputs, head, target)
+        card = report.card(
+            name=title,
+            nodes=nodes,
+            task=task,
+            about_target=about_target,
+            sizes=self.sizes,
+            figures=figures,
+            parameters=count_parameters(model),
+        )
+        model_folder.save(folder, model=model, nodes=nodes, task=task, card=card)
+
+
+def prepare(settings: Settings, trainer: Trainer) -> Prepared:
+    """Read the data, fit and build all parts, and only then create the run folder.
+
+    The order of the steps is the order of the random draws. Do not change it: equal seeds must keep
+    giving equal models.
+
+    Raises:
+        UserError: If the settings, the data or the weights cannot be used.
+    """
+    trust = settings.trust
+    resume = bool(settings.values["resume"])
+    # A resumed run takes its weights from its own checkpoint, and its saved configuration contains
+    # the options that the initial weights determined.
+    start = InitialWeights() if resume else read_initial_weights(settings)
+    settings = with_weights(settings, start)
+    config = settings.values
+    # All parts that need no data are built first: reading the data can take minutes, and a wrong
+    # option should be reported before.
+    task = build_task(config, trust)
+    check_combinations(config, task)
+    pretraining = build_pretraining_task(config, trust)
+    finetune = build(config["finetune"], key="finetune", trust=trust)
+    loader = build(config["loader"], key="loader")
+
+    preprocessors = preprocessors_of(config, trust)
+    source = open_source(config, preprocessors, trust)
+    task, head = decide_task(task, config, source)
+    settings = replace(settings, values={**config, "head": head})
+    # Once more, now that head=auto has been replaced by the task that fits the targets.
+    check_combinations(settings.values, task)
+    if not task.needs_target:
+        source = without_target(source)
+    inputs = assign_inputs(config, source.inputs, preprocessors)
+    adapters = build_adapters(inputs, trust)
+    folder = run_folder(config, source.target, main=trainer.main)
+    start.prepare(adapters, task)
+    if resume:
+        # Training a tokenizer again can give another one: ties of a unigram model are broken by the
+        # order of a hash table.
+        model_folder.load_fitted(folder / "checkpoints", adapters, task)
+
+    named = by_input(adapters, inputs.adapters)
+    prepare_input = {name: adapter.prepare for name, adapter in named.items()}
+    data = open_splits(source, prepare_input, task)
+    train = data.splits["train"]
+    fit_adapters(adapters, inputs, train, task.vocabulary_texts(train.targets or ()))
+    task.bind(named)
+    if not resume:
+        task.fit(train.targets or ())
+    if pretraining is not None:
+        pretraining.bind(named)
+    truncations = report.truncations(train, prepare_input)
+    report.describe(data, task, inputs, truncations)
+
+    model = build_model(settings.values, task, adapters, inputs.adapters, trust=trust)
+    for notice in start.fill(model, task):
+        report.print_line(notice)
+    if start.checkpoints:
+        # A checkpoint can contain other statistics of the inputs than those of the data.
+        task.bind(named)
+    loaded = _read_loaded(folder) if resume else start.loaded(model)
+    _finetune(finetune, model, loaded, postponed=pretraining is not None)
+    if not resume and trainer.main:
+        _create_run_folder(folder, settings, model, task, loaded)
+    if pretraining is not None:
+        _keep_initial_state(folder / "checkpoints" / INITIAL, model, trainer, resume=resume)
+    report.print_line(f"run folder: {folder}")
+    report.print_line(f"precision: {trainer.precision_note}; device: {trainer.accelerator.device}")
+    report.print_line(_size(model))
+    return Prepared(
+        settings=settings,
+        folder=folder,
+        data=data,
+        inputs=inputs,
+        task=task,
+        pretraining=pretraining,
+        model=model,
+        finetune=finetune,
+        loader=loader,
+        seed=trainer.seed,
+        truncations=truncations,
+        loaded=loaded,
+    )
+
+
+def run_folder(config: Mapping[str, Any], target: str | None, *, main: bool) -> Path:
+    """Return the folder of the resumed run, the folder `run`, or output/NAME/DATE_TIME.
+
+    Args:
+        config: The configuration.
+        target: Name of the target column, which is the default of NAME.
+        main: Whether this is the main process, which creates the folder.
+
+    Raises:
+        UserError: If a new run would overwrite another one.
+    """
+    if config["resume"]:
+        return Path(config["resume"])
+    if config["run"]:
+        folder = Path(config["run"])
+    else:
+        # The name of a column can contain a slash, which would create another folder level.
+        name = str(config["name"] or target or "run").replace("/", "_")
+        folder = Path(config["output"]) / name / report.now()
+    # Only in the main process: in the others the file can already be that of the main process.
+    if main and (folder / "metrics.jsonl").exists():
+        raise UserError(
+            f"run: {folder} already contains a run; set resume={folder} to continue it, or choose "
+            "another folder"
+        )
+    return folder
+
+
+def _finetune(finetune: Finetune, model: Model, loaded: set[str], *, postponed: bool) -> None:
+    """Freeze weights and add LoRA weights, or with pretraining only check that this is possible.
+
+    Pretraining trains all weights. The fine-tuning options are for the training after it.
+    """
+    if not postponed:
+        finetune(model, loaded)
+        return
+    # On a copy and without random draws, so that the check has no effect on the training. Without
+    # the check, a wrong option would be reported only after pretraining.
+    with torch.random.fork_rng(devices=[]):
+        finetune(copy.deepcopy(model), loaded)
+
+
+def _create_run_folder(
+    folder: Path, settings: Settings, model: Model, task: Task, loaded: set[str]
+) -> None:
+    """Create the run folder with everything that resuming needs besides checkpoints."""
+    checkpoints = folder / "checkpoints"
+    checkpoints.mkdir(parents=True, exist_ok=True)
+    settings.save(folder)
+    model_folder.save_fitted(checkpoints, adapters_of(model), task)
+    if loaded:
+        (checkpoints / LOADED).write_text(json.dumps(sorted(loaded)), encoding="utf-8")
+
+
+def _keep_initial_state(path: Path, model: Model, trainer: Trainer, *, resume: bool) -> None:
+    """Save the model and the random generator, or restore them if the run is resumed."""
+    if not resume:
+        if trainer.main:
+            state = {name: t.cpu().contiguous() for name, t in model.state_dict().items()}
+            write_safely(path, {**state, GENERATOR: torch.get_rng_state()})
+        return
+    if not path.exists():
+        raise UserError(f"{path}: file not found; this run cannot be resumed, start a new one")
+    state = load_file(path)
+    torch.set_rng_state(state.pop(GENERATOR))
+    model.load_state_dict(state)
+
+
+def _read_loaded(folder: Path) -> set[str]:
+    # The file exists only if the run started from a checkpoint.
+    path = folder / "checkpoints" / LOADED
+    return set(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else set()
+
+
+def _size(model: Model) -> str:
+    total = count_parameters(model)
+    trained = count_parameters(model, trained=True)
+    part = f"; trained: {trained:,}" if trained < total else ""
+    backbone = count_parameters(model.backbone)
+    return f"model: {total:,} parameters, {backbone:,} of them in the backbone{part}"

@@ -1,0 +1,100 @@
+"""Pretraining: train the model on a task without targets, before it is trained on the main task.
+
+The node `pretrain` of the configuration (conf/pretrain/masked.yaml) has these keys:
+
+    epochs: 10        # number of passes over the training split
+    lr: 0.001         # peak learning rate
+    warmup: 0.1       # fraction of the steps in which the learning rate increases from 0
+    task:             # node of the task, such as {_target_: dxn.tasks.Masked}
+
+All other options (batch size, seed, device, precision, loader) are those of the main training.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors.torch import load_file
+
+from dxn.instantiate import build
+from dxn.models import Model
+from dxn.run import model_folder, report
+from dxn.run.build import adapters_of, make_head
+from dxn.run.prepare import Prepared
+from dxn.tasks import Task
+from dxn.train.checkpoint import NAME as CHECKPOINT
+from dxn.train.optim import adamw, cosine
+from dxn.train.trainer import Trainer
+
+FOLDER = "pretrain"
+# Options of the trainer that are for the main task only, because they are tuned to its targets and
+# its metric. Pretraining runs all of its epochs and does not average weights, and a masked sample
+# has no target that mixup could mix.
+MAIN_TASK_ONLY = {"patience": 0, "ema_decay": 0.0, "mixup": 0.0}
+
+
+def pretrain(run: Prepared, task: Task) -> None:
+    """Train the adapters, the fusion and the backbone of the run's model in place.
+
+    Pretraining has its own log and checkpoints in RUN/pretrain. It continues from its last
+    checkpoint if the run is resumed. Afterwards, the model has the weights of its best epoch.
+
+    Args:
+        run: The prepared run. The head of its model is not changed.
+        task: Task to pretrain on, bound to the model's adapters.
+    """
+    config = run.settings.values
+    options = config["pretrain"]
+    folder = run.folder / FOLDER
+    node = {**config["trainer"], **MAIN_TASK_ONLY, "epochs": options["epochs"]}
+    trainer: Trainer = build(node, key="trainer", trust=run.settings.trust)
+    student = _with_head(run.model, task)
+
+    def save_best(figures: Mapping[str, float]) -> None:
+        if trainer.main:
+            title = f"{run.folder.parent.name}, pretraining"
+            run.save_model(folder / "model", student, task, options["task"], figures, title=title)
+
+    state = trainer.fit(
+        student,
+        task,
+        optimizer=adamw(student, lr=options["lr"]),
+        schedule=cosine(warmup=options["warmup"]),
+        train=run.training_samples(task),
+        validation=run.validation_samples(task),
+        folder=folder,
+        keep=save_best,
+        # A run that was interrupted before the first checkpoint starts pretraining again.
+        resume=bool(config["resume"]) and (folder / "checkpoints" / CHECKPOINT).exists(),
+        num_workers=run.loader.num_workers,
+        name="pretraining",
+    )
+    trainer.accelerator.wait_for_everyone()  # until the main process has written the weights
+    _load_all_but_head(run.model, folder / "model" / model_folder.WEIGHTS)
+    if trainer.main:
+        metrics = report.training_figures(state, student)
+        (folder / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
+
+
+def _with_head(model: Model, task: Task) -> Model:
+    """Return a model that shares adapters, fusion and backbone with `model`, with a new head."""
+    adapters = adapters_of(model)
+    return Model(
+        adapters,
+        inputs=model.inputs,
+        fusion=model.fusion,
+        backbone=model.backbone,
+        head=make_head(task, adapters, model.inputs, model.fusion),
+    )
+
+
+@torch.no_grad()
+def _load_all_but_head(model: Model, path: Path) -> None:
+    """Load the weights of the best epoch, which need not be the last one."""
+    state = model.state_dict()
+    for name, tensor in load_file(path).items():
+        if name in state and not name.startswith("head."):
+            state[name].copy_(tensor)

@@ -1,0 +1,39 @@
+"""Process-wide settings, which the command line, Python, tests and benchmarks share."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+
+# Parameters of glibc's mallopt, from malloc.h.
+TRIM_THRESHOLD = -1
+MMAP_THRESHOLD = -3
+MAX_MMAP_THRESHOLD = 1 << 30  # bytes
+MAX_TRIM_THRESHOLD = (1 << 31) - 1  # bytes; the largest int
+
+
+def configure() -> None:
+    """Set environment variables and options of the C library before torch is imported.
+
+    Variables that the user has already set are kept. Calling the function again has no effect.
+    """
+    # By default, idle OpenMP threads wait in a loop. If processes share the cores of a machine,
+    # this slows them down by a factor of up to twenty.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    # By default, MKL may choose another code path in each process. Then the last bits of a Fourier
+    # transform differ between processes, and runs with equal seeds have different spectrograms.
+    os.environ.setdefault("MKL_CBWR", "AUTO")
+    _keep_memory()
+
+
+def _keep_memory() -> None:
+    """Let the C library keep freed memory instead of returning it to the operating system.
+
+    Returning large blocks and requesting them again takes a tenth of each training step on a CPU.
+    """
+    # Only glibc has mallopt. On macOS and Windows the call fails, and is not needed.
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
+        library.mallopt(TRIM_THRESHOLD, MAX_TRIM_THRESHOLD)

@@ -1,0 +1,38 @@
+"""Tasks: target parsing, heads, losses, metrics and the rows of predictions.csv."""
+
+from dxn.tasks.auto import Auto, infer_task, task_class
+from dxn.tasks.classify import Classify
+from dxn.tasks.embed import Embed
+from dxn.tasks.generate import Generate, Generated
+from dxn.tasks.heads import LinearHead, PreHead, TokenHead
+from dxn.tasks.language import Language
+from dxn.tasks.masked import Masked
+from dxn.tasks.multilabel import Multilabel
+from dxn.tasks.regress import Regress
+from dxn.tasks.tag import Tag
+from dxn.tasks.task import IGNORED, TASKS, Task, Window, Writes, format_cell, read_state
+
+__all__ = [
+    "IGNORED",
+    "TASKS",
+    "Auto",
+    "Classify",
+    "Embed",
+    "Generate",
+    "Generated",
+    "Language",
+    "LinearHead",
+    "Masked",
+    "Multilabel",
+    "PreHead",
+    "Regress",
+    "Tag",
+    "Task",
+    "TokenHead",
+    "Window",
+    "Writes",
+    "format_cell",
+    "infer_task",
+    "read_state",
+    "task_class",
+]

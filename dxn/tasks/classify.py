@@ -1,0 +1,179 @@
+"""Classification: predict one of several classes for each sample."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dxn.tasks.cells import are_lists
+from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
+from dxn.tasks.labels import Labels, balanced_weights, describe_names
+from dxn.tasks.task import IGNORED, Batch, Task
+
+
+class Classify(Task):
+    """Predict one of several classes for each sample.
+
+    Args:
+        label_smoothing: Amount of label smoothing, from 0 (none) to 1 (uniform targets)
+            (arXiv:1512.00567, section 7).
+        balance: Whether to weight each class in the loss by its inverse frequency.
+        hidden: Hidden layer before the output layer: none, linear, tanh, relu or gelu.
+        norm: Whether to apply a layer norm before the output layer.
+        norm_eps: Epsilon of the layer norm before the output layer.
+        dropout: Dropout probability before the output layer.
+    """
+
+    name = "classify"
+    plots = "confusion"
+    monitored = "accuracy"
+    higher_is_better = True
+
+    def __init__(
+        self,
+        *,
+        label_smoothing: float = 0.0,
+        balance: bool = False,
+        hidden: Hidden = "none",
+        norm: bool = False,
+        norm_eps: float = 1e-5,
+        dropout: float = 0.1,
+    ):
+        check_hidden(hidden)
+        self.label_smoothing = label_smoothing
+        self.balance = balance
+        self.pre_options = {
+            "hidden": hidden,
+            "norm": norm,
+            "norm_eps": norm_eps,
+            "dropout": dropout,
+        }
+        self.classes = Labels()
+
+    @classmethod
+    def accepts(cls, values: Sequence[Any], words: Sequence[Any] | None) -> float:
+        """Return a low score for any column that does not consist of lists."""
+        # Every value can be a class label. The score is below those of all other tasks (0.5 to 1),
+        # so that classification is the fallback if no other task accepts the values.
+        return 0.3 if values and not are_lists(values) else 0.0
+
+    def parse(self, value: Any, origin: str) -> str:
+        """Return the class name."""
+        return str(value)
+
+    def fit(self, values: Sequence[str]) -> None:
+        """Collect the class names, and compute class weights if `balance` is set."""
+        self.classes = Labels.fit(values)
+        if self.balance:
+            weights = balanced_weights(self.classes.names, values)
+            self.classes = replace(self.classes, weights=weights)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Class names in the order of the head's outputs."""
+        return self.classes.names
+
+    def describe(self, values: Sequence[str]) -> str:
+        """Return the number of classes, and the number of rows of the most frequent ones."""
+        return describe_names(values, "class", "classes")
+
+    def unknown(self, values: Sequence[str]) -> int:
+        """Count the rows whose class does not occur in the training split."""
+        return sum(value not in self.classes.index for value in values)
+
+    def encode(self, value: str, rand: random.Random | None = None) -> Tensor:
+        """Return the class index (), or IGNORED for a class that is not in the training split."""
+        # cross_entropy skips IGNORED, and no predicted index is equal to it: an unknown class
+        # adds no loss and counts as a wrong prediction.
+        return torch.tensor(self.classes.index.get(value, IGNORED))
+
+    def mix_targets(self, target: Tensor, order: Tensor, share: float) -> Tensor:
+        """Return soft targets (B, K), the mixed class probabilities."""
+        # one_hot cannot encode IGNORED. It does not occur here, because mixup is applied only in
+        # training, where all classes are known.
+        one_hot = F.one_hot(target, len(self.labels)).float()
+        return share * one_hot + (1 - share) * one_hot[order]
+
+    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
+        """Build a linear layer that maps the pooled vector to logits."""
+        return LinearHead(PreHead(pooled_dim, **self.pre_options), len(self.labels))
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy of logits (B, K).
+
+        Targets are class indices (B,), or class probabilities (B, K) after mixup.
+        """
+        # The softmax is computed in float32 even if the model uses bfloat16, whose 8 significant
+        # bits are too few for the differences between logits.
+        return F.cross_entropy(
+            output.float(),
+            batch["target"],
+            weight=self.classes.weights_on(output.device),
+            label_smoothing=self.label_smoothing,
+        )
+
+    def num_targets(self, batch: Batch) -> int:
+        """Count the samples whose class is known."""
+        return int((batch["target"] != IGNORED).sum())
+
+    def predict(
+        self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
+    ) -> list[Tensor]:
+        """Return the probabilities (K,) of each sample."""
+        return list(output.float().softmax(-1).cpu())
+
+    def metrics(
+        self, predictions: Sequence[Tensor], truths: Sequence[str], loss: float
+    ) -> dict[str, float]:
+        """Return the accuracy and the macro-averaged F1 score.
+
+        A row whose class is not in the training split counts as wrong in the accuracy, and is left
+        out of the F1 score.
+        """
+        # torchmetrics takes seconds to import, so it is imported only when it is needed.
+        from torchmetrics.functional.classification import multiclass_f1_score
+
+        true = self._encode_all(truths)
+        predicted = torch.stack(list(predictions)).argmax(1)
+        known = true != IGNORED
+        # No predicted index is equal to IGNORED, so a row of an unknown class counts as wrong.
+        results = {"accuracy": float((predicted == true).float().mean())}
+        # torchmetrics requires at least two classes and one row.
+        if known.any() and len(self.labels) > 1:
+            f1 = multiclass_f1_score(
+                predicted[known], true[known], num_classes=len(self.labels), average="macro"
+            )
+            results["f1_macro"] = float(f1)
+        return results
+
+    def answer(self, prediction: Tensor) -> dict[str, Any]:
+        """Return the most probable class, and the probability of each class."""
+        probabilities = dict(zip(self.labels, prediction.tolist(), strict=True))
+        best = max(probabilities, key=probabilities.__getitem__)
+        return {"prediction": best, "probabilities": probabilities}
+
+    def columns(self) -> list[str]:
+        """Return the names of the columns: the predicted class, then one column per class."""
+        return ["predicted", *(f"p({name})" for name in self.labels)]
+
+    def cells(self, answer: Mapping[str, Any]) -> list[str]:
+        """Return the predicted class and the probability of each class."""
+        return [answer["prediction"], *(f"{p:.6f}" for p in answer["probabilities"].values())]
+
+    def state(self) -> dict[str, Any]:
+        """Return the class names and weights."""
+        return self.classes.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the class names and weights."""
+        self.classes = Labels.from_state(state)
+
+    def _encode_all(self, truths: Sequence[str]) -> Tensor:
+        index = self.classes.index
+        return torch.tensor([index.get(truth, IGNORED) for truth in truths])

@@ -1,0 +1,70 @@
+"""The task of a public checkpoint without a head: it returns embeddings and predicts nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from dxn.errors import UserError
+from dxn.tasks.heads import EmbedHead, Hidden, PreHead, check_hidden
+from dxn.tasks.task import Batch, Task
+
+NO_ANSWER = (
+    "this checkpoint has no head to predict with; train one (dxn train weights=...), or use its "
+    "embeddings (dxn embed)"
+)
+
+
+class Embed(Task):
+    """Return the embedding of each sample. This task has no targets, loss or predictions.
+
+    Args:
+        hidden: Layer applied to the pooled vector: none, linear, tanh, relu or gelu.
+        hidden_dim: Output width of the hidden layer. Default: the width of the pooled vector.
+        norm: Whether to apply a layer norm after the hidden layer.
+        norm_eps: Epsilon of the layer norm after the hidden layer.
+    """
+
+    name = "embed"
+    needs_target = False
+    answers = False
+
+    def __init__(
+        self,
+        *,
+        hidden: Hidden = "none",
+        hidden_dim: int | None = None,
+        norm: bool = False,
+        norm_eps: float = 1e-5,
+    ):
+        check_hidden(hidden)
+        self.pre_options = {
+            "hidden": hidden,
+            "hidden_dim": hidden_dim,
+            "norm": norm,
+            "norm_eps": norm_eps,
+        }
+
+    def encode_sample(self, sample: dict[str, Any], value: Any, rand: Any = None) -> dict[str, Any]:
+        """Return the sample unchanged, because this task has no targets."""
+        return sample
+
+    def describe(self, values: Sequence[Any]) -> str:
+        """Return a placeholder, because this task has no targets."""
+        return "none"
+
+    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
+        """Build a head that returns the embedding."""
+        return EmbedHead(PreHead(pooled_dim, **self.pre_options))
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        """Raise UserError, because this task has no loss."""
+        raise UserError(NO_ANSWER)
+
+    def predict(
+        self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
+    ) -> list[Any]:
+        """Raise UserError, because this task has no predictions."""
+        raise UserError(NO_ANSWER)

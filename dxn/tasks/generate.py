@@ -1,0 +1,389 @@
+"""Text generation: a decoder with cross-attention writes one text per sample."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import torch
+from torch import Tensor, nn
+
+from dxn.errors import UserError
+from dxn.models.attention import Memory
+from dxn.models.generation import Hypothesis, Sampler, beam_search, generate, greedy
+from dxn.models.losses import linear_cross_entropy
+from dxn.tasks.cells import are_numbers
+from dxn.tasks.task import IGNORED, Batch, Task
+from dxn.tokenize.adapter import VocabularyAdapter
+from dxn.tokenize.target import TargetTokenizer
+from dxn.tokenize.text_options import TokenizerOptions
+from dxn.tokens import Tokens
+
+# head=auto does not infer this task from fewer values: in a small table, class names may also be
+# distinct by chance.
+MIN_TEXTS = 20
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Output of the head.
+
+    Args:
+        loss_sum: Sum () of the cross-entropies of all target tokens. None for a batch without
+            targets.
+        memory: Encoded tokens that the decoder attends to.
+    """
+
+    loss_sum: Tensor | None
+    memory: Memory
+
+
+class GenerateHead(nn.Module):
+    """A decoder that predicts each token of a text from its previous tokens and the encoded tokens.
+
+    Args:
+        decoder: Decoder with the attributes `states`, `caches`, `embedding` and `max_len`.
+        label_smoothing: Amount of label smoothing, from 0 (none) to 1.
+    """
+
+    def __init__(self, decoder: nn.Module, *, label_smoothing: float = 0.0):
+        super().__init__()
+        self.pre = nn.Identity()
+        self.decoder: Any = decoder
+        self.label_smoothing = label_smoothing
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Generated:
+        """Compute the loss with teacher forcing, if the batch has targets.
+
+        The output contains the loss instead of logits: the logits (B, N, V) of all tokens would
+        need more memory than the rest of the model.
+        """
+        memory = Memory.from_tokens(tokens)
+        if "target" not in batch:
+            return Generated(None, memory)
+        # The decoder predicts token i + 1 at position i.
+        inputs = batch["target"][:, :-1]
+        following = batch["target"][:, 1:]
+        real = following != IGNORED
+        # Padding has the negative id IGNORED, which has no row in the embedding. Any valid id can
+        # replace it, because the mask hides these positions.
+        states = self.decoder.states(inputs.clamp(min=0), inputs != IGNORED, memory)
+        loss_sum = linear_cross_entropy(
+            states[real],
+            self.decoder.embedding.weight,
+            following[real],
+            label_smoothing=self.label_smoothing,
+        )
+        return Generated(loss_sum, memory)
+
+    def write(
+        self,
+        memory: Memory,
+        *,
+        begin: int,
+        end: int,
+        beams: int = 1,
+        length_penalty: float = 0.0,
+        max_new: int | None = None,
+        sampler: Sampler | None = None,
+    ) -> list[Hypothesis]:
+        """Generate the token ids of one text per sample.
+
+        Args:
+            memory: Encoded tokens that the decoder attends to.
+            begin: Id of the token that begins a text (BOS).
+            end: Id of the token that ends a text (EOS).
+            beams: Beam width; 1 for greedy decoding.
+            length_penalty: Exponent of the length by which scores are divided.
+            max_new: Maximum number of tokens to generate. Default: the maximum length of the
+                decoder.
+            sampler: Function that chooses the next token. Default: greedy decoding or beam search.
+        """
+        prompt = torch.full((len(memory.x), 1), begin, device=memory.x.device)
+        # The BOS token occupies the first of max_len positions.
+        num_positions = self.decoder.max_len - 1
+        limit = min(max_new or num_positions, num_positions)
+        if beams == 1 or sampler is not None:
+            return generate(
+                self.decoder,
+                memory,
+                prompt=prompt,
+                end=end,
+                max_new=limit,
+                sampler=sampler or greedy,
+            )
+        return beam_search(
+            self.decoder,
+            memory,
+            prompt=prompt,
+            end=end,
+            max_new=limit,
+            beams=beams,
+            length_penalty=length_penalty,
+        )
+
+
+class Generate(Task):
+    """Generate a text for each sample, token by token.
+
+    Args:
+        decoder: Constructor of the decoder, which is called with vocab_size=V.
+        vocab_size: Maximum vocabulary size of the tokenizer, if it is trained on the target texts.
+        tokenizer: Options of the tokenizer of the target texts.
+        max_len: Maximum number of tokens of a text, including the EOS token. Longer texts are
+            truncated.
+        share_tokenizer: Whether to share the tokenizer and the embedding with the first input that
+            has a vocabulary, instead of training separate ones.
+        subword_dropout: Probability that a token of a text is split into two shorter tokens during
+            training.
+        label_smoothing: Amount of label smoothing, from 0 (none) to 1 (arXiv:1512.00567, section
+            7).
+        beams: Beam width; 1 for greedy decoding.
+        length_penalty: Exponent of the length by which the score of a text is divided
+            (arXiv:1609.08144, equation 14).
+    """
+
+    name = "generate"
+    monitored = "chrf"
+    higher_is_better = True
+
+    def __init__(
+        self,
+        *,
+        decoder: Callable[..., nn.Module],
+        vocab_size: int = 8000,
+        tokenizer: TokenizerOptions = TokenizerOptions(),
+        max_len: int = 128,
+        share_tokenizer: bool = False,
+        subword_dropout: float = 0.0,
+        label_smoothing: float = 0.1,
+        beams: int = 4,
+        length_penalty: float = 0.6,
+    ):
+        if beams < 1:
+            raise ValueError(f"beams must be at least 1, got {beams}")
+        if length_penalty < 0:
+            raise ValueError(f"length_penalty must be at least 0, got {length_penalty}")
+        if share_tokenizer and tokenizer.path is not None:
+            raise ValueError(
+                "share_tokenizer and tokenizer.path cannot be set together, got tokenizer.path="
+                f"{tokenizer.path}; set the tokenizer.path of the input's adapter instead"
+            )
+        self.decoder = decoder
+        self.share_tokenizer = share_tokenizer
+        self.label_smoothing = label_smoothing
+        self.beams = beams
+        self.length_penalty = length_penalty
+        self.tokenizer = TargetTokenizer(
+            vocab_size=vocab_size,
+            tokenizer=tokenizer,
+            max_len=max_len,
+            subword_dropout=subword_dropout,
+        )
+        # Name of the input that shares its tokenizer. `bind` sets it.
+        self.shared_input = ""
+
+    @classmethod
+    def accepts(cls, values: Sequence[Any], words: Sequence[Any] | None) -> float:
+        """Return a positive score for strings that are mostly distinct, unlike class names."""
+        if not all(isinstance(value, str) for value in values):
+            return 0.0
+        # Class names repeat, so most of their values are not distinct. The thresholds are
+        # heuristics: single words must be more distinct than texts of several words.
+        distinct_ratio = len(set(values)) / max(len(values), 1)
+        if len(values) < MIN_TEXTS or distinct_ratio <= 0.5 or are_numbers(values):
+            return 0.0
+        words_per_value = statistics.fmean(len(value.split()) for value in values)
+        return 0.7 if words_per_value > 1 or distinct_ratio > 0.9 else 0.0
+
+    def parse(self, value: Any, origin: str) -> str:
+        """Return the target text."""
+        return str(value)
+
+    def vocabulary_texts(self, values: Sequence[str]) -> Sequence[str]:
+        """Return the target texts if the tokenizer of an input must also cover them."""
+        return list(values) if self.share_tokenizer else ()
+
+    def bind(self, adapters: Mapping[str, Any]) -> None:
+        """Use the tokenizer of the first input that has a vocabulary, if `share_tokenizer` is set.
+
+        Raises:
+            UserError: If `share_tokenizer` is set, but no input has a vocabulary.
+        """
+        if not self.share_tokenizer:
+            return
+        candidates = [name for name, a in adapters.items() if isinstance(a, VocabularyAdapter)]
+        if not candidates:
+            raise UserError(
+                f"head.share_tokenizer: no input has a vocabulary, got {', '.join(adapters)}; "
+                "set head.share_tokenizer=false"
+            )
+        self.shared_input = candidates[0]
+        self.tokenizer.use_tokenizer(adapters[self.shared_input].prepare.tokenizer)
+
+    def fit(self, values: Sequence[str]) -> None:
+        """Train the tokenizer on the texts, if it is neither loaded from a file nor shared."""
+        self.tokenizer.fit(values)
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """The tokens of the vocabulary, sorted by id. None before `fit`."""
+        if self.tokenizer.tokenizer is None:
+            return None
+        vocabulary = self.tokenizer.tokenizer.get_vocab()
+        return tuple(sorted(vocabulary, key=vocabulary.__getitem__))
+
+    def describe(self, values: Sequence[str]) -> str:
+        """Return the range and the median of the text lengths in characters."""
+        lengths = [len(value) for value in values]
+        if not lengths:
+            return "no texts"
+        middle = statistics.median(lengths)
+        return f"texts of {min(lengths):,} to {max(lengths):,} characters, median {middle:,.0f}"
+
+    def encode(self, value: str, rand: random.Random | None = None) -> Tensor:
+        """Return the token ids (n,) of a text, with BOS at the start and EOS at the end."""
+        return self.tokenizer.encode(value, rand)
+
+    def collate(self, targets: Sequence[Tensor]) -> Tensor:
+        """Pad the targets to (B, n) with IGNORED."""
+        return nn.utils.rnn.pad_sequence(list(targets), True, IGNORED)
+
+    def num_tokens(self, value: str) -> int:
+        """Count the input tokens of the decoder, which are all tokens except the last."""
+        return len(self.tokenizer.encode(value)) - 1
+
+    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
+        """Build a head that contains the decoder."""
+        decoder: Any = self.decoder(vocab_size=self.tokenizer.size)
+        if decoder.max_len < self.tokenizer.max_len:
+            raise UserError(
+                f"head.decoder.max_len: must be at least head.max_len, got {decoder.max_len} and "
+                f"{self.tokenizer.max_len}; set both to the same number"
+            )
+        # The decoder first initializes its own embedding, which `tie` replaces. The other weights
+        # therefore get the same random numbers whether or not the embedding is shared.
+        if self.share_tokenizer:
+            decoder.tie(adapters[self.shared_input].embedding)
+        return GenerateHead(decoder, label_smoothing=self.label_smoothing)
+
+    def loss(self, output: Generated, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy over the target tokens, or 0 if there are none."""
+        assert output.loss_sum is not None
+        # The count stays a tensor: `.item()` would synchronize with the accelerator in every step.
+        return output.loss_sum / (batch["target"][:, 1:] != IGNORED).sum().clamp(min=1)
+
+    def num_targets(self, batch: Batch) -> int:
+        """Count the target tokens. BOS tokens do not count, because they are not predicted."""
+        return int((batch["target"][:, 1:] != IGNORED).sum())
+
+    def predict(
+        self, head: nn.Module, output: Generated, batch: Batch, *, draft: bool = False
+    ) -> list[str]:
+        """Return the text of each sample, by beam search or, for a draft, by greedy decoding."""
+        # Beam search is about `beams` times as slow as greedy decoding.
+        hypotheses = self.search(head, output.memory, beams=1 if draft else self.beams)
+        return [self.tokenizer.decode(hypothesis.ids) for hypothesis in hypotheses]
+
+    def search(
+        self,
+        head: nn.Module,
+        memory: Memory,
+        *,
+        beams: int | None = None,
+        max_new: int | None = None,
+        sampler: Sampler | None = None,
+    ) -> list[Hypothesis]:
+        """Return the best hypothesis for each sample: token ids and their score.
+
+        Args:
+            head: The head that `make_head` returned.
+            memory: Encoded tokens that the decoder attends to.
+            beams: Beam width. Default: the task's `beams`.
+            max_new: Maximum number of tokens to generate. Default: the maximum length of the
+                decoder.
+            sampler: Function that chooses the next token. Default: greedy decoding or beam search.
+        """
+        assert isinstance(head, GenerateHead)
+        return head.write(
+            memory,
+            begin=self.tokenizer.begin,
+            end=self.tokenizer.end,
+            beams=beams or self.beams,
+            length_penalty=self.length_penalty,
+            max_new=max_new,
+            sampler=sampler,
+        )
+
+    def write(
+        self,
+        head: nn.Module,
+        tokens: Tokens,
+        *,
+        max_new: int | None = None,
+        sampler: Sampler | None = None,
+    ) -> list[str]:
+        """Return the generated text of each sample. See `Writes.write`."""
+        memory = Memory.from_tokens(tokens)
+        hypotheses = self.search(head, memory, max_new=max_new, sampler=sampler)
+        return [self.tokenizer.decode(hypothesis.ids) for hypothesis in hypotheses]
+
+    def metrics(
+        self, predictions: Sequence[str], truths: Sequence[str], loss: float
+    ) -> dict[str, float]:
+        """Return BLEU and chrF (0 to 100), word and character error rate, and exact match (0 to 1).
+
+        Reference texts are normalized by the tokenizer first, for example to lower case, because
+        the model can generate only normalized texts.
+        """
+        return text_metrics(predictions, [self.tokenizer.normalize(truth) for truth in truths])
+
+    def answer(self, prediction: str) -> dict[str, Any]:
+        """Return the generated text."""
+        return {"prediction": prediction}
+
+    def save(self, folder: Path) -> None:
+        """Write labels.json and target_tokenizer.json."""
+        super().save(folder)
+        self.tokenizer.save(folder)
+
+    def load(self, folder: Path) -> Self:
+        """Restore the state that `save` wrote."""
+        super().load(folder)
+        self.tokenizer.load(folder)
+        return self
+
+
+def text_metrics(predictions: Sequence[str], truths: Sequence[str]) -> dict[str, float]:
+    """Compare generated texts with reference texts.
+
+    BLEU and chrF are computed by sacrebleu with its default options.
+    """
+    # Only this task needs these libraries, and they take long to import.
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+    from torchmetrics.functional.text import char_error_rate, word_error_rate
+
+    predicted = list(predictions)
+    true = list(truths)
+    correct = sum(p == t for p, t in zip(predicted, true, strict=True))
+    # torchmetrics divides by the length of the references. If they are all empty, use the number of
+    # insertions, which are all predicted words or characters.
+    has_words = any(truth.split() for truth in true)
+    wer = float(word_error_rate(predicted, true)) if has_words else _count_words(predicted)
+    cer = float(char_error_rate(predicted, true)) if any(true) else float(sum(map(len, predicted)))
+    return {
+        "bleu": BLEU().corpus_score(predicted, [true]).score,
+        "chrf": CHRF().corpus_score(predicted, [true]).score,
+        "wer": wer,
+        "cer": cer,
+        "exact_match": correct / max(len(true), 1),
+    }
+
+
+def _count_words(texts: Sequence[str]) -> float:
+    return float(sum(len(text.split()) for text in texts))

@@ -1,0 +1,130 @@
+"""Head modules that several tasks share."""
+
+from __future__ import annotations
+
+from typing import Literal, get_args
+
+from torch import Tensor, nn
+
+from dxn.tasks.task import Batch
+from dxn.tokens import Tokens
+
+Hidden = Literal["none", "linear", "tanh", "relu", "gelu"]
+ACTIVATIONS: dict[str, type[nn.Module]] = {
+    "none": nn.Identity,
+    "linear": nn.Identity,
+    "tanh": nn.Tanh,
+    "relu": nn.ReLU,
+    "gelu": nn.GELU,
+}
+
+
+class PreHead(nn.Module):
+    """Optional layers between the pooled vector and the output layer of a head.
+
+    The output of this module is also the embedding that `dxn embed` returns for a sample.
+
+    Args:
+        dim: Width D of the pooled vector.
+        hidden: Hidden layer: an activation function after a linear layer, "linear" for a linear
+            layer without an activation function, or "none" for no hidden layer.
+        hidden_dim: Output width of the hidden layer. Default: dim.
+        norm: Whether to apply a layer norm after the hidden layer.
+        norm_eps: Epsilon of the layer norm.
+        dropout: Dropout probability of the output.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        hidden: Hidden = "none",
+        hidden_dim: int | None = None,
+        norm: bool = False,
+        norm_eps: float = 1e-5,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        check_hidden(hidden)
+        # A layer that is turned off is an nn.Identity, so that the parameter names of the other
+        # layers do not depend on the options.
+        has_layer = hidden != "none"
+        self.width = (hidden_dim or dim) if has_layer else dim
+        self.dense = nn.Linear(dim, self.width) if has_layer else nn.Identity()
+        self.act = ACTIVATIONS[hidden]()
+        self.norm = nn.LayerNorm(self.width, eps=norm_eps) if norm else nn.Identity()
+        # Dropout is the last layer: in evaluation mode the output is exactly the vector that the
+        # output layer of the head receives.
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        """Map (B, D) to (B, width)."""
+        return self.dropout(self.norm(self.act(self.dense(pooled))))
+
+
+class EmbedHead(nn.Module):
+    """A head without an output layer: it returns the embedding of each sample.
+
+    Args:
+        pre: Module applied to the pooled vector.
+    """
+
+    def __init__(self, pre: nn.Module):
+        super().__init__()
+        self.pre = pre
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
+        """Map pooled (B, D) to (B, width)."""
+        return self.pre(pooled)
+
+
+class LinearHead(nn.Module):
+    """A linear output layer that maps the pooled vector of a sample to K outputs.
+
+    Args:
+        pre: Layers applied to the pooled vector before the output layer.
+        num_outputs: Number of outputs K.
+    """
+
+    def __init__(self, pre: PreHead, num_outputs: int):
+        super().__init__()
+        self.pre = pre
+        self.out = nn.Linear(pre.width, num_outputs)
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
+        """Map pooled (B, D) to (B, K)."""
+        return self.out(self.pre(pooled))
+
+
+class TokenHead(nn.Module):
+    """A linear output layer that maps each token of one input to K outputs.
+
+    Args:
+        dim: Width D of a token.
+        num_outputs: Number of outputs K per token.
+        input: Name of the input whose tokens are used.
+        dropout: Dropout probability of the tokens.
+    """
+
+    def __init__(self, dim: int, num_outputs: int, *, input: str, dropout: float = 0.0):
+        super().__init__()
+        self.input = input
+        # There is no option for a hidden layer: the backbone already transforms each token, so a
+        # deeper backbone has the same effect.
+        self.pre = PreHead(dim, dropout=dropout)
+        self.out = nn.Linear(dim, num_outputs)
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
+        """Map the encoded tokens of the input, (B, N, D), to (B, N, K)."""
+        return self.out(self.pre(tokens.select(self.input).x))
+
+
+def check_hidden(hidden: str) -> None:
+    """Check the name of a hidden layer.
+
+    Raises:
+        ValueError: If there is no hidden layer of this name.
+    """
+    if hidden not in get_args(Hidden):
+        known = ", ".join(get_args(Hidden))
+        raise ValueError(f"hidden must be one of {known}, got {hidden!r}")

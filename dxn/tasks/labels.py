@@ -1,0 +1,135 @@
+"""Class names: their order, indices, loss weights, and serialization."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, TypeGuard
+
+import torch
+from torch import Tensor
+
+from dxn.errors import UserError
+from dxn.tasks.task import IGNORED
+
+SHOWN = 12  # names in a description, so that it fits on about two lines of a terminal
+
+
+# Not slots=True, because cached_property needs a __dict__.
+@dataclass(frozen=True)
+class Labels:
+    """Class names in the order of the head's outputs, and optional class weights for the loss.
+
+    Args:
+        names: Class names. `fit` sorts numbers by value and puts them before other names.
+        weights: Weight of each class in the loss. Default: all classes have the same weight.
+    """
+
+    names: tuple[str, ...] = ()
+    weights: tuple[float, ...] | None = None
+
+    @classmethod
+    def fit(cls, names: Iterable[str]) -> Labels:
+        """Create labels from the names in the training split, which may repeat."""
+        # The order must not depend on the order of the rows or on the hashes of a set.
+        return cls(tuple(sorted(set(names), key=_sort_key)))
+
+    def __len__(self) -> int:
+        return len(self.names)
+
+    @cached_property
+    def index(self) -> dict[str, int]:
+        """Mapping from each name to its index."""
+        return {name: i for i, name in enumerate(self.names)}
+
+    def weights_on(self, device: torch.device) -> Tensor | None:
+        """Return the weights as a float32 tensor (K,) on `device`."""
+        if self.weights is None:
+            return None
+        return torch.tensor(self.weights, dtype=torch.float32, device=device)
+
+    def state(self) -> dict[str, Any]:
+        """Return a JSON-serializable state."""
+        weights = None if self.weights is None else list(self.weights)
+        return {"labels": list(self.names), "class_weights": weights}
+
+    @classmethod
+    def from_state(cls, state: Mapping[str, Any]) -> Labels:
+        """Create labels from the result of `state()`.
+
+        Raises:
+            UserError: If the labels are not distinct strings, or the weights are not one number per
+                label.
+        """
+        # A model folder may come from an untrusted source, so types and lengths are validated.
+        names = state.get("labels")
+        weights = state.get("class_weights")
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise UserError(f"labels.json: labels must be a list of strings, got {_short(names)}")
+        if not names or len(set(names)) < len(names):
+            raise UserError(f"labels.json: labels must be distinct, got {_short(names)}")
+        if weights is None:
+            return cls(tuple(names))
+        if not isinstance(weights, list) or not all(is_number(weight) for weight in weights):
+            message = f"must be a list of numbers or null, got {_short(weights)}"
+            raise UserError(f"labels.json: class_weights {message}")
+        if len(weights) != len(names):
+            raise UserError(
+                f"labels.json: class_weights must have one number per label, got {len(weights)} "
+                f"class_weights for {len(names)} labels"
+            )
+        return cls(tuple(names), tuple(float(weight) for weight in weights))
+
+
+def balanced_weights(names: Sequence[str], occurrences: Iterable[str]) -> tuple[float, ...]:
+    """Return class weights as scikit-learn's class_weight="balanced" does: n / (K * count).
+
+    The weight of a class is proportional to its inverse frequency. The mean weight over all n
+    occurrences is 1, so that the scale of the loss does not change.
+    """
+    counts = Counter(occurrences)
+    return tuple(counts.total() / (len(names) * counts[name]) for name in names)
+
+
+def encode_names(names: Sequence[str], index: Mapping[str, int]) -> Tensor:
+    """Return the indices (n,) of names, IGNORED for each name that `index` does not contain."""
+    return torch.tensor([index.get(name, IGNORED) for name in names], dtype=torch.long)
+
+
+def describe_names(occurrences: Iterable[str], singular: str, plural: str) -> str:
+    """Return the number of distinct names, and the counts of the most frequent ones.
+
+    The result looks like "2 classes (red 1,200, blue 30)".
+    """
+    counts = Counter(occurrences)
+    noun = singular if len(counts) == 1 else plural
+    parts = [f"{name} {count:,}" for name, count in counts.most_common(SHOWN)]
+    if not parts:
+        return f"0 {noun}"
+    more = f" and {len(counts) - SHOWN} more" if len(counts) > SHOWN else ""
+    return f"{len(counts)} {noun} ({', '.join(parts)}{more})"
+
+
+def is_number(value: Any) -> TypeGuard[int | float]:
+    """Return whether a value from a JSON file is a finite number."""
+    # bool is a subclass of int in Python, and Python's JSON parser accepts NaN and Infinity.
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
+
+
+def _sort_key(name: str) -> tuple[float, str]:
+    """Sort numbers by value, then all other names alphabetically."""
+    try:
+        value = float(name)
+    except ValueError:
+        value = math.nan
+    # float() also parses a class called "nan". NaN has no order, so it is not a number here.
+    return math.inf if math.isnan(value) else value, name
+
+
+def _short(value: Any) -> str:
+    """Return the repr of a value, limited to 60 characters for an error message."""
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:60]}..."

@@ -1,0 +1,200 @@
+"""Language modelling: predict the next token of a text."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from torch import Tensor, nn
+
+from dxn.errors import UserError
+from dxn.models.losses import linear_cross_entropy
+from dxn.tasks.task import IGNORED, Batch, Task, Window
+from dxn.tokenize.adapter import VocabularyAdapter
+from dxn.tokens import Tokens
+
+# Adapter options that change or merge tokens. A language model predicts every token unchanged.
+INCOMPATIBLE = (
+    ("conv_kernel",),
+    ("ngrams", "columns"),
+    ("augment", "token_dropout"),
+    ("augment", "token_mask"),
+    ("augment", "subword_dropout"),
+)
+# math.exp overflows above about 709. The loss is clipped, so that the perplexity of a diverged
+# model is finite.
+MAX_LOSS = 700
+
+
+class LanguageHead(nn.Module):
+    """Cross-entropy of the next token, with the input embedding as the output layer (weight tying).
+
+    Args:
+        embedding: Embedding (V, D) of the adapter. It is saved as a part of the adapter.
+        input: Name of the input.
+        label_smoothing: Amount of label smoothing, from 0 (none) to 1.
+    """
+
+    embedding: nn.Embedding
+
+    def __init__(self, embedding: nn.Embedding, *, input: str, label_smoothing: float = 0.0):
+        super().__init__()
+        self.pre = nn.Identity()
+        # Assigning to __dict__ bypasses nn.Module's registration. Otherwise the weight of the
+        # adapter would also be a parameter of the head, and would be saved twice.
+        self.__dict__["embedding"] = embedding
+        self.input = input
+        self.label_smoothing = label_smoothing
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
+        """Return the sum () of the cross-entropies of all target tokens; 0 without targets.
+
+        The output is the loss instead of logits: the logits (B, N, V) of all tokens would need more
+        memory than the rest of the model.
+        """
+        if "target" not in batch:
+            return pooled.new_zeros(()).float()
+        ids = batch["target"]["ids"]
+        real = ids != IGNORED
+        # An adapter may append extra columns, such as n-grams, after the tokens of the text.
+        states = tokens.select(self.input).x[:, : ids.shape[1]]
+        return linear_cross_entropy(
+            states[real],
+            self.embedding.weight,
+            ids[real],
+            label_smoothing=self.label_smoothing,
+        )
+
+
+class Language(Task):
+    """Predict the next token at each position of a text. The backbone must be causal.
+
+    Args:
+        label_smoothing: Amount of label smoothing, from 0 (none) to 1 (arXiv:1512.00567, section
+            7).
+    """
+
+    name = "language"
+    needs_target = False
+    answers = False
+    streams = True
+    monitored = "loss_per_char"
+
+    def __init__(self, *, label_smoothing: float = 0.0):
+        self.label_smoothing = label_smoothing
+        # Name of the only input. `bind` sets it.
+        self.input = ""
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Check that the backbone is causal and that no adapter option changes tokens.
+
+        Raises:
+            UserError: If one of them is not the case. The message has one line per problem.
+        """
+        super().check(config)
+        problems = [
+            f"adapters.{key}.{path}: cannot be combined with head=language, which predicts every "
+            "token unchanged; remove this option"
+            for key, path in _incompatible_options(config.get("adapters") or {})
+        ]
+        if not config["backbone"].get("causal"):
+            problems.append(
+                "head=language: needs a causal backbone, because otherwise each position attends "
+                "to the token that it has to predict; set backbone.causal=true"
+            )
+        if problems:
+            raise UserError("\n".join(problems))
+
+    def bind(self, adapters: Mapping[str, Any]) -> None:
+        """Set the input, after checking that it is the only one and has a vocabulary.
+
+        Raises:
+            UserError: If there are several inputs, or the input has no vocabulary.
+        """
+        names = ", ".join(adapters) or "none"
+        if len(adapters) != 1:
+            raise UserError(
+                f"head=language: needs exactly one input, got {names}; choose one adapter"
+            )
+        ((name, adapter),) = adapters.items()
+        if not isinstance(adapter, VocabularyAdapter):
+            raise UserError(
+                f"head=language: needs an input with a vocabulary, got {names}; use a text adapter"
+            )
+        self.input = name
+
+    @property
+    def required_inputs(self) -> tuple[str, ...]:
+        """The only input."""
+        return (self.input,)
+
+    def describe(self, values: Sequence[Any]) -> str:
+        """Return a description of the targets, which does not depend on `values`."""
+        return "the next token"
+
+    def encode(self, value: Window, rand: random.Random | None = None) -> Window:
+        """Return the window unchanged."""
+        return value
+
+    def collate(self, targets: Sequence[Window]) -> dict[str, Any]:
+        """Return ids (B, N) padded with IGNORED, and chars_per_token, one float per window."""
+        ids = [window.ids for window in targets]
+        return {
+            "ids": nn.utils.rnn.pad_sequence(ids, True, IGNORED),
+            "chars_per_token": [window.chars_per_token for window in targets],
+        }
+
+    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
+        """Build a head that shares the adapter's embedding and has no other parameters."""
+        return LanguageHead(
+            adapters[self.input].embedding,
+            input=self.input,
+            label_smoothing=self.label_smoothing,
+        )
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy over the target tokens."""
+        # The count stays a tensor: `.item()` would synchronize with the accelerator in every step.
+        return output / (batch["target"]["ids"] != IGNORED).sum().clamp(min=1)
+
+    def num_targets(self, batch: Batch) -> int:
+        """Count the target tokens."""
+        return int((batch["target"]["ids"] != IGNORED).sum())
+
+    def predict(
+        self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
+    ) -> list[float]:
+        """Return the mean number of characters per token, which `metrics` needs."""
+        if "target" not in batch:
+            raise UserError(
+                "a language model has no prediction for a row; use dxn generate prompt=..."
+            )
+        return batch["target"]["chars_per_token"]
+
+    def metrics(
+        self, predictions: Sequence[float], truths: Sequence[Any], loss: float
+    ) -> dict[str, float]:
+        """Return the loss per character and the perplexity per token.
+
+        The loss per character can be compared between models with different tokenizers.
+        """
+        # All windows of a split have the same value, so the mean does not change it.
+        chars_per_token = statistics.fmean(predictions) if predictions else math.nan
+        return {
+            "loss_per_char": loss / chars_per_token,
+            "perplexity": math.exp(min(loss, MAX_LOSS)),
+        }
+
+
+def _incompatible_options(adapters: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield the adapter key and the dotted path of each option in INCOMPATIBLE that is set."""
+    for key, node in adapters.items():
+        for path in INCOMPATIBLE:
+            value: Any = node
+            for part in path:
+                value = value.get(part) if isinstance(value, Mapping) else None
+            if value:
+                yield key, ".".join(path)

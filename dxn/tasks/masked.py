@@ -1,0 +1,241 @@
+"""Masked pretraining: predict the masked parts of the inputs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dxn.errors import UserError
+from dxn.tasks.task import Batch, Task
+from dxn.tokenize.adapter import Masking, make_masking
+from dxn.tokens import Tokens
+
+
+class MaskedPrediction(nn.Module):
+    """Layers between an encoded token and the output embedding, as in BERT (arXiv:1810.04805).
+
+    Args:
+        dim: Width D of a token.
+    """
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.dense = nn.Linear(dim, dim)
+        self.norm = nn.LayerNorm(dim)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map (M, D) to (M, D)."""
+        return self.norm(F.gelu(self.dense(x)))
+
+
+class MaskedHead(nn.Module):
+    """Predict the content of masked columns: token ids or numbers, depending on the input.
+
+    Args:
+        dim: Width D of a token.
+        maskings: Masking of each masked input, by input name.
+        adapters: Fitted adapters, by input name.
+    """
+
+    embeddings: Mapping[str, nn.Embedding]
+
+    def __init__(self, dim: int, maskings: Mapping[str, Masking], adapters: Mapping[str, Any]):
+        super().__init__()
+        self.pre = nn.Identity()
+        self.inputs = tuple(maskings)
+        # A list in the order of `inputs`, not a ModuleDict: input names may contain dots, which are
+        # not allowed in module names.
+        self.predictors = nn.ModuleList()
+        embeddings: dict[str, nn.Embedding] = {}
+        for name, masking in maskings.items():
+            if masking.num_outputs is None:
+                self.predictors.append(MaskedPrediction(dim))
+                embeddings[name] = adapters[name].embedding
+            else:
+                self.predictors.append(nn.Linear(dim, masking.num_outputs))
+        # Assigning to __dict__ bypasses nn.Module's registration. Otherwise the weights of the
+        # adapters would also be parameters of the head, and would be saved twice.
+        self.__dict__["embeddings"] = embeddings
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
+        """Return statistics (B, I, 3) for each sample and each of the I masked inputs.
+
+        The three numbers are the sum of the losses, the number of predictions, and the number of
+        correct predictions.
+        """
+        statistics = [self._statistics(name, tokens, batch) for name in self.inputs]
+        # The added zero connects the output to the model, so that backward() also works for a batch
+        # in which nothing is masked.
+        return torch.stack(statistics, 1) + 0 * pooled.float().sum()
+
+    def predictions(self, name: str, x: Tensor) -> Tensor:
+        """Predict the content of M masked columns of one input.
+
+        Args:
+            name: Name of the input.
+            x: Encoded columns (M, D).
+
+        Returns:
+            Logits (M, V), or numbers (M, K) for an input without a vocabulary.
+        """
+        predicted = self.predictors[self.inputs.index(name)](x)
+        if name in self.embeddings:
+            return predicted @ self.embeddings[name].weight.T
+        return predicted
+
+    def _statistics(self, name: str, tokens: Tokens, batch: Batch) -> Tensor:
+        """Return the statistics (B, 3) of one input. See `forward`."""
+        statistics = torch.zeros(batch["size"], 3, device=tokens.x.device)
+        part = batch.get(name)
+        if part is None or "masked" not in part:
+            return statistics
+        masked = part["masked"]
+        x = tokens.select(name).x[part["rows"], : masked.shape[1]][masked]
+        predicted = self.predictions(name, x).float()
+        target = part["masked_target"]
+        if name in self.embeddings:
+            # No reduction: losses are summed over samples and batches first, and `metrics` divides
+            # by the number of predictions at the end.
+            losses = F.cross_entropy(predicted, target, reduction="none")
+            counts = torch.ones_like(losses)
+            correct = (predicted.argmax(-1) == target).float()
+        else:
+            # A patch may extend beyond the edge of the image or clip. Its padding is not predicted.
+            valid = part["masked_valid"]
+            losses = ((predicted - target.float()).square() * valid).sum(-1)
+            counts = valid.sum(-1).float()
+            correct = torch.zeros_like(losses)
+        # `masked` has one row per sample that has this input. Map each masked column to the index
+        # of its sample in the batch.
+        rows = part["rows"][masked.nonzero()[:, 0]]
+        return statistics.index_add(0, rows, torch.stack([losses, counts, correct], -1))
+
+
+class Masked(Task):
+    """Predict the masked columns of the inputs. The data needs no targets.
+
+    The loss of an input is the cross-entropy of token ids or the squared error of numbers, averaged
+    over its masked columns. The total loss is the mean of these losses over the inputs.
+
+    Args:
+        mask_ratio: Fraction of columns to mask, by input name or modality. 0: the input is not
+            masked. Default: the ratio of each adapter.
+        span: Number of adjacent columns that are masked together, for inputs whose adjacent columns
+            are similar, such as audio.
+    """
+
+    name = "masked"
+    needs_target = False
+    answers = False
+    random_in_validation = True
+
+    def __init__(self, *, mask_ratio: Mapping[str, float] = MappingProxyType({}), span: int = 5):
+        for name, ratio in mask_ratio.items():
+            if not 0 <= ratio < 1:
+                raise ValueError(f"mask_ratio.{name} must be at least 0 and below 1, got {ratio}")
+        if span < 1:
+            raise ValueError(f"span must be at least 1, got {span}")
+        self.mask_ratio = dict(mask_ratio)
+        self.span = span
+        self.maskings: dict[str, Masking] = {}
+
+    def bind(self, adapters: Mapping[str, Any]) -> None:
+        """Create the masking of each input.
+
+        Raises:
+            UserError: If mask_ratio contains an unknown input or one that cannot be masked, or if
+                no input is masked.
+        """
+        known = {*adapters, *(adapter.modality for adapter in adapters.values())}
+        unknown = self.mask_ratio.keys() - known
+        if unknown:
+            names = ", ".join(adapters)
+            raise UserError(
+                f"head.mask_ratio.{min(unknown)}: there is no such input; choose one of {names}"
+            )
+        # `bind` may be called again, for example after loading. Remove the previous maskings.
+        self.maskings = {}
+        for name, adapter in adapters.items():
+            ratio = self.mask_ratio.get(name, self.mask_ratio.get(adapter.modality))
+            masking = make_masking(adapter, ratio=ratio, span=self.span)
+            if masking is None and ratio:
+                raise UserError(
+                    f"head.mask_ratio.{name}: must be 0, because this input cannot be masked (for "
+                    f"example, its vocabulary has no mask token), got {ratio}"
+                )
+            if masking is not None:
+                self.maskings[name] = masking
+        if not self.maskings:
+            names = ", ".join(adapters)
+            raise UserError(
+                f"head.mask_ratio: no input is masked, got the inputs {names}; set a ratio above 0 "
+                "for one of them, or choose another head"
+            )
+
+    def describe(self, values: Sequence[Any]) -> str:
+        """Return the names of the masked inputs."""
+        return f"the masked columns of {', '.join(self.maskings)}"
+
+    def encode_sample(
+        self, sample: dict[str, Any], value: Any, rand: random.Random | None = None
+    ) -> dict[str, Any]:
+        """Mask the inputs of a sample. Each masked input contains its own targets."""
+        assert rand is not None, "masks are also random in validation, see random_in_validation"
+        masked = {
+            name: masking(sample[name], rand)
+            for name, masking in self.maskings.items()
+            if name in sample
+        }
+        return {**sample, **masked}
+
+    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
+        """Build a head with one predictor for each masked input."""
+        return MaskedHead(dim, self.maskings, adapters)
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        """Return the mean over the inputs of the mean loss of each input; output is (B, I, 3)."""
+        # Divide for each input first, so that an input with many columns has the same weight as an
+        # input with few.
+        sums, counts = output.sum(0)[:, :2].unbind(1)
+        return (sums / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
+
+    def num_targets(self, batch: Batch) -> int:
+        """Count the samples. `metrics` computes the exact loss from the statistics instead."""
+        return int(batch["size"])
+
+    def predict(
+        self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
+    ) -> list[Tensor]:
+        """Return the statistics (I, 3) of each sample, for `metrics`."""
+        return list(output.detach().cpu().double())
+
+    def metrics(
+        self, predictions: Sequence[Tensor], truths: Sequence[Any], loss: float
+    ) -> dict[str, float]:
+        """Return the loss of each input, their mean, and the accuracy of the predicted token ids.
+
+        Inputs without any masked column are left out.
+        """
+        totals = torch.stack(list(predictions)).sum(0).tolist()
+        losses: dict[str, float] = {}
+        num_ids = 0.0
+        num_correct = 0.0
+        pairs = zip(self.maskings.items(), totals, strict=True)
+        for (name, masking), (total, count, correct) in pairs:
+            # The input was missing in all rows, or no column of it was masked by chance.
+            if not count:
+                continue
+            losses[f"loss_{name}"] = total / count
+            if masking.is_classification:
+                num_ids += count
+                num_correct += correct
+        results = {"loss": sum(losses.values()) / max(len(losses), 1), **losses}
+        if num_ids:
+            results["accuracy"] = num_correct / num_ids
+        return results

@@ -1,0 +1,192 @@
+"""Multilabel classification: predict any number of labels for each sample."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dxn.tasks.cells import are_lists, are_numbers, parse_list
+from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
+from dxn.tasks.labels import Labels, describe_names
+from dxn.tasks.task import Batch, Task, format_cell
+
+SEPARATOR = "|"  # between the labels of one cell, as in "red|round"
+
+
+class Multilabel(Task):
+    """Predict any number of labels for each sample.
+
+    Args:
+        label_smoothing: Amount of label smoothing, from 0 (none) to 1 (all targets are 0.5).
+        balance: Whether to weight the positive samples of each label by the ratio of negative to
+            positive samples (pos_weight).
+        hidden: Hidden layer before the output layer: none, linear, tanh, relu or gelu.
+        norm: Whether to apply a layer norm before the output layer.
+        norm_eps: Epsilon of the layer norm before the output layer.
+        dropout: Dropout probability before the output layer.
+        threshold: Minimum probability at which a label is predicted.
+    """
+
+    name = "multilabel"
+    monitored = "f1_micro"
+    higher_is_better = True
+
+    def __init__(
+        self,
+        *,
+        label_smoothing: float = 0.0,
+        balance: bool = False,
+        hidden: Hidden = "none",
+        norm: bool = False,
+        norm_eps: float = 1e-5,
+        dropout: float = 0.1,
+        threshold: float = 0.5,
+    ):
+        check_hidden(hidden)
+        self.label_smoothing = label_smoothing
+        self.balance = balance
+        self.threshold = threshold
+        self.pre_options = {
+            "hidden": hidden,
+            "norm": norm,
+            "norm_eps": norm_eps,
+            "dropout": dropout,
+        }
+        self.names = Labels()
+
+    @classmethod
+    def accepts(cls, values: Sequence[Any], words: Sequence[Any] | None) -> float:
+        """Return a high score for lists, and a medium one for strings of separated labels."""
+        if are_lists(values):
+            return 0.9
+        if are_numbers(values):
+            return 0.0  # a number never contains a separator
+        joined = [str(value).split(SEPARATOR) for value in values if SEPARATOR in str(value)]
+        pieces = [piece.strip() for parts in joined for piece in parts]
+        # Labels repeat. If most pieces are distinct, the separator is punctuation in a text.
+        labels_repeat = len(set(pieces)) <= len(pieces) / 2
+        # If at most 5% of the rows contain the separator, it is a character of a class name.
+        return 0.5 if labels_repeat and len(joined) > len(values) / 20 else 0.0
+
+    def parse(self, value: Any, origin: str) -> list[str]:
+        """Return the labels of a cell, which is a list or a string such as "red|round".
+
+        Raises:
+            UserError: If the cell is neither a list nor a string.
+        """
+        if isinstance(value, str):
+            return [piece.strip() for piece in value.split(SEPARATOR) if piece.strip()]
+        return parse_list(value, origin)
+
+    def fit(self, values: Sequence[Sequence[str]]) -> None:
+        """Collect the label names, and compute label weights if `balance` is set."""
+        self.names = Labels.fit(chain.from_iterable(values))
+        if self.balance:
+            counts = Counter(chain.from_iterable(values))
+            # The ratio of negatives to positives, as the documentation of pos_weight recommends.
+            weights = [(len(values) - counts[n]) / max(counts[n], 1) for n in self.labels]
+            self.names = replace(self.names, weights=tuple(weights))
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Label names in the order of the head's outputs."""
+        return self.names.names
+
+    def describe(self, values: Sequence[Sequence[str]]) -> str:
+        """Return the number of labels, and the number of rows of the most frequent ones."""
+        return describe_names(chain.from_iterable(values), "label", "labels")
+
+    def unknown(self, values: Sequence[Sequence[str]]) -> int:
+        """Count the rows with a label that does not occur in the training split."""
+        known = set(self.labels)
+        return sum(not known.issuperset(value) for value in values)
+
+    def encode(self, value: Sequence[str], rand: random.Random | None = None) -> Tensor:
+        """Return the multi-hot target (K,): 1 for each label of the sample, 0 for the others."""
+        index = self.names.index
+        target = torch.zeros(len(self.labels))
+        # The head has no output for a label that is not in the training split, so it is left out.
+        target[[index[name] for name in value if name in index]] = 1
+        return target
+
+    def mix_targets(self, target: Tensor, order: Tensor, share: float) -> Tensor:
+        """Return soft targets (B, K), the mixed label probabilities."""
+        return share * target + (1 - share) * target[order]
+
+    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
+        """Build a linear layer that maps the pooled vector to logits."""
+        return LinearHead(PreHead(pooled_dim, **self.pre_options), len(self.labels))
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        """Return the mean binary cross-entropy of logits (B, K) and targets (B, K) in [0, 1]."""
+        target = batch["target"] * (1 - self.label_smoothing) + self.label_smoothing / 2
+        weights = self.names.weights_on(output.device)
+        # float32, because bfloat16 logits are too coarse for the loss.
+        return F.binary_cross_entropy_with_logits(output.float(), target, pos_weight=weights)
+
+    def predict(
+        self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
+    ) -> list[Tensor]:
+        """Return the independent probabilities (K,) of the labels for each sample."""
+        return list(output.float().sigmoid().cpu())
+
+    def metrics(
+        self, predictions: Sequence[Tensor], truths: Sequence[Sequence[str]], loss: float
+    ) -> dict[str, float]:
+        """Return micro and macro F1, the exact match ratio, and the mean average precision.
+
+        The mean average precision covers only labels that occur in `truths`, because it is
+        undefined for a label without positive samples.
+        """
+        # torchmetrics takes seconds to import, so it is imported only when it is needed.
+        from torchmetrics.functional.classification import binary_average_precision
+
+        probabilities = torch.stack(list(predictions))
+        true = torch.stack([self.encode(truth) for truth in truths]).bool()
+        predicted = probabilities >= self.threshold
+        correct = (predicted & true).sum(0)
+        total = predicted.sum(0) + true.sum(0)
+        # The multilabel function of torchmetrics warns about labels without positive samples, so
+        # the binary function is called for each of the other labels.
+        precisions = [
+            binary_average_precision(probabilities[:, k], true[:, k].long())
+            for k in true.any(0).nonzero()[:, 0]
+        ]
+        return {
+            # F1 = 2 TP / (2 TP + FP + FN), where predicted + true = 2 TP + FP + FN.
+            "f1_micro": float(2 * correct.sum() / total.sum().clamp(min=1)),
+            "f1_macro": float((2 * correct / total.clamp(min=1)).mean()),
+            "exact_match": float((predicted == true).all(1).float().mean()),
+            "average_precision": float(torch.stack(precisions).mean()) if precisions else 0.0,
+        }
+
+    def answer(self, prediction: Tensor) -> dict[str, Any]:
+        """Return the labels that reach the threshold, and the probability of each label."""
+        probabilities = dict(zip(self.labels, prediction.tolist(), strict=True))
+        chosen = [name for name, p in probabilities.items() if p >= self.threshold]
+        return {"prediction": chosen, "probabilities": probabilities}
+
+    def columns(self) -> list[str]:
+        """Return the names of the columns: the predicted labels, then one column per label."""
+        return ["predicted", *(f"p({name})" for name in self.labels)]
+
+    def cells(self, answer: Mapping[str, Any]) -> list[str]:
+        """Return the predicted labels and the probability of each label."""
+        probabilities = [f"{p:.6f}" for p in answer["probabilities"].values()]
+        return [format_cell(answer["prediction"]), *probabilities]
+
+    def state(self) -> dict[str, Any]:
+        """Return the label names and weights."""
+        return self.names.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the label names and weights."""
+        self.names = Labels.from_state(state)

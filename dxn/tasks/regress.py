@@ -1,0 +1,155 @@
+"""Regression: predict one number for each sample."""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dxn.errors import UserError
+from dxn.tasks.cells import are_amounts, as_number
+from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
+from dxn.tasks.labels import is_number
+from dxn.tasks.task import Batch, Task
+
+
+class Regress(Task):
+    """Predict a number for each sample.
+
+    Targets are standardized: the head predicts (target - mean) / std, with the mean and the
+    standard deviation of the training split.
+
+    Args:
+        hidden: Hidden layer before the output layer: none, linear, tanh, relu or gelu.
+        norm: Whether to apply a layer norm before the output layer.
+        norm_eps: Epsilon of the layer norm before the output layer.
+        dropout: Dropout probability before the output layer.
+    """
+
+    name = "regress"
+    plots = "scatter"
+    monitored = "rmse"
+
+    def __init__(
+        self,
+        *,
+        hidden: Hidden = "none",
+        norm: bool = False,
+        norm_eps: float = 1e-5,
+        dropout: float = 0.1,
+    ):
+        check_hidden(hidden)
+        self.pre_options = {
+            "hidden": hidden,
+            "norm": norm,
+            "norm_eps": norm_eps,
+            "dropout": dropout,
+        }
+        self.mean = 0.0
+        self.std = 1.0
+
+    @classmethod
+    def accepts(cls, values: Sequence[Any], words: Sequence[Any] | None) -> float:
+        """Return a positive score for numbers, except for few distinct integers (class labels)."""
+        return 0.8 if are_amounts(values) else 0.0
+
+    def parse(self, value: Any, origin: str) -> float:
+        """Return the number.
+
+        Raises:
+            UserError: If the cell is not a finite number.
+        """
+        number = as_number(value)
+        if number is None:
+            raise UserError(f"{origin}: the target must be a number, got {value!r}")
+        return number
+
+    def fit(self, values: Sequence[float]) -> None:
+        """Compute the mean and the standard deviation of the targets."""
+        # float32 has too few digits for the variance of numbers with a large mean, such as years.
+        numbers = torch.tensor(values, dtype=torch.float64)
+        self.mean = float(numbers.mean())
+        # The minimum avoids a division by zero if all targets are equal.
+        self.std = max(float(numbers.std(correction=0)), 1e-12)
+
+    def describe(self, values: Sequence[float]) -> str:
+        """Return the range and the median of the targets."""
+        if not values:
+            return "no numbers"
+        middle = _format_number(statistics.median(values))
+        return f"{_format_number(min(values))} to {_format_number(max(values))}, median {middle}"
+
+    def encode(self, value: float, rand: random.Random | None = None) -> Tensor:
+        """Return the number () in its original unit. The loss standardizes it."""
+        return torch.tensor(float(value))
+
+    def mix_targets(self, target: Tensor, order: Tensor, share: float) -> Tensor:
+        """Return mixed numbers (B,)."""
+        return share * target + (1 - share) * target[order]
+
+    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
+        """Build a linear layer that maps the pooled vector to one output."""
+        return LinearHead(PreHead(pooled_dim, **self.pre_options), 1)
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        """Return the mean squared error of standardized targets; output (B, 1), targets (B,)."""
+        # Standardization makes the scale of the loss, and so a good learning rate, independent of
+        # the unit of the targets.
+        # The loss is computed in float32 even if the model uses bfloat16.
+        return F.mse_loss(output.float().squeeze(-1), (batch["target"] - self.mean) / self.std)
+
+    def predict(
+        self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
+    ) -> list[Tensor]:
+        """Return the predicted number () of each sample in the original unit."""
+        return list((output.float().squeeze(-1) * self.std + self.mean).cpu())
+
+    def metrics(
+        self, predictions: Sequence[Tensor], truths: Sequence[float], loss: float
+    ) -> dict[str, float]:
+        """Return the root mean squared error, the mean absolute error, and R².
+
+        R² is NaN if all targets are equal.
+        """
+        true = torch.tensor([float(truth) for truth in truths])
+        error = torch.stack(list(predictions)) - true
+        # The variance is the mean squared error of a model that always predicts the mean.
+        variance = (true - true.mean()).square().mean()
+        r2 = 1 - error.square().mean() / variance
+        return {
+            "rmse": float(error.square().mean().sqrt()),
+            "mae": float(error.abs().mean()),
+            "r2": float(r2) if variance > 0 else float("nan"),
+        }
+
+    def answer(self, prediction: Tensor) -> dict[str, Any]:
+        """Return the predicted number."""
+        return {"prediction": float(prediction)}
+
+    def state(self) -> dict[str, Any]:
+        """Return the mean and the standard deviation."""
+        return {"mean": self.mean, "std": self.std}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the mean and the standard deviation."""
+        # labels.json may come from an untrusted source. With std = 0, all predictions would be the
+        # mean.
+        mean, std = state.get("mean"), state.get("std")
+        if not is_number(mean) or not is_number(std) or std <= 0:
+            raise UserError(
+                "labels.json: mean and std must be numbers and std must be positive, "
+                f"got {mean!r} and {std!r}"
+            )
+        self.mean = float(mean)
+        self.std = float(std)
+
+
+def _format_number(value: float) -> str:
+    """Format a number with six significant digits and thousands separators."""
+    # From 1e6 on, the format "g" would print 1234567 as 1.23457e+06.
+    return f"{value:,.0f}" if 1e6 <= abs(value) < 1e15 else f"{value:,g}"

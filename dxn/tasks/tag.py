@@ -1,0 +1,279 @@
+"""Sequence tagging: predict one of several tags for each word."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import chain, zip_longest
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from dxn.errors import UserError
+from dxn.tasks.cells import parse_list
+from dxn.tasks.heads import TokenHead
+from dxn.tasks.labels import Labels, balanced_weights, describe_names, encode_names
+from dxn.tasks.task import IGNORED, Batch, Task
+from dxn.tokenize.adapter import has_words
+
+OUTSIDE = "O"  # the tag of a word that does not belong to an entity
+
+
+class Tag(Task):
+    """Predict one of several tags for each word.
+
+    Args:
+        label_smoothing: Amount of label smoothing, from 0 (none) to 1 (uniform targets)
+            (arXiv:1512.00567, section 7).
+        balance: Whether to weight each tag in the loss by its inverse frequency.
+        dropout: Dropout probability of the encoded tokens.
+    """
+
+    name = "tag"
+    wants_words = True
+    monitored = "f1_entity"
+    higher_is_better = True
+
+    def __init__(
+        self, *, label_smoothing: float = 0.0, balance: bool = False, dropout: float = 0.1
+    ):
+        self.label_smoothing = label_smoothing
+        self.balance = balance
+        self.dropout = dropout
+        self.tags = Labels()
+        # Name of the input whose words are tagged. `bind` sets it. There is only one, because the
+        # tags of a row do not specify which of several texts they belong to.
+        self.input = ""
+
+    @classmethod
+    def accepts(cls, values: Sequence[Any], words: Sequence[Any] | None) -> float:
+        """Return the highest score for lists that are as long as the words of their row."""
+        if words is None or not all(isinstance(value, list) for value in values):
+            return 0.0
+        # The lengths of empty lists are equal by chance, so empty rows are not evidence.
+        pairs = [(w, tags) for w, tags in zip(words, values, strict=True) if w and tags]
+        fits = all(isinstance(w, list) and len(w) == len(tags) for w, tags in pairs)
+        return 1.0 if pairs and fits else 0.0
+
+    def parse(self, value: Any, origin: str) -> list[str]:
+        """Return the tags.
+
+        Raises:
+            UserError: If the cell is not a list.
+        """
+        return parse_list(value, origin)
+
+    def bind(self, adapters: Mapping[str, Any]) -> None:
+        """Choose the first input that consists of words.
+
+        Raises:
+            UserError: If no input consists of words.
+        """
+        candidates = [name for name, adapter in adapters.items() if has_words(adapter.prepare)]
+        if not candidates:
+            raise UserError(
+                f"head=tag: needs an input that consists of words, got {', '.join(adapters)}; "
+                "use a text adapter"
+            )
+        self.input = candidates[0]
+
+    @property
+    def required_inputs(self) -> tuple[str, ...]:
+        """The input whose words are tagged."""
+        return (self.input,)
+
+    def check_row(self, raws: Mapping[str, Any], value: Sequence[str], origin: str) -> None:
+        """Check that the input of a row is a list with one word per tag.
+
+        Raises:
+            UserError: If it is not a list, or has another length than the tags.
+        """
+        # Rows are checked before `bind` sets the input. Until then, use the first input whose raw
+        # value is a string or a list.
+        candidates = [n for n, raw in raws.items() if isinstance(raw, str | list)]
+        name = self.input or (candidates[0] if candidates else "")
+        words = raws.get(name)
+        if words is None:
+            return  # `Samples` leaves out rows without their required input
+        if not isinstance(words, list):
+            raise UserError(
+                f"{origin}: {name} must be a list of words, because each tag belongs to a word, "
+                f"got {str(words)[:40]!r}"
+            )
+        if len(words) != len(value):
+            raise UserError(
+                f"{origin}: there must be one tag per word, got {len(value)} tags for "
+                f"{len(words)} words"
+            )
+
+    def fit(self, values: Sequence[Sequence[str]]) -> None:
+        """Collect the tag names, and compute tag weights if `balance` is set."""
+        self.tags = Labels.fit(chain.from_iterable(values))
+        if self.balance:
+            weights = balanced_weights(self.labels, chain.from_iterable(values))
+            self.tags = replace(self.tags, weights=weights)
+
+    @property
+    def labels(self) -> tuple[str, ...]:
+        """Tag names in the order of the head's outputs."""
+        return self.tags.names
+
+    def describe(self, values: Sequence[Sequence[str]]) -> str:
+        """Return the number of tags, and the number of words of the most frequent ones."""
+        return describe_names(chain.from_iterable(values), "tag", "tags")
+
+    def unknown(self, values: Sequence[Sequence[str]]) -> int:
+        """Count the rows with a tag that does not occur in the training split."""
+        known = set(self.labels)
+        return sum(not known.issuperset(value) for value in values)
+
+    def encode(self, value: Sequence[str], rand: random.Random | None = None) -> Tensor:
+        """Return the tag indices (W,) of W words, IGNORED for tags not in the training split."""
+        return encode_names(value, self.tags.index)
+
+    def encode_sample(
+        self, sample: dict[str, Any], value: Sequence[str], rand: random.Random | None = None
+    ) -> dict[str, Any]:
+        """Assign the tag of each word to the word's first token; all other tokens are IGNORED."""
+        # The index of the word of each token (N,). Truncation to max_len may remove words, so there
+        # may be fewer words than tags, but never more.
+        words = sample[self.input]["words"]
+        tags = self.encode(value, rand)
+        if words.numel() and int(words.max()) >= len(tags):
+            raise UserError(
+                f"{self.input}: there must be one tag per word, got {len(tags)} tags for at least "
+                f"{int(words.max()) + 1} words"
+            )
+        # Tokens without a word, such as [CLS], have the index -1. The clamp makes it a valid index;
+        # torch.where then discards the result.
+        target = torch.where(first_tokens(words), tags[words.clamp(min=0)], IGNORED)
+        return {**sample, "target": target}
+
+    def collate(self, targets: Sequence[Tensor]) -> Tensor:
+        """Pad the targets to (B, N) with IGNORED."""
+        return nn.utils.rnn.pad_sequence(list(targets), True, IGNORED)
+
+    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
+        """Build a linear layer that maps each token of the input to logits."""
+        return TokenHead(dim, len(self.labels), input=self.input, dropout=self.dropout)
+
+    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+        """Return the mean cross-entropy of logits (B, N, K) and targets (B, n), n <= N."""
+        target = batch["target"]
+        # An adapter may append extra columns, such as n-grams, after the tokens of the text.
+        logits = output.float()[:, : target.shape[1]]
+        return F.cross_entropy(
+            rearrange(logits, "b n k -> (b n) k"),
+            rearrange(target, "b n -> (b n)"),
+            weight=self.tags.weights_on(output.device),
+            label_smoothing=self.label_smoothing,
+        )
+
+    def num_targets(self, batch: Batch) -> int:
+        """Count the words whose tag is known."""
+        return int((batch["target"] != IGNORED).sum())
+
+    def predict(
+        self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
+    ) -> list[list[str]]:
+        """Return the tags of the words of each sample; a word without tokens gets the tag "O"."""
+        part = batch[self.input]
+        words = part["words"].cpu()
+        first = first_tokens(words)
+        indices = output.float()[:, : words.shape[1]].softmax(-1).cpu().argmax(-1)
+        predictions: list[list[str]] = [[] for _ in range(batch["size"])]
+        for i, row in enumerate(part["rows"].tolist()):
+            # `i` is the index among the samples that have this input, `row` the index in the batch.
+            num_words = int(words[i].max()) + 1 if words[i].numel() else 0
+            tags = [OUTSIDE] * num_words
+            starts = first[i]
+            word_ids = words[i, starts].tolist()
+            tag_ids = indices[row, starts].tolist()
+            for word, tag in zip(word_ids, tag_ids, strict=True):
+                tags[word] = self.labels[tag]
+            predictions[row] = tags
+        return predictions
+
+    def metrics(
+        self, predictions: Sequence[Sequence[str]], truths: Sequence[Sequence[str]], loss: float
+    ) -> dict[str, float]:
+        """Return the accuracy per word, and precision, recall and F1 per entity as in conlleval.
+
+        A word that was truncated by max_len has no prediction and counts as predicted "O".
+        """
+        num_words = 0
+        num_correct_words = 0
+        num_predicted = 0
+        num_true = 0
+        num_correct = 0
+        for predicted, true in zip(predictions, truths, strict=True):
+            if len(predicted) > len(true):
+                raise ValueError(
+                    f"there must be at most one predicted tag per word, got {len(predicted)} "
+                    f"predicted tags for {len(true)} words"
+                )
+            pairs = list(zip_longest(predicted, true, fillvalue=OUTSIDE))
+            num_words += len(pairs)
+            num_correct_words += sum(p == t for p, t in pairs)
+            # Entities are compared within a row, because their positions are relative to the row.
+            predicted_entities = set(entities(predicted))
+            true_entities = set(entities(true))
+            num_predicted += len(predicted_entities)
+            num_true += len(true_entities)
+            num_correct += len(predicted_entities & true_entities)
+        total = num_predicted + num_true
+        return {
+            "accuracy": num_correct_words / max(num_words, 1),
+            "precision_entity": num_correct / num_predicted if num_predicted else 0.0,
+            "recall_entity": num_correct / num_true if num_true else 0.0,
+            "f1_entity": 2 * num_correct / total if total else 0.0,
+        }
+
+    def answer(self, prediction: Sequence[str]) -> dict[str, Any]:
+        """Return the tag of each word."""
+        return {"prediction": list(prediction)}
+
+    def state(self) -> dict[str, Any]:
+        """Return the tag names and weights."""
+        return self.tags.state()
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the tag names and weights."""
+        self.tags = Labels.from_state(state)
+
+
+def first_tokens(words: Tensor) -> Tensor:
+    """Return a mask (..., N) of the tokens that are the first token of their word.
+
+    Args:
+        words: Index of the word of each token (..., N), or -1 for a token without a word.
+    """
+    # Compare each token with the previous one. The first token is compared with -2, which is not an
+    # index in `words`.
+    previous = F.pad(words, (1, 0), value=-2)[..., :-1]
+    return (words >= 0) & (words != previous)
+
+
+def entities(tags: Sequence[str]) -> list[tuple[int, int, str]]:
+    """Return (start, stop, type) of each entity; an entity is a sequence of tags B-x I-x I-x.
+
+    An I-x that does not continue an entity of type x starts a new one, as in conlleval. A tag
+    without the prefix B- or I-, except O, is an entity of one word.
+    """
+    spans: list[tuple[int, int, str]] = []
+    for i, tag in enumerate(tags):
+        prefix, kind = tag[:2], tag[2:]
+        if not re.match("[BI]-", tag):
+            if tag != OUTSIDE:
+                spans.append((i, i + 1, tag))
+        elif prefix == "I-" and spans and spans[-1][1:] == (i, kind):
+            # The last entity ends at this word and has the same type: extend it.
+            spans[-1] = (spans[-1][0], i + 1, kind)
+        else:
+            spans.append((i, i + 1, kind))
+    return spans

@@ -1,0 +1,410 @@
+"""The base class of tasks, and their registry.
+
+A task defines how targets are parsed and encoded, the head, the loss, the metrics, and the format
+of predictions. Code outside `dxn.tasks` calls these methods and never branches on the name of a
+task.
+
+For training, the methods are called in this order: `check` (the configuration), `parse` (every
+target cell), `bind` (the fitted adapters), `fit` (the training targets), `make_head`. For a saved
+task the order is `load`, `bind`, `make_head`.
+"""
+# ruff: noqa: B027 (optional methods have an empty default, so that a new task can be a small class)
+
+from __future__ import annotations
+
+import json
+import math
+import random
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+
+import torch
+from torch import Tensor, nn
+
+from dxn.errors import UserError
+from dxn.tokens import Tokens
+
+# The keys are "size" (int, the number of samples), "index" (list of row indices), "target" (the
+# result of `Task.collate`), and the name of each input (its collated samples).
+Batch = Mapping[str, Any]
+
+# Target index without a loss: the default ignore_index of cross_entropy. It is never equal to a
+# predicted index, so it also never counts as correct.
+IGNORED = -100
+STATE_FILE = "labels.json"
+
+# Import path of each task, by the name that `head=NAME` selects. Other modules import this
+# registry, so it cannot contain the classes themselves.
+TASKS: dict[str, str] = {
+    "classify": "dxn.tasks.Classify",
+    "multilabel": "dxn.tasks.Multilabel",
+    "regress": "dxn.tasks.Regress",
+    "tag": "dxn.tasks.Tag",
+    "generate": "dxn.tasks.Generate",
+    "language": "dxn.tasks.Language",
+    "masked": "dxn.tasks.Masked",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Target of one window of a token stream, for language modelling.
+
+    Args:
+        ids: Ids (n,) of the next token for each token of the window.
+        chars_per_token: Mean number of characters per token in the whole split.
+    """
+
+    ids: Tensor
+    chars_per_token: float
+
+
+class Task(ABC):
+    """Base class of tasks. A subclass must define `make_head`, `loss` and `predict`.
+
+    All other methods have a default for a task whose target is one tensor per sample. An instance
+    must be picklable and must not contain weights, because each data loader worker gets a copy.
+
+    Attributes:
+        name: Name of the task, for head=NAME.
+        needs_target: Whether the data needs a target column. False if targets are computed from the
+            inputs.
+        answers: Whether the task has a prediction for each row, to be written to predictions.csv.
+        streams: Whether all rows are concatenated to a stream of tokens, which is cut into windows.
+            `encode_sample` then receives a `Window` as `value`, and `required_inputs` contains the
+            only input.
+        wants_words: Whether inputs should be lists of words where possible.
+        random_in_validation: Whether `encode_sample` receives a random generator in validation as
+            well, with the same state in every epoch. If False, `rand` is None except in training.
+        plots: Plot of the predictions: "confusion", "scatter" or None.
+        monitored: Name of the metric that selects the best epoch.
+        higher_is_better: Whether higher values of the monitored metric are better.
+    """
+
+    name: ClassVar[str]
+    needs_target: ClassVar[bool] = True
+    answers: ClassVar[bool] = True
+    streams: ClassVar[bool] = False
+    wants_words: ClassVar[bool] = False
+    random_in_validation: ClassVar[bool] = False
+    plots: ClassVar[str | None] = None
+    monitored: ClassVar[str] = "loss"
+    higher_is_better: ClassVar[bool] = False
+
+    # Before training
+
+    @classmethod
+    def accepts(cls, values: Sequence[Any], words: Sequence[Any] | None) -> float:
+        """Return how well this task fits target values, from 0 to 1, for head=auto.
+
+        Args:
+            values: Raw cells of the target column, never None.
+            words: Cells of an input that contains lists of words, one per row of `values`. None if
+                there is no such input.
+        """
+        return 0.0
+
+    def check(self, config: Mapping[str, Any]) -> None:
+        """Check the composed configuration before any data is read.
+
+        Raises:
+            UserError: If an option cannot be combined with this task.
+        """
+        mixup = config.get("trainer", {}).get("mixup")
+        # A task supports mixup if it overrides mix_targets, whose default raises an error.
+        if mixup and type(self).mix_targets is Task.mix_targets:
+            raise self._mixup_error()
+
+    def parse(self, value: Any, origin: str) -> Any:
+        """Convert a raw cell to a target value.
+
+        Args:
+            value: Raw cell, never None.
+            origin: File and row of the cell, for error messages.
+
+        Raises:
+            UserError: If the cell is not a valid target of this task.
+        """
+        return value
+
+    def check_row(self, raws: Mapping[str, Any], value: Any, origin: str) -> None:
+        """Check that a target value matches the inputs of its row.
+
+        Args:
+            raws: Raw values of the row's inputs, by input name; None where missing.
+            value: Parsed target value.
+            origin: File and row, for error messages.
+
+        Raises:
+            UserError: If the target value does not match the inputs.
+        """
+
+    def vocabulary_texts(self, values: Sequence[Any]) -> Sequence[str]:
+        """Return the texts among the targets that the vocabulary of an input must also cover."""
+        return ()
+
+    def bind(self, adapters: Mapping[str, Any]) -> None:
+        """Connect the task to the fitted adapters, for example to share a tokenizer.
+
+        Args:
+            adapters: Fitted adapters, by input name.
+
+        Raises:
+            UserError: If the task cannot use these adapters.
+        """
+
+    def fit(self, values: Sequence[Any]) -> None:
+        """Learn properties of the targets, such as class names, from the training split."""
+
+    @property
+    def required_inputs(self) -> tuple[str, ...]:
+        """Names of the inputs that every usable row must have; set by `bind`."""
+        return ()
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """Class names, or the vocabulary of a text generation task. None if there are neither."""
+        return None
+
+    def describe(self, values: Sequence[Any]) -> str:
+        """Return one line about target values, to be printed after the label "target: ".
+
+        The line has no label and no full stop, for example "0 to 10, median 5".
+        """
+        return f"{len(values):,} values"
+
+    def unknown(self, values: Sequence[Any]) -> int:
+        """Count the values with a class, label or tag that is not in the training split."""
+        return 0
+
+    # Samples and batches
+
+    def encode(self, value: Any, rand: random.Random | None = None) -> Any:
+        """Convert a target value to the form that `collate` expects."""
+        return torch.as_tensor(value)
+
+    def encode_sample(
+        self, sample: dict[str, Any], value: Any, rand: random.Random | None = None
+    ) -> dict[str, Any]:
+        """Add the key "target" to a prepared sample.
+
+        Override this method if the target depends on the prepared inputs, such as bounding boxes
+        that must be transformed together with an augmented image.
+
+        Args:
+            sample: Prepared inputs: a dict of tensors for each input name.
+            value: Parsed target of the row; None for a task that needs no target.
+            rand: Random generator for this sample. None: no randomness.
+        """
+        return {**sample, "target": self.encode(value, rand)}
+
+    def collate(self, targets: Sequence[Any]) -> Any:
+        """Combine targets into batch["target"]: a tensor, or a list or dict of tensors."""
+        return torch.stack(list(targets))
+
+    def num_tokens(self, value: Any) -> int:
+        """Return the length of a target in tokens, used to batch samples of similar length."""
+        # Most targets have a fixed size, so that only the inputs determine the length of a sample.
+        return 0
+
+    def mix_targets(self, target: Any, order: Tensor, share: float) -> Any:
+        """Mix the targets of a batch with those of a permuted batch, for mixup (arXiv:1710.09412).
+
+        Args:
+            target: Collated targets.
+            order: Permutation (B,) of the samples.
+            share: Weight of the original sample; the permuted sample has the weight 1 - share.
+
+        Raises:
+            UserError: If the task does not support mixup, which is the default.
+        """
+        raise self._mixup_error()
+
+    # The model
+
+    @abstractmethod
+    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
+        """Build the head, a module with the signature forward(tokens, pooled, batch).
+
+        Args:
+            dim: Width D of a token.
+            pooled_dim: Width of the pooled vector of a sample.
+            adapters: Fitted adapters, by input name.
+        """
+
+    @abstractmethod
+    def loss(self, output: Any, batch: Batch) -> Tensor:
+        """Return the mean loss () of a batch from the head's output."""
+
+    def num_targets(self, batch: Batch) -> int:
+        """Count the items that the loss averages over, such as samples or tokens.
+
+        0 means that no loss can be computed for this batch.
+        """
+        return int(batch["size"])
+
+    @abstractmethod
+    def predict(
+        self, head: nn.Module, output: Any, batch: Batch, *, draft: bool = False
+    ) -> list[Any]:
+        """Return one prediction per sample, on the CPU.
+
+        Args:
+            head: The head that `make_head` returned.
+            output: Output of the head for this batch.
+            batch: The batch.
+            draft: Whether to use the fastest decoding, such as greedy decoding instead of beam
+                search.
+        """
+
+    # Results
+
+    def metrics(
+        self, predictions: Sequence[Any], truths: Sequence[Any], loss: float
+    ) -> dict[str, float]:
+        """Compute metrics from predictions and the parsed targets of the same rows.
+
+        Args:
+            predictions: Results of `predict`.
+            truths: Parsed targets.
+            loss: Mean loss over the batches, weighted by `num_targets`.
+
+        Returns:
+            Metrics by name. The caller adds `loss` if the result has no key "loss".
+        """
+        return {}
+
+    def is_better(self, new: float, old: float | None) -> bool:
+        """Return whether a value of the monitored metric improves on the best value so far.
+
+        Args:
+            new: New value. NaN is never an improvement.
+            old: Best value so far; None in the first epoch.
+        """
+        # Without this check, a NaN in the first epoch would never be replaced: all comparisons with
+        # NaN are False.
+        if old is None:
+            return not math.isnan(new)
+        return new > old if self.higher_is_better else new < old
+
+    def answer(self, prediction: Any) -> dict[str, Any]:
+        """Convert a prediction to JSON-serializable data.
+
+        Returns:
+            A dict with the key "prediction", and for some tasks "probabilities" by class name.
+        """
+        plain = prediction.tolist() if isinstance(prediction, Tensor) else prediction
+        return {"prediction": plain}
+
+    def columns(self) -> list[str]:
+        """Return the names of the columns in predictions.csv that follow the row and the target."""
+        return ["predicted"]
+
+    def cells(self, answer: Mapping[str, Any]) -> list[str]:
+        """Return the cells of the columns in `columns()` for one result of `answer`."""
+        return [format_cell(answer["prediction"])]
+
+    # The model folder
+
+    def state(self) -> dict[str, Any]:
+        """Return the result of `fit` as JSON-serializable data."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state()`.
+
+        Validate it: a model folder may come from an untrusted source.
+
+        Raises:
+            UserError: If a value is missing or invalid.
+        """
+
+    def save(self, folder: Path) -> None:
+        """Write labels.json, which contains the name of the task and `state()`.
+
+        Override this method to write additional files.
+        """
+        text = json.dumps({"task": self.name, **self.state()}, indent=1, ensure_ascii=False)
+        (folder / STATE_FILE).write_text(text, encoding="utf-8")
+
+    def load(self, folder: Path) -> Self:
+        """Restore the state that `save` wrote.
+
+        Raises:
+            UserError: If a file is missing or invalid.
+        """
+        # Passing the name detects a labels.json that belongs to another task.
+        self.load_state(read_state(folder, self.name))
+        return self
+
+    def _mixup_error(self) -> UserError:
+        return UserError(
+            f"trainer.mixup: cannot be combined with head={self.name}; set trainer.mixup=0"
+        )
+
+
+@runtime_checkable
+class Writes(Protocol):
+    """A task that generates a text for each sample."""
+
+    def write(
+        self,
+        head: nn.Module,
+        tokens: Tokens,
+        *,
+        max_new: int | None = None,
+        sampler: Callable[[Tensor], Tensor] | None = None,
+    ) -> list[str]:
+        """Generate a text for each sample.
+
+        Args:
+            head: The head that `Task.make_head` returned.
+            tokens: Encoded tokens (B, N, D).
+            max_new: Maximum number of tokens to generate. Default: the maximum length of the
+                decoder.
+            sampler: Function that chooses the next token from log-probabilities (B, V). Default:
+                the search method of the task.
+        """
+        ...
+
+
+def read_state(folder: Path, name: str | None = None) -> dict[str, Any]:
+    """Read labels.json of a model folder.
+
+    Args:
+        folder: The model folder.
+        name: Name of the task that the file must belong to. Default: any task.
+
+    Raises:
+        UserError: If the file is missing or invalid, or belongs to another task.
+    """
+    path = folder / STATE_FILE
+    try:
+        state = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        raise UserError(
+            f"{path}: file not found, but every model folder has one; check the path of the folder"
+        ) from None
+    # A deeply nested file raises a RecursionError.
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: cannot be read as JSON: {error}") from error
+    if not isinstance(state, dict) or not isinstance(state.get("task"), str):
+        raise UserError(f'{path}: must be a JSON object with the key "task"')
+    if name is not None and state["task"] != name:
+        raise UserError(
+            f"{path}: was saved for the task {state['task']!r}, but the head is for {name!r}"
+        )
+    return state
+
+
+def format_cell(value: Any) -> str:
+    """Convert a target or a prediction to one cell of a CSV file."""
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        # Tags and labels are separated by spaces, or by "|" if one of them contains a space.
+        return " ".join(value) if all(" " not in item for item in value) else "|".join(value)
+    if isinstance(value, list | tuple | dict):
+        return json.dumps(value, ensure_ascii=False)
+    return str(value)

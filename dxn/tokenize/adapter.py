@@ -1,0 +1,237 @@
+"""The protocols of an adapter, its preprocessor and its masking, and the adapter registry.
+
+An adapter converts one kind of raw input to `Tokens`. A user-defined adapter implements the members
+of `Preprocessor` and `Adapter` below, and the optional members that it needs. Callers access an
+optional member only through a function of this module, which returns the default if it is missing:
+
+| optional member of a preprocessor | default | function |
+|---|---|---|
+| `reads_files: bool` | False | `reads_files(prepare)` |
+| `has_words: bool` | False | `has_words(prepare)` |
+| `num_tokens(raw) -> float` | 1.0 | `num_tokens(prepare, raw)` |
+| `accepts(values) -> float` | 0.0 | `accepts(prepare, values)` |
+| `summarize(raws, sources) -> str` | "" | `summarize(prepare, raws, sources)` |
+| `truncated(sample) -> (kept, total) or None` | None | `truncated(prepare, sample)` |
+
+| optional member of an adapter | default | function |
+|---|---|---|
+| `fit(raws) -> Self` | nothing to fit | `fit_adapter(adapter, raws)` |
+| `describe(raw) -> str` | "" | `describe_columns(adapter, raw)` |
+| `masking(*, ratio, span) -> Masking or None` | None | `make_masking(adapter, ...)` |
+| `save(folder, name)` | only weights | `save_adapter(adapter, folder, name)` |
+| `load(folder, name)` | only weights | `load_adapter(adapter, folder, name)` |
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from dxn.tokens import Tokens
+
+# Import paths instead of classes, because the adapters import this module.
+ADAPTERS: dict[str, str] = {
+    "text": "dxn.tokenize.TextAdapter",
+    "image": "dxn.tokenize.ImageAdapter",
+    "audio": "dxn.tokenize.AudioAdapter",
+}
+
+
+class Preprocessor(Protocol):
+    """The part of an adapter that runs in data workers: picklable, without learned weights.
+
+    Attributes:
+        modality: Modality of the adapter.
+    """
+
+    modality: str
+
+    def read(self, source: Any) -> Any:
+        """Read a cell of a data set (path, bytes, array or str) as a raw value.
+
+        Raises:
+            BadMedia: If the source is invalid or exceeds a limit. The message is the reason.
+        """
+        ...
+
+    def __call__(self, raw: Any, rand: random.Random | None = None) -> dict[str, Tensor]:
+        """Convert a raw value to one sample.
+
+        Args:
+            raw: Value that `read` returned.
+            rand: Random generator of the augmentation. None: no augmentation.
+        """
+        ...
+
+    def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Collate samples to a padded batch, including the keys that the masking adds."""
+        ...
+
+
+class Adapter(Protocol):
+    """An `nn.Module` that embeds one modality: its batches become `Tokens`.
+
+    Attributes:
+        modality: Name of the modality, such as "text".
+        dim: Width D of a token.
+        prepare: Preprocessor whose batches the adapter embeds.
+    """
+
+    modality: str
+    dim: int
+
+    @property
+    def prepare(self) -> Preprocessor: ...
+
+    def __call__(self, batch: Mapping[str, Tensor]) -> Tokens:
+        """Embed a collated batch as Tokens (B, N, D) with one span, named after the modality."""
+        ...
+
+
+@runtime_checkable
+class VocabularyAdapter(Protocol):
+    """An adapter whose tokens come from a vocabulary, so that a model can predict them.
+
+    `isinstance` checks only for the method `use_tokenizer`, because an adapter has no `embedding`
+    before it is fitted.
+    """
+
+    modality: str
+    dim: int
+    embedding: nn.Embedding
+
+    @property
+    def prepare(self) -> VocabularyPreprocessor: ...
+
+    def use_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Use this tokenizer and create the embedding of its tokens."""
+        ...
+
+    @classmethod
+    def __subclasshook__(cls, other: type) -> bool:
+        # The default check of runtime_checkable uses inspect.getattr_static, which does not find
+        # `embedding`: an nn.Module stores its submodules in a dictionary.
+        return hasattr(other, "use_tokenizer") if cls is VocabularyAdapter else NotImplemented
+
+
+class VocabularyPreprocessor(Preprocessor, Protocol):
+    """A preprocessor with a tokenizer.
+
+    Attributes:
+        tokenizer: Tokenizer of the texts.
+        max_len: Maximum number of tokens of a text.
+    """
+
+    tokenizer: Tokenizer
+    max_len: int
+
+
+class Masking(Protocol):
+    """Hides a part of a sample for masked pretraining; picklable, runs in data workers.
+
+    Attributes:
+        num_outputs: Number K of values to predict per column. None: token ids are predicted by
+            comparing the output with the adapter's embedding.
+        is_classification: Whether token ids are predicted.
+    """
+
+    num_outputs: int | None
+    is_classification: bool
+
+    def __call__(self, sample: Mapping[str, Tensor], rand: random.Random) -> dict[str, Tensor]:
+        """Return a copy of the sample in which the content of the masked columns is replaced.
+
+        The result depends only on the sample and rand, so it does not depend on the batch. It has
+        the additional keys `masked` bool, (n,) or a grid, True at the columns to predict, and
+        `masked_target`: token ids (m,), or values (m, K) together with `masked_valid` (m, K) bool,
+        False at padding.
+        """
+        ...
+
+
+def reads_files(prepare: Preprocessor) -> bool:
+    """Whether a str cell is a file path, relative to the folder of the table."""
+    return getattr(prepare, "reads_files", False)
+
+
+def has_words(prepare: Preprocessor) -> bool:
+    """Whether it accepts a list of words and returns `words` (n,), the word index of each token."""
+    return getattr(prepare, "has_words", False)
+
+
+def num_tokens(prepare: Preprocessor, raw: Any) -> float:
+    """Return the approximate number of tokens, used to batch samples of similar length."""
+    # Only comparisons matter, so a constant means that all samples have the same length.
+    count = getattr(prepare, "num_tokens", None)
+    return 1.0 if count is None else count(raw)
+
+
+def accepts(prepare: Preprocessor, values: Sequence[Any]) -> float:
+    """Score from 0 to 1 how likely the non-missing values of a column have this modality."""
+    accept = getattr(prepare, "accepts", None)
+    return 0.0 if accept is None else accept(values)
+
+
+def summarize(prepare: Preprocessor, raws: Sequence[Any], sources: Sequence[Any]) -> str:
+    """Summarize the raw values of a split and their sources in one line. Default: ""."""
+    summary = getattr(prepare, "summarize", None)
+    return "" if summary is None else summary(raws, sources)
+
+
+def truncated(prepare: Preprocessor, sample: Mapping[str, Tensor]) -> tuple[int, int] | None:
+    """Return (kept, total) numbers of tokens of a truncated sample; None if it is complete."""
+    count = getattr(prepare, "truncated", None)
+    return None if count is None else count(sample)
+
+
+def fit_adapter(adapter: Adapter, raws: Iterable[Any]) -> None:
+    """Fit the adapter to raw values of the training split, for example train its tokenizer."""
+    fit = getattr(adapter, "fit", None)
+    if fit is not None:
+        fit(raws)
+
+
+def describe_columns(adapter: Adapter, raw: Any) -> str:
+    """Describe the columns of one raw value for a report. Default: ""."""
+    describe = getattr(adapter, "describe", None)
+    return "" if describe is None else describe(raw)
+
+
+def make_masking(adapter: Adapter, *, ratio: float | None = None, span: int = 5) -> Masking | None:
+    """Create the adapter's masking. None: the adapter does not support it, or ratio is 0.
+
+    Args:
+        adapter: Adapter that is already fitted, because a masking copies the fitted statistics.
+        ratio: Fraction of the columns to mask. Default: the adapter's own ratio.
+        span: Number of consecutive columns that are masked together. The text and image
+            adapters ignore it.
+    """
+    make = getattr(adapter, "masking", None)
+    return None if make is None else make(ratio=ratio, span=span)
+
+
+def to_tokens(adapter: Adapter, sources: Sequence[Any]) -> Tokens:
+    """Read, preprocess, collate and embed sources as one batch of Tokens."""
+    prepare = adapter.prepare
+    samples = [prepare(prepare.read(source)) for source in sources]
+    return adapter(prepare.collate(samples))
+
+
+def save_adapter(adapter: Adapter, folder: Path, name: str) -> None:
+    """Save the adapter's files other than weights, such as a tokenizer; name is the adapter key."""
+    save = getattr(adapter, "save", None)
+    if save is not None:
+        save(folder, name)
+
+
+def load_adapter(adapter: Adapter, folder: Path, name: str) -> None:
+    """Load the files that `save_adapter` wrote."""
+    # Before the weights, because a tokenizer determines the shape of the embedding.
+    load = getattr(adapter, "load", None)
+    if load is not None:
+        load(folder, name)

@@ -1,0 +1,139 @@
+"""Option groups of the audio adapter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, get_args
+
+from dxn.tokenize.grid import as_pair
+
+Frontend = Literal["mel", "kaldi", "whisper"]
+AudioTokens = Literal["frames", "patches", "waveform"]
+NormalizationKind = Literal["dataset", "clip", "none"]
+
+
+@dataclass(frozen=True)
+class SpectrogramOptions:
+    """Options of the log-mel spectrogram of a clip.
+
+    Args:
+        n_fft: Window length in samples. Default: 25 ms.
+        hop_length: Distance between consecutive windows in samples. Default: 10 ms.
+        n_mels: Number of mel bins.
+        f_min: Lowest frequency of the mel bins in hertz.
+        f_max: Highest frequency of the mel bins in hertz. Default: sample_rate / 2.
+        frontend: Implementation of the spectrogram: mel (torchaudio), kaldi (Kaldi's filter banks,
+            as used by AST) or whisper.
+        top_db: With frontend=mel, clamp values to this many decibels below the maximum of the clip.
+            Default: no clamping.
+        num_frames: Number of frames to which every clip is truncated or padded. Default: keep the
+            length of each clip.
+        max_seconds: Maximum duration in seconds. Longer clips are rejected.
+    """
+
+    n_fft: int | None = None
+    hop_length: int | None = None
+    n_mels: int = 64
+    f_min: float = 0.0
+    f_max: float | None = None
+    frontend: Frontend = "mel"
+    top_db: float | None = None
+    num_frames: int | None = None
+    max_seconds: float = 60.0
+
+    def __post_init__(self) -> None:
+        if self.frontend not in get_args(Frontend):
+            raise ValueError(f"frontend must be mel, kaldi or whisper, got {self.frontend!r}")
+        if self.frontend != "mel" and (self.f_min or self.f_max or self.top_db):
+            raise ValueError(
+                f"frontend={self.frontend} has a fixed frequency and dynamic range: leave out "
+                f"f_min, f_max and top_db, got {self.f_min}, {self.f_max} and {self.top_db}"
+            )
+        if self.top_db is not None and self.top_db <= 0:
+            raise ValueError(f"top_db must be above 0, got {self.top_db}")
+
+
+@dataclass(frozen=True)
+class PatchOptions:
+    """Options of the patches of a spectrogram.
+
+    Args:
+        size: Size of a patch: [mel bins, frames], or one number for a square.
+        stride: Distance between consecutive patches: [mel bins, frames], or one number for both.
+            Default: size, so that patches do not overlap.
+        pad_end: Pad the end of a clip to a whole patch or token. False: drop the incomplete one.
+    """
+
+    size: int | Sequence[int] = 16
+    stride: int | Sequence[int] | None = None
+    pad_end: bool = True
+
+    def __post_init__(self) -> None:
+        # object.__setattr__, because the dataclass is frozen.
+        object.__setattr__(self, "size", bins_and_frames(self.size, "patch size"))
+        if self.stride is not None:
+            object.__setattr__(self, "stride", bins_and_frames(self.stride, "patch stride"))
+
+
+def bins_and_frames(size: int | Sequence[int], name: str) -> tuple[int, int]:
+    """Convert one number, or a pair (mel bins, frames), to a pair."""
+    return as_pair(size, name=name, axes="mel bins, frames")
+
+
+@dataclass(frozen=True)
+class AudioNormalization:
+    """Normalization of the features to mean 0 and standard deviation 1.
+
+    Args:
+        kind: Source of the statistics: dataset (each bin over the training split), clip (each clip
+            by itself) or none (no normalization).
+        mean: Mean of all bins, for kind=dataset. Default: computed from the training split.
+        std: Standard deviation of all bins, for kind=dataset. Default: computed from the training
+            split.
+    """
+
+    kind: NormalizationKind = "dataset"
+    mean: float | None = None
+    std: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(NormalizationKind):
+            raise ValueError(f"normalize.kind must be dataset, clip or none, got {self.kind!r}")
+        if (self.mean is None) != (self.std is None):
+            raise ValueError(
+                f"normalize needs both mean and std, or neither, got {self.mean} and {self.std}"
+            )
+        if self.mean is not None and self.kind != "dataset":
+            raise ValueError(
+                f"normalize.mean and normalize.std need kind=dataset, got kind={self.kind}"
+            )
+
+
+@dataclass(frozen=True)
+class AudioAugment:
+    """Random augmentation of training clips. It is drawn again in each epoch.
+
+    Args:
+        time_shift: Maximum duration in seconds of the silence that is inserted before a clip.
+        noise: Maximum amplitude of added white noise, relative to the root mean square of the clip.
+        gain: Maximum change of the volume in decibels, up or down.
+        speed: Maximum relative change of the speed, which also changes the pitch.
+        freq_mask: Maximum number of mel bins in the frequency mask (SpecAugment, arXiv:1904.08779).
+        time_mask: Maximum fraction of the frames in the time mask (SpecAugment).
+        warp: Maximum relative stretching of the mel axis, which simulates another vocal tract
+            length.
+        tempo: Maximum relative change of the duration, which does not change the pitch.
+        equalize: Maximum change in decibels of a random gain that varies smoothly along the mel
+            axis, which simulates another microphone (arXiv:2110.03282). It requires frontend=mel.
+    """
+
+    time_shift: float = 0.0
+    noise: float = 0.0
+    gain: float = 0.0
+    speed: float = 0.0
+    freq_mask: int = 0
+    time_mask: float = 0.0
+    warp: float = 0.0
+    tempo: float = 0.0
+    equalize: float = 0.0

@@ -1,0 +1,154 @@
+"""The preprocessor of the image adapter, which runs in data workers."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dxn.tokenize.grid import as_pair, collate_grids
+from dxn.tokenize.image_augment import Frame, ImageAugmenter, resize
+from dxn.tokenize.image_options import ImageAugment, ResizeOptions
+from dxn.tokenize.media import is_image, matching_fraction, read_image
+
+# Pixels per token in `num_tokens`: a patch of 16×16. The exact value is not needed, because
+# `num_tokens` serves only to compare images with each other.
+USUAL_PATCH = 256
+
+
+class ImagePreprocessor:
+    """Convert an image to pixels of the configured size.
+
+    Args:
+        image_size: Size of the resized images: [height, width], or one number for a square. With
+            resize.mode=within, the maximum size. None: images are not resized.
+        resize: Options of reading and resizing.
+        in_channels: Number of channels: 3 for color, 1 for gray.
+        augment: Augmentation of training images.
+    """
+
+    modality = "image"
+    reads_files = True
+    has_words = False
+
+    def __init__(
+        self,
+        *,
+        image_size: int | Sequence[int] | None,
+        resize: ResizeOptions,
+        in_channels: int,
+        augment: ImageAugment,
+    ):
+        if in_channels not in (1, 3):
+            raise ValueError(f"in_channels must be 1 or 3, got {in_channels}")
+        if resize.mode != "within" and image_size is None:
+            raise ValueError(f"resize.mode={resize.mode} needs an image_size, got null")
+        self.image_size: tuple[int, int] | None = None
+        if image_size is not None:
+            self.image_size = as_pair(image_size, name="image_size", axes="height, width")
+        self.resize = resize
+        self.in_channels = in_channels
+        self.augmenter = ImageAugmenter(augment)
+
+    def read(self, source: Any) -> Tensor:
+        """Read a path, bytes, PIL image or array as uint8 (C, H, W).
+
+        Raises:
+            BadMedia: If the image cannot be read or has more than max_pixels pixels.
+        """
+        return read_image(source, channels=self.in_channels, max_pixels=self.resize.max_pixels)
+
+    def __call__(self, raw: Tensor, rand: random.Random | None = None) -> dict[str, Tensor]:
+        """Resize a raw image uint8 (C, H, W), after augmentation if rand is not None.
+
+        Returns:
+            pixels uint8 (C, h, w), and frame (4,): the position of the pixels in the raw image, see
+            `Frame`.
+        """
+        frame = Frame()
+        if rand is not None:
+            raw, frame = self.augmenter(raw, rand)
+        pixels, part = self._resized(raw)
+        return {"pixels": pixels, "frame": torch.tensor(frame.of_part(part))}
+
+    def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Collate pixels uint8 (B, C, H, W), padded at the bottom and on the right.
+
+        The batch also has sizes (B, 2), the height and width of each image, and frame (B, 4).
+        """
+        sizes = torch.tensor([sample["pixels"].shape[1:] for sample in samples])
+        height, width = (int(n) for n in sizes.amax(0))
+        # uint8 needs a quarter of the memory of float32; the adapter converts pixels later.
+        batch = torch.zeros(len(samples), self.in_channels, height, width, dtype=torch.uint8)
+        for row, sample in zip(batch, samples, strict=True):
+            pixels = sample["pixels"]
+            row[:, : pixels.shape[1], : pixels.shape[2]] = pixels
+        return {
+            "pixels": batch,
+            "sizes": sizes,
+            "frame": torch.stack([sample["frame"] for sample in samples]),
+            **collate_grids(samples),
+        }
+
+    def num_tokens(self, raw: Tensor) -> float:
+        """Return the approximate number of tokens of an image raw (C, H, W)."""
+        # Resized images have about the same size, so they need no comparison.
+        return raw[0].numel() / USUAL_PATCH if self.image_size is None else 1
+
+    def accepts(self, values: Sequence[Any]) -> float:
+        """Return the fraction of the values that look like images, see `is_image`."""
+        return matching_fraction(values, is_image)
+
+    def summarize(self, raws: Sequence[Tensor], sources: Sequence[Any]) -> str:
+        """Summarize the smallest, median and largest size as width×height."""
+        if not raws:
+            return ""
+        sizes = sorted(((raw.shape[2], raw.shape[1]) for raw in raws), key=math.prod)
+        shown = (sizes[0], sizes[len(sizes) // 2], sizes[-1])
+        low, middle, high = (f"{width}×{height}" for width, height in shown)
+        count = len(set(sizes))
+        if count == 1:
+            return f"all {low}"
+        return f"{low} to {high}, median {middle}, {count:,} sizes"
+
+    def _resized(self, raw: Tensor) -> tuple[Tensor, Frame]:
+        """Resize and crop raw (C, H, W); return the pixels and their frame in raw."""
+        height, width = raw.shape[1:]
+        # An image of the right size is returned as it is, unless crop_ratio removes its border.
+        keeps_all = self.resize.mode == "within" or self.resize.crop_ratio == 1
+        if self.image_size is None or (keeps_all and (height, width) == self.image_size):
+            return raw, Frame()
+        size = self._size(height, width)
+        pixels = raw
+        if size != (height, width):
+            pixels = resize(raw, size, self.resize.interpolation)
+        down = height / size[0]
+        across = width / size[1]
+        top = left = 0
+        if self.resize.mode != "within":
+            target_h, target_w = self.image_size
+            top = round((size[0] - target_h) / 2)
+            left = round((size[1] - target_w) / 2)
+            pixels = pixels[:, top : top + target_h, left : left + target_w]
+        return pixels, Frame(top * down, left * across, down, across)
+
+    def _size(self, height: int, width: int) -> tuple[int, int]:
+        """Return height and width of the whole image after resizing and before cropping."""
+        assert self.image_size is not None
+        target_h, target_w = self.image_size
+        if self.resize.mode == "within":
+            scale = min(target_h / height, target_w / width, 1.0)  # 1.0: images are never enlarged
+            return max(round(height * scale), 1), max(round(width * scale), 1)
+        min_h = math.floor(target_h / self.resize.crop_ratio)
+        min_w = math.floor(target_w / self.resize.crop_ratio)
+        if self.resize.mode == "stretch":
+            return min_h, min_w
+        # The side that is shorter relative to the target gets its exact length and the other one is
+        # rounded down, as in torchvision. Otherwise pixels would differ from public models.
+        if min_h * width >= min_w * height:
+            return min_h, max(min_h * width // height, min_w)
+        return max(min_w * height // width, min_h), min_w

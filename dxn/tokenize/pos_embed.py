@@ -1,0 +1,114 @@
+"""Position embeddings that an adapter adds to its columns.
+
+Rotary and ALiBi positions act inside the attention, so the backbone provides them.
+"""
+
+from typing import Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange, repeat
+from torch import Tensor, nn
+
+from dxn.tokens import sinusoidal
+
+PosEmbedKind = Literal["learned", "sinusoidal", "none"]
+
+
+def sinusoidal_2d(height: int, width: int, dim: int) -> Tensor:
+    """Compute sinusoidal positions of a grid.
+
+    The first half of each vector encodes the row, the second half encodes the column.
+
+    Returns:
+        (height, width, dim).
+
+    Raises:
+        ValueError: If dim is not a multiple of 4.
+    """
+    # Each half must be even, because it consists of sines and cosines.
+    if dim % 4:
+        raise ValueError(
+            f"dim must be a multiple of 4 for two-dimensional sinusoidal positions, got {dim}"
+        )
+    rows = sinusoidal(torch.arange(height), dim // 2)
+    columns = sinusoidal(torch.arange(width), dim // 2)
+    rows = repeat(rows, "h d -> h w d", w=width)
+    columns = repeat(columns, "w d -> h w d", h=height)
+    return torch.cat([rows, columns], dim=-1)
+
+
+class PosEmbed1d(nn.Module):
+    """Position embedding of the indices 0 to n - 1.
+
+    Args:
+        kind: learned, sinusoidal or none.
+        dim: Width D.
+        max_len: Number of learned positions. The other kinds have no limit.
+    """
+
+    def __init__(self, kind: PosEmbedKind, *, dim: int, max_len: int):
+        super().__init__()
+        _check_kind(kind)
+        self.kind = kind
+        self.dim = dim
+        self.max_len = max_len
+        if kind == "learned":
+            self.weight = nn.Parameter(torch.empty(max_len, dim))
+            # 0.02 is the standard deviation of BERT and ViT: small compared with the embeddings.
+            nn.init.trunc_normal_(self.weight, std=0.02)
+
+    def forward(self, n: int, device: torch.device) -> Tensor:
+        """Return position embeddings (n, D), or a scalar 0 () without positions.
+
+        Raises:
+            ValueError: If n exceeds the number of learned positions.
+        """
+        if self.kind == "none":
+            return torch.zeros((), device=device)
+        if self.kind == "sinusoidal":
+            return sinusoidal(torch.arange(n, device=device), self.dim)
+        if n > self.max_len:
+            raise ValueError(
+                f"learned positions reach {self.max_len} tokens, got {n}: raise max_len"
+            )
+        return self.weight[:n]
+
+
+class PosEmbed2d(nn.Module):
+    """Position embedding of the cells of a grid.
+
+    Args:
+        kind: learned, sinusoidal or none.
+        dim: Width D.
+        grid: Height and width of the learned grid. It is interpolated to other grid sizes.
+    """
+
+    def __init__(self, kind: PosEmbedKind, *, dim: int, grid: tuple[int, int]):
+        super().__init__()
+        _check_kind(kind)
+        self.kind = kind
+        self.dim = dim
+        if kind == "learned":
+            self.weight = nn.Parameter(torch.empty(*grid, dim))
+            nn.init.trunc_normal_(self.weight, std=0.02)
+
+    def forward(self, height: int, width: int, device: torch.device) -> Tensor:
+        """Return position embeddings (height, width, D), or a scalar 0 () without positions."""
+        if self.kind == "none":
+            return torch.zeros((), device=device)
+        if self.kind == "sinusoidal":
+            return sinusoidal_2d(height, width, self.dim).to(device)
+        if (height, width) == self.weight.shape[:2]:
+            return self.weight
+        grid = rearrange(self.weight, "h w d -> 1 d h w")
+        # The same interpolation as in timm, so that public checkpoints give the same embeddings.
+        grid = F.interpolate(
+            grid, (height, width), mode="bicubic", antialias=True, align_corners=False
+        )
+        return rearrange(grid, "1 d h w -> h w d")
+
+
+def _check_kind(kind: str) -> None:
+    if kind not in get_args(PosEmbedKind):
+        raise ValueError(f"pos_embed must be learned, sinusoidal or none, got {kind!r}")

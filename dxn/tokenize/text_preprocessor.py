@@ -1,0 +1,295 @@
+"""The preprocessor of the text adapter, which runs in data workers."""
+
+from __future__ import annotations
+
+import math
+import random
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+
+from dxn.tokenize.grid import collate_grids
+from dxn.tokenize.media import MAX_INSPECTED, BadMedia
+from dxn.tokenize.subword_split import SubwordSplitter
+from dxn.tokenize.text_options import TextAugment
+from dxn.tokenize.text_tokenizer import special_ids, token_of
+
+PAD = 0  # id of padding; any valid id is suitable, because the mask excludes padding
+MASK_TOKENS = ("[MASK]", "<mask>")
+
+RawText = str | list[str]
+
+# One token of a text: its id, its start and stop in characters, and the index of its word or -1.
+# Not a NamedTuple, whose construction would take a third of the time of TextPreprocessor.__call__.
+Token = tuple[int, tuple[float, float], int]
+
+
+class TextPreprocessor:
+    """Convert a text, or a list of words, to token ids.
+
+    Args:
+        tokenizer: Tokenizer of the texts.
+        max_len: Maximum number of tokens. Longer texts are truncated.
+        max_chars: Maximum number of characters. Longer texts are rejected.
+        special_tokens: Add the special tokens of the tokenizer, such as [CLS] and [SEP].
+        augment: Augmentation of training texts. Default: no augmentation.
+    """
+
+    modality = "text"
+    reads_files = False
+    has_words = True
+
+    def __init__(
+        self,
+        tokenizer: Tokenizer,
+        *,
+        max_len: int,
+        max_chars: int = 100_000,
+        special_tokens: bool = False,
+        augment: TextAugment | None = None,
+    ):
+        if max_len < 1 or max_chars < 1:
+            raise ValueError(
+                f"max_len and max_chars must be at least 1, got {max_len} and {max_chars}"
+            )
+        self.max_len = max_len
+        self.max_chars = max_chars
+        self.special_tokens = special_tokens
+        self.augment = augment or TextAugment()
+        self.use_tokenizer(tokenizer)
+
+    def use_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Use this tokenizer."""
+        # A tokenizer.json can enable both, but `__call__` and `collate` already do this.
+        tokenizer.no_truncation()
+        tokenizer.no_padding()
+        self.tokenizer = tokenizer
+        self.special_ids = special_ids(tokenizer)
+        self.splitter = SubwordSplitter(
+            tokenizer, self.augment.subword_dropout, special=self.special_ids
+        )
+        self.mask_id = token_of(tokenizer, MASK_TOKENS)
+        # The vocabulary is empty while the adapter is not fitted, so nothing can be checked.
+        if self.augment.token_mask and tokenizer.get_vocab_size() and self.mask_id is None:
+            raise ValueError(
+                f"augment.token_mask={self.augment.token_mask} needs a tokenizer with a "
+                f"{' or '.join(MASK_TOKENS)} token: choose another tokenizer, or leave it out"
+            )
+
+    def read(self, source: Any) -> RawText:
+        """Check a text or a list of words, and return it.
+
+        Raises:
+            BadMedia: If the source is not a text, is blank, or is longer than max_chars.
+        """
+        words = [source] if isinstance(source, str) else source
+        is_text = isinstance(words, Sequence) and all(isinstance(word, str) for word in words)
+        if not is_text or isinstance(words, bytes):
+            raise BadMedia(f"text must be a str or a list of str, got {_shortened(source)}")
+        length = sum(map(len, words))
+        if length > self.max_chars:
+            raise BadMedia(f"{length:,} characters, more than max_chars={self.max_chars:,}")
+        # A blank text has no tokens, but a sample needs at least one.
+        if not any(map(str.strip, words)):
+            raise BadMedia("blank text")
+        return source if isinstance(source, str) else list(words)
+
+    def __call__(self, raw: RawText, rand: random.Random | None = None) -> dict[str, Tensor]:
+        """Tokenize a text or a list of words, with augmentation if rand is not None.
+
+        Returns:
+            ids (n,): Token ids.
+            coords (n, 2): Start and stop of each token in characters. For a list of words, the
+                characters of " ".join(words).
+            words (n,): Index of the word of each token. -1 if raw is not a list of words.
+            num_cut (): Number of tokens that were truncated.
+        """
+        lead, tokens, tail = self._encode(raw)
+        if rand is not None:
+            tokens = self._augmented(tokens, rand)
+        # Truncation keeps the special tokens at the end, as transformers does.
+        room = max(self.max_len - len(lead) - len(tail), 0)
+        num_cut = max(len(tokens) - room, 0)
+        tokens = [*lead, *tokens[:room], *tail]
+        coords = torch.tensor([offsets for _, offsets, _ in tokens], dtype=torch.float32)
+        return {
+            "ids": torch.tensor([token for token, _, _ in tokens], dtype=torch.long),
+            "coords": coords.reshape(-1, 2),
+            "words": torch.tensor([word for _, _, word in tokens], dtype=torch.long),
+            "num_cut": torch.tensor(num_cut),
+        }
+
+    def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Collate ids (B, N), mask (B, N), coords (B, N, 2) and words (B, N), padded at the end."""
+        lengths = torch.tensor([len(sample["ids"]) for sample in samples])
+        return {
+            "ids": _padded(samples, "ids", PAD),
+            "mask": torch.arange(int(lengths.max())) < lengths[:, None],
+            "coords": _padded(samples, "coords", torch.nan),
+            "words": _padded(samples, "words", -1),
+            **collate_grids(samples),
+        }
+
+    def num_tokens(self, raw: RawText) -> float:
+        """Return the number of tokens of a text without augmentation."""
+        ids = self.tokenizer.encode(
+            raw, is_pretokenized=isinstance(raw, list), add_special_tokens=self.special_tokens
+        ).ids
+        return min(len(ids), self.max_len)
+
+    def truncated(self, sample: Mapping[str, Tensor]) -> tuple[int, int] | None:
+        """Return (kept, total) numbers of tokens of a truncated sample, otherwise None."""
+        num_cut = int(sample["num_cut"])
+        kept = len(sample["ids"])
+        return (kept, kept + num_cut) if num_cut else None
+
+    def accepts(self, values: Sequence[Any]) -> float:
+        """Return 0.5 for a column of texts or lists of words, and 0 for numbers and categories.
+
+        The score is never above 0.5, because file paths are strings as well: image and audio, which
+        recognize them by their suffix, must have a higher score.
+        """
+        values = values[:MAX_INSPECTED]
+        if not values:
+            return 0.0
+        if all(_is_words(value) for value in values):
+            return 0.5
+        if not all(isinstance(value, str) for value in values):
+            return 0.0
+        if all(map(_is_number, values)):
+            return 0.0
+        words = sum(len(value.split()) for value in values) / len(values)
+        unique = len(set(values)) / len(values)
+        # Categories repeat, and names and identifiers are one word. So a column contains texts if
+        # its values have several words, or are different in almost every row.
+        several_words = (words > 1.5 and unique > 0.05) or (words > 1 and unique > 0.5)
+        return 0.5 if several_words or unique > 0.9 else 0.0
+
+    def summarize(self, raws: Sequence[RawText], sources: Sequence[Any]) -> str:
+        """Summarize the lengths in words or characters."""
+        if not raws:
+            return ""
+        unit = "words" if isinstance(raws[0], list) else "characters"
+        lengths = [len(raw) for raw in raws]
+        median = statistics.median(lengths)
+        return f"{min(lengths):,} to {max(lengths):,}, median {median:,.0f} {unit}"
+
+    def _encode(self, raw: RawText) -> tuple[list[Token], list[Token], list[Token]]:
+        """Return the special tokens before the text, its own tokens, and those after it."""
+        words = raw if isinstance(raw, list) else None
+        encoding = self.tokenizer.encode(
+            raw, is_pretokenized=words is not None, add_special_tokens=self.special_tokens
+        )
+        # For a str, word_ids are the indices of pre-tokens, which have no meaning for the caller.
+        owners = [-1 if w is None or words is None else w for w in encoding.word_ids]
+        offsets = encoding.offsets
+        if words is not None:
+            # The offsets of the library are relative to the start of each word.
+            starts = _word_starts(words)
+            offsets = [
+                (a + starts[w], b + starts[w]) for (a, b), w in zip(offsets, owners, strict=True)
+            ]
+        offsets = _with_marks(offsets, raw if isinstance(raw, str) else " ".join(raw))
+        tokens: list[Token] = list(zip(encoding.ids, offsets, owners, strict=True))
+        if not self.special_tokens:
+            return [], tokens, []
+        lead, tail = _special_ends(encoding.special_tokens_mask)
+        end = len(tokens) - tail
+        return _without_coords(tokens[:lead]), tokens[lead:end], _without_coords(tokens[end:])
+
+    def _augmented(self, tokens: list[Token], rand: random.Random) -> list[Token]:
+        """Apply subword_dropout, token_dropout and token_mask."""
+        augment = self.augment
+        if augment.subword_dropout:
+            parts = [self._split(token, rand) for token in tokens]
+            tokens = list(chain.from_iterable(parts))
+        if augment.token_dropout:
+            kept = [token for token in tokens if rand.random() >= augment.token_dropout]
+            tokens = kept or tokens[:1]  # a sample needs at least one token
+        if augment.token_mask:
+            assert self.mask_id is not None
+            mask_id = self.mask_id
+            tokens = [
+                (mask_id, *token[1:]) if rand.random() < augment.token_mask else token
+                for token in tokens
+            ]
+        return tokens
+
+    def _split(self, token: Token, rand: random.Random) -> list[Token]:
+        """Return the token, or with probability subword_dropout two shorter ones."""
+        split = self.splitter.draw(token[0], rand)
+        if split is None:
+            return [token]
+        _, (start, stop), word = token
+        # The number of letters can differ from the number of characters: a character can consist of
+        # several bytes, and normalization can compose characters. Then the position of the split in
+        # the text is unknown, so both parts get the span of the whole token.
+        if stop - start not in split.letters:
+            return [(split.left, (start, stop), word), (split.right, (start, stop), word)]
+        middle = max(stop - split.right_letters, start)
+        return [(split.left, (start, middle), word), (split.right, (middle, stop), word)]
+
+
+def _padded(samples: Sequence[Mapping[str, Tensor]], key: str, value: float) -> Tensor:
+    """Stack a key of all samples, padded with value at the end."""
+    rows = [sample[key] for sample in samples]
+    return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
+
+
+def _with_marks(offsets: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+    """Extend the offsets of each token over the combining marks that follow it.
+
+    The normalizer composes a letter with its marks, but the offsets of the library exclude them.
+    """
+    if text.isascii():  # the usual case: there are no combining marks
+        return offsets
+    starts = {start for start, _ in offsets}
+    extended = []
+    for start, stop in offsets:
+        while start < stop < len(text) and stop not in starts and not text[stop].isspace():
+            stop += 1
+        extended.append((start, stop))
+    return extended
+
+
+def _special_ends(special: Sequence[int]) -> tuple[int, int]:
+    """Return the numbers of special tokens before and after the text."""
+    text = [i for i, is_special in enumerate(special) if not is_special]
+    return (text[0], len(special) - 1 - text[-1]) if text else (len(special), 0)
+
+
+def _without_coords(tokens: Iterable[Token]) -> list[Token]:
+    """Return special tokens with NaN as coordinates, because they have no position in the text."""
+    return [(token, (math.nan, math.nan), -1) for token, _, _ in tokens]
+
+
+def _word_starts(words: Sequence[str]) -> list[int]:
+    """Return the position of each word in " ".join(words)."""
+    starts = []
+    position = 0
+    for word in words:
+        starts.append(position)
+        position += len(word) + 1  # 1 for the space
+    return starts
+
+
+def _is_words(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(word, str) for word in value)
+
+
+def _is_number(value: str) -> bool:
+    try:
+        return math.isfinite(float(value))
+    except ValueError:
+        return False
+
+
+def _shortened(source: Any) -> str:
+    """Return the repr of a value, truncated to fit into an error message."""
+    text = repr(source)
+    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -1,0 +1,181 @@
+"""Training, loading and inspection of tokenizers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from tokenizers import (
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from dxn.errors import UserError
+from dxn.tokenize.text_options import TokenizerKind, TokenizerOptions, check_kind
+
+SPECIALS = ("[PAD]", "[UNK]", "[MASK]", "[BOS]", "[EOS]")  # special tokens of a trained tokenizer
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    *,
+    kind: TokenizerKind = "bpe",
+    vocab_size: int = 8000,
+    lowercase: bool = False,
+) -> Tokenizer:
+    """Train a `tokenizers.Tokenizer` on texts.
+
+    Args:
+        texts: Texts of the training split.
+        kind: Kind of the tokens: bpe (byte-level BPE, which has no unknown tokens), wordpiece (as
+            in BERT), unigram (as in SentencePiece, arXiv:1804.10959), word (words and punctuation)
+            or character (Unicode characters).
+        vocab_size: Maximum number of tokens.
+        lowercase: Convert all text to lower case first.
+
+    Raises:
+        ValueError: If kind is unknown.
+    """
+    check_kind(kind)
+    tokenizer, trainer = _untrained(kind, vocab_size)
+    # NFC composes a letter and its combining marks. Without it, "é" could have two tokenizations.
+    steps: list[Any] = [normalizers.NFC()]
+    if lowercase:
+        steps.append(normalizers.Lowercase())
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    if kind == "wordpiece":
+        texts = list(texts)  # the iterable is read twice
+        trainer.special_tokens = [*SPECIALS, *_inner_letters(texts, tokenizer)]
+    tokenizer.train_from_iterator(texts, trainer)
+    if kind == "wordpiece":
+        return _with_specials_only(tokenizer)
+    # Serialization rounds the scores of unigram tokens. A round trip here makes the tokenizer in
+    # memory equal to the one that is loaded from a file later.
+    return Tokenizer.from_str(tokenizer.to_str())
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Load a tokenizer.json of the tokenizers library.
+
+    Raises:
+        UserError: If the file does not exist or is not a tokenizer.
+    """
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises Exception itself, not a subclass
+        raise UserError(
+            f"{path}: not a tokenizer.json of the tokenizers library ({error}); check the path"
+        ) from error
+
+
+def make_tokenizer(
+    options: TokenizerOptions, texts: Iterable[str], *, vocab_size: int
+) -> Tokenizer:
+    """Load the tokenizer of `options.path`, or train one on texts."""
+    if options.path is not None:
+        return load_tokenizer(options.path)
+    return train_tokenizer(
+        texts, kind=options.kind, vocab_size=vocab_size, lowercase=options.lowercase
+    )
+
+
+def special_ids(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of the special tokens in ascending order."""
+    added = tokenizer.get_added_tokens_decoder()
+    return sorted(i for i, token in added.items() if token.special)
+
+
+def num_embeddings(tokenizer: Tokenizer) -> int:
+    """Return the number of rows that an embedding of the tokens needs."""
+    # Not the vocabulary size: ids can have gaps.
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def check_vocab_size(vocab_size: int) -> None:
+    """Raise a ValueError if vocab_size is not a positive integer."""
+    # The type is checked because the tokenizers library accepts None.
+    if not isinstance(vocab_size, int) or vocab_size < 1:
+        raise ValueError(f"vocab_size must be a positive integer, got {vocab_size!r}")
+
+
+def token_of(tokenizer: Tokenizer, names: Iterable[str]) -> int | None:
+    """Return the id of the first of these tokens that the tokenizer has. None: it has none."""
+    for name in names:
+        token = tokenizer.token_to_id(name)
+        if token is not None:
+            return token
+    return None
+
+
+def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
+    """Return the text of each token separately, for display."""
+    # A token that is only a space or part of a character has no text of its own.
+    return [tokenizer.decode([i], skip_special_tokens=False).strip() or "·" for i in ids]
+
+
+def _inner_letters(texts: Iterable[str], tokenizer: Tokenizer) -> list[str]:
+    """Return the tokens of all letters inside words in sorted order, for the WordPiece trainer.
+
+    The trainer assigns ids to letters in the order of a hash table and breaks ties by id, so each
+    run would learn different tokens. If the letters are passed as special tokens, their ids follow
+    the order of the list.
+    """
+    split = tokenizer.pre_tokenizer.pre_tokenize_str
+    normalize = tokenizer.normalizer.normalize_str
+    letters: set[str] = set()
+    for text in texts:
+        for word, _ in split(normalize(text)):
+            letters.update(f"##{letter}" for letter in word[1:])
+    return sorted(letters)
+
+
+def _with_specials_only(tokenizer: Tokenizer) -> Tokenizer:
+    """Return the tokenizer without the special tokens that `_inner_letters` added.
+
+    A tokenizer finds special tokens in raw text before it splits words, which would be wrong for
+    letters.
+    """
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = state["added_tokens"][: len(SPECIALS)]
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _untrained(kind: TokenizerKind, vocab_size: int) -> tuple[Any, Any]:
+    """Return a tokenizer of this kind and its trainer."""
+    common: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "special_tokens": list(SPECIALS),
+        "show_progress": False,
+    }
+    if kind == "bpe":
+        tokenizer: Any = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+        # All 256 bytes, including those that do not occur in the training texts.
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        return tokenizer, trainers.BpeTrainer(initial_alphabet=alphabet, **common)
+    if kind == "wordpiece":
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        return tokenizer, trainers.WordPieceTrainer(**common)
+    if kind == "unigram":
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        return tokenizer, trainers.UnigramTrainer(unk_token="[UNK]", **common)
+    tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    if kind == "word":
+        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+        tokenizer.decoder = decoders.Fuse()
+    return tokenizer, trainers.WordLevelTrainer(**common)

@@ -1,0 +1,72 @@
+"""Read a checkpoint and determine its family."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from dxn.errors import UserError
+from dxn.weights.checkpoint import Checkpoint, read_checkpoint
+from dxn.weights.families import all_families
+from dxn.weights.family import Family
+from dxn.weights.own import OWN
+from dxn.weights.public import PublicModel, shortened
+
+
+def read_public(
+    source: str,
+    *,
+    revision: str | None = None,
+    part: str | None = None,
+    trust: Sequence[str] = (),
+) -> PublicModel:
+    """Read a checkpoint of a known family, or a model that was trained with dxn.
+
+    Args:
+        source: A file, a folder, or OWNER/NAME on the hub.
+        revision: Branch, tag or commit on the hub. Default: the main branch.
+        part: Modality of the tower to use, if a checkpoint has one tower per modality.
+        trust: Top-level packages, in addition to dxn, whose classes config.yaml may refer to.
+
+    Raises:
+        UserError: If the checkpoint cannot be read, or if not exactly one family matches.
+    """
+    # `trust` has an effect only on models that were trained with dxn. The metadata of public
+    # checkpoints does not refer to classes.
+    checkpoint = read_checkpoint(source, revision=revision, trust=tuple(trust))
+    family = _family_of(checkpoint, part)
+    # Families read required settings and tensors with [...]. A KeyError therefore means that the
+    # checkpoint is incomplete.
+    try:
+        architecture = family.architecture(checkpoint)
+        tensor_map = family.tensor_map(checkpoint, architecture)
+    except KeyError as error:
+        raise UserError(
+            f"weights: {source}: looks like {family.name}, but neither its tensors nor its "
+            f"config.json contain {error}; download it again"
+        ) from error
+    return PublicModel(checkpoint, family, architecture, tensor_map)
+
+
+def _family_of(checkpoint: Checkpoint, part: str | None) -> Family:
+    """Return the only family that matches, or the matching family that `part` selects."""
+    # A model that was trained with dxn may also contain tensors with the names of a public family.
+    if OWN.matches(checkpoint):
+        return OWN
+    families = all_families()
+    matching = [family for family in families if family.matches(checkpoint)]
+    if not matching:
+        raise UserError(
+            f"weights: {checkpoint.source}: does not belong to a supported family "
+            f"({', '.join(family.name for family in families)}), got the tensors "
+            f"{shortened(sorted(checkpoint.tensors))}; use another checkpoint, or add a family "
+            "(docs/extend.md)"
+        )
+    if len(matching) > 1:
+        selected = [family for family in matching if part is not None and family.part == part]
+        if len(selected) != 1:
+            names = " and ".join(family.name for family in matching)
+            choices = [f"weights.part={family.part}" for family in matching if family.part]
+            advice = f"; choose one with {' or '.join(choices)}" if choices else ""
+            raise UserError(f"weights: {checkpoint.source}: contains {names}{advice}")
+        matching = selected
+    return matching[0]

@@ -1,0 +1,74 @@
+"""Resize position embeddings and vocabularies of a checkpoint to the sizes of a model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor
+
+
+def resize_tensor(
+    name: str,
+    tensor: Tensor,
+    shape: Sequence[int],
+    *,
+    antialias: bool = True,
+    continuous: bool = True,
+) -> Tensor:
+    """Resize position embeddings or the vocabulary of an adapter.
+
+    Two-dimensional position embeddings (H, W, D) are interpolated (bicubic). One-dimensional
+    position embeddings (N, D) are truncated if the model needs fewer, and interpolated (linear) if
+    it needs more. A vocabulary (V, D) is truncated.
+
+    Args:
+        name: Name of the tensor in the model.
+        tensor: Tensor of the checkpoint.
+        shape: Shape of the tensor in the model.
+        antialias: Whether to use antialiasing when (H, W) is reduced.
+        continuous: Whether positions are points on a continuous axis, such as time. Positions of
+            text tokens are discrete, so their embeddings are not interpolated.
+
+    Returns:
+        The resized tensor, or the unchanged tensor if it cannot be resized. The caller must compare
+        the shape.
+    """
+    # Tensors outside of adapters do not depend on the size of the inputs or the vocabulary.
+    if tensor.shape == torch.Size(shape) or not name.startswith("adapters."):
+        return tensor
+    is_positions = name.endswith(".pos_embed.weight")
+    if is_positions and tensor.ndim == len(shape) == 3:
+        return _resize_grid(tensor, shape[0], shape[1], antialias=antialias)
+    if tensor.ndim != 2 or len(shape) != 2:
+        return tensor
+    # Truncating position embeddings does not change the output for short inputs, which use the
+    # first positions. Vocabularies of published models are often padded at the end to a multiple of
+    # 64 or 128, for fast matrix multiplication, and the padding has no tokens.
+    if len(tensor) > shape[0] and (is_positions or name.endswith(".embedding.weight")):
+        return tensor[: shape[0]]
+    if is_positions and continuous:
+        return _resize_line(tensor, shape[0])
+    return tensor
+
+
+def _resize_grid(grid: Tensor, height: int, width: int, *, antialias: bool) -> Tensor:
+    """Interpolate (H, W, D) to (height, width, D)."""
+    resized = F.interpolate(
+        rearrange(grid, "h w d -> 1 d h w"),
+        (height, width),
+        mode="bicubic",
+        antialias=antialias,
+        align_corners=False,
+    )
+    return rearrange(resized, "1 d h w -> h w d")
+
+
+def _resize_line(line: Tensor, length: int) -> Tensor:
+    """Interpolate (N, D) to (length, D). The first and the last embedding do not change."""
+    resized = F.interpolate(
+        rearrange(line, "n d -> 1 d n"), length, mode="linear", align_corners=True
+    )
+    return rearrange(resized, "1 d n -> n d")

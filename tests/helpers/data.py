@@ -1,0 +1,90 @@
+"""Preprocessors, tables and comparisons for tests of data."""
+
+import csv
+import json
+from pathlib import Path
+
+import pyarrow
+import pyarrow.parquet
+import torch
+
+from dxn.tokenize import AudioAdapter, ImageAdapter, SpectrogramOptions, TextAdapter
+
+SMALL_RATE = 1000  # Hz
+
+
+def by_modality():
+    """The preprocessors of the built-in modalities, not fitted: enough to infer and to read."""
+    spectrogram = SpectrogramOptions(n_mels=5)
+    return {
+        "text": TextAdapter(8).prepare,
+        "image": ImageAdapter(8, image_size=None, patch_size=2).prepare,
+        "audio": AudioAdapter(8, sample_rate=SMALL_RATE, spectrogram=spectrogram).prepare,
+    }
+
+
+class Numbers:
+    """A modality of the user's own: cells are numbers, or texts that spell them."""
+
+    modality = "number"
+
+    def read(self, source):
+        return float(source)
+
+    def __call__(self, raw, rand=None):
+        return {"value": torch.tensor(raw)}
+
+    def collate(self, samples):
+        return {"value": torch.stack([sample["value"] for sample in samples])}
+
+    def accepts(self, values):
+        try:
+            return float(all(float(value) is not None for value in values))
+        except (TypeError, ValueError):
+            return 0.0
+
+
+def write_table(path: Path, rows: list[dict], sep: str | None = None) -> str:
+    """Write rows in the format that the suffix says."""
+    if path.suffix == ".parquet":
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".jsonl":
+        lines = "".join(json.dumps(row) + "\n" for row in rows)
+        path.write_text(lines, encoding="utf-8")
+    else:
+        sep = sep or ("\t" if path.suffix == ".tsv" else ",")
+        with path.open("w", newline="", encoding="utf-8") as file:
+            writer = csv.DictWriter(file, list(rows[0]), delimiter=sep)
+            writer.writeheader()
+            writer.writerows(rows)
+    return str(path)
+
+
+def cells_in_order(source, name):
+    """A cell of every row of every split, in the order of the table's rows."""
+    numbered = []
+    for rows in source.splits.values():
+        for origin, value in zip(rows.origin, rows.cells[name], strict=True):
+            numbered.append((int(origin.rsplit(" ", 1)[1]), value))
+    return [value for _, value in sorted(numbered, key=lambda pair: pair[0])]
+
+
+def sizes(splits):
+    """Number of rows by split."""
+    return {name: len(rows) for name, rows in splits.items()}
+
+
+def column_names(source):
+    """The column of each input, by the input's name."""
+    return {name: spec.column for name, spec in source.inputs.items()}
+
+
+def are_same(a, b):
+    """Whether two samples or batches are equal to the last bit, with NaN in the same places."""
+    if isinstance(a, dict):
+        return a.keys() == b.keys() and all(are_same(a[key], b[key]) for key in a)
+    if isinstance(a, torch.Tensor):
+        if a.dtype != b.dtype or a.shape != b.shape:
+            return False
+        return bool(((a == b) | (a.isnan() & b.isnan())).all())
+    return a == b

@@ -1,0 +1,69 @@
+"""Trainings from the command line, and interruptions of them."""
+
+import json
+from contextlib import contextmanager
+
+import torch
+from safetensors.torch import load_file
+
+from dxn.cli import main
+from dxn.train.trainer import Run
+
+
+@contextmanager
+def interrupt(monkeypatch, *, step):
+    """Stop the training after this many optimizer steps, as Ctrl+C does."""
+    count = 0
+    take_step = Run.step
+
+    def counted(run):
+        nonlocal count
+        take_step(run)
+        count += 1
+        if count == step:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "step", counted)
+        yield
+
+
+def same_tensors(left, right):
+    """Whether two state dicts have the same names and the same bits."""
+    return left.keys() == right.keys() and all(torch.equal(left[k], right[k]) for k in left)
+
+
+def train(folder, *overrides):
+    """Run `dxn train` and return what metrics.json holds."""
+    assert main(["train", *overrides, f"run={folder}"]) == 0
+    return metrics_of(folder)
+
+
+def metrics_of(folder):
+    """What metrics.json of a run holds."""
+    return json.loads((folder / "metrics.json").read_text())
+
+
+def log_of(folder):
+    """The rows of metrics.jsonl, without the speed, which differs from run to run."""
+    rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    return [{k: v for k, v in row.items() if k != "samples/s"} for row in rows]
+
+
+def weights_of(folder):
+    """The tensors of a run's model."""
+    return load_file(folder / "model" / "model.safetensors")
+
+
+def checkpoint_of(folder):
+    """The tensors of a run's last checkpoint."""
+    return load_file(folder / "checkpoints" / "last.safetensors")
+
+
+def refused(capsys, arguments):
+    """The lines of the error that a command ends with."""
+    capsys.readouterr()
+    assert main([str(argument) for argument in arguments]) == 2
+    error = capsys.readouterr().err
+    assert "Traceback" not in error
+    return error.splitlines()

@@ -1,0 +1,148 @@
+"""A small training without files: vectors as inputs, and a task that predicts their class."""
+
+import random
+
+import torch
+from torch import nn
+
+from dxn.data.opening import Opened
+from dxn.data.samples import Samples
+from dxn.models import Backbone, EarlyFusion, Model
+from dxn.tasks import Classify
+from dxn.tokens import Span, Tokens
+from dxn.train.optim import adamw, cosine
+from dxn.train.trainer import Trainer
+
+D = 12
+WIDTH = 3  # numbers per step of a series
+
+
+class SeriesPreprocessor:
+    """Prepares a list of vectors; augmentation adds noise."""
+
+    modality = "series"
+
+    def read(self, source):
+        return source
+
+    def __call__(self, raw, rand=None):
+        values = torch.tensor(raw)
+        if rand is not None:
+            values = values + 0.1 * rand.random()
+        return {"values": values}
+
+    def collate(self, samples):
+        values = [sample["values"] for sample in samples]
+        mask = [torch.ones(len(v), dtype=torch.bool) for v in values]
+        pad = nn.utils.rnn.pad_sequence
+        return {"values": pad(values, True), "mask": pad(mask, True)}
+
+    def num_tokens(self, raw):
+        return len(raw)
+
+
+class SeriesAdapter(nn.Module):
+    """One token per step; a batch norm gives the model buffers that training changes."""
+
+    modality = "series"
+
+    def __init__(self, dim=D):
+        super().__init__()
+        self.dim = dim
+        self.prepare = SeriesPreprocessor()
+        self.proj = nn.Linear(WIDTH, dim)
+        self.norm = nn.BatchNorm1d(dim)
+
+    def forward(self, batch):
+        x = self.norm(self.proj(batch["values"]).transpose(1, 2)).transpose(1, 2)
+        mask = batch["mask"]
+        coords = torch.zeros(*mask.shape, 1)
+        return Tokens(x, mask, (Span("series", "series", 0, mask.shape[1], coords),))
+
+
+def make_rows(count, *, seed=0):
+    """Series of 1 to 4 steps; the class is the sign of the sum of their first numbers."""
+    rand = random.Random(seed)
+    raws = []
+    for _ in range(count):
+        steps = range(rand.randint(1, 4))
+        raws.append([[rand.gauss(0, 1) for _ in range(WIDTH)] for _ in steps])
+    targets = ["up" if sum(step[0] for step in raw) > 0 else "down" for raw in raws]
+    origin = [f"row {i}" for i in range(count)]
+    return Opened({"series": raws}, targets, origin)
+
+
+def make_samples(count, task, *, seed=0, augment=False):
+    return Samples(
+        make_rows(count, seed=seed),
+        {"series": SeriesPreprocessor()},
+        task=task,
+        seed=seed,
+        augment=augment,
+    )
+
+
+def make_task(**options):
+    task = Classify(**options)
+    task.fit(["up", "down"])
+    return task
+
+
+def make_model(task, *, seed=0, dropout=0.2, depth=1):
+    torch.manual_seed(seed)
+    adapters = {"series": SeriesAdapter()}
+    fusion = EarlyFusion(D, inputs=("series",))
+    return Model(
+        adapters,
+        inputs={"series": "series"},
+        fusion=fusion,
+        backbone=Backbone(D, depth=depth, num_heads=2, dropout=dropout),
+        head=task.make_head(D, fusion.width, adapters),
+    )
+
+
+class Saved(list):
+    """Collects the metrics and a copy of the weights whenever the trainer keeps an epoch."""
+
+    def __init__(self, model):
+        super().__init__()
+        self.model = model
+
+    def __call__(self, metrics):
+        weights = {name: t.clone() for name, t in self.model.state_dict().items()}
+        self.append((metrics, weights))
+
+
+def fit(
+    folder,
+    *,
+    count=47,
+    resume=False,
+    seed=0,
+    lr=1e-2,
+    validation=True,
+    num_workers=0,
+    model=None,
+    task=None,
+    **options,
+):
+    """Train on the CPU; return the model, the final state and what was kept."""
+    task = task or make_task()
+    model = model or make_model(task, seed=seed)
+    saved = Saved(model)
+    settings = {"epochs": 2, "batch_size": 11, "precision": "float32", "device": "cpu"}
+    trainer = Trainer(**{**settings, "seed": seed, **options})
+    folder.mkdir(parents=True, exist_ok=True)
+    state = trainer.fit(
+        model,
+        task,
+        optimizer=adamw(model, lr=lr),
+        schedule=cosine(),
+        train=make_samples(count, task, seed=seed, augment=True),
+        validation=make_samples(17, task, seed=seed + 1) if validation else None,
+        folder=folder,
+        keep=saved,
+        resume=resume,
+        num_workers=num_workers,
+    )
+    return model, state, saved

@@ -1,0 +1,348 @@
+"""The architecture: import directions, where names are known, and that every YAML file works."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+from helpers import wording
+
+import dxn.models
+import dxn.tasks
+import dxn.tokenize
+from dxn.cli import EXAMPLES, VERBS
+from dxn.conf_files import CONF, groups, node_of, options
+from dxn.config import compose, expand
+from dxn.instantiate import build, resolve, type_errors
+from dxn.tasks.task import TASKS
+from dxn.tokenize.adapter import ADAPTERS
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = ROOT / "dxn"
+FILES = sorted(PACKAGE.rglob("*.py"))
+
+# What each package may import (docs/architecture.md). The modules at the bottom are free for all.
+BOTTOM = {"tokens", "errors", "runtime", "hints", "signatures", "instantiate"}
+MODULES = {
+    "tokens": {"errors"},
+    "errors": set(),
+    "runtime": set(),
+    "hints": set(),
+    "signatures": set(),
+    "instantiate": {"errors", "hints", "signatures"},
+}
+PACKAGES = {
+    "tokenize": set(),
+    "models": set(),
+    "tasks": {"tokenize", "models"},
+    "data": {"tokenize", "tasks"},
+    "weights": {"tokenize", "models"},
+    "train": {"tokenize", "models", "tasks", "data", "weights"},
+    "explain": {"tokenize", "models", "tasks", "data", "weights"},
+    "keys": set(),
+    "run": {"tokenize", "models", "tasks", "data", "weights", "train", "explain", "keys"},
+    "conf_files": {"keys"},
+    "config": {"run", "keys", "conf_files"},
+    "cli": {"run", "config"},
+}
+MAY_IMPORT = MODULES | {name: allowed | BOTTOM for name, allowed in PACKAGES.items()}
+# Where a modality may be named: its own module, its checkpoints, its drawings, its generated data.
+KNOW_MODALITIES = ("tokenize", "weights", "explain/drawers", "data/synthetic")
+MAX_PARAMETERS = 12
+
+# What a user must type for options that have no default.
+NEEDED = {
+    "data=folder": ["data.path=x"],
+    "data=spoken": ["data.path=x"],
+    "data=text": ["data.path=x"],
+    "data=hub": ["data.name=x"],
+    "experiment=fsdd_speakers": ["data.holdout.speaker=ann"],
+}
+
+
+def tree(path: Path) -> ast.Module:
+    return ast.parse(path.read_text(encoding="utf-8"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(PACKAGE).as_posix()
+
+
+def imports(node: ast.AST) -> Iterator[str]:
+    """Full names that are imported anywhere below a node."""
+    for child in ast.walk(node):
+        if isinstance(child, ast.Import):
+            yield from (alias.name for alias in child.names)
+        elif isinstance(child, ast.ImportFrom):
+            assert child.level == 0, "imports must be absolute"
+            yield from (f"{child.module}.{alias.name}" for alias in child.names)
+
+
+def own_imports(node: ast.AST) -> set[str]:
+    """Packages of dxn that are imported anywhere below a node."""
+    full = [name for name in imports(node) if name.split(".")[0] == "dxn"]
+    return {name.split(".")[1] for name in full if "." in name}
+
+
+def documentation(module: ast.Module) -> set[int]:
+    """The ids of the docstrings' nodes."""
+    found = set()
+    for node in ast.walk(module):
+        if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+            continue
+        first = node.body[0] if node.body else None
+        if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+            found.add(id(first.value))
+    return found
+
+
+def strings(node: ast.AST) -> Iterator[ast.Constant]:
+    for child in ast.walk(node):
+        if isinstance(child, ast.Constant) and isinstance(child.value, str):
+            yield child
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_imports_point_in_one_direction(path):
+    package = path.relative_to(PACKAGE).parts[0].removesuffix(".py")
+    if package in ("__init__", "__main__"):
+        return  # they hand out what all the others make
+    assert own_imports(tree(path)) <= MAY_IMPORT[package] | {package}
+
+
+@pytest.mark.parametrize("path", FILES, ids=name_of)
+def test_no_import_inside_a_function_hides_an_arrow(path):
+    if name_of(path) == "__init__.py":
+        return  # torch takes seconds to import, and `dxn --help` must not wait for it
+    functions = [n for n in ast.walk(tree(path)) if isinstance(n, ast.FunctionDef)]
+    assert not [name for f in functions for name in own_imports(f)]
+    assert "TYPE_CHECKING" not in path.read_text(encoding="utf-8")
+
+
+def test_only_config_imports_hydra():
+    knowing = [
+        name_of(path)
+        for path in FILES
+        if any(name.split(".")[0] in ("hydra", "omegaconf") for name in imports(tree(path)))
+    ]
+    assert knowing == ["config.py"]
+
+
+def test_no_module_names_a_modality_that_is_not_its_own():
+    found = []
+    for path in FILES:
+        if name_of(path).startswith(KNOW_MODALITIES):
+            continue
+        module = tree(path)
+        docs = documentation(module)
+        lines = [s.lineno for s in strings(module) if s.value in ADAPTERS and id(s) not in docs]
+        found += [f"{name_of(path)}:{line}" for line in lines]
+    assert found == []
+
+
+def test_no_module_outside_tasks_compares_with_the_name_of_a_task():
+    old = {"class", "labels", "number", "tags", "next"}
+    found = []
+    for path in FILES:
+        if name_of(path).startswith("tasks"):
+            continue
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.Compare):
+                hits = [s for s in strings(node) if s.value in {*TASKS, *old}]
+                found += [f"{name_of(path)}:{s.lineno} {s.value}" for s in hits]
+            if isinstance(node, ast.match_case):
+                hits = [s for s in strings(node.pattern) if s.value in TASKS]
+                found += [f"{name_of(path)}:{s.lineno} {s.value}" for s in hits]
+    assert found == []
+
+
+def test_no_constructor_takes_more_than_twelve_parameters():
+    found = []
+    for path in FILES:
+        for node in ast.walk(tree(path)):
+            if isinstance(node, ast.FunctionDef) and node.name == "__init__":
+                count = len(node.args.args) + len(node.args.kwonlyargs) - 1
+                if count > MAX_PARAMETERS:
+                    found.append(f"{name_of(path)}:{node.lineno}: {count}")
+    assert found == []
+
+
+def test_banned_wording_is_absent():
+    hits = [(place, wording.banned(text)) for place, text in wording.texts(ROOT)]
+    assert [hit for hit in hits if hit[1]] == []
+
+
+def test_help_does_not_import_torch():
+    code = "import sys; from dxn.cli import main; main(['-h']); main(['train', '-h']); "
+    code += "print('torch' in sys.modules)"
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"
+
+
+def every_option() -> Iterator[str]:
+    for group in groups():
+        yield from (f"{group}={option}" for option in options(group))
+
+
+def needed(choice: str) -> list[str]:
+    """What the user must add to a choice, so that it composes."""
+    group, _, option = choice.partition("=")
+    extra = NEEDED.get(choice, [])
+    if group == "backbone":
+        return ["data=table"]  # the default data shapes the adapters for its own small inputs
+    if group != "experiment":
+        return extra
+    text = (CONF / group / f"{option}.yaml").read_text(encoding="utf-8")
+    return extra if "# Data: generated" in text else [*extra, "data.path=x"]
+
+
+@pytest.fixture(scope="module")
+def composed():
+    """The configuration of a choice; each is composed once."""
+    known: dict[str, dict] = {}
+
+    def get(choice: str) -> dict:
+        if choice not in known:
+            group, _, option = choice.partition("=")
+            line = f"{group}=[{option}]" if group == "adapters" else choice
+            known[choice] = compose("train", [line, *needed(choice)]).values
+        return known[choice]
+
+    return get
+
+
+@pytest.mark.parametrize("choice", list(every_option()))
+def test_every_yaml_composes_without_errors(choice, composed):
+    assert type_errors(composed(choice)) == []
+
+
+def written_nodes(node, prefix: str = "") -> Iterator[tuple[str, dict]]:
+    if isinstance(node, dict):
+        if "_target_" in node:
+            yield prefix, node
+        for name, value in node.items():
+            yield from written_nodes(value, f"{prefix}.{name}")
+
+
+@pytest.mark.parametrize("choice", list(every_option()))
+def test_a_yaml_holds_only_what_differs_from_the_signature(choice):
+    group, _, option = choice.partition("=")
+    if group in ("experiment", "debug"):
+        return  # an experiment states its decisions, also those that are defaults
+    repeated = []
+    for key, node in written_nodes(node_of(group, option), group):
+        parameters = inspect.signature(resolve(node["_target_"], key=key)).parameters
+        for name, value in node.items():
+            default = parameters[name].default if name in parameters else inspect.Parameter.empty
+            if type(default) is type(value) and default == value:
+                repeated.append(f"{key}.{name}")
+    assert repeated == []
+
+
+@pytest.mark.parametrize(
+    "choice", [choice for choice in every_option() if not choice.startswith("data=")]
+)
+def test_every_yaml_builds_its_parts(choice, composed):
+    config = composed(choice)
+    if choice.startswith("backbone=") and config["dim"] > 256:
+        config = shrunk(config)
+    for key, node in config["adapters"].items():
+        assert build(node, key=f"adapters.{key}").dim == config["dim"]
+    assert build(config["backbone"], key="backbone").dim == config["dim"]
+    build(config["fusion"], key="fusion", inputs=list(config["adapters"]))
+    for key in ("head", "trainer", "loader", "finetune", "scheduler"):
+        build(config[key], key=key)
+    if config.get("pretrain"):
+        build(config["pretrain"]["task"], key="pretrain.task")
+
+
+def shrunk(config: dict) -> dict:
+    """The configuration with one block: a large backbone takes seconds and gigabytes."""
+    return {**config, "backbone": {**config["backbone"], "depth": 1}}
+
+
+@pytest.mark.parametrize("name", options("experiment"))
+def test_an_experiment_begins_with_its_command_data_cost_and_result(name):
+    lines = (CONF / "experiment" / f"{name}.yaml").read_text(encoding="utf-8").splitlines()
+    text = "\n".join(line for line in lines if line.startswith("# "))
+    assert f"experiment={name}" in text
+    for word in ("Data:", "Cost:", "Result:"):
+        assert word in text
+
+
+@pytest.mark.parametrize("name", options("experiment"))
+def test_an_experiment_gives_its_name_to_the_run_folder(name, composed):
+    assert composed(f"experiment={name}")["name"] == name
+
+
+@pytest.mark.parametrize("path", sorted(CONF.rglob("*.yaml")), ids=lambda path: path.stem)
+def test_the_comment_of_a_key_stands_alone(path):
+    for line in path.read_text(encoding="utf-8").splitlines():
+        comment = line.partition(" # ")[2]
+        assert not re.match(r"(of|in place of|from the)\b", comment), line
+
+
+def commands() -> Iterator[tuple[str, str]]:
+    """Every dxn command in a fenced block of the README and the docs."""
+    pages = [ROOT / "README.md", ROOT / "RESULTS.md", *sorted((ROOT / "docs").glob("*.md"))]
+    for page in pages:
+        if page.name == "extend.md":
+            continue  # test_docs_extend.py runs its commands, in a folder with the user's package
+        text = page.read_text(encoding="utf-8")
+        for block in re.findall(r"```(?:sh|console)\n(.*?)```", text, re.DOTALL):
+            for line in block.replace("\\\n", " ").splitlines():
+                command = line.removeprefix("$ ").partition("  #")[0].strip()
+                if command.startswith("dxn "):
+                    yield page.name, command
+
+
+@pytest.mark.parametrize(("page", "command"), sorted(set(commands())))
+def test_every_command_of_the_pages_composes(page, command):
+    _, verb, *rest = shlex.split(command)
+    resumes = any(argument.startswith(("resume=", "conf_dir=")) for argument in rest)
+    if "--help" in rest or resumes:
+        return  # these need a folder that only the reader has
+    overrides = [argument for argument in rest if argument != "-m"]
+    for line in expand(overrides) if "-m" in rest else [overrides]:
+        compose(verb, line)
+
+
+def test_links_in_the_pages_lead_somewhere():
+    names = ("README.md", "RESULTS.md", "CONTRIBUTING.md")
+    for page in [*(ROOT / name for name in names), *(ROOT / "docs").glob("*.md")]:
+        text = page.read_text(encoding="utf-8")
+        for link in re.findall(r"\]\((?!http|#)([^)#]+)", text):
+            assert (page.parent / link).exists(), f"{page.name} links to {link}"
+
+
+@pytest.mark.parametrize("package", [dxn, dxn.tokenize, dxn.models, dxn.tasks])
+def test_exported_names_exist_and_are_documented(package):
+    for name in package.__all__:
+        assert getattr(package, name).__doc__, f"{package.__name__}.{name}"
+
+
+@pytest.mark.parametrize("target", [*ADAPTERS.values(), *TASKS.values()])
+def test_a_registered_name_is_a_part_that_can_be_built(target):
+    assert callable(resolve(target, key="registry"))
+
+
+@pytest.mark.parametrize("registry", [("adapters", ADAPTERS), ("head", TASKS)], ids=lambda r: r[0])
+def test_every_registered_modality_and_task_has_a_yaml(registry):
+    group, names = registry
+    assert set(names) <= set(options(group))
+
+
+def test_the_verbs_of_the_command_line_have_a_file_each():
+    verbs = {path.stem for path in CONF.glob("*.yaml")}
+    assert verbs == set(VERBS) == set(EXAMPLES)
+    for verb in verbs:
+        assert yaml.safe_load((CONF / f"{verb}.yaml").read_text(encoding="utf-8"))

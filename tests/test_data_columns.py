@@ -1,0 +1,288 @@
+"""What a column means: the preprocessors decide, the user overrides, and everything is noted."""
+
+from pathlib import Path
+
+import pytest
+from helpers.data import Numbers, by_modality
+
+from dxn.data.columns import choose_columns, infer_modality, name_inputs, to_rows
+from dxn.data.read import Table
+from dxn.data.rows import InputSpec
+from dxn.errors import UserError
+
+REVIEWS = ["a fine film of two hours", "dull to the end", "she sings", "never again", "all right"]
+WORDS = [["two", "words"], ["one"], ["a", "b"], ["c"], ["d"]]
+
+
+@pytest.fixture(scope="module")
+def preprocessors():
+    return by_modality()
+
+
+def table_of(**columns):
+    count = len(next(iter(columns.values())))
+    return Table(columns, [Path("data/my.csv")] * count, list(range(2, count + 2)))
+
+
+def photos(name):
+    return [f"{name}{i}.jpg" for i in range(5)]
+
+
+SHOP = table_of(
+    front=photos("front"),
+    back=photos("back"),
+    left=photos("left"),
+    right=photos("right"),
+    title=REVIEWS,
+    description=REVIEWS[::-1],
+    sound=[f"{i}.wav" for i in range(5)],
+    price=["1", "2", "3", "4", "5"],
+    label=list("abaab"),
+)
+
+
+def choose(table, preprocessors, *, target=None, split=None, **named):
+    """The chosen columns and the notes."""
+    notes = []
+    columns = choose_columns(
+        table, preprocessors, named=named, target=target, split=split, notes=notes
+    )
+    return columns, notes
+
+
+def columns_of(columns):
+    return {name: (spec.modality, spec.column) for name, spec in columns.inputs.items()}
+
+
+# Inference
+
+
+@pytest.mark.parametrize(
+    ("values", "modality"),
+    [
+        (REVIEWS, "text"),
+        (["one", "two", "three", "four", "five"], "text"),  # single words, but all different
+        (WORDS, "text"),
+        (["a.jpg", "b.PNG", "c.webp", None, "e.gif"], "image"),
+        (["a.wav", "b.flac", "c.MP3", "d.ogg", None], "audio"),
+        ([b"\x89PNG", b"\xff\xd8\xff", b"\x89PNG", b"\x89PNG"], "image"),
+        ([b"RIFF....WAVE", b"fLaC", b"OggS", b"ID3"], "audio"),
+        (["1", "2.5", "3"], None),
+        ([1, 2, 3], None),
+        (["red", "blue", "red", "red", "blue", "red"], None),
+        ([None, None], None),
+        ([], None),
+    ],
+)
+def test_a_column_goes_to_the_preprocessor_that_accepts_it(preprocessors, values, modality):
+    assert infer_modality(values, preprocessors) == modality
+
+
+def test_names_of_files_are_not_texts_where_no_adapter_reads_the_files(preprocessors):
+    only_text = {"text": preprocessors["text"]}
+    assert infer_modality(photos("front"), only_text) is None
+    assert infer_modality(["visit us", "see www.example.com", "bye now"], only_text) == "text"
+
+
+def test_a_modality_of_the_user_takes_part(preprocessors):
+    columns, notes = choose(SHOP, {**preprocessors, "number": Numbers()})
+    assert columns_of(columns)["number"] == ("number", "price")
+    assert not any("not used" in note for note in notes)
+
+
+def test_four_photos_two_texts_and_a_sound_need_no_names(preprocessors):
+    columns, notes = choose(SHOP, preprocessors)
+    assert columns_of(columns) == {
+        "title": ("text", "title"),
+        "description": ("text", "description"),
+        "front": ("image", "front"),
+        "back": ("image", "back"),
+        "left": ("image", "left"),
+        "right": ("image", "right"),
+        "audio": ("audio", "sound"),
+    }
+    assert columns.target == ["label"]
+    assert notes == [
+        "target: column label, chosen by its name",
+        "not used: price (not accepted by any adapter in use: text, image, audio)",
+    ]
+
+
+def test_only_one_column_of_a_modality_is_called_like_the_modality(preprocessors):
+    table = table_of(words=REVIEWS, photo=photos("x"), label=list("abaab"))
+    columns, _ = choose(table, preprocessors)
+    assert columns_of(columns) == {"text": ("text", "words"), "image": ("image", "photo")}
+
+
+# Named columns
+
+
+def test_naming_some_inputs_leaves_the_others_inferred(preprocessors):
+    columns, notes = choose(SHOP, preprocessors, text="title", image=["back", "front"])
+    assert columns_of(columns) == {
+        "text": ("text", "title"),
+        "back": ("image", "back"),
+        "front": ("image", "front"),
+        "audio": ("audio", "sound"),
+    }
+    assert notes[-1] == (
+        "not used: left, right, description (not among the columns of data.text, data.image)"
+    )
+    assert any(note.startswith("not used: price") for note in notes)
+
+
+def test_null_means_inferred_and_an_empty_list_means_none(preprocessors):
+    inferred, _ = choose(SHOP, preprocessors, image=None)
+    without, notes = choose(SHOP, preprocessors, image=[])
+    assert list(inferred.inputs) == [
+        *("title", "description", "front", "back", "left", "right", "audio")
+    ]
+    assert list(without.inputs) == ["title", "description", "audio"]
+    assert "not used: front, back, left, right (not among the columns of data.image)" in notes
+
+
+def test_a_named_column_need_not_be_accepted(preprocessors):
+    columns, notes = choose(SHOP, preprocessors, text=["price"])
+    assert columns_of(columns)["text"] == ("text", "price")
+    assert not any("price" in note for note in notes)
+
+
+def test_the_column_of_the_splits_is_no_input(preprocessors):
+    table = table_of(words=REVIEWS, part=["b", "a", "c", "e", "d"], label=list("abaab"))
+    columns, notes = choose(table, preprocessors, split="part")
+    assert columns_of(columns) == {"text": ("text", "words")}
+    assert not any("part" in note for note in notes)
+
+
+# Names
+
+
+@pytest.mark.parametrize(
+    ("columns", "names"),
+    [
+        ({"text": ["body"], "image": ["photo"]}, ["text", "image"]),
+        ({"text": ["b", "a"], "image": ["photo"]}, ["b", "a", "image"]),
+        # The single picture is called "image", so the text column of that name is not.
+        ({"text": ["title", "image"], "image": ["photo"]}, ["title", "text_image", "image"]),
+        ({"text": ["a", "b"], "image": ["a", "c"]}, ["a", "b", "image_a", "c"]),
+        # Batches have these keys themselves.
+        ({"text": ["size", "index", "target"]}, ["text_size", "text_index", "text_target"]),
+        ({"text": ["a b", "c.d"]}, ["a b", "c.d"]),
+        ({"text": [], "image": []}, []),
+    ],
+)
+def test_inputs_have_unique_names_in_the_order_of_their_modalities(columns, names):
+    inputs = name_inputs(columns)
+    assert list(inputs) == names
+    pairs = [(m, column) for m, of_modality in columns.items() for column in of_modality]
+    assert sorted((spec.modality, spec.column) for spec in inputs.values()) == sorted(pairs)
+
+
+# Cells
+
+
+def test_paths_are_relative_to_the_table_and_other_cells_stay(preprocessors):
+    table = table_of(
+        photo=["x.png", "../y.png", "/elsewhere/z.png", b"\x89PNG", None],
+        words=[["a", "b"], [], "plain", 5, True],
+    )
+    columns, _ = choose(table, preprocessors, image="photo", text="words", target=[])
+    rows = to_rows(table, columns, preprocessors)
+    folder = Path("data")
+    assert rows.cells["image"] == [
+        str(folder / "x.png"),
+        str(folder / "../y.png"),
+        "/elsewhere/z.png",
+        b"\x89PNG",
+        None,
+    ]
+    assert rows.cells["text"] == [["a", "b"], None, "plain", "5", "True"]
+    assert rows.origin[4] == "my.csv row 6"
+
+
+def test_a_single_target_column_stays_raw(preprocessors):
+    table = table_of(words=REVIEWS, label=["1", 2.5, ["a"], None, "a|b"])
+    columns, _ = choose(table, preprocessors)
+    assert to_rows(table, columns, preprocessors).cells["target"] == ["1", 2.5, ["a"], None, "a|b"]
+
+
+def test_several_target_columns_become_labels_of_column_and_value(preprocessors):
+    table = table_of(words=REVIEWS[:3], colour=["red", None, "blue"], size=["big", "small", None])
+    columns, _ = choose(table, preprocessors, target=["colour", "size"])
+    assert to_rows(table, columns, preprocessors).cells["target"] == [
+        ["colour=red", "size=big"],
+        ["size=small"],
+        ["colour=blue"],
+    ]
+
+
+def test_without_a_target_the_columns_to_choose_from_are_noted(preprocessors):
+    table = table_of(words=REVIEWS, colour=["red", "red", "blue", "blue", "red"])
+    columns, notes = choose(table, preprocessors)
+    assert columns.target == []
+    assert "target" not in to_rows(table, columns, preprocessors).cells
+    assert "target: none of the columns words, colour was chosen" in notes
+
+
+def test_an_empty_list_of_targets_means_none(preprocessors):
+    columns, notes = choose(SHOP, preprocessors, target=[])
+    assert columns.target == []
+    assert notes == [
+        "not used: price, label (not accepted by any adapter in use: text, image, audio)"
+    ]
+
+
+# Errors
+
+SMALL = table_of(text=REVIEWS, label=list("abaab"))
+
+
+@pytest.mark.parametrize(
+    ("table", "options", "message"),
+    [
+        (
+            SMALL,
+            {"title": "text"},
+            "data.title: must be an option of this data source or the modality of an adapter in "
+            "use; the modalities are text, image, audio",
+        ),
+        (
+            SMALL,
+            {"imag": "text"},
+            "data.imag: must be an option of this data source or the modality of an adapter in "
+            "use; the modalities are text, image, audio; did you mean data.image?",
+        ),
+        (
+            SMALL,
+            {"text": "qqq"},
+            "data.text: no column 'qqq' in my.csv; its columns are text, label",
+        ),
+        (
+            SMALL,
+            {"target": "lable"},
+            "data.target: no column 'lable' in my.csv; its columns are text, label; "
+            "did you mean 'label'?",
+        ),
+        (
+            SMALL,
+            {"text": ["text", "label"], "target": "label"},
+            "data.target: column 'label' is also an input, so the model would read its own "
+            "target; choose another column",
+        ),
+        (
+            table_of(size=["1", "2"], label=["a", "b"]),
+            {},
+            "data: no adapter in use (text, image, audio) accepts any of the columns size, label; "
+            "choose a column, for example data.text=size",
+        ),
+    ],
+)
+def test_columns_that_do_not_fit_are_explained(preprocessors, table, options, message):
+    with pytest.raises(UserError) as caught:
+        choose(table, preprocessors, **options)
+    assert str(caught.value) == message
+
+
+def test_an_unknown_modality_that_is_null_is_ignored(preprocessors):
+    columns, _ = choose(SMALL, {"text": preprocessors["text"]}, image=None)
+    assert columns.inputs == {"text": InputSpec("text", "text")}

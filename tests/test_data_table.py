@@ -1,0 +1,411 @@
+"""Data sets from the user's own tables: inputs, targets, splits, and what is refused."""
+
+import json
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from helpers.data import by_modality, cells_in_order, column_names, sizes, write_table
+
+from dxn.data import InputSpec, rows_of_table
+from dxn.data import table as read_source
+from dxn.data.read import read_table
+from dxn.data.table import from_tables
+from dxn.errors import UserError
+from dxn.tasks import infer_task
+
+REVIEWS = ["a fine film of two hours", "dull to the end", "she sings", "never again", "all right"]
+ROWS = [
+    {"review": REVIEWS[i % 5] + f" ({i})", "label": ("good", "bad", "so so")[i % 3]}
+    for i in range(23)
+]
+
+
+@pytest.fixture(scope="module")
+def preprocessors():
+    return by_modality()
+
+
+@pytest.fixture
+def table(preprocessors):
+    """`dxn.data.table` with the preprocessors that its caller sets."""
+    return lambda *paths, **options: read_source(*paths, preprocessors=preprocessors, **options)
+
+
+def write(path: Path, text: str) -> str:
+    path.write_bytes(text.encode())
+    return str(path)
+
+
+def json_lines(**columns):
+    rows = zip(*columns.values(), strict=True)
+    return "\n".join(json.dumps(dict(zip(columns, row, strict=True))) for row in rows)
+
+
+# Inputs and targets
+
+
+@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
+def test_every_format_gives_the_same_rows_in_the_same_splits(tmp_path, table, suffix):
+    source = table(write_table(tmp_path / f"my{suffix}", ROWS))
+    assert cells_in_order(source, "text") == [row["review"] for row in ROWS]
+    assert cells_in_order(source, "target") == [row["label"] for row in ROWS]
+    assert source.inputs == {"text": InputSpec("review", "text")}
+    assert source.target == "label"
+    assert source.task is None
+    plain = table(write_table(tmp_path / "plain.csv", ROWS))
+    for name, rows in plain.splits.items():
+        assert source.splits[name].cells == rows.cells
+
+
+def test_a_table_of_photos_texts_and_sounds_needs_no_names(tmp_path, table):
+    rows = []
+    for i in range(8):
+        photos = {name: f"{name}{i}.jpg" for name in ("kitchen", "bath", "front", "garden")}
+        texts = {"title": f"house number {i}", "story": f"it has {i} rooms and a roof"}
+        rows.append({**photos, **texts, "tour": f"{i}.wav", "area": 50 + i, "label": "ab"[i % 2]})
+    source = table(write_table(tmp_path / "my.csv", rows))
+    assert list(source.inputs) == ["title", "story", "kitchen", "bath", "front", "garden", "audio"]
+    assert cells_in_order(source, "garden")[7] == str(tmp_path / "garden7.jpg")
+    assert "not used: area (not accepted by any adapter in use: text, image, audio)" in source.notes
+
+
+def test_named_columns_become_inputs_of_their_own(tmp_path, table):
+    path = write(tmp_path / "my.csv", "title,body,label\nhead,rest,a\nhead,,b\n,,c\n")
+    source = table(path, text=["title", "body"], fractions=(1.0,))
+    assert column_names(source) == {"title": "title", "body": "body"}
+    assert source.splits["train"].cells["title"] == ["head", "head", None]
+    assert source.splits["train"].cells["body"] == ["rest", None, None]
+
+
+def test_several_target_columns_are_joined_in_the_name_of_the_target(tmp_path, table):
+    path = write(tmp_path / "my.csv", "text,colour,size\none two,red,big\nthree four,,small\n")
+    source = table(path, text="text", target=["colour", "size"], fractions=(1.0,))
+    assert source.target == "colour + size"
+    assert source.splits["train"].cells["target"] == [["colour=red", "size=big"], ["size=small"]]
+
+
+@pytest.mark.parametrize(
+    ("values", "task"),
+    [
+        (["red", "blue", "red", "blue"], "classify"),
+        (["1", "0", "1", "0"], "classify"),
+        ([3, 1, 2, 3], "classify"),
+        ([True, False, True, False], "classify"),
+        (["1.5", "-2", "0.1", "7"], "regress"),
+        ([1.25, 2.5, 3.75, 5.0], "regress"),
+        (["a|b", "b", "a | b", "a"], "multilabel"),
+        ([["a"], ["a", "b"], [], ["b"]], "multilabel"),
+        ([[1, 2], [2], [1], [2]], "multilabel"),
+        (["red", None, "blue", "red"], "classify"),
+    ],
+)
+def test_the_raw_targets_of_a_source_show_its_task(tmp_path, table, values, task):
+    source = table(write(tmp_path / "my.jsonl", json_lines(text=REVIEWS[:4], label=values)))
+    assert cells_in_order(source, "target") == values
+    assert infer_task(*source.targets()) == task
+
+
+@pytest.mark.parametrize(
+    ("count", "different", "task"),
+    [
+        (20, 20, "generate"),
+        (20, 11, "generate"),
+        (20, 10, "classify"),
+        (19, 19, "classify"),
+    ],
+)
+def test_sentences_are_texts_to_write_if_most_of_them_occur_once(
+    tmp_path, table, count, different, task
+):
+    rows = [{"text": f"to read {i}", "label": f"to write {i % different}"} for i in range(count)]
+    source = table(write_table(tmp_path / "my.csv", rows), text="text", target="label")
+    assert infer_task(*source.targets()) == task
+
+
+def test_single_words_are_classes_however_many_there_are(tmp_path, table):
+    rows = [{"text": f"to read {i}", "label": f"w{i // 2}"} for i in range(43)]
+    source = table(write_table(tmp_path / "my.csv", rows), text="text", target="label")
+    assert infer_task(*source.targets()) == "classify"
+
+
+def test_lists_as_long_as_the_words_are_tags(tmp_path, table):
+    words = [["Ann", "sleeps"], ["Bob", "eats", "fish"], ["rain"], ["Eve", "sings"]]
+    tags = [["N", "V"], ["N", "V", "N"], ["N"], None]
+    path = write(tmp_path / "my.jsonl", json_lines(words=words, tags=tags))
+    source = table(path, text="words", target="tags", fractions=(1.0,))
+    assert source.targets() == (tags[:3], words[:3])
+    assert infer_task(*source.targets()) == "tag"
+    tags[2] = ["N", "V"]
+    path = write(tmp_path / "other.jsonl", json_lines(words=words, tags=tags))
+    source = table(path, text="words", target="tags")
+    assert infer_task(*source.targets()) == "multilabel"
+
+
+# Splits
+
+
+def test_a_column_called_split_is_used_without_being_named(tmp_path, table):
+    rows = [{**ROWS[i], "split": ("Train", "dev", "train", "TEST")[i % 4]} for i in range(11)]
+    source = table(write_table(tmp_path / "my.csv", rows))
+    assert sizes(source.splits) == {"train": 6, "validation": 3, "test": 2}
+    assert list(source.splits) == ["train", "validation", "test"]
+    assert source.splits["test"].origin == ["my.csv row 5", "my.csv row 9"]
+    assert "splits: from column split" in source.notes
+    assert list(source.inputs) == ["text"]
+
+
+def test_a_column_called_split_with_other_values_is_not_a_split(tmp_path, table):
+    rows = [{**ROWS[i], "split": ("banana", "train")[i % 2]} for i in range(10)]
+    source = table(write_table(tmp_path / "my.csv", rows))
+    assert sizes(source.splits) == {"train": 8, "validation": 1, "test": 1}
+
+
+def test_another_column_can_hold_the_splits_and_is_no_input(tmp_path, table):
+    rows = [{**ROWS[i], "part": ("training", "val", "testing")[i % 3]} for i in range(11)]
+    source = table(write_table(tmp_path / "my.csv", rows), split="part")
+    assert sizes(source.splits) == {"train": 4, "validation": 4, "test": 3}
+    assert column_names(source) == {"text": "review"}
+
+
+def test_separate_files_are_the_splits_and_a_missing_validation_split_is_drawn(tmp_path, table):
+    train = write_table(tmp_path / "a.csv", ROWS[:19])
+    test = write_table(tmp_path / "b.csv", ROWS[19:])
+    source = table(train=train, test=test)
+    assert sizes(source.splits) == {"train": 17, "validation": 2, "test": 4}
+    assert source.splits["test"].cells["text"] == [row["review"] for row in ROWS[19:]]
+    source = table(train=[train, test], validation=test)
+    assert sizes(source.splits) == {"train": 23, "validation": 4}
+
+
+def test_a_folder_may_hold_train_validation_and_test(tmp_path, table):
+    for name, rows in (("train", ROWS[:11]), ("valid", ROWS[11:18]), ("test", ROWS[18:])):
+        write_table(tmp_path / f"{name}.jsonl", rows)
+    write_table(tmp_path / "notes.csv", [{"other": "columns"}])
+    source = table(str(tmp_path))
+    assert sizes(source.splits) == {"train": 11, "validation": 7, "test": 5}
+    assert source.splits["validation"].origin[0] == "valid.jsonl row 1"
+
+
+def test_a_folder_may_hold_a_single_table(tmp_path, table):
+    write_table(tmp_path / "reviews.parquet", ROWS)
+    (tmp_path / "read me.txt").write_text("not a table")
+    source = table(str(tmp_path))
+    assert cells_in_order(source, "target") == [row["label"] for row in ROWS]
+
+
+def test_a_list_of_tables_is_one_table(tmp_path, table):
+    paths = [
+        write_table(tmp_path / "a.csv", ROWS[:11]),
+        write_table(tmp_path / "b.jsonl", ROWS[11:]),
+    ]
+    texts = table(paths).column("text")
+    assert Counter(texts) == Counter(row["review"] for row in ROWS)
+
+
+def test_a_single_fraction_keeps_all_rows_in_order_despite_a_split_column(tmp_path, table):
+    rows = [
+        {"text": f"line {i}", "split": "test" if i % 3 else "train", "label": "a"}
+        for i in range(11)
+    ]
+    source = table(write_table(tmp_path / "rows.csv", rows), fractions=(1.0,))
+    assert source.splits["train"].cells["text"] == [f"line {i}" for i in range(11)]
+    assert list(source.splits) == ["train"]
+
+
+def test_the_splits_depend_on_the_fractions_and_the_seed(tmp_path, table):
+    path = write_table(tmp_path / "my.csv", ROWS[:20])
+    fractions = (0.5, 0.25, 0.25)
+    source = table(path, fractions=fractions, seed=3)
+    assert sizes(source.splits) == {"train": 10, "validation": 5, "test": 5}
+    assert table(path, fractions=fractions, seed=3).splits == source.splits
+    assert table(path, fractions=fractions, seed=5).splits["test"] != source.splits["test"]
+    assert "splits: chosen at random with seed 3: train 10, validation 5, test 5" in source.notes
+
+
+def test_held_out_values_are_in_the_test_split_only(tmp_path, table):
+    rows = [{**ROWS[i], "speaker": "abcde"[i % 5], "split": "train"} for i in range(23)]
+    source = table(write_table(tmp_path / "my.csv", rows), holdout={"speaker": ["b", "d"]})
+    held_out = [row["review"] for row in rows if row["speaker"] in "bd"]
+    assert source.splits["test"].cells["text"] == held_out
+    rest = [*source.splits["train"].cells["text"], *source.splits["validation"].cells["text"]]
+    assert sorted(rest) == sorted(row["review"] for row in rows if row["speaker"] not in "bd")
+    assert "test: the rows whose speaker is b, d" in source.notes
+
+
+def test_a_number_can_be_held_out_of_a_csv(tmp_path, table):
+    rows = [{**ROWS[i], "fold": i % 3} for i in range(11)]
+    source = table(write_table(tmp_path / "my.csv", rows), holdout={"fold": 2})
+    assert source.splits["test"].origin == ["my.csv row 4", "my.csv row 7", "my.csv row 10"]
+
+
+def test_on_bad_is_part_of_the_source(tmp_path, table):
+    assert table(write_table(tmp_path / "my.csv", ROWS), on_bad="skip").on_bad == "skip"
+
+
+def test_columns_are_inferred_from_all_splits_together(tmp_path, preprocessors):
+    # The test table on its own has no text: its three cells are blank.
+    tables = {
+        "train": read_table(Path(write(tmp_path / "train.csv", GOOD))),
+        "test": read_table(Path(write(tmp_path / "test.csv", "text,label\n,b\n,a\n,b\n"))),
+    }
+    source = from_tables(tables, preprocessors, columns={}, fractions=(1.0,), on_bad="missing")
+    assert source.splits["test"].cells == {"text": [None] * 3, "target": ["b", "a", "b"]}
+
+
+# Rows to predict
+
+
+SPECS = {"title": InputSpec("head", "text"), "image": InputSpec("photo", "image")}
+
+
+def test_rows_to_predict_have_the_inputs_of_the_training_data(tmp_path, preprocessors):
+    rows = [{"photo": f"{i}.png", "note": f"other text {i}", "head": "Blue"} for i in range(3)]
+    path = write_table(tmp_path / "new.csv", rows)
+    found = rows_of_table(path, SPECS, preprocessors, target="colour")
+    assert found.cells == {
+        "title": ["Blue"] * 3,
+        "image": [str(tmp_path / f"{i}.png") for i in range(3)],
+    }
+    assert found.origin == ["new.csv row 2", "new.csv row 3", "new.csv row 4"]
+
+
+@pytest.mark.parametrize(
+    ("target", "cells"),
+    [("colour", ["red"]), ("colour + size", [["colour=red", "size=big"]])],
+)
+def test_rows_to_predict_keep_a_target_that_they_have(tmp_path, preprocessors, target, cells):
+    row = {"photo": "a.png", "head": "Blue", "colour": "red", "size": "big"}
+    path = write_table(tmp_path / "new.csv", [row])
+    assert rows_of_table(path, SPECS, preprocessors, target=target).cells["target"] == cells
+
+
+def test_rows_to_predict_without_the_column_of_an_input_are_refused(tmp_path, preprocessors):
+    path = write_table(tmp_path / "new.csv", [{"photo": "a.png", "heads": "Blue"}])
+    with pytest.raises(UserError) as caught:
+        rows_of_table(path, SPECS, preprocessors)
+    assert str(caught.value) == (
+        "input title: no column 'head' in new.csv; its columns are photo, heads; "
+        "did you mean 'heads'?"
+    )
+
+
+# Errors
+
+GOOD = "text,label\none two,a\nthree four,b\nfive six,a\n"
+WRONG = [
+    ("text,label\n", {}, "data.path: the table has a header but no rows; add rows to it"),
+    (
+        GOOD,
+        {"target": "lable"},
+        "data.target: no column 'lable' in my.csv; its columns are text, label; "
+        "did you mean 'label'?",
+    ),
+    (GOOD, {"text": "qqq"}, "data.text: no column 'qqq' in my.csv; its columns are text, label"),
+    (
+        GOOD,
+        {"title": "text"},
+        "data.title: must be an option of this data source or the modality of an adapter in use; "
+        "the modalities are text, image, audio",
+    ),
+    (
+        GOOD,
+        {"split": "part"},
+        "data.split: no column 'part' in my.csv; its columns are text, label",
+    ),
+    (
+        GOOD,
+        {"split": "label"},
+        "my.csv row 2: column 'label' must be train, validation or test, got 'a'",
+    ),
+    (
+        "text,part\none,train\ntwo,\n",
+        {"split": "part"},
+        "my.csv row 3: column 'part' must be train, validation or test, got an empty cell",
+    ),
+    (
+        GOOD,
+        {"holdout": {"label": "c"}},
+        "data.holdout.label: no row has the value 'c'; the column contains a, b",
+    ),
+    (
+        GOOD,
+        {"holdout": {"label": ["a", "b"]}},
+        "data.holdout.label: at least one row must be left for training, got all values of the "
+        "column; remove a value",
+    ),
+    (
+        GOOD,
+        {"holdout": {"text": "x", "label": "a"}},
+        "data.holdout: must be a single column, got text, label",
+    ),
+    (
+        GOOD,
+        {"holdout": {"labels": "a"}},
+        "data.holdout: no column 'labels' in my.csv; its columns are text, label; "
+        "did you mean 'label'?",
+    ),
+    (
+        GOOD,
+        {"fractions": (0.5, 0.1)},
+        "data.fractions: must be one to three numbers of at least 0 that add up to 1, "
+        "got [0.5, 0.1]",
+    ),
+    (
+        GOOD,
+        {"train": "x.csv"},
+        "data.path: cannot be combined with data.train; remove one of them",
+    ),
+]
+
+
+@pytest.mark.parametrize(("content", "options", "message"), WRONG)
+def test_options_that_do_not_fit_the_table_are_explained(
+    tmp_path, table, content, options, message
+):
+    path = write(tmp_path / "my.csv", content)
+    with pytest.raises(UserError) as caught:
+        table(path, **options)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({}, "data.path: must be set, for example data.path=my.csv"),
+        ({"path": []}, "data.path: must be set, for example data.path=my.csv"),
+        ({"test": "x.csv"}, "data.train: must be set, because data.test is set"),
+    ],
+)
+def test_a_path_is_required(table, options, message):
+    with pytest.raises(UserError) as caught:
+        table(**options)
+    assert str(caught.value) == message
+
+
+@pytest.mark.parametrize(
+    ("names", "listed"),
+    [
+        ((), "no table"),
+        (("a.csv", "b.csv"), "a.csv, b.csv"),
+        (("test.csv", "x.csv"), "test.csv, x.csv"),
+    ],
+)
+def test_a_folder_without_a_training_table_lists_its_tables(tmp_path, table, names, listed):
+    for name in names:
+        write(tmp_path / name, GOOD)
+    with pytest.raises(UserError) as caught:
+        table(str(tmp_path))
+    rule = "the folder must contain one table, or tables called train, validation and test"
+    hint = "set data.path to one table, or rename the tables"
+    assert str(caught.value) == f"{tmp_path}: {rule}, got {listed}; {hint}"
+
+
+def test_a_split_column_contradicts_separate_files(tmp_path, table):
+    path = write(tmp_path / "a.csv", GOOD)
+    with pytest.raises(UserError) as caught:
+        table(train=path, split="label")
+    assert str(caught.value) == (
+        "data.split: cannot be combined with data.train, data.validation and data.test, got label; "
+        "remove data.split"
+    )

@@ -1,0 +1,189 @@
+"""Every file and command of docs/extend.md works as the page shows it, in one folder of a user."""
+
+from __future__ import annotations
+
+import json
+import re
+import runpy
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file
+from torchvision.transforms.functional import to_tensor
+
+import dxn
+from dxn.cli import main
+from dxn.errors import UserError
+from dxn.tokenize.adapter import describe_columns
+from dxn.weights import families
+
+PAGE = (Path(__file__).parents[1] / "docs" / "extend.md").read_text(encoding="utf-8")
+FILE = re.compile(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE)
+FILES = dict(FILE.findall(PAGE))
+MAX_LINES = 40  # of Python, without blank lines
+
+
+def commands() -> list[list[str]]:
+    """The commands of the page in their order, each as a list of words."""
+    blocks = re.findall(r"```sh\n(.*?)```", PAGE, re.DOTALL)
+    lines = "".join(blocks).replace("\\\n", " ").splitlines()
+    return [shlex.split(line) for line in lines]
+
+
+def install(folder: Path) -> None:
+    """Install the package as `pip install -e .` does: its metadata is found on sys.path."""
+    project = tomllib.loads(FILES["pyproject.toml"])["project"]
+    info = folder / f"{project['name']}-{project['version']}.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Name: {project['name']}\nVersion: {project['version']}\n")
+    lines: list[str] = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    (info / "entry_points.txt").write_text("\n".join(lines))
+    sys.path.append(str(folder))
+    families._installed_families.cache_clear()
+
+
+def forget(path: list[str]) -> None:
+    """Make the next command start like a new process: with this sys.path, without the package."""
+    sys.path[:] = path
+    for name in [name for name in sys.modules if name.split(".")[0] == "weather"]:
+        del sys.modules[name]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the files of the page, in which all commands have been run."""
+    folder = tmp_path_factory.mktemp("extend")
+    for name, text in FILES.items():
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+    (folder / "weather" / "__init__.py").touch()
+    before = list(sys.path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(folder)
+        path = before
+        for program, *arguments in commands():
+            forget(path)
+            if program == "python":
+                runpy.run_path(arguments[0], run_name="__main__")
+            elif program == "pip":
+                install(folder)
+                path = list(sys.path)
+            else:
+                assert (program, main(arguments)) == ("dxn", 0), arguments
+        yield folder
+    forget(before)
+    families._installed_families.cache_clear()
+
+
+@pytest.fixture
+def installed(place, monkeypatch):
+    """The same folder, where the package of the page is still installed."""
+    monkeypatch.setattr(sys, "path", [*sys.path, str(place)])
+    return place
+
+
+def test_the_page_has_a_file_of_each_kind_and_a_command_for_it():
+    parts = {"adapters/series", "head/ordinal", "data/logbook"}
+    assert {f"weather/conf/{part}.yaml" for part in parts} <= FILES.keys()
+    verbs = {words[1] for words in commands() if words[0] == "dxn"}
+    assert verbs >= {"train", "evaluate", "predict", "tokenize", "check", "embed"}
+
+
+def test_every_block_with_a_file_name_is_extracted():
+    assert PAGE.count("```python") == sum(name.endswith(".py") for name in FILES)
+    assert PAGE.count("```yaml") == sum(name.endswith(".yaml") for name in FILES)
+
+
+@pytest.mark.parametrize("name", ["weather/series.py", "weather/ordinal.py"])
+def test_a_modality_and_a_task_are_short(name):
+    lines = [line for line in FILES[name].splitlines() if line.strip()]
+    assert len(lines) <= MAX_LINES
+    assert max(map(len, lines)) <= 100
+
+
+@pytest.mark.parametrize("run", ["wind", "ordinal", "logbook"])
+def test_a_run_of_the_page_learns(run, place):
+    metrics = json.loads((place / "outputs" / run / "metrics.json").read_text())
+    # A third of the days has each level; the levels overlap in the data.
+    assert metrics["test/accuracy"] > 0.6
+
+
+def test_predictions_of_the_task_are_levels(place):
+    header, *rows = (place / "answers.csv").read_text().splitlines()
+    assert header == "row,predicted" and len(rows) == 200
+    assert {row.rpartition(",")[2] for row in rows} == {"calm", "breezy", "stormy"}
+
+
+def test_a_record_without_a_note_is_used(place):
+    metrics = json.loads((place / "outputs/logbook/metrics.json").read_text())
+    assert metrics["missing"]["train"]["note"] > 0
+    assert {"test/mae[wind]", "test/mae[note]"} <= metrics.keys()
+
+
+def test_the_series_adapter_masks_padding_and_skips_missing_numbers(installed):
+    from weather.series import SeriesAdapter
+
+    adapter = SeriesAdapter(10, patch=3)
+    raws = [adapter.prepare.read(cell) for cell in ("1 2 3 4 5", "nan 7")]
+    tokens = adapter(adapter.prepare.collate([adapter.prepare(raw) for raw in raws]))
+    assert tokens.mask.tolist() == [[True, True], [True, False]]
+    assert tokens.spans[0].coords[0].tolist() == [[0, 3], [3, 6]]
+    assert tokens.spans[0].coords[1, 1].isnan().all()
+    assert tokens.x.isfinite().all()
+    assert describe_columns(adapter, raws[0]) == ""
+
+
+@pytest.mark.parametrize(
+    ("key", "cell", "message"),
+    [
+        ("speeds", "1.5 strong", "must be numbers separated by spaces, got '1.5 strong'"),
+        ("day", "windy", "must be one of calm, breezy, stormy, got 'windy'"),
+    ],
+)
+def test_a_wrong_cell_is_refused_with_its_row(key, cell, message, installed):
+    row = {"speeds": "1 2", "day": "calm", key: cell}
+    bad = installed / "bad.csv"
+    good = "3 4,calm\n" * 9
+    bad.write_text(f"speeds,day\n{row['speeds']},{row['day']}\n{good}")
+    chosen = ["adapters=[series]", "head=ordinal", "head.levels=[calm,breezy,stormy]"]
+    data = ["data=table", f"data.path={bad}", "data.series=speeds", "data.target=day"]
+    assert main(["check", *chosen, *data, f"output={installed / 'bad_files.csv'}"]) == 1
+    listed = (installed / "bad_files.csv").read_text()
+    assert message in listed and "bad.csv row 2" in listed
+
+
+def test_levels_must_be_set(installed, capsys):
+    chosen = ["adapters=[series]", "head=ordinal", "data=table", "data.path=x"]
+    assert main(["train", f"conf_dir={installed / 'weather/conf'}", *chosen]) == 2
+    assert "head.levels: needs a value" in capsys.readouterr().err
+
+
+def test_the_family_computes_what_the_original_model_computes(installed):
+    original = runpy.run_path(str(installed / "make_patchnet.py"))["PatchNet"]().eval()
+    original.load_state_dict(load_file(installed / "patchnet.safetensors"))
+    picture = installed / "sky.png"
+    with torch.inference_mode():
+        expected = original(to_tensor(Image.open(picture))[None]).softmax(-1)[0]
+    model = dxn.from_public(str(installed / "patchnet.safetensors"))
+    probabilities = model.predict(image=str(picture))["probabilities"]
+    assert list(probabilities) == ["clear", "cloudy"]
+    torch.testing.assert_close(torch.tensor(list(probabilities.values())), expected)
+
+
+def test_python_needs_trust_to_load_a_model_with_parts_of_the_package(installed):
+    folder = str(installed / "outputs" / "ordinal")
+    with pytest.raises(UserError, match=r"trust=\[weather\]"):
+        dxn.load(folder)
+    model = dxn.load(folder, trust=["weather"])
+    # The page's own example and its answer.
+    example = re.search(r'model\.predict\(series="(.*?)"\)  # (.*)', PAGE)
+    assert example is not None
+    assert model.predict(series=example[1]) == json.loads(example[2])

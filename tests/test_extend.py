@@ -1,0 +1,263 @@
+"""A modality and a task of a user's own, in the user's package, go through every verb."""
+
+import csv
+import json
+import math
+import random
+import sys
+
+import pytest
+import torch
+from helpers.runs import interrupt, same_tensors
+from safetensors.torch import load_file
+
+import dxn
+from dxn.cli import main
+from dxn.errors import UserError
+
+MODALITY = """
+import torch
+from torch import nn
+
+from dxn.tokenize.media import BadMedia
+from dxn.tokens import Span, Tokens
+
+
+class NumberPreprocessor:
+    modality = "number"
+
+    def read(self, source):
+        try:
+            return float(source)
+        except (TypeError, ValueError):
+            raise BadMedia(f"must be a number, got {source!r}") from None
+
+    def __call__(self, raw, rand=None):
+        return {"value": torch.tensor([raw])}
+
+    def collate(self, samples):
+        columns = {key: [sample[key] for sample in samples] for key in samples[0]}
+        join = {"masked_target": torch.cat, "masked_valid": torch.cat}
+        return {key: join.get(key, torch.stack)(column) for key, column in columns.items()}
+
+    def accepts(self, values):
+        return sum(str(v).lstrip("-").replace(".", "", 1).isdigit() for v in values) / len(values)
+
+
+class NumberMasking:
+    num_outputs = 1
+    is_classification = False
+
+    def __call__(self, sample, rand):
+        masked = torch.tensor([rand.random() < 0.5])
+        target = sample["value"][masked][:, None]
+        hidden = torch.where(masked, 0.0, sample["value"])
+        valid = torch.ones_like(target, dtype=torch.bool)
+        return {"value": hidden, "masked": masked, "masked_target": target, "masked_valid": valid}
+
+
+class NumberAdapter(nn.Module):
+    modality = "number"
+
+    def __init__(self, dim: int):
+        super().__init__()
+        self.dim, self.prepare, self.proj = dim, NumberPreprocessor(), nn.Linear(1, dim)
+
+    def masking(self, *, ratio=None, span=5):
+        return None if ratio == 0 else NumberMasking()
+
+    def forward(self, batch):
+        x = self.proj(batch["value"][..., None].float())
+        mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
+        coords = torch.zeros(*x.shape[:2], 1)
+        return Tokens(x, mask, (Span("number", "number", 0, x.shape[1], coords),))
+"""
+
+TASK = '''
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from dxn.errors import UserError
+from dxn.tasks import Task
+
+
+class Head(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.out = nn.Linear(dim, 2)
+
+    def forward(self, tokens, pooled, batch):
+        return self.out(pooled)
+
+
+class Direction(Task):
+    """An angle in degrees, predicted as a point on the unit circle."""
+
+    name = "direction"
+
+    def parse(self, value, origin):
+        if not -360 <= float(value) <= 360:
+            raise UserError(f"{origin}: an angle must be between -360 and 360, got {value}")
+        return float(value)
+
+    def encode(self, value, rand=None):
+        angle = math.radians(value)
+        return torch.tensor([math.cos(angle), math.sin(angle)])
+
+    def make_head(self, dim, pooled_dim, adapters):
+        return Head(pooled_dim)
+
+    def loss(self, output, batch):
+        return F.mse_loss(output, batch["target"])
+
+    def predict(self, head, output, batch, *, draft=False):
+        return torch.rad2deg(torch.atan2(output[:, 1], output[:, 0])).tolist()
+'''
+TINY = [
+    *("dim=12", "backbone.depth=1", "backbone.num_heads=2", "batch_size=7"),
+    *("trainer.device=cpu", "trainer.precision=float32", "trainer.epochs=2"),
+]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A folder with the user's package, its YAML files, and a table."""
+    folder = tmp_path_factory.mktemp("extend")
+    (folder / "toy_number.py").write_text(MODALITY)
+    (folder / "toy_direction.py").write_text(TASK)
+    for group, name, text in (
+        ("adapters", "number", "number:\n  _target_: toy_number.NumberAdapter\n  dim: ${dim}\n"),
+        ("head", "direction", "_target_: toy_direction.Direction\n"),
+    ):
+        (folder / "conf" / group).mkdir(parents=True)
+        (folder / "conf" / group / f"{name}.yaml").write_text(text)
+    rand = random.Random(0)
+    with (folder / "table.csv").open("w", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["wind", "gust", "note", "angle"])
+        for i in range(40):
+            angle = rand.randrange(-90, 90)
+            wind = "" if i % 9 == 4 else f"{angle / 90:.3f}"
+            gust = "" if i % 5 == 2 else f"{math.sin(angle):.3f}"
+            writer.writerow([wind, gust, f"word{i % 4} and more", angle])
+    yield folder
+    sys.path[:] = [path for path in sys.path if path != str(folder)]
+    for name in ("toy_number", "toy_direction"):
+        sys.modules.pop(name, None)
+
+
+def options(place, *more):
+    return [
+        f"conf_dir={place / 'conf'}",
+        *("data=table", f"data.path={place / 'table.csv'}", "data.target=angle"),
+        *("adapters=[number,text]", "head=direction", *TINY, *more),
+    ]
+
+
+@pytest.fixture(scope="module")
+def run(place):
+    """A run that was pretrained on masked inputs and then trained."""
+    folder = place / "run"
+    more = ["pretrain=masked", "pretrain.epochs=1", f"run={folder}"]
+    assert main(["train", *options(place, *more)]) == 0
+    return folder
+
+
+@pytest.mark.parametrize("text", [MODALITY, TASK])
+def test_the_files_of_the_user_are_short(text):
+    assert len([line for line in text.splitlines() if line.strip()]) <= 40
+
+
+def test_training_writes_metrics_for_inputs_of_the_new_modality(run):
+    metrics = json.loads((run / "metrics.json").read_text())
+    for shown in ("", "[wind]", "[gust]", "[text]", "[text+wind]", "[text+gust]", "[wind+gust]"):
+        assert math.isfinite(metrics[f"test/loss{shown}"])
+    assert len((run / "predictions.csv").read_text().splitlines()) == 5
+    pretraining = [json.loads(r) for r in (run / "pretrain/metrics.jsonl").read_text().splitlines()]
+    assert {"validation/loss_wind", "validation/loss_gust"} & pretraining[-1].keys()
+
+
+def test_a_resumed_run_has_the_same_bits(place, run, monkeypatch):
+    folder = place / "cut"
+    more = ["pretrain=masked", "pretrain.epochs=1", f"run={folder}"]
+    with interrupt(monkeypatch, step=7):
+        assert main(["train", *options(place, *more)]) == 130
+    resume = ["train", f"resume={folder}"]
+    assert main(resume) == 2  # nobody has said that the packages of this folder may run
+    assert main([*resume, f"conf_dir={place / 'conf'}"]) == 0
+    model = "model/model.safetensors"
+    assert same_tensors(load_file(folder / model), load_file(run / model))
+
+
+def test_evaluating_again_gives_the_metrics_of_the_run(run, tmp_path, capsys):
+    assert main(["evaluate", f"run={run}", f"output={tmp_path}"]) == 2
+    assert "toy_number" in capsys.readouterr().err
+    trust = "trust=[toy_number,toy_direction]"
+    assert main(["evaluate", f"run={run}", trust, f"output={tmp_path}"]) == 0
+    before, again = (json.loads((f / "metrics.json").read_text()) for f in (run, tmp_path))
+    assert again["test/loss"] == pytest.approx(before["test/loss"])
+
+
+def test_one_sample_and_a_table_are_predicted(run, place, capsys):
+    trust = "trust=[toy_number,toy_direction]"
+    assert main(["predict", f"run={run}", trust, "input.wind=0.5", "input.text=word1"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    model = dxn.load(run, trust=["toy_number", "toy_direction"])
+    assert model.predict(wind=0.5, text="word1") == told
+    assert main(["predict", f"run={run}", trust, f"input={place / 'table.csv'}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "columns: text=note, wind=wind, gust=gust" and len(lines) == 41
+    with pytest.raises(UserError, match="gust: must be a number, got 'strong'"):
+        model.predict(gust="strong")
+
+
+def test_a_folder_that_is_not_trusted_runs_none_of_its_code(run, monkeypatch):
+    for name in ("toy_number", "toy_direction"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    with pytest.raises(UserError, match=r"trust=\[toy_number\]"):
+        dxn.load(run)
+    assert "toy_number" not in sys.modules
+
+
+def test_check_reports_bad_cells_of_the_new_modality_and_task(place, tmp_path, capsys):
+    lines = (place / "table.csv").read_text().splitlines()
+    (tmp_path / "bad.csv").write_text(
+        "\n".join([*lines, "strong,0.1,a word,5", "0,0.1,a word,999"])
+    )
+    asked = options(place)
+    asked[2] = f"data.path={tmp_path / 'bad.csv'}"
+    asked = [line for line in asked if not line.startswith(("backbone.", "trainer.", "batch_size"))]
+    named = ["data.number=[wind,gust]", f"output={tmp_path / 'bad_files.csv'}"]
+    assert main(["check", *asked, *named]) == 1
+    listed = (tmp_path / "bad_files.csv").read_text()
+    assert "must be a number, got 'strong'" in listed
+    assert "an angle must be between -360 and 360" in listed
+
+
+def test_tokenize_draws_the_matrix(place, tmp_path, capsys):
+    asked = [f"conf_dir={place / 'conf'}", "adapters=[number]", "input.number=4", "dim=12"]
+    assert main(["tokenize", *asked, f"output={tmp_path / 'tokens.png'}"]) == 0
+    assert "matrix: 12×1" in capsys.readouterr().out
+    assert (tmp_path / "tokens.png").exists()
+
+
+def test_attend_draws_an_input_without_a_drawer(run, tmp_path, capsys):
+    trust = "trust=[toy_number,toy_direction]"
+    asked = ["input.wind=0.5", "input.gust=1", "input.text=word1 and more"]
+    assert main(["attend", f"run={run}", trust, *asked, f"output={tmp_path}"]) == 0
+    assert {"heads.png", "shares.png", "attention.html"} <= {p.name for p in tmp_path.iterdir()}
+    assert "wind: " in capsys.readouterr().out
+
+
+def test_the_task_can_also_be_pretrained_by_a_run_of_its_own(place, tmp_path):
+    base = [o for o in options(place) if not o.startswith("head=")]
+    assert main(["train", *base, "head=masked", f"run={tmp_path / 'masked'}"]) == 0
+    weights = [f"weights={tmp_path / 'masked'}", "finetune.freeze=all", "trainer.epochs=1"]
+    run = tmp_path / "run"
+    assert main(["train", *options(place), *weights, f"run={run}"]) == 0
+    old, new = (load_file(f / "model/model.safetensors") for f in (tmp_path / "masked", run))
+    kept = [name for name in new if not name.startswith("head.")]
+    assert kept and all(torch.equal(new[name], old[name]) for name in kept)

@@ -1,0 +1,298 @@
+"""One function builds what a configuration names, and refuses everything that it does not know."""
+
+import functools
+import sys
+
+import pytest
+
+from dxn.errors import UserError
+from dxn.instantiate import (
+    MODEL_PACKAGES,
+    build,
+    check_targets,
+    expand_defaults,
+    load_plain,
+    type_errors,
+)
+
+TOY = '''
+from __future__ import annotations
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+from math import sqrt
+from torch import load
+import json
+
+@dataclass(frozen=True)
+class Inner:
+    depth: int = 2
+
+@dataclass(frozen=True)
+class Options:
+    """Options."""
+    eps: float = 1e-5
+    kind: Literal["a", "b"] = "a"
+    inner: Inner = Inner()
+
+    def __post_init__(self):
+        if self.eps <= 0:
+            raise ValueError(f"eps must be above 0, got {self.eps}")
+
+class Part:
+    def __init__(self, dim: int, *, options: Options = Options(kind="b"),
+                 extra: Options | None = None, sizes: Sequence[int] = (3, 5),
+                 shares: Mapping[str, float] = {}, name: str | None = None):
+        if dim == 13:
+            raise ValueError("dim must not be 13")
+        if dim == 17:
+            raise RuntimeError("out of luck")
+        self.dim, self.options, self.extra = dim, options, extra
+        self.sizes, self.shares, self.name = sizes, shares, name
+
+class Whole:
+    def __init__(self, parts: Sequence[Part], maker=None, *, inputs: Sequence[str] = ()):
+        self.parts, self.maker, self.inputs = parts, maker, inputs
+
+class Broken(Exception):
+    pass
+
+def source(path: str, *, seed: int = 0, **columns: str | Sequence[str] | None):
+    return {"path": path, "seed": seed, **columns}
+'''
+TRUST = ("toy_parts",)
+PART = {"_target_": "toy_parts.Part", "dim": 7}
+
+
+@pytest.fixture(autouse=True)
+def toy(tmp_path, monkeypatch):
+    """A package of the user's own, which can be imported but is not trusted by itself."""
+    (tmp_path / "toy_parts.py").write_text(TOY)
+    (tmp_path / "broken_parts.py").write_text("raise RuntimeError('boom')")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    yield
+    sys.modules.pop("toy_parts", None)
+
+
+def message(call, *arguments, **named):
+    with pytest.raises(UserError) as error:
+        call(*arguments, **named)
+    return str(error.value)
+
+
+def test_a_node_becomes_an_object_with_the_nodes_below_it():
+    node = {"_target_": "toy_parts.Whole", "parts": [PART, {**PART, "dim": 11}]}
+    whole = build(node, key="whole", trust=TRUST)
+    assert [part.dim for part in whole.parts] == [7, 11]
+
+
+def test_the_caller_passes_what_the_target_takes_and_nothing_else():
+    node = {"_target_": "toy_parts.Whole", "parts": [], "inputs": ["typed"]}
+    whole = build(node, key="whole", trust=TRUST, inputs=["title"], seed=3)
+    assert whole.inputs == ["title"]
+
+
+def test_a_function_with_any_columns_takes_all_that_the_caller_knows():
+    node = {"_target_": "toy_parts.source", "path": "x.csv", "text": ["a", "b"]}
+    built = build(node, key="data", trust=TRUST, seed=3, smell="c")
+    assert built == {"path": "x.csv", "seed": 3, "text": ["a", "b"], "smell": "c"}
+
+
+def test_a_partial_node_is_built_again_with_each_call():
+    maker = {"_target_": "toy_parts.Whole", "_partial_": True, "parts": [PART]}
+    node = {"_target_": "toy_parts.Whole", "parts": [], "maker": maker}
+    built = build(node, key="whole", trust=TRUST)
+    first, second = built.maker(inputs=["a"]), built.maker()
+    assert first.inputs == ["a"]
+    assert first.parts[0] is not second.parts[0]
+
+
+def test_an_option_group_needs_only_what_differs():
+    part = build({**PART, "extra": {"eps": 0.5}}, key="part", trust=TRUST)
+    assert (part.extra.eps, part.extra.kind, part.options.kind) == (0.5, "a", "b")
+
+
+def test_defaults_are_filled_in_from_signatures():
+    expanded = expand_defaults(PART, TRUST)
+    inner = {"_target_": "toy_parts.Inner", "depth": 2}
+    assert expanded == {
+        "_target_": "toy_parts.Part",
+        "dim": 7,
+        "options": {"_target_": "toy_parts.Options", "eps": 1e-5, "kind": "b", "inner": inner},
+        "extra": None,
+        "sizes": [3, 5],
+        "shares": {},
+        "name": None,
+    }
+
+
+def test_a_group_given_in_part_keeps_the_defaults_of_its_parameter():
+    expanded = expand_defaults({**PART, "options": {"inner": {"depth": 3}}}, TRUST)["options"]
+    assert expanded["kind"] == "b"
+    assert expanded["inner"] == {"_target_": "toy_parts.Inner", "depth": 3}
+    assert expand_defaults({**PART, "extra": {"eps": 1.0}}, TRUST)["extra"]["kind"] == "a"
+
+
+def test_what_was_expanded_builds_the_same_object():
+    part = build(expand_defaults(PART, TRUST), key="part", trust=TRUST)
+    plain = build(PART, key="part", trust=TRUST)
+    assert part.options == plain.options
+    assert (part.dim, list(part.sizes), part.shares) == (plain.dim, list(plain.sizes), {})
+
+
+@pytest.mark.parametrize("known", [{"inputs": ["a"]}, {}])
+def test_arguments_of_the_caller_are_no_keys(known):
+    assert "inputs" not in expand_defaults({"_target_": "toy_parts.Whole", "parts": []}, TRUST)
+
+
+@pytest.mark.parametrize(
+    ("change", "expected"),
+    [
+        ({"dim": 13}, "part: dim must not be 13"),
+        ({"dim": 17}, "part: RuntimeError: out of luck"),
+        ({"dim": "many"}, "part.dim: must be a whole number, got 'many'"),
+        ({"dim": True}, "part.dim: must be a whole number, got True"),
+        ({"sizes": 3}, "part.sizes: must be a list, got 3"),
+        ({"sizes": [3, "x"]}, "part.sizes: must be a list, got [3, 'x']"),
+        ({"shares": {"a": "b"}}, "part.shares: must be a mapping, got {'a': 'b'}"),
+        ({"name": 3}, "part.name: must be a string or null, got 3"),
+        ({"options": None}, "part.options: must be Options, got None"),
+        ({"options": {"eps": 0}}, "part.options: eps must be above 0, got 0"),
+        (
+            {"options": {"kind": "c"}},
+            "part.options.kind: must be one of a, b, got 'c'",
+        ),
+        ({"options": {"_target_": "toy_parts.Inner"}}, "part.options: must be Options, got"),
+        ({"siz": 3}, "part.siz: Part has no such argument; did you mean sizes?"),
+        ({"zzz": 3}, "part.zzz: Part has no such argument"),
+    ],
+)
+def test_a_wrong_argument_is_named_with_its_key(change, expected):
+    assert message(build, {**PART, **change}, key="part", trust=TRUST).startswith(expected)
+
+
+def test_a_missing_argument_is_named():
+    node = {"_target_": "toy_parts.Part"}
+    assert message(build, node, key="part", trust=TRUST) == "part.dim: needs a value, part.dim=..."
+
+
+def test_all_type_errors_are_listed_with_their_keys():
+    node = {"a": {**PART, "dim": "x", "options": {"_target_": "toy_parts.Options", "eps": "y"}}}
+    assert type_errors(node, TRUST) == [
+        "a.dim: must be a whole number, got 'x'",
+        "a.options.eps: must be a number, got 'y'",
+    ]
+
+
+REFUSED = [
+    "os.system",
+    "subprocess.Popen",
+    "toy_parts.Part",
+    "dxn.models.attention.torch.load",
+    "dxn.models.torch.hub.load",
+    "dxn.tokenize.media.io.open",
+    "dxn.tokenize.media.threading.Thread",
+    "dxn.tokenize.media.Path",
+    "dxn.models./tmp/x.Y",
+    "dxn.models...os.system",
+    "dxn.models.__builtins__.eval",
+    "dxn.tokenize.text.Tokenizer.from_file",
+    "dxn.models.Backbone.__init__",
+    "dxn.models.Backbone.__class__",
+    "dxn.models.Backbone.forward",
+    "dxn.train.checkpoint.write_safely",
+    "dxn.tokenizeX.a",
+    "dxn.tokenize.BadMedia",
+    "dxn.models.backbone.UserError",
+    "dxn.config.compose",
+    "dxn.cli.main",
+    "dxn.models.Nothing",
+    "dxn.models.",
+    "dxn",
+    "",
+    "x",
+    None,
+    3,
+    ["a"],
+    {"a": 1},
+]
+
+
+@pytest.mark.parametrize("target", REFUSED, ids=str)
+def test_a_target_that_is_no_part_of_dxn_is_refused(target):
+    assert message(build, {"_target_": target}, key="head").startswith("head: ")
+
+
+@pytest.mark.parametrize(
+    "target",
+    ["toy_parts.load", "toy_parts.sqrt", "toy_parts.json.load", "toy_parts.Broken", "toy_parts.No"],
+)
+def test_a_trusted_package_gives_only_what_it_defines(target):
+    assert message(build, {"_target_": target}, key="head", trust=TRUST).startswith("head: ")
+
+
+def test_the_standard_library_cannot_be_trusted():
+    node = {"_target_": "subprocess.Popen", "args": ["true"]}
+    assert "not imported" in message(build, node, key="head", trust=["subprocess"])
+
+
+def test_a_package_that_fails_to_import_is_named():
+    expected = "head: importing broken_parts failed: RuntimeError('boom')"
+    node = {"_target_": "broken_parts.Part"}
+    assert message(build, node, key="head", trust=["broken_parts"]) == expected
+
+
+def test_checking_targets_imports_nothing():
+    node = {"head": {"norm": [{"_target_": "toy_parts.Part"}]}, "x": {"_target_": "os.system"}}
+    assert message(check_targets, node).splitlines() == [
+        "head.norm.0: toy_parts.Part does not belong to dxn and was not imported; "
+        "if you trust the code of this package, add trust=[toy_parts]",
+        "x: os.system does not belong to dxn and was not imported",
+    ]
+    assert "toy_parts" not in sys.modules
+
+
+def test_a_model_folder_can_be_limited_to_parts_of_models():
+    node = {"_target_": "dxn.data.table", "path": "/etc/passwd"}
+    check_targets(node)
+    assert "not imported" in message(check_targets, node, packages=MODEL_PACKAGES, key="head")
+
+
+BOMB = "\n".join(
+    ["a: &a [x, x]", *(f"{chr(98 + i)}: &{chr(98 + i)} [*{chr(97 + i)}]" for i in range(9))]
+)
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (b"- 1\n- 2\n", "must be a mapping whose keys are strings, got list"),
+        (b"", "must be a mapping whose keys are strings, got NoneType"),
+        (b"1: 2", "must be a mapping whose keys are strings"),
+        (b"a: [", "not valid YAML"),
+        (b"\xff\xfe\x00a", "not valid YAML"),
+        (b"!!python/object/apply:os.system ['true']", "not valid YAML"),
+        (BOMB.encode(), "aliases (*name) are not allowed"),
+        (b"a: " + b"[" * 100_000, "nested too deeply"),
+    ],
+)
+def test_a_strangers_file_is_plain_data_or_refused(tmp_path, content, expected):
+    path = tmp_path / "config.yaml"
+    path.write_bytes(content)
+    assert expected in message(load_plain, path)
+
+
+def test_interpolations_of_a_strangers_file_stay_text(tmp_path):
+    path = tmp_path / "config.yaml"
+    path.write_text("a: ${oc.env:HOME}\n")
+    assert load_plain(path) == {"a": "${oc.env:HOME}"}
+
+
+def test_a_folder_is_not_a_file(tmp_path):
+    assert "cannot be read" in message(load_plain, tmp_path)
+
+
+def test_a_built_object_passes_through_a_node():
+    part = build(PART, key="part", trust=TRUST)
+    call = functools.partial(build, {"_target_": "toy_parts.Whole"}, key="w", trust=TRUST)
+    assert call(parts=[part]).parts == [part]

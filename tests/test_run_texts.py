@@ -1,0 +1,372 @@
+"""Trainings of models that write texts, from the command line to the written text."""
+
+import csv
+import json
+import random
+
+import pytest
+import torch
+from helpers.runs import (
+    checkpoint_of,
+    interrupt,
+    metrics_of,
+    refused,
+    same_tensors,
+    weights_of,
+)
+from PIL import Image
+from tokenizers import Tokenizer
+
+import dxn
+from dxn.cli import main
+from dxn.errors import UserError
+from dxn.models import greedy, make_sampler
+
+WORDS = ["red", "blue", "green", "ball", "cat", "dog", "bird", "sits", "runs", "sings"]
+SPLITS = {"train": 23, "validation": 7, "test": 5}
+TINY = [
+    *(
+        "dim=16",
+        "backbone.depth=1",
+        "backbone.num_heads=2",
+        "trainer.precision=float32",
+        "trainer.device=cpu",
+    ),
+    *("trainer.epochs=2", "batch_size=11", "adapters=[text]"),
+]
+TINY_OTHER = [line for line in TINY if not line.startswith("adapters=")]
+TEXTS = [*TINY, "adapters.text.tokenizer.kind=word"]
+WRITER = ["head=generate", "head.tokenizer.kind=word", "head.max_len=8"]
+LANGUAGE = [*TINY, "head=language", "adapters.text.tokenizer.kind=character", "data=text"]
+LANGUAGE += ["adapters.text.max_len=17"]
+CAUSAL = "backbone.causal=true"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A table of sentences and their words backwards in capitals, and a plain text."""
+    folder, draw = tmp_path_factory.mktemp("text"), random.Random(0)
+    with (folder / "pairs.csv").open("w", newline="") as file:
+        table = csv.writer(file)
+        table.writerow(["read", "written", "split"])
+        for split, count in SPLITS.items():
+            for i in range(count):
+                words = [draw.choice(WORDS) for _ in range(2 + i % 4)] + [f"only{split}"] * (i == 0)
+                table.writerow([" ".join(words), " ".join(words[::-1]).upper(), split])
+    (folder / "plain.txt").write_text("the red cat sits and the blue bird sings. " * 20)
+    return folder
+
+
+def pairs(place, *more):
+    asked = [
+        "data=table",
+        f"data.path={place / 'pairs.csv'}",
+        "data.text=read",
+        "data.target=written",
+    ]
+    return [*TEXTS, *asked, *more]
+
+
+def plain(place, *more):
+    return [*LANGUAGE, f"data.path={place / 'plain.txt'}", *more]
+
+
+def train(folder, overrides):
+    assert main(["train", *overrides, f"run={folder}"]) == 0
+    return folder
+
+
+@pytest.fixture(scope="module")
+def writer(place):
+    return train(place / "writer", pairs(place, *WRITER))
+
+
+@pytest.fixture(scope="module")
+def language(place):
+    return train(place / "language", plain(place, CAUSAL))
+
+
+def answer_of(capsys, *arguments):
+    capsys.readouterr()
+    assert main([str(a) for a in arguments]) == 0
+    return capsys.readouterr().out
+
+
+# Texts of texts
+
+
+def test_a_writer_leaves_metrics_and_one_text_per_row(writer, place):
+    found = metrics_of(writer)
+    tests = {key.removeprefix("test/") for key in found if key.startswith("test/")}
+    assert tests == {"loss", "bleu", "chrf", "wer", "cer", "exact_match"}
+    assert 0 < found["test/loss"] < 4 and found["rows"] == SPLITS
+    with (writer / "predictions.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    with (place / "pairs.csv").open() as file:
+        true = [row["written"] for row in csv.DictReader(file) if row["split"] == "test"]
+    assert list(rows[0]) == ["row", "true", "predicted"] and [row["true"] for row in rows] == true
+    model = dxn.load(writer)
+    assert [row["predicted"] for row in rows] == [
+        model.predict(text=text)["prediction"] for text in inputs_of(place, "test")
+    ]
+
+
+def inputs_of(place, split):
+    with (place / "pairs.csv").open() as file:
+        return [row["read"] for row in csv.DictReader(file) if row["split"] == split]
+
+
+def test_both_tokenizers_are_trained_on_the_training_split_alone(writer):
+    """Each split has a word of its own."""
+    names = ("tokenizer.json", "target_tokenizer.json")
+    read, written = (
+        Tokenizer.from_file(str(writer / "model" / name)).get_vocab() for name in names
+    )
+    assert {piece for piece in read if "only" in piece.lower()} == {"onlytrain"}
+    assert {piece for piece in written if "only" in piece.lower()} == {"ONLYTRAIN"}
+    assert "red" in read and "RED" not in read and "RED" in written and "red" not in written
+
+
+def test_head_auto_chooses_a_writer_for_texts(place, tmp_path):
+    folder = train(tmp_path / "run", pairs(place, "head=auto", "trainer.epochs=1"))
+    assert "dxn.tasks.Generate" in (folder / "model" / "config.yaml").read_text()
+    assert isinstance(dxn.load(folder).predict(text="red ball")["prediction"], str)
+
+
+def test_a_model_from_its_folder_writes_what_its_sampler_chooses(writer):
+    model = dxn.load(writer / "model")
+    first = model.write(inputs={"text": "red ball"}, max_new=6)
+    assert (
+        first == dxn.load(writer).write(inputs={"text": "red ball"}, max_new=6, sampler=greedy)
+        and len(first) == 1
+    )
+    drawn = [make_sampler(9.0, top_k=None, top_p=None, seed=seed) for seed in (1, 1, 2)]
+    one, again, other = (
+        model.write(inputs={"text": "red ball"}, count=3, sampler=sampler) for sampler in drawn
+    )
+    assert one == again != other and len(one) == 3
+    assert all(word.isupper() for text in one for word in text.split())
+    assert len(set(one)) > 1
+    assert all(
+        len(text.split()) <= 2
+        for text in model.write(inputs={"text": "red"}, count=5, max_new=2, sampler=drawn[0])
+    )
+
+
+def test_every_verb_answers_with_the_same_text(writer, place, capsys):
+    run, given = f"run={writer}", "input.text=red ball"
+    told = json.loads(answer_of(capsys, "predict", run, given))
+    assert told == dxn.load(writer).predict(text="red ball")
+    listed = answer_of(capsys, "predict", run, f"input={place / 'pairs.csv'}").splitlines()
+    assert listed[0] == "columns: text=read" and listed[1].startswith("pairs.csv row 2: ")
+    assert len(listed) == 1 + sum(SPLITS.values())
+    hot = ["temperature=9", "count=3", "max_new=4"]
+    said = answer_of(capsys, "generate", run, given, *hot)
+    assert said == answer_of(capsys, "generate", run, given, *hot, "seed=0")
+    assert said != answer_of(capsys, "generate", run, given, *hot, "seed=1")
+    sure = answer_of(capsys, "generate", run, given, "temperature=0")
+    assert sure.strip() == dxn.load(writer).write(inputs={"text": "red ball"})[0]
+    vector = json.loads(answer_of(capsys, "embed", run, given))
+    assert len(vector) == 16
+
+
+def test_evaluating_a_writer_again_gives_the_metrics_of_its_run(writer, tmp_path):
+    assert main(["evaluate", f"run={writer}", f"output={tmp_path}"]) == 0
+    again, before = metrics_of(tmp_path), metrics_of(writer)
+    assert {k: v for k, v in before.items() if k.startswith("test/")} == {
+        k: pytest.approx(v, abs=1e-6) for k, v in again.items() if k.startswith("test/")
+    }
+    assert (tmp_path / "predictions.csv").read_text() == (writer / "predictions.csv").read_text()
+
+
+def test_an_interrupted_writer_resumes_bit_for_bit(place, tmp_path, monkeypatch):
+    random_parts = ["backbone.dropout=0.2", "adapters.text.augment.token_dropout=0.2"]
+    asked = pairs(place, *WRITER, *random_parts, "head.share_tokenizer=true")
+    asked += ["trainer.ema_decay=0.9", "trainer.checkpoint_every=1"]
+    train(tmp_path / "whole", asked)
+    with interrupt(monkeypatch, step=5):  # of 3 per epoch
+        assert main(["train", *asked, f"run={tmp_path / 'cut'}"]) == 130
+    monkeypatch.setattr(
+        "dxn.tokenize.target.make_tokenizer", lambda *_, **__: pytest.fail("trained again")
+    )
+    assert main(["train", f"resume={tmp_path / 'cut'}"]) == 0
+    assert same_tensors(weights_of(tmp_path / "cut"), weights_of(tmp_path / "whole"))
+    assert same_tensors(*(checkpoint_of(tmp_path / name) for name in ("cut", "whole")))
+    # One embedding for what is read and what is written, and both tokenizers are equal.
+    embeddings = [n for n in weights_of(tmp_path / "whole") if n.endswith("embedding.weight")]
+    assert embeddings == ["adapters.text.embedding.weight"]
+    kept = [
+        (tmp_path / "whole" / "model" / f"{n}tokenizer.json").read_text() for n in ("", "target_")
+    ]
+    assert kept[0] == kept[1] and '"RED"' in kept[0] and '"red"' in kept[0]
+    assert dxn.load(tmp_path / "cut").predict(text="red cat") == dxn.load(
+        tmp_path / "whole"
+    ).predict(text="red cat")
+
+
+# A language
+
+
+def test_a_language_model_is_evaluated_on_the_last_split(language):
+    found = metrics_of(language)
+    shown = {key.removeprefix("validation/") for key in found if key.startswith("validation/")}
+    assert shown == {"loss", "loss_per_char", "perplexity", "best"}
+    assert found["validation/perplexity"] == pytest.approx(
+        torch.tensor(found["validation/loss"]).exp().item()
+    )
+    assert found["validation/loss_per_char"] == found["validation/loss"]  # a token is a character
+    assert found["validation/best"] == found["validation/loss_per_char"]
+    assert not (language / "predictions.csv").exists()
+
+
+def test_evaluating_a_language_model_again_gives_the_metrics_of_its_run(language, tmp_path):
+    assert main(["evaluate", f"run={language}", f"output={tmp_path}"]) == 0
+    assert metrics_of(tmp_path)["validation/loss"] == pytest.approx(
+        metrics_of(language)["validation/loss"], abs=1e-6
+    )
+
+
+def test_a_language_model_continues_a_text(language, capsys):
+    run = f"run={language}"
+    prompt = "the red cat sits and"  # longer than the 17 characters that it reads at a time
+    said = answer_of(capsys, "generate", run, f"prompt={prompt}", "max_new=40", "temperature=0")
+    again = dxn.load(language).write(prompt=prompt, max_new=40)
+    assert said == again[0] + "\n" and said.startswith(prompt) and len(again[0]) > len(prompt)
+    assert again[0].startswith(dxn.load(language).write(prompt=prompt, max_new=3)[0])
+    assert answer_of(capsys, "generate", run, "max_new=11", "temperature=0") == (
+        dxn.load(language).write(max_new=11)[0] + "\n"
+    )
+    many = answer_of(capsys, "generate", run, "prompt=the", "count=3", "max_new=7").splitlines()
+    texts = [line for line in many if line.startswith("the")]
+    assert len(texts) == 3 and len(set(texts)) > 1 and len(many) == 5  # a rule between each two
+    assert len(json.loads(answer_of(capsys, "embed", run, "input.text=the red"))) == 16
+
+
+# What cannot be
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        (["prompt=red"], "input: this model generates a text for input.text=...; got a prompt"),
+        ([], "input: this model generates a text for input.text=...; got no input"),
+        (["input.text=red", "prompt=red"], "got a prompt"),
+        (["input=red.png"], "input: 'red.png' fits no input; name the input: input.text=..."),
+        (["input.image=red.png"], "input.image: there is no such input; the inputs are text"),
+        (["input.text=red", "count=0"], "count: must be at least 1, got 0"),
+        (["input.text=red", "max_new=0"], "max_new: must be at least 1, got 0"),
+        (["input.text=red", "temperature=-1"], "temperature, top_k, top_p: "),
+        (["input.text=red", "top_p=2"], "temperature, top_k, top_p: "),
+        (["input.text=red", "top_k=0"], "temperature, top_k, top_p: "),
+        (["input.text= "], "blank text"),
+        (["input.text=red", "beam=3"], "beam: no such key"),
+    ],
+)
+def test_generate_explains_what_a_writer_cannot_use(writer, capsys, asked, message):
+    assert message in refused(capsys, ["generate", f"run={writer}", *asked])[0]
+
+
+@pytest.mark.parametrize(
+    ("verb", "asked", "message"),
+    [
+        (
+            "generate",
+            ["input.text=red"],
+            "input: a language model continues a text; set prompt=...",
+        ),
+        ("predict", ["input.text=red"], "this model cannot predict (its task is language)"),
+        ("predict", ["input=pairs.csv"], "this model cannot predict (its task is language)"),
+    ],
+)
+def test_a_language_model_explains_what_it_cannot_answer(language, capsys, verb, asked, message):
+    assert message in refused(capsys, [verb, f"run={language}", *asked])[0]
+
+
+def test_only_a_model_that_writes_writes(tmp_path, capsys):
+    small = ["data.num_train=11", "data.num_validation=3", "data.num_test=3", "trainer.epochs=1"]
+    train(tmp_path / "run", [*TINY, "data=digits", *small])
+    (line,) = refused(capsys, ["generate", f"run={tmp_path / 'run'}", "prompt=red"])
+    assert "generate: only a model with one input" in line
+
+
+@pytest.mark.parametrize(
+    ("make", "asked", "message"),
+    [
+        (plain, [], "set backbone.causal=true"),
+        (plain, [CAUSAL, "adapters.text.augment.token_mask=0.1"], "augment.token_mask: cannot be"),
+        (plain, [CAUSAL, "adapters.text.augment.token_dropout=0.1"], "token_dropout: cannot be"),
+        (
+            plain,
+            [CAUSAL, "adapters.text.augment.subword_dropout=0.1"],
+            "subword_dropout: cannot be",
+        ),
+        (plain, [CAUSAL, "adapters.text.conv_kernel=3"], "adapters.text.conv_kernel: cannot"),
+        (
+            plain,
+            [CAUSAL, "adapters.text.ngrams.lengths=[2]", "adapters.text.ngrams.columns=true"],
+            "adapters.text.ngrams.columns: cannot be combined with head=language",
+        ),
+        (plain, [CAUSAL, "data.fractions=[0.5,0.4]"], "data.fractions: must"),
+        (plain, ["head=generate"], "no target"),
+        (plain, [CAUSAL, "head.max_len=9"], "head.max_len: no such key"),
+        (pairs, [*WRITER, "head.max_len=1"], "max_len must be at least 2"),
+        (pairs, [*WRITER, "head.beams=0"], "head: beams must be at least 1, got 0"),
+        (
+            pairs,
+            [*WRITER, "head.share_tokenizer=true", "head.tokenizer.path=t.json"],
+            "head: share_tokenizer and tokenizer.path cannot be set together",
+        ),
+        (
+            pairs,
+            [*WRITER, "head.vocab=3"],
+            "head.vocab: no such key; did you mean head.vocab_size?",
+        ),
+    ],
+)
+def test_what_cannot_be_trained_is_explained_and_writes_nothing(
+    place, tmp_path, capsys, make, asked, message
+):
+    lines = refused(capsys, ["train", *make(place, *asked), f"run={tmp_path / 'run'}"])
+    assert message in "\n".join(lines)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("make", "asked", "task"), [(pairs, WRITER, "generate"), (plain, [CAUSAL], "language")]
+)
+def test_texts_are_not_mixed(place, tmp_path, capsys, make, asked, task):
+    asked = make(place, *asked, "trainer.mixup=0.5", f"run={tmp_path / 'run'}")
+    (line,) = refused(capsys, ["train", *asked])
+    assert line.endswith(f"trainer.mixup: cannot be combined with head={task}; set trainer.mixup=0")
+
+
+def test_a_tokenizer_is_only_shared_with_an_input_that_has_one(tmp_path, capsys):
+    digits = ["data=digits", "data.num_train=23", "data.num_validation=7", "data.num_test=5"]
+    asked = ["adapters=[image]", "head=language", CAUSAL]
+    (line,) = refused(capsys, ["train", *TINY_OTHER, *digits, *asked, f"run={tmp_path / 'run'}"])
+    assert "head=language: needs an input with a vocabulary, got image" in line
+    asked = [*pictures(tmp_path), *WRITER, "head.share_tokenizer=true"]
+    (line,) = refused(capsys, ["train", *TINY_OTHER, *asked, f"run={tmp_path / 'run'}"])
+    assert "head.share_tokenizer: no input has a vocabulary, got image; set" in line
+
+
+def pictures(folder):
+    """A table of seven pictures with texts, and the options that train on it."""
+    rows = ["image,written"]
+    for i in range(7):
+        Image.new("RGB", (8, 8), (30 * i, 0, 0)).save(folder / f"{i}.png")
+        rows.append(f"{i}.png,red {i}")
+    (folder / "pictures.csv").write_text("\n".join(rows))
+    table = ["data=table", f"data.path={folder / 'pictures.csv'}", "data.target=written"]
+    image = ["adapters=[image]", "adapters.image.patch_size=4", "adapters.image.image_size=8"]
+    return [*table, *image]
+
+
+def test_a_model_that_reads_pictures_writes_about_a_picture(tmp_path, capsys):
+    asked = [*TINY_OTHER, *pictures(tmp_path), *WRITER, "trainer.epochs=1"]
+    folder = train(tmp_path / "run", asked)
+    picture = tmp_path / "3.png"
+    said = answer_of(capsys, "generate", f"run={folder}", f"input.image={picture}", "temperature=0")
+    assert said.strip() == dxn.load(folder).write(inputs={"image": picture})[0]
+    with pytest.raises(UserError, match=r"generates a text for input\.image=\.\.\.; got a prompt"):
+        dxn.load(folder).write(prompt="red")

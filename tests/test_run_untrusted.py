@@ -1,0 +1,163 @@
+"""A model folder or run folder from a stranger cannot run code, import a module or read secrets."""
+
+import io
+import os
+import shutil
+from itertools import product
+
+import pytest
+import safetensors.torch
+import torch
+import yaml
+from helpers.runs import refused, train
+
+from dxn.cli import main
+from dxn.weights.own import check_sums
+
+TINY = ["dim=16", "backbone.depth=1", "trainer.epochs=1", "adapters=[text]"]
+CPU = ["trainer.device=cpu", "trainer.precision=float32"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory):
+    """A table, and a run that was trained on it."""
+    folder = tmp_path_factory.mktemp("untrusted")
+    rows = "".join(f"{word} {i},{word[0]}\n" for i, word in enumerate(["apple", "banana"] * 20))
+    (folder / "table.csv").write_text(f"text,label\n{rows}")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dxn.run.report.draw", lambda *_: None)
+        patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_: None)
+        train(folder / "run", *table(folder), *TINY, *CPU)
+    return folder
+
+
+def table(place):
+    return ["data=table", f"data.path={place / 'table.csv'}", "data.text=text", "data.target=label"]
+
+
+def edit(path, change):
+    """Change a YAML file as a stranger could."""
+    content = yaml.safe_load(path.read_text())
+    change(content)
+    path.write_text(yaml.safe_dump(content))
+
+
+def attack(canary):
+    return {"_target_": "os.system", "command": f"touch {canary}"}
+
+
+@pytest.mark.parametrize("part", ["fusion", "head", "backbone"])
+def test_training_from_a_model_folder_runs_nothing_that_it_names(place, tmp_path, capsys, part):
+    model, canary = tmp_path / "model", tmp_path / "canary"
+    shutil.copytree(place / "run" / "model", model)
+    (model / "SHA256SUMS").unlink()
+    check_sums(model)
+    key = "pool" if part == "fusion" else "norm"
+    edit(model / "config.yaml", lambda config: config[part].__setitem__(key, attack(canary)))
+    asked = [f"weights={model}", *table(place), *TINY, *CPU, f"run={tmp_path / 'out'}"]
+    assert "os.system" in "".join(refused(capsys, ["train", *asked]))
+    assert "os.system" in "".join(refused(capsys, ["embed", f"run={model}", "input.text=fig"]))
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "predict", "embed"])
+def test_the_overrides_in_a_run_folder_are_never_composed(place, tmp_path, verb):
+    copy, canary = tmp_path / "copy", tmp_path / "canary"
+    shutil.copytree(place / "run", copy)
+    line = f"+data.holdout={{_target_:os.system,command:'touch {canary}'}}"
+    lines = yaml.safe_dump([line, "data._target_=antigravity.fly"])
+    (copy / ".hydra" / "overrides.yaml").write_text(lines)
+    asked = {
+        "evaluate": [f"output={tmp_path / 'out'}"],
+        "predict": [f"input={place / 'table.csv'}"],
+        "embed": [f"input={place / 'table.csv'}", f"output={tmp_path / 'v.npy'}"],
+    }
+    assert main([verb, f"run={copy}", *asked[verb]]) == 0
+    assert not canary.exists()
+
+
+@pytest.mark.parametrize("verb", ["evaluate", "resume"])
+def test_the_saved_configuration_cannot_name_other_code(place, tmp_path, capsys, verb):
+    copy, canary = tmp_path / "copy", tmp_path / "canary"
+    shutil.copytree(place / "run", copy)
+    config = copy / ".hydra" / "config.yaml"
+    edit(config, lambda content: content.__setitem__("data", attack(canary)))
+    command = ["evaluate", f"run={copy}"] if verb == "evaluate" else ["train", f"resume={copy}"]
+    assert "os.system" in "".join(refused(capsys, command))
+    assert not canary.exists()
+
+
+def test_a_run_folder_cannot_read_the_environment(place, tmp_path, capsys, monkeypatch):
+    monkeypatch.setitem(os.environ, "DXN_SECRET", "hunter2")
+    copy = tmp_path / "copy"
+    shutil.copytree(place / "run", copy)
+    config = copy / ".hydra" / "config.yaml"
+    edit(config, lambda content: content["data"].__setitem__("path", "${oc.env:DXN_SECRET}"))
+    for command in (["evaluate", f"run={copy}"], ["train", f"resume={copy}"]):
+        assert "hunter2" not in "".join(refused(capsys, command))
+
+
+def tensors_of(content):
+    return safetensors.torch.load(content)
+
+
+def without_first(content):
+    tensors = tensors_of(content)
+    del tensors[min(tensors)]
+    return safetensors.torch.save(tensors)
+
+
+def with_another(content):
+    return safetensors.torch.save({**tensors_of(content), "another": torch.zeros(3)})
+
+
+def pickled(content):
+    file = io.BytesIO()
+    torch.save(tensors_of(content), file)
+    return file.getvalue()
+
+
+# Each file of a model folder, how a stranger or a broken disk changes it, and the message.
+BROKEN = {
+    "a pickle instead of safetensors": ("model.safetensors", pickled, "damaged or truncated"),
+    "empty": ("model.safetensors", lambda content: b"", "damaged or truncated"),
+    "truncated": ("model.safetensors", lambda content: content[:-1], "damaged or truncated"),
+    "a tensor too many": ("model.safetensors", with_another, "does not match config.yaml"),
+    "a tensor missing": ("model.safetensors", without_first, "does not match config.yaml"),
+    "a header of 2^60 bytes": (
+        "model.safetensors",
+        lambda content: (2**60).to_bytes(8, "little") + content[8:],
+        "damaged or truncated",
+    ),
+    "no YAML": ("config.yaml", lambda content: b"a: [", "not valid YAML"),
+    "YAML that is not UTF-8": ("config.yaml", lambda content: b"a: \xff", "not valid YAML"),
+    "no JSON": ("labels.json", lambda content: b"{", "labels.json"),
+    "no tokenizer": ("tokenizer.json", lambda content: b"{}", "tokenizer.json"),
+    "checksums that are not UTF-8": ("SHA256SUMS", lambda content: b"\xff", "as UTF-8 text"),
+}
+
+
+@pytest.mark.parametrize(
+    ("case", "verb"),
+    # A training that starts from a model loads the tensors that it needs, and ignores others.
+    [
+        pair
+        for pair in product(BROKEN, ["embed", "train"])
+        if pair != ("a tensor too many", "train")
+    ],
+)
+def test_a_broken_model_folder_is_one_sentence(place, tmp_path, capsys, case, verb):
+    name, change, message = BROKEN[case]
+    model = tmp_path / "model"
+    shutil.copytree(place / "run" / "model", model)
+    # Without checksums, the reader of the file itself must refuse it.
+    (model / "SHA256SUMS").unlink()
+    content = (place / "run" / "model" / name).read_bytes()
+    (model / name).write_bytes(change(content))
+    start = [f"weights={model}", *table(place), *TINY, *CPU, f"run={tmp_path / 'out'}"]
+    arguments = {"embed": [f"run={model}", "input.text=fig"], "train": start}
+    (line,) = refused(capsys, [verb, *arguments[verb]])
+    assert line.startswith("dxn: ") and str(model) in line
+    if verb == "embed":
+        assert message in line
+    assert not (tmp_path / "out").exists()

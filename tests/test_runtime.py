@@ -1,0 +1,49 @@
+"""Process settings are the same wherever dxn is started from."""
+
+import os
+import subprocess
+import sys
+
+import pytest
+
+from dxn import runtime
+
+VARIABLES = ("OMP_WAIT_POLICY", "MKL_CBWR")
+
+
+def run(code, **variables):
+    """The output of a fresh Python process, without the variables that this one has set."""
+    environment = {k: v for k, v in os.environ.items() if k not in VARIABLES} | variables
+    command = [sys.executable, "-c", code]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return done.stdout.split()
+
+
+SHOW = f"import os, sys; print(*map(os.environ.get, {VARIABLES}), 'torch' in sys.modules)"
+
+
+def test_importing_dxn_configures_the_process_and_does_not_import_torch():
+    assert run(f"import dxn; {SHOW}") == ["PASSIVE", "AUTO", "False"]
+
+
+def test_the_command_line_configures_the_process_the_same_way():
+    code = f"from dxn.cli import main; main(['--version']); {SHOW}"
+    assert run(code)[-3:] == ["PASSIVE", "AUTO", "False"]
+
+
+def test_a_variable_of_the_user_is_kept():
+    found = run(f"import dxn; {SHOW}", OMP_WAIT_POLICY="ACTIVE")
+    assert found == ["ACTIVE", "AUTO", "False"]
+
+
+def test_the_tests_run_with_the_same_settings():
+    assert [os.environ[name] for name in VARIABLES] == ["PASSIVE", "AUTO"]
+
+
+@pytest.mark.parametrize("error", [OSError, AttributeError, TypeError])
+def test_a_c_library_without_mallopt_is_no_error(monkeypatch, error):
+    def missing(name):
+        raise error
+
+    monkeypatch.setattr(runtime.ctypes, "CDLL", missing)
+    runtime.configure()

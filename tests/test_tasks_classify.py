@@ -1,0 +1,263 @@
+"""Classification: labels, loss and metrics, compared with other libraries and by hand."""
+
+import json
+
+import numpy as np
+import pytest
+import sklearn.metrics
+import torch
+from helpers.tasks import (
+    WEIGHTS,
+    K,
+    assert_same,
+    build_model,
+    make_batch,
+    overfit,
+    predict,
+    smoothed_cross_entropy,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.utils.class_weight import compute_class_weight
+from torch.nn import functional as F
+
+from dxn.errors import UserError
+from dxn.tasks import IGNORED, Classify
+from dxn.tokenize import TextAdapter, TokenizerOptions
+
+NAMES = ("ant", "bee", "cat", "dog", "eel")
+COLORS = ["red", "blue", "red", "green", "red", "blue", "red"]
+examples = settings(max_examples=30, deadline=None)
+seeds = st.integers(0, 2**31)
+
+
+def task_of(names=NAMES, *, weights=None, **options):
+    task = Classify(**options)
+    task.load_state({"labels": list(names), "class_weights": weights})
+    return task
+
+
+def certain(*names):
+    """Probabilities that favor these classes."""
+    return list(0.9 * torch.eye(K)[[NAMES.index(n) for n in names]] + 0.02)
+
+
+def close(value):
+    return pytest.approx(value, abs=1e-6)
+
+
+# Targets
+
+
+def test_encoding_is_undone_by_the_names():
+    task = Classify()
+    task.fit(COLORS)
+    assert task.labels == ("blue", "green", "red")
+    for value in COLORS:
+        encoded = task.encode(value)
+        assert encoded.dtype == torch.long and encoded.shape == ()
+        assert task.labels[encoded] == value
+
+
+def test_an_unknown_class_is_ignored_and_counted():
+    task = Classify()
+    task.fit(COLORS)
+    assert task.encode("pink") == IGNORED
+    assert task.unknown(["red", "pink", "blue", "gray", "pink"]) == 3
+    assert task.unknown(COLORS) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        (["10", "9", "1", "2"], ("1", "2", "9", "10")),
+        (["b", "10", "a", "-2.5", "9"], ("-2.5", "9", "10", "a", "b")),
+        (["Zebra", "apple", "1e3", "20"], ("20", "1e3", "Zebra", "apple")),
+        (["2", "nan", "10", "apple"], ("2", "10", "apple", "nan")),
+        (["b", "inf", "a", "Infinity", "3"], ("3", "Infinity", "a", "b", "inf")),
+        (["1.0", "1", "01"], ("01", "1", "1.0")),
+    ],
+)
+def test_numbers_are_sorted_by_value_and_come_before_words(values, names):
+    for order in (values, values[::-1], values[2:] + values[:2]):
+        task = Classify()
+        task.fit(order)
+        assert task.labels == names
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    st.sets(
+        st.sampled_from(["nan", "NaN", "-nan", "b", "a", "Z", "3", "20", "1", "-7", "0.5"]),
+        min_size=1,
+    )
+)
+def test_names_that_are_no_numbers_come_last_even_nan(names):
+    # NaN is neither less nor more than another number, so it would leave the order to chance.
+    words = {name for name in names if name.strip("-").isalpha()}
+    task = Classify()
+    task.fit(list(names))
+    assert task.labels == (*sorted(names - words, key=float), *sorted(words))
+
+
+@examples
+@given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=53))
+def test_balanced_weights_equal_those_of_scikit_learn(values):
+    task = Classify(balance=True)
+    task.fit(values)
+    expected = compute_class_weight("balanced", classes=np.array(task.labels), y=np.array(values))
+    np.testing.assert_allclose(task.classes.weights, expected, rtol=1e-12)
+
+
+def test_balanced_weights_have_a_mean_of_one_over_the_samples():
+    task = Classify(balance=True)
+    task.fit(COLORS)
+    weights = dict(zip(task.labels, task.classes.weights, strict=True))
+    assert sum(weights[value] for value in COLORS) == pytest.approx(len(COLORS), rel=1e-12)
+
+
+def test_any_cell_is_a_class_name():
+    assert Classify().parse(3, "row 1") == "3"
+    assert Classify().parse("a|b", "row 1") == "a|b"
+
+
+def test_a_description_counts_the_classes():
+    assert Classify().describe(COLORS) == "3 classes (red 4, blue 2, green 1)"
+    many = Classify().describe([str(i) for i in range(20)])
+    assert many.startswith("20 classes (0 1, 1 1") and many.endswith("and 8 more)")
+
+
+# Loss
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("weights", [None, list(WEIGHTS)])
+def test_the_loss_is_the_written_out_cross_entropy(smoothing, weights):
+    task = task_of(weights=weights, label_smoothing=smoothing)
+    logits, target = 3 * torch.randn(7, K), torch.tensor([0, 4, 2, 1, 3, 3, 0])
+    expected = smoothed_cross_entropy(
+        logits, target, smoothing=smoothing, weights=weights or [1.0] * K
+    )
+    assert_same(task.loss(logits, {"target": target}), expected)
+
+
+def test_mixed_targets_mix_the_losses():
+    task, logits = task_of(), torch.randn(2, K)
+    target = torch.tensor([0, 4])
+    mixed = task.mix_targets(target, torch.tensor([1, 0]), 0.7)
+    shares = 0.7 * F.one_hot(target, K) + 0.3 * F.one_hot(target.flip(0), K)
+    assert_same(mixed, shares)
+    own = task.loss(logits, {"target": target})
+    other = task.loss(logits, {"target": target.flip(0)})
+    assert_same(task.loss(logits, {"target": mixed}), 0.7 * own + 0.3 * other)
+
+
+def test_an_unknown_class_adds_nothing_to_the_loss():
+    task, logits = task_of(), torch.randn(3, K)
+    batch = {"target": torch.tensor([4, IGNORED, 2])}
+    known = task.loss(logits[[0, 2]], {"target": torch.tensor([4, 2])})
+    assert_same(task.loss(logits, batch), known)
+    assert task.num_targets(batch) == 2
+
+
+def test_the_loss_is_computed_in_float32():
+    task, logits = task_of(), torch.randn(3, K).bfloat16()
+    target = torch.tensor([0, 1, 2])
+    assert torch.equal(
+        task.loss(logits, {"target": target}), task.loss(logits.float(), {"target": target})
+    )
+
+
+# Metrics
+
+
+@examples
+@given(seeds, st.integers(1, 53), st.integers(2, K))
+def test_metrics_equal_those_of_scikit_learn(seed, n, k):
+    torch.manual_seed(seed)
+    probabilities = torch.randn(n, k).softmax(1)
+    true, predicted = torch.randint(k, (n,)).tolist(), probabilities.argmax(1).tolist()
+    figures = task_of(NAMES[:k]).metrics(list(probabilities), [NAMES[i] for i in true], 0.0)
+    assert figures == {
+        "accuracy": close(sklearn.metrics.accuracy_score(true, predicted)),
+        "f1_macro": close(sklearn.metrics.f1_score(true, predicted, average="macro")),
+    }
+
+
+def test_an_unknown_true_class_counts_as_wrong():
+    truths = ["ant", "bee", "yak", "zebra"]
+    figures = task_of().metrics(certain("ant", "bee", "bee", "bee"), truths, 0.0)
+    assert figures["accuracy"] == 0.5
+
+
+def test_without_a_known_true_class_nothing_is_correct():
+    figures = task_of().metrics(certain("ant", "bee"), ["yak", "zebra"], 0.0)
+    assert figures == {"accuracy": 0.0}
+
+
+def test_a_single_class_has_no_f1():
+    figures = task_of(("ant",)).metrics([torch.ones(1)] * 3, ["ant"] * 3, 0.0)
+    assert figures == {"accuracy": 1.0}
+
+
+# Answers and files
+
+
+def test_probabilities_sum_to_one_and_the_answer_is_the_most_probable_class():
+    task, logits = task_of(), torch.randn(7, K)
+    predictions = task.predict(None, logits, {})
+    assert_same(torch.stack(predictions), logits.exp() / logits.exp().sum(-1, keepdim=True))
+    answer = task.answer(predictions[0])
+    assert answer["prediction"] == NAMES[logits[0].argmax()]
+    assert sum(answer["probabilities"].values()) == close(1)
+    assert task.columns() == ["predicted", *(f"p({name})" for name in NAMES)]
+    cells = task.cells(answer)
+    assert cells[0] == answer["prediction"] and len(cells) == len(task.columns())
+    assert [float(c) for c in cells[1:]] == [close(p) for p in answer["probabilities"].values()]
+
+
+@pytest.mark.parametrize("balance", [False, True])
+def test_a_saved_task_is_restored(tmp_path, balance):
+    task = Classify(balance=balance)
+    task.fit(COLORS)
+    task.save(tmp_path)
+    assert json.loads((tmp_path / "labels.json").read_text())["task"] == "classify"
+    assert Classify().load(tmp_path).classes == task.classes
+
+
+@pytest.mark.parametrize(
+    ("state", "message"),
+    [
+        ({}, "labels must be a list of strings, got None"),
+        ({"labels": "red"}, "labels must be a list of strings, got 'red'"),
+        ({"labels": ["red", 3]}, "labels must be a list of strings"),
+        ({"labels": [["red"]]}, "labels must be a list of strings"),
+        ({"labels": {"red": 0}}, "labels must be a list of strings"),
+        ({"labels": []}, "labels must be distinct"),
+        ({"labels": ["red", "red"]}, "labels must be distinct"),
+        ({"labels": ["red"], "class_weights": ["x"]}, "class_weights must be a list of numbers"),
+        ({"labels": ["red"], "class_weights": 1.0}, "class_weights must be a list of numbers"),
+        ({"labels": ["red"], "class_weights": [float("nan")]}, "must be a list of numbers"),
+        ({"labels": ["red"], "class_weights": [1, 2]}, "2 class_weights for 1 labels"),
+    ],
+)
+def test_malformed_state_is_refused(state, message):
+    with pytest.raises(UserError, match=message):
+        Classify().load_state(state)
+
+
+# Learning
+
+
+def test_eight_samples_are_overfitted():
+    texts = [f"word{i} word{i * 5 % 8}" for i in range(8)]
+    values = [NAMES[i % 3] for i in range(8)]
+    adapters = {"notes": TextAdapter(16, tokenizer=TokenizerOptions(kind="word")).fit(texts)}
+    task = Classify(dropout=0.0)
+    task.bind(adapters)
+    task.fit(values)
+    model = build_model(task, adapters)
+    batch = make_batch(task, adapters, {"notes": texts}, values)
+    losses = overfit(task, model, batch)
+    assert losses[0] > 0.5 and losses[-1] < 0.05
+    assert [task.answer(p)["prediction"] for p in predict(task, model, batch)] == values

@@ -1,0 +1,290 @@
+"""A tag per word: encoding, loss, decoding and entities, compared by hand."""
+
+import numpy as np
+import pytest
+import torch
+from helpers.tasks import (
+    WEIGHTS,
+    B,
+    K,
+    N,
+    adapters_stub,
+    assert_same,
+    build_model,
+    make_batch,
+    overfit,
+    predict,
+    smoothed_cross_entropy,
+)
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sklearn.utils.class_weight import compute_class_weight
+
+from dxn.errors import UserError
+from dxn.tasks import IGNORED, Tag
+from dxn.tasks.tag import entities, first_tokens
+from dxn.tokenize import TextAdapter, TokenizerOptions
+
+VALUES = [["N", "V"], ["N"], ["V", "D", "N"]]
+BIO = ("O", "B-x", "I-x")
+examples = settings(max_examples=30, deadline=None)
+
+
+def task_of(names=BIO, *, weights=None, input="words", **options):
+    task = Tag(**options)
+    task.load_state({"labels": list(names), "class_weights": weights})
+    task.bind(adapters_stub(**{input: {"has_words": True}}))
+    return task
+
+
+def close(value):
+    return pytest.approx(value, abs=1e-6)
+
+
+# Inputs
+
+
+def test_the_tags_belong_to_the_first_input_that_gives_words():
+    task = Tag()
+    task.bind(
+        adapters_stub(
+            photo={}, title={"has_words": True}, body={"has_words": True}, s={"has_words": False}
+        )
+    )
+    assert task.input == "title" and task.required_inputs == ("title",)
+
+
+def test_without_such_an_input_the_task_is_refused():
+    with pytest.raises(UserError, match="needs an input that consists of words, got photo, sound"):
+        Tag().bind(adapters_stub(photo={}, sound={"has_words": False}))
+
+
+@pytest.mark.parametrize(
+    ("raws", "message"),
+    [
+        ({"words": ["a", "b"]}, None),
+        ({}, None),  # a row without the input is left out elsewhere
+        ({"words": None}, None),
+        ({"words": ["a"]}, r"t\.csv:3: there must be one tag per word, got 2 tags for 1 words"),
+        ({"words": ["a", "b", "c"]}, "2 tags for 3 words"),
+        ({"words": "a b"}, "words must be a list of words, because .*, got 'a b'"),
+    ],
+)
+@pytest.mark.parametrize("is_bound", [True, False])
+def test_every_word_needs_one_tag(raws, message, is_bound):
+    task = task_of() if is_bound else Tag()
+    raws = {"photo": torch.zeros(1), **raws}
+    if message is None:
+        task.check_row(raws, ["O", "O"], "t.csv:3")
+        return
+    with pytest.raises(UserError, match=message):
+        task.check_row(raws, ["O", "O"], "t.csv:3")
+
+
+def test_a_cell_that_is_no_list_is_refused():
+    assert Tag().parse(["N", 3], "row 1") == ["N", "3"]
+    with pytest.raises(UserError, match=r"t\.csv:3: the target must be a list, got 'N V'"):
+        Tag().parse("N V", "t.csv:3")
+
+
+# Targets
+
+
+def test_encoding_is_undone_by_the_names():
+    task = Tag()
+    task.fit(VALUES)
+    assert task.labels == ("D", "N", "V")
+    for value in VALUES:
+        assert [task.labels[i] for i in task.encode(value)] == value
+    assert task.encode([]).dtype == torch.long and task.encode([]).shape == (0,)
+
+
+def test_an_unknown_tag_is_ignored_and_its_row_counted():
+    task = Tag()
+    task.fit(VALUES)
+    assert task.encode(["N", "?"]).tolist() == [1, IGNORED]
+    assert task.unknown([["N"], ["?", "!"]]) == 1
+
+
+@examples
+@given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=53))
+def test_balanced_weights_equal_those_of_scikit_learn(tags):
+    task = Tag(balance=True)
+    task.fit([tags[:5], tags[5:]])
+    expected = compute_class_weight("balanced", classes=np.array(task.labels), y=np.array(tags))
+    np.testing.assert_allclose(task.tags.weights, expected, rtol=1e-12)
+
+
+def test_only_the_first_token_of_a_word_has_a_target():
+    words = torch.tensor([-1, 0, 0, 1, 2, 2, 2, -1])
+    sample = task_of().encode_sample({"words": {"words": words}}, ["B-x", "O", "I-x"])
+    assert sample["target"].tolist() == [IGNORED, 1, IGNORED, 0, 2, IGNORED, IGNORED, IGNORED]
+    first = first_tokens(words)
+    assert first.nonzero().flatten().tolist() == [1, 3, 4]
+
+
+def test_too_few_tags_for_a_prepared_sample_are_refused():
+    with pytest.raises(UserError, match="got 1 tags for at least 3 words"):
+        task_of().encode_sample({"words": {"words": torch.tensor([0, 1, 2])}}, ["O"])
+
+
+def test_targets_are_padded_with_ignored():
+    target = task_of().collate([torch.tensor([1, 2, 0]), torch.tensor([2])])
+    assert target.tolist() == [[1, 2, 0], [2, IGNORED, IGNORED]]
+
+
+# Loss
+
+
+@pytest.mark.parametrize("smoothing", [0.0, 0.3])
+@pytest.mark.parametrize("weights", [None, list(WEIGHTS)])
+def test_the_loss_counts_only_what_is_not_ignored(smoothing, weights):
+    task = task_of("abcde", label_smoothing=smoothing, weights=weights)
+    logits = torch.randn(2, 3, K)
+    target = torch.tensor([[4, IGNORED, 1], [IGNORED, 0, IGNORED]])
+    real = torch.stack([logits[0, 0], logits[0, 2], logits[1, 1]])
+    expected = smoothed_cross_entropy(
+        real, torch.tensor([4, 1, 0]), smoothing=smoothing, weights=weights or [1.0] * K
+    )
+    assert_same(task.loss(logits, {"target": target}), expected)
+    changed = logits.masked_fill((target == IGNORED)[..., None], 17.0)
+    assert_same(task.loss(changed, {"target": target}), expected)
+    assert task.num_targets({"target": target}) == 3
+
+
+def test_the_loss_leaves_out_columns_after_the_last_target():
+    task, logits = task_of("abcde"), torch.randn(B, N, K)
+    target = torch.randint(K, (B, 5))
+    assert_same(task.loss(logits, {"target": target}), task.loss(logits[:, :5], {"target": target}))
+
+
+# Predictions
+
+
+def test_each_word_is_tagged_by_its_first_token():
+    words = torch.tensor([[0, 0, 1, 3, -1], [0, 1, -1, -1, -1]])
+    logits = torch.full((2, 5, 3), -1.0)
+    for row, column, tag in ((0, 0, 1), (0, 1, 0), (0, 2, 2), (0, 3, 1), (1, 0, 0), (1, 1, 1)):
+        logits[row, column, tag] = 1.0
+    batch = {"size": 2, "words": {"words": words, "rows": torch.arange(2)}}
+    # Word 2 of the first row has no token.
+    assert task_of().predict(None, logits, batch) == [["B-x", "I-x", "O", "B-x"], ["O", "B-x"]]
+
+
+def test_a_sample_without_the_input_has_no_tags():
+    batch = {"size": 3, "words": {"words": torch.tensor([[0], [0]]), "rows": torch.tensor([0, 2])}}
+    logits = torch.zeros(3, 1, 3)
+    logits[2, 0, 1] = 1.0
+    assert task_of().predict(None, logits, batch) == [["O"], [], ["B-x"]]
+
+
+# Metrics
+
+
+@pytest.mark.parametrize(
+    ("tags", "expected"),
+    [
+        ("", []),
+        ("O O", []),
+        ("B-x", [(0, 1, "x")]),
+        ("O B-x I-x I-x O", [(1, 4, "x")]),
+        ("B-x B-x", [(0, 1, "x"), (1, 2, "x")]),  # adjacent entities stay separate
+        ("B-x I-x B-x I-x", [(0, 2, "x"), (2, 4, "x")]),
+        ("I-x I-x O", [(0, 2, "x")]),  # an I- that continues nothing begins a run
+        ("O I-x", [(1, 2, "x")]),
+        ("B-x O I-x", [(0, 1, "x"), (2, 3, "x")]),  # a gap ends a run
+        ("B-x I-y I-y", [(0, 1, "x"), (1, 3, "y")]),  # so does another type
+        ("I-x I-y I-x", [(0, 1, "x"), (1, 2, "y"), (2, 3, "x")]),
+        ("NOUN O VERB VERB", [(0, 1, "NOUN"), (2, 3, "VERB"), (3, 4, "VERB")]),  # no B- and I-
+        ("B I", [(0, 1, "B"), (1, 2, "I")]),
+        ("B-x-y I-x-y", [(0, 2, "x-y")]),
+    ],
+)
+def test_entities_by_hand(tags, expected):
+    assert entities(tags.split()) == expected
+
+
+def test_metrics_by_hand():
+    true = [["B-x", "I-x", "O", "B-y"], ["B-x", "O"], ["O"]]
+    predicted = [["B-x", "I-x", "O", "B-x"], ["B-x", "I-x"], ["B-y"]]
+    # True: 0-2 x, 3-4 y; 0-1 x. Predicted: 0-2 x, 3-4 x; 0-2 x; 0-1 y. One has both ends and type.
+    assert Tag().metrics(predicted, true, 0.0) == {
+        "accuracy": close(4 / 7),
+        "precision_entity": close(1 / 4),
+        "recall_entity": close(1 / 3),
+        "f1_entity": close(2 / 7),
+    }
+
+
+def test_an_entity_of_another_row_is_not_correct():
+    figures = Tag().metrics([["B-x", "O"], ["O", "O"]], [["O", "O"], ["B-x", "O"]], 0.0)
+    assert figures["f1_entity"] == 0 and figures["accuracy"] == 0.5
+
+
+@pytest.mark.parametrize(("predicted", "true"), [([["O"]], [["O"]]), ([], []), ([[]], [[]])])
+def test_without_entities_the_metrics_are_zero_and_finite(predicted, true):
+    assert Tag().metrics(predicted, true, 0.0)["f1_entity"] == 0
+
+
+def test_words_that_max_len_cut_off_count_as_outside():
+    figures = Tag().metrics([["B-x"]], [["B-x", "O", "B-y"]], 0.0)
+    assert figures["accuracy"] == close(2 / 3) and figures["recall_entity"] == 0.5
+
+
+@pytest.mark.parametrize(
+    ("predicted", "true", "message"),
+    [
+        ([["O", "O"]], [["O"]], "2 predicted tags for 1 words"),
+        ([["O"], ["O"]], [["O"]], "argument 2 is"),
+    ],
+)
+def test_too_many_tags_or_rows_are_an_error(predicted, true, message):
+    with pytest.raises(ValueError, match=message):
+        Tag().metrics(predicted, true, 0.0)
+
+
+@examples
+@given(st.lists(st.sampled_from(["O", "B-x", "I-x", "B-y", "I-y"]), max_size=13))
+def test_entities_never_overlap_and_cover_every_tagged_word(tags):
+    covered = [i for start, stop, _ in entities(tags) for i in range(start, stop)]
+    assert covered == [i for i, tag in enumerate(tags) if tag != "O"]
+    assert all(
+        tags[i][2:] == kind for start, stop, kind in entities(tags) for i in range(start, stop)
+    )
+
+
+# Answers, files and learning
+
+
+def test_an_answer_is_a_list_of_tags():
+    task = task_of()
+    answer = task.answer(["O", "B-x"])
+    assert answer == {"prediction": ["O", "B-x"]}
+    assert task.columns() == ["predicted"] and task.cells(answer) == ["O B-x"]
+
+
+def test_a_saved_task_is_restored(tmp_path):
+    task = Tag(balance=True)
+    task.fit(VALUES)
+    task.save(tmp_path)
+    assert Tag().load(tmp_path).tags == task.tags
+
+
+def test_mixup_is_refused():
+    with pytest.raises(UserError, match=r"trainer\.mixup: cannot be combined with head=tag"):
+        Tag().check({"trainer": {"mixup": 0.2}})
+    Tag().check({"trainer": {"mixup": 0.0}})
+
+
+def test_eight_samples_are_overfitted():
+    words = [[f"word{i}", f"word{i * 3 % 8}", "end"][: 1 + i % 3] for i in range(8)]
+    values = [[BIO[(i + j) % 3] for j in range(len(row))] for i, row in enumerate(words)]
+    adapters = {"notes": TextAdapter(16, tokenizer=TokenizerOptions(kind="word")).fit(words)}
+    task = Tag(dropout=0.0)
+    task.bind(adapters)
+    task.fit(values)
+    model = build_model(task, adapters)
+    batch = make_batch(task, adapters, {"notes": words}, values)
+    losses = overfit(task, model, batch)
+    assert losses[0] > 0.4 and losses[-1] < 0.05
+    assert predict(task, model, batch) == values

@@ -1,0 +1,291 @@
+"""The base class: a small task of one's own, structured targets, and files from strangers."""
+
+import json
+import math
+import pickle
+import random
+
+import pytest
+import torch
+from helpers.tasks import build_model, make_batch, overfit, predict
+from torch import nn
+from torch.nn import functional as F
+
+from dxn.errors import UserError
+from dxn.tasks import TASKS, Classify, Embed, Regress, Task, format_cell, read_state
+from dxn.tasks.auto import task_class
+from dxn.tokenize import ImageAdapter, ImageAugment, TextAdapter, TokenizerOptions
+
+# A small task
+
+
+class Angle(Task):
+    """Predict a direction as its sine and cosine."""
+
+    name = "angle"
+
+    def encode(self, value, rand=None):
+        return torch.tensor([math.sin(value), math.cos(value)])
+
+    def make_head(self, dim, pooled_dim, adapters):
+        return AngleHead(pooled_dim)
+
+    def loss(self, output, batch):
+        return F.mse_loss(output, batch["target"])
+
+    def predict(self, head, output, batch, *, draft=False):
+        return torch.atan2(output[:, 0], output[:, 1]).tolist()
+
+
+class AngleHead(nn.Module):
+    def __init__(self, dim):
+        super().__init__()
+        self.out = nn.Linear(dim, 2)
+
+    def forward(self, tokens, pooled, batch):
+        return self.out(pooled)
+
+
+def test_a_small_task_overfits_eight_samples_with_the_defaults(tmp_path):
+    texts = [f"word{i} word{i * 5 % 8}" for i in range(8)]
+    values = [i / 3 for i in range(8)]
+    adapters = {"notes": TextAdapter(16, tokenizer=TokenizerOptions(kind="word")).fit(texts)}
+    task = Angle()
+    task.check({"trainer": {"mixup": 0.0}})
+    task.bind(adapters)
+    values = [task.parse(value, "row 1") for value in values]
+    task.fit(values)
+    model = build_model(task, adapters)
+    batch = make_batch(task, adapters, {"notes": texts}, values)
+    assert task.num_targets(batch) == 8 and task.num_tokens(values[0]) == 0
+    assert overfit(task, model, batch, goal=1e-4)[-1] < 1e-4
+    predictions = predict(task, model, batch)
+    assert predictions == pytest.approx(values, abs=0.1)
+    assert task.metrics(predictions, values, 0.0) == {} and task.monitored == "loss"
+    assert task.cells(task.answer(predictions[0])) == [str(predictions[0])]
+    assert task.describe(values) == "8 values" and task.unknown(values) == 0
+    task.save(tmp_path)
+    Angle().load(tmp_path)
+    with pytest.raises(UserError, match=r"trainer\.mixup: cannot be combined with head=angle"):
+        task.check({"trainer": {"mixup": 0.5}})
+    with pytest.raises(UserError, match=r"trainer\.mixup: cannot be combined with head=angle"):
+        task.mix_targets(batch["target"], torch.arange(8), 0.5)
+
+
+@pytest.mark.parametrize(
+    ("higher", "new", "old", "is_better"),
+    [
+        (True, 0.6, 0.5, True),
+        (True, 0.5, 0.5, False),  # the first of two equal epochs stays
+        (True, 0.4, 0.5, False),
+        (False, 0.4, 0.5, True),
+        (False, 0.5, 0.5, False),
+        (False, 0.6, 0.5, False),
+        (True, 0.0, None, True),
+        (False, 9.0, None, True),
+        (True, math.nan, None, False),
+        (False, math.nan, 0.5, False),
+        (True, math.nan, 0.5, False),
+    ],
+)
+def test_which_of_two_values_is_better(higher, new, old, is_better):
+    task = Classify() if higher else Regress()
+    assert task.is_better(new, old) is is_better
+
+
+def test_every_task_says_which_metric_selects_the_best_epoch():
+    directions = {name: task_class(name).higher_is_better for name in TASKS}
+    metrics = {name: task_class(name).monitored for name in TASKS}
+    assert metrics == {
+        "classify": "accuracy",
+        "multilabel": "f1_micro",
+        "regress": "rmse",
+        "tag": "f1_entity",
+        "generate": "chrf",
+        "language": "loss_per_char",
+        "masked": "loss",
+    }
+    assert [n for n in directions if not directions[n]] == ["regress", "language", "masked"]
+
+
+# Structured and ragged targets: boxes in the raw picture
+
+
+class Boxes(Task):
+    """Predict boxes (top, left, bottom, right), whose number differs, in raw pixels."""
+
+    name = "boxes"
+    most = 3
+
+    def encode_sample(self, sample, value, rand=None):
+        # raw = origin + scale * pixel; a mirrored picture has a negative scale.
+        frame = sample["photo"]["frame"]
+        origin, scale = frame[:2].repeat(2), frame[2:].repeat(2)
+        boxes = (torch.tensor(value, dtype=torch.float32).reshape(-1, 4) - origin) / scale
+        low = torch.minimum(boxes[:, :2], boxes[:, 2:])
+        high = torch.maximum(boxes[:, :2], boxes[:, 2:])
+        return {**sample, "target": {"boxes": torch.cat([low, high], 1), "count": len(boxes)}}
+
+    def collate(self, targets):
+        counts = torch.tensor([target["count"] for target in targets])
+        return {"boxes": [target["boxes"] for target in targets], "counts": counts}
+
+    def num_targets(self, batch):
+        return int(batch["target"]["counts"].sum())
+
+    def make_head(self, dim, pooled_dim, adapters):
+        return BoxHead(pooled_dim, self.most)
+
+    def loss(self, output, batch):
+        pairs = zip(output["boxes"], batch["target"]["boxes"], strict=True)
+        wrong = sum((p[: len(t)] - t / 8).square().sum() for p, t in pairs)
+        counting = F.cross_entropy(output["counts"], batch["target"]["counts"])
+        return wrong / self.num_targets(batch) + counting
+
+    def predict(self, head, output, batch, *, draft=False):
+        frames = batch["photo"]["frame"]
+        boxes = frames[:, None, :2].repeat(1, 1, 2) + frames[:, None, 2:].repeat(1, 1, 2) * (
+            8 * output["boxes"]
+        )
+        low = torch.minimum(boxes[..., :2], boxes[..., 2:])
+        boxes = torch.cat([low, torch.maximum(boxes[..., :2], boxes[..., 2:])], -1)
+        counts = output["counts"].argmax(-1).tolist()
+        return [b[:n].tolist() for b, n in zip(boxes, counts, strict=True)]
+
+
+class BoxHead(nn.Module):
+    def __init__(self, dim, most):
+        super().__init__()
+        self.boxes, self.counts = nn.Linear(dim, most * 4), nn.Linear(dim, most + 1)
+
+    def forward(self, tokens, pooled, batch):
+        return {"boxes": self.boxes(pooled).view(-1, 3, 4), "counts": self.counts(pooled)}
+
+
+def picture_of(boxes, height=12, width=16):
+    """Each box has its own color. The border stays black, because crops repeat it."""
+    raw = torch.zeros(3, height, width, dtype=torch.uint8)
+    for i, (top, left, bottom, right) in enumerate(boxes):
+        raw[:, top:bottom, left:right] = torch.tensor([90, 170, 250][i])
+    return raw
+
+
+BOXES = [
+    [(2, 3, 5, 9)],
+    [],
+    [(1, 1, 4, 4), (6, 10, 11, 15)],
+    [(1, 1, 3, 4), (5, 2, 9, 5), (4, 9, 8, 15)],
+]
+
+
+@pytest.mark.parametrize(
+    "augment",
+    [
+        ImageAugment(),
+        ImageAugment(flip=True),
+        ImageAugment(crop=3),
+        ImageAugment(flip=True, crop=3),
+    ],
+    ids=["none", "flip", "crop", "both"],
+)
+@pytest.mark.parametrize("boxes", BOXES[2:])
+def test_boxes_move_with_the_picture(augment, boxes):
+    prepare = ImageAdapter(16, image_size=None, patch_size=4, augment=augment).prepare
+    colors = [90, 170, 250]
+    seen = set()
+    for seed in range(12):
+        sample = {"photo": prepare(picture_of(boxes), random.Random(seed))}
+        seen.add(tuple(sample["photo"]["frame"].tolist()))
+        pixels = sample["photo"]["pixels"][0]
+        height, width = pixels.shape
+        moved = Boxes().encode_sample(sample, boxes)["target"]["boxes"].round().long().tolist()
+        for color, (top, left, bottom, right) in zip(colors, moved, strict=False):
+            expected = torch.zeros_like(pixels, dtype=torch.bool)
+            expected[max(top, 0) : min(bottom, height), max(left, 0) : min(right, width)] = True
+            assert torch.equal(pixels == color, expected)
+    assert (len(seen) > 1) == (augment != ImageAugment())
+
+
+def test_ragged_boxes_are_overfitted_and_answered_in_raw_pixels():
+    raws = [picture_of(boxes) for boxes in BOXES] + [picture_of(b).flip(0) for b in BOXES]
+    values = BOXES + [[(12 - b, x, 12 - t, r) for t, x, b, r in boxes] for boxes in BOXES]
+    adapter = ImageAdapter(16, image_size=(6, 8), patch_size=2, augment=ImageAugment(flip=True))
+    adapters = {"photo": adapter.fit(raws)}
+    task = Boxes()
+    model = build_model(task, adapters)
+    batch = make_batch(task, adapters, {"photo": raws}, values, rand=random.Random(1))
+    assert len({tuple(frame.tolist()) for frame in batch["photo"]["frame"]}) == 2  # some mirrored
+    losses = overfit(task, model, batch, steps=600)
+    assert losses[-1] < 0.05
+    predictions = predict(task, model, batch)
+    assert [len(p) for p in predictions] == [len(v) for v in values]
+    assert json.loads(task.cells(task.answer(predictions[2]))[0]) == predictions[2]
+
+
+def test_a_small_task_can_be_sent_to_a_worker():
+    assert isinstance(pickle.loads(pickle.dumps(Boxes())), Boxes)
+
+
+# No answer
+
+
+def test_a_checkpoint_without_a_head_says_so():
+    task = Embed()
+    assert not task.answers and not task.needs_target
+    assert task.encode_sample({"a": 1}, None) == {"a": 1}
+    for call in (lambda: task.loss(None, {}), lambda: task.predict(None, None, {})):
+        with pytest.raises(UserError, match="this checkpoint has no head to predict with; train"):
+            call()
+
+
+# Files
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (None, "file not found, but every model folder has one"),
+        ("", "cannot be read as JSON"),
+        ("[1, 2]", 'must be a JSON object with the key "task"'),
+        ("{}", 'must be a JSON object with the key "task"'),
+        ('{"task": 3}', 'must be a JSON object with the key "task"'),
+        ('{"task": "regress"}', "was saved for the task 'regress', but the head"),
+        ('{"task": "classify"}', "labels must be a list of strings"),
+        ("[" * 100_000, "cannot be read as JSON"),
+    ],
+)
+def test_malformed_files_are_refused(tmp_path, text, message):
+    if text is not None:
+        (tmp_path / "labels.json").write_text(text)
+    with pytest.raises(UserError, match=message):
+        Classify().load(tmp_path)
+
+
+def test_a_file_that_is_not_text_is_refused(tmp_path):
+    (tmp_path / "labels.json").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(UserError, match=r"labels\.json: cannot be read as JSON"):
+        read_state(tmp_path)
+
+
+def test_names_keep_their_letters_in_the_file(tmp_path):
+    task = Classify()
+    task.fit(["Käse", "茶"])
+    task.save(tmp_path)
+    assert "茶" in (tmp_path / "labels.json").read_text(encoding="utf-8")
+    assert read_state(tmp_path)["labels"] == ["Käse", "茶"]
+
+
+@pytest.mark.parametrize(
+    ("value", "cell"),
+    [
+        ("red", "red"),
+        (["a", "b"], "a b"),
+        (["New York", "b"], "New York|b"),
+        ([], ""),
+        (3.5, "3.5"),
+        ([1.0, 2.0], "[1.0, 2.0]"),
+        ({"a": [1]}, '{"a": [1]}'),
+    ],
+)
+def test_a_cell_of_a_csv_file(value, cell):
+    assert format_cell(value) == cell

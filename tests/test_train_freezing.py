@@ -1,0 +1,203 @@
+"""Frozen weights and low-rank changes: what is trained, and what is saved in the end."""
+
+import pytest
+import torch
+from helpers.training import fit, make_model, make_samples, make_task
+from safetensors.torch import load_file
+from torch import nn
+
+from dxn.errors import UserError
+from dxn.train.evaluate import predict
+from dxn.train.finetune import Finetune, LowRank, merged
+from dxn.train.trainer import Run
+
+DEPTH = 3
+CPU = torch.device("cpu")
+
+
+def make(**options):
+    return make_model(make_task(), depth=DEPTH, **options)
+
+
+def trainable(model):
+    return {name for name, p in model.named_parameters() if p.requires_grad}
+
+
+def starting_with(model, *starts):
+    return {name for name, _ in model.named_parameters() if name.startswith(starts)}
+
+
+def changed(after, before):
+    """Names of the tensors that are not bit for bit the same."""
+    assert after.keys() == before.keys()
+    return {name for name in after if not torch.equal(after[name], before[name])}
+
+
+def copy_of(model):
+    return {name: tensor.clone() for name, tensor in model.state_dict().items()}
+
+
+# Frozen weights
+
+
+@pytest.mark.parametrize(
+    ("freeze", "frozen"),
+    [
+        (None, ()),
+        (0, ("adapters.",)),
+        (2, ("adapters.", "backbone.blocks.0.", "backbone.blocks.1.")),
+        ("all", ("adapters.", "backbone.", "fusion.")),
+    ],
+)
+def test_only_the_chosen_weights_are_frozen(freeze, frozen):
+    model = make()
+    Finetune(freeze=freeze)(model, set(model.state_dict()))
+    every = {name for name, _ in model.named_parameters()}
+    assert trainable(model) == every - (starting_with(model, *frozen) if frozen else set())
+
+
+def test_weights_that_were_not_loaded_are_trained_although_all_are_frozen():
+    model = make()
+    loaded = starting_with(model, "backbone.")
+    Finetune(freeze="all")(model, loaded)
+    assert trainable(model) == {name for name, _ in model.named_parameters()} - loaded
+
+
+def test_without_loaded_weights_all_but_the_head_are_frozen():
+    model = make()
+    Finetune(freeze="all")(model, set())
+    assert trainable(model) == starting_with(model, "head.")
+
+
+def test_frozen_weights_are_bit_for_bit_the_same_after_a_training(tmp_path):
+    model = make()
+    Finetune(freeze=2)(model, set())
+    before = copy_of(model)
+    fit(tmp_path / "run", model=model, epochs=1)
+    frozen = starting_with(model, "adapters.", "backbone.blocks.0.", "backbone.blocks.1.")
+    statistics = {name for name in before if "running_" in name or "num_batches" in name}
+    assert changed(model.state_dict(), before) - statistics == trainable(model)
+    assert not frozen & trainable(model)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"freeze": -1}, "freeze must be all, null or at least 0, got -1"),
+        ({"lora_rank": -1}, "lora_rank must be at least 0, got -1"),
+        (
+            {"lora_rank": 2, "lora_targets": ()},
+            "lora_targets must name at least one linear layer if lora_rank is set",
+        ),
+    ],
+)
+def test_options_out_of_range_are_refused(options, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        Finetune(**options)
+
+
+def test_more_blocks_than_there_are_cannot_be_frozen():
+    with pytest.raises(UserError, match=r"^finetune\.freeze: the backbone has 3 blocks, got 4$"):
+        Finetune(freeze=4)(make(), set())
+
+
+def test_a_target_that_matches_no_linear_is_refused_with_the_names_there_are():
+    message = (
+        r"^finetune\.lora_targets: no name of a linear layer ends in 'attn.query'; "
+        r"the first linear layers of this model are "
+        r"adapters\.series\.proj, backbone\.blocks\.0\.attn\.qkv, .*"
+    )
+    with pytest.raises(UserError, match=message):
+        Finetune(lora_rank=2, lora_targets=("attn.qkv", "attn.query"))(make(), set())
+
+
+# Low-rank changes
+
+
+def predictions(model):
+    task = make_task()
+    found = predict(model, task, make_samples(13, task), batch_size=5, device=CPU)
+    return torch.stack(list(found.predicted))
+
+
+def test_a_change_starts_at_zero_and_is_all_that_is_trained_of_a_frozen_model():
+    model = make()
+    before = predictions(model)
+    loaded = set(model.state_dict())
+    Finetune(freeze="all", lora_rank=3, lora_targets=("attn.qkv", "mlp.up"))(model, loaded)
+    assert torch.equal(predictions(model), before)
+    changes = {
+        f"backbone.blocks.{i}.{linear}.parametrizations.weight.0.{part}"
+        for i in range(DEPTH)
+        for linear in ("attn.qkv", "mlp.up")
+        for part in ("up", "down")
+    }
+    assert trainable(model) == {"head.out.weight", "head.out.bias"} | changes
+
+
+def test_a_training_changes_its_targets_by_at_most_the_rank(tmp_path):
+    model = make()
+    before = copy_of(model)
+    targets = ("attn.qkv", "mlp.down")
+    Finetune(freeze="all", lora_rank=2, lora_targets=targets)(model, set(before))
+    fit(tmp_path / "run", model=model, lr=0.1)
+    after = merged(model)
+    matrices = {f"backbone.blocks.{i}.{name}.weight" for i in range(DEPTH) for name in targets}
+    statistics = {name for name in before if "running_" in name or "num_batches" in name}
+    assert changed(after, before) - statistics == {*matrices, "head.out.weight", "head.out.bias"}
+    for name in matrices:
+        values = torch.linalg.svdvals((after[name] - before[name]).double())
+        assert values[1] > 1e-3 * values[0] and values[2] < 1e-5 * values[0]
+
+
+def test_a_change_is_scaled_by_alpha_over_the_rank():
+    torch.manual_seed(0)
+    for alpha, scale in ((None, 2.0), (3.0, 0.6)):
+        assert Finetune(lora_rank=5, lora_alpha=alpha).scale == pytest.approx(scale)
+    change = LowRank(7, 11, 5, 0.6).double()
+    nn.init.normal_(change.up)
+    weight = torch.randn(7, 11, dtype=torch.float64)
+    expected = weight + 0.6 * change.up @ change.down
+    torch.testing.assert_close(change(weight), expected)
+
+
+def test_the_merged_weights_predict_as_the_changed_model():
+    model = make()
+    before = predictions(model)
+    plain = set(model.state_dict())
+    Finetune(lora_rank=3, lora_targets=("attn.qkv", "series.proj", "head.out"))(model, set())
+    for module in model.modules():
+        if isinstance(module, LowRank):
+            nn.init.normal_(module.up, std=0.3)
+    changed_predictions = predictions(model)
+    assert set(merged(model)) == plain
+    fresh = make()
+    fresh.load_state_dict(merged(model))
+    torch.testing.assert_close(predictions(fresh), changed_predictions, rtol=0, atol=1e-6)
+    assert not torch.allclose(changed_predictions, before, atol=1e-2)
+
+
+def test_a_training_of_low_rank_changes_is_resumed_bit_for_bit(tmp_path, monkeypatch):
+    options = {"epochs": 2, "checkpoint_every": 1, "ema_decay": 0.5}
+
+    def train(folder, **more):
+        model = make()
+        Finetune(freeze=1, lora_rank=2)(model, set())
+        return fit(folder, model=model, **options, **more)[0]
+
+    whole = train(tmp_path / "whole")
+    original = Run.step
+
+    def step_and_stop(run):
+        original(run)
+        if run.state.step == 7:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "step", step_and_stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(tmp_path / "cut")
+    resumed = train(tmp_path / "cut", resume=True)
+    assert not changed(resumed.state_dict(), whole.state_dict())
+    files = [tmp_path / name / "checkpoints" / "last.safetensors" for name in ("cut", "whole")]
+    assert not changed(*map(load_file, files))
