@@ -61,6 +61,7 @@ def from_public(
     part: str | None = None,
     strict: bool = True,
     device: str = "cpu",
+    trust: Sequence[str] = (),
 ) -> Predictor:
     """Load a public checkpoint, such as ViT, BERT or AST, with the interface of a trained model.
 
@@ -70,6 +71,7 @@ def from_public(
         part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
         strict: Whether missing and unexpected tensors are an error.
         device: Device to run on, such as "cuda".
+        trust: Top-level packages besides dxn whose code the family of the checkpoint may use.
 
     Raises:
         UserError: If the checkpoint cannot be read, or dxn does not support its architecture.
@@ -77,7 +79,7 @@ def from_public(
     from dxn.run import model_folder
 
     return model_folder.from_public(
-        source, revision=revision, part=part, strict=strict, device=device
+        source, revision=revision, part=part, strict=strict, device=device, trust=trust
     )
 
 

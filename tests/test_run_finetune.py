@@ -395,11 +395,11 @@ def test_a_trained_run_embeds_as_its_model_does(made, tmp_path):
         ),
         (
             "output={1}/v.npy",
-            "run: set either run=... to a trained model, or weights=... to a public checkpoint",
+            "run: set run=RUN to use a trained model, or weights=... to use a public checkpoint",
         ),
         (
             "weights={0}/vit run={0} output={1}/v.npy",
-            "run: set either run=... to a trained model, or weights=... to a public checkpoint",
+            "run: set run=RUN to use a trained model, or weights=... to use a public checkpoint",
         ),
     ],
 )

@@ -107,6 +107,7 @@ def from_public(
     part: str | None = None,
     strict: bool = True,
     device: str = "cpu",
+    trust: Sequence[str] = (),
 ) -> Predictor:
     """Load a public checkpoint. It can predict if the checkpoint contains a classifier.
 
@@ -116,24 +117,26 @@ def from_public(
         part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
         strict: Whether missing and unexpected tensors are an error.
         device: Device that the model is moved to, such as "cuda".
+        trust: Top-level packages besides dxn whose parts the family of the checkpoint may name.
 
     Raises:
         UserError: If dxn does not support the checkpoint, or tensors are missing.
     """
-    public = read_public(source, revision=revision, part=part)
+    public = read_public(source, revision=revision, part=part, trust=tuple(trust))
     nodes = public.nodes()
     adapters = {
-        key: build(node, key=f"weights: adapters.{key}") for key, node in nodes["adapters"].items()
+        key: build(node, key=f"weights: adapters.{key}", trust=trust)
+        for key, node in nodes["adapters"].items()
     }
     # The tokenizer first: its size is the number of rows of the embedding.
     public.prepare(adapters)
     inputs = {name: spec["adapter"] for name, spec in nodes["inputs"].items()}
-    task = build(nodes["head"], key="weights: head")
+    task = build(nodes["head"], key="weights: head", trust=trust)
     task.bind(by_input(adapters, inputs))
     state = public.task_state()
     if state:
         task.load_state(state)
-    model = build_model(nodes, task, adapters, inputs)
+    model = build_model(nodes, task, adapters, inputs, trust=trust)
     public.fill(model, strict=strict)
     return Predictor(model.to(device).eval(), task)
 

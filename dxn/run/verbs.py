@@ -238,7 +238,7 @@ def load_predictor(settings: Settings) -> Predictor:
     weights: Mapping[str, Any] = values.get("weights") or {"source": None}
     if (values["run"] is None) == (weights["source"] is None):
         raise UserError(
-            "run: set either run=... to a trained model, or weights=... to a public checkpoint"
+            "run: set run=RUN to use a trained model, or weights=... to use a public checkpoint"
         )
     device = values.get("device", "cpu")
     if device == "auto":
@@ -252,6 +252,7 @@ def load_predictor(settings: Settings) -> Predictor:
         part=weights["part"],
         strict=weights["strict"],
         device=device,
+        trust=settings.trust,
     )
 
 
