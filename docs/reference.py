@@ -105,8 +105,8 @@ def listed(group: str, names: Sequence[str]) -> list[str]:
         text = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8")
         comments = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]
         comment = " ".join(line for line in comments if "@package" not in line)
-        # The period of "et al. 2019" does not end a sentence.
-        sentence = re.split(r"(?<=\.) (?=[A-Z])", comment)[0]
+        # The period of "et al. 2019" does not end a sentence. A command may follow the sentence.
+        sentence = re.split(r"(?<=\.) (?=[A-Z]|dxn |torchrun )", comment)[0]
         rows.append(f"| `{group}={name}` | {sentence} |")
     return ["| option | purpose |", "|---|---|", *rows]
 
