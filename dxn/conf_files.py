@@ -113,7 +113,7 @@ def installed_folders() -> list[Path]:
 def add_folders(folders: Sequence[Path], faults: list[str]) -> tuple[str, ...]:
     """Check the user's folders, make their modules importable, and return the packages they use.
 
-    These packages are trusted, because passing conf_dir is a decision of the user.
+    The configuration may use these packages: the user installed them, or named them by conf_dir.
 
     Args:
         folders: The folders.

@@ -62,7 +62,9 @@ class Request:
 
     Args:
         folders: Folders of YAML files. That of dxn is the first.
-        trust: Top-level packages besides dxn whose code may be used.
+        trust: Packages that this command names, by trust= or conf_dir=. Any folder may use them.
+        installed: Packages with an entry point. The composed configuration may use them, but a
+            loaded folder may not: it could come from a stranger.
         literal: Text of each key in LITERAL, and of keys below them such as input.image.
         groups: Overrides that choose files.
         values: Overrides that set keys.
@@ -72,10 +74,16 @@ class Request:
 
     folders: list[Path]
     trust: tuple[str, ...] = ()
+    installed: tuple[str, ...] = ()
     literal: dict[str, str] = field(default_factory=dict)
     groups: list[Override] = field(default_factory=list)
     values: list[Override] = field(default_factory=list)
     faults: list[str] = field(default_factory=list)
+
+    @property
+    def composed_trust(self) -> tuple[str, ...]:
+        """Packages that the composed configuration may use."""
+        return (*self.trust, *self.installed)
 
     def stop_on_faults(self) -> None:
         """Raise UserError with all faults, if there are any."""
@@ -110,7 +118,7 @@ def compose(verb: str, overrides: Sequence[str] = ()) -> Settings:
     if base is None:
         request.stop_on_faults()
     base = cast("dict[str, Any]", base)
-    keys = known_keys(base, request.trust)
+    keys = known_keys(base, request.composed_trust)
     value_lines = _checked_values(request, keys)
     for key in request.literal:
         if key.partition(".")[0] not in base:
@@ -119,12 +127,16 @@ def compose(verb: str, overrides: Sequence[str] = ()) -> Settings:
     if values is not None:
         values = _resolve(values, request)
     if values is not None:
-        request.faults += _type_faults(values, request.trust)
+        request.faults += _type_faults(values, request.composed_trust)
     request.stop_on_faults()
     overridden = [o.key_or_group for o in (*request.groups, *request.values)]
     chosen = {*overridden, *request.literal, *_experiment_keys(request)}
     return Settings(
-        cast("dict[str, Any]", values), tuple(overrides), frozenset(chosen), request.trust
+        cast("dict[str, Any]", values),
+        tuple(overrides),
+        frozenset(chosen),
+        trust=request.composed_trust,
+        folder_trust=request.trust,
     )
 
 
@@ -147,7 +159,7 @@ def settings_of_run(
     saved = Settings.load(folder, request.trust)
     if not request.values and not request.groups:
         request.stop_on_faults()
-        return replace(saved, trust=request.trust)
+        return replace(saved, trust=request.trust, folder_trust=request.trust)
     values = saved.values
     for override in request.groups:
         request.faults.append(
@@ -167,7 +179,13 @@ def settings_of_run(
     request.faults += _type_faults(values, request.trust)
     request.stop_on_faults()
     chosen = frozenset(o.key_or_group for o in request.values)
-    return Settings(values, (*saved.overrides, *overrides), chosen, request.trust)
+    return Settings(
+        values,
+        (*saved.overrides, *overrides),
+        chosen,
+        trust=request.trust,
+        folder_trust=request.trust,
+    )
 
 
 def expand(overrides: Sequence[str]) -> list[list[str]]:
@@ -202,7 +220,8 @@ def expand(overrides: Sequence[str]) -> list[list[str]]:
 
 def _parse_request(overrides: Sequence[str]) -> Request:
     """Parse overrides, and sort them into folders, literal texts, groups and values."""
-    folders = installed_folders()
+    installed = installed_folders()
+    folders: list[Path] = []
     literal: dict[str, str] = {}
     lines: list[str] = []
     for line in overrides:
@@ -214,7 +233,9 @@ def _parse_request(overrides: Sequence[str]) -> Request:
         else:
             # weights=PATH is short for weights.source=PATH.
             lines.append(f"weights.source={value}" if key == "weights" and value else line)
-    request = Request([CONF, *(f for f in folders if f.is_dir())], literal=literal)
+    existing = [folder for folder in (*installed, *folders) if folder.is_dir()]
+    request = Request([CONF, *existing], literal=literal)
+    request.installed = add_folders(installed, request.faults)
     request.trust = add_folders(folders, request.faults)
     parsed = _parse(lines, request)
     known = set(groups(request.folders))
@@ -316,8 +337,8 @@ def _compose_files(verb: str, lines: Sequence[str], request: Request) -> dict[st
         adapters = values["adapters"]
         values["adapters"] = {k: v for k, v in adapters.items() if v and "_target_" in v}
     try:
-        check_targets(values, request.trust)
-        return expand_defaults(values, request.trust)
+        check_targets(values, request.composed_trust)
+        return expand_defaults(values, request.composed_trust)
     except UserError as error:
         request.faults += str(error).splitlines()
         return None
@@ -358,7 +379,7 @@ def _advice(key: str, keys: Keys, request: Request) -> str:
     group, _, rest = key.partition(".")
     first = rest.partition(".")[0]
     if rest and group in groups(request.folders) and f"{group}.{first}" not in keys.types:
-        names = _options_with(group, first, tuple(request.folders), request.trust)
+        names = _options_with(group, first, tuple(request.folders), request.composed_trust)
         # The next part of an adapter's key is its name, and not an argument.
         if names and group != "adapters":
             return f" {' or '.join(f'{group}={option}' for option in names)} has it"

@@ -187,3 +187,11 @@ def test_python_needs_trust_to_load_a_model_with_parts_of_the_package(installed)
     example = re.search(r'model\.predict\(series="(.*?)"\)  # (.*)', PAGE)
     assert example is not None
     assert model.predict(series=example[1]) == json.loads(example[2])
+
+
+def test_an_installed_package_is_not_trusted_by_a_loaded_folder(installed, capsys):
+    run = f"run={installed / 'outputs' / 'ordinal'}"
+    command = ["predict", run, "input.series=14.2 15.9 17.1 15.5 16.0 14.8 15.3 16.6"]
+    assert main(command) == 2
+    assert "trust=[weather]" in capsys.readouterr().err
+    assert main([*command, "trust=[weather]"]) == 0

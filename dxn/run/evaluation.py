@@ -170,13 +170,13 @@ def _source(settings: Settings, predictor: Predictor) -> Source:
     # folder around it.
     if not (folder / CONFIG_FOLDER).is_dir() and (folder.parent / CONFIG_FOLDER).is_dir():
         folder = folder.parent
-    saved = Settings.load(folder, settings.trust).values
+    saved = Settings.load(folder, settings.folder_trust).values
     # The run folder may come from a stranger, so the type of the node is checked.
     if not isinstance(saved.get("data"), Mapping):
         raise UserError(
             f"{folder}: the saved configuration has no data; set data=table data.path=..."
         )
-    return open_source(saved, preprocessors, settings.trust)
+    return open_source(saved, preprocessors, settings.folder_trust)
 
 
 def _with_columns(

@@ -74,7 +74,10 @@ def read_initial_weights(settings: Settings) -> InitialWeights:
     main = None
     if weights["source"]:
         main = read_public(
-            weights["source"], revision=weights["revision"], part=weights["part"], trust=trust
+            weights["source"],
+            revision=weights["revision"],
+            part=weights["part"],
+            trust=settings.folder_trust,
         )
     chosen = adapter_nodes(settings.values)
     adapters: dict[str, PublicModel] = {}
@@ -87,7 +90,7 @@ def read_initial_weights(settings: Settings) -> InitialWeights:
                 f"weights.adapters.{key}: the adapter {key} is not used; add it to adapters=[...]"
             )
         # A checkpoint such as CLIP has one tower per modality.
-        public = read_public(source, part=modalities[key], trust=trust)
+        public = read_public(source, part=modalities[key], trust=settings.folder_trust)
         if public.adapter_key(key, modalities[key]) is None:
             has = ", ".join(public.architecture.adapters)
             raise UserError(

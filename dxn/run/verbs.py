@@ -245,14 +245,14 @@ def load_predictor(settings: Settings) -> Predictor:
         # Only CUDA is chosen automatically: some operations do not exist on mps.
         device = "cuda" if torch.cuda.is_available() else "cpu"
     if values["run"] is not None:
-        return model_folder.load(values["run"], device=device, trust=settings.trust)
+        return model_folder.load(values["run"], device=device, trust=settings.folder_trust)
     return model_folder.from_public(
         weights["source"],
         revision=weights["revision"],
         part=weights["part"],
         strict=weights["strict"],
         device=device,
-        trust=settings.trust,
+        trust=settings.folder_trust,
     )
 
 
