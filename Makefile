@@ -16,7 +16,7 @@ check: .venv/ready ## check lint, format and types
 	$(RUN)/ruff format --check .
 	$(RUN)/pyright
 
-docs: .venv/ready ## regenerate docs/config.md from the signatures
+docs: .venv/ready ## regenerate docs/config.md and the stored signatures
 	$(RUN)/python docs/reference.py
 
 format: .venv/ready ## fix lint and format automatically

@@ -30,7 +30,7 @@ from einops import rearrange  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from dxn.explain.plots import new_figure, save  # noqa: E402
+from dxn.explain.figures import new_figure, save  # noqa: E402
 from dxn.models import Backbone, PositionOptions  # noqa: E402
 from dxn.models.positions import BackbonePosition  # noqa: E402
 from dxn.tokenize.pos_embed import PosEmbed1d, PosEmbedKind  # noqa: E402

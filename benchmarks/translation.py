@@ -32,7 +32,7 @@ from sacremoses import MosesTokenizer  # noqa: E402
 from dxn.config import compose  # noqa: E402
 from dxn.data.batches import BatchOrder, make_loader  # noqa: E402
 from dxn.data.samples import Samples  # noqa: E402
-from dxn.explain.plots import BLUE, GREY, ORANGE, new_figure, save  # noqa: E402
+from dxn.explain.figures import BLUE, GREY, ORANGE, new_figure, save  # noqa: E402
 from dxn.instantiate import build  # noqa: E402
 from dxn.models import count_parameters  # noqa: E402
 from dxn.run import build as parts  # noqa: E402
@@ -133,7 +133,7 @@ def make_training(experiment: str, folder: str) -> Training:
     config = compose("train", overrides).values
     preprocessors = parts.preprocessors_of(config)
     source = parts.open_source(config, preprocessors)
-    task, _ = parts.decide_task(parts.build_task(config), config, source)
+    task, _, source = parts.decide_task(parts.build_task(config), config, source)
     inputs = parts.assign_inputs(config, source.inputs, preprocessors)
     adapters: dict[str, Any] = dict(parts.build_adapters(inputs))
     named = parts.by_input(adapters, inputs.adapters)

@@ -9,7 +9,7 @@ import torch
 from matplotlib.axes import Axes
 from torch import Tensor
 
-from dxn.explain.plots import BLUE, GREY, ORANGE, new_figure, save
+from dxn.explain.figures import BLUE, GREY, ORANGE, new_figure, save, set_title
 from dxn.models.attention import attend, attention_weights
 
 IMAGES = Path(__file__).with_name("images")
@@ -27,7 +27,7 @@ def worked_example() -> None:
     values = X @ W_VALUE
     weights = attention_weights(queries, keys, score="dot")
     outputs = attend(queries, keys, values, score="dot")
-    figure = new_figure(9.6, 2.5)
+    figure = new_figure(9.6, 2.8)
     panels = figure.subplots(1, 5)
     tables = (
         (queries, "queries", "q"),
@@ -40,6 +40,7 @@ def worked_example() -> None:
         _draw_table(axes, matrix, title, letter, decimals=title in ("weights", "outputs"))
         if title == "weights":
             axes.set_xticks(range(3), ["k1", "k2", "k3"])
+    set_title(figure, "Self-attention of three inputs, score: dot product")
     save(figure, IMAGES / "worked_example.png")
 
 
@@ -48,7 +49,7 @@ def soft_database() -> None:
     key = torch.tensor([-2.0, -1.0, 1.0, 2.5])
     value = torch.tensor([[1.0], [3.0], [2.0], [4.0]])
     query = torch.linspace(-3.2, 3.7, 300)
-    figure = new_figure(6.4, 3.2)
+    figure = new_figure(6.4, 3.5)
     axes = figure.subplots()
     for scale, color in ((1, GREY), (4, BLUE), (40, ORANGE)):
         # The score is -(query - key)^2 = 2 query key - key^2 - query^2. The last term is the same
@@ -61,6 +62,7 @@ def soft_database() -> None:
     axes.set(xlabel="query", ylabel="result")
     axes.spines[["top", "right"]].set_visible(False)
     axes.legend(frameon=False, loc="lower right")
+    set_title(figure, "Attention is a soft lookup: the result for each query")
     save(figure, IMAGES / "soft_database.png")
 
 

@@ -1,26 +1,22 @@
-"""Generate docs/config.md from dxn/conf, the signatures and the docstrings.
+"""Generate docs/config.md and dxn/conf/signatures.json from the signatures and the docstrings.
 
 python docs/reference.py
 """
 
 from __future__ import annotations
 
-import dataclasses
-import inspect
-import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 
 import dxn
-from dxn.cli import VERBS, top_keys
+from dxn import signature_index
 from dxn.conf_files import CONF, groups, node_of, options
-from dxn.hints import option_group
-from dxn.instantiate import FROM_CALLER, expand_defaults, resolve
-from dxn.signatures import class_path, hints
+from dxn.describe import REQUIRED, Row, option_rows, purpose, rows_of, verb_rows
+from dxn.help import VERBS
+from dxn.targets import functions_of_dxn, resolve, signature_of
 
 PAGE = Path(__file__).with_name("config.md")
 INTRO = """# Configuration, key by key
@@ -38,14 +34,12 @@ part is `null`, setting one of its keys turns it on: `adapters.text.norm.eps=1e-
 """
 PUBLIC = """These files describe the architecture of public models: width, blocks, adapter, pooling
 and head. `weights=...` loads the weights, see [public models](public-models.md)."""
-HEAD = ("key", "default", "meaning")
 # Groups whose files override options instead of describing a part. The page only lists them.
 LISTED = ("debug", "experiment")
 
 
-@dataclass(frozen=True)
-class Row:
-    """One key of a part: its dotted name, default and description."""
+class Cells(NamedTuple):
+    """A row of a table of keys. The names are the headings."""
 
     key: str
     default: str
@@ -62,8 +56,9 @@ def page() -> str:
 
 def verb_section(verb: str) -> str:
     """Return the section of a verb: the top-level keys of its file, with their comments."""
-    rows = comment_rows((CONF / f"{verb}.yaml").read_text(encoding="utf-8"))
-    return "\n".join([f"### dxn {verb}", "", f"{VERBS[verb]}.", "", *table(rows), ""])
+    return "\n".join(
+        [f"### dxn {verb}", "", f"{VERBS[verb]}.", "", *table(cells(verb_rows(verb))), ""]
+    )
 
 
 def group_section(group: str) -> str:
@@ -75,8 +70,8 @@ def group_section(group: str) -> str:
     for option in options(group):
         node = node_of(group, option)
         if "_target_" not in node:
-            rows = comment_rows((CONF / group / f"{option}.yaml").read_text(encoding="utf-8"))
-            lines += [f"### {group}={option}", "", *table(rows), ""]
+            rows = option_rows(group, option)
+            lines += [f"### {group}={option}", "", *table(cells(rows)), ""]
         elif option not in public:
             by_target.setdefault(node["_target_"], {})[option] = node
     for nodes in by_target.values():
@@ -85,9 +80,9 @@ def group_section(group: str) -> str:
         prefix = f"{group}.{names[0]}." if group == "adapters" else f"{group}."
         lines += [f"### {group}={', '.join(names)}", "", *part(nodes, prefix), ""]
     for key, node in parts_below(by_target):
-        target = resolve(node["_target_"], key=group)
+        name = signature_of(node["_target_"], key=group).name
         nodes = {"": {"_target_": node["_target_"]}}
-        lines += [f"### {target.__name__}", "", *part(nodes, f"{group}.{key}."), ""]
+        lines += [f"### {name}", "", *part(nodes, f"{group}.{key}."), ""]
     if public:
         lines += [f"### {group} of public models", "", PUBLIC, "", *listed(group, public), ""]
     return "\n".join(lines)
@@ -100,14 +95,7 @@ def listing(group: str) -> str:
 
 def listed(group: str, names: Sequence[str]) -> list[str]:
     """Return a table of files of a group, with the first sentence of their comments."""
-    rows = []
-    for name in names:
-        text = (CONF / group / f"{name}.yaml").read_text(encoding="utf-8")
-        comments = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]
-        comment = " ".join(line for line in comments if "@package" not in line)
-        # The period of "et al. 2019" does not end a sentence. A command may follow the sentence.
-        sentence = re.split(r"(?<=\.) (?=[A-Z]|dxn |torchrun )", comment)[0]
-        rows.append(f"| `{group}={name}` | {sentence} |")
+    rows = [f"| `{group}={name}` | {purpose(group, name)} |" for name in names]
     return ["| option | purpose |", "|---|---|", *rows]
 
 
@@ -126,43 +114,14 @@ def part(nodes: Mapping[str, dict[str, Any]], prefix: str) -> list[str]:
     """
     by_option = {option: list(rows_of(node, prefix)) for option, node in nodes.items()}
     merged = []
-    for i, row in enumerate(next(iter(by_option.values()))):
-        defaults = {option: rows[i].default for option, rows in by_option.items()}
+    for i, row in enumerate(cells(next(iter(by_option.values())))):
+        defaults = {option: cells(rows)[i].default for option, rows in by_option.items()}
         # Files with different defaults are listed in the cell: "base: `12`, tiny: `6`".
         same = len(set(defaults.values())) == 1
-        texts = [f"{option}: {default}" for option, default in defaults.items()]
-        merged.append(dataclasses.replace(row, default=row.default if same else ", ".join(texts)))
-    target = resolve(next(iter(nodes.values()))["_target_"], key="part")
-    summary = (inspect.getdoc(target) or "").split("\n\n")[0].replace("\n", " ")
-    return [summary, "", *table(merged)]
-
-
-def rows_of(node: Mapping[str, Any], prefix: str) -> Iterator[Row]:
-    """Yield every key of a node, including those of nested groups of options."""
-    target = resolve(node["_target_"], key=prefix)
-    described = arguments(inspect.getdoc(target) or "")
-    values = expand_defaults(node)
-    for name, parameter in inspect.signature(target).parameters.items():
-        key, meaning = f"{prefix}{name}", described.get(name, "")
-        group = option_group(hints(target).get(name))
-        value = values.get(name)
-        if name in FROM_CALLER or (parameter.default is parameter.empty and name not in values):
-            # The caller provides this argument, so it is not an option. **kwargs are options whose
-            # names the user chooses.
-            if parameter.kind is parameter.VAR_KEYWORD:
-                meaning = described.get(f"**{name}", meaning)
-                yield Row(f"{prefix}NAME", "`null`", meaning)
-            continue
-        if group is not None:
-            default = value if isinstance(value, Mapping) else {"_target_": class_path(group)}
-            # null turns the group off, which needs a row of its own.
-            if value is None:
-                yield Row(key, "`null`", meaning)
-            yield from rows_of(default, f"{key}.")
-        elif isinstance(value, Mapping) and "_target_" in value:
-            yield Row(key, f"`{value['_target_']}`", meaning)
-        else:
-            yield Row(key, formatted(value), meaning)
+        listed = ", ".join(f"{option}: {default}" for option, default in defaults.items())
+        merged.append(row if same else row._replace(default=listed))
+    target = next(iter(nodes.values()))["_target_"]
+    return [signature_of(target, key="part").summary, "", *table(merged)]
 
 
 def parts_below(
@@ -179,41 +138,28 @@ def parts_below(
                     yield key, value
 
 
-def arguments(doc: str) -> dict[str, str]:
-    """Return the Args section of a docstring as descriptions by name."""
-    section = doc.partition("Args:\n")[2].partition("\n\n")[0]
-    # A name is indented by four spaces, and the lines that continue its description by more.
-    entries = re.findall(r"^    ([*\w]+): (.+(?:\n     .+)*)$", section, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
+def cells(rows: Sequence[Row]) -> list[Cells]:
+    """Return the cells of a table of keys, in Markdown."""
+    listed = []
+    for row in rows:
+        default = row.default if row.default == REQUIRED else f"`{row.default}`"
+        listed.append(Cells(f"`{row.key}`", default, row.meaning))
+    return listed
 
 
-def comment_rows(text: str) -> list[Row]:
-    """Return the keys of a file with the comments at the ends of their lines."""
-    lines = "\n".join(top_keys(text.splitlines()))
-    entries = re.findall(r"^([\w.]+): (.+?) # (.+)$", lines, re.MULTILINE)
-    return [Row(key, formatted(yaml.safe_load(value)), meaning) for key, value, meaning in entries]
-
-
-def table(rows: Sequence[Row]) -> list[str]:
+def table(rows: Sequence[Cells]) -> list[str]:
     """Return a Markdown table of keys."""
-    lines = [f"| `{row.key}` | {row.default} | {row.meaning} |" for row in rows]
-    return [f"| {' | '.join(HEAD)} |", "|---|---|---|", *lines] if lines else ["No keys."]
+    lines = [f"| {' | '.join(row)} |" for row in rows]
+    head = [f"| {' | '.join(Cells._fields)} |", "|---|---|---|"]
+    return [*head, *lines] if lines else ["No keys."]
 
 
-def formatted(value: Any) -> str:
-    """Return a value as YAML in backquotes."""
-    # OmegaConf marks values that the user must set with ???.
-    if value == "???":
-        return "required"
-    if isinstance(value, str):
-        # ${value_or:key,fallback} is shown as ${key}. The fallback is for parts without the key.
-        value = re.sub(r"\$\{value_or:([\w.]+),.*\}", r"${\1}", value)
-    # A large width prevents line breaks, which a cell of a table cannot contain. safe_dump ends a
-    # plain scalar with a line "...".
-    text = yaml.safe_dump(value, default_flow_style=True, width=1000)
-    return f"`{text.strip().removesuffix('...').strip()}`"
+def index_targets() -> dict[str, Callable[..., Any]]:
+    """Return the parts whose signatures are stored, by the names that dxn's YAML files use."""
+    return {name: resolve(name, key=name) for name in functions_of_dxn()}
 
 
 if __name__ == "__main__":
+    signature_index.write(index_targets())
     PAGE.write_text(page(), encoding="utf-8")
-    print(f"wrote {PAGE.name} for dxn {dxn.__version__}")
+    print(f"wrote {PAGE.name} and {signature_index.PATH.name} for dxn {dxn.__version__}")

@@ -2,7 +2,7 @@
 
 import dxn
 
-model = dxn.train("data=table", "data.path=reviews.csv", "data.target=label")
+model = dxn.train("reviews.csv", "target=label")
 model = dxn.load("outputs/label/2026-01-31_12-00-00.00")
 model = dxn.from_public("google/vit-base-patch16-224")
 model.predict(image="photo.jpg")
@@ -87,16 +87,17 @@ def _train(*overrides: str) -> Predictor:
     """Train a model like `dxn train` with the same overrides, and load it.
 
     Args:
-        *overrides: Options as on the command line, such as "data.path=reviews.csv".
+        *overrides: Words as on the command line, such as "reviews.csv" and "target=label".
 
     Raises:
         UserError: If an option or the data is wrong. The message has one line per problem.
     """
     from dxn.config import compose
+    from dxn.early_checks import prepare
     from dxn.run import model_folder
     from dxn.run.training import train_one
 
-    settings = compose("train", overrides)
+    settings = prepare("train", compose("train", overrides))
     return model_folder.load(train_one(settings).folder / "model", trust=settings.trust)
 
 

@@ -13,8 +13,8 @@ from typing import Any
 import yaml
 
 from dxn.errors import UserError
-from dxn.instantiate import CONF
 from dxn.keys import leaves
+from dxn.targets import CONF
 
 ENTRY_POINTS = "dxn.conf"
 
@@ -35,6 +35,11 @@ def groups(folders: Sequence[Path] = (CONF,)) -> list[str]:
     return sorted(names)
 
 
+def file_of(group: str, option: str, folders: Sequence[Path] = (CONF,)) -> Path:
+    """Return the file of an option that exists, see `options`."""
+    return next(p for f in folders if (p := f / group / f"{option}.yaml").is_file())
+
+
 def node_of(group: str, option: str, folders: Sequence[Path] = (CONF,)) -> dict[str, Any]:
     """Return the node that a file contains, without resolving interpolations.
 
@@ -43,7 +48,7 @@ def node_of(group: str, option: str, folders: Sequence[Path] = (CONF,)) -> dict[
     are inserted.
     """
     # Hydra could compose the node, but only as part of a complete configuration.
-    path = next(p for f in folders if (p := f / group / f"{option}.yaml").is_file())
+    path = file_of(group, option, folders)
     text = path.read_text(encoding="utf-8")
     content = yaml.safe_load(text) or {}
     for entry in content.pop("defaults", ()):

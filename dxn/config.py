@@ -1,42 +1,31 @@
-"""Compose and check the configuration of a command. Only this module imports Hydra."""
+"""Compose and check the configuration of a command, with Hydra."""
 
 from __future__ import annotations
 
 import functools
-import itertools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
-from hydra.core.override_parser.overrides_parser import OverridesParser
-from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dxn.conf_files import (
-    CONF,
-    add_folders,
-    defaults_of,
-    groups,
-    installed_folders,
-    keys_of_experiments,
-    node_of,
-    options,
-)
+from dxn.conf_files import CONF, defaults_of, groups, keys_of_experiments, node_of, options
 from dxn.errors import UserError
-from dxn.hints import fits, suggestion
-from dxn.instantiate import check_targets, expand_defaults, resolve, type_errors
-from dxn.keys import Keys, assign, known_keys, top_errors
+from dxn.hints import similar
+from dxn.instantiate import expand_defaults, merge_options, type_errors
+from dxn.keys import Keys, assign, known_keys, lookup, top_errors
+from dxn.overrides import Override, Request, parse_request, quoted, typed_value
+from dxn.paths import expand_home
+from dxn.run.run_paths import interrupted_run
 from dxn.run.settings import Settings
-from dxn.signatures import parameters
+from dxn.targets import check_targets, signature_of
 
-# Keys whose value is taken literally: numbers, brackets and ${...} in it are text.
-LITERAL = ("input", "prompt", "token")
 # Keys that contain an interpolation of another key, such as batch_size: ${batch_size}. In a saved
 # run it has already been resolved, so changing the key must change these too.
 DERIVED = {"batch_size": ("trainer.batch_size",)}
@@ -56,42 +45,6 @@ def _value_or(key: str, default: Any, *, _root_: DictConfig) -> Any:
 OmegaConf.register_new_resolver("value_or", _value_or, replace=True)
 
 
-@dataclass
-class Request:
-    """The parsed overrides of one command.
-
-    Args:
-        folders: Folders of YAML files. That of dxn is the first.
-        trust: Packages that this command names, by trust= or conf_dir=. Any folder may use them.
-        installed: Packages with an entry point. The composed configuration may use them, but a
-            loaded folder may not: it could come from a stranger.
-        literal: Text of each key in LITERAL, and of keys below them such as input.image.
-        groups: Overrides that choose files.
-        values: Overrides that set keys.
-        faults: The problems so far, one line each. They are collected, so that the user can correct
-            all of them at once.
-    """
-
-    folders: list[Path]
-    trust: tuple[str, ...] = ()
-    installed: tuple[str, ...] = ()
-    literal: dict[str, str] = field(default_factory=dict)
-    groups: list[Override] = field(default_factory=list)
-    values: list[Override] = field(default_factory=list)
-    faults: list[str] = field(default_factory=list)
-
-    @property
-    def composed_trust(self) -> tuple[str, ...]:
-        """Packages that the composed configuration may use."""
-        return (*self.trust, *self.installed)
-
-    def stop_on_faults(self) -> None:
-        """Raise UserError with all faults, if there are any."""
-        # Several steps can find the same fault, so duplicates are removed.
-        if self.faults:
-            raise UserError("\n".join(dict.fromkeys(self.faults)))
-
-
 def compose(verb: str, overrides: Sequence[str] = ()) -> Settings:
     """Compose and check the configuration of a command.
 
@@ -104,29 +57,34 @@ def compose(verb: str, overrides: Sequence[str] = ()) -> Settings:
     Raises:
         UserError: One line per problem, before any data is read.
     """
-    request = _parse_request(overrides)
-    resumed = next((o.value() for o in request.values if o.key_or_group == "resume"), None)
+    request = parse_request(verb, overrides)
+    resumed = request.value("resume")
     if verb == "train" and resumed is not None:
+        folder, note = interrupted_run(str(resumed))
         rest = [line for line in overrides if not line.startswith("resume=")]
-        settings = settings_of_run(Path(str(resumed)), rest, request.trust)
-        values = {**settings.values, "resume": str(resumed), "run": str(resumed)}
-        return replace(settings, values=values, overrides=tuple(overrides))
-    # Composed twice: first only the files, to learn which keys exist, then with the values. Hydra
-    # itself stops at the first unknown key, and does not suggest the right one.
-    group_lines = _checked_groups(request, verb)
-    base = _compose_files(verb, group_lines, request)
+        settings = settings_of_run(folder, rest, request.trust)
+        values = {**settings.values, "resume": str(folder), "run": str(folder)}
+        notes = () if note is None else (note,)
+        return replace(settings, values=values, overrides=tuple(overrides), notes=notes)
+    # Hydra composes only the files. Whether the keys of the other overrides exist is known after
+    # that: Hydra itself stops at the first unknown key, and does not suggest the right one.
+    files = _compose_files(verb, _checked_groups(request, verb), request)
+    if files is None:
+        request.stop_on_faults()
+    files = cast("dict[str, Any]", files)
+    base = _expanded(files, request)
     if base is None:
         request.stop_on_faults()
-    base = cast("dict[str, Any]", base)
-    keys = known_keys(base, request.composed_trust)
-    value_lines = _checked_values(request, keys)
+    keys = known_keys(cast("dict[str, Any]", base), request.composed_trust)
+    _set_values(files, keys, request)
     for key in request.literal:
-        if key.partition(".")[0] not in base:
+        if key.partition(".")[0] not in files:
             request.faults.append(f"{key}: dxn {verb} has no such key")
-    values = _compose_files(verb, [*group_lines, *value_lines], request)
+    values = _expanded(files, request)
     if values is not None:
         values = _resolve(values, request)
     if values is not None:
+        expand_home(values)
         request.faults += _type_faults(values, request.composed_trust)
     request.stop_on_faults()
     overridden = [o.key_or_group for o in (*request.groups, *request.values)]
@@ -154,7 +112,7 @@ def settings_of_run(
     Raises:
         UserError: If it is not a run folder, a `_target_` is not trusted, or an override is wrong.
     """
-    request = _parse_request(overrides)
+    request = parse_request("train", overrides, infers=False)
     request.trust = tuple(dict.fromkeys([*request.trust, *trust]))
     saved = Settings.load(folder, request.trust)
     if not request.values and not request.groups:
@@ -167,15 +125,16 @@ def settings_of_run(
             "such as trainer.epochs=30, or train a new run"
         )
     keys = known_keys(values, request.trust)
-    _checked_values(request, keys)
+    _check_values(request, keys)
     for override in request.values:
         key = override.key_or_group
         if key in FIXED_IN_RUN:
             request.faults.append(f"{key}: cannot be changed in a saved run; train a new run")
         for changed in (key, *DERIVED.get(key, ())):
-            assign(values, changed, _typed_value(override, keys.hint(key)))
+            assign(values, changed, typed_value(override, keys.hint(key)))
     # Unknown keys first: with them, the types below could not be checked.
     request.stop_on_faults()
+    expand_home(values)
     request.faults += _type_faults(values, request.trust)
     request.stop_on_faults()
     chosen = frozenset(o.key_or_group for o in request.values)
@@ -186,103 +145,6 @@ def settings_of_run(
         trust=request.trust,
         folder_trust=request.trust,
     )
-
-
-def expand(overrides: Sequence[str]) -> list[list[str]]:
-    """Expand overrides such as `key=a,b` (Hydra's sweep grammar) to all combinations.
-
-    Args:
-        overrides: Overrides as on the command line.
-
-    Returns:
-        The overrides of each run. The values of the last key change fastest.
-
-    Raises:
-        UserError: If an override cannot be parsed, or is a range instead of a list.
-    """
-    request = Request([CONF])
-    parsed = _parse(overrides, request, sweep=True)
-    request.stop_on_faults()
-    alternatives = []
-    for override in parsed:
-        if not override.is_sweep_override():
-            alternatives.append([str(override.input_line)])
-        elif override.is_discrete_sweep():
-            key = override.get_key_element()
-            alternatives.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-        else:
-            raise UserError(
-                f"{override.input_line}: only lists of values can be swept, such as "
-                f"{override.key_or_group}=1,2,3"
-            )
-    return [list(combination) for combination in itertools.product(*alternatives)]
-
-
-def _parse_request(overrides: Sequence[str]) -> Request:
-    """Parse overrides, and sort them into folders, literal texts, groups and values."""
-    installed = installed_folders()
-    folders: list[Path] = []
-    literal: dict[str, str] = {}
-    lines: list[str] = []
-    for line in overrides:
-        key, _, value = line.partition("=")
-        if key == "conf_dir" and value:
-            folders.append(Path(value).expanduser().absolute())
-        elif key.partition(".")[0] in LITERAL and "=" in line:
-            literal[key] = value
-        else:
-            # weights=PATH is short for weights.source=PATH.
-            lines.append(f"weights.source={value}" if key == "weights" and value else line)
-    existing = [folder for folder in (*installed, *folders) if folder.is_dir()]
-    request = Request([CONF, *existing], literal=literal)
-    request.installed = add_folders(installed, request.faults)
-    request.trust = add_folders(folders, request.faults)
-    parsed = _parse(lines, request)
-    known = set(groups(request.folders))
-    for override in parsed:
-        # A mapping, such as backbone={dropout: 0.1}, sets values of the part instead.
-        is_group = override.key_or_group in known and not isinstance(override.value(), dict)
-        (request.groups if is_group else request.values).append(override)
-        # Needed now: composing the files already imports the parts that they name.
-        if override.key_or_group == "trust":
-            value = override.value()
-            trusted = value if isinstance(value, list) else [value]
-            request.trust = (*request.trust, *(str(name) for name in trusted if name))
-    return request
-
-
-def _parse(lines: Sequence[str], request: Request, *, sweep: bool = False) -> list[Override]:
-    """Parse overrides. Those that cannot be parsed are added to the faults.
-
-    A value that is not valid in Hydra's grammar is taken as text, and so is a list of values
-    outside of a sweep: paths and sentences contain commas, brackets and quotes.
-    """
-    parsed = []
-    for line in lines:
-        override = _parse_override(line)
-        if override is None or (override.is_sweep_override() and not sweep):
-            key, _, value = line.partition("=")
-            override = _parse_override(f"{key}={_quoted(value)}") if value else None
-        if override is None:
-            request.faults.append(f"{line}: not an override; write key=value")
-        elif override.is_delete():
-            # Every part takes its defaults from a signature, so a deleted key would come back.
-            request.faults.append(f"{line}: a key cannot be deleted; set it to null")
-        else:
-            parsed.append(override)
-    return parsed
-
-
-def _parse_override(line: str) -> Override | None:
-    try:
-        return OverridesParser.create().parse_override(line)
-    except HydraException:
-        return None
-
-
-def _quoted(value: str) -> str:
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
 
 
 def _checked_groups(request: Request, verb: str) -> list[str]:
@@ -301,7 +163,8 @@ def _checked_groups(request: Request, verb: str) -> list[str]:
         chosen = value if isinstance(value, list) else [value]
         wrong = [str(item) for item in chosen if str(item) not in available]
         for item in wrong:
-            hint = suggestion(item, available)
+            match = similar(item, available)
+            hint = f" did you mean {match}?" if match else ""
             if "," in item:
                 hint = f" a list is written {name}=[{item}];"
             listed = ", ".join(available)
@@ -314,13 +177,13 @@ def _checked_groups(request: Request, verb: str) -> list[str]:
 
 
 def _compose_files(verb: str, lines: Sequence[str], request: Request) -> dict[str, Any] | None:
-    """Compose files and overrides, and add the defaults of all signatures.
+    """Compose files. Returns None after adding to the faults if this is not possible.
 
-    Interpolations are not resolved yet, because they can refer to a default that Hydra does not
-    know. Returns None after adding to the faults if the files cannot be composed.
+    Interpolations are not resolved yet, because they can refer to a value of an override, or to a
+    default that only a signature contains.
     """
     # Hydra searches the folder of dxn first, so a file of the user cannot replace one of dxn.
-    paths = ",".join(_quoted(f"file://{folder}") for folder in request.folders[1:])
+    paths = ",".join(quoted(f"file://{folder}") for folder in request.folders[1:])
     search = [f"hydra.searchpath=[{paths}]"] if paths else []
     try:
         with initialize_config_dir(str(CONF.absolute()), version_base="1.3"):
@@ -336,6 +199,11 @@ def _compose_files(verb: str, lines: Sequence[str], request: Request) -> dict[st
         # no class, and are removed.
         adapters = values["adapters"]
         values["adapters"] = {k: v for k, v in adapters.items() if v and "_target_" in v}
+    return values
+
+
+def _expanded(values: dict[str, Any], request: Request) -> dict[str, Any] | None:
+    """Add the defaults of all signatures. Returns None after adding to the faults."""
     try:
         check_targets(values, request.composed_trust)
         return expand_defaults(values, request.composed_trust)
@@ -344,34 +212,28 @@ def _compose_files(verb: str, lines: Sequence[str], request: Request) -> dict[st
         return None
 
 
-def _checked_values(request: Request, keys: Keys) -> list[str]:
-    """Return the overrides of known keys in Hydra's syntax. Others are added to the faults."""
-    lines = []
+def _set_values(files: dict[str, Any], keys: Keys, request: Request) -> None:
+    """Set the overrides of known keys in place. Others are added to the faults."""
+    for override in _check_values(request, keys):
+        key = override.key_or_group
+        value = typed_value(override, keys.hint(key))
+        _, old = lookup(files, key)
+        # A mapping, such as backbone={dropout: 0.1}, changes only the keys that it contains.
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            value = merge_options(old, value)
+        assign(files, key, value)
+
+
+def _check_values(request: Request, keys: Keys) -> list[Override]:
+    """Return the overrides whose keys can be set. Others are added to the faults."""
+    known = []
     for override in request.values:
         key = override.key_or_group
-        if not keys.has(key):
+        if keys.has(key):
+            known.append(override)
+        else:
             request.faults.append(f"{key}: no such key;{_advice(key, keys, request)}")
-            continue
-        value = str(override.input_line).partition("=")[2]
-        if _is_text(override, keys.hint(key)):
-            value = _quoted(value)
-        # ++ sets a key whether the YAML files contain it or only the signature.
-        lines.append(f"++{key}={value}")
-    return lines
-
-
-def _is_text(override: Override, hint: Any) -> bool:
-    """Whether a number or Boolean is meant as text, such as the name of a column 2024."""
-    value = override.value()
-    is_scalar = isinstance(value, bool | int | float)
-    return is_scalar and not fits(value, hint) and fits("", hint)
-
-
-def _typed_value(override: Override, hint: Any) -> Any:
-    """Return the value of an override in the type that its key expects."""
-    if _is_text(override, hint):
-        return str(override.input_line).partition("=")[2]
-    return override.value()
+    return known
 
 
 def _advice(key: str, keys: Keys, request: Request) -> str:
@@ -395,7 +257,7 @@ def _options_with(
     names = []
     for option in options(group, folders):
         target = node_of(group, option, folders).get("_target_")
-        if target and name in parameters(resolve(target, key=group, trust=trust)):
+        if target and name in signature_of(target, key=group, trust=trust).parameters:
             names.append(option)
     return names[:MAX_OPTIONS]
 
@@ -405,8 +267,8 @@ def _resolve(values: dict[str, Any], request: Request) -> dict[str, Any] | None:
     # A literal key has a value, so it must not count as missing (???).
     for key in request.literal:
         assign(values, key, None)
-    cfg = OmegaConf.create(values)
     try:
+        cfg = OmegaConf.create(values)
         missing = sorted(OmegaConf.missing_keys(cfg))
         request.faults += [f"{key}: needs a value, {key}=..." for key in missing]
         if missing:

@@ -1,4 +1,4 @@
-"""The exception for problems that the user can fix."""
+"""The exceptions that the command line prints as one sentence."""
 
 
 class UserError(ValueError):
@@ -6,4 +6,11 @@ class UserError(ValueError):
 
     The message names the file, row or key, what was received, and what to do. It has one line per
     problem. The command line prints it without a traceback and exits with code 2.
+    """
+
+
+class Interrupted(KeyboardInterrupt):
+    """Ctrl+C, with a message that says what to do next, such as how to resume a training.
+
+    The command line prints the message and exits with code 130.
     """

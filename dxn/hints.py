@@ -1,97 +1,121 @@
-"""Check configuration values against the type hints of a signature."""
+"""Check configuration values against the types of a signature.
+
+A type is plain data, so that the types of all signatures can be stored in a file:
+
+    "int", "float", "bool", "str", "null"   a value of this type
+    "any"                                   any value
+    {"choices": [VALUE, ...]}               one of these values
+    {"list": TYPE}, {"mapping": TYPE}       a list, or a mapping, whose values have a type
+    {"options": CLASS}                      a group of options: a dataclass, by its dotted name
+    {"part": CLASS}                         an object that is built from a node
+    [TYPE, ...]                             one of several types
+"""
 
 from __future__ import annotations
 
-import dataclasses
 import difflib
-import inspect
-import types
-import typing
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, Union
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+Hint = str | list[Any] | dict[str, Any]
 
 NAMES = {
-    int: "a whole number",
-    float: "a number",
-    bool: "true or false",
-    str: "a string",
-    type(None): "null",
+    "int": "a whole number",
+    "float": "a number",
+    "bool": "true or false",
+    "str": "a string",
+    "null": "null",
+    "any": "any value",
 }
-# Minimum similarity of a suggestion, from 0 to 1. Below it (the default of difflib), suggestions
-# mislead more often than they help.
-MIN_SIMILARITY = 0.6
+# Minimum similarity of a suggestion, from 0 to 1. Below it, suggestions mislead more often than
+# they help: with the default of difflib, 0.6, `loss` suggests `cross`, and `gpu` suggests `cpu`.
+MIN_SIMILARITY = 0.75
 
 
-def type_fault(value: Any, hint: Any) -> str | None:
+def type_fault(value: Any, hint: Hint) -> str | None:
     """Return what is wrong with a value, such as "must be a number, got 'x'". None if it fits.
 
     A node (a mapping with `_target_`) fits every class, because an object is built from it.
     """
     if fits(value, hint):
         return None
-    choices = [choice for member in members(hint) for choice in _literals(member)]
-    if choices:
-        listed = ", ".join(str(choice) for choice in choices)
-        hint_at = suggestion(str(value), [str(choice) for choice in choices])
-        return f"must be one of {listed}, got {value!r}{';' + hint_at if hint_at else ''}"
+    if listed := choices(hint):
+        hint_at = similar(str(value), [str(choice) for choice in listed])
+        names = ", ".join(_written(choice) for choice in listed)
+        return (
+            f"must be one of {names}, got {value!r}{f'; did you mean {hint_at}?' * bool(hint_at)}"
+        )
     return f"must be {describe(hint)}, got {value!r}"
 
 
-def fits(value: Any, hint: Any) -> bool:
-    """Whether a configuration value, or an object that is already built, fits a type hint."""
-    origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-    if origin in (Union, types.UnionType):
-        return any(fits(value, member) for member in arguments)
-    if origin is Literal:
-        # Without the type, `1 == True` would accept true for a choice of 1.
-        return any(value == choice and type(value) is type(choice) for choice in arguments)
-    if hint is None or hint is type(None):
-        return value is None
-    if hint is bool or hint is str:
-        return isinstance(value, hint)
-    # In Python, True is an int, but as a number of epochs it is a mistake.
-    if hint is int:
-        return isinstance(value, int) and not isinstance(value, bool)
-    # YAML reads 1 as an int, and 1 is a valid float.
-    if hint is float:
-        return isinstance(value, int | float) and not isinstance(value, bool)
-    outer = origin or hint
-    if not isinstance(outer, type) or outer in (inspect.Parameter.empty, object):
-        return True  # Any or a type variable: nothing can be checked
-    if issubclass(outer, Mapping):
-        return isinstance(value, Mapping) and _all_fit(value.values(), arguments[1:])
-    # Not every Sequence: a str is one too, but not a list of names.
-    if issubclass(outer, Sequence):
-        return isinstance(value, list | tuple) and _all_fit(value, arguments[:1])
-    return isinstance(value, Mapping) or _is_instance(value, outer)
+def fits(value: Any, hint: Hint) -> bool:
+    """Whether a configuration value, or an object that is already built, fits a type."""
+    match hint:
+        case list():
+            return any(fits(value, member) for member in hint)
+        case "any":
+            return True
+        case "null":
+            return value is None
+        case "bool":
+            return isinstance(value, bool)
+        case "str":
+            return isinstance(value, str)
+        # In Python, True is an int, but as a number of epochs it is a mistake.
+        case "int":
+            return isinstance(value, int) and not isinstance(value, bool)
+        # YAML reads 1 as an int, and 1 is a valid float.
+        case "float":
+            return isinstance(value, int | float) and not isinstance(value, bool)
+        case {"choices": listed}:
+            # Without the type, `1 == True` would accept true for a choice of 1.
+            return any(value == choice and type(value) is type(choice) for choice in listed)
+        case {"mapping": inner}:
+            return isinstance(value, Mapping) and all(fits(v, inner) for v in value.values())
+        # Not every Sequence: a str is one too, but not a list of names.
+        case {"list": inner}:
+            return isinstance(value, list | tuple) and all(fits(item, inner) for item in value)
+    # A part: a node, or an object that is already built, but no other plain value.
+    return isinstance(value, Mapping) or not isinstance(
+        value, bool | int | float | str | list | tuple | None
+    )
 
 
-def members(hint: Any) -> tuple[Any, ...]:
-    """Return the alternatives of a union, or the hint itself if it is not a union."""
-    is_union = typing.get_origin(hint) in (Union, types.UnionType)
-    return typing.get_args(hint) if is_union else (hint,)
+def members(hint: Hint) -> Sequence[Hint]:
+    """Return the alternatives of a type, or the type itself if it has none."""
+    return hint if isinstance(hint, list) else [hint]
 
 
-def option_group(hint: Any) -> type | None:
-    """Return the dataclass among the alternatives of a hint; None if there is none.
+def choices(hint: Hint) -> list[Any]:
+    """Return the values of all choices of a type."""
+    return [v for m in members(hint) if isinstance(m, dict) for v in m.get("choices", ())]
 
-    A parameter with such a hint is a group of options, such as backbone.norm.
+
+def option_group(hint: Hint) -> str | None:
+    """Return the dotted name of the dataclass among the alternatives; None if there is none.
+
+    A parameter with such a type is a group of options, such as backbone.norm.
     """
-    for member in members(hint):
-        if isinstance(member, type) and dataclasses.is_dataclass(member):
-            return member
-    return None
+    return next(
+        (m["options"] for m in members(hint) if isinstance(m, dict) and "options" in m), None
+    )
 
 
-def takes_mapping(hint: Any) -> bool:
+def takes_mapping(hint: Hint) -> bool:
     """Whether a parameter takes a mapping whose keys the user chooses, such as data.holdout."""
-    outers = [typing.get_origin(member) or member for member in members(hint)]
-    return any(isinstance(outer, type) and issubclass(outer, Mapping) for outer in outers)
+    return any(isinstance(member, dict) and "mapping" in member for member in members(hint))
 
 
-def describe(hint: Any) -> str:
-    """Return a type hint in words, for a message."""
-    return " or ".join(_name(member) for member in members(hint))
+def value_hint(hint: Hint) -> Hint:
+    """Return the type of a mapping's values; "any" if it has none."""
+    found = (m["mapping"] for m in members(hint) if isinstance(m, dict) and "mapping" in m)
+    return next(found, "any")
+
+
+def describe(hint: Hint) -> str:
+    """Return a type in words, for a message or a help page."""
+    *others, last = [_name(member) for member in members(hint)]
+    return f"{', '.join(others)} or {last}" if others else last
 
 
 def suggestion(wrong: str, known: Sequence[str]) -> str:
@@ -99,39 +123,43 @@ def suggestion(wrong: str, known: Sequence[str]) -> str:
 
     The leading space lets the result be appended to a sentence whether it is empty or not.
     """
-    # First a key with the same last name: `lr` means optimizer.lr. Then the most similar full key.
-    last = wrong.rpartition(".")[2]
-    close = [key for key in known if key.rpartition(".")[2] == last]
-    close = close or difflib.get_close_matches(wrong, known, 1, MIN_SIMILARITY)
-    if not close:
-        # Finally, a key with a similar last name anywhere in the configuration.
-        by_last = {key.rpartition(".")[2]: key for key in known}
-        matches = difflib.get_close_matches(last, list(by_last), 1, MIN_SIMILARITY)
-        close = [by_last[match] for match in matches]
+    parent, _, last = wrong.rpartition(".")
+    # First a key with the same last name: `lr` means optimizer.lr.
+    same = [key for key in known if key.rpartition(".")[2] == last]
+    # Then a similar name at the same place. The place alone must not count as similarity:
+    # trainer.foo has most of its letters in common with trainer.seed.
+    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
+    # Finally, a similar name anywhere.
+    anywhere = {key.rpartition(".")[2]: key for key in reversed(known)}
+    close = same[:1]
+    for names in (siblings, anywhere):
+        if not close and (match := similar(last, list(names))):
+            close = [names[match]]
     return f" did you mean {close[0]}?" if close else ""
 
 
-def _name(hint: Any) -> str:
-    outer = typing.get_origin(hint) or hint
-    if outer in NAMES:
-        return NAMES[outer]
-    if isinstance(outer, type) and issubclass(outer, Mapping):
-        return "a mapping"
-    if isinstance(outer, type) and issubclass(outer, Sequence):
-        return "a list"
-    return getattr(outer, "__name__", str(outer))
+def similar(wrong: str, known: Iterable[str]) -> str | None:
+    """Return the name most similar to a wrong one; None if none is similar enough."""
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(wrong.lower(), list(by_lower), 1, MIN_SIMILARITY)
+    return by_lower[close[0]] if close else None
 
 
-def _literals(hint: Any) -> tuple[Any, ...]:
-    return typing.get_args(hint) if typing.get_origin(hint) is Literal else ()
+def _name(hint: Hint) -> str:
+    match hint:
+        case str():
+            return NAMES[hint]
+        case {"choices": listed}:
+            return f"one of {', '.join(_written(choice) for choice in listed)}"
+        case {"mapping": _}:
+            return "a mapping"
+        case {"list": _}:
+            return "a list"
+        case {"options": path} | {"part": path}:
+            return path.rpartition(".")[2]
+    return str(hint)
 
 
-def _all_fit(values: typing.Iterable[Any], hints: Sequence[Any]) -> bool:
-    return not hints or all(fits(value, hints[0]) for value in values)
-
-
-def _is_instance(value: Any, outer: type) -> bool:
-    try:
-        return isinstance(value, outer)
-    except TypeError:  # a Protocol that is not runtime_checkable cannot be checked
-        return True
+def _written(value: Any) -> str:
+    # As YAML writes it.
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,41 +2,44 @@
 
 from __future__ import annotations
 
-import typing
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any
 
-from dxn.hints import option_group, suggestion, takes_mapping, type_fault
-from dxn.instantiate import FROM_CALLER, SPECIAL, expand_defaults, resolve
-from dxn.signatures import class_path, hints, parameters, takes_any_name
+from dxn.hints import Hint, option_group, suggestion, takes_mapping, type_fault, value_hint
+from dxn.instantiate import FROM_CALLER, SPECIAL, expand_defaults
+from dxn.targets import signature_of
 
 # Types of the top-level keys of all commands. A key has the same meaning in every command. The keys
 # of parts, such as backbone.depth, have the types of the signatures.
-TOP: dict[str, Any] = {
-    "batch_size": int,
-    "count": int,
-    "device": Literal["auto", "cpu", "cuda", "mps"],
-    "dim": int,
-    "max_new": int,
-    "name": str | None,
-    "on_bad": Literal["error", "skip", "missing"],
-    "only": Sequence[str] | None,
-    "output": str | None,
-    "resume": str | None,
-    "run": str | None,
-    "seed": int,
-    "share_adapters": bool,
-    "split": Literal["train", "validation", "test"] | None,
-    "temperature": float,
-    "top_k": int | None,
-    "top_p": float | None,
-    "trust": Sequence[str],
-    "weights.adapters": Mapping[str, str],
-    "weights.part": str | None,
-    "weights.revision": str | None,
-    "weights.source": str | None,
-    "weights.strict": bool,
+TOP: dict[str, Hint] = {
+    "batch_size": "int",
+    "columns": {"mapping": "str"},
+    "count": "int",
+    "device": {"choices": ["auto", "cpu", "cuda", "mps"]},
+    "dim": "int",
+    "encoding": ["str", "null"],
+    "keep": {"list": "str"},
+    "max_new": "int",
+    "name": ["str", "null"],
+    "on_bad": {"choices": ["error", "skip", "missing"]},
+    "only": [{"list": "str"}, "null"],
+    "output": ["str", "null"],
+    "resume": ["str", "null"],
+    "run": ["str", "null"],
+    "seed": "int",
+    "sep": ["str", "null"],
+    "share_adapters": "bool",
+    "split": [{"choices": ["train", "validation", "test"]}, "null"],
+    "temperature": "float",
+    "top_k": ["int", "null"],
+    "top_p": ["float", "null"],
+    "trust": {"list": "str"},
+    "weights.adapters": {"mapping": "str"},
+    "weights.part": ["str", "null"],
+    "weights.revision": ["str", "null"],
+    "weights.source": ["str", "null"],
+    "weights.strict": "bool",
 }
 
 
@@ -45,16 +48,16 @@ class Keys:
     """The keys that can be set.
 
     Args:
-        types: Type hint of every key, by dotted name.
+        types: Type of every key, by dotted name.
         open: Keys below which the user chooses the names, such as data.holdout.
-        columns: Type hint of the **kwargs of each part that has them, by the key of the part. A
+        columns: Type of the **kwargs of each part that has them, by the key of the part. A
             table takes one argument per modality, such as data.text=COLUMN.
         names: Names that these arguments may have. None: any name.
     """
 
-    types: dict[str, Any] = field(default_factory=dict)
+    types: dict[str, Hint] = field(default_factory=dict)
     open: set[str] = field(default_factory=set)
-    columns: dict[str, Any] = field(default_factory=dict)
+    columns: dict[str, Hint] = field(default_factory=dict)
     names: frozenset[str] | None = None
 
     def has(self, key: str) -> bool:
@@ -64,14 +67,14 @@ class Keys:
             return self.names is None or last in self.names
         return key in self.types or any(key.startswith(f"{prefix}.") for prefix in self.open)
 
-    def hint(self, key: str) -> Any:
-        """Return the type hint of a key that can be set; Any if its type is unknown."""
+    def hint(self, key: str) -> Hint:
+        """Return the type of a key that can be set; "any" if it is unknown."""
         parent = key.rpartition(".")[0]
         if key not in self.types and parent in self.columns:
             return self.columns[parent]
         if key not in self.types and parent in self.types:
-            return _value_hint(self.types[parent])
-        return self.types.get(key, Any)
+            return value_hint(self.types[parent])
+        return self.types.get(key, "any")
 
     def suggestion(self, wrong: str) -> str:
         """Return " did you mean KEY?" for an unknown key, or ""."""
@@ -133,7 +136,7 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def _add(
-    keys: Keys, node: Mapping[str, Any], key: str, types: Mapping[str, Any], trust: Sequence[str]
+    keys: Keys, node: Mapping[str, Any], key: str, types: Mapping[str, Hint], trust: Sequence[str]
 ) -> None:
     """Add the keys of a mapping to `keys`.
 
@@ -141,31 +144,31 @@ def _add(
         keys: The keys so far.
         node: A configuration or a part of it.
         key: Dotted key of the node; "" for the whole configuration.
-        types: Type hints by name, for a node without `_target_`.
+        types: Types by name, for a node without `_target_`.
         trust: Top-level packages besides dxn whose code may be used.
     """
     prefix = f"{key}." if key else ""
     names = list(node)
     if "_target_" in node:
-        target = resolve(node["_target_"], key=key, trust=trust)
-        types = hints(target)
+        signature = signature_of(node["_target_"], key=key, trust=trust)
+        types = {name: signature.hint(name) for name in (*signature.parameters, *node)}
         # Arguments without a default are not in the expanded node, but they can be set.
-        names += [n for n in parameters(target) if n not in node and n not in FROM_CALLER]
-        if takes_any_name(target):
-            keys.columns[key] = types.get("**", Any)
+        names += [n for n in signature.parameters if n not in node and n not in FROM_CALLER]
+        if signature.others is not None:
+            keys.columns[key] = signature.others.hint
     for name in names:
         path, value = f"{prefix}{name}", node.get(name)
-        hint = types.get(name, Any) if "_target_" in node or not key else TOP.get(path, Any)
+        hint = types.get(name, "any") if "_target_" in node or not key else TOP.get(path, "any")
         keys.types[path] = hint
         group = option_group(hint)
         if value is None and group is not None:
             # Setting an option of a group whose default is null turns the group on, so the options
             # of the group are keys too.
-            value = expand_defaults({"_target_": class_path(group)}, trust, key=path)
+            value = expand_defaults({"_target_": group}, trust, key=path)
         if isinstance(value, Mapping) and value:
             _add(keys, value, path, {}, trust)
         # An empty mapping in a YAML file, such as weights.adapters: {}, is to be filled.
-        if takes_mapping(hint) or (hint is Any and isinstance(value, Mapping) and not value):
+        if takes_mapping(hint) or (hint == "any" and isinstance(value, Mapping) and not value):
             keys.open.add(path)
 
 
@@ -177,18 +180,8 @@ def _modalities(adapters: Mapping[str, Any], trust: Sequence[str]) -> frozenset[
     modalities: set[str] = set()
     for name, node in adapters.items():
         if isinstance(node, Mapping) and "_target_" in node:
-            target = resolve(node["_target_"], key=f"adapters.{name}", trust=trust)
+            signature = signature_of(node["_target_"], key=f"adapters.{name}", trust=trust)
             # A class attribute in dxn, but the protocol also allows an attribute of the instance.
-            modality = getattr(target, "modality", None)
-            if isinstance(modality, str):
-                modalities.add(modality)
+            if signature.modality is not None:
+                modalities.add(signature.modality)
     return frozenset(modalities)
-
-
-def _value_hint(hint: Any) -> Any:
-    """Return the type hint of a mapping's values; Any if it has none."""
-    for member in (hint, *typing.get_args(hint)):
-        arguments = typing.get_args(member)
-        if takes_mapping(member) and len(arguments) == 2:
-            return arguments[1]
-    return Any

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import csv
-import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +14,9 @@ import soundfile
 from PIL import Image
 
 import dxn
-from dxn.cli import EXAMPLES, VERBS, main
+from dxn.cli import main
+from dxn.errors import Interrupted
+from dxn.help import EXAMPLES, VERBS
 
 TINY = [
     "dim=16",
@@ -70,6 +74,81 @@ def test_each_verb_has_help_with_examples(verb, form, capsys):
     assert all(f"  {example}" in printed for example in EXAMPLES[verb])
 
 
+def help_of(capsys, *words):
+    assert main(list(words)) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_the_help_of_training_has_the_keys_that_everybody_needs(capsys):
+    page = help_of(capsys, "train", "--help")
+    for key in ("PATH", "target=", "data.text", "adapters=", "backbone=", "trainer.epochs=20"):
+        assert f" {key}" in page
+    for key in ("optimizer.lr=", "batch_size=", "seed=0", "output=", "run=", "resume=", "weights="):
+        assert f" {key}" in page
+    assert help_of(capsys, "train", "reviews.csv", "-h") == page
+
+
+@pytest.mark.parametrize(
+    ("topic", "expected"),
+    [
+        ("data=table", "data.on_bad=error What to do with a bad row: error (stop)"),
+        ("trainer.patience", "trainer.patience="),
+        ("patience", "trainer.patience="),
+        ("trainer", "trainer=default: The training loop. trainer.epochs="),
+        ("backbone=small", "backbone.depth=12 Number of blocks."),
+        ("backbone", "backbone=tiny A transformer of 6 blocks, width 192."),
+        (
+            "backbone.norm",
+            "backbone.norm.eps=1.0e-05 Constant added to the variance. Type:",
+        ),
+        ("adapters=[text,image]", "adapters.image.patch_size="),
+        ("head.decoder.depth", "Number of layers"),
+        ("head.decoder.backbone", "dxn.models.Backbone"),
+        ("target", "Column to predict."),
+        ("weights", "Used by: dxn train."),
+        ("split", "Used by: dxn evaluate."),
+        ("pretrain.epochs", "pretrain.epochs=10 number of passes over the training split"),
+    ],
+)
+def test_a_group_an_option_and_a_key_have_help(topic, expected, capsys):
+    assert expected in help_of(capsys, "help", topic)
+
+
+def test_the_help_of_an_option_can_follow_a_command(capsys):
+    page = help_of(capsys, "help", "data=table")
+    assert help_of(capsys, "train", "data=table", "--help") == page
+    assert help_of(capsys, "help", "train", "data=table") == page
+
+
+def test_the_files_of_the_user_have_help(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "toy_help.py").write_text('''
+class Smell:
+    """Smells.
+
+    Args:
+        dim: Width of a token.
+        nose: Number of noses.
+    """
+
+    def __init__(self, dim: int, nose: int = 1):
+        pass
+''')
+    (tmp_path / "conf" / "adapters").mkdir(parents=True)
+    text = "# A smell.\nsmell:\n  _target_: toy_help.Smell\n"
+    (tmp_path / "conf" / "adapters" / "smell.yaml").write_text(text)
+    page = help_of(capsys, "help", "adapters=smell", f"conf_dir={tmp_path / 'conf'}")
+    assert "adapters.smell.nose=1 Number of noses. Type: a whole number." in page
+
+
+@pytest.mark.parametrize("verb", VERBS)
+def test_no_section_of_a_help_page_is_empty(verb, capsys):
+    main([verb, "--help"])
+    sections = capsys.readouterr().out.split("\n\n")
+    assert all(len(section.splitlines()) > 1 for section in sections if section.endswith(":"))
+    assert all(section.strip() for section in sections)
+
+
 def test_the_version_is_that_of_the_package(capsys):
     assert main(["--version"]) == 0
     assert capsys.readouterr().out == f"dxn {dxn.__version__}\n"
@@ -89,13 +168,35 @@ def test_an_unknown_command_is_named_with_the_known_ones(capsys):
         (["check", "-m", "seed=1,2"], "-m: only dxn train can run a sweep, got dxn check"),
         (["train", "optimizer.lrr=1"], "optimizer.lrr: no such key; did you mean optimizer.lr?"),
         (["train", "backbone.num_heads=3"], "backbone: dim must be a multiple of num_heads"),
-        (["train", "resume=nowhere"], "nowhere: not a run folder"),
-        (["evaluate", "run=nowhere"], "nowhere: not a "),
-        (["predict", "run=nowhere", "input.text=x"], "nowhere: not a "),
+        (["train", "resume=nowhere"], "resume: folder not found: nowhere (current directory: "),
+        (["train", "resume=latest"], "resume: folder not found: outputs"),
+        (["evaluate", "run=nowhere"], "run: folder not found: nowhere"),
+        (["predict", "run=nowhere", "input.text=x"], "run: folder not found: nowhere"),
+        (["predict", "run=.", "input.text=x"], "run: .: not a run folder, and no folder in it"),
+        (["predict", "run=.", "new.csv", "batch_size=abc"], "batch_size: must be a whole number"),
         (["predict", "run=nowhere"], "input: needs a value, input=..."),
         (["predict", "input.text=x"], "run: "),
-        (["train", "data=table", "data.path=no.csv"], "no.csv: "),
-        (["train", "data=folder", "data.path=nowhere"], "nowhere: "),
+        (
+            ["train", "data=table", "data.path=no.csv"],
+            "data.path: file or folder not found: no.csv",
+        ),
+        (["train", "no.csv"], "data.path: file or folder not found: no.csv"),
+        (["train", "data=folder", "data.path=nowhere"], "data.path: file or folder not found: "),
+        (["train", "data.train=no.csv"], "data.train: file or folder not found: no.csv"),
+        (
+            ["train", "weights=nowhere"],
+            "weights: file or folder not found: nowhere (current",
+        ),
+        (["train", "weights=./model/a"], "weights: file or folder not found: ./model/a"),
+        (["train", "weights.adapters.text=x"], "weights.adapters.text: file or folder not found"),
+        (["train", "trainer.device=mps"], "trainer.device: mps is not available: "),
+        (["train", "output=/dev/null/x"], "output: /dev/null is a file, so /dev/null/x cannot"),
+        (["help", "patiense"], "patiense: no such command, group or key; did you mean trainer.pat"),
+        (["help", "data=tabel"], "data=tabel: no such option; did you mean table?"),
+        (
+            ["help", "zzzzzz"],
+            "zzzzzz: no such command, group or key; dxn --help lists the commands",
+        ),
         (["tokenize", "input=no.jpg"], "input.image: no.jpg: "),
         (["tokenize", "input.smell=x"], "input.smell: "),
     ],
@@ -139,9 +240,10 @@ def test_a_table_becomes_a_model_that_answers(shop, capsys):
     capsys.readouterr()
     sample = ["input.text=thing, number 3", "input.image=3.png"]
     assert main(["predict", "run=run", *sample]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert answer["prediction"] in ("0", "1")
-    assert answer == dxn.load("run").predict(text="thing, number 3", image="3.png")
+    printed = capsys.readouterr().out
+    answer = dxn.load("run").predict(text="thing, number 3", image="3.png")["prediction"]
+    assert answer in ("0", "1")
+    assert f"prediction: {answer}\n" in printed
     assert "none.png" in failed(capsys, "predict", "run=run", "input.image=none.png")
 
 
@@ -163,6 +265,77 @@ def test_tokens_of_all_inputs_are_counted_and_drawn(shop, capsys):
     assert lines[3].startswith("matrix: 8×23")
     with Image.open("tokens.png") as picture:
         assert picture.width > 500
+
+
+# Every command line here is answered without the packages that take seconds to import.
+SLOW = ("torch", "matplotlib", "pyarrow", "torchaudio", "numpy")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["train", "--help"],
+        ["help", "data=table"],
+        ["help", "trainer.patience"],
+        ["show", "reviews.csv", "target=label"],
+        ["train", "trainer.epoch=3"],
+        ["train", "trainer.epochs=many"],
+        ["train", "backbone=smal"],
+        ["train", "loss=focal"],
+        ["train", "nothing.csv"],
+        ["train", "-m", "seed=1,2", "optimizer.lrr=1"],
+        ["train", "weights=nowhere"],
+        ["train", "resume=nowhere"],
+        ["check", "data.path=nothing.csv", "target=x"],
+        ["predict", "run=nowhere", "input.text=x"],
+        ["predict", "run=x", "input.text=x", "device=gpu"],
+    ],
+    ids=" ".join,
+)
+def test_a_small_command_imports_no_large_package(words, tmp_path):
+    code = f"import sys; from dxn.cli import main; main({words}); "
+    code += f"print([name for name in {SLOW} if name in sys.modules])"
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"
+
+
+def test_a_wrong_path_of_a_checkpoint_is_not_searched_on_the_hub(shop, capsys):
+    (shop / "outputs" / "label").mkdir(parents=True)
+    wrong = failed(capsys, "train", "weights=outputs/lable")
+    assert wrong.endswith("did you mean outputs/label?")
+    wrong = failed(capsys, "embed", "weights=nowhere", "input.text=x")
+    assert wrong.endswith("a model on the hub is written OWNER/NAME")
+
+
+def test_the_newest_run_of_a_folder_is_used_and_named(shop, capsys):
+    for name in ("first", "second"):
+        options = [*TINY, "adapters=[text]", f"run=runs/{name}"]
+        assert main(["train", "shop.csv", "target=label", *options]) == 0
+    os.utime(shop / "runs/first/.hydra/config.yaml", (0, 0))
+    capsys.readouterr()
+    assert main(["predict", "run=runs", "input.text=thing"]) == 0
+    assert capsys.readouterr().out.startswith("run: runs/second (newest of 2)\n")
+    wrong = failed(capsys, "predict", "run=runs/frist", "input.text=x")
+    assert "did you mean runs/first?" in wrong
+
+
+def test_an_interruption_says_how_to_continue(monkeypatch, capsys):
+    def stopped(settings):
+        raise Interrupted("interrupted; continue with dxn train resume=R")
+
+    monkeypatch.setattr("dxn.run.verbs.train", stopped)
+    assert main(["train"]) == 130
+    assert capsys.readouterr().err == "dxn: interrupted; continue with dxn train resume=R\n"
+
+
+def test_a_file_that_cannot_be_written_is_one_sentence(monkeypatch, capsys):
+    def fails(settings):
+        Path("/proc/x").mkdir()
+
+    monkeypatch.setattr("dxn.run.verbs.train", fails)
+    assert failed(capsys, "train") == "/proc/x: No such file or directory"
 
 
 def test_show_prints_every_value(capsys):

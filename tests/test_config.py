@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
+from pathlib import Path
 
 import pytest
 import yaml
 
 from dxn.conf_files import options
-from dxn.config import compose, expand, settings_of_run
+from dxn.config import compose, settings_of_run
 from dxn.errors import UserError
+from dxn.overrides import expand
 from dxn.run.settings import Settings
 
 BACKBONES = ", ".join(options("backbone"))
@@ -31,7 +35,15 @@ def messages(call, *arguments, **named):
             ["backbone.norm.epss=1"],
             "backbone.norm.epss: no such key; did you mean backbone.norm.eps?",
         ),
-        (["data.path=x.csv"], "data.path: no such key; data=folder or data=spoken or data=table"),
+        (
+            ["data.target=x"],
+            "data.target: no such key; data=hub or data=spoken or data=table has it",
+        ),
+        (["data.path="], "data.path: no such key; data=folder or data=spoken or data=table"),
+        (["loss=focal"], "loss: no such key; dxn show prints all keys"),
+        (["+trainer.foo=1"], "trainer.foo: no such key; dxn show prints all keys"),
+        (["trainer.lr=1"], "trainer.lr: no such key; did you mean optimizer.lr?"),
+        (["trainer.epochs=3", "batchsize=3"], "batchsize: no such key; did you mean batch_size?"),
         (["head.threshold=1"], "head.threshold: no such key; head=multilabel has it"),
         (["pretrain.epochs=3"], "pretrain.epochs: no such key;"),
         (["+foo=1"], "foo: no such key;"),
@@ -56,6 +68,10 @@ def messages(call, *arguments, **named):
         (["seed=1,2"], "seed: must be a whole number, got '1,2'"),
         (["trainer.device=gpu"], "trainer.device: must be one of auto, cpu, cuda, mps, got 'gpu'"),
         (
+            ["trainer.device=cdua"],
+            "trainer.device: must be one of auto, cpu, cuda, mps, got 'cdua'; ",
+        ),
+        (
             ["backbone.block.mlp=glu"],
             "backbone.block.mlp: must be one of gelu, gelu_tanh, quick_gelu, swiglu, geglu, "
             "got 'glu'; did you mean gelu?",
@@ -66,7 +82,7 @@ def messages(call, *arguments, **named):
         ),
         (["adapters.text.norm=true"], "adapters.text.norm: must be EmbeddingNormOptions or null"),
         (["data=folder"], "data.path: needs a value, data.path=..."),
-        (["data.path"], "data.path: not an override; write key=value"),
+        (["~/seed=1"], "~/seed=1: not an override; write key=value"),
         (["xyzzy=3"], "xyzzy: no such key; dxn show prints all keys"),
         (["dim=${nothing}"], "dim: Interpolation key 'nothing' not found"),
         (["input.text=x"], "input.text: dxn train has no such key"),
@@ -79,8 +95,13 @@ def test_a_wrong_override_is_named_with_what_was_probably_meant(overrides, expec
     assert any(line.startswith(expected) for line in messages(compose, "train", overrides))
 
 
+@pytest.mark.parametrize("wrong", ["loss=focal", "trainer.foo=1", "trainer.device=gpu", "zzz=1"])
+def test_nothing_is_suggested_if_no_name_is_similar(wrong):
+    assert "did you mean" not in messages(compose, "train", [wrong])[0]
+
+
 def test_all_problems_are_listed_at_once():
-    wrong = ["optimizer.lrr=1", "backbone=tny", "trainer.epoch=3", "seed=x", "nonsense"]
+    wrong = ["optimizer.lrr=1", "backbone=tny", "trainer.epoch=3", "seed=x", "~seed"]
     assert len(messages(compose, "train", wrong)) == 5
 
 
@@ -180,6 +201,89 @@ def test_a_path_needs_no_quotes(path):
     assert compose("train", ["data=table", f"data.path={path}"]).values["data"]["path"] == path
 
 
+# Short forms
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch):
+    """An empty folder, which is the current folder and the home folder."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    return tmp_path
+
+
+def data_of(*words, verb="train"):
+    return compose(verb, words).values["data"]
+
+
+def test_a_path_without_a_key_is_the_data_of_a_training(here):
+    (here / "photos" / "cat").mkdir(parents=True)
+    (here / "notes.txt").write_text("some text")
+    assert data_of("reviews.csv", "target=label") == data_of(
+        "data=table", "data.path=reviews.csv", "data.target=label"
+    )
+    assert data_of("photos/", verb="show") == data_of("data=folder", "data.path=photos/")
+    assert data_of("notes.txt", verb="check")["_target_"] == "dxn.data.text_files"
+
+
+def test_a_path_without_a_key_is_the_input_of_a_model():
+    for verb in ("evaluate", "predict", "embed", "attend", "tokenize"):
+        assert compose(verb, ["my photo (1).jpg"]).values["input"] == "my photo (1).jpg"
+
+
+def test_several_tables_are_one_data_set(here):
+    assert data_of("a,b.csv", "c.csv")["path"] == ["a,b.csv", "c.csv"]
+    assert data_of("data.path=[a.csv,b.csv]")["_target_"] == "dxn.data.table"
+
+
+@pytest.mark.parametrize(
+    ("verb", "words", "expected"),
+    [
+        ("generate", ["a.txt"], "a.txt: dxn generate takes no path; options are written key=value"),
+        ("neighbors", ["king"], "king: dxn neighbors takes no path"),
+        ("predict", ["a.jpg", "b.jpg"], "b.jpg: dxn predict takes one path, got 2; put a pattern"),
+        ("predict", ["target=x", "input=x"], "data.target: no such key"),
+    ],
+)
+def test_a_path_that_a_command_cannot_use_is_refused(verb, words, expected):
+    assert messages(compose, verb, words)[0].startswith(expected)
+
+
+def test_the_data_source_is_inferred_unless_it_is_chosen(here):
+    assert data_of("data.train=a.csv", "data.test=b.csv")["_target_"] == "dxn.data.table"
+    assert data_of("a.csv", "data=text")["_target_"] == "dxn.data.text_files"
+    chosen = compose("train", ["experiment=trec", "data.path=anything"])
+    assert chosen.values["data"]["_target_"] == "dxn.data.table"
+    assert "data" in compose("train", ["a.csv"]).chosen
+    assert compose("evaluate", ["run=r", "data.path=a.csv"]).values["data"]["path"] == "a.csv"
+
+
+def test_the_home_folder_is_expanded_in_paths(here):
+    (here / "a.jpg").touch()
+    home = str(here)
+    train = compose("train", ["~/a.csv", "output=~/runs", "weights.adapters.text=~/w"]).values
+    assert train["data"]["path"] == f"{home}/a.csv"
+    assert (train["output"], train["weights"]["adapters"]["text"]) == (f"{home}/runs", f"{home}/w")
+    assert data_of("~/a.csv", "~/b.csv")["path"] == [f"{home}/a.csv", f"{home}/b.csv"]
+    option = compose("train", ["adapters.text.embedding.path=~/vectors.txt"]).values
+    assert option["adapters"]["text"]["embedding"]["path"] == f"{home}/vectors.txt"
+    sample = compose("predict", ["run=~/r", "input.image=~/a.jpg", "input.text=~/x"]).values
+    assert sample["run"] == f"{home}/r"
+    assert sample["input"] == {"image": f"{home}/a.jpg", "text": "~/x"}
+
+
+def test_columns_of_a_new_table_are_keys_of_the_users_choice():
+    words = ["run=r", "new.csv", "columns.title=name", "keep=[id]", "sep=;", "encoding=cp1252"]
+    values = compose("predict", words).values
+    assert (values["columns"], values["keep"]) == ({"title": "name"}, ["id"])
+    assert (values["sep"], values["encoding"]) == (";", "cp1252")
+
+
+def test_a_mapping_changes_only_the_keys_that_it_contains():
+    backbone = compose("train", ["backbone={dropout: 0.5, norm: {eps: 0.1}}"]).values["backbone"]
+    assert (backbone["dropout"], backbone["norm"]["eps"], backbone["depth"]) == (0.5, 0.1, 4)
+
+
 def test_an_override_is_stronger_than_the_experiment():
     settings = compose("train", ["experiment=trec", "data.path=x", "optimizer.lr=0.25"])
     assert settings.values["optimizer"]["lr"] == 0.25
@@ -204,6 +308,7 @@ def test_a_sweep_is_every_combination_in_order():
         for seed in (1, 2)
         for size in ("nano", "tiny")
     ]
+    assert expand(["a,b.csv", "seed=1"]) == [["a,b.csv", "seed=1"]]
     assert messages(expand, ["lr=interval(0,1)"])[0].startswith("lr=interval(0,1): only lists")
 
 
@@ -322,6 +427,24 @@ def test_resume_takes_the_saved_configuration(run):
     values = settings.values
     assert (values["resume"], values["run"]) == (str(run), str(run))
     assert (values["seed"], values["trainer"]["epochs"]) == (11, 30)
+
+
+def test_resume_finds_the_newest_run_of_a_folder(run, tmp_path_factory, monkeypatch):
+    parent = tmp_path_factory.mktemp("outputs")
+    for i, name in enumerate(("b", "c", "a")):
+        (parent / "label" / name).mkdir(parents=True)
+        shutil.copytree(run / ".hydra", parent / "label" / name / ".hydra")
+        os.utime(parent / "label" / name / ".hydra" / "config.yaml", (i, i))
+    settings = compose("train", [f"resume={parent}"])
+    assert settings.values["resume"] == str(parent / "label" / "a")
+    assert settings.notes == (f"resume: {parent / 'label' / 'a'} (newest of 3)",)
+    monkeypatch.chdir(parent.parent)
+    monkeypatch.setattr("dxn.run.run_paths.RUNS", Path(parent.name))
+    assert compose("train", ["resume=latest"]).values["run"] == f"{parent.name}/label/a"
+    wrong = messages(compose, "train", [f"resume={parent.name}/lable"])
+    assert f"did you mean {parent.name}/label?" in wrong[0]
+    wrong = messages(compose, "train", ["resume=label"])
+    assert f"did you mean {parent.name}/label?" in wrong[0]
 
 
 def test_a_folder_without_a_run_is_named(tmp_path):

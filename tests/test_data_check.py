@@ -9,7 +9,9 @@ import soundfile
 from helpers.data import SMALL_RATE
 from PIL import Image
 
-from dxn.data import Fault, InputSpec, Rows, Source, check, count_truncated, open_rows, write_bad
+from dxn.data import Fault, InputSpec, Rows, Source, count_truncated, open_rows, write_bad
+from dxn.data.check import check, remove_earlier
+from dxn.errors import UserError
 from dxn.tasks import Classify, Generate, Language, Multilabel, Regress, Tag
 from dxn.tokenize import (
     AudioAdapter,
@@ -22,7 +24,7 @@ from dxn.tokenize import (
 
 @pytest.fixture(scope="module")
 def preprocessors():
-    text = TextAdapter(8, vocab_size=300, max_len=31, max_chars=43).fit(["a red fox"])
+    text = TextAdapter(8, vocab_size=300, max_len=31).fit(["a red fox"])
     spectrogram = SpectrogramOptions(n_mels=5, max_seconds=2.0)
     audio = AudioAdapter(8, sample_rate=SMALL_RATE, spectrogram=spectrogram)
     return {
@@ -89,11 +91,14 @@ def test_the_report_counts_rows_sizes_and_targets_by_split(files, preprocessors)
         "  image: 3; 7×5 to 11×5, median 9×5, 3 sizes",
         "  audio: 3; 0.10 to 0.50, median 0.40 s; 2 at 1,000 Hz, 1 at 2,000 Hz",
         "  target: 2 classes (a 2, b 1)",
-        "test: 1 rows",
+        "test: 1 row",
         "  text: 1; 5 to 5, median 5 characters",
         "  image: 1; all 8×5",
         "  audio: 0, 1 empty",
         "  target: 1 class (b 1)",
+        "warning: there is no validation split, which selects the best epoch",
+        "warning: test has only 1 row, too few for reliable metrics (at least 30)",
+        "warning: 2 of 2 classes have fewer than 5 rows in train, such as 'a'",
     ]
 
 
@@ -135,7 +140,7 @@ def test_without_a_target_none_is_needed(preprocessors):
     for task in (Language(), Classify()):
         report = report_of(source, preprocessors, task)
         assert report.bad == []
-        assert report.lines()[1:] == ["train: 2 rows", "  text: 2; 1 to 1, median 1 characters"]
+        assert report.lines()[1:3] == ["train: 2 rows", "  text: 2; 1 to 1, median 1 characters"]
 
 
 # Truncated texts
@@ -190,31 +195,83 @@ def test_truncation_is_counted_for_opened_rows_too():
 
 def test_equal_rows_are_counted_within_splits_and_between_them(preprocessors):
     source = source_of(
-        train={"text": ["a", "b", "a", "a", "c"], "target": list("xyxyx")},
+        train={"text": ["a", "b", "a", "a", "c"], "target": list("xyxxx")},
         validation={"text": ["d", "e"], "target": list("xy")},
-        test={"text": ["a", "c", "c", "d", "f"], "target": list("xyxyx")},
+        test={"text": ["a", "c", "c", "d", "f"], "target": list("xxxxx")},
     )
     report = report_of(source, preprocessors)
-    assert report.duplicates == {
-        "within train": 2,
-        "within validation": 0,
-        "within test": 1,
-        "of train in validation": 0,
-        "of train in test": 3,
-        "of validation in test": 1,
-    }
-    assert [line for line in report.lines() if line.startswith("duplicates")] == [
-        "duplicates within train: 2",
-        "duplicates within test: 1",
-        "duplicates of train in test: 3",
-        "duplicates of validation in test: 1",
+    assert report.duplicates == {"train": 2, "validation": 0, "test": 1}
+    lines = report.lines()
+    assert "duplicates within train: 2" in lines
+    assert "duplicates within test: 1" in lines
+    assert [line for line in lines if "also occur" in line] == [
+        "warning: 3 of 5 rows of test also occur in train, such as test.csv row 2, which makes the "
+        "metrics of test too good",
+        "warning: 1 of 5 rows of test also occurs in validation, such as test.csv row 5, which "
+        "makes the metrics of test too good",
     ]
+    assert [(bad.row, bad.reason) for bad in report.listed] == [
+        ("test.csv row 2", "all inputs are equal to those of train.csv row 5 (train)"),
+        ("test.csv row 3", "all inputs are equal to those of train.csv row 6 (train)"),
+        ("test.csv row 4", "all inputs are equal to those of train.csv row 6 (train)"),
+        ("test.csv row 5", "all inputs are equal to those of validation.csv row 2 (validation)"),
+    ]
+
+
+def test_equal_inputs_with_different_targets_are_listed(preprocessors):
+    source = source_of(train={"text": ["a", "b", "a", "c"], "target": list("xyyx")})
+    report = report_of(source, preprocessors)
+    sentence = "1 row has the same inputs as another row, but another target, such as "
+    assert f"warning: {sentence}train.csv row 2 ('x') and train.csv row 4 ('y')" in report.lines()
+    (bad,) = report.listed
+    assert (bad.row, bad.reason) == (
+        "train.csv row 4",
+        "inputs of train.csv row 2, but target 'y' instead of 'x'",
+    )
+    # A text can have several translations.
+    task = Generate(decoder=lambda **_: None)
+    assert report_of(source, preprocessors, task).listed == []
+
+
+def test_the_check_goes_on_if_a_part_cannot_be_fitted(preprocessors):
+    def fit(splits):
+        raise UserError("no row has a text")
+
+    source = source_of(train={"text": ["a", None], "target": ["a", "b"]})
+    report = report_of(source, preprocessors, fit=fit, errors=["data.target: is wrong"])
+    assert report.errors == ["data.target: is wrong", "no row has a text"]
+    assert "error: no row has a text" in report.lines()
+    assert len(report.bad) == 1
+
+
+@pytest.mark.parametrize(
+    ("cells", "error"),
+    [
+        ({"text": [None, None], "target": ["a", "b"]}, "train: there is no row that can be used"),
+        ({"text": ["a", "b"], "target": ["a", "a"]}, "data.target: all 2 targets are 'a'"),
+    ],
+)
+def test_the_check_says_if_nothing_can_be_trained(preprocessors, cells, error):
+    (line,) = report_of(source_of(train=cells), preprocessors).errors
+    assert line.startswith(error)
+
+
+def test_the_file_of_an_earlier_check_is_deleted_but_no_other_file(tmp_path, preprocessors):
+    path = tmp_path / "bad.csv"
+    remove_earlier(path)  # there is none
+    write_bad(report_of(source_of(train={"text": ["a"], "target": ["b"]}), preprocessors), path)
+    remove_earlier(path)
+    assert not path.exists()
+    path.write_text("split,row\ntrain,1\n")
+    with pytest.raises(UserError, match=r"bad\.csv exists and was not written by dxn check"):
+        remove_earlier(path)
+    assert path.exists()
 
 
 def test_equal_rows_have_the_same_content_whatever_their_files_are_called(files, preprocessors):
     def duplicates(**cells):
         source = source_of(files, train=cells)
-        return report_of(source, preprocessors).duplicates["within train"]
+        return report_of(source, preprocessors).duplicates["train"]
 
     (files / "copy.png").write_bytes((files / "0.png").read_bytes())
     Image.open(files / "0.png").save(files / "copy.bmp")  # other bytes, but the same pixels
@@ -230,13 +287,13 @@ def test_the_same_pixels_in_another_shape_are_another_picture(tmp_path, preproce
     Image.fromarray(pixels.reshape(4, 6, 3)).save(tmp_path / "wide.png")
     cells = {"image": ["tall.png", "wide.png"], "target": ["a", "a"]}
     report = report_of(source_of(tmp_path, train=cells), preprocessors)
-    assert report.duplicates == {"within train": 0}
+    assert report.duplicates == {"train": 0}
 
 
 # Bad rows
 
 BAD = {
-    "text": ["fox", "a red fox", None, "x" * 44, "fox", "fox"],
+    "text": ["fox", "a red fox", None, " \n", "fox", "fox"],
     "image": ["gone.png", "0.png", None, "1.png", "short.png", "2.png"],
     "audio": ["0.wav", "long.wav", None, None, "gone.wav", "1.wav"],
     "target": ["a", "a", "a", "b", "b", None],
@@ -254,14 +311,14 @@ def test_everything_bad_is_listed_with_split_row_input_path_and_reason(files, pr
         ("test", row(2), "image", str(files / "gone.png"), "file not found"),
         ("test", row(3), "audio", str(files / "long.wav"), "2.1 s, more than max_seconds=2"),
         ("test", row(4), "", "", "no input: no text, no image, no audio"),
-        ("test", row(5), "text", "", "44 characters, more than max_chars=43"),
+        ("test", row(5), "text", "", "blank text"),
         ("test", row(6), "audio", str(files / "gone.wav"), "file not found"),
         ("test", row(6), "image", str(files / "short.png"), truncated),
         ("test", row(7), "", "", "no target"),
     ]
     lines = report.lines()
     assert "test: 4 rows, 2 left out" in lines
-    assert "train: 1 rows" in lines
+    assert "train: 1 row" in lines
     assert "bad: 1 × image file not found" in lines
     assert "bad: 1 × no target" in lines
 

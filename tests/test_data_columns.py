@@ -45,7 +45,7 @@ def choose(table, preprocessors, *, target=None, split=None, **named):
     """The chosen columns and the notes."""
     notes = []
     columns = choose_columns(
-        table, preprocessors, named=named, target=target, split=split, notes=notes
+        table, preprocessors, named=named, target=target, excluded=[split], notes=notes
     )
     return columns, notes
 
@@ -104,7 +104,7 @@ def test_four_photos_two_texts_and_a_sound_need_no_names(preprocessors):
     assert columns.target == ["label"]
     assert notes == [
         "target: column label, chosen by its name",
-        "not used: price (not accepted by any adapter in use: text, image, audio)",
+        "not used: price (numbers)",
     ]
 
 
@@ -126,9 +126,9 @@ def test_naming_some_inputs_leaves_the_others_inferred(preprocessors):
         "audio": ("audio", "sound"),
     }
     assert notes[-1] == (
-        "not used: left, right, description (not among the columns of data.text, data.image)"
+        "not used: left (not in data.image), right (not in data.image), "
+        "description (not in data.text), price (numbers)"
     )
-    assert any(note.startswith("not used: price") for note in notes)
 
 
 def test_null_means_inferred_and_an_empty_list_means_none(preprocessors):
@@ -138,7 +138,8 @@ def test_null_means_inferred_and_an_empty_list_means_none(preprocessors):
         *("title", "description", "front", "back", "left", "right", "audio")
     ]
     assert list(without.inputs) == ["title", "description", "audio"]
-    assert "not used: front, back, left, right (not among the columns of data.image)" in notes
+    unused = ", ".join(f"{name} (not in data.image)" for name in ("front", "back", "left", "right"))
+    assert f"not used: {unused}, price (numbers)" in notes
 
 
 def test_a_named_column_need_not_be_accepted(preprocessors):
@@ -221,15 +222,47 @@ def test_without_a_target_the_columns_to_choose_from_are_noted(preprocessors):
     columns, notes = choose(table, preprocessors)
     assert columns.target == []
     assert "target" not in to_rows(table, columns, preprocessors).cells
-    assert "target: none of the columns words, colour was chosen" in notes
+    assert "no target: none of the columns words, colour was chosen" in notes
 
 
 def test_an_empty_list_of_targets_means_none(preprocessors):
     columns, notes = choose(SHOP, preprocessors, target=[])
     assert columns.target == []
-    assert notes == [
-        "not used: price, label (not accepted by any adapter in use: text, image, audio)"
-    ]
+    assert notes == ["not used: price (numbers), label (categories)"]
+
+
+@pytest.mark.parametrize(
+    ("values", "reason"),
+    [
+        (["1", "2", "3.5", "4", "5"], "numbers"),
+        (["$1,200.50", "$3", "$4", "$5", "$6"], "numbers"),
+        ([f"2026-01-{i:02}" for i in range(5)], "dates"),
+        (list("aabba"), "categories"),
+        (["x"] * 5, "the same value in all rows"),
+        ([None] * 5, "no values"),
+        ([{"a": 1}] * 5, "lists or objects"),
+        ([f"{i}.mp4" for i in range(5)], "file names, which no adapter in use reads"),
+    ],
+)
+def test_an_unused_column_is_noted_with_the_reason(preprocessors, values, reason):
+    _, notes = choose(table_of(words=REVIEWS, other=values, label=list("abaab")), preprocessors)
+    assert f"not used: other ({reason})" in notes
+
+
+def test_texts_without_a_text_adapter_are_noted(preprocessors):
+    table = table_of(words=REVIEWS, photo=photos("x"), label=list("abaab"))
+    _, notes = choose(table, {"image": preprocessors["image"]})
+    assert "not used: words (texts, which no adapter in use reads)" in notes
+
+
+def test_identifiers_are_an_input_only_if_there_is_no_other(preprocessors):
+    codes = [f"SKU-{i}" for i in range(20)]
+    texts = [f"a text with number {i}" for i in range(20)]
+    columns, notes = choose(table_of(sku=codes, words=texts, label=list("ab" * 10)), preprocessors)
+    assert columns_of(columns) == {"text": ("text", "words")}
+    assert "not used: sku (identifiers)" in notes
+    columns, _ = choose(table_of(sku=codes, label=list("ab" * 10)), preprocessors)
+    assert columns_of(columns) == {"text": ("text", "sku")}
 
 
 # Errors

@@ -15,7 +15,8 @@ from dxn.data import InputSpec
 from dxn.data.synthetic import digits
 from dxn.data.synthetic.digits import HIGH_TONES, LOW_TONES, SAMPLE_RATE, WORDS, dial
 from dxn.errors import UserError
-from dxn.tokenize.media import read_audio, read_image
+from dxn.tokenize.audio_file import read_audio
+from dxn.tokenize.image_file import read_image
 
 VIEWS = ("text", "image", "audio")
 

@@ -3,6 +3,7 @@
 import io
 import tarfile
 import zipfile
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -56,7 +57,7 @@ def test_each_folder_is_a_class_and_its_files_are_divided(tmp_path):
     source = folder(unpacked(tmp_path, PETS))
     assert classes(source) == {name: name[:3] for name in PETS}
     assert source.inputs == {"image": InputSpec("files", "image")}
-    assert (source.target, source.task) == ("folder", "classify")
+    assert (source.target, source.task) == ("folder name", "classify")
     assert sizes(source.splits) == {"train": 14, "validation": 2, "test": 2}
     rows = source.splits["train"]
     assert rows.cells["image"] == [str(tmp_path / name) for name in rows.origin]
@@ -164,6 +165,27 @@ def test_fractions_seed_and_on_bad_are_options(tmp_path):
     assert again.splits == source.splits != other.splits
 
 
+@pytest.mark.parametrize(
+    ("name", "expected"), [("pets", "pets"), ("pets.tar.gz", "pets"), ("my.pets.zip", "my.pets")]
+)
+def test_a_run_is_called_like_the_folder(tmp_path, name, expected):
+    path = packed(tmp_path / name, PETS) if "." in name else unpacked(tmp_path / name, PETS)
+    assert folder(path).name == expected
+
+
+def test_without_fractions_files_stay_undivided(tmp_path):
+    assert sizes(folder(unpacked(tmp_path, PETS), fractions=None).splits) == {"all": 18}
+
+
+def test_copies_of_a_file_are_in_the_same_split(tmp_path):
+    files = {f"{'ab'[i % 2]}/{i}.png": b"%05d" % (i // 4) * 2000 for i in range(80)}
+    source = folder(unpacked(tmp_path, files))
+    for rows in source.splits.values():
+        numbers = Counter(int(name[2:-4]) // 4 for name in rows.origin)
+        assert set(numbers.values()) == {4}
+    assert all(len(rows) for rows in source.splits.values())
+
+
 OUTSIDE = "is not in a class folder; put each file in a folder named after its class"
 
 
@@ -203,7 +225,7 @@ def test_a_missing_folder_is_named(tmp_path):
     with pytest.raises(UserError) as caught:
         folder(str(tmp_path / "none"))
     here = f"current directory: {Path.cwd()}"
-    assert str(caught.value) == f"{tmp_path / 'none'}: folder or archive not found ({here})"
+    assert str(caught.value) == f"file or folder not found: {tmp_path / 'none'} ({here})"
 
 
 @pytest.mark.parametrize("data", [b"", b"not an archive", bytes(range(256)) * 7])

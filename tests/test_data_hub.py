@@ -15,7 +15,8 @@ from PIL import Image
 from dxn.data import hub as read_hub
 from dxn.errors import UserError
 from dxn.tasks import infer_task
-from dxn.tokenize.media import read_audio, read_image
+from dxn.tokenize.audio_file import read_audio
+from dxn.tokenize.image_file import read_image
 
 TEXTS = [f"text of number {i}" for i in range(11)]
 

@@ -108,12 +108,10 @@ def test_a_bad_row_stops_with_its_origin_its_file_and_the_reason(
 
 
 def test_a_text_is_not_repeated_as_if_it_were_a_path():
-    rows = text_rows(["a red fox and more"])
-    prepare = TextAdapter(8, max_chars=13).prepare
+    rows = text_rows(["  \n "])
     with pytest.raises(UserError) as caught:
-        open_rows(rows, {"text": prepare})
-    reason = "text: 18 characters, more than max_chars=13"
-    assert str(caught.value) == f"my.csv row 2: {reason}{ADVICE}"
+        open_rows(rows, {"text": TextAdapter(8).prepare})
+    assert str(caught.value) == f"my.csv row 2: text: blank text{ADVICE}"
 
 
 def test_a_cell_that_is_no_text_is_a_bad_cell(preprocessors):
@@ -229,6 +227,24 @@ def test_inputs_of_one_modality_are_opened_by_name(files, media):
         open_rows(rows, {"front": media["image"], "back": media["image"]})
 
 
+def test_ids_and_printable_cells_follow_the_rows_that_are_left(files, media):
+    cells = {
+        "image": [str(files / "gone.png"), str(files / "good.png"), Path(files / "good.png")],
+        "audio": [None, (np.zeros(7, np.float32), SMALL_RATE), (files / "good.wav").read_bytes()],
+        "text": ["a fox", ["two", "words"], "a bird"],
+        "unused": [1, 2, 3],
+    }
+    rows = Rows(cells, ["row 1", "row 2", "row 3"], ids={"code": ["x", "y", "z"]})
+    preprocessors = {**media, "text": TextAdapter(8).prepare}
+    opened = open_rows(rows, preprocessors, on_bad="skip")
+    assert opened.ids == {"code": ["y", "z"]}
+    assert opened.cells == {
+        "image": [str(files / "good.png")] * 2,
+        "audio": [None, None],
+        "text": [["two", "words"], "a bird"],
+    }
+
+
 # Targets
 
 
@@ -255,8 +271,8 @@ def test_without_a_task_targets_stay_raw_cells(preprocessors):
 @pytest.mark.parametrize(
     ("task", "cells", "message"),
     [
-        (Regress(), ["1", "many"], r"^my\.csv row 3: .*number, got 'many'; correct the data"),
-        (Regress(), ["1", "inf"], r"^my\.csv row 3: .*number, got 'inf'; correct the data"),
+        (Regress(), ["1", "many"], r"^my\.csv row 3: .*'many'.*; correct the data"),
+        (Regress(), ["1", "inf"], r"^my\.csv row 3: .*'inf'.*; correct the data"),
         (Tag(), [["N"], 3], r"^my\.csv row 3: the target must be a list, got 3; correct"),
         (Classify(), ["a", None], r"^my\.csv row 3: no target; correct"),
     ],

@@ -1,11 +1,13 @@
-"""Tables in four formats: the same rows, and a sentence for each file that cannot be read."""
+"""Tables in every format: the same rows, and a sentence for each file that cannot be read."""
 
+import datetime
 from pathlib import Path
 
+import openpyxl
 import pytest
 from helpers.data import write_table
 
-from dxn.data.read import concatenate, read_table
+from dxn.data.read import ReadOptions, concatenate, read_table
 from dxn.errors import UserError
 
 ROWS = [{"review": f"a fine film ({i})", "label": ("good", "bad")[i % 2]} for i in range(23)]
@@ -16,7 +18,10 @@ def write(path: Path, text: str | bytes, encoding: str = "utf-8") -> Path:
     return path
 
 
-@pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet", ".CSV"])
+@pytest.mark.parametrize(
+    "suffix",
+    [".csv", ".tsv", ".jsonl", ".json", ".parquet", ".xlsx", ".CSV", ".csv.gz", ".jsonl.gz"],
+)
 def test_every_format_gives_the_same_columns(tmp_path, suffix):
     table = read_table(Path(write_table(tmp_path / f"my{suffix}", ROWS)))
     assert table.columns == {name: [row[name] for row in ROWS] for name in ROWS[0]}
@@ -74,7 +79,156 @@ def test_a_cell_may_exceed_the_limit_of_the_csv_module(tmp_path):
 
 def test_the_separator_is_an_option(tmp_path):
     path = write_table(tmp_path / "my.csv", ROWS, sep=";")
-    assert read_table(Path(path), sep=";").columns["review"] == [row["review"] for row in ROWS]
+    table = read_table(Path(path), ReadOptions(sep=";"))
+    assert table.columns["review"] == [row["review"] for row in ROWS]
+    assert table.notes == []
+
+
+@pytest.mark.parametrize(("sep", "name"), [(";", "';'"), ("\t", "tab"), ("|", "'|'")])
+def test_another_separator_in_the_header_is_detected_and_noted(tmp_path, sep, name):
+    path = write(tmp_path / "my.csv", f"text{sep}label\nHello, world{sep}a\n")
+    table = read_table(path)
+    assert table.columns == {"text": ["Hello, world"], "label": ["a"]}
+    note = f"separator of my.csv: {name}, detected from its header (data.sep sets it)"
+    assert table.notes == [note]
+
+
+def test_a_comma_in_a_column_name_does_not_hide_the_separator(tmp_path):
+    table = read_table(write(tmp_path / "my.csv", "text;price, EUR\nmug;7\ncup;8\n"))
+    assert table.columns == {"text": ["mug", "cup"], "price, EUR": ["7", "8"]}
+
+
+def test_a_table_with_one_column_has_no_separator(tmp_path):
+    table = read_table(write(tmp_path / "my.csv", "text\none; two\nthree\n"))
+    assert table.columns == {"text": ["one; two", "three"]}
+
+
+# Encodings
+
+TEXT = "text,label\nschön,gut\n"
+
+
+@pytest.mark.parametrize("encoding", ["utf-8", "utf-8-sig", "utf-16", "utf-32"])
+def test_unicode_is_detected_by_its_byte_order_mark(tmp_path, encoding):
+    table = read_table(write(tmp_path / "my.csv", TEXT, encoding))
+    assert table.columns == {"text": ["schön"], "label": ["gut"]}
+
+
+@pytest.mark.parametrize("encoding", ["cp1252", "latin-1", "utf-16-le", "utf-8-sig"])
+def test_the_encoding_is_an_option(tmp_path, encoding):
+    table = read_table(write(tmp_path / "my.csv", TEXT, encoding), ReadOptions(encoding=encoding))
+    assert table.columns == {"text": ["schön"], "label": ["gut"]}
+
+
+@pytest.mark.parametrize(
+    ("written", "options", "message"),
+    [
+        (
+            "cp1252",
+            ReadOptions(),
+            "{path} row 2: byte 0xf6 is not valid utf-8; set data.encoding=cp1252 or the encoding "
+            "of the file, or save it as UTF-8",
+        ),
+        (
+            "utf-16-le",
+            ReadOptions(prefix=""),
+            "{path} row 2: byte 0xf6 is not valid utf-8; set encoding=utf-16-le or the encoding "
+            "of the file, or save it as UTF-8",
+        ),
+        (
+            "cp1252",
+            ReadOptions(encoding="utf-8"),
+            "{path} row 2: byte 0xf6 is not valid utf-8; set data.encoding to the encoding of the "
+            "file, got utf-8",
+        ),
+        (
+            "utf-8",
+            ReadOptions(encoding="utf8000"),
+            "data.encoding: unknown encoding 'utf8000'; use a name such as utf-8, utf-16 or cp1252",
+        ),
+    ],
+)
+def test_a_wrong_encoding_is_explained(tmp_path, written, options, message):
+    path = write(tmp_path / "my.csv", TEXT, written)
+    with pytest.raises(UserError) as caught:
+        read_table(path, options)
+    assert str(caught.value) == message.format(path=path)
+
+
+def test_a_truncated_gzip_file_is_named(tmp_path):
+    path = Path(write_table(tmp_path / "my.csv.gz", ROWS))
+    path.write_bytes(path.read_bytes()[:-11])
+    with pytest.raises(UserError, match=r"my\.csv\.gz: damaged or truncated gzip file"):
+        read_table(path)
+
+
+# JSON and Excel
+
+
+def test_an_object_of_lists_is_a_table_too(tmp_path):
+    table = read_table(write(tmp_path / "my.json", '{"a": [1, null], "b": ["x", ""]}'))
+    assert table.columns == {"a": [1, None], "b": ["x", None]}
+    assert table.origin(1) == "my.json row 2"
+
+
+def write_book(path: Path, **sheets: list[list]) -> Path:
+    book = openpyxl.Workbook()
+    book.remove(book.active)
+    for name, rows in sheets.items():
+        sheet = book.create_sheet(name)
+        for row in rows:
+            sheet.append(row)
+    book.save(path)
+    return path
+
+
+def test_a_sheet_of_a_workbook_is_read_with_its_types_and_row_numbers(tmp_path):
+    day = datetime.datetime(2026, 1, 31)
+    rows = [["text", "stars", "when"], ["one", 4, day], [], ["two", 4.5, None], [None, None, None]]
+    path = write_book(tmp_path / "my.xlsx", first=rows, other=[["a"], ["x"]])
+    table = read_table(path)
+    assert table.columns == {
+        "text": ["one", "two"],
+        "stars": [4, 4.5],
+        "when": [day.date(), None],
+    }
+    assert [table.origin(i) for i in range(2)] == ["my.xlsx row 2", "my.xlsx row 4"]
+    assert table.notes == ["sheet of my.xlsx: first, the first one (data.sheet sets it: other)"]
+    other = read_table(path, ReadOptions(sheet="other"))
+    assert (other.columns, other.notes) == ({"a": ["x"]}, [])
+
+
+@pytest.mark.parametrize(
+    ("rows", "options", "message"),
+    [
+        ([], ReadOptions(), "{path} row 1: each column must have a name, got an empty sheet"),
+        (
+            [["a", None], [1, 2]],
+            ReadOptions(),
+            "{path} row 1: each column must have a name, got 'a', ''",
+        ),
+        (
+            [["a", "a"], [1, 2]],
+            ReadOptions(),
+            "{path} row 1: column names must be unique, got 'a' more than once; rename a column",
+        ),
+        (
+            [["a"], [1]],
+            ReadOptions(sheet="b"),
+            "data.sheet: no sheet 'b' in {path}; it has one",
+        ),
+    ],
+)
+def test_a_sheet_that_is_no_table_is_explained(tmp_path, rows, options, message):
+    path = write_book(tmp_path / "my.xlsx", one=rows)
+    with pytest.raises(UserError) as caught:
+        read_table(path, options)
+    assert str(caught.value) == message.format(path=path)
+
+
+def test_a_file_that_is_no_workbook_is_named(tmp_path):
+    with pytest.raises(UserError, match=r"my\.xlsx: invalid Excel file"):
+        read_table(write(tmp_path / "my.xlsx", "text,label\n"))
 
 
 def test_parquet_files_of_the_hub_hold_files_as_bytes_or_paths(tmp_path):
@@ -147,7 +301,7 @@ def test_an_unknown_column_is_refused_with_the_closest_name(tmp_path):
         (
             "my.csv",
             "text;label\na;b\n",
-            None,
+            ",",
             "{path} row 1: column names must be separated by ',', got 'text;label'; "
             "try data.sep=';'",
         ),
@@ -162,8 +316,8 @@ def test_an_unknown_column_is_refused_with_the_closest_name(tmp_path):
             "my.csv",
             b"text,label\nfine,a\nna\xefve,b\n",
             None,
-            "{path} line 3: the file is not valid UTF-8 (invalid continuation byte); "
-            "save it as UTF-8",
+            "{path} row 3: byte 0xef is not valid utf-8; set data.encoding=cp1252 or the encoding "
+            "of the file, or save it as UTF-8",
         ),
         (
             "my.jsonl",
@@ -181,14 +335,40 @@ def test_an_unknown_column_is_refused_with_the_closest_name(tmp_path):
             "my.txt",
             "x",
             None,
-            "{path}: unknown table format '.txt'; use one of .csv, .tsv, .jsonl, .parquet",
+            "{path}: must be a table; use one of the formats .csv, .tsv, .jsonl, .json, .xlsx, "
+            ".parquet",
+        ),
+        (
+            "my.json",
+            '[{"a": 1}, 2]',
+            None,
+            '{path} row 2: must be an object {{"column": value}}, got 2',
+        ),
+        (
+            "my.json",
+            '{"a": [1, 2], "b": [3]}',
+            None,
+            "{path}: all columns must have the same number of values, got a 2, b 1",
+        ),
+        (
+            "my.json",
+            '{"a": 1}',
+            None,
+            "{path}: must be a list of objects (one per row) or an object of lists (one per "
+            'column), got {{"a": 1}}',
+        ),
+        (
+            "my.json",
+            '[{"a": 1},\n {"a" 2}]',
+            None,
+            "{path} line 2: invalid JSON (Expecting ':' delimiter at character 7)",
         ),
     ],
 )
 def test_a_file_that_cannot_be_read_is_explained(tmp_path, name, content, sep, message):
     path = write(tmp_path / name, content)
     with pytest.raises(UserError) as caught:
-        read_table(path, sep=sep)
+        read_table(path, ReadOptions(sep=sep))
     assert str(caught.value) == message.format(path=path)
 
 
@@ -196,7 +376,11 @@ def test_a_missing_file_is_named(tmp_path):
     with pytest.raises(UserError) as caught:
         read_table(tmp_path / "none.csv")
     here = f"current directory: {Path.cwd()}"
-    assert str(caught.value) == f"{tmp_path / 'none.csv'}: file not found ({here})"
+    path = tmp_path / "none.csv"
+    assert str(caught.value) == f"file or folder not found: {path} ({here})"
+    write(tmp_path / "nine.csv", "a\n")
+    with pytest.raises(UserError, match=r"did you mean .*nine\.csv\?$"):
+        read_table(path)
 
 
 def test_a_damaged_parquet_file_is_named(tmp_path):

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections import Counter
 
+import numpy as np
 import pytest
 from helpers.data import sizes
 from hypothesis import given, settings
@@ -15,6 +16,8 @@ from dxn.data.rows import Rows
 from dxn.data.splits import complete_splits, draw_split, is_categorical
 from dxn.errors import UserError
 
+# Validation and test rows that earlier versions drew. Published figures depend on them.
+EARLIER = ["7", "14", "3", "10"]
 FRACTIONS = st.sampled_from(
     [
         (0.8, 0.1, 0.1),
@@ -159,6 +162,89 @@ def test_a_part_without_rows_is_left_out():
 
     assert drawn(5, (1.0, 0.0, 0.0)) == {"train": 5}
     assert drawn(10, (0.8, 0.2)) == {"train": 8, "validation": 2}
+
+
+# Rows with equal inputs
+
+
+def drawn(cells, *, groups=None, files=(), fractions=(0.8, 0.1, 0.1), seed=0):
+    """The splits of undivided rows, and the notes."""
+    count = len(next(iter(cells.values())))
+    rows = Rows(cells, [str(i) for i in range(count)], groups=groups)
+    notes = []
+    splits = complete_splits({"all": rows}, fractions, seed=seed, notes=notes, files=files)
+    return splits, notes
+
+
+def splits_by(splits, keys):
+    """The number of splits in which each key occurs."""
+    pairs = {(keys[int(i)], name) for name, rows in splits.items() for i in rows.origin}
+    return set(Counter(key for key, _ in pairs).values())
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.lists(st.integers(0, 30), min_size=1, max_size=150), st.integers(0, 1000))
+def test_equal_inputs_are_never_in_two_splits(numbers, seed):
+    splits, _ = drawn({"text": [f"text {n}" for n in numbers]}, seed=seed)
+    assert splits_by(splits, numbers) == {1}
+    assert sum(map(len, splits.values())) == len(numbers)
+
+
+def test_fractions_and_strata_stay_about_right_with_equal_inputs():
+    texts = [f"text {i // 3}" for i in range(600)]
+    targets = ["a" if i // 3 % 4 else "b" for i in range(600)]
+    splits, notes = drawn({"text": texts, "target": targets})
+    assert sizes(splits) == {"train": 480, "validation": 60, "test": 60}
+    assert Counter(splits["test"].cells["target"]) == {"a": 45, "b": 15}
+    assert notes == [
+        "splits: chosen at random with seed 0: train 480, validation 60, test 60; "
+        "600 rows that share inputs are kept together"
+    ]
+
+
+def test_a_shared_picture_keeps_rows_together_but_a_shared_question_does_not():
+    pictures = [f"{i // 6}.png" for i in range(240)]
+    questions = [f"what is it, {i % 6}?" for i in range(240)]
+    splits, _ = drawn({"image": pictures, "text": questions}, files=["image"])
+    assert splits_by(splits, pictures) == {1}
+    assert splits_by(splits, questions) == {3}
+    assert sizes(splits) == {"train": 192, "validation": 24, "test": 24}
+
+
+def test_a_placeholder_picture_does_not_keep_its_rows_together():
+    pictures = ["none.png" if i % 2 else f"{i}.png" for i in range(400)]
+    texts = [f"text {i}" for i in range(400)]
+    splits, _ = drawn({"image": pictures, "text": texts}, files=["image"])
+    assert sizes(splits) == {"train": 320, "validation": 40, "test": 40}
+
+
+def test_pictures_in_memory_are_compared_by_content():
+    arrays = [np.full((2, 3), i // 5) for i in range(100)]
+    splits, _ = drawn({"image": arrays}, files=["image"])
+    assert splits_by(splits, [i // 5 for i in range(100)]) == {1}
+    splits, _ = drawn({"image": [bytes([i // 5]) for i in range(100)]}, files=["image"])
+    assert splits_by(splits, [i // 5 for i in range(100)]) == {1}
+
+
+def test_rows_without_inputs_are_not_equal():
+    splits, _ = drawn({"text": [None] * 50})
+    assert sizes(splits) == {"train": 40, "validation": 5, "test": 5}
+
+
+@settings(max_examples=20, deadline=None)
+@given(st.integers(3, 12), st.integers(0, 1000))
+def test_each_split_has_a_group_if_there_are_enough(count, seed):
+    groups = [i % count for i in range(120)]
+    texts = [f"text {i}" for i in range(120)]
+    splits, _ = drawn({"text": texts}, groups=groups, seed=seed)
+    assert list(splits) == ["train", "validation", "test"]
+    assert splits_by(splits, groups) == {1}
+    assert len(splits["train"]) >= 40
+
+
+def test_splits_without_equal_inputs_are_those_of_earlier_versions():
+    splits, _ = drawn({"text": [f"text {i}" for i in range(20)], "target": list("ab" * 10)}, seed=3)
+    assert splits["validation"].origin + splits["test"].origin == EARLIER
 
 
 @pytest.mark.parametrize(

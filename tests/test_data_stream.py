@@ -297,9 +297,14 @@ def test_characters_of_several_bytes_are_not_divided(tmp_path):
 @pytest.mark.parametrize(
     ("files", "path", "options", "message"),
     [
-        ({}, "no.txt", {}, r"no\.txt: file not found \(current directory: .+\)"),
+        ({}, "no.txt", {}, r"file or folder not found: .*no\.txt \(current directory: .+\)"),
         ({}, ".", {}, "the folder contains no .txt file"),
-        ({"a": b"good\xff"}, "a.txt", {}, "a.txt: the file is not valid UTF-8 at byte 4"),
+        (
+            {"a": b"good\xff"},
+            "a.txt",
+            {},
+            r"a\.txt row 1: byte 0xff is not valid utf-8; set data\.encoding=cp1252",
+        ),
         ({"a": ""}, "a.txt", {}, "no text for the training split in .*a.txt"),
         ({"a": " \n\t "}, ".", {}, "no text for the training split"),
         ({"a": "abc"}, "a.txt", {"fractions": (0.0, 1.0)}, "no text for the training split"),

@@ -10,7 +10,7 @@ from helpers.data import by_modality, cells_in_order, column_names, sizes, write
 from dxn.data import InputSpec, rows_of_table
 from dxn.data import table as read_source
 from dxn.data.read import read_table
-from dxn.data.table import from_tables
+from dxn.data.tables import from_tables
 from dxn.errors import UserError
 from dxn.tasks import infer_task
 
@@ -67,7 +67,7 @@ def test_a_table_of_photos_texts_and_sounds_needs_no_names(tmp_path, table):
     source = table(write_table(tmp_path / "my.csv", rows))
     assert list(source.inputs) == ["title", "story", "kitchen", "bath", "front", "garden", "audio"]
     assert cells_in_order(source, "garden")[7] == str(tmp_path / "garden7.jpg")
-    assert "not used: area (not accepted by any adapter in use: text, image, audio)" in source.notes
+    assert "not used: area (numbers)" in source.notes
 
 
 def test_named_columns_become_inputs_of_their_own(tmp_path, table):
@@ -285,16 +285,81 @@ def test_rows_to_predict_without_the_column_of_an_input_are_refused(tmp_path, pr
     with pytest.raises(UserError) as caught:
         rows_of_table(path, SPECS, preprocessors)
     assert str(caught.value) == (
-        "input title: no column 'head' in new.csv; its columns are photo, heads; "
-        "did you mean 'heads'?"
+        "new.csv: no column 'head', which is the input 'title' of the model; its columns are "
+        "photo, heads; did you mean 'heads'? (columns.head=heads reads the input from another "
+        "column)"
     )
+
+
+@pytest.mark.parametrize("key", ["title", "head"])
+def test_a_column_of_the_training_can_be_mapped_to_another_column(tmp_path, preprocessors, key):
+    row = {"photo": "a.png", "name": "Blue", "shade": "red", "head2": "x"}
+    path = write_table(tmp_path / "new.csv", [row])
+    columns = {key: "name", "colour": "shade"}
+    notes = []
+    rows = rows_of_table(
+        path, SPECS, preprocessors, target="colour", columns=columns, notes=notes, keep=["shade"]
+    )
+    assert rows.cells["title"] == ["Blue"]
+    assert rows.cells["target"] == ["red"]
+    assert rows.ids == {"head2": ["x"], "shade": ["red"]}
+    assert notes == []
+
+
+def test_mapped_targets_keep_the_labels_of_the_training(tmp_path, preprocessors):
+    row = {"photo": "a.png", "head": "Blue", "shade": "red", "size": "big"}
+    path = write_table(tmp_path / "new.csv", [row])
+    rows = rows_of_table(
+        path, SPECS, preprocessors, target="colour + size", columns={"colour": "shade"}
+    )
+    assert rows.cells["target"] == [["colour=red", "size=big"]]
+
+
+def test_surplus_columns_are_noted_and_ids_are_kept(tmp_path, preprocessors):
+    rows = [
+        {"photo": f"{i}.png", "head": "Blue", "sku": f"S{i}", "nr": i, "weight": f"{i}.5", "x": "y"}
+        for i in range(3)
+    ]
+    notes = []
+    found = rows_of_table(write_table(tmp_path / "n.csv", rows), SPECS, preprocessors, notes=notes)
+    assert found.ids == {"sku": ["S0", "S1", "S2"], "nr": ["0", "1", "2"]}
+    assert notes == ["not used: weight, x (not columns of the training)"]
+    assert found.take([2]).ids == {"sku": ["S2"], "nr": ["2"]}
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"columns": {"titel": "head"}},
+            "columns.titel: must be an input or a column of the training, which are title, image, "
+            "head, photo; did you mean columns.title?",
+        ),
+        (
+            {"columns": {"title": "nam"}},
+            "columns.title: no column 'nam' in new.csv; its columns are photo, head",
+        ),
+        ({"keep": ["id"]}, "keep: no column 'id' in new.csv; its columns are photo, head"),
+        ({"sep": "::"}, "sep: must be one character, got '::'"),
+    ],
+)
+def test_options_for_rows_to_predict_are_explained(tmp_path, preprocessors, options, message):
+    path = write_table(tmp_path / "new.csv", [{"photo": "a.png", "head": "Blue"}])
+    with pytest.raises(UserError) as caught:
+        rows_of_table(path, SPECS, preprocessors, **options)
+    assert str(caught.value) == message
+
+
+def test_a_table_to_predict_without_rows_is_named(tmp_path, preprocessors):
+    path = write(tmp_path / "new.csv", "photo,head\n")
+    with pytest.raises(UserError, match=r"new\.csv: the table has no rows"):
+        rows_of_table(path, SPECS, preprocessors)
 
 
 # Errors
 
 GOOD = "text,label\none two,a\nthree four,b\nfive six,a\n"
 WRONG = [
-    ("text,label\n", {}, "data.path: the table has a header but no rows; add rows to it"),
     (
         GOOD,
         {"target": "lable"},
@@ -369,6 +434,97 @@ def test_options_that_do_not_fit_the_table_are_explained(
     assert str(caught.value) == message
 
 
+def test_an_empty_table_is_named(tmp_path, table):
+    path = write(tmp_path / "my.csv", "text,label\n")
+    with pytest.raises(UserError) as caught:
+        table(path)
+    assert str(caught.value) == f"{path}: the table has no rows; choose another one"
+
+
+def test_addresses_of_the_internet_are_not_files(tmp_path, table):
+    rows = [{"photo": f"https://example.com/{i}.jpg", "label": "ab"[i % 2]} for i in range(4)]
+    with pytest.raises(UserError) as caught:
+        table(write_table(tmp_path / "my.csv", rows))
+    assert str(caught.value) == (
+        "my.csv row 2: column 'photo' contains URLs such as https://example.com/0.jpg, but only "
+        "local files are read; download the files and write their paths into the column"
+    )
+
+
+@pytest.mark.parametrize("column", ["price", "story"])
+def test_several_targets_must_be_categories(tmp_path, table, column):
+    rows = [
+        {"text": f"text {i}", "colour": "ab"[i % 2], "price": 100 + i, "story": f"once {i}"}
+        for i in range(60)
+    ]
+    with pytest.raises(UserError) as caught:
+        table(write_table(tmp_path / "my.csv", rows), text="text", target=["colour", column])
+    message = str(caught.value)
+    assert f"data.target: column '{column}' contains" in message
+    assert f"data.target={column}" in message
+
+
+# Splits
+
+
+def test_without_fractions_rows_stay_undivided(tmp_path, table):
+    source = table(write_table(tmp_path / "my.csv", ROWS), fractions=None)
+    assert sizes(source.splits) == {"all": 23}
+    divided = [{**row, "split": ("train", "test")[i % 2]} for i, row in enumerate(ROWS)]
+    source = table(write_table(tmp_path / "my.csv", divided), fractions=None)
+    assert sizes(source.splits) == {"train": 12, "test": 11}
+
+
+@pytest.mark.parametrize("name", ["Split", "SPLIT", "fold", " subset"])
+def test_a_split_column_is_found_whatever_its_case(tmp_path, table, name):
+    names = ["Train", "Dev ", "TEST"]
+    rows = [{**row, name: names[i % 3]} for i, row in enumerate(ROWS)]
+    source = table(write_table(tmp_path / "my.csv", rows))
+    assert sizes(source.splits) == {"train": 8, "validation": 8, "test": 7}
+    assert list(source.inputs) == ["text"]
+    assert f"splits: from column {name}" in source.notes
+
+
+def test_a_fold_with_other_values_is_not_a_split(tmp_path, table):
+    rows = [{**row, "fold": i % 3} for i, row in enumerate(ROWS)]
+    assert list(table(write_table(tmp_path / "my.csv", rows)).splits) == [
+        *("train", "validation", "test")
+    ]
+
+
+def test_rows_of_a_group_are_in_the_same_split(tmp_path, table):
+    rows = [{**row, "speaker": f"s{i % 7}"} for i, row in enumerate(ROWS)]
+    source = table(write_table(tmp_path / "my.csv", rows), group="speaker")
+    speakers = {name: set(part.groups) for name, part in source.splits.items()}
+    assert sum(map(len, speakers.values())) == 7
+    assert all(speakers.values())
+    note = next(note for note in source.notes if note.startswith("splits"))
+    assert "rows of a group are in the same split" in note
+
+
+def test_too_few_groups_are_refused(tmp_path, table):
+    rows = [{**row, "speaker": "ab"[i % 2]} for i, row in enumerate(ROWS)]
+    with pytest.raises(UserError) as caught:
+        table(write_table(tmp_path / "my.csv", rows), group="speaker")
+    assert str(caught.value) == (
+        "data.group: at least 3 groups are needed for 3 splits, got 2 (rows with equal inputs "
+        "count as one group); choose another column, or set data.fractions to fewer splits, such "
+        "as [0.8,0.2]"
+    )
+
+
+def test_columns_that_could_be_the_target_are_listed_best_first(tmp_path, table):
+    rows = [{"text": f"a text {i}", "stars": i % 5, "when": f"2026-01-{i:02}"} for i in range(9)]
+    assert table(write_table(tmp_path / "my.csv", rows)).candidates == ["stars", "when", "text"]
+
+
+def test_a_folder_may_hold_a_description_beside_its_tables(tmp_path, table):
+    for name in ("train.csv.gz", "test.csv"):
+        write_table(tmp_path / name, ROWS)
+    write(tmp_path / "train.meta.json", '{"checksum": 1}')
+    assert list(table(str(tmp_path)).splits) == ["train", "validation", "test"]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -397,7 +553,8 @@ def test_a_folder_without_a_training_table_lists_its_tables(tmp_path, table, nam
     with pytest.raises(UserError) as caught:
         table(str(tmp_path))
     rule = "the folder must contain one table, or tables called train, validation and test"
-    hint = "set data.path to one table, or rename the tables"
+    hint = "set data.path to one table (.csv, .tsv, .jsonl, .json, .xlsx, .parquet), or rename "
+    hint += "the tables"
     assert str(caught.value) == f"{tmp_path}: {rule}, got {listed}; {hint}"
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import io
+import json
 import re
 import sys
 from pathlib import Path
 
 import pytest
 
+from dxn import signature_index
 from dxn.config import compose
 
 DOCS = Path(__file__).parents[1] / "docs"
@@ -52,6 +54,12 @@ def test_every_python_block_is_followed_by_its_output(page):
 def test_the_configuration_page_is_current(reference):
     current = (DOCS / "config.md").read_text(encoding="utf-8")
     assert reference.page() == current, "run make docs"
+
+
+def test_the_stored_signatures_are_current(reference):
+    stored = json.loads(signature_index.PATH.read_text(encoding="utf-8"))
+    current = signature_index.content(reference.index_targets())
+    assert json.loads(json.dumps(current)) == stored, "run make docs"
 
 
 def test_every_key_is_described_in_a_phrase_that_stands_alone(reference):

@@ -118,7 +118,7 @@ def test_a_run_of_the_page_learns(run, place):
 
 def test_predictions_of_the_task_are_levels(place):
     header, *rows = (place / "answers.csv").read_text().splitlines()
-    assert header == "row,predicted" and len(rows) == 200
+    assert header == "file,row,series,prediction" and len(rows) == 200
     assert {row.rpartition(",")[2] for row in rows} == {"calm", "breezy", "stormy"}
 
 

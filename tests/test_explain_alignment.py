@@ -8,13 +8,16 @@ import torch
 from helpers.drawing import audio, image, pixels_of, text
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from matplotlib.colors import Normalize
 
 from dxn.explain.alignment import cross_attention_pictures
 from dxn.explain.drawers import Shown
-from dxn.explain.drawers.audio import COLUMNS, draw_rows, spectrogram, timeline
+from dxn.explain.drawers.audio import COLUMNS, draw_rows, timeline
 from dxn.explain.drawers.image import draw_copies, rgb
+from dxn.explain.drawers.panel import DARKEST, Panel, heat_pixels
+from dxn.explain.drawers.sound import sound_panel, spectrogram
 from dxn.explain.drawers.text import draw_alignment
-from dxn.explain.labels import shortened
+from dxn.explain.figures import heat_scale
 from dxn.tokens import Span, Tokens
 
 WORDS = ["the", "$5$ cup", "</s>", "مرحبا", "\x00end"]
@@ -23,27 +26,29 @@ SOUND = np.sin(2 * np.pi * 1000 * np.arange(5600) / RATE).astype(np.float32)  # 
 FRAMES = np.stack([np.arange(7) * 0.1, np.arange(7) * 0.1 + 0.1], 1)
 CELLS = np.array([[y, x, y + 11, x + 13] for y in (0, 11) for x in (0, 13, 26)], dtype=float)
 GRAY = np.full((22, 39), 200, dtype=np.uint8)
-DARKEST = [8, 48, 107]  # the end of the blue color map
+HOTTEST = [238, 63, 30]  # the end of the colors of attention
+PICTURE = Panel(rgb(GRAY), 39, 22)
+PANEL = sound_panel(audio(torch.from_numpy(SOUND), RATE))
 
 
 def near_identity(rows, columns):
     return np.eye(rows, columns) * 0.9 + 0.1 / columns
 
 
-def is_darkest(pixels):
-    return np.abs(pixels - DARKEST).sum(2) < 12
+def is_hottest(pixels):
+    return np.abs(pixels - HOTTEST).sum(2) < 12
 
 
-def test_an_alignment_is_darkest_at_the_words_that_were_read(tmp_path):
+def test_an_alignment_is_hottest_at_the_words_that_were_read(tmp_path):
     weights = np.zeros((5, 7))
     weights[:, 0] = 1
     draw_alignment(weights, WORDS, [f"mot{i}" for i in range(7)], tmp_path / "a.png")
     pixels = pixels_of(tmp_path / "a.png")
-    dark = is_darkest(pixels).any(0).nonzero()[0]
+    hot = is_hottest(pixels).any(0).nonzero()[0]
     width = pixels.shape[1]
-    # The first column; the color bar at the right is the only other dark place.
-    assert dark.min() < 0.45 * width
-    assert not any(0.5 * width < x < 0.8 * width for x in dark)
+    # The first column; the color bar at the right is the only other hot place.
+    assert hot.min() < 0.45 * width
+    assert not any(0.5 * width < x < 0.8 * width for x in hot)
 
 
 def test_long_and_many_words_stay_inside_the_picture(tmp_path):
@@ -54,36 +59,62 @@ def test_long_and_many_words_stay_inside_the_picture(tmp_path):
     assert int(np.concatenate(edges).min()) > 200
 
 
-def test_a_row_over_time_is_dark_at_the_time_that_was_read(tmp_path):
+def test_a_row_over_time_is_hot_at_the_time_that_was_read(tmp_path):
     """The two words read the first and the last tenth of a second; the sound is silent."""
     weights = np.zeros((2, 7))
     weights[0, 0] = weights[1, 6] = 1
-    silence = np.zeros(5600, np.float32)
-    draw_rows(weights, WORDS[:2], silence, RATE, FRAMES, tmp_path / "t.png")
+    silence = sound_panel(audio(torch.zeros(5600), RATE))
+    draw_rows(weights, WORDS[:2], silence, FRAMES, tmp_path / "t.png")
     pixels = pixels_of(tmp_path / "t.png")
-    rows, columns = is_darkest(pixels).nonzero()
+    rows, columns = is_hottest(pixels).nonzero()
+    is_row = columns < 0.9 * pixels.shape[1]  # the color bar is at the right
+    rows, columns = rows[is_row], columns[is_row]
     early = columns < pixels.shape[1] / 2
     assert early.any() and (~early).any()
     assert rows[early].max() < rows[~early].min() + 3
 
 
-def test_the_patch_that_was_read_is_as_bright_as_the_image(tmp_path):
+def test_the_patch_that_was_read_has_a_color_and_the_others_are_grey(tmp_path):
     weights = np.zeros((1, 6))
     weights[0, 5] = 1  # bottom right
-    draw_copies(weights, ["cup"], GRAY, CELLS, tmp_path / "c.png")
+    draw_copies(weights, ["cup"], PICTURE, CELLS, tmp_path / "c.png")
     pixels = pixels_of(tmp_path / "c.png")
-    bright = (np.abs(pixels - 200).sum(2) < 6).nonzero()
-    dim = (np.abs(pixels - 50).sum(2) < 9).nonzero()
-    assert bright[0].mean() > dim[0].mean() and bright[1].mean() > dim[1].mean()
-    assert len(dim[0]) > 3 * len(bright[0])
+    light = DARKEST + (1 - DARKEST) * 200 / 255
+    hot = (np.abs(pixels - light * np.array(HOTTEST)).sum(2) < 9).nonzero()
+    grey = (np.abs(pixels - light * 255).sum(2) < 9).nonzero()
+    assert hot[0].mean() > grey[0].mean() and hot[1].mean() > grey[1].mean()
+    assert len(grey[0]) > 4 * len(hot[0]) > 0
+
+
+@pytest.mark.parametrize("level", [0, 128, 255])
+def test_attention_is_visible_on_black_grey_and_white_pictures(level):
+    panel = Panel(np.full((20, 20, 3), level, np.uint8), 20, 20)
+    boxes = np.array([[0, 0, 10, 20], [10, 0, 20, 20]], dtype=float)
+    pixels = heat_pixels(panel, boxes, np.array([0.9, 0.1]), Normalize(0, 0.9))
+    height = len(pixels)
+    strong, weak = pixels[height // 4, 0], pixels[3 * height // 4, 0]
+    assert strong[0] - strong[2] > 0.3 > weak[0] - weak[2]
+
+
+def test_where_patches_overlap_the_largest_weight_is_drawn():
+    panel = Panel(np.full((20, 20, 3), 255, np.uint8), 20, 20)
+    boxes = np.array([[0, 0, 20, 15], [0, 5, 20, 20], [np.nan] * 4])
+    pixels = heat_pixels(panel, boxes, np.array([1.0, 0.2, 5.0]), Normalize(0, 1))
+    np.testing.assert_allclose(255 * pixels[0, len(pixels) // 2], HOTTEST, atol=1)
+
+
+def test_equal_weights_do_not_look_like_strong_attention():
+    scale = heat_scale(np.full(7, 0.25))
+    assert scale(0.25) == pytest.approx(0.5)
+    assert heat_scale(np.zeros(3))(0) == heat_scale(np.zeros(0))(0) == 0
 
 
 def test_many_copies_of_an_image_are_wrapped(tmp_path):
     weights = near_identity(5, 6)
-    draw_copies(weights, WORDS, GRAY, CELLS, tmp_path / "wide.png", per_row=5)
-    draw_copies(weights, WORDS, GRAY, CELLS, tmp_path / "tall.png", per_row=2)
+    draw_copies(weights, WORDS, PICTURE, CELLS, tmp_path / "wide.png", per_row=5)
+    draw_copies(weights, WORDS, PICTURE, CELLS, tmp_path / "tall.png", per_row=2)
     wide, tall = (pixels_of(tmp_path / name).shape for name in ("wide.png", "tall.png"))
-    assert tall[0] > 2.5 * wide[0] and wide[1] > 2 * tall[1]
+    assert tall[0] > 2 * wide[0] and wide[1] > 1.7 * tall[1]
 
 
 def test_a_tone_is_one_row_of_its_spectrogram():
@@ -116,10 +147,6 @@ def test_images_of_any_number_of_channels_become_rgb():
     np.testing.assert_array_equal(rgb(np.dstack([GRAY, GRAY // 2]))[..., 2], GRAY)
 
 
-def test_labels_are_short_and_printable():
-    assert shortened(["a\nb\x00", "x" * 25, "x" * 24]) == ["a b ", "x" * 23 + "…", "x" * 24]
-
-
 ROWS = "one row per word and at least one"
 WRONG = {
     "read words": (
@@ -127,19 +154,19 @@ WRONG = {
         f"weights must be (2, 2), {ROWS}, got (2, 3)",
     ),
     "written words": (
-        lambda path: draw_rows(np.ones((3, 7)), ["a", "b"], SOUND, RATE, FRAMES, path),
+        lambda path: draw_rows(np.ones((3, 7)), ["a", "b"], PANEL, FRAMES, path),
         f"weights must be (2, 7), {ROWS}, got (3, 7)",
     ),
     "no words": (
-        lambda path: draw_copies(np.ones((0, 6)), [], GRAY, CELLS, path),
+        lambda path: draw_copies(np.ones((0, 6)), [], PICTURE, CELLS, path),
         f"weights must be (0, 6), {ROWS}, got (0, 6)",
     ),
     "boxes": (
-        lambda path: draw_copies(np.ones((1, 7)), ["a"], GRAY, FRAMES, path),
+        lambda path: draw_copies(np.ones((1, 7)), ["a"], PICTURE, FRAMES, path),
         "coords must be (N, 4), got (7, 2)",
     ),
     "seconds": (
-        lambda path: draw_rows(np.ones((1, 6)), ["a"], SOUND, RATE, CELLS, path),
+        lambda path: draw_rows(np.ones((1, 6)), ["a"], PANEL, CELLS, path),
         "coords must be (N, 2), got (6, 4)",
     ),
 }
@@ -174,7 +201,7 @@ def mixed_tokens(second_modality="image"):
 
 WEIGHTS = np.array([[0.1, 0.2, 0.1, 0, 0.25, 0.35], [0, 0, 0.5, 0, 0.5, 0]])
 NAMES = ["class 1", "a", "cup", "", "front 1", "front 2"]
-PICTURE = torch.zeros(3, 10, 11, dtype=torch.uint8)
+FRONT = torch.zeros(3, 10, 11, dtype=torch.uint8)
 
 
 def test_padding_and_class_tokens_are_not_drawn(tmp_path, monkeypatch):
@@ -182,30 +209,33 @@ def test_padding_and_class_tokens_are_not_drawn(tmp_path, monkeypatch):
     for module, name in (("text", "draw_alignment"), ("image", "draw_copies")):
         target = f"dxn.explain.drawers.{module}.{name}"
         monkeypatch.setattr(target, lambda *a, _name=name, **k: calls.update({_name: (a, k)}))
-    inputs = {"title": text("a cup"), "front": image(PICTURE)}
-    files = cross_attention_pictures(WEIGHTS, ["x", "y"], mixed_tokens(), NAMES, inputs, tmp_path)
+    inputs = {"title": text("a cup"), "front": image(FRONT)}
+    files = cross_attention_pictures(
+        WEIGHTS, ["x", "y"], mixed_tokens(), NAMES, inputs, tmp_path, about="answer: x y"
+    )
     assert [path.name for path in files] == ["alignment.png", "cells.png"]
     (weights, words, read, _), style = calls["draw_alignment"]
     np.testing.assert_array_equal(weights, WEIGHTS[:, 1:3])
     assert (words, read) == (["x", "y"], ["a", "cup"])
-    assert style == {"title": "title: 40% of the attention"}
-    (weights, _, pixels, boxes, _), style = calls["draw_copies"]
+    title = "What each word of the answer attends to in title (40% of its attention)"
+    assert style == {"title": title, "about": "answer: x y"}
+    (weights, _, panel, boxes, _), style = calls["draw_copies"]
     np.testing.assert_array_equal(weights, WEIGHTS[:, 4:])
-    assert (pixels.shape, boxes.shape) == ((10, 11, 3), (2, 4))
-    assert style == {"title": "front: 55% of the attention"}
+    assert (panel.pixels.shape, boxes.shape) == ((10, 11, 3), (2, 4))
+    assert style["title"].endswith("in front (55% of its attention)")
 
 
-def test_a_single_input_needs_no_title(tmp_path, monkeypatch):
+def test_the_title_of_a_single_input_has_no_share(tmp_path, monkeypatch):
     span = Span("text", "text", 0, 2, torch.zeros(1, 2, 2))
     tokens = Tokens(torch.zeros(1, 2, D), torch.ones(1, 2, dtype=torch.bool), (span,))
     titles = []
     monkeypatch.setattr(
-        "dxn.explain.drawers.text.draw_alignment", lambda *_, title: titles.append(title)
+        "dxn.explain.drawers.text.draw_alignment", lambda *_, title, about: titles.append(title)
     )
     weights = np.full((1, 2), 0.5)
     inputs = {"text": text("a cup")}
     cross_attention_pictures(weights, ["x"], tokens, ["a", "cup"], inputs, tmp_path)
-    assert titles == [""]
+    assert titles == ["What each word of the answer attends to in text"]
 
 
 def test_inputs_of_one_modality_have_a_file_each(tmp_path):
@@ -226,4 +256,4 @@ def test_an_unknown_modality_has_a_picture_of_words_against_tokens(tmp_path):
     tokens = mixed_tokens("sketch")
     files = cross_attention_pictures(WEIGHTS, ["x", "y"], tokens, NAMES, inputs, tmp_path)
     assert [path.name for path in files] == ["alignment.png", "strip.png"]
-    assert is_darkest(pixels_of(tmp_path / "strip.png")).any()
+    assert is_hottest(pixels_of(tmp_path / "strip.png")).any()

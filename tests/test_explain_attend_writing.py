@@ -25,7 +25,7 @@ from dxn.models import (
     Recurrent,
     RecurrentDecoder,
 )
-from dxn.run import attention, model_folder
+from dxn.run import model_folder
 from dxn.run.attention import draw_attention
 from dxn.run.predictor import Predictor
 from dxn.tasks import Generate
@@ -172,7 +172,7 @@ def page_of(folder):
 @pytest.fixture
 def unsaved(monkeypatch):
     """Figures are made but not painted, which takes most of the time."""
-    modules = ("attention_pictures", "drawers.text", "drawers.image", "drawers.audio")
+    modules = ("attention_pictures", "arcs", "drawers.text", "drawers.image", "drawers.audio")
     for module in modules:
         monkeypatch.setattr(f"dxn.explain.{module}.save", lambda figure, path: None)
 
@@ -265,7 +265,8 @@ def test_each_word_has_the_weights_with_which_it_was_chosen(tmp_path, unsaved, m
     answer_with(monkeypatch, predictor, written)
     calls = []
     monkeypatch.setattr(
-        attention, "cross_attention_pictures", lambda *args: calls.append(args) or []
+        "dxn.explain.alignment.cross_attention_pictures",
+        lambda *args, **_: calls.append(args) or [],
     )
     drawn = draw_attention(predictor, {"text": "a red bell"}, tmp_path)
     read, words, *_ = calls[0]

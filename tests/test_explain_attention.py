@@ -3,7 +3,17 @@
 import numpy as np
 import pytest
 import torch
-from helpers.drawing import NAN, Shown, audio, image, pixels_of, text
+from helpers.drawing import (
+    NAN,
+    Shown,
+    audio,
+    cut_off,
+    headline,
+    image,
+    pixels_of,
+    text,
+    title,
+)
 from PIL import Image
 
 from dxn.cli import main
@@ -149,22 +159,38 @@ def test_every_column_has_a_name():
         "front": image(torch.zeros(1, 2, 4)),
         "price": Shown("number", 3.5, None),
     }
-    expected = ["a", "cup", "", "class 1", "0.25 s", "front 1", "front 2", "price 1"]
+    expected = ["a", "cup", "", "class 1", "0.25 s"]
+    expected += ["row 1, col 1", "row 1, col 2", "price 1"]
     assert token_names(tokens, inputs) == expected
 
 
-def test_each_head_has_its_own_map(tmp_path):
-    """Only head 2 of block 1 reads unevenly: only its map has more than one color."""
+def test_all_maps_have_the_same_color_scale(tmp_path, drawn):
+    """One head attends to single tokens, and its map alone has strong colors."""
     n = 5
     maps = [torch.full((1, 2, n, n), 1 / n) for _ in range(2)]
     maps[0][0, 1] = torch.eye(n)
-    heads_picture(maps, [f"t{i}" for i in range(n)], tmp_path / "heads.png", parts={"text": n})
-    pixels = pixels_of(tmp_path / "heads.png")
-    height, width = pixels.shape[:2]
-    top, bottom = (slice(int(height * a), int(height * (a + 0.2))) for a in (0.2, 0.62))
-    left, right = (slice(int(width * a), int(width * (a + 0.15))) for a in (0.25, 0.67))
-    even = max(pixels[top, left].std(), pixels[bottom, right].std())
-    assert pixels[top, right].std() > 1.5 * even
+    names = [f"t{i}" for i in range(n)]
+    heads_picture(maps, names, tmp_path / "heads.png", parts={"text": n}, about="answer: 7")
+    *axes, _ = drawn[0].axes  # the last one is the color bar
+    scales = {(axis.images[0].norm.vmin, axis.images[0].norm.vmax) for axis in axes}
+    assert scales == {(0, 1)}
+    # A square root: uniform attention is visible, and far from the strongest color.
+    assert axes[0].images[0].norm(1 / n) == pytest.approx(n**-0.5)
+    shown = [axis.images[0].get_array().max() for axis in axes]
+    assert shown == pytest.approx([1 / n, 1, 1 / n, 1 / n])
+    assert headline(drawn[0]).endswith("answer: 7; all maps have the same color scale")
+    assert cut_off(drawn[0]) < 0.01
+
+
+@pytest.mark.parametrize(("n", "labels"), [(12, 12), (300, 25)])
+def test_maps_are_labelled_with_tokens(tmp_path, drawn, n, labels):
+    names = [f"word {i}" for i in range(n - 1)]
+    maps = [torch.full((1, 1, n, n), 1 / n)]
+    heads_picture(maps, ["cls", *names], tmp_path / "h.png", parts={"cls": 1, "text": n - 1})
+    ticks = [label.get_text() for label in drawn[0].axes[0].get_xticklabels()]
+    assert ticks[:2] == ["cls", "text: word 0"]
+    assert labels - 3 <= len(ticks) <= labels + 1
+    assert cut_off(drawn[0]) < 0.01
 
 
 def colored(pixels):
@@ -233,7 +259,8 @@ def test_columns_without_a_name_are_no_words(tmp_path, monkeypatch):
     inputs = {"text": text("ab", ["a", "b"])}
     drawn = []
     monkeypatch.setattr(
-        "dxn.explain.attention_pictures.arcs_picture", lambda maps, words, path: drawn.append(words)
+        "dxn.explain.attention_pictures.arcs_picture",
+        lambda maps, words, path, about: drawn.append(words),
     )
     word_pictures(uniform(3), tokens, token_names(tokens, inputs), inputs, tmp_path)
     assert drawn == [["a", "b"]]
@@ -261,24 +288,20 @@ def test_several_texts_have_a_file_each(tmp_path):
     assert notes == [] and all(path.exists() for path in written)
 
 
-def test_the_patch_that_a_word_reads_keeps_its_brightness(tmp_path):
+def test_the_copies_of_an_input_have_the_same_color_scale(tmp_path, drawn):
     cells = np.array([[0.0, 0, 5, 11], [5, 0, 10, 11]])
-    color = torch.tensor([200, 40, 40], dtype=torch.uint8)[:, None, None]
-    part = InputTokens("image", image(color.expand(3, 10, 11)), np.array([1, 2]), cells)
-    centers = []
-    for row in ([0, 0, 1.0], [0, 1.0, 0]):
-        across_picture(np.array([row]), ["cup"], [part], tmp_path / "a.png")
-        pixels = pixels_of(tmp_path / "a.png")
-        bright = (np.abs(pixels - [200, 40, 40]).sum(2) < 9).nonzero()[0]
-        centers.append(bright.mean())
-    assert centers[0] > centers[1] + 30
+    part = InputTokens("image", image(torch.zeros(3, 10, 11)), np.array([1, 2]), cells)
+    weights = np.array([[0, 0, 0.8], [0.5, 0.1, 0]])
+    across_picture(weights, ["cup", "tea"], [part], tmp_path / "a.png")
+    cup, tea, bar = drawn[0].axes
+    assert (cup.get_title(), tea.get_title()) == ("cup: 80%", "tea: 10%")
+    assert bar.get_ylim() == (0, 0.8)
+    middle = [axis.images[0].get_array()[-5, 0] for axis in (cup, tea)]
+    assert middle[0][0] - middle[0][2] > 0.3 > middle[1][0] - middle[1][2]
+    assert cut_off(drawn[0]) < 0.01
 
 
-def test_the_shares_of_each_input_are_in_its_title(tmp_path, monkeypatch):
-    figures = []
-    monkeypatch.setattr(
-        "dxn.explain.attention_pictures.save", lambda figure, path: figures.append(figure)
-    )
+def test_each_input_has_its_share_and_its_color_bar(tmp_path, drawn):
     tokens = spans_of(
         ("class", "class", [(NAN,)]),
         ("front", "image", [(0, 0, 2, 2)]),
@@ -286,9 +309,18 @@ def test_the_shares_of_each_input_are_in_its_title(tmp_path, monkeypatch):
     )
     picture = image(torch.zeros(1, 2, 2, dtype=torch.uint8))
     inputs = {"front": picture, "back": picture}
-    shares_picture(inputs, tokens, np.array([0.25, 0.5, 0.25]), tmp_path / "shares.png")
-    titles = [axis.get_title(loc="left") for axis in figures[0].axes]
-    assert titles == ["front: 50% of the attention", "back: 25% of the attention"]
+    shares = np.array([0.25, 0.5, 0.25])
+    shares_picture(inputs, tokens, shares, tmp_path / "shares.png", about="answer: 7")
+    front, back, first, second = drawn[0].axes
+    assert title(front) == "front: 50% of the attention"
+    assert title(back) == "back: 25% of the attention"
+    assert len(front.images) == 2  # the original is beside the colored image
+    # A single patch has the mean share, which is half of the scale.
+    assert (first.get_ylim(), second.get_ylim()) == ((0, 1), (0, 0.5))
+    assert first.get_title(loc="right") == "% of all,\nper patch"
+    expected = "What the model attends to | answer: 7; each input has its own color scale"
+    assert headline(drawn[0]) == expected
+    assert cut_off(drawn[0]) < 0.01
 
 
 # The command
@@ -326,7 +358,9 @@ def test_the_inputs_of_a_sample_are_drawn(tmp_path, pool, shown):
     predictor = make_predictor(EarlyFusion(D, inputs=INPUTS, pool=pool))
     folder = tmp_path / "new" / "folder"
     drawn = draw_attention(predictor, {name: SAMPLE[name] for name in shown}, folder)
-    assert drawn.notes == []
+    answer = predictor.predict(**{name: SAMPLE[name] for name in shown})
+    likely = answer["probabilities"][answer["prediction"]]
+    assert drawn.notes == [f"answer: {answer['prediction']} ({likely:.0%})"]
     assert sum(drawn.shares.values()) == pytest.approx(1, abs=1e-5)
     counted = {name for name, share in drawn.shares.items() if share > 0}
     assert counted == {*shown, *(["class"] if pool == "cls" else [])}
@@ -336,6 +370,28 @@ def test_the_inputs_of_a_sample_are_drawn(tmp_path, pool, shown):
     for name in expected:
         with Image.open(folder / name) as picture:
             assert picture.size[0] > 300
+
+
+def test_pictures_of_an_earlier_call_are_removed_and_other_files_are_kept(tmp_path):
+    predictor = make_predictor(EarlyFusion(D, inputs=INPUTS))
+    draw_attention(predictor, SAMPLE, tmp_path)
+    Image.new("RGB", (3, 3)).save(tmp_path / "red_cells.png")
+    (tmp_path / "time.png").write_text("no picture")
+    draw_attention(predictor, {"audio": SAMPLE["audio"]}, tmp_path)
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"heads.png", "shares.png", "attention.html", "red_cells.png", "time.png"}
+
+
+def test_the_model_and_the_sample_are_named(tmp_path, drawn):
+    predictor = make_predictor(EarlyFusion(D, inputs=INPUTS))
+    Image.new("RGB", (8, 8)).save(tmp_path / "mug.png")
+    sample = {"text": "a red bell", "image": str(tmp_path / "mug.png")}
+    draw_attention(predictor, sample, tmp_path / "out", model_name="outputs/x")
+    expected = "text: “a red bell”; image: mug.png; model: outputs/x"
+    assert all(expected in headline(figure) for figure in drawn)
+    assert all("answer: " in headline(figure) for figure in drawn)
+    page = (tmp_path / "out" / "attention.html").read_text(encoding="utf-8")
+    assert '"model": "outputs/x"' in page
 
 
 @pytest.mark.parametrize("fusion", [LateFusion, BottleneckFusion])

@@ -8,6 +8,7 @@ from html.parser import HTMLParser
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from helpers.drawing import audio, image, text
 from hypothesis import given, settings
@@ -17,6 +18,7 @@ from PIL import Image
 import dxn.explain.page as page
 from dxn.explain.attention import rollout
 from dxn.explain.drawers import Shown
+from dxn.explain.figures import HEAT_COLORS
 from dxn.explain.page import write_page
 from dxn.tokens import Span, Tokens
 
@@ -71,6 +73,12 @@ def maps_of(n, depth=DEPTH, heads=H):
     ]
 
 
+def write(maps, tokens, names, inputs, path, **options):
+    """Write a page whose tokens all have the same share."""
+    shares = np.full(len(names), 1 / len(names))
+    return write_page(maps, tokens, names, inputs, path, shares=shares, **options)
+
+
 def unpacked(packed):
     largest = np.frombuffer(base64.b64decode(packed["largest"]), "<f4")
     steps = np.frombuffer(base64.b64decode(packed["steps"]), np.uint8)
@@ -86,9 +94,7 @@ def assert_close(packed, expected):
 def test_the_weights_can_be_read_back_block_by_block_and_head_by_head(tmp_path):
     n = 7
     maps = maps_of(n)
-    notes = write_page(
-        maps, text_tokens(n), ["t"] * n, {"text": text("x" * n)}, tmp_path / "a.html"
-    )
+    notes = write(maps, text_tokens(n), ["t"] * n, {"text": text("x" * n)}, tmp_path / "a.html")
     assert notes == []
     data, _, _ = read(tmp_path / "a.html")
     assert (data["depth"], data["heads"]) == (DEPTH, H)
@@ -102,7 +108,7 @@ def test_the_weights_can_be_read_back_block_by_block_and_head_by_head(tmp_path):
 def test_padding_is_left_out(tmp_path):
     maps = maps_of(7)
     tokens = text_tokens(5, padding=2)
-    write_page(maps, tokens, [*"abcde", "", ""], {"text": text("abcde")}, tmp_path / "a.html")
+    write(maps, tokens, [*"abcde", "", ""], {"text": text("abcde")}, tmp_path / "a.html")
     data, _, _ = read(tmp_path / "a.html")
     assert [token["name"] for token in data["tokens"]] == list("abcde")
     weights = unpacked(data["maps"][0])
@@ -113,9 +119,9 @@ def test_padding_is_left_out(tmp_path):
 def test_no_text_breaks_the_page(tmp_path):
     n = 3
     names = [NASTY, "</SCRIPT>", "<!--<script>"]
-    write_page(maps_of(n), text_tokens(n), names, {"text": text(NASTY)}, tmp_path / "a.html")
+    write(maps_of(n), text_tokens(n), names, {"text": text(NASTY)}, tmp_path / "a.html")
     plain = tmp_path / "plain.html"
-    write_page(maps_of(n), text_tokens(n), ["a", "b", "c"], {"text": text("abc")}, plain)
+    write(maps_of(n), text_tokens(n), ["a", "b", "c"], {"text": text("abc")}, plain)
     data, code, tags = read(tmp_path / "a.html")
     assert data["inputs"][0]["text"] == NASTY
     assert [token["name"] for token in data["tokens"]] == names
@@ -130,7 +136,7 @@ def test_no_name_of_an_input_breaks_the_page(tmp_path):
         torch.ones(1, 2, dtype=torch.bool),
         (Span(NASTY, "text", 0, 2, coords),),
     )
-    write_page(maps_of(2), tokens, ["a", "b"], {NASTY: text("ab")}, tmp_path / "a.html")
+    write(maps_of(2), tokens, ["a", "b"], {NASTY: text("ab")}, tmp_path / "a.html")
     data, _, _ = read(tmp_path / "a.html")
     assert data["inputs"][0]["name"] == data["tokens"][0]["input"] == NASTY
 
@@ -139,7 +145,7 @@ def test_no_name_of_an_input_breaks_the_page(tmp_path):
 @given(raw=st.text(st.characters(codec="utf-8"), min_size=1, max_size=40))
 def test_any_text_is_in_the_page_unchanged(tmp_path_factory, raw):
     path = tmp_path_factory.mktemp("page") / "a.html"
-    write_page(maps_of(2), text_tokens(2), [raw, "b"], {"text": text(raw)}, path)
+    write(maps_of(2), text_tokens(2), [raw, "b"], {"text": text(raw)}, path)
     content = path.read_bytes().decode("utf-8")
     pattern = r'<script type="application/json" id="data">(.*?)</script>'
     inside = re.findall(pattern, content, re.S)
@@ -148,7 +154,7 @@ def test_any_text_is_in_the_page_unchanged(tmp_path_factory, raw):
 
 
 def test_the_page_needs_no_other_file(tmp_path):
-    write_page(maps_of(2), text_tokens(2), ["a", "b"], {"text": text("ab")}, tmp_path / "a.html")
+    write(maps_of(2), text_tokens(2), ["a", "b"], {"text": text("ab")}, tmp_path / "a.html")
     _, code, tags = read(tmp_path / "a.html")
     assert not [tag for tag in tags if "src" in tag[1] or "href" in tag[1]]
     # The only address is the name of a namespace; nothing is fetched from it.
@@ -164,7 +170,8 @@ def test_the_page_needs_no_other_file(tmp_path):
 
 def test_the_page_knows_kinds_of_inputs_and_no_modality():
     template = page.TEMPLATE.read_text(encoding="utf-8")
-    script = template[template.index("use strict") :]
+    # The element <audio> is no modality.
+    script = template[template.index("use strict") :].replace('make(box, "audio"', "")
     assert not re.search(r"[\"'](text|image|audio)[\"']", script)
 
 
@@ -183,36 +190,79 @@ def test_images_and_sounds_are_in_the_page_with_the_coordinates_of_their_tokens(
         "audio": audio(torch.sin(torch.arange(4000) / 3), 8000),
     }
     names = ["class 1", "front 1", "front 2", "", "0.00 s", ""]
-    write_page(maps_of(6), tokens, names, inputs, tmp_path / "a.html")
+    write(maps_of(6), tokens, names, inputs, tmp_path / "a.html")
     data, _, _ = read(tmp_path / "a.html")
     assert data["tokens"] == [
         {"name": "class 1", "input": "class", "coords": None},
         {"name": "front 1", "input": "front", "coords": [0, 0, 600, 350]},
         {"name": "front 2", "input": "front", "coords": [0, 350, 600, 701]},
-        {"name": "0.00 s", "input": "audio", "coords": [0, 0.3]},
-        {"name": "audio 2", "input": "audio", "coords": [0.25, 0.5]},
+        {"name": "0.00 s", "input": "audio", "coords": [0, 0, 129, 0.3]},
+        {"name": "audio 2", "input": "audio", "coords": [0, 0.25, 129, 0.5]},
     ]
     picture, sound = data["inputs"]
     assert (picture["name"], picture["modality"], picture["kind"]) == ("front", "image", "boxes")
     assert (picture["width"], picture["height"]) == (701, 601)
-    assert (sound["name"], sound["kind"]) == ("audio", "intervals")
-    assert (sound["length"], sound["caption"]) == (0.5, "0 to 0.50 s, 0 to 4 kHz")
-    for shown, largest in ((picture, 512), (sound, 900)):
+    assert (sound["name"], sound["kind"]) == ("audio", "boxes")
+    assert (sound["width"], sound["height"]) == (0.5, 129)
+    assert [label for _, label in sound["x_ticks"]] == ["0", "0.1", "0.2", "0.3", "0.4", "0.5"]
+    for shown in (picture, sound):
         kind, _, content = shown["source"].partition(",")
         assert kind == "data:image/png;base64"
         with Image.open(io.BytesIO(base64.b64decode(content))) as opened:
-            assert max(opened.size) <= largest
+            assert max(opened.size) <= 640
             if shown is picture:
                 assert opened.getpixel((5, 5)) == (90, 90, 90)
+
+
+def test_a_sound_can_be_played(tmp_path):
+    span = Span("call", "audio", 0, 1, torch.tensor([[[0.0, 0.5]]]))
+    tokens = Tokens(torch.zeros(1, 1, D), torch.ones(1, 1, dtype=torch.bool), (span,))
+    samples = torch.sin(torch.arange(4000) / 3)
+    write(maps_of(1), tokens, ["0.00 s"], {"call": audio(samples, 8000)}, tmp_path / "a.html")
+    data, _, tags = read(tmp_path / "a.html")
+    kind, _, content = data["inputs"][0]["sound"].partition(",")
+    assert kind == "data:audio/flac;base64"
+    played, rate = soundfile.read(io.BytesIO(base64.b64decode(content)))
+    assert rate == 8000
+    np.testing.assert_allclose(played, samples, atol=1e-4)
+    policy = [attrs["content"] for _, attrs in tags if "http-equiv" in attrs]
+    assert "media-src data:" in policy[0]
+
+
+def test_the_page_begins_with_the_answer_and_its_shares(tmp_path):
+    tokens = text_tokens(3, padding=1)
+    heading = page.Heading("ham (90%)", [("ham", 0.9), ("spam", 0.1)], "text: “abc”", "outputs/x")
+    shares = np.array([0.5, 0.25, 0.25, 0])
+    inputs = {"text": text("abc")}
+    names = [*"abc", ""]
+    write_page(
+        maps_of(4), tokens, names, inputs, tmp_path / "a.html", shares=shares, heading=heading
+    )
+    data, code, _ = read(tmp_path / "a.html")
+    assert data["heading"] == {
+        "answer": "ham (90%)",
+        "probabilities": [["ham", 0.9], ["spam", 0.1]],
+        "sample": "text: “abc”",
+        "model": "outputs/x",
+    }
+    assert data["shares"] == [0.5, 0.25, 0.25]
+    assert "rollout: true, pinned: null" in code  # nothing is selected, so the shares are shown
+
+
+def test_the_page_has_the_colors_of_the_pictures():
+    code = page.TEMPLATE.read_text(encoding="utf-8")
+    stops = json.loads(re.search(r"const stops = (.*?);", code)[1])
+    assert [f"#{r:02x}{g:02x}{b:02x}" for r, g, b in stops] == list(HEAT_COLORS)
 
 
 def test_an_unknown_modality_is_listed_by_its_tokens(tmp_path):
     span = Span("price", "number", 0, 2, torch.zeros(1, 2, 1))
     tokens = Tokens(torch.zeros(1, 2, D), torch.ones(1, 2, dtype=torch.bool), (span,))
     inputs = {"price": Shown("number", 3.5, None)}
-    write_page(maps_of(2), tokens, ["price 1", "price 2"], inputs, tmp_path / "a.html")
+    write(maps_of(2), tokens, ["price 1", "price 2"], inputs, tmp_path / "a.html")
     data, _, _ = read(tmp_path / "a.html")
-    assert data["inputs"] == [{"name": "price", "modality": "number", "kind": "list"}]
+    expected = {"name": "price", "modality": "number", "unit": "token", "kind": "list"}
+    assert data["inputs"] == [expected]
 
 
 @pytest.mark.parametrize(
@@ -241,7 +291,7 @@ def test_too_many_weights_are_left_out_with_a_note(
     monkeypatch.setattr(page, "MAX_WEIGHTS", limit)
     maps = maps_of(7)
     inputs = {"text": text("x" * 7)}
-    notes = write_page(maps, text_tokens(7), ["t"] * 7, inputs, tmp_path / "a.html")
+    notes = write(maps, text_tokens(7), ["t"] * 7, inputs, tmp_path / "a.html")
     data, _, _ = read(tmp_path / "a.html")
     assert notes == data["notes"] == [f"attention.html: {line}" for line in note]
     assert (data["depth"], data["heads"], len(data["maps"])) == (depth, heads, count)
@@ -260,10 +310,10 @@ def test_the_page_has_what_a_written_answer_reads_by_block_and_head(tmp_path, mo
     inputs = {"text": text("a b")}
     path = tmp_path / "attention.html"
 
-    def write():
-        return write_page([], tokens, ["a", "", "b"], inputs, path, written=(words, weights))
+    def write_again():
+        return write([], tokens, ["a", "", "b"], inputs, path, written=(words, weights))
 
-    assert write() == []
+    assert write_again() == []
     data = read(path)[0]["written"]
     assert (data["names"], data["depth"], data["heads"]) == (words, 3, 2)
     assert len(data["maps"]) == 6
@@ -271,7 +321,7 @@ def test_the_page_has_what_a_written_answer_reads_by_block_and_head(tmp_path, mo
         np.testing.assert_allclose(unpacked(packed), head, rtol=0, atol=1 / 509)
     monkeypatch.setattr(page, "MAX_WEIGHTS", 47)
     note = "attention.html: the answer has more than 47 weights; only their mean is kept"
-    assert write() == [note]
+    assert write_again() == [note]
     data = read(path)[0]["written"]
     assert (data["depth"], data["heads"], len(data["maps"])) == (1, 1, 1)
     mean = weights[..., [0, 2]].mean((0, 1)).numpy()

@@ -201,15 +201,17 @@ def test_evaluating_again_gives_the_metrics_of_the_run(run, tmp_path, capsys):
     assert again["test/loss"] == pytest.approx(before["test/loss"])
 
 
-def test_one_sample_and_a_table_are_predicted(run, place, capsys):
+def test_one_sample_and_a_table_are_predicted(run, place, tmp_path, capsys):
     trust = "trust=[toy_number,toy_direction]"
-    assert main(["predict", f"run={run}", trust, "input.wind=0.5", "input.text=word1"]) == 0
-    told = json.loads(capsys.readouterr().out)
+    asked = ["input.wind=0.5", "input.text=word1", f"output={tmp_path / 'one.json'}"]
+    assert main(["predict", f"run={run}", trust, *asked]) == 0
+    (told,) = json.loads((tmp_path / "one.json").read_text())
     model = dxn.load(run, trust=["toy_number", "toy_direction"])
-    assert model.predict(wind=0.5, text="word1") == told
-    assert main(["predict", f"run={run}", trust, f"input={place / 'table.csv'}"]) == 0
-    lines = capsys.readouterr().out.splitlines()
-    assert lines[0] == "columns: text=note, wind=wind, gust=gust" and len(lines) == 41
+    assert model.predict(wind=0.5, text="word1")["prediction"] == told["prediction"]
+    asked = [f"input={place / 'table.csv'}", f"output={tmp_path / 'all.jsonl'}"]
+    assert main(["predict", f"run={run}", trust, *asked]) == 0
+    assert "columns: text=note, wind=wind, gust=gust" in capsys.readouterr().out
+    assert len((tmp_path / "all.jsonl").read_text().splitlines()) == 40
     with pytest.raises(UserError, match="gust: must be a number, got 'strong'"):
         model.predict(gust="strong")
 

@@ -1,19 +1,21 @@
 """One function builds what a configuration names, and refuses everything that it does not know."""
 
 import functools
+import json
 import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from typing import Any, Literal, TypeVar
 
 import pytest
 
+from dxn import signature_index
 from dxn.errors import UserError
-from dxn.instantiate import (
-    MODEL_PACKAGES,
-    build,
-    check_targets,
-    expand_defaults,
-    load_plain,
-    type_errors,
-)
+from dxn.instantiate import build, expand_defaults, type_errors
+from dxn.models import NormOptions
+from dxn.signatures import class_path, hint_from, signature_from
+from dxn.targets import MODEL_PACKAGES, check_targets, load_plain, signature_of
 
 TOY = '''
 from __future__ import annotations
@@ -191,7 +193,7 @@ REFUSED = [
     "dxn.models.attention.torch.load",
     "dxn.models.torch.hub.load",
     "dxn.tokenize.media.io.open",
-    "dxn.tokenize.media.threading.Thread",
+    "dxn.tokenize.image_file.threading.Thread",
     "dxn.tokenize.media.Path",
     "dxn.models./tmp/x.Y",
     "dxn.models...os.system",
@@ -256,6 +258,68 @@ def test_a_model_folder_can_be_limited_to_parts_of_models():
     node = {"_target_": "dxn.data.table", "path": "/etc/passwd"}
     check_targets(node)
     assert "not imported" in message(check_targets, node, packages=MODEL_PACKAGES, key="head")
+
+
+# Stored signatures
+
+
+@pytest.fixture
+def stored(tmp_path, monkeypatch):
+    """A file with the signature of one class, and the source file of that class."""
+    source = tmp_path / "dxn_copy" / "options.py"
+    source.parent.mkdir()
+    source.write_bytes((signature_index.ROOT / "models" / "options.py").read_bytes())
+    content = signature_index.content({"dxn.models.NormOptions": NormOptions})
+    content["sources"] = {"options.py": content["sources"]["models/options.py"]}
+    content["signatures"][class_path(NormOptions)]["summary"] = "Stored."
+    (tmp_path / "signatures.json").write_text(json.dumps(content))
+    monkeypatch.setattr(signature_index, "PATH", tmp_path / "signatures.json")
+    monkeypatch.setattr(signature_index, "ROOT", source.parent)
+    forget(signature_index)
+    yield source
+    forget(signature_index)
+
+
+def forget(index):
+    index._index.cache_clear()
+    index._signature.cache_clear()
+
+
+def test_a_stored_signature_is_used_as_long_as_the_source_is_unchanged(stored):
+    target = "dxn.models.NormOptions"
+    found = signature_of(target, key="norm")
+    assert found == replace(signature_from(NormOptions), summary="Stored.", bases=found.bases)
+    source = stored.read_bytes()
+    stored.write_bytes(source.replace(b"\n", b"\r\n"))
+    forget(signature_index)
+    assert signature_of(target, key="norm").summary == "Stored."
+    stored.write_bytes(source + b"# a change\n")
+    forget(signature_index)
+    assert signature_of(target, key="norm") == signature_from(NormOptions)
+
+
+def test_the_defaults_of_a_signature_are_copied():
+    node = {"_target_": "dxn.models.Backbone"}
+    expand_defaults(node)["norm"]["eps"] = 5.0
+    assert expand_defaults(node)["norm"]["eps"] == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("annotation", "expected"),
+    [
+        (int | None, ["int", "null"]),
+        (Literal["a", 3], {"choices": ["a", 3]}),
+        (Sequence[str], {"list": "str"}),
+        (Mapping[str, Any] | None, [{"mapping": "any"}, "null"]),
+        (NormOptions, {"options": "dxn.models.options.NormOptions"}),
+        (Fraction, {"part": "fractions.Fraction"}),
+        (Any, "any"),
+        (object, "any"),
+        (TypeVar("T"), "any"),
+    ],
+)
+def test_a_type_becomes_plain_data(annotation, expected):
+    assert hint_from(annotation) == expected
 
 
 BOMB = "\n".join(

@@ -14,6 +14,7 @@ import dxn
 from dxn.cli import main
 from dxn.errors import UserError
 from dxn.run.evaluation import by_split, subset_name, subsets
+from dxn.run.prediction_table import answer_lines
 
 PHOTOS = ("front", "back", "left", "right")
 TEXTS = ("title", "note")
@@ -48,7 +49,10 @@ def place(tmp_path_factory):
     with (folder / "products.csv").open("w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow(
-            ["front", "title", "back", "left", "note", "right", "clip", "price", "label"]
+            [
+                *("front", "title", "back", "left", "note", "right"),
+                *("clip", "price", "label", "split"),
+            ]
         )
         for i in range(30):
             photos = ["" if (i + k) % 4 == 1 else f"{(i + k) % 6}.png" for k in range(4)]
@@ -56,7 +60,10 @@ def place(tmp_path_factory):
             title, note = ("" if (i + k) % 5 == 3 else text for k, text in enumerate(texts))
             clip = "" if i % 3 else f"{i % 6}.wav"
             label = ("cheap", "dear")[i % 2]
-            writer.writerow([photos[0], title, *photos[1:3], note, photos[3], clip, 10 * i, label])
+            # The photos repeat, so the splits cannot be drawn: equal inputs stay together.
+            split = "validation" if i < 4 else "test" if i < 8 else "train"
+            row = [photos[0], title, *photos[1:3], note, photos[3], clip, 10 * i, label, split]
+            writer.writerow(row)
     return folder
 
 
@@ -133,8 +140,10 @@ def test_a_table_is_read_from_the_columns_of_the_training(place, run, tmp_path, 
         assert main(["predict", f"run={run}", f"input={place / name}"]) == 0
         columns, *lines = capsys.readouterr().out.splitlines()
         assert columns.startswith("columns: title=title, note=note, front=front")
-        answers.append([line.partition(": ")[2] for line in lines])
-    assert answers[0] == answers[1] and len(answers[0]) == 30
+        unused = next(line for line in lines if line.startswith("note: not used: "))
+        assert ("spare" in unused) == (name == "turned.csv")
+        answers.append([line.partition(": ")[2] for line in lines if " row " in line])
+    assert answers[0] == answers[1] and len(answers[0]) == 20
 
 
 def test_a_missing_column_is_named_with_the_columns_of_the_table(run, tmp_path, capsys):
@@ -151,8 +160,8 @@ def test_one_file_is_not_assigned_to_one_of_several_inputs(place, run, capsys):
 
 def test_a_number_is_a_text_on_the_command_line_and_a_sentence_in_python(run, capsys):
     assert main(["predict", f"run={run}", "input.title=42"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert told == dxn.load(run).predict(title="42")
+    expected = dxn.load(run).predict(title="42")["prediction"]
+    assert capsys.readouterr().out.startswith(f"prediction: {expected}\n")
     with pytest.raises(UserError, match=r"^title: .*42"):
         dxn.load(run).predict(title=42)
 
@@ -160,7 +169,8 @@ def test_a_number_is_a_text_on_the_command_line_and_a_sentence_in_python(run, ca
 def test_a_text_file_is_read(run, tmp_path, capsys):
     (tmp_path / "note.txt").write_text("red round thing")
     assert main(["predict", f"run={run}", f"input.note={tmp_path / 'note.txt'}"]) == 0
-    assert json.loads(capsys.readouterr().out) == dxn.load(run).predict(note="red round thing")
+    told = capsys.readouterr().out.splitlines()
+    assert told == answer_lines(dxn.load(run).predict(note="red round thing"))
 
 
 def test_each_input_can_have_an_adapter_of_its_own(place, tmp_path):

@@ -73,7 +73,9 @@ def place(tmp_path_factory):
     for name, count in (("a", 3), ("b", 4)):
         (folder / "sounds" / name).mkdir(parents=True)
         for i in range(count):
-            soundfile.write(folder / "sounds" / name / f"{i}.wav", sounds[i % 2], 4000)
+            # Each is louder than the one before: equal sounds would stay in one split.
+            louder = sounds[i % 2] * (1 + 0.1 * i + 0.05 * (name == "a"))
+            soundfile.write(folder / "sounds" / name / f"{i}.wav", louder, 4000)
     return folder
 
 

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 import torch
+import yaml
 from helpers.runs import (
     checkpoint_of,
     interrupt,
@@ -142,11 +143,15 @@ def test_a_refused_evaluation_writes_nothing(trained, tmp_path, capsys):
 def test_a_model_folder_alone_predicts_a_table(trained, tmp_path, capsys):
     (tmp_path / "new.csv").write_text(f"{HEADER}\nzwei,,\n")
     copy = copied(trained, tmp_path)
+    outputs = []
     for run in (trained / "model", copy):
+        capsys.readouterr()
         assert main(["predict", f"run={run}", f"input={tmp_path / 'new.csv'}"]) == 0
-    columns, first, _, second = capsys.readouterr().out.splitlines()
+        outputs.append(capsys.readouterr().out)
+    assert outputs[0] == outputs[1]
+    columns, answer, *_ = outputs[0].splitlines()
     assert columns == "columns: text=spelled, image=handwritten, audio=dialled"
-    assert first == second and first.startswith("new.csv row 2: ")
+    assert answer.startswith("new.csv row 2: ")
 
 
 def test_the_number_of_workers_does_not_change_the_result(tmp_path):
@@ -193,11 +198,25 @@ def test_accumulated_batches_equal_one_large_batch(tmp_path):
         torch.testing.assert_close(one[name], two[name], rtol=0, atol=1e-5)
 
 
-def test_patience_stops_a_training_that_does_not_improve(tmp_path):
+def test_patience_stops_a_training_that_does_not_improve(tmp_path, capsys):
     found = train(
         tmp_path / "run", *TINY, "trainer.epochs=50", "trainer.patience=2", "optimizer.lr=0"
     )
     assert (found["epochs"], found["best_epoch"]) == (3, 1)
+    output = capsys.readouterr().out
+    assert "stopped early: no better accuracy or loss in 2 epochs" in output
+    assert "best epoch 1 of 3 (*)" in output
+    assert "note: no epoch after the first one had a better validation accuracy" in output
+
+
+def test_experiments_run_all_their_epochs():
+    """RESULTS.md has their figures, which early stopping would change."""
+    for path in sorted((PACKAGE / "conf" / "experiment").glob("*.yaml")):
+        experiment = yaml.safe_load(path.read_text(encoding="utf-8"))
+        # An experiment that is based on another one has its options.
+        base, *_ = [name for name in experiment["defaults"] if isinstance(name, str)] or [None]
+        if base is None:
+            assert experiment["trainer"]["patience"] == 0, path.stem
 
 
 def test_the_best_epoch_is_kept(tmp_path):
@@ -217,7 +236,7 @@ def test_evaluating_again_gives_the_metrics_of_the_run(tmp_path, trained):
         json.loads((f / "metrics.json").read_text()) for f in (tmp_path / "all", trained)
     )
     shared = [key for key in again if key.startswith("test/accuracy")]
-    assert len(shared) == 7
+    assert len(shared) == 8  # six subsets, all inputs, and the trivial answer
     assert {k: again[k] for k in shared} == {k: before[k] for k in shared}
     assert main(["evaluate", f"run={trained}", "only=[image]", f"output={tmp_path / 'one'}"]) == 0
     alone = json.loads((tmp_path / "one" / "metrics.json").read_text())
@@ -226,7 +245,7 @@ def test_evaluating_again_gives_the_metrics_of_the_run(tmp_path, trained):
 
 
 def test_other_data_can_be_evaluated(tmp_path, trained):
-    (tmp_path / "new.csv").write_text(f"{HEADER},label\nzwei,,,2\nfive,,,5\nnine,,,9\n")
+    (tmp_path / "new.csv").write_text(f"{HEADER},digit\nzwei,,,2\nfive,,,5\nnine,,,9\n")
     asked = [
         "data=table",
         f"data.path={tmp_path / 'new.csv'}",
@@ -238,7 +257,7 @@ def test_other_data_can_be_evaluated(tmp_path, trained):
 
 
 def test_the_first_split_that_exists_is_evaluated_by_default(tmp_path, trained, capsys):
-    (tmp_path / "new.csv").write_text(f"{HEADER},label\nzwei,,,2\nfive,,,5\nnine,,,9\n")
+    (tmp_path / "new.csv").write_text(f"{HEADER},digit\nzwei,,,2\nfive,,,5\nnine,,,9\n")
     asked = [
         "data=table",
         f"data.path={tmp_path / 'new.csv'}",
@@ -250,21 +269,6 @@ def test_the_first_split_that_exists_is_evaluated_by_default(tmp_path, trained, 
     capsys.readouterr()
     assert main(["evaluate", f"run={trained}", *asked, "split=test"]) == 2
     assert capsys.readouterr().err.endswith("split: the data has validation, got test\n")
-
-
-def test_a_sweep_reports_mean_and_deviation(tmp_path, capsys):
-    assert main(["train", "-m", *TINY, "trainer.epochs=1", "seed=1,2", f"output={tmp_path}"]) == 0
-    shown = capsys.readouterr().out
-    assert "mean ± sd of 2 runs" in shown
-    figures = [json.loads(p.read_text())["test/accuracy"] for p in tmp_path.rglob("metrics.json")]
-    assert len(figures) == 2
-    assert f"{sum(figures) / 2:.4f}" in shown
-
-
-def test_debug_fast_and_overfit_run(tmp_path):
-    assert train(tmp_path / "fast", *TINY, "debug=fast")["epochs"] == 1
-    learned = train(tmp_path / "overfit", *TINY, "debug=overfit", "dim=64", "adapters=[image]")
-    assert learned["validation/best"] == 1
 
 
 def test_a_second_run_never_overwrites_the_first(trained, capsys):

@@ -1,6 +1,7 @@
 """Classification: labels, loss and metrics, compared with other libraries and by hand."""
 
 import json
+import math
 
 import numpy as np
 import pytest
@@ -210,10 +211,34 @@ def test_probabilities_sum_to_one_and_the_answer_is_the_most_probable_class():
     answer = task.answer(predictions[0])
     assert answer["prediction"] == NAMES[logits[0].argmax()]
     assert sum(answer["probabilities"].values()) == close(1)
-    assert task.columns() == ["predicted", *(f"p({name})" for name in NAMES)]
-    cells = task.cells(answer)
-    assert cells[0] == answer["prediction"] and len(cells) == len(task.columns())
-    assert [float(c) for c in cells[1:]] == [close(p) for p in answer["probabilities"].values()]
+    fields = task.fields(predictions[0])
+    assert list(fields) == ["prediction", "confidence", *(f"p({name})" for name in NAMES)]
+    assert fields["prediction"] == answer["prediction"]
+    assert fields["confidence"] == close(max(answer["probabilities"].values()))
+    assert list(fields.values())[2:] == [close(p) for p in answer["probabilities"].values()]
+
+
+def test_of_many_classes_only_the_five_most_probable_ones_have_columns():
+    names = [f"class {i}" for i in range(21)]
+    task = task_of(names)
+    fields = task.fields(torch.arange(21) / 210)
+    best = [f"class {i}" for i in range(20, 15, -1)]
+    assert [fields[f"top{i}"] for i in range(1, 6)] == best
+    assert fields["p(top2)"] == close(19 / 210) and len(fields) == 12
+    assert fields["prediction"] == "class 20" and fields["confidence"] == fields["p(top1)"]
+    # The fifth most probable class is correct, the sixth is not.
+    figures = task.metrics([torch.arange(21) / 210] * 3, ["class 16", "class 15", "yak"], 0.0)
+    assert figures["accuracy_top5"] == close(1 / 3) and figures["accuracy"] == 0
+
+
+def test_the_trivial_answer_is_the_most_frequent_class(tmp_path):
+    task = Classify()
+    task.fit(COLORS)
+    task.save(tmp_path)
+    description, prediction = Classify().load(tmp_path).trivial()
+    assert description == "always red" and task.answer(prediction)["prediction"] == "red"
+    assert task.metrics([prediction] * 7, COLORS, math.nan)["accuracy"] == close(4 / 7)
+    assert task_of().trivial() is None  # of a model that was saved without frequencies
 
 
 @pytest.mark.parametrize("balance", [False, True])
@@ -222,7 +247,8 @@ def test_a_saved_task_is_restored(tmp_path, balance):
     task.fit(COLORS)
     task.save(tmp_path)
     assert json.loads((tmp_path / "labels.json").read_text())["task"] == "classify"
-    assert Classify().load(tmp_path).classes == task.classes
+    restored = Classify().load(tmp_path)
+    assert (restored.classes, restored.frequencies) == (task.classes, task.frequencies)
 
 
 @pytest.mark.parametrize(
@@ -239,6 +265,9 @@ def test_a_saved_task_is_restored(tmp_path, balance):
         ({"labels": ["red"], "class_weights": 1.0}, "class_weights must be a list of numbers"),
         ({"labels": ["red"], "class_weights": [float("nan")]}, "must be a list of numbers"),
         ({"labels": ["red"], "class_weights": [1, 2]}, "2 class_weights for 1 labels"),
+        ({"labels": ["red"], "frequencies": [0.5, 0.5]}, "must be a list of 1 numbers"),
+        ({"labels": ["red"], "frequencies": ["x"]}, "must be a list of 1 numbers"),
+        ({"labels": ["red"], "frequencies": "x"}, "must be a list of 1 numbers"),
     ],
 )
 def test_malformed_state_is_refused(state, message):

@@ -171,8 +171,31 @@ def test_each_label_has_a_probability_of_its_own():
     assert_same(torch.stack(predictions), 1 / (1 + (-logits).exp()))
     answer = task.answer(torch.tensor([0.9, 0.6, 0.1, 0.1, 0.1]))
     assert answer["prediction"] == ["ant", "bee"]
-    assert task.cells(answer)[:2] == ["ant bee", "0.900000"]
-    assert len(task.cells(answer)) == len(task.columns()) == 1 + K
+    fields = task.fields(torch.tensor([0.9, 0.6, 0.1, 0.1, 0.1]))
+    assert fields == {
+        "prediction": ["ant", "bee"],
+        **{f"p({name})": close(p) for name, p in answer["probabilities"].items()},
+    }
+
+
+@pytest.mark.parametrize(
+    ("values", "description", "constant"),
+    [
+        (VALUES, "always b", ["b"]),
+        ([["a", "b"], ["b", "a"], ["c"], ["d"]], "always a, b", ["a", "b"]),
+        ([[], ["a"], [], ["b"], []], "always no label", []),
+    ],
+)
+def test_the_trivial_answer_has_the_usual_labels(tmp_path, values, description, constant):
+    task = Multilabel()
+    task.fit(values)
+    task.save(tmp_path)
+    restored = Multilabel().load(tmp_path)
+    told, prediction = restored.trivial()
+    assert told == description and restored.answer(prediction)["prediction"] == constant
+    assert task_of().trivial() is None
+    with pytest.raises(UserError, match="constant must be a list of labels"):
+        task.load_state({"labels": ["a"], "constant": ["b"]})
 
 
 def test_a_saved_task_is_restored(tmp_path):

@@ -66,6 +66,8 @@ def test_a_prediction_is_in_the_unit_of_the_numbers():
     assert_same(predicted, 100 + 20 * output[:, 0], atol=1e-5)
     assert_same(task.loss(output, {"target": predicted}), 0.0)
     assert task.answer(predicted[0]) == {"prediction": pytest.approx(float(predicted[0]))}
+    assert task.fields(torch.tensor(3.5)) == {"prediction": 3.5}
+    assert task.fields(torch.tensor(3.5), 3.0) == {"prediction": 3.5, "error": 0.5}
     assert task.make_head(2, D, {})(None, torch.randn(5, D), {}).shape == (5, 1)
 
 
@@ -94,6 +96,14 @@ def test_metrics_by_hand():
         "mae": close(7 / 3),
         "r2": close(1 - 25 / 14),
     }
+
+
+def test_the_trivial_answer_is_the_mean():
+    task = Regress()
+    task.fit([1.0, 2.0, 6.0])
+    description, prediction = task.trivial()
+    assert description == "always the mean" and float(prediction) == 3.0
+    assert task.metrics([prediction] * 3, [1.0, 2.0, 6.0], math.nan)["r2"] == close(0)
 
 
 def test_without_variance_there_is_no_r2():

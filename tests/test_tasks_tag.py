@@ -1,5 +1,7 @@
 """A tag per word: encoding, loss, decoding and entities, compared by hand."""
 
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -22,7 +24,8 @@ from sklearn.utils.class_weight import compute_class_weight
 
 from dxn.errors import UserError
 from dxn.tasks import IGNORED, Tag
-from dxn.tasks.tag import entities, first_tokens
+from dxn.tasks.entities import entities
+from dxn.tasks.tag import Tagged, first_tokens
 from dxn.tokenize import TextAdapter, TokenizerOptions
 
 VALUES = [["N", "V"], ["N"], ["V", "D", "N"]]
@@ -35,6 +38,11 @@ def task_of(names=BIO, *, weights=None, input="words", **options):
     task.load_state({"labels": list(names), "class_weights": weights})
     task.bind(adapters_stub(**{input: {"has_words": True}}))
     return task
+
+
+def figures_of(predicted, true):
+    """The metrics of lists of tags."""
+    return Tag().metrics([Tagged(tags, [1.0] * len(tags)) for tags in predicted], true, 0.0)
 
 
 def close(value):
@@ -168,14 +176,17 @@ def test_each_word_is_tagged_by_its_first_token():
         logits[row, column, tag] = 1.0
     batch = {"size": 2, "words": {"words": words, "rows": torch.arange(2)}}
     # Word 2 of the first row has no token.
-    assert task_of().predict(None, logits, batch) == [["B-x", "I-x", "O", "B-x"], ["O", "B-x"]]
+    predictions = task_of().predict(None, logits, batch)
+    assert [p.tags for p in predictions] == [["B-x", "I-x", "O", "B-x"], ["O", "B-x"]]
 
 
 def test_a_sample_without_the_input_has_no_tags():
     batch = {"size": 3, "words": {"words": torch.tensor([[0], [0]]), "rows": torch.tensor([0, 2])}}
     logits = torch.zeros(3, 1, 3)
     logits[2, 0, 1] = 1.0
-    assert task_of().predict(None, logits, batch) == [["O"], [], ["B-x"]]
+    predictions = task_of().predict(None, logits, batch)
+    assert [p.tags for p in predictions] == [["O"], [], ["B-x"]]
+    assert predictions[2].scores == [close(math.e / (math.e + 2))]
 
 
 # Metrics
@@ -208,7 +219,7 @@ def test_metrics_by_hand():
     true = [["B-x", "I-x", "O", "B-y"], ["B-x", "O"], ["O"]]
     predicted = [["B-x", "I-x", "O", "B-x"], ["B-x", "I-x"], ["B-y"]]
     # True: 0-2 x, 3-4 y; 0-1 x. Predicted: 0-2 x, 3-4 x; 0-2 x; 0-1 y. One has both ends and type.
-    assert Tag().metrics(predicted, true, 0.0) == {
+    assert figures_of(predicted, true) == {
         "accuracy": close(4 / 7),
         "precision_entity": close(1 / 4),
         "recall_entity": close(1 / 3),
@@ -217,17 +228,17 @@ def test_metrics_by_hand():
 
 
 def test_an_entity_of_another_row_is_not_correct():
-    figures = Tag().metrics([["B-x", "O"], ["O", "O"]], [["O", "O"], ["B-x", "O"]], 0.0)
+    figures = figures_of([["B-x", "O"], ["O", "O"]], [["O", "O"], ["B-x", "O"]])
     assert figures["f1_entity"] == 0 and figures["accuracy"] == 0.5
 
 
 @pytest.mark.parametrize(("predicted", "true"), [([["O"]], [["O"]]), ([], []), ([[]], [[]])])
 def test_without_entities_the_metrics_are_zero_and_finite(predicted, true):
-    assert Tag().metrics(predicted, true, 0.0)["f1_entity"] == 0
+    assert figures_of(predicted, true)["f1_entity"] == 0
 
 
 def test_words_that_max_len_cut_off_count_as_outside():
-    figures = Tag().metrics([["B-x"]], [["B-x", "O", "B-y"]], 0.0)
+    figures = figures_of([["B-x"]], [["B-x", "O", "B-y"]])
     assert figures["accuracy"] == close(2 / 3) and figures["recall_entity"] == 0.5
 
 
@@ -240,7 +251,7 @@ def test_words_that_max_len_cut_off_count_as_outside():
 )
 def test_too_many_tags_or_rows_are_an_error(predicted, true, message):
     with pytest.raises(ValueError, match=message):
-        Tag().metrics(predicted, true, 0.0)
+        figures_of(predicted, true)
 
 
 @examples
@@ -256,11 +267,39 @@ def test_entities_never_overlap_and_cover_every_tagged_word(tags):
 # Answers, files and learning
 
 
-def test_an_answer_is_a_list_of_tags():
-    task = task_of()
-    answer = task.answer(["O", "B-x"])
-    assert answer == {"prediction": ["O", "B-x"]}
-    assert task.columns() == ["predicted"] and task.cells(answer) == ["O B-x"]
+def test_an_answer_has_the_words_and_the_entities_with_their_positions():
+    task, text = task_of(), "In  New\tYork, Kim sang"
+    tagged = Tagged(["O", "B-x", "I-x", "B-x", "O"], [0.9, 0.5, 0.7, 0.8, 1.0])
+    answer = task.answer(tagged, {"words": text})
+    assert answer["prediction"] == tagged.tags
+    assert answer["words"] == text.split()
+    place, person = answer["entities"]
+    assert place == {
+        "text": "New\tYork,",
+        "label": "x",
+        "score": close(0.6),
+        "start_word": 1,
+        "end_word": 3,
+        "start": 4,
+        "end": 13,
+    }
+    assert text[place["start"] : place["end"]] == place["text"] and person["text"] == "Kim"
+    # A list of words has no positions of characters.
+    place, _ = task.answer(tagged, {"words": text.split()})["entities"]
+    assert place["text"] == "New York," and place["start"] is None
+    assert task.fields(tagged, None, {"words": text}) == {
+        "prediction": tagged.tags,
+        "entities": answer["entities"],
+    }
+    assert task.answer(tagged) == {"prediction": tagged.tags}
+
+
+def test_the_trivial_answer_has_no_entities():
+    description, prediction = task_of().trivial()
+    assert description == "always O"
+    figures = Tag().metrics([prediction], [["B-x", "O", "O"]], math.nan)
+    assert figures["accuracy"] == close(2 / 3) and figures["f1_entity"] == 0
+    assert task_of(("N", "V")).trivial() is None
 
 
 def test_a_saved_task_is_restored(tmp_path):
@@ -287,4 +326,4 @@ def test_eight_samples_are_overfitted():
     batch = make_batch(task, adapters, {"notes": words}, values)
     losses = overfit(task, model, batch)
     assert losses[0] > 0.4 and losses[-1] < 0.05
-    assert predict(task, model, batch) == values
+    assert [prediction.tags for prediction in predict(task, model, batch)] == values

@@ -1,6 +1,5 @@
 """The base class: a small task of one's own, structured targets, and files from strangers."""
 
-import json
 import math
 import pickle
 import random
@@ -12,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dxn.errors import UserError
-from dxn.tasks import TASKS, Classify, Embed, Regress, Task, format_cell, read_state
+from dxn.tasks import TASKS, Classify, Embed, Regress, Task, read_state
 from dxn.tasks.auto import task_class
 from dxn.tokenize import ImageAdapter, ImageAugment, TextAdapter, TokenizerOptions
 
@@ -62,7 +61,8 @@ def test_a_small_task_overfits_eight_samples_with_the_defaults(tmp_path):
     predictions = predict(task, model, batch)
     assert predictions == pytest.approx(values, abs=0.1)
     assert task.metrics(predictions, values, 0.0) == {} and task.monitored == "loss"
-    assert task.cells(task.answer(predictions[0])) == [str(predictions[0])]
+    assert task.fields(predictions[0]) == {"prediction": predictions[0]}
+    assert task.trivial() is None
     assert task.describe(values) == "8 values" and task.unknown(values) == 0
     task.save(tmp_path)
     Angle().load(tmp_path)
@@ -219,7 +219,7 @@ def test_ragged_boxes_are_overfitted_and_answered_in_raw_pixels():
     assert losses[-1] < 0.05
     predictions = predict(task, model, batch)
     assert [len(p) for p in predictions] == [len(v) for v in values]
-    assert json.loads(task.cells(task.answer(predictions[2]))[0]) == predictions[2]
+    assert task.fields(predictions[2]) == {"prediction": predictions[2]}
 
 
 def test_a_small_task_can_be_sent_to_a_worker():
@@ -273,19 +273,3 @@ def test_names_keep_their_letters_in_the_file(tmp_path):
     task.save(tmp_path)
     assert "茶" in (tmp_path / "labels.json").read_text(encoding="utf-8")
     assert read_state(tmp_path)["labels"] == ["Käse", "茶"]
-
-
-@pytest.mark.parametrize(
-    ("value", "cell"),
-    [
-        ("red", "red"),
-        (["a", "b"], "a b"),
-        (["New York", "b"], "New York|b"),
-        ([], ""),
-        (3.5, "3.5"),
-        ([1.0, 2.0], "[1.0, 2.0]"),
-        ({"a": [1]}, '{"a": [1]}'),
-    ],
-)
-def test_a_cell_of_a_csv_file(value, cell):
-    assert format_cell(value) == cell

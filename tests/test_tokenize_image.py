@@ -584,9 +584,9 @@ def test_columns_of_images_are_recognized(values, expected):
 
 def test_a_summary_gives_the_sizes():
     summarize = adapter_of().prepare.summarize
-    assert summarize([picture(3, 5), picture(3, 5)], []) == "all 5×3"
+    assert summarize([], [picture(3, 5), picture(3, 5)]) == "all 5×3"
     several = [picture(3, 5), picture(11, 7), picture(20, 30)]
-    assert summarize(several, []) == "5×3 to 30×20, median 7×11, 3 sizes"
+    assert summarize([], several) == "5×3 to 30×20, median 7×11, 3 sizes"
     assert summarize([], []) == ""
 
 

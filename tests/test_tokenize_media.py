@@ -9,7 +9,9 @@ import soundfile
 import torch
 from PIL import Image, ImageOps
 
-from dxn.tokenize.media import BadMedia, audio_rate, read_audio, read_image
+from dxn.tokenize.audio_file import audio_rate, read_audio
+from dxn.tokenize.image_file import read_image
+from dxn.tokenize.media import BadMedia
 
 RATE = 8000
 

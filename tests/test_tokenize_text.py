@@ -194,13 +194,29 @@ def test_tokens_beyond_max_len_are_cut_and_counted():
         (" \n\t\u3000", "^blank text$"),
         ([], "^blank text$"),
         (["", " "], "^blank text$"),
-        ("a" * 1009, "^1,009 characters, more than max_chars=1,008$"),
-        (["a" * 1000, "b" * 9], "^1,009 characters, more than max_chars=1,008$"),
+        (" " * 1008 + "a", "^blank text$"),
+        ([" " * 1000, " " * 8, "b"], "^blank text$"),
     ],
 )
 def test_a_bad_text_is_refused_with_the_reason(raw, message):
     with pytest.raises(BadMedia, match=message):
         adapter_of(max_chars=1008).prepare.read(raw)
+
+
+@pytest.mark.parametrize("raw", ["ab cd " * 100, ["ab", "cd"] * 150])
+def test_a_text_above_max_chars_is_read_in_part_and_counts_as_truncated(raw):
+    """600 characters, of which 60 are tokenized."""
+    whole = adapter_of(max_len=10_000).prepare
+    prepare = adapter_of(max_len=10_000, max_chars=60).prepare
+    read = prepare.read(raw)
+    assert read == raw  # the whole text: nothing is lost for a drawing or a language model
+    first = raw[:60] if isinstance(raw, str) else raw[:30]
+    sample = prepare(read)
+    assert torch.equal(sample["ids"], whole(first)["ids"])
+    kept, total = prepare.truncated(sample)
+    assert kept == len(sample["ids"]) == prepare.num_tokens(read)
+    assert total == pytest.approx(10 * kept, rel=0.01)
+    assert prepare.truncated(prepare(first)) is None
 
 
 @pytest.mark.parametrize("source", [42, 3.5, [3], {"a": "b"}, b"bytes", ["a", None], float("nan")])

@@ -19,7 +19,7 @@ from dxn.models import (
 )
 from dxn.tasks import LinearHead, PreHead
 from dxn.train import precision
-from dxn.train.optim import EMBEDDING_PREFIXES, adamw, constant, cosine
+from dxn.train.optim import EMBEDDING_PREFIXES, adamw, constant, cosine, sgd
 from dxn.train.precision import choose
 
 D = 10
@@ -175,6 +175,32 @@ def test_a_layer_decay_out_of_range_is_refused(layer_decay):
 def test_a_model_without_trainable_weights_is_refused():
     with pytest.raises(ValueError, match=r"^no parameter is trainable: every weight is frozen$"):
         adamw(nn.Linear(3, 5).requires_grad_(False))
+
+
+# SGD
+
+
+def test_sgd_has_the_groups_of_adamw():
+    names = [
+        [(sorted(id(p) for p in group["params"]), group["lr"]) for group in each.param_groups]
+        for model in [make()]
+        for each in (adamw(model, lr=2.0, layer_decay=0.5), sgd(model, lr=2.0, layer_decay=0.5))
+    ]
+    assert names[0] == names[1]
+
+
+def test_sgd_takes_the_steps_of_its_formula():
+    linear = nn.Linear(3, 5)
+    weight = linear.weight.detach().clone()
+    momentum = torch.zeros_like(weight)
+    optimizer = sgd(linear, lr=0.1, weight_decay=0.5, momentum=0.8, nesterov=False)
+    for _ in range(3):
+        gradient = torch.randn_like(weight)
+        linear.weight.grad = gradient.clone()
+        optimizer.step()
+        momentum = 0.8 * momentum + gradient + 0.5 * weight
+        weight = weight - 0.1 * momentum
+        torch.testing.assert_close(linear.weight.detach(), weight)
 
 
 # Schedules

@@ -3,6 +3,8 @@
 import itertools
 import json
 import math
+import os
+import stat
 import subprocess
 import sys
 from pathlib import Path
@@ -12,12 +14,13 @@ import torch
 from helpers.training import fit, make_model, make_samples, make_task
 from safetensors.torch import load_file
 
+from dxn.display import Display, duration, track
 from dxn.errors import UserError
 from dxn.train import checkpoint as checkpoints
 from dxn.train.ema import make_ema, use_ema
 from dxn.train.evaluate import Predictions, predict, score, to_device
-from dxn.train.optim import adamw, constant
-from dxn.train.progress import Progress, duration
+from dxn.train.optim import adamw, constant, sgd
+from dxn.train.progress import MAX_LINES, Progress
 from dxn.train.trainer import Run, State, Trainer
 
 CPU = torch.device("cpu")
@@ -41,7 +44,7 @@ def checkpoint(folder):
 
 
 def without_time(state):
-    return {**vars(state), "seconds": 0}
+    return {**vars(state), "seconds": 0, "elapsed": 0}
 
 
 # Repeatable and resumable
@@ -87,6 +90,36 @@ def test_an_interrupted_training_is_resumed_bit_for_bit(
     assert without_time(state) == without_time(resumed_state)
     if resumed_saved:
         assert same(saved[-1][1], resumed_saved[-1][1])
+
+
+def test_momentum_is_resumed_bit_for_bit(tmp_path, monkeypatch):
+    options = {"epochs": 2, "checkpoint_every": 2, "optimizer": sgd}
+    whole, _, _ = fit(tmp_path / "whole", **options)
+    with monkeypatch.context() as patch:
+        cut_at(patch, 7)
+        with pytest.raises(KeyboardInterrupt):
+            fit(tmp_path / "cut", **options)
+    resumed, _, _ = fit(tmp_path / "cut", resume=True, **options)
+    assert same(whole.state_dict(), resumed.state_dict())
+    assert same(checkpoint(tmp_path / "whole"), checkpoint(tmp_path / "cut"))
+
+
+@pytest.mark.parametrize("epochs", [2, 3, 4])
+def test_early_stopping_is_the_same_after_a_resume(tmp_path, epochs):
+    """The epochs without improvement before the interruption count."""
+    options = {"patience": 2, "lr": 0.0, "ema_decay": 0.5}
+    _, whole, _ = fit(tmp_path / "whole", epochs=50, **options)
+    fit(tmp_path / "cut", epochs=epochs, **options)
+    _, resumed, _ = fit(tmp_path / "cut", epochs=50, resume=True, **options)
+    assert without_time(whole) == without_time(resumed)
+    assert whole.epoch < 50
+    assert lines(tmp_path / "whole") == lines(tmp_path / "cut")
+
+
+def test_a_stopped_training_continues_without_patience(tmp_path):
+    fit(tmp_path / "run", epochs=6, patience=1, lr=0.0)
+    _, state, _ = fit(tmp_path / "run", epochs=6, patience=0, lr=0.0, resume=True)
+    assert state.epoch == 6
 
 
 def test_a_training_killed_while_it_validates_has_no_row_twice(tmp_path, monkeypatch):
@@ -231,9 +264,89 @@ def test_a_gradient_above_the_limit_is_scaled_down(tmp_path):
     assert norms == pytest.approx([0.01, 0.01], rel=1e-3)
 
 
-def test_patience_stops_a_training_that_does_not_improve(tmp_path):
+def test_patience_stops_a_training_that_does_not_improve(tmp_path, capsys):
     _, state, _ = fit(tmp_path / "run", epochs=50, patience=2, lr=0.0)
-    assert (state.epoch, state.best_epoch, state.finished) == (3, 1, True)
+    assert (state.epoch, state.best_epoch, state.worse) == (3, 1, 2)
+    output = capsys.readouterr().out
+    assert output.endswith("stopped early: no better accuracy or loss in 2 epochs\n")
+    assert " left" not in output.splitlines()[-2]
+
+
+@pytest.mark.parametrize(
+    ("figures", "worse"),
+    [
+        ([(0.5, 1.0), (0.6, 2.0), (0.7, 3.0)], [0, 0, 0]),  # the accuracy alone improves
+        ([(0.5, 3.0), (0.5, 2.0), (0.4, 1.0)], [0, 0, 0]),  # the loss alone improves
+        ([(0.5, 1.0), (0.5, 1.0), (0.4, 2.0)], [0, 1, 2]),
+        ([(0.5, 1.0), (0.4, 2.0), (0.6, 3.0), (0.5, 4.0)], [0, 1, 0, 1]),
+        ([(0.5, math.nan), (0.5, math.nan), (0.6, math.nan)], [0, 1, 0]),  # a task without loss
+        ([(math.nan, math.nan), (0.5, math.nan), (math.nan, 1.0)], [1, 0, 0]),
+        ([(math.nan, math.nan), (math.nan, math.nan)], [1, 2]),
+    ],
+)
+def test_the_metric_and_the_loss_reset_the_patience_and_nan_does_not(figures, worse):
+    state = State()
+    found = []
+    for accuracy, loss in figures:
+        state.epoch += 1
+        state.record({"accuracy": accuracy, "loss": loss}, make_task())
+        found.append(state.worse)
+    assert found == worse
+
+
+def test_the_best_epoch_depends_on_the_monitored_metric_alone():
+    state = State(epoch=1)
+    assert state.record({"accuracy": 0.5, "loss": 2.0}, make_task())
+    state.epoch = 2
+    assert not state.record({"accuracy": 0.4, "loss": 1.0}, make_task())
+    assert (state.best, state.best_epoch, state.best_loss) == (0.5, 1, 1.0)
+
+
+def test_the_reason_names_the_metric_alone_if_there_is_no_loss(tmp_path, capsys):
+    task = make_task()
+    task.metrics = lambda *_: {"accuracy": 0.5, "loss": math.nan}
+    fit(tmp_path / "run", epochs=9, patience=3, task=task)
+    assert capsys.readouterr().out.endswith("stopped early: no better accuracy in 3 epochs\n")
+
+
+def test_a_time_limit_reduces_the_number_of_epochs(tmp_path, capsys):
+    _, state, saved = fit(tmp_path / "run", epochs=4, max_minutes=1e-9)
+    assert state.epoch == len(saved) == 1
+    output = capsys.readouterr().out
+    assert "epoch 1/1" in output
+    assert "stopped early: 1 of 4 epochs fit into the time limit of 0 s" in output
+    _, state, _ = fit(tmp_path / "run", epochs=4, max_minutes=60, resume=True)
+    assert state.epoch == 4
+
+
+@pytest.mark.parametrize(
+    ("epoch", "elapsed", "limit", "epochs"),
+    [(1, 10.0, 60.0, 6), (1, 50.0, 60.0, 1), (1, 70.0, 60.0, 1), (3, 30.0, 65.0, 6), (2, 9, 1, 2)],
+)
+def test_the_epochs_that_fit_follow_from_their_mean_duration(epoch, elapsed, limit, epochs):
+    assert State(epoch=epoch, elapsed=elapsed).epochs_within(limit) == epochs
+
+
+def test_a_schedule_reaches_its_end_within_the_time_limit(tmp_path, monkeypatch):
+    """The number of epochs that fit is known after the first one."""
+    monkeypatch.setattr(State, "epochs_within", lambda *_: 2)
+    progress = []
+    task = make_task()
+    model = make_model(task)
+    trainer = Trainer(
+        epochs=9, max_minutes=1.0, batch_size=11, precision="float32", device="cpu", patience=0
+    )
+    trainer.fit(
+        model,
+        task,
+        optimizer=adamw(model),
+        schedule=lambda fraction: progress.append(fraction) or 1.0,
+        train=make_samples(22, task),
+        validation=None,
+        folder=tmp_path,
+        keep=lambda _: None,
+    )
+    assert progress == [1 / 18, 2 / 18, 3 / 4, 1.0]
 
 
 def test_the_best_epoch_is_kept(tmp_path):
@@ -248,6 +361,7 @@ def test_without_validation_every_epoch_is_kept(tmp_path):
     _, state, saved = fit(tmp_path / "run", epochs=3, validation=False)
     assert [metrics for metrics, _ in saved] == [{}, {}, {}]
     assert state.best is None
+    assert state.best_epoch == 3  # the epoch that is kept
 
 
 def test_mixup_asks_the_task_to_mix_the_targets(tmp_path):
@@ -278,6 +392,7 @@ def test_mixup_asks_the_task_to_mix_the_targets(tmp_path):
         ({"max_grad_norm": -1.0}, "max_grad_norm must be at least 0, got -1.0"),
         ({"mixup": -0.1}, "mixup must be at least 0, got -0.1"),
         ({"patience": -1}, "patience must be at least 0, got -1"),
+        ({"max_minutes": 0.0}, "max_minutes must be above 0 or null, got 0.0"),
         ({"checkpoint_every": -1}, "checkpoint_every must be at least 0, got -1"),
         ({"ema_decay": 1.0}, "ema_decay must be at least 0 and less than 1, got 1.0"),
     ],
@@ -434,6 +549,108 @@ def test_only_the_main_process_prints_and_writes(tmp_path, capsys):
     progress.epoch({"accuracy": 0.25}, State(epoch=1, step=1))
     progress.close()
     assert capsys.readouterr().out == "" and not (tmp_path / "metrics.jsonl").exists()
+
+
+def test_many_short_epochs_print_few_lines_and_always_the_last(tmp_path, capsys):
+    epochs = 5 * MAX_LINES
+    progress = Progress(tmp_path, batches=1, epochs=epochs)
+    for epoch in range(1, epochs + 1):
+        progress.epoch({}, State(epoch=epoch, step=epoch), last=epoch == epochs)
+    progress.close()
+    shown = capsys.readouterr().out.splitlines()
+    assert len(shown) < MAX_LINES
+    assert shown[0].startswith("epoch 1/100 ") and shown[-1].startswith("epoch 100/100 ")
+    assert len(lines(tmp_path)) == epochs
+
+
+class Clock:
+    """A clock that only moves when it is told to."""
+
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self):
+        return self.now
+
+
+def test_a_log_file_has_lines_at_growing_intervals(capsys):
+    clock = Clock()
+    display = Display(clock=clock)
+    for second in range(200):
+        clock.now = second
+        if display.is_due():
+            display.update("epoch 1/3", second, 200, f"at {second} s")
+    display.close()
+    assert capsys.readouterr().out.splitlines() == [
+        "epoch 1/3  5 %  at 10 s",
+        "epoch 1/3  15 %  at 30 s",
+        "epoch 1/3  30 %  at 60 s",
+        "epoch 1/3  60 %  at 120 s",
+        "epoch 1/3  90 %  at 180 s",
+    ]
+
+
+def test_a_printed_line_starts_the_interval_again():
+    clock = Clock()
+    display = Display(clock=clock)
+    clock.now = 9
+    display.line("epoch 1/3")
+    clock.now = 18
+    assert not display.is_due()
+    clock.now = 19
+    assert display.is_due()
+
+
+def test_only_the_main_process_shows_progress(capsys, monkeypatch):
+    monkeypatch.setenv("RANK", "1")
+    clock = Clock()
+    display = Display(clock=clock)
+    clock.now = 1000
+    assert not display.is_due()
+    display.line("epoch 1/3")
+    assert capsys.readouterr().out == ""
+
+
+def test_progress_within_an_epoch_has_the_loss_the_speed_and_the_time_left(tmp_path, capsys):
+    progress = Progress(tmp_path, batches=4, epochs=3)
+    progress.display.next = 0.0
+    state = State(epoch=0, batch=1, step=1)
+    progress.batch(torch.tensor(0.5), 4, lr=0.1, state=state, log_every=10)
+    progress.display.next = 0.0
+    progress.validation(10, 20, State(epoch=1))
+    progress.close()
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("epoch 1/3  25 %  loss 0.500  ")
+    assert first.endswith(" left") and " samples/s  " in first
+    assert second == "epoch 1/3 validation  50 %"
+
+
+def test_no_batch_waits_for_its_loss(tmp_path):
+    """float(loss) waits for the GPU, so it is called for a line that is printed or written only."""
+
+    class Loss(torch.Tensor):
+        def __float__(self):
+            raise AssertionError
+
+    progress = Progress(tmp_path, batches=99, epochs=3)
+    for batch in range(1, 50):
+        state = State(batch=batch, step=batch)
+        progress.batch(Loss(), 4, lr=0.1, state=state, log_every=100)
+    progress.close()
+
+
+def test_tracked_items_are_all_yielded(capsys):
+    assert list(track(iter("abc"), 3, "reading")) == ["a", "b", "c"]
+    assert capsys.readouterr() == ("", "")
+
+
+def test_weights_have_the_permissions_of_ordinary_files(tmp_path):
+    previous = os.umask(0o027)
+    try:
+        checkpoints.write_safely(tmp_path / "a.safetensors", {"x": torch.zeros(3)})
+    finally:
+        os.umask(previous)
+    assert stat.S_IMODE((tmp_path / "a.safetensors").stat().st_mode) == 0o640
 
 
 @pytest.mark.parametrize(

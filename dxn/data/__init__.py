@@ -1,38 +1,41 @@
 """Data sets: data sources, reading and validation of rows, and batching."""
 
-from dxn.data.batches import BatchOrder, make_loader
-from dxn.data.check import Report, check, count_truncated, write_bad
-from dxn.data.files import text_files
-from dxn.data.folders import folder
-from dxn.data.hub import hub
-from dxn.data.opening import Fault, Opened, open_rows
-from dxn.data.rows import InputSpec, Rows, Source
-from dxn.data.samples import LoaderOptions, Samples
-from dxn.data.splits import complete_splits
-from dxn.data.stream import Stream, make_samples
-from dxn.data.table import rows_of_table, table
+import importlib
+from typing import Any
 
-__all__ = [
-    "BatchOrder",
-    "Fault",
-    "InputSpec",
-    "LoaderOptions",
-    "Opened",
-    "Report",
-    "Rows",
-    "Samples",
-    "Source",
-    "Stream",
-    "check",
-    "complete_splits",
-    "count_truncated",
-    "folder",
-    "hub",
-    "make_loader",
-    "make_samples",
-    "open_rows",
-    "rows_of_table",
-    "table",
-    "text_files",
-    "write_bad",
-]
+# The module that defines each name. Modules are imported on first use: most of them import torch,
+# which takes seconds, and `dxn.data.sources` is needed before that. No module may have the name of
+# an exported function: importing it would replace the function by the module.
+_MODULES = {
+    "BatchOrder": "batches",
+    "Fault": "opening",
+    "InputSpec": "rows",
+    "LoaderOptions": "samples",
+    "Opened": "opening",
+    "Report": "check",
+    "Rows": "rows",
+    "Samples": "samples",
+    "Source": "rows",
+    "Stream": "stream",
+    "complete_splits": "splits",
+    "count_truncated": "check",
+    "folder": "folders",
+    "hub": "hubs",
+    "make_loader": "batches",
+    "make_samples": "stream",
+    "open_rows": "opening",
+    "rows_of_table": "tables",
+    "table": "tables",
+    "text_files": "files",
+    "write_bad": "check",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'dxn.data' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"dxn.data.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES])

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import math
+import multiprocessing
+import os
 import random
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any, Protocol, TypeVar
 
 import torch
-from torch.utils.data import DataLoader, Sampler
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from dxn.errors import UserError
 
 Item = TypeVar("Item")
 
@@ -97,23 +101,92 @@ class BatchOrder(Sampler):
         return [*chain.from_iterable(steps), *dropped]
 
 
-def make_loader(order: BatchOrder, *, num_workers: int = 0) -> DataLoader:
+class Loader:
+    """Iterates over batches.
+
+    It raises a UserError of a worker process as it is: torch would add the traceback of the worker
+    to its message.
+
+    Args:
+        batches: Loader that yields a UserError in place of a batch that cannot be prepared.
+    """
+
+    def __init__(self, batches: DataLoader):
+        self.batches = batches
+
+    def __len__(self) -> int:
+        return len(self.batches)
+
+    def __iter__(self) -> Iterator[Any]:
+        for batch in self.batches:
+            if isinstance(batch, UserError):
+                raise batch
+            yield batch
+
+
+def make_loader(order: BatchOrder, *, num_workers: int | None = None) -> Loader:
     """Create a data loader. The content of the batches does not depend on `num_workers`.
 
     Args:
         order: Batch sampler. Its `samples` are the data set and define how to collate.
         num_workers: Number of processes that prepare batches. 0: the main process prepares them.
+            Default: 0, or one per processor core if the samples read files.
     """
-    return DataLoader(
-        order.samples,
+    if num_workers is None:
+        num_workers = default_workers(order)
+    items = _Items(order.samples)
+    batches = DataLoader(
+        items,
         batch_sampler=order,
-        collate_fn=order.samples.collate,
+        collate_fn=items.collate,
         num_workers=num_workers,
         persistent_workers=num_workers > 0,
         # A DataLoader draws a base seed for its workers. With the global generator, this draw would
         # change the dropout of a resumed run.
         generator=torch.Generator(),
     )
+    return Loader(batches)
+
+
+def default_workers(order: BatchOrder) -> int:
+    """Return the number of processes that read the files of the samples; 0 if they read none."""
+    # A data set of a test may have only the methods of `Sized`.
+    if not getattr(order.samples, "reads_files", False):
+        return 0
+    # Without fork, each process would start with an import of torch and a copy of all samples.
+    if multiprocessing.get_start_method() != "fork":
+        return 0
+    # torchrun starts several training processes per machine, which share its cores.
+    cores = num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
+    # A single worker would only take turns with the training process.
+    return min(cores, len(order)) if cores > 1 else 0
+
+
+def num_cores() -> int:
+    """Return the number of processor cores that this process may use."""
+    if hasattr(os, "sched_getaffinity"):  # it does not exist on macOS and Windows
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+class _Items(Dataset):
+    """The samples, with a UserError as the only item of its batch.
+
+    Args:
+        samples: The data set, whose items can raise a UserError.
+    """
+
+    def __init__(self, samples: Any):
+        self.samples = samples
+
+    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
+        try:
+            return [self.samples[key] for key in keys]
+        except UserError as error:
+            return [error]
+
+    def collate(self, items: Sequence[Any]) -> Any:
+        return items[0] if isinstance(items[0], UserError) else self.samples.collate(items)
 
 
 def _chunks(items: Sequence[Item], size: int) -> list[list[Item]]:

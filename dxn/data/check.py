@@ -3,27 +3,25 @@
 from __future__ import annotations
 
 import csv
-import hashlib
 import statistics
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import astuple, dataclass, fields
-from itertools import combinations
 from pathlib import Path
-from typing import Any
 
-import numpy as np
-from torch import Tensor
-
+from dxn.data.duplicates import row_keys
 from dxn.data.opening import Opened, survey_rows
+from dxn.data.quality import Keys, Problem, check_learnable, counted, find_problems
+from dxn.data.raws import CacheBudget, digest_of, is_present, take_rows
 from dxn.data.rows import Source
+from dxn.errors import UserError
 from dxn.tasks.task import Task
 from dxn.tokenize.adapter import Preprocessor, summarize, truncated
 
 
 @dataclass(frozen=True)
 class Bad:
-    """One row of bad.csv, which lists bad rows and bad files.
+    """One line of the CSV file of `write_bad`.
 
     Args:
         split: Name of the split.
@@ -38,6 +36,9 @@ class Bad:
     input: str
     path: str
     reason: str
+
+
+HEADER = [field.name for field in fields(Bad)]
 
 
 @dataclass(frozen=True)
@@ -73,9 +74,10 @@ class Report:
         splits: Opened rows, by split.
         summaries: One line about the values of each input, by split and input.
         truncations: Statistics of truncated samples, by split and input.
-        duplicates: Number of duplicate rows, by a description such as "within train" or "of train
-            in test".
+        duplicates: Number of rows that repeat another row of their split, by split.
+        problems: Problems that make metrics wrong, such as rows that occur in two splits.
         bad: Bad rows and bad files.
+        errors: Why the data set cannot be used for training, apart from bad rows.
     """
 
     source: Source
@@ -84,21 +86,31 @@ class Report:
     summaries: Mapping[str, Mapping[str, str]]
     truncations: Mapping[str, Mapping[str, Truncation]]
     duplicates: Mapping[str, int]
+    problems: Sequence[Problem]
     bad: Sequence[Bad]
+    errors: Sequence[str] = ()
+
+    @property
+    def listed(self) -> list[Bad]:
+        """The bad rows and files, and the rows of `problems`."""
+        findings = [finding for problem in self.problems for finding in problem.findings]
+        return [*self.bad, *(Bad(f.split, f.origin, "", "", f.reason) for f in findings)]
 
     def lines(self) -> list[str]:
         """Return the report as lines of text."""
         lines = _header(self.source, self.task)
         for name, opened in self.splits.items():
             left_out = f", {opened.skipped:,} left out" if opened.skipped else ""
-            lines.append(f"{name}: {len(opened):,} rows{left_out}")
+            lines.append(f"{name}: {counted(len(opened), 'row')}{left_out}")
             lines += [f"  {line}" for line in self._split_lines(name, opened)]
-        for where, count in self.duplicates.items():
+        for name, count in self.duplicates.items():
             if count:
-                lines.append(f"duplicates {where}: {count:,}")
+                lines.append(f"duplicates within {name}: {count:,}")
+        lines += [f"warning: {problem.sentence}" for problem in self.problems]
+        lines += [f"error: {error}" for error in self.errors]
         # Print equal reasons once with their count. `write_bad` lists every bad row.
         reasons = Counter(" ".join(filter(None, (bad.input, bad.reason))) for bad in self.bad)
-        lines += [f"bad: {count} × {reason}" for reason, count in reasons.most_common()]
+        lines += [f"bad: {count:,} × {reason}" for reason, count in reasons.most_common()]
         return lines
 
     def _split_lines(self, name: str, opened: Opened) -> list[str]:
@@ -119,8 +131,11 @@ def check(
     *,
     task: Task | None = None,
     fit: Callable[[Mapping[str, Opened]], object] | None = None,
+    errors: Sequence[str] = (),
 ) -> Report:
     """Read every file of every split, and collect statistics and problems.
+
+    A problem never stops the check, so that the report lists all of them.
 
     Args:
         source: The data set.
@@ -128,29 +143,48 @@ def check(
         task: Task that parses the targets. Default: targets are not parsed.
         fit: Function that fits the adapters. It is called with the opened splits before samples are
             prepared, because a text adapter needs its vocabulary to count tokens.
+        errors: Sentences about problems that are already known.
     """
     # A data set without a target column can be checked; only training needs the column.
     need_target = task is not None and task.needs_target and source.target is not None
+    budget = CacheBudget()
     splits = {
-        name: survey_rows(rows, preprocessors, task=task, need_target=need_target)
+        name: survey_rows(rows, preprocessors, task=task, need_target=need_target, budget=budget)
         for name, rows in source.splits.items()
         if len(rows)
     }
     # Fit after reading, because adapters are fitted on the rows that can be read.
-    if fit is not None:
-        fit(splits)
+    errors = list(errors)
+    is_fitted = fit is None
+    train = splits.get("train")
+    try:
+        if train is None or not len(train):
+            raise UserError("train: there is no row that can be used")
+        if fit is not None:
+            fit(splits)
+        is_fitted = True
+        if task is not None and need_target:
+            check_learnable(train, source.target, task)
+    except UserError as error:
+        errors.append(str(error))
     bad: list[Bad] = []
     for name, split in splits.items():
         for fault in sorted(split.bad, key=lambda fault: fault.row):
             bad.append(Bad(name, fault.origin, fault.input, fault.path, fault.reason))
+    keys = {name: _digests(split) for name, split in splits.items()}
     return Report(
         source=source,
         task=task,
         splits=splits,
         summaries={name: _summaries(source, name, splits, preprocessors) for name in splits},
-        truncations={n: count_truncated(split, preprocessors) for n, split in splits.items()},
-        duplicates=_count_duplicates(splits),
+        truncations={
+            name: count_truncated(split, preprocessors) if is_fitted else {}
+            for name, split in splits.items()
+        },
+        duplicates=_count_duplicates(splits, keys),
+        problems=find_problems(source, splits, task if need_target else None, keys),
         bad=bad,
+        errors=errors,
     )
 
 
@@ -169,22 +203,49 @@ def count_truncated(
         # all of its samples would take long.
         if name not in opened.raws or not hasattr(preprocessor, "truncated"):
             continue
-        raws = [raw for raw in opened.raws[name] if raw is not None]
-        # Samples are prepared without a random generator, because augmentation changes the lengths.
-        counts = [count for raw in raws if (count := truncated(preprocessor, preprocessor(raw)))]
+        num_values = 0
+        counts: list[tuple[int, int]] = []
+        for raw in opened.raws[name]:
+            if raw is None:
+                continue
+            num_values += 1
+            # Without a random generator, because augmentation changes the lengths.
+            count = truncated(preprocessor, preprocessor(raw))
+            if count is not None:
+                counts.append(count)
         if counts:
             max_len = max(kept for kept, _ in counts)
             median = statistics.median(kept / total for kept, total in counts)
-            truncations[name] = Truncation(len(counts), len(raws), max_len, median)
+            truncations[name] = Truncation(len(counts), num_values, max_len, median)
     return truncations
 
 
 def write_bad(report: Report, path: Path) -> None:
-    """Write a CSV file with one line per entry of `report.bad`."""
+    """Write a CSV file with one line per entry of `report.listed`."""
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
-        writer.writerow([field.name for field in fields(Bad)])
-        writer.writerows(astuple(bad) for bad in report.bad)
+        writer.writerow(HEADER)
+        writer.writerows(astuple(bad) for bad in report.listed)
+
+
+def remove_earlier(path: Path) -> None:
+    """Delete the CSV file of an earlier check, so that nobody takes it for the current one.
+
+    Raises:
+        UserError: If the file is not such a file, because writing would destroy it.
+    """
+    if not path.exists():
+        return
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            is_own = next(csv.reader(file), None) == HEADER
+    except (OSError, UnicodeDecodeError, csv.Error):
+        is_own = False
+    if not is_own:
+        raise UserError(
+            f"output: {path} exists and was not written by dxn check; choose another name"
+        )
+    path.unlink()
 
 
 def _header(source: Source, task: Task | None) -> list[str]:
@@ -210,47 +271,29 @@ def _summaries(
     summaries: dict[str, str] = {}
     for name, column in opened.raws.items():
         cells = rows.cells[name]
-        present = [
-            (raw, cells[i]) for raw, i in zip(column, opened.kept, strict=True) if raw is not None
-        ]
+        present = [i for i in range(len(column)) if is_present(column, i)]
         # Empty cells are counted separately: unlike a file that cannot be read, they are not bad.
         num_empty = sum(cell is None for cell in cells)
         counts = f"{len(present):,}" + (f", {num_empty:,} empty" if num_empty else "")
-        summary = summarize(
-            preprocessors[name], [raw for raw, _ in present], [cell for _, cell in present]
-        )
+        sources = [cells[opened.kept[i]] for i in present]
+        summary = summarize(preprocessors[name], take_rows(column, present), sources)
         summaries[name] = "; ".join(filter(None, [counts, summary]))
     return summaries
 
 
-def _count_duplicates(splits: Mapping[str, Opened]) -> dict[str, int]:
-    """Count rows whose inputs are all equal to those of another row.
+def _digests(split: Opened) -> dict[str, list[Hashable]]:
+    """Return a hash of each input of each row; None where it is missing."""
+    # Hash the content, not the path, because copies of a file may be in several folders.
+    return {
+        name: [digest_of(column, i) if is_present(column, i) else None for i in range(len(column))]
+        for name, column in split.raws.items()
+    }
 
-    The counts are for rows within each split, and for rows that occur in two splits.
-    """
-    digests: dict[str, list[bytes]] = {}
+
+def _count_duplicates(splits: Mapping[str, Opened], keys: Keys) -> dict[str, int]:
+    """Count the rows whose inputs are all equal to those of another row of their split."""
+    counts: dict[str, int] = {}
     for name, split in splits.items():
-        digests[name] = [_digest(split, i) for i in range(len(split))]
-    counts = {f"within {name}": len(d) - len(set(d)) for name, d in digests.items()}
-    # A row that occurs in both a training and a test split makes the test metrics too high.
-    for first, second in combinations(digests, 2):
-        in_first = set(digests[first])
-        counts[f"of {first} in {second}"] = sum(digest in in_first for digest in digests[second])
+        rows = row_keys(keys[name], len(split))
+        counts[name] = len(rows) - len(set(rows))
     return counts
-
-
-def _digest(split: Opened, row: int) -> bytes:
-    """Return a hash of the content of all inputs of a row."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, column in split.raws.items():
-        raw: Any = column[row]
-        # Hash the content, not the path, because copies of a file may be in several folders.
-        if isinstance(raw, Tensor):
-            raw = raw.numpy(force=True)
-        if isinstance(raw, np.ndarray):
-            # Include the shape: equal bytes with different shapes are different images.
-            digest.update(repr((name, raw.shape)).encode())
-            digest.update(np.ascontiguousarray(raw).data)
-        else:
-            digest.update(repr((name, raw)).encode())
-    return digest.digest()

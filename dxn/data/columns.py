@@ -10,17 +10,18 @@ from typing import Any
 
 from dxn.data.read import Table, as_list
 from dxn.data.rows import RESERVED, TARGET, InputSpec, Rows
+from dxn.data.target_columns import target_cells, target_columns
 from dxn.errors import UserError
+from dxn.tasks.cells import are_dates, are_identifiers, are_numbers, kind_of
 from dxn.tokenize.adapter import Preprocessor, accepts, has_words, reads_files
 
-# Names of target columns, in the order of preference, if the user does not choose one.
-USUAL_TARGETS = ("label", "target", "class", "category")
 # Minimum score of `accepts` at which a column becomes an input. Lower scores come from columns in
 # which only a few values look like the modality.
 MIN_SCORE = 0.1
 # A file name has no spaces, and its suffix starts with a letter. A decimal number such as 3.14
 # does not match.
 FILE_NAME = re.compile(r"\S+\.[A-Za-z][A-Za-z0-9]{1,4}")
+URL = re.compile(r"(?i)(?:https?|ftp|s3|gs)://")
 
 Preprocessors = Mapping[str, Preprocessor]
 
@@ -44,7 +45,7 @@ def choose_columns(
     *,
     named: Mapping[str, str | Sequence[str] | None],
     target: str | Sequence[str] | None,
-    split: str | None = None,
+    excluded: Sequence[str | None] = (),
     notes: list[str],
 ) -> Columns:
     """Choose the input columns and the target columns of a table.
@@ -59,14 +60,14 @@ def choose_columns(
             column of this modality.
         target: Target columns that the user chose. None: a column with a common name, such as
             "label". An empty list: no target.
-        split: Column with the name of the split, which cannot be an input.
+        excluded: Columns that are neither inputs nor unused, such as the split of each row.
         notes: Sentences about inferred and unused columns are appended to this list.
 
     Raises:
         UserError: If a column or modality does not exist, or if there is no input column.
     """
     by_modality = _named_columns(table, named, preprocessors)
-    targets = _target_columns(table, target, notes)
+    targets = target_columns(table, target, notes)
     for column in targets:
         if any(column in columns for columns in by_modality.values()):
             raise UserError(
@@ -74,7 +75,7 @@ def choose_columns(
                 "own target; choose another column"
             )
     # A target column as an input would leak the target. A split column does not exist in new data.
-    columns = [column for column in table.columns if column not in {*targets, split}]
+    columns = [column for column in table.columns if column not in {*targets, *excluded}]
     _infer_columns(table, columns, preprocessors, by_modality, notes)
     inputs = name_inputs({m: by_modality.get(m, []) for m in preprocessors})
     if not inputs:
@@ -111,16 +112,28 @@ def name_inputs(by_modality: Mapping[str, Sequence[str]]) -> dict[str, InputSpec
     return dict(sorted(inputs.items(), key=lambda item: order.index(item[1].modality)))
 
 
-def to_rows(table: Table, columns: Columns, preprocessors: Preprocessors) -> Rows:
+def to_rows(
+    table: Table,
+    columns: Columns,
+    preprocessors: Preprocessors,
+    labels: Sequence[str] | None = None,
+) -> Rows:
     """Convert a table to rows with the cells of its inputs and target.
 
     The folder of the table is prepended to relative paths.
+
+    Args:
+        table: The table.
+        columns: The columns that are used.
+        preprocessors: Preprocessors, by modality.
+        labels: Names of the target columns in labels such as "colour=red". Default: the names of
+            the columns.
     """
     cells: dict[str, list[Any]] = {}
     for name, spec in columns.inputs.items():
         cells[name] = _input_cells(table, spec.column, preprocessors[spec.modality])
     if columns.target:
-        cells[TARGET] = _target_cells(table, columns.target)
+        cells[TARGET] = target_cells(table, columns.target, labels or columns.target)
     return Rows(cells, [table.origin(i) for i in range(len(table))])
 
 
@@ -147,24 +160,6 @@ def _named_columns(
     return by_modality
 
 
-def _target_columns(
-    table: Table, target: str | Sequence[str] | None, notes: list[str]
-) -> list[str]:
-    """Return the target columns: those that the user chose, or one with a common name."""
-    # An empty list is also a choice: it means that there is no target.
-    if target is not None:
-        columns = [str(column) for column in as_list(target)]
-        for column in columns:
-            table.column(column, "data.target")
-        return columns
-    columns = [column for column in USUAL_TARGETS if column in table.columns][:1]
-    if columns:
-        notes.append(f"target: column {columns[0]}, chosen by its name")
-    else:
-        notes.append(f"target: none of the columns {', '.join(table.columns)} was chosen")
-    return columns
-
-
 def _infer_columns(
     table: Table,
     columns: Sequence[str],
@@ -182,26 +177,48 @@ def _infer_columns(
         notes: Sentences about unused columns are appended to this list.
     """
     named = {modality: set(names) for modality, names in by_modality.items()}
-    not_accepted: list[str] = []
-    not_named: list[str] = []
+    unused: dict[str, str] = {}  # reasons by column
+    identifiers: dict[str, str] = {}  # modalities by column
     for column in columns:
         if any(column in names for names in named.values()):
             continue
-        modality = infer_modality(table.columns[column], preprocessors)
+        values = [value for value in table.columns[column] if value is not None]
+        modality = infer_modality(values, _readers(values, preprocessors))
         if modality is None:
-            not_accepted.append(column)
+            unused[column] = _reason(values)
         elif modality in named:  # the user chose other columns for this modality
-            not_named.append(column)
+            unused[column] = f"not in data.{modality}"
+        elif are_identifiers(values) and has_words(preprocessors[modality]):
+            identifiers[column] = modality
         else:
             by_modality.setdefault(modality, []).append(column)
-    if not_accepted:
-        notes.append(
-            f"not used: {', '.join(not_accepted)} "
-            f"(not accepted by any adapter in use: {', '.join(preprocessors)})"
+    for column, modality in identifiers.items():
+        # A code such as SKU-1234 says nothing about other rows, but it can be the only input.
+        if any(by_modality.values()):
+            unused[column] = kind_of(table.columns[column])
+        else:
+            by_modality[modality] = [column]
+    if unused:
+        reasons = ", ".join(
+            f"{column} ({unused[column]})" for column in columns if column in unused
         )
-    if not_named:
-        options = ", ".join(f"data.{modality}" for modality in named)
-        notes.append(f"not used: {', '.join(not_named)} (not among the columns of {options})")
+        notes.append(f"not used: {reasons}")
+
+
+def _readers(values: Sequence[Any], preprocessors: Preprocessors) -> Preprocessors:
+    """Return the preprocessors that can be meant for values, which are not None."""
+    # Numbers such as "$1,200.50" and dates are strings as well, but they are no texts.
+    if are_numbers(values) or are_dates(values):
+        return {name: p for name, p in preprocessors.items() if not has_words(p)}
+    return preprocessors
+
+
+def _reason(values: Sequence[Any]) -> str:
+    """Return why a column is not an input."""
+    if _are_file_names(values):
+        return "file names, which no adapter in use reads"
+    kind = kind_of(values)
+    return "texts, which no adapter in use reads" if kind == "texts" else kind
 
 
 def infer_modality(values: Sequence[Any], preprocessors: Preprocessors) -> str | None:
@@ -232,9 +249,11 @@ def _are_file_names(values: Sequence[Any]) -> bool:
 
 def _input_cells(table: Table, column: str, preprocessor: Preprocessor) -> list[Any]:
     cells: list[Any] = []
+    if reads_files(preprocessor):
+        _check_urls(table, column)
     for value, file in zip(table.columns[column], table.files, strict=True):
         # A relative path is relative to the folder of its table. Bytes and arrays need no path.
-        if reads_files(preprocessor) and isinstance(value, str):
+        if reads_files(preprocessor) and isinstance(value, str) and not URL.match(value):
             value = str(file.parent / value)
         elif has_words(preprocessor):
             value = _as_text(value)
@@ -242,20 +261,20 @@ def _input_cells(table: Table, column: str, preprocessor: Preprocessor) -> list[
     return cells
 
 
+def _check_urls(table: Table, column: str) -> None:
+    """Check that most of the files of a column are local. A single URL is a bad cell."""
+    values = table.columns[column]
+    urls = [i for i, v in enumerate(values) if isinstance(v, str) and URL.match(v)]
+    if len(urls) > len(values) / 2:
+        raise UserError(
+            f"{table.origin(urls[0])}: column {column!r} contains URLs such as {values[urls[0]]}, "
+            "but only local files are read; download the files and write their paths into the "
+            "column"
+        )
+
+
 def _as_text(value: Any) -> Any:
     """Convert a number or boolean to a string, and an empty list of words to None (missing)."""
     if isinstance(value, bool | int | float):
         return str(value)
     return None if value == [] else value
-
-
-def _target_cells(table: Table, columns: Sequence[str]) -> list[Any]:
-    """Return the cells of one column, or lists of labels "column=value" for several columns."""
-    # The cells of one column stay raw, because the task parses them.
-    if len(columns) == 1:
-        return table.columns[columns[0]]
-    cells: list[Any] = []
-    for i in range(len(table)):
-        values = {column: table.columns[column][i] for column in columns}
-        cells.append([f"{column}={v}" for column, v in values.items() if v is not None])
-    return cells

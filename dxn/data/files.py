@@ -7,7 +7,9 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from dxn.data.columns import Preprocessors
+from dxn.data.decoding import read_text
 from dxn.data.rows import InputSpec, Rows, Source
+from dxn.data.sources import require_path
 from dxn.data.splits import SPLITS, check_fractions
 from dxn.errors import UserError
 from dxn.tokenize.adapter import has_words
@@ -18,14 +20,17 @@ def text_files(
     *,
     preprocessors: Preprocessors,
     fractions: Sequence[float] = (0.9, 0.1),
+    encoding: str | None = None,
 ) -> Source:
     """Read a data set of text files. There is one row per file and split, and no target.
 
     Args:
-        path: A UTF-8 text file, a list of text files, or a folder with .txt files.
+        path: A text file, a list of text files, or a folder with .txt files.
         preprocessors: Preprocessors in use, by modality. The caller sets this argument.
         fractions: Fractions of the training, validation and test split. Each file is cut into
             consecutive parts in this order.
+        encoding: Encoding of the files, such as cp1252. Default: UTF-8, or UTF-16 if a file starts
+            with a byte order mark.
 
     Raises:
         UserError: If a file cannot be read, if there is no training text, or if no preprocessor
@@ -36,7 +41,7 @@ def text_files(
     cells: dict[str, list[str]] = {name: [] for name in SPLITS}
     origin: dict[str, list[str]] = {name: [] for name in SPLITS}
     for file in _files([path] if isinstance(path, str) else path):
-        for name, part in zip(SPLITS, _cut(_read(file), fractions), strict=False):
+        for name, part in zip(SPLITS, _cut(_read(file, encoding), fractions), strict=False):
             # The part of a short file may be empty.
             if part.strip():
                 cells[name].append(part)
@@ -73,15 +78,11 @@ def _files(paths: Sequence[str]) -> list[Path]:
     return files
 
 
-def _read(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        raise UserError(f"{file}: file not found (current directory: {Path.cwd()})") from error
-    except UnicodeDecodeError as error:
-        raise UserError(
-            f"{file}: the file is not valid UTF-8 at byte {error.start}; save it as UTF-8"
-        ) from error
+def _read(file: Path, encoding: str | None) -> str:
+    require_path(file)
+    text = read_text(file, encoding, "data.encoding")
+    # Lines end in the same way on every system.
+    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _cut(text: str, fractions: Sequence[float]) -> list[str]:

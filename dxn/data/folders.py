@@ -15,6 +15,7 @@ from pathlib import Path
 
 from dxn.data.columns import Preprocessors, infer_modality
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
+from dxn.data.sources import ARCHIVES, require_path
 from dxn.data.splits import SPLIT_NAMES, SPLITS, UNDIVIDED, complete_splits
 from dxn.errors import UserError
 from dxn.tokenize.adapter import reads_files
@@ -54,7 +55,7 @@ def folder(
     path: str,
     *,
     preprocessors: Preprocessors,
-    fractions: Sequence[float] = (0.8, 0.1, 0.1),
+    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
     on_bad: OnBad = "error",
     seed: int = 0,
 ) -> Source:
@@ -67,7 +68,7 @@ def folder(
         path: The folder, or a .tar, .tar.gz or .zip archive, which is read into memory.
         preprocessors: Preprocessors in use, by modality. The caller sets this argument.
         fractions: Fractions of training, validation and test files, if there are no folders for the
-            splits.
+            splits. Null: the files are not divided.
         on_bad: What to do with a bad file: error (stop), skip or missing (both leave the row out).
         seed: Random seed of the split.
 
@@ -84,9 +85,24 @@ def folder(
         labels = [label for _, label in files]
         cells = {modality: [member.source for member, _ in files], TARGET: labels}
         rows[name] = Rows(cells, [member.name for member, _ in files])
-    splits = complete_splits(rows, fractions, seed=seed, notes=notes)
-    inputs = {modality: InputSpec("files", modality)}
-    return Source(splits, inputs, target="folder", task="classify", notes=notes, on_bad=on_bad)
+    splits = complete_splits(rows, fractions, seed=seed, notes=notes, files=[modality])
+    return Source(
+        splits,
+        inputs={modality: InputSpec("files", modality)},
+        target="folder name",
+        task="classify",
+        notes=notes,
+        on_bad=on_bad,
+        name=_name_of(root),
+        files=[modality],
+    )
+
+
+def _name_of(root: Path) -> str:
+    """Return the name of the folder, or of the archive without its suffixes."""
+    root = root.resolve()  # the name of "." is empty
+    archive = next((suffix for suffix in ARCHIVES if root.name.lower().endswith(suffix)), "")
+    return root.name if root.is_dir() else root.name[: len(root.name) - len(archive)]
 
 
 def _files_of_one_modality(
@@ -150,8 +166,7 @@ def _members(root: Path) -> Iterator[Member]:
             if file.is_file():
                 yield Member(file.relative_to(root).parts, str(file))
         return
-    if not root.is_file():
-        raise UserError(f"{root}: folder or archive not found (current directory: {Path.cwd()})")
+    require_path(root)
     try:
         # Detect the format from the content: downloaded archives often have no suffix or a wrong
         # one.

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
+from dxn.data.raws import CacheBudget, is_present, read_column, take_rows
 from dxn.data.rows import TARGET, OnBad, Rows
 from dxn.errors import UserError
 from dxn.tasks.task import Task
 from dxn.tokenize.adapter import Preprocessor, reads_files
-from dxn.tokenize.media import BadMedia
 
 # Characters. A longer cell is not a path, so error messages do not contain it.
 MAX_PATH = 500
-# Number of threads that read files. Image and audio decoders release the GIL, so threads run in
-# parallel; more than two are not faster if the disk is the bottleneck.
-READERS = 2
 
 
 @dataclass(frozen=True)
@@ -50,13 +47,17 @@ class Opened:
     """One split, with its files read and its targets parsed.
 
     Args:
-        raws: Raw values by input name, one per row. None where a row does not have the input.
+        raws: Raw values by input name, one per row. None where a row does not have the input. The
+            values of an input that reads files are a `RawColumn`.
         targets: Parsed targets, one per row. None if there are no targets.
         origin: Origin of each row, such as "train.csv row 17".
         missing: Number of rows without the input, by input name.
         skipped: Number of rows that were left out.
         bad: Problems of rows and inputs, including those of rows that were left out.
         kept: Index of each row in the original split, which includes the rows that were left out.
+        ids: Values that identify the rows, by column name, see `Rows.ids`.
+        cells: What the inputs were read from, by input name, one per row: a text, a path, a number
+            or a list. None where it is missing, or cannot be printed, such as bytes and arrays.
     """
 
     raws: Mapping[str, Sequence[Any]]
@@ -66,6 +67,8 @@ class Opened:
     skipped: int = 0
     bad: Sequence[Fault] = ()
     kept: Sequence[int] = ()
+    ids: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    cells: Mapping[str, Sequence[Any]] = field(default_factory=dict)
 
     def __len__(self) -> int:
         return len(self.origin)
@@ -79,6 +82,7 @@ def open_rows(
     on_bad: OnBad = "error",
     need_target: bool | None = None,
     key: str = "data.on_bad",
+    budget: CacheBudget | None = None,
 ) -> Opened:
     """Read all files of a split, and parse its targets.
 
@@ -93,12 +97,16 @@ def open_rows(
             those of its inputs that can be read.
         need_target: Whether a row without a target is bad. Default: whether the task needs targets.
         key: Name of the on_bad option in error messages.
+        budget: Memory for decoded files. A file that does not fit is checked, and read again when a
+            sample needs it. Default: a new budget of the default size.
 
     Raises:
         UserError: If there is a bad row and on_bad is "error", or if no row is left.
     """
     # Read all rows before raising an error, so that the message can contain the number of problems.
-    opened = survey_rows(rows, preprocessors, task=task, on_bad=on_bad, need_target=need_target)
+    opened = survey_rows(
+        rows, preprocessors, task=task, on_bad=on_bad, need_target=need_target, budget=budget
+    )
     if opened.bad and on_bad == "error":
         first = _first(opened.bad)
         more = f" (and {len(opened.bad) - 1} more problems)" if len(opened.bad) > 1 else ""
@@ -125,6 +133,7 @@ def survey_rows(
     task: Task | None = None,
     on_bad: OnBad = "missing",
     need_target: bool | None = None,
+    budget: CacheBudget | None = None,
 ) -> Opened:
     """Open rows like `open_rows`, but collect all problems in `Opened.bad` instead of raising.
 
@@ -135,23 +144,23 @@ def survey_rows(
     """
     if need_target is None:
         need_target = task is not None and task.needs_target
-    raws: dict[str, list[Any]] = {}
+    budget = budget or CacheBudget()
+    raws: dict[str, Sequence[Any]] = {}
     bad: list[Fault] = []
     for name, preprocessor in preprocessors.items():
         # New data for prediction may lack some inputs of the model.
         if name in rows.cells:
-            raws[name], faults = _read_column(name, rows, preprocessor)
+            raws[name], faults = _read_column(name, rows, preprocessor, budget)
             bad += faults
     targets, faults = _parse_targets(rows, raws, task, need_target=need_target)
     bad += faults
     bad += _rows_without_input(rows, raws, bad)
     left_out = _rows_to_leave_out(bad, raws, on_bad)
     kept = [i for i in range(len(rows)) if i not in left_out]
-    kept_raws: dict[str, list[Any]] = {}
+    kept_raws = {name: take_rows(column, kept) for name, column in raws.items()}
     missing: Counter[str] = Counter()
-    for name, column in raws.items():
-        kept_raws[name] = [column[i] for i in kept]
-        missing[name] = sum(raw is None for raw in kept_raws[name])
+    for name, column in kept_raws.items():
+        missing[name] = sum(not is_present(column, i) for i in range(len(kept)))
     return Opened(
         raws=kept_raws,
         targets=None if targets is None else [targets[i] for i in kept],
@@ -160,42 +169,33 @@ def survey_rows(
         skipped=len(left_out),
         bad=bad,
         kept=kept,
+        ids={name: [values[i] for i in kept] for name, values in rows.ids.items()},
+        cells={name: [_printable(rows.cells[name][i]) for i in kept] for name in raws},
     )
 
 
 def _read_column(
-    name: str, rows: Rows, preprocessor: Preprocessor
-) -> tuple[list[Any], list[Fault]]:
+    name: str, rows: Rows, preprocessor: Preprocessor, budget: CacheBudget
+) -> tuple[Sequence[Any], list[Fault]]:
     """Read one input.
 
     Returns:
         One raw value per row, None where it is missing or bad, and the faults.
     """
     cells = rows.cells[name]
-    # Equal strings and bytes are read once. Arrays and lists are not hashable, so each of them has
-    # its row index as the key.
-    keys = [cell if isinstance(cell, str | bytes) else i for i, cell in enumerate(cells)]
-    sources = {key: cell for key, cell in zip(keys, cells, strict=True) if cell is not None}
-
-    def read(source: Any) -> Any:
-        try:
-            return preprocessor.read(source)
-        except BadMedia as error:
-            # Return the error as a value: each row that shares this source gets a fault.
-            return error
-
-    with ThreadPoolExecutor(READERS) as pool:
-        values = dict(zip(sources, pool.map(read, sources.values()), strict=True))
-    raws: list[Any] = []
+    column, reasons = read_column(name, cells, preprocessor, budget)
     faults: list[Fault] = []
-    for i, (key, cell) in enumerate(zip(keys, cells, strict=True)):
-        raw = None if cell is None else values[key]
-        if isinstance(raw, BadMedia):
-            path = _path_of(cell) if reads_files(preprocessor) else ""
-            faults.append(Fault(i, rows.origin[i], str(raw), name, path))
-            raw = None
-        raws.append(raw)
-    return raws, faults
+    for i, reason in reasons.items():
+        path = _path_of(cells[i]) if reads_files(preprocessor) else ""
+        faults.append(Fault(i, rows.origin[i], reason, name, path))
+    return column, faults
+
+
+def _printable(cell: Any) -> Any:
+    """Return a cell as it can be printed in a table, or None."""
+    if isinstance(cell, Path):
+        return str(cell)
+    return cell if isinstance(cell, str | int | float | list) else None
 
 
 def _path_of(cell: Any) -> str:
@@ -225,8 +225,7 @@ def _parse_targets(
     for i, (cell, origin) in enumerate(zip(rows.cells[TARGET], rows.origin, strict=True)):
         target, reason = None, "no target"
         if cell is not None:
-            row_raws = {name: column[i] for name, column in raws.items()}
-            target, reason = _parse_target(cell, row_raws, task, origin)
+            target, reason = _parse_target(cell, _RawRow(raws, i), task, origin)
         # If no target is needed, an invalid target is treated as missing.
         if target is None and need_target:
             faults.append(Fault(i, origin, reason))
@@ -275,7 +274,24 @@ def _rows_to_leave_out(
 
 
 def _has_input(raws: Mapping[str, Sequence[Any]], row: int) -> bool:
-    return any(column[row] is not None for column in raws.values())
+    return any(is_present(column, row) for column in raws.values())
+
+
+class _RawRow(Mapping[str, Any]):
+    """The raw values of one row by input name. A file is only read if its value is used."""
+
+    def __init__(self, raws: Mapping[str, Sequence[Any]], row: int):
+        self.raws = raws
+        self.row = row
+
+    def __getitem__(self, name: str) -> Any:
+        return self.raws[name][self.row]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.raws)
+
+    def __len__(self) -> int:
+        return len(self.raws)
 
 
 def _first(bad: Sequence[Fault]) -> Fault:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 TARGET = "target"  # key of the targets in Rows.cells and in batches
@@ -23,20 +23,27 @@ class Rows:
             values of an input are what its preprocessor reads, such as texts, paths or bytes.
             Targets are raw cells, which the task parses when the rows are opened.
         origin: Origin of each row for messages, such as "train.csv row 17".
+        ids: Values that identify rows and are copied to the results, by column name.
+        groups: Group of each row, such as a speaker. Drawn splits keep the rows of a group
+            together. None: there are no groups.
     """
 
     cells: Mapping[str, Sequence[Any]]
     origin: Sequence[str]
+    ids: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    groups: Sequence[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.origin)
 
     def take(self, indices: Sequence[int]) -> Rows:
         """Return the rows at these indices, in this order."""
-        cells: dict[str, list[Any]] = {}
-        for name, column in self.cells.items():
-            cells[name] = [column[i] for i in indices]
-        return Rows(cells, [self.origin[i] for i in indices])
+        return Rows(
+            cells={name: [column[i] for i in indices] for name, column in self.cells.items()},
+            origin=[self.origin[i] for i in indices],
+            ids={name: [column[i] for i in indices] for name, column in self.ids.items()},
+            groups=None if self.groups is None else [self.groups[i] for i in indices],
+        )
 
 
 @dataclass(frozen=True)
@@ -61,6 +68,10 @@ class Source:
         inputs: Column and modality of each input, by input name. The order is that of the model's
             inputs.
         target: Target column, or several columns joined by " + ". None: there is no target.
+        name: Default name of the folder of a run. None: the target.
+        files: Names of the inputs whose cells are paths or contents of files.
+        candidates: Columns that could be the target, the most likely one first. Only an error
+            message about a missing target contains them.
         task: Name of the task for which the data set was designed. None: infer it from the targets.
         notes: Sentences to print about inferred columns, random splits and unused data.
         on_bad: What to do with a bad row.
@@ -72,6 +83,9 @@ class Source:
     task: str | None = None
     notes: Sequence[str] = ()
     on_bad: OnBad = "error"
+    name: str | None = None
+    files: Sequence[str] = ()
+    candidates: Sequence[str] = ()
 
     def column(self, name: str) -> list[Any]:
         """Return the cells of an input (or "target") in all splits, None where it is missing."""
@@ -80,6 +94,15 @@ class Source:
             missing: Sequence[Any] = [None] * len(rows)
             values += rows.cells.get(name, missing)
         return values
+
+    def target_origins(self) -> list[str]:
+        """Return the origins of the rows that have a target, in the order of `targets`."""
+        origins: list[str] = []
+        for rows in self.splits.values():
+            cells = rows.cells.get(TARGET, ())
+            pairs = zip(rows.origin, cells, strict=False)
+            origins += [origin for origin, cell in pairs if cell is not None]
+        return origins
 
     def targets(self) -> tuple[list[Any], list[Any] | None]:
         """Return the raw targets and the words of the same rows, for `dxn.tasks.infer_task`.

@@ -11,9 +11,10 @@ import torch
 from torch.utils.data import Dataset
 
 from dxn.data.opening import Opened
+from dxn.data.raws import CACHE_GB, RawColumn, is_present, num_tokens_of
 from dxn.data.rows import TARGET
 from dxn.tasks.task import Task
-from dxn.tokenize.adapter import Preprocessor, num_tokens
+from dxn.tokenize.adapter import Preprocessor
 
 
 @dataclass(frozen=True)
@@ -24,20 +25,24 @@ class LoaderOptions:
         input_dropout: Probability of dropping each input of a training sample. At least one input
             is kept.
         num_workers: Number of processes that prepare batches. 0: the training process prepares
-            them.
+            them. Default: 0 if all decoded files are in memory, otherwise one per processor core.
+        cache_gb: Maximum number of gigabytes of decoded images, clips and other files that are kept
+            in memory, over all splits. The files of a data set that needs more are read again in
+            each epoch. The default is enough for 8,000 photos with image_size=224.
         overfit: Number of training samples to overfit without augmentation, to check that the model
             can learn. 0: train on all samples.
     """
 
     input_dropout: float = 0.0
-    num_workers: int = 0
+    num_workers: int | None = None
+    cache_gb: float = CACHE_GB
     overfit: int = 0
 
     def __post_init__(self):
         if not 0 <= self.input_dropout < 1:
             raise ValueError(f"input_dropout must be in [0, 1), got {self.input_dropout}")
-        for name in ("num_workers", "overfit"):
-            if getattr(self, name) < 0:
+        for name in ("num_workers", "cache_gb", "overfit"):
+            if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
 
 
@@ -90,6 +95,12 @@ class Samples(Dataset):
     def __len__(self) -> int:
         return len(self.rows)
 
+    @property
+    def reads_files(self) -> bool:
+        """Whether samples read files, because not all raw values are in memory."""
+        columns = [self.opened.raws[name] for name in self.inputs]
+        return any(isinstance(column, RawColumn) and not column.is_complete for column in columns)
+
     def keep_first(self, count: int) -> None:
         """Remove all but the first `count` samples, to overfit them."""
         self.rows = self.rows[:count]
@@ -102,7 +113,7 @@ class Samples(Dataset):
         row = self.rows[i]
         length = 0.0
         for name in self._present(row):
-            length += num_tokens(self.preprocessors[name], self.opened.raws[name][row])
+            length += num_tokens_of(self.opened.raws[name], row, self.preprocessors[name])
         if self.task is None or self.targets is None:
             return length
         return max(length, self.task.num_tokens(self.targets[row]))
@@ -148,7 +159,7 @@ class Samples(Dataset):
         return batch
 
     def _present(self, row: int) -> list[str]:
-        return [name for name in self.inputs if self.opened.raws[name][row] is not None]
+        return [name for name in self.inputs if is_present(self.opened.raws[name], row)]
 
     def _is_usable(self, row: int) -> bool:
         present = self._present(row)

@@ -9,6 +9,7 @@ import numpy as np
 
 from dxn.explain.drawers import InputAttention, Shown
 from dxn.explain.labels import file_names
+from dxn.explain.numbers import percent
 from dxn.explain.spans import InputTokens, drawn_inputs
 from dxn.tokens import Tokens
 
@@ -20,6 +21,8 @@ def cross_attention_pictures(
     names: Sequence[str],
     inputs: Mapping[str, Shown],
     folder: Path,
+    *,
+    about: str = "",
 ) -> list[Path]:
     """Write one picture per input of the first sample.
 
@@ -33,30 +36,32 @@ def cross_attention_pictures(
         names: Names of the N columns, see `dxn.explain.attention.token_names`.
         inputs: The inputs by name.
         folder: Folder to write to.
+        about: Line below the titles, such as the answer of the model.
 
     Returns:
         The files that were written.
     """
     parts = drawn_inputs(tokens, inputs)
     files = _files(parts)
-    # If there are several kinds of columns, such as a class token and an input, the title of each
-    # picture says which share of the attention it shows.
+    # With several kinds of columns, such as a class token and an input, the title of each picture
+    # says which share of the attention it shows.
     is_real = tokens.mask[0].cpu().numpy()
     num_real_spans = sum(is_real[span.start : span.stop].any() for span in tokens.spans)
     written: list[Path] = []
     for part in parts:
         part_weights = weights[:, part.columns]
-        share = f"{part.name}: {part_weights.sum(1).mean():.0%} of the attention"
+        share = percent(float(part_weights.sum(1).mean()))
         attention = InputAttention(
             weights=part_weights,
             words=words,
             names=[names[int(i)] for i in part.columns],
             coords=part.coords,
         )
-        # A single input receives all of the attention, so it needs no title.
         path = folder / files[part.name]
-        title = share if num_real_spans > 1 else ""
-        part.drawer.draw_reading(part.shown, attention, path, title=title)
+        title = f"What each word of the answer attends to in {part.name}"
+        if num_real_spans > 1:
+            title += f" ({share} of its attention)"
+        part.drawer.draw_reading(part.shown, attention, path, title=title, about=about)
         written.append(path)
     return written
 

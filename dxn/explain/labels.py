@@ -1,37 +1,19 @@
-"""Labels of pictures: fonts for most scripts, shortened text, font sizes and file names."""
+"""Labels of pictures: shortened text, font sizes and file names."""
 
-import functools
 import re
 from collections.abc import Sequence
 
-from matplotlib.font_manager import get_font_names
+from dxn.explain.fonts import legible
 
-# matplotlib uses the first font that has a character. DejaVu Sans, which matplotlib includes, has
-# Latin, Cyrillic, Greek, Arabic and Hebrew. The others are used if they are installed.
-FONTS = (
-    "DejaVu Sans",
-    "Noto Sans CJK JP",
-    "Noto Sans Devanagari",
-    "Arial Unicode MS",
-    "Malgun Gothic",
-)
 MAX_LENGTH = 24  # characters of a label; longer labels would take most of the picture
 
 
-@functools.cache
-def fonts() -> tuple[str, ...]:
-    """Return the names of those FONTS that are installed."""
-    # matplotlib warns about each missing font, so fonts that are not installed are left out.
-    installed = set(get_font_names())
-    return tuple(font for font in FONTS if font in installed)
-
-
-def shortened(words: Sequence[str]) -> list[str]:
-    """Convert words to labels: replace unprintable characters by spaces and cut long words."""
+def shortened(words: Sequence[str], length: int = MAX_LENGTH) -> list[str]:
+    """Convert words to labels that can be drawn, and cut long ones."""
     labels: list[str] = []
     for word in words:
-        clean = "".join(c if c.isprintable() else " " for c in word)
-        labels.append(clean if len(clean) <= MAX_LENGTH else clean[: MAX_LENGTH - 1] + "…")
+        label = legible(word)
+        labels.append(label if len(label) <= length else f"{label[: length - 1].rstrip()}…")
     return labels
 
 

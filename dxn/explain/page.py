@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,11 +14,28 @@ from torch import Tensor
 
 from dxn.explain.attention import rollout
 from dxn.explain.drawers import Shown, get_drawer
-from dxn.tokens import Tokens
+from dxn.tokens import Span, Tokens
 
 # One byte each, and a third more in base64. Browsers open larger pages slowly.
 MAX_WEIGHTS = 4_000_000
 TEMPLATE = Path(__file__).with_name("page.html")
+
+
+@dataclass(frozen=True)
+class Heading:
+    """The text at the top of the page.
+
+    Args:
+        answer: The answer of the model in one line. "": the model gives no answer.
+        probabilities: The most probable classes and their probabilities.
+        sample: Description of the sample.
+        model: Name of the model.
+    """
+
+    answer: str = ""
+    probabilities: Sequence[tuple[str, float]] = ()
+    sample: str = ""
+    model: str = ""
 
 
 def write_page(
@@ -27,6 +45,8 @@ def write_page(
     inputs: Mapping[str, Shown],
     path: Path,
     *,
+    shares: np.ndarray,
+    heading: Heading = Heading(),
     written: tuple[Sequence[str], Tensor] | None = None,
 ) -> list[str]:
     """Write the attention of the first sample as an HTML page.
@@ -41,6 +61,9 @@ def write_page(
         names: Names of the N columns, see `dxn.explain.attention.token_names`.
         inputs: The inputs by name.
         path: File to write.
+        shares: (N,). Share of each column in the answer, see `token_shares`. The page shows them
+            first.
+        heading: The text at the top of the page.
         written: The T tokens of a generated text, and their cross-attention weights (L, H, T, N)
             for the L blocks and H heads of the decoder.
 
@@ -51,7 +74,9 @@ def write_page(
     notes: list[str] = []
     data = {
         **_encoder_weights(maps, is_real, notes),
-        "tokens": _columns(tokens, names),
+        "heading": asdict(heading),
+        "shares": [float(f"{share:.4g}") for share in shares[is_real.numpy()]],
+        "tokens": _columns(tokens, names, inputs),
         "written": None if written is None else _answer_weights(*written, is_real, notes),
         "inputs": _inputs(tokens, inputs),
         "notes": notes,
@@ -116,26 +141,37 @@ def _answer_weights(
     }
 
 
-def _columns(tokens: Tokens, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return the name, the input and the coordinates of each real column.
+def _columns(
+    tokens: Tokens, names: Sequence[str], inputs: Mapping[str, Shown]
+) -> list[dict[str, Any]]:
+    """Return the name, the input and the position of each real column.
 
-    The coordinates are None for a token without a position in the raw input.
+    The position is that of `Drawer.boxes`. It is None for a token that has none.
     """
     columns: list[dict[str, Any]] = []
     for span in tokens.spans:
+        boxes = _boxes(span, inputs)
         for i in range(len(span)):
             if tokens.mask[0, span.start + i]:
-                coords = span.coords[0, i].tolist()
-                is_placed = not any(np.isnan(coords))
+                box = [] if boxes is None else boxes[i].tolist()
+                is_placed = bool(box) and not any(np.isnan(box))
                 columns.append(
                     {
                         "name": names[span.start + i] or f"{span.name} {i + 1}",
                         "input": span.name,
                         # Three digits: a thousandth of a pixel, or a millisecond.
-                        "coords": [round(value, 3) for value in coords] if is_placed else None,
+                        "coords": [round(value, 3) for value in box] if is_placed else None,
                     }
                 )
     return columns
+
+
+def _boxes(span: Span, inputs: Mapping[str, Shown]) -> np.ndarray | None:
+    """Return the positions of the columns of a span in the page. None: it is no input."""
+    if span.name not in inputs:
+        return None
+    shown = inputs[span.name]
+    return get_drawer(shown.modality).boxes(shown, span.coords[0].cpu().numpy())
 
 
 def _inputs(tokens: Tokens, inputs: Mapping[str, Shown]) -> list[dict[str, Any]]:
@@ -144,8 +180,9 @@ def _inputs(tokens: Tokens, inputs: Mapping[str, Shown]) -> list[dict[str, Any]]
     for span in tokens.spans:
         shown = inputs.get(span.name)
         if shown is not None:
-            page = get_drawer(shown.modality).page(shown)
-            pages.append({"name": span.name, "modality": shown.modality, **page})
+            drawer = get_drawer(shown.modality)
+            about = {"name": span.name, "modality": shown.modality, "unit": drawer.unit}
+            pages.append({**about, **drawer.page(shown)})
     return pages
 
 

@@ -8,39 +8,53 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator
 
 from dxn.explain.drawers import Shown
-from dxn.explain.plots import new_figure, save
+from dxn.explain.figures import save, set_title, wrapped
+from dxn.explain.fonts import text_width
+from dxn.explain.packing import SPACE, packed_axes
 from dxn.explain.spans import drawn_inputs
 from dxn.tokens import Tokens
 
-# An input has its name above its columns if it has at least this share of all columns. The name of
-# a narrower input would overlap with the next one.
-MIN_LABEL_WIDTH = 0.08
+MATRIX_INCHES = (3.9, 2.9)
+NAME_SIZE = 9  # points
+TITLE_SIZE = 9
 # The color scale ends at this quantile, because a single large value would make all others pale.
 SCALE_QUANTILE = 0.99
 
 
-def token_picture(inputs: Mapping[str, Shown], tokens: Tokens, path: Path) -> None:
-    """Write a PNG of the first sample: each input with its tokens marked, and below it the matrix.
+def token_picture(
+    inputs: Mapping[str, Shown], tokens: Tokens, path: Path, *, about: str = ""
+) -> None:
+    """Write a PNG of the first sample: each input with its tokens marked, and the matrix.
 
     Args:
         inputs: The inputs by name. Columns of an input that is missing here are only in the matrix.
         tokens: Tokens of the sample.
         path: File to write.
+        about: Name of the sample or the model, below the title.
     """
     parts = drawn_inputs(tokens, inputs)
-    heights = [part.drawer.height(part.shown) for part in parts]
-    # In inches: 3 for the matrix, and 0.2 for the margins.
-    figure = new_figure(9, sum(heights) + 3.2)
-    ratios = [*heights, 3]
-    axes = figure.subplots(len(parts) + 1, 1, height_ratios=ratios, squeeze=False)[:, 0]
+    sizes = [part.drawer.size(part.shown, shaded=False) for part in parts]
+    figure, axes = packed_axes([*sizes, MATRIX_INCHES], stretch_last=True)
     for axis, part in zip(axes, parts, strict=False):
         note = part.drawer.draw_tokens(axis, part.shown, part.placed)
-        title = f"{part.name}: {len(part.columns)} tokens{note}"
-        axis.set_title(title, loc="left", fontsize=10, parse_math=False)
+        special = len(part.columns) - len(part.placed)
+        without = f", {special} without a position" if special else ""
+        noun = "token" if len(part.columns) == 1 else "tokens"
+        title = f"{part.name}: {len(part.columns)} {noun}{without}{note}"
+        _title_above(axis, title, part.drawer.size(part.shown, shaded=False)[0])
     _draw_matrix(axes[-1], tokens)
+    count = int(tokens.mask[0].sum())
+    set_title(figure, f"One sample as {count} tokens of {tokens.x.shape[2]} numbers", about)
     save(figure, path)
+
+
+def _title_above(axis: Axes, title: str, inches: float) -> None:
+    """Write a title above an axis of this width; a long one has several lines."""
+    lines = wrapped(title, TITLE_SIZE, 72 * (inches + SPACE[0] / 2))
+    axis.set_title("\n".join(lines), loc="left", fontsize=TITLE_SIZE)
 
 
 def _draw_matrix(axis: Axes, tokens: Tokens) -> None:
@@ -57,28 +71,40 @@ def _draw_matrix(axis: Axes, tokens: Tokens) -> None:
     # Class tokens are a part with its own scale too.
     several = len([part for part in parts if part.shape[1]]) > 1
     label = "value, each input on its own scale" if several else "value, scaled"
-    axis.figure.colorbar(image, ax=axis, pad=0.01, fraction=0.03, label=label)
+    bar = axis.figure.colorbar(image, ax=axis, pad=0.02, fraction=0.04)
+    bar.set_label(label, fontsize=8)
+    bar.ax.tick_params(labelsize=7)
     width = matrix.shape[1]
-    start = 0
     summary: list[str] = []
+    names: list[str] = []
+    middles: list[float] = []
+    start = 0
     for span in tokens.spans:
         count = int(tokens.mask[0, span.start : span.stop].sum())
         summary.append(f"{span.name} {count}")
         if start:
             axis.axvline(start - 0.5, color="black", linewidth=1.2)
-        if count >= MIN_LABEL_WIDTH * width:
-            center = start + (count - 1) / 2
-            name: dict[str, Any] = {
-                "ha": "center",
-                "va": "bottom",
-                "fontsize": 9,
-                "parse_math": False,
-            }
-            axis.text(center, -0.6, span.name, **name)
+        if count:
+            names.append(span.name)
+            middles.append(start + (count - 1) / 2)
         start += count
+    _name_columns(axis, names, middles, width)
     axis.set(xlabel="N tokens", ylabel="D")
+    axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     title = f"matrix D×N = {len(matrix)}×{width}: {' + '.join(summary)}"
-    axis.set_title(title, loc="left", fontsize=10, pad=16, parse_math=False)
+    _title_above(axis, title, MATRIX_INCHES[0])
+
+
+def _name_columns(axis: Axes, names: list[str], middles: list[float], width: int) -> None:
+    """Write the name of each input above its columns; upright if they would overlap otherwise."""
+    inches = [text_width(name, NAME_SIZE) / 72 for name in names]
+    # Positions in inches. 0.1 is the space between two names.
+    places = [middle / width * MATRIX_INCHES[0] for middle in middles]
+    pairs = zip(places, inches, places[1:], inches[1:], strict=False)
+    overlap = any(b - a < (one + two) / 2 + 0.1 for a, one, b, two in pairs)
+    top = axis.secondary_xaxis("top")
+    top.set_xticks(middles, names, rotation=90 if overlap else 0, fontsize=NAME_SIZE)
+    top.tick_params(length=0)
 
 
 def _scaled(matrix: np.ndarray) -> np.ndarray:

@@ -1,81 +1,32 @@
-"""Plots of a run as PNG files, and functions that all pictures of this package use."""
+"""The plots of an evaluation: predictions against targets, and the metric of each set of inputs."""
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure, SubFigure
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
+from dxn.explain.confusion import confusion_counts, draw_confusion
+from dxn.explain.figures import BLUE, GREY, ORANGE, new_figure, plain_numbers, save, set_title
+from dxn.explain.labels import shortened
+from dxn.explain.numbers import number
 from dxn.tasks.task import Task
 
-BLUE = "#2b6cb0"
-ORANGE = "#dd6b20"
-GREY = "#718096"
-
-NUMBERED_CLASSES = 20  # with more classes, the cells are too small for numbers
-MAX_TICKS = 40  # labels along one side of a confusion matrix that do not overlap
-LABEL_LENGTH = 24  # characters of a class name
 SET_LENGTH = 40  # characters of the name of a set of inputs, which is longer than a class name
-MARKED_POINTS = 30  # with more points, dots would hide the line
-
-
-def new_figure(width: float, height: float) -> Figure:
-    """Create a figure with this size in inches."""
-    # Without pyplot: pyplot keeps every figure in memory until it is closed.
-    figure = Figure(figsize=(width, height), dpi=110, layout="constrained")
-    FigureCanvasAgg(figure)
-    return figure
-
-
-def save(figure: Figure, path: Path) -> None:
-    """Write a figure as a PNG."""
-    with warnings.catch_warnings():
-        # No font has all scripts. For a missing character, matplotlib draws a box, which is enough.
-        warnings.filterwarnings("ignore", "Glyph .* missing")
-        figure.savefig(path)
-
-
-def set_title(figure: Figure | SubFigure, title: str) -> None:
-    """Add a left-aligned title, unless it is empty."""
-    if title:
-        figure.suptitle(title, fontsize=10, x=0.02, ha="left")
-
-
-def curves(rows: Sequence[Mapping[str, Any]], path: Path) -> None:
-    """Plot the losses over the steps, and the validation metrics, if any, over the epochs.
-
-    Args:
-        rows: Rows of metrics.jsonl.
-        path: File to write.
-    """
-    names: dict[str, None] = {}  # a set that keeps the order of insertion
-    for row in rows:
-        for key in row:
-            if key.startswith("validation/") and key != "validation/loss":
-                names[key] = None
-    figure = new_figure(9 if names else 4.5, 3.4)
-    axes = figure.subplots(1, 2 if names else 1, squeeze=False)[0]
-    for name, color in (("train/loss", BLUE), ("validation/loss", ORANGE)):
-        _line(axes[0], rows, "step", name, label=name.replace("/", " "), color=color)
-    axes[0].set(xlabel="step", ylabel="loss")
-    for name in names:
-        _line(axes[1], rows, "epoch", name, label=name.partition("/")[2])
-        axes[1].set(xlabel="epoch", ylabel="validation")
-    for axis in axes:
-        axis.spines[["top", "right"]].set_visible(False)
-        if axis.lines:
-            axis.legend(frameon=False)
-    save(figure, path)
+MAX_DOTS = 2000  # with more points, their density is drawn
 
 
 def draw_task(
-    task: Task, predicted: Sequence[Any], truths: Sequence[Any], folder: Path
+    task: Task,
+    predicted: Sequence[Any],
+    truths: Sequence[Any],
+    folder: Path,
+    *,
+    about: str = "",
 ) -> Path | None:
     """Draw the plot that `task.plots` names.
 
@@ -84,6 +35,7 @@ def draw_task(
         predicted: Predictions, in the format of `Task.predict`.
         truths: Parsed targets of the same rows.
         folder: Folder to write to.
+        about: Name of the run and the split, below the title.
 
     Returns:
         The file that was written, or None if the task has no plot or there are no rows.
@@ -98,102 +50,78 @@ def draw_task(
         raise ValueError(f"{task.name}.plots must be one of {names}, got {task.plots!r}")
     file, draw = TASK_PLOTS[task.plots]
     answers = [task.answer(prediction)["prediction"] for prediction in predicted]
-    draw(task, answers, truths, folder / file)
+    draw(task, answers, truths, folder / file, about)
     return folder / file
 
 
-def confusion_counts(
-    labels: Sequence[str], predicted: Sequence[str], truths: Sequence[str]
-) -> np.ndarray:
-    """Compute a confusion matrix (K, K) of counts: rows are true classes, columns predicted ones.
-
-    Samples whose true class is not in `labels` are left out: the model cannot predict their class.
-    """
-    index = {label: i for i, label in enumerate(labels)}
-    counts = np.zeros((len(labels), len(labels)), dtype=int)
-    for answer, truth in zip(predicted, truths, strict=True):
-        if truth in index:
-            counts[index[truth], index[answer]] += 1
-    return counts
-
-
-def confusion(counts: np.ndarray, labels: Sequence[str], path: Path) -> None:
-    """Plot a confusion matrix. The color of a cell is its share of the true class.
-
-    Args:
-        counts: (K, K). Rows are true classes, columns predicted ones.
-        labels: Names of the K classes.
-        path: File to write.
-    """
-    k = len(labels)
-    names = _cut(labels, LABEL_LENGTH)
-    label_inches = 0.09 * max(map(len, names))
-    size = min(max(2.5, 0.42 * k), 12)  # inches; 0.42 per class leaves room for four digits
-    figure = new_figure(size + label_inches + 1.4, size + label_inches + 0.6)
-    axes = figure.subplots()
-    # maximum: a class without samples has a row of zeros.
-    shares = counts / np.maximum(counts.sum(1, keepdims=True), 1)
-    image = axes.imshow(shares, cmap="Blues", vmin=0, vmax=1)
-    figure.colorbar(image, ax=axes, fraction=0.046, pad=0.03, label="share of the true class")
-    # With many classes, only every n-th one has a label.
-    ticks = list(range(0, k, -(-k // MAX_TICKS)))
-    shown = [names[i] for i in ticks]
-    rotation = 90 if len(max(shown, key=len)) > 3 else 0
-    axes.set_xticks(ticks, shown, rotation=rotation, parse_math=False)
-    axes.set_yticks(ticks, shown, parse_math=False)
-    axes.set(xlabel="predicted", ylabel="true")
-    for i, j in np.argwhere(counts) if k <= NUMBERED_CLASSES else ():
-        color = "white" if shares[i, j] > 0.5 else "black"
-        text = str(int(counts[i, j]))
-        axes.text(j, i, text, ha="center", va="center", color=color, fontsize=8)
-    save(figure, path)
-
-
-def scatter(predicted: Sequence[float], true: Sequence[float], path: Path) -> None:
+def scatter(
+    predicted: Sequence[float], true: Sequence[float], path: Path, *, about: str = ""
+) -> None:
     """Plot predictions over true values, with a line where both are equal.
+
+    Both axes have the same range and the same scale. Many points are drawn as their density.
 
     Args:
         predicted: The n predictions.
         true: The n true values.
         path: File to write.
+        about: Name of the run and the split, below the title.
     """
-    figure = new_figure(4.4, 4.2)
-    axes = figure.subplots()
-    axes.axline((true[0], true[0]), slope=1, color=GREY, linewidth=1)
-    axes.scatter(true, predicted, s=9, alpha=0.5, color=BLUE, edgecolors="none")
-    axes.set(xlabel="true", ylabel="predicted")
-    axes.spines[["top", "right"]].set_visible(False)
+    points = np.stack([np.asarray(true, dtype=float), np.asarray(predicted, dtype=float)], 1)
+    points = points[np.isfinite(points).all(1)]
+    many = len(points) > MAX_DOTS
+    figure = new_figure(5.8 if many else 5, 5.2)
+    set_title(figure, "Predicted and true values", about)
+    axis = figure.subplots()
+    low = float(points.min(initial=0 if not len(points) else np.inf))
+    high = float(points.max(initial=1 if not len(points) else -np.inf))
+    margin = 0.04 * (high - low) or 0.5  # a single point gets an axis of length 1
+    limits = (low - margin, high + margin)
+    axis.plot(limits, limits, color=ORANGE, linewidth=1.2, label="predicted = true", zorder=3)
+    if many:
+        style: dict[str, Any] = {"gridsize": 60, "cmap": "Blues", "norm": LogNorm()}
+        cells = axis.hexbin(*points.T, extent=(*limits, *limits), mincnt=1, linewidths=0.1, **style)
+        bar = figure.colorbar(cells, ax=axis, shrink=0.8, label="rows")
+        bar.formatter = FuncFormatter(lambda value, _: f"{value:,.0f}")
+    else:
+        # Dots of few points are solid, dots of many let those below them show.
+        alpha = 0.8 if len(points) < 100 else 0.4
+        axis.scatter(*points.T, s=14, alpha=alpha, color=BLUE, edgecolors="none")
+    axis.set(xlabel="true", ylabel="predicted", xlim=limits, ylim=limits, aspect="equal")
+    for one in (axis.xaxis, axis.yaxis):
+        one.set_major_locator(MaxNLocator(6))
+        one.set_major_formatter(plain_numbers(max(abs(low), abs(high))))
+    axis.legend(frameon=False, fontsize=8, loc="upper left")
+    axis.spines[["top", "right"]].set_visible(False)
     save(figure, path)
 
 
-def input_bars(scores: Mapping[str, float], metric: str, path: Path) -> None:
+def input_bars(scores: Mapping[str, float], metric: str, path: Path, *, about: str = "") -> None:
     """Plot a metric by set of inputs as bars: single inputs at the bottom, all inputs at the top.
 
     Args:
         scores: Value of the metric by set of inputs. A set is "all", "all but c", "a+b" or "a".
         metric: Name of the metric.
         path: File to write.
+        about: Name of the run and the split, below the title.
     """
     order = sorted(scores, key=lambda name: (_set_rank(name), scores[name]))
-    figure = new_figure(6, 0.42 * len(order) + 1.2)
-    axes = figure.subplots()
+    figure = new_figure(7, 0.36 * len(order) + 1.5)
+    set_title(figure, f"{metric} with each set of inputs", about)
+    axis = figure.subplots()
     colors = [(GREY, BLUE, ORANGE)[_set_rank(name)] for name in order]
-    bars = axes.barh(range(len(order)), [scores[name] for name in order], color=colors)
-    axes.set_yticks(range(len(order)), _cut(order, SET_LENGTH), parse_math=False)
-    axes.bar_label(bars, [f"{scores[name]:.3f}" for name in order], padding=3)
+    bars = axis.barh(range(len(order)), [scores[name] for name in order], color=colors)
+    axis.set_yticks(range(len(order)), shortened(order, SET_LENGTH))
     low = min(0.0, *scores.values())
     high = max(0.0, *scores.values())
+    values = [f"{scores[name]:.3f}" if high < 10 else number(scores[name]) for name in order]
+    axis.bar_label(bars, values, padding=3)
     margin = 0.15 * (high - low or 1)  # room for the value next to the bar
-    axes.set(xlabel=metric, xlim=(low - margin if low else 0, high + margin))
-    axes.axvline(0, color="black", linewidth=0.8)
-    axes.tick_params(axis="y", length=0)
-    axes.spines[["top", "right", "left"]].set_visible(False)
+    axis.set(xlabel=metric, xlim=(low - margin if low else 0, high + margin))
+    axis.axvline(0, color="black", linewidth=0.8)
+    axis.tick_params(axis="y", length=0)
+    axis.spines[["top", "right", "left"]].set_visible(False)
     save(figure, path)
-
-
-def _cut(names: Sequence[str], length: int) -> list[str]:
-    """Cut names that are longer than `length` characters, and mark them with an ellipsis."""
-    return [n if len(n) <= length else n[: length - 1] + "…" for n in names]
 
 
 def _set_rank(name: str) -> int:
@@ -203,25 +131,20 @@ def _set_rank(name: str) -> int:
     return 1 if "+" in name or name.startswith("all but ") else 0
 
 
-def _line(axis: Axes, rows: Sequence[Mapping[str, Any]], x: str, y: str, **style: Any) -> None:
-    """Plot column y over column x, for the rows that have y."""
-    points = [(row[x], row[y]) for row in rows if y in row]
-    if points:
-        # A line through a single point is invisible, so few points also have dots.
-        marker = "." if len(points) <= MARKED_POINTS else ""
-        axis.plot(*zip(*points, strict=True), marker=marker, linewidth=1.2, **style)
-
-
-def _draw_confusion(task: Task, answers: Sequence[Any], truths: Sequence[Any], path: Path) -> None:
+def _draw_confusion(
+    task: Task, answers: Sequence[Any], truths: Sequence[Any], path: Path, about: str
+) -> None:
     labels = task.labels or ()
-    confusion(confusion_counts(labels, answers, truths), labels, path)
+    draw_confusion(confusion_counts(labels, answers, truths), labels, path, about=about)
 
 
-def _draw_scatter(task: Task, answers: Sequence[Any], truths: Sequence[Any], path: Path) -> None:
-    scatter([float(answer) for answer in answers], [float(truth) for truth in truths], path)
+def _draw_scatter(
+    task: Task, answers: Sequence[Any], truths: Sequence[Any], path: Path, about: str
+) -> None:
+    scatter([float(a) for a in answers], [float(t) for t in truths], path, about=about)
 
 
-TaskPlot = Callable[[Task, Sequence[Any], Sequence[Any], Path], None]
+TaskPlot = Callable[[Task, Sequence[Any], Sequence[Any], Path, str], None]
 
 # Values of `Task.plots`: the name of the file, and the function that draws it.
 TASK_PLOTS: dict[str, tuple[str, TaskPlot]] = {

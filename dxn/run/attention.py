@@ -8,21 +8,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from dxn import explain
 from dxn.errors import UserError
-from dxn.explain.alignment import cross_attention_pictures
+from dxn.explain.answers import answer_line, listed_probabilities
 from dxn.explain.attention import recorded, rollout, token_names, token_shares
-from dxn.explain.attention_pictures import heads_picture, shares_picture, word_pictures
-from dxn.explain.drawers import Shown
-from dxn.explain.page import write_page
-from dxn.explain.pictures import token_picture
+from dxn.explain.drawers import Shown, is_file
+from dxn.explain.written import remove_pictures
 from dxn.models import Backbone, EarlyFusion, Memory
 from dxn.run.predictor import Predictor, Sample
 from dxn.tasks import Writes
-from dxn.tokenize.adapter import Preprocessor
 from dxn.tokens import Tokens
+
+MAX_TEXT = 60  # characters of a text in the description of a sample
 
 
 @dataclass(frozen=True)
@@ -54,7 +55,7 @@ class AttentionReport:
     Args:
         shares: Share of the attention of each input, and of the class tokens. The sum is 1.
         files: The files that were written.
-        notes: Lines to print: the generated text, and which drawings were left out and why.
+        notes: Lines to print: the answer, and which drawings were left out and why.
     """
 
     shares: dict[str, float]
@@ -63,8 +64,10 @@ class AttentionReport:
 
 
 @torch.inference_mode()
-def draw_attention(predictor: Predictor, sample: Sample, folder: Path) -> AttentionReport:
-    """Draw the attention of one sample.
+def draw_attention(
+    predictor: Predictor, sample: Sample, folder: Path, *, model_name: str = ""
+) -> AttentionReport:
+    """Draw the attention of one sample, and remove the pictures of an earlier call.
 
     heads.png and shares.png show the attention of the encoder, arcs.png and across.png that of the
     words of a text, and attention.html the attention of every block. For a model that generates
@@ -75,6 +78,7 @@ def draw_attention(predictor: Predictor, sample: Sample, folder: Path) -> Attent
         predictor: The model.
         sample: The inputs of the sample.
         folder: Folder to write to.
+        model_name: Name of the model in the titles, such as the path of its run folder.
 
     Raises:
         UserError: If neither the encoder nor a decoder has attention.
@@ -90,32 +94,73 @@ def draw_attention(predictor: Predictor, sample: Sample, folder: Path) -> Attent
         encoded, _ = model.encode(model.embed(predictor.batch(samples, 0)))
     # The drawings use NumPy, which has no bfloat16.
     maps = [block.float() for block in maps]
-    answer = answer_of(predictor, encoded) if generates_text else None
-    shares = _shares(maps, encoded, answer, model.fusion.pool.kind).cpu().numpy()
+    written = answer_of(predictor, encoded) if generates_text else None
+    if written is not None:
+        answer: Mapping[str, Any] | None = {"prediction": written.text}
+    else:
+        answer = predictor.predict(**sample) if predictor.task.answers else None
+    shares = _shares(maps, encoded, written, model.fusion.pool.kind).cpu().numpy()
     raws = {name: column[samples.rows[0]] for name, column in samples.opened.raws.items()}
-    shown = shown_inputs(predictor.preprocessors, raws)
+    shown = shown_inputs(predictor.adapters, raws, sources=sample)
     names = token_names(encoded, shown)
     folder.mkdir(parents=True, exist_ok=True)
+    remove_pictures(folder)
     result = AttentionReport(_shares_by_input(encoded, shares))
+    described = describe_sample(sample)
+    about = described
     if answer is not None:
-        result.notes.append(f"answer: {answer.text}")
-        weights = answer.mean.cpu().numpy()
+        result.notes.append(f"answer: {answer_line(answer)}")
+        about = f"answer: {answer_line(answer)}; {described}"
+    about = f"{about}; model: {model_name}" if model_name else about
+    if written is not None:
+        weights = written.mean.cpu().numpy()
         result.files.extend(
-            cross_attention_pictures(weights, answer.words, encoded, names, shown, folder)
+            explain.alignment.cross_attention_pictures(
+                weights, written.words, encoded, names, shown, folder, about=about
+            )
         )
     if obstacle:
         result.notes.append(f"no heads.png and no shares.png: {obstacle}")
     else:
-        _draw_heads(maps, encoded, names, folder / "heads.png")
-        shares_picture(shown, encoded, shares, folder / "shares.png")
-        word_files, notes = word_pictures(maps, encoded, names, shown, folder)
-        result.files.extend([folder / "heads.png", folder / "shares.png", *word_files])
-        result.notes.extend(notes)
-    generated = None if answer is None else (answer.words, answer.weights)
+        _draw_encoder(maps, encoded, shares, names, shown, folder, about, result)
     page = folder / "attention.html"
-    result.notes.extend(write_page(maps, encoded, names, shown, page, written=generated))
+    notes = explain.page.write_page(
+        maps,
+        encoded,
+        names,
+        shown,
+        page,
+        shares=shares,
+        written=None if written is None else (written.words, written.weights),
+        heading=explain.page.Heading(
+            answer="" if answer is None else answer_line(answer),
+            probabilities=[] if answer is None else listed_probabilities(answer),
+            sample=described,
+            model=model_name,
+        ),
+    )
+    result.notes.extend(notes)
     result.files.append(page)
     return result
+
+
+def _draw_encoder(
+    maps: Sequence[Tensor],
+    encoded: Tokens,
+    shares: np.ndarray,
+    names: Sequence[str],
+    shown: Mapping[str, Shown],
+    folder: Path,
+    about: str,
+    result: AttentionReport,
+) -> None:
+    """Draw the attention of the encoder, and add the files and notes to the result."""
+    pictures = explain.attention_pictures
+    _draw_heads(maps, encoded, names, folder / "heads.png", about)
+    pictures.shares_picture(shown, encoded, shares, folder / "shares.png", about=about)
+    files, notes = pictures.word_pictures(maps, encoded, names, shown, folder, about=about)
+    result.files.extend([folder / "heads.png", folder / "shares.png", *files])
+    result.notes.extend(notes)
 
 
 def answer_of(predictor: Predictor, encoded: Tokens) -> Answer:
@@ -150,21 +195,56 @@ def answer_of(predictor: Predictor, encoded: Tokens) -> Answer:
 
 
 def draw_tokens(
-    preprocessors: Mapping[str, Preprocessor], raws: Mapping[str, Any], tokens: Tokens, path: Path
+    adapters: Mapping[str, Any],
+    raws: Mapping[str, Any],
+    tokens: Tokens,
+    path: Path,
+    *,
+    about: str = "",
+    sources: Mapping[str, Any] | None = None,
 ) -> None:
-    """Draw the raw inputs of one sample with their tokens, and the D×N matrix."""
-    token_picture(shown_inputs(preprocessors, raws), tokens, path)
+    """Draw the raw inputs of one sample with their tokens, and the D×N matrix.
+
+    Args:
+        adapters: Adapter of each input, by input name.
+        raws: Raw value of each input, by input name.
+        tokens: Tokens of the sample.
+        path: File to write.
+        about: Name of the sample or the model, for the title.
+        sources: What the inputs were read from, by input name.
+    """
+    explain.pictures.token_picture(
+        shown_inputs(adapters, raws, sources=sources), tokens, path, about=about
+    )
 
 
 def shown_inputs(
-    preprocessors: Mapping[str, Preprocessor], raws: Mapping[str, Any]
+    adapters: Mapping[str, Any],
+    raws: Mapping[str, Any],
+    *,
+    sources: Mapping[str, Any] | None = None,
 ) -> dict[str, Shown]:
     """Return the raw inputs of one sample for the drawers, without those that are missing."""
-    return {
-        name: Shown(preprocessors[name].modality, raw, preprocessors[name])
-        for name, raw in raws.items()
-        if raw is not None and name in preprocessors
-    }
+    shown: dict[str, Shown] = {}
+    for name, raw in raws.items():
+        if raw is not None and name in adapters:
+            prepare = adapters[name].prepare
+            source = (sources or {}).get(name)
+            shown[name] = Shown(prepare.modality, raw, prepare, adapters[name], source)
+    return shown
+
+
+def describe_sample(sample: Sample) -> str:
+    """Describe a sample in one line: its texts, and the names of its files."""
+    parts: list[str] = []
+    for name, value in sample.items():
+        text = " ".join(map(str, value)) if isinstance(value, list) else value
+        if isinstance(text, str | Path) and is_file(text):
+            parts.append(f"{name}: {Path(text).name}")
+        elif isinstance(text, str):
+            short = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+            parts.append(f"{name}: “{short}”")
+    return "; ".join(parts)
 
 
 def _obstacle(predictor: Predictor) -> str:
@@ -181,13 +261,13 @@ def _obstacle(predictor: Predictor) -> str:
     return ""
 
 
-def _shares(maps: Sequence[Tensor], encoded: Tokens, answer: Answer | None, pool: str) -> Tensor:
+def _shares(maps: Sequence[Tensor], encoded: Tokens, written: Answer | None, pool: str) -> Tensor:
     """Return the share (N,) of each column in the pooled vector or in the generated text."""
-    if answer is None:
+    if written is None:
         return token_shares(maps, encoded.mask, pool)[0]
     # The decoder attends to encoded columns, which are mixtures of the input columns. The rollout
     # of the encoder traces its attention back to the input columns.
-    attended = answer.mean.mean(0)
+    attended = written.mean.mean(0)
     return attended @ rollout(maps)[0] if maps else attended
 
 
@@ -200,7 +280,9 @@ def _shares_by_input(encoded: Tokens, shares: Any) -> dict[str, float]:
     return totals
 
 
-def _draw_heads(maps: Sequence[Tensor], encoded: Tokens, names: Sequence[str], path: Path) -> None:
+def _draw_heads(
+    maps: Sequence[Tensor], encoded: Tokens, names: Sequence[str], path: Path, about: str
+) -> None:
     """Draw heads.png without the columns of padding."""
     real = encoded.mask[0].cpu()
     real_names = [name for name, is_real in zip(names, real.tolist(), strict=True) if is_real]
@@ -211,4 +293,4 @@ def _draw_heads(maps: Sequence[Tensor], encoded: Tokens, names: Sequence[str], p
             counts[span.name] = counts.get(span.name, 0) + count
     is_real_column = encoded.mask[0]
     real_maps = [block[:, :, is_real_column][..., is_real_column] for block in maps]
-    heads_picture(real_maps, real_names, path, parts=counts)
+    explain.attention_pictures.heads_picture(real_maps, real_names, path, parts=counts, about=about)

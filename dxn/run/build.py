@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import chain
 from typing import Any
 
 import torch
 from torch import nn
 
 from dxn.data.opening import Opened, open_rows
-from dxn.data.rows import TARGET, InputSpec, Rows, Source
+from dxn.data.quality import check_learnable
+from dxn.data.raws import CACHE_GB, CacheBudget, is_present
+from dxn.data.rows import TARGET, InputSpec, Source
 from dxn.errors import UserError
 from dxn.instantiate import build
 from dxn.models import Model
@@ -22,6 +25,7 @@ from dxn.tokenize.adapter import (
     Preprocessor,
     VocabularyAdapter,
     fit_adapter,
+    without_augment,
 )
 
 Config = Mapping[str, Any]
@@ -166,15 +170,17 @@ def fit_adapters(
     """
     for key, adapter in adapters.items():
         names = [name for name, used in inputs.adapters.items() if used == key]
-        raws = [raw for name in names for raw in train.raws[name] if raw is not None]
-        if not raws:
+        columns = [train.raws[name] for name in names]
+        if not any(is_present(column, row) for column in columns for row in range(len(column))):
             raise UserError(
                 f"adapters.{key}: no row of the training split has a value of "
                 f"{' or '.join(names)}; remove {key} from adapters=[...]"
             )
+        # An iterator, because not all files fit into memory, and most adapters use only the first.
+        raws = (raw for column in columns for raw in column if raw is not None)
         # Only a vocabulary can be shared with the targets; other adapters cannot read texts.
         has_vocabulary = isinstance(adapter, VocabularyAdapter)
-        fit_adapter(adapter, [*raws, *texts] if has_vocabulary else raws)
+        fit_adapter(adapter, chain(raws, texts) if has_vocabulary else raws)
 
 
 def build_task(config: Config, trust: Sequence[str] = ()) -> Task | Auto:
@@ -182,19 +188,35 @@ def build_task(config: Config, trust: Sequence[str] = ()) -> Task | Auto:
     return build(config["head"], key="head", trust=trust)
 
 
-def decide_task(task: Task | Auto, config: Config, source: Source) -> tuple[Task, Config]:
-    """Return the task and its configuration node. `Auto` is resolved by the target values.
+def decide_task(task: Task | Auto, config: Config, source: Source) -> tuple[Task, Config, Source]:
+    """Return the task, its configuration node, and the source with notes about the targets.
 
-    A run saves the node of the resolved task, so that resuming never infers it again.
+    `Auto` is resolved by the target values. A run saves the node of the resolved task, so that
+    resuming never infers it again.
 
     Raises:
-        UserError: If no task fits the targets.
+        UserError: If a target is needed but not chosen, or no task fits the targets.
     """
-    if not isinstance(task, Auto):
-        return task, config["head"]
+    needs_target = isinstance(task, Auto) or task.needs_target
+    if needs_target and not any(TARGET in rows.cells for rows in source.splits.values()):
+        columns = ", ".join(source.candidates)
+        example = next(iter(source.candidates), "COLUMN")
+        known = f"; the columns are {columns}" if columns else ""
+        raise UserError(
+            f"data.target: needs a value{known}; for example data.target={example} (or "
+            "head=masked to train without a target)"
+        )
     # Targets that are lists are tags if the input has as many words, and labels otherwise.
     targets, words = source.targets()
-    return task.resolve(targets, words, source.task)
+    node: Config = config["head"]
+    notes: list[str] = []
+    if isinstance(task, Auto):
+        task, node, reason = task.resolve(targets, words, source.task)
+        if reason:
+            notes.append(f"target {source.target}: {reason}")
+    if task.needs_target:
+        notes += task.find_format(targets, source.target_origins())
+    return task, node, replace(source, notes=[*source.notes, *notes])
 
 
 def build_pretraining_task(config: Config, trust: Sequence[str] = ()) -> Task | None:
@@ -300,19 +322,42 @@ def check_combinations(config: Config, task: Task | Auto) -> None:
         )
 
 
-def open_splits(source: Source, preprocessors: Mapping[str, Preprocessor], task: Task) -> Data:
+def open_splits(
+    source: Source,
+    preprocessors: Mapping[str, Preprocessor],
+    task: Task,
+    *,
+    cache_gb: float = CACHE_GB,
+) -> Data:
     """Read every file of every split, and parse the targets.
 
+    Args:
+        source: The data set.
+        preprocessors: Preprocessor of each input, by input name.
+        task: Task that parses the targets.
+        cache_gb: Maximum number of gigabytes of decoded files that are kept in memory.
+
     Raises:
-        UserError: If there are no rows to train on, or rows are bad and data.on_bad=error.
+        UserError: If there are no rows to train on, all targets are equal, or rows are bad and
+            data.on_bad=error.
     """
+    budget = CacheBudget(cache_gb)
+    plain = {name: without_augment(prepare) for name, prepare in preprocessors.items()}
     splits = {
-        name: open_rows(rows, preprocessors, task=task, on_bad=source.on_bad)
+        name: open_rows(
+            rows,
+            preprocessors if name == "train" else plain,
+            task=task,
+            on_bad=source.on_bad,
+            budget=budget,
+        )
         for name, rows in source.splits.items()
         if len(rows)
     }
     if not source.splits.get("train"):
         raise UserError("data: the training split has no rows; check data.path and the splits")
+    if task.needs_target:
+        check_learnable(splits["train"], source.target, task)
     return Data(source, splits)
 
 
@@ -321,5 +366,5 @@ def without_target(source: Source) -> Source:
     splits = {}
     for split, rows in source.splits.items():
         cells = {name: values for name, values in rows.cells.items() if name != TARGET}
-        splits[split] = Rows(cells, rows.origin)
+        splits[split] = replace(rows, cells=cells)
     return replace(source, splits=splits, target=None)

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Sized
-from dataclasses import replace
+import math
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dxn.data.opening import Opened, open_rows
-from dxn.data.rows import TARGET, Rows, Source
+from dxn.data.opening import Opened
 from dxn.data.samples import Samples
 from dxn.errors import UserError
-from dxn.instantiate import resolve
 from dxn.run import report
 from dxn.run.attention import draw_tokens
-from dxn.run.build import open_source
+from dxn.run.evaluation_data import open_evaluation_data
+from dxn.run.output import write_records
+from dxn.run.prediction_table import prediction_records
 from dxn.run.predictor import Predictor
-from dxn.run.samples import print_columns
-from dxn.run.settings import FOLDER as CONFIG_FOLDER
 from dxn.run.settings import Settings
-from dxn.signatures import takes_any_name
+from dxn.tasks import Task
 from dxn.train.evaluate import Predictions, score
 
 ALL = "all"
@@ -44,20 +42,21 @@ def evaluate_model(settings: Settings, predictor: Predictor) -> Path:
         UserError: If there is no data, or it does not fit the model.
     """
     values = settings.values
-    source = _source(settings, predictor)
-    split = values["split"] or default_split(source.splits)
-    if not source.splits.get(split):
-        known = ", ".join(name for name, rows in source.splits.items() if len(rows))
-        raise UserError(f"split: the data has {known}, got {split}")
-    rows = _rows_for_model(predictor, source, split)
-    opened = open_rows(rows, predictor.preprocessors, task=predictor.task, on_bad=source.on_bad)
-    _check_targets(predictor, opened.targets, split)
+    data = open_evaluation_data(settings, predictor)
+    split, about, opened = data.split, data.about, data.opened
+    _check_targets(predictor, opened.targets, about)
     # The date and time in the default name: an evaluation never overwrites an earlier one.
     folder = Path(values["output"] or Path(values["run"] or "outputs") / "evaluate" / report.now())
     results = evaluate_subsets(
-        predictor, opened, split, folder, batch_size=values["batch_size"], only=values["only"]
+        predictor,
+        opened,
+        split,
+        folder,
+        batch_size=values["batch_size"],
+        only=values["only"],
+        about=about,
     )
-    extra = {"rows": len(opened)}
+    extra = {"data": about, "rows": len(opened)}
     report.write_metrics(folder / "metrics.json", by_split(split, results), extra)
     return folder
 
@@ -70,6 +69,7 @@ def evaluate_subsets(
     *,
     batch_size: int,
     only: Sequence[str] | None = None,
+    about: str | None = None,
 ) -> Figures:
     """Print the metrics for every subset of the inputs, and write predictions.csv and plots/.
 
@@ -80,9 +80,10 @@ def evaluate_subsets(
         folder: Folder to write to. It is created after the first subset has been evaluated.
         batch_size: Number of samples per batch.
         only: The inputs of the only subset to evaluate. Default: all of `subsets`.
+        about: Description of the rows for the title of the table. Default: the name of the split.
 
     Returns:
-        Metrics by name of the subset; "all" comes last.
+        Metrics by name of the subset, "all" after the others, and then those of the trivial answer.
 
     Raises:
         UserError: If `only` names an input that the data or the model does not have, or no row has
@@ -91,25 +92,44 @@ def evaluate_subsets(
     everything = tuple(name for name in predictor.inputs if name in opened.raws)
     chosen = _chosen(only, everything) if only else subsets(everything)
     results: Figures = {}
-    last: tuple[Samples, Predictions] | None = None
+    last: tuple[str, Samples, Predictions] | None = None
     for name, shown in chosen.items():
         samples = predictor.task_samples(opened, only=shown)
         # A subset is left out of the table if every row has only other inputs.
         if len(samples):
             predictions = predictor.run(samples, batch_size=batch_size)
             results[name] = score(predictions, samples, predictor.task)
-            last = samples, predictions
+            last = name, samples, predictions
     if last is None:
         raise UserError(f"only: no row of {split} has any {' or '.join(only or everything)}")
     # The last subset is the most complete one: its predictions are those that are written.
-    samples, predictions = last
-    report.figures_table(results, predictor.task, f"{split}: {len(samples):,} rows")
+    best, samples, predictions = last
+    trivial = trivial_figures(predictor.task, opened, predictions)
+    # With a single input, "all" would not tell which one.
+    is_single = len(everything) == 1
+    named = {everything[0]: results[best]} if is_single else results
+    title = f"{about or split}: {report.count(len(samples), 'row')}"
+    report.figures_table({**named, **trivial}, predictor.task, title)
     # Only now, so that a wrong `only` leaves no empty folder.
     folder.mkdir(parents=True, exist_ok=True)
-    report.draw(folder / "plots", predictions, samples, predictor.task, results)
+    report.draw(folder / "plots", predictions, samples, predictor.task, results, about or split)
     if predictor.task.answers:
         _write_predictions(predictor, samples, predictions, folder)
-    return results
+    return {**results, **trivial}
+
+
+def trivial_figures(task: Task, opened: Opened, predictions: Predictions) -> Figures:
+    """Return the metrics of the best constant answer for the same rows, by its description.
+
+    Empty if the task has no such answer, or there are no targets.
+    """
+    trivial = task.trivial()
+    if trivial is None or opened.targets is None:
+        return {}
+    description, answer = trivial
+    truths = [opened.targets[row] for row in predictions.rows]
+    # NaN: a constant answer has no loss.
+    return {description: task.metrics([answer] * len(truths), truths, math.nan)}
 
 
 def subsets(inputs: Sequence[str]) -> dict[str, tuple[str, ...]]:
@@ -142,11 +162,6 @@ def subset_name(shown: Sequence[str], everything: Sequence[str]) -> str:
     return "+".join(shown)
 
 
-def default_split(splits: Mapping[str, Sized]) -> str:
-    """Return the split that is evaluated by default: the first with rows, the test split first."""
-    return next(name for name in ("test", "validation", "train") if splits.get(name))
-
-
 def by_split(split: str, results: Figures) -> Figures:
     """Return results by "test" and "test/front", the keys that `report.write_metrics` expects."""
     return {
@@ -154,69 +169,7 @@ def by_split(split: str, results: Figures) -> Figures:
     }
 
 
-def _source(settings: Settings, predictor: Predictor) -> Source:
-    """Open the data that the user named, or otherwise the data of the run."""
-    values = settings.values
-    preprocessors = predictor.preprocessors
-    if values.get("data"):
-        node = _with_columns(values["data"], predictor, settings.trust)
-        return open_source({"data": node}, preprocessors, settings.trust)
-    if values["run"] is None:
-        raise UserError(
-            "data: a public checkpoint has no data of its own; set data=table data.path=..."
-        )
-    folder = Path(values["run"])
-    # The user may also name the model folder. The configuration that names the data is in the run
-    # folder around it.
-    if not (folder / CONFIG_FOLDER).is_dir() and (folder.parent / CONFIG_FOLDER).is_dir():
-        folder = folder.parent
-    saved = Settings.load(folder, settings.folder_trust).values
-    # The run folder may come from a stranger, so the type of the node is checked.
-    if not isinstance(saved.get("data"), Mapping):
-        raise UserError(
-            f"{folder}: the saved configuration has no data; set data=table data.path=..."
-        )
-    return open_source(saved, preprocessors, settings.folder_trust)
-
-
-def _with_columns(
-    node: Mapping[str, Any], predictor: Predictor, trust: tuple[str, ...]
-) -> dict[str, Any]:
-    """Add the columns of the training to the node of a table, unless the user named columns."""
-    takes_columns = takes_any_name(resolve(node.get("_target_"), key="data", trust=trust))
-    by_modality: dict[str, list[str]] = {}
-    for name, column in predictor.columns.items():
-        by_modality.setdefault(predictor.preprocessors[name].modality, []).append(column)
-    is_named = any(node.get(modality) is not None for modality in by_modality)
-    if not takes_columns or is_named or not by_modality:
-        return dict(node)
-    print_columns(predictor.columns)
-    return {**node, **by_modality}
-
-
-def _rows_for_model(predictor: Predictor, source: Source, split: str) -> Rows:
-    """Return a split whose columns have the names of the model's inputs.
-
-    Each input of the model reads the column of the same name and modality that it was trained on.
-    If there is none, it reads the input of the data with the same name, and otherwise the only
-    input of its modality. Inputs that the data does not have are left out.
-    """
-    rows = source.splits[split]
-    cells = {name: values for name, values in rows.cells.items() if name == TARGET}
-    for name, prepare in predictor.preprocessors.items():
-        same = [n for n, spec in source.inputs.items() if spec.modality == prepare.modality]
-        column = predictor.columns.get(name)
-        exact = [n for n in same if column is not None and source.inputs[n].column == column]
-        # With two inputs of a modality on either side, it is not clear which belongs to which.
-        own = [p for p in predictor.preprocessors.values() if p.modality == prepare.modality]
-        only = same if len(same) == len(own) == 1 else []
-        matches = exact or [n for n in same if n == name] or only
-        if matches:
-            cells[name] = rows.cells[matches[0]]
-    return replace(rows, cells=cells)
-
-
-def _check_targets(predictor: Predictor, targets: Any, split: str) -> None:
+def _check_targets(predictor: Predictor, targets: Any, about: str) -> None:
     """Refuse data whose class names have nothing in common with those of the model."""
     # Some unknown targets are normal and count as wrong. If all are unknown, the names differ, such
     # as "cat" and 3, and metrics of 0 would hide the reason.
@@ -224,7 +177,7 @@ def _check_targets(predictor: Predictor, targets: Any, split: str) -> None:
         return
     names = ", ".join((predictor.labels or ())[:MAX_LISTED_LABELS])
     raise UserError(
-        f"data: all targets of {split} are unknown to the model, which was trained with {names} "
+        f"data: all targets of {about} are unknown to the model, which was trained with {names} "
         "...; use the same names"
     )
 
@@ -244,11 +197,9 @@ def _write_predictions(
     predictor: Predictor, samples: Samples, predictions: Predictions, folder: Path
 ) -> None:
     """Write predictions.csv, and draw the tokens of the first sample as an example."""
-    answers = [predictor.answer(predicted) for predicted in predictions.predicted]
-    report.write_predictions(
-        folder / "predictions.csv", predictions, samples, predictor.task, answers
-    )
+    records = prediction_records(predictions, samples.opened, predictor.task)
+    write_records(folder / "predictions.csv", records, separator=predictor.task.separator)
     first = samples.rows[0]
     raws = {name: column[first] for name, column in samples.opened.raws.items()}
     tokens = predictor.tokens_of(samples, 0)
-    draw_tokens(predictor.preprocessors, raws, tokens, folder / "plots" / "tokens.png")
+    draw_tokens(predictor.adapters, raws, tokens, folder / "plots" / "tokens.png")

@@ -59,6 +59,16 @@ def save(folder: Path, *, model: Model, nodes: Mapping[str, Any], task: Task, ca
     (folder / SUMS).write_text("\n".join(sums) + "\n", encoding="utf-8")
 
 
+def write_card(folder: Path, card: str) -> None:
+    """Replace the card of a model folder, and its line in the checksums."""
+    path = folder / CARD
+    path.write_text(card, encoding="utf-8")
+    lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+    # The other checksums are kept: calculated again, they would hide a damaged file.
+    sums = [f"{_sha256(path)}  {CARD}" if line.endswith(f"  {CARD}") else line for line in lines]
+    (folder / SUMS).write_text("\n".join(sums) + "\n", encoding="utf-8")
+
+
 def load(
     folder: str | PathLike[str], *, device: str = "cpu", trust: Sequence[str] = ()
 ) -> Predictor:

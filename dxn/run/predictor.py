@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from dxn.data.batches import BatchOrder, make_loader
 from dxn.data.opening import Opened, survey_rows
-from dxn.data.rows import Rows
+from dxn.data.rows import OnBad, Rows
 from dxn.data.samples import Samples
 from dxn.data.stream import make_samples
 from dxn.errors import UserError
-from dxn.models import LanguageModel, Model
-from dxn.models.generation import Sampler, generate, greedy
+from dxn.models import Model, count_parameters
+from dxn.models.generation import Sampler, greedy
+from dxn.run.python_values import to_cell
+from dxn.run.vocabulary import continue_prompt, nearest_tokens, vocabulary_adapter
 from dxn.tasks import Task, Writes
-from dxn.tokenize.adapter import Preprocessor, VocabularyAdapter, has_words
-from dxn.tokenize.target import ENDS, token_of
+from dxn.tasks.probabilities import list_names
+from dxn.tokenize.adapter import Preprocessor, has_words
 from dxn.tokens import Tokens, join
 from dxn.train.evaluate import Predictions, predict, to_device
+
+MAX_LABELS = 5  # class names in the representation of a model
 
 # One sample: raw values by input name. Missing inputs are left out or None.
 Sample = Mapping[str, Any]
@@ -57,6 +60,19 @@ class Predictor:
         self.columns = dict(columns or {})
         self.target = target
         self.device = next(model.parameters()).device
+
+    def __repr__(self) -> str:
+        inputs = [
+            name
+            if self.columns.get(name, name) == name
+            else f"{name} (column {self.columns[name]})"
+            for name in self.inputs
+        ]
+        task = f"{self.task.name} {self.target}" if self.target else self.task.name
+        labels = self.labels or ()
+        classes = f"; {len(labels):,} labels: {list_names(labels, MAX_LABELS)}" if labels else ""
+        size = count_parameters(self.model)
+        return f"Predictor({task} from {', '.join(inputs)}{classes}; {size:,} parameters)"
 
     @property
     def inputs(self) -> list[str]:
@@ -106,16 +122,17 @@ class Predictor:
             batch_size: Number of samples per batch.
         """
         self.require_answers()
-        predictions = self.run(self.samples(samples), batch_size=batch_size)
-        return [self.answer(predicted) for predicted in predictions.predicted]
+        opened = self.samples(samples)
+        predictions = self.run(opened, batch_size=batch_size)
+        answers = []
+        for row, predicted in zip(predictions.rows, predictions.predicted, strict=True):
+            inputs = {name: sample for name, sample in samples[row].items() if sample is not None}
+            answers.append(self.task.answer(predicted, inputs))
+        return answers
 
     def run(self, samples: Samples, *, batch_size: int = 64) -> Predictions:
         """Predict for opened samples."""
         return predict(self.model, self.task, samples, batch_size=batch_size, device=self.device)
-
-    def answer(self, predicted: Any) -> dict[str, Any]:
-        """Convert one prediction to a dictionary that JSON can represent."""
-        return self.task.answer(predicted)
 
     def require_answers(self) -> None:
         """Check that the model predicts one value per sample.
@@ -187,9 +204,17 @@ class Predictor:
             UserError: If the model does not generate text, or a language model gets inputs, or a
                 model with head=generate gets a prompt.
         """
-        if isinstance(self.task, Writes):
-            return self._generate_for_sample(self.task, inputs, prompt, count, max_new, sampler)
-        return self._continue_prompt(prompt, inputs, count, max_new, sampler)
+        if not isinstance(self.task, Writes):
+            adapters = self.adapters
+            return continue_prompt(self.model, adapters, prompt, inputs, count, max_new, sampler)
+        if not inputs or prompt:
+            names = " or ".join(f"input.{name}=..." for name in self.inputs)
+            got = "a prompt" if prompt else "no input"
+            raise UserError(f"input: this model generates a text for {names}; got {got}")
+        # Copies of the sample, because a sampler draws another text for each row of the batch.
+        batch = self.batch(self.samples([inputs]), 0, count=count)
+        encoded, _ = self.model.encode(self.model.embed(batch))
+        return self.task.write(self.model.head, encoded, max_new=max_new, sampler=sampler)
 
     @torch.inference_mode()
     def neighbors(
@@ -208,17 +233,7 @@ class Predictor:
         Raises:
             UserError: If no input has a vocabulary, or the token is not in it.
         """
-        adapter = self._vocabulary_adapter(input)
-        tokenizer = adapter.prepare.tokenizer
-        embedding = F.normalize(adapter.embedding.weight.float(), dim=-1)
-        index = _token_id(tokenizer, token)
-        itself = torch.tensor([index], device=embedding.device)
-        # A token is most similar to itself; minus infinity takes it out of topk.
-        cosine = (embedding @ embedding[index]).index_fill(0, itself, -torch.inf)
-        best = cosine.topk(min(count, len(embedding) - 1))
-        ids = best.indices.tolist()
-        names = [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
-        return list(zip(names, best.values.tolist(), strict=True))
+        return nearest_tokens(vocabulary_adapter(self.adapters, input), token, count)
 
     # Samples
 
@@ -238,15 +253,41 @@ class Predictor:
                 f"got {', '.join(sorted(unknown))}"
             )
         cells = {}
-        for name, prepare in self.preprocessors.items():
-            cells[name] = [self._cell(prepare, sample.get(name)) for sample in samples]
-        origin = [f"sample {i + 1}" for i in range(len(samples))]
-        opened = survey_rows(Rows(cells, origin), self.preprocessors)
+        for name in self.inputs:
+            cells[name] = [to_cell(name, sample.get(name), self.task) for sample in samples]
+        opened = self.survey(Rows(cells, [f"sample {i + 1}" for i in range(len(samples))]))
         if opened.bad:
             # The number of the sample is noise if the caller passed only one.
             first = min(opened.bad, key=lambda fault: fault.row)
             raise UserError(f"{first.origin}: {first}" if len(samples) > 1 else str(first))
         return Samples(opened, self.preprocessors)
+
+    def survey(self, rows: Rows, *, on_bad: OnBad = "missing", with_target: bool = False) -> Opened:
+        """Read the inputs of rows, and collect their problems in `Opened.bad`.
+
+        Args:
+            rows: The rows. For a task that needs words, a text is split into words.
+            on_bad: What to do with bad rows, see `dxn.data.opening.survey_rows`.
+            with_target: Whether to parse the targets, and whether every row needs one.
+        """
+        cells = dict(rows.cells)
+        for name, prepare in self.preprocessors.items():
+            # Tagging predicts one tag per word, and its tables contain lists of words.
+            if self.task.wants_words and has_words(prepare) and name in cells:
+                cells[name] = [c.split() if isinstance(c, str) else c for c in cells[name]]
+        opened = survey_rows(
+            replace(rows, cells=cells),
+            self.preprocessors,
+            task=self.task if with_target else None,
+            on_bad=on_bad,
+            need_target=with_target,
+        )
+        # Texts instead of their words: a prediction contains positions in the text.
+        shown = dict(opened.cells)
+        for name in shown:
+            if cells[name] is not rows.cells[name]:
+                shown[name] = [rows.cells[name][i] for i in opened.kept]
+        return replace(opened, cells=shown)
 
     def task_samples(self, opened: Opened, *, only: Sequence[str] | None = None) -> Samples:
         """Return the samples of opened rows with their targets, without augmentation."""
@@ -255,89 +296,3 @@ class Predictor:
     def batch(self, samples: Samples, i: int, *, count: int = 1) -> dict[str, Any]:
         """Return a batch of `count` copies of opened sample i, on the model's device."""
         return to_device(samples.collate([samples[0, i]] * count), self.device)
-
-    def _cell(self, prepare: Preprocessor, value: Any) -> Any:
-        # Tagging predicts one tag per word, and its tables contain lists of words.
-        if isinstance(value, str) and self.task.wants_words and has_words(prepare):
-            return value.split()
-        # A cell of a table is a str, and `read` of a user's preprocessor may accept nothing else.
-        if isinstance(value, Path):
-            return str(value)
-        return value
-
-    def _generate_for_sample(
-        self,
-        task: Writes,
-        inputs: Sample | None,
-        prompt: str,
-        count: int,
-        max_new: int,
-        sampler: Sampler,
-    ) -> list[str]:
-        if not inputs or prompt:
-            names = " or ".join(f"input.{name}=..." for name in self.inputs)
-            got = "a prompt" if prompt else "no input"
-            raise UserError(f"input: this model generates a text for {names}; got {got}")
-        # Copies of the sample, because a sampler draws another text for each row of the batch.
-        batch = self.batch(self.samples([inputs]), 0, count=count)
-        encoded, _ = self.model.encode(self.model.embed(batch))
-        return task.write(self.model.head, encoded, max_new=max_new, sampler=sampler)
-
-    def _continue_prompt(
-        self, prompt: str, inputs: Sample | None, count: int, max_new: int, sampler: Sampler
-    ) -> list[str]:
-        try:
-            language = LanguageModel(self.model)
-        except ValueError as error:
-            raise UserError(f"generate: {error}") from error
-        if inputs:
-            raise UserError("input: a language model continues a text; set prompt=... instead")
-        tokenizer = self._vocabulary_adapter(None).prepare.tokenizer
-        end = token_of(tokenizer, ENDS)
-        # Special tokens such as [SEP] at the end would end the text before it is continued.
-        ids = tokenizer.encode(prompt, add_special_tokens=False).ids
-        if not ids and end is None:
-            raise UserError(
-                "prompt: must not be empty, because this model's tokenizer has no end token to "
-                "start from"
-            )
-        # In training, the end token separates texts, so a new text starts after it.
-        start = torch.tensor([ids or [end]] * count, device=self.device)
-        hypotheses = generate(
-            language, None, prompt=start, end=end, max_new=max_new, sampler=sampler
-        )
-        # Decoded together: the space between two tokens can depend on both of them.
-        return [tokenizer.decode([*ids, *hypothesis.ids]) for hypothesis in hypotheses]
-
-    def _vocabulary_adapter(self, name: str | None) -> VocabularyAdapter:
-        if name is not None and name not in self.inputs:
-            raise UserError(
-                f"input: this model has the inputs {', '.join(self.inputs)}, got {name}"
-            )
-        for candidate in [name] if name is not None else self.inputs:
-            adapter = self.adapters[candidate]
-            if isinstance(adapter, VocabularyAdapter):
-                return adapter
-        searched = name or ", ".join(self.inputs)
-        raise UserError(f"this model has no vocabulary for its inputs: {searched}")
-
-
-def _token_id(tokenizer: Any, token: str) -> int:
-    """Return the id of one token of the vocabulary.
-
-    Raises:
-        UserError: If the tokenizer splits the token, or does not know it.
-    """
-    # Encoding applies the normalization of the tokenizer, such as lowercase. A token such as
-    # "##ing" is split by it and only found by its exact name.
-    ids = tokenizer.encode(token, add_special_tokens=False).ids
-    index = ids[0] if len(ids) == 1 else tokenizer.token_to_id(token)
-    unknown = getattr(tokenizer.model, "unk_token", None)
-    if index is not None and (tokenizer.id_to_token(index) != unknown or token == unknown):
-        return index
-    if len(ids) > 1:
-        pieces = [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
-        raise UserError(
-            f"token: {token!r} is split into {' | '.join(pieces)}; choose one of these tokens"
-        )
-    raise UserError(f"token: {token!r} is not in the vocabulary; choose another token")

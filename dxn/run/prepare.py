@@ -3,26 +3,23 @@
 from __future__ import annotations
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import load_file
 
 from dxn.data.check import Truncation
+from dxn.data.quality import find_warnings
 from dxn.data.samples import LoaderOptions, Samples
 from dxn.data.stream import make_samples
-from dxn.errors import UserError
 from dxn.instantiate import build
 from dxn.models import Model, count_parameters
 from dxn.run import model_folder, report
 from dxn.run.build import (
     Data,
     Inputs,
-    adapters_of,
     assign_inputs,
     build_adapters,
     build_model,
@@ -38,21 +35,22 @@ from dxn.run.build import (
     preprocessors_of,
     without_target,
 )
+from dxn.run.card import Card, data_name
 from dxn.run.filling import InitialWeights
 from dxn.run.initial_weights import read_initial_weights, with_weights
+from dxn.run.run_folder import (
+    create_run_folder,
+    keep_initial_state,
+    read_loaded,
+    run_folder,
+    run_name,
+)
 from dxn.run.settings import Settings
 from dxn.tasks import Task
 from dxn.tokenize.adapter import Preprocessor
-from dxn.train.checkpoint import write_safely
 from dxn.train.finetune import Finetune
 from dxn.train.trainer import Trainer
-
-LOADED = "loaded.json"  # names of the tensors that were loaded from a checkpoint
-# Model and random generator before pretraining. A run that is interrupted during pretraining has no
-# checkpoint of the head yet. Resuming loads the tokenizers instead of training them, which draws
-# fewer random numbers, so without this file the head would start from other weights.
-INITIAL = "initial.safetensors"
-GENERATOR = "generator"
+from dxn.weights.recommended import recommended_weights
 
 
 @dataclass(frozen=True)
@@ -62,6 +60,7 @@ class Prepared:
     Args:
         settings: The settings, including the options that weights and data determine.
         folder: The run folder.
+        name: Name of the run, which is the title of its model card.
         data: The opened data.
         inputs: The inputs of the model.
         task: The fitted task.
@@ -76,6 +75,7 @@ class Prepared:
 
     settings: Settings
     folder: Path
+    name: str
     data: Data
     inputs: Inputs
     task: Task
@@ -92,6 +92,14 @@ class Prepared:
         """The preprocessor of each input, by input name."""
         # The model's own adapters, because loading weights can replace statistics of its inputs.
         return {name: self.model.adapter(name).prepare for name in self.model.inputs}
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The options of the training as the user typed them, with those of resuming it."""
+        if not self.settings.values["resume"]:
+            return self.settings.overrides
+        added = [line for line in self.settings.overrides if not line.startswith("resume=")]
+        return (*Settings.load(self.folder, self.settings.trust).overrides, *added)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -119,42 +127,44 @@ class Prepared:
             samples.keep_first(self.loader.overfit)
         return samples
 
-    def save_model(
-        self,
-        folder: Path,
-        model: Model,
-        task: Task,
-        head: Mapping[str, Any],
-        figures: Mapping[str, float],
-        *,
-        title: str,
-    ) -> None:
-        """Save a model folder.
+    def card(self, model: Model, task: Task, head: Mapping[str, Any], title: str) -> Card:
+        """Return the model card, which also contains the configuration of the model.
 
         Args:
-            folder: Folder to write.
             model: The model to save: that of the run, or that of pretraining.
             task: The task of its head.
             head: Configuration node of the task.
-            figures: Validation metrics of this epoch.
-            title: Title of the model card.
+            title: Title of the card.
         """
         about_target = ""
         target = None
         if task.needs_target:
             about_target = task.describe(self.data.splits["train"].targets or ())
             target = self.data.source.target
-        nodes = model_nodes(self.settings.values, self.inputs, head, target)
-        card = report.card(
-            name=title,
-            nodes=nodes,
+        return Card(
+            title=title,
+            nodes=model_nodes(self.settings.values, self.inputs, head, target),
             task=task,
             about_target=about_target,
+            data=data_name(self.settings.values["data"], self.data.source.name),
             sizes=self.sizes,
-            figures=figures,
+            overrides=self.overrides,
             parameters=count_parameters(model),
         )
-        model_folder.save(folder, model=model, nodes=nodes, task=task, card=card)
+
+    def save_model(
+        self, folder: Path, model: Model, card: Card, figures: Mapping[str, float]
+    ) -> None:
+        """Save a model folder.
+
+        Args:
+            folder: Folder to write.
+            model: The model to save.
+            card: Its card.
+            figures: Validation metrics of this epoch.
+        """
+        text = card.markdown({"validation": figures}, epochs="the best epoch so far")
+        model_folder.save(folder, model=model, nodes=card.nodes, task=card.task, card=text)
 
 
 def prepare(settings: Settings, trainer: Trainer) -> Prepared:
@@ -183,7 +193,7 @@ def prepare(settings: Settings, trainer: Trainer) -> Prepared:
 
     preprocessors = preprocessors_of(config, trust)
     source = open_source(config, preprocessors, trust)
-    task, head = decide_task(task, config, source)
+    task, head, source = decide_task(task, config, source)
     settings = replace(settings, values={**config, "head": head})
     # Once more, now that head=auto has been replaced by the task that fits the targets.
     check_combinations(settings.values, task)
@@ -191,7 +201,8 @@ def prepare(settings: Settings, trainer: Trainer) -> Prepared:
         source = without_target(source)
     inputs = assign_inputs(config, source.inputs, preprocessors)
     adapters = build_adapters(inputs, trust)
-    folder = run_folder(config, source.target, main=trainer.main)
+    name = run_name(config, source)
+    folder = run_folder(config, name, main=trainer.main)
     start.prepare(adapters, task)
     if resume:
         # Training a tokenizer again can give another one: ties of a unigram model are broken by the
@@ -200,7 +211,7 @@ def prepare(settings: Settings, trainer: Trainer) -> Prepared:
 
     named = by_input(adapters, inputs.adapters)
     prepare_input = {name: adapter.prepare for name, adapter in named.items()}
-    data = open_splits(source, prepare_input, task)
+    data = open_splits(source, prepare_input, task, cache_gb=loader.cache_gb)
     train = data.splits["train"]
     fit_adapters(adapters, inputs, train, task.vocabulary_texts(train.targets or ()))
     task.bind(named)
@@ -210,6 +221,13 @@ def prepare(settings: Settings, trainer: Trainer) -> Prepared:
         pretraining.bind(named)
     truncations = report.truncations(train, prepare_input)
     report.describe(data, task, inputs, truncations)
+    for warning in find_warnings(source, data.splits, task):
+        report.print_line(f"warning: {warning}")
+    if not start.checkpoints and not resume:
+        modalities = [spec.modality for spec in inputs.specs.values()]
+        advice = recommended_weights(modalities, len(train))
+        if advice is not None:
+            report.print_line(f"note: {advice}")
 
     model = build_model(settings.values, task, adapters, inputs.adapters, trust=trust)
     for notice in start.fill(model, task):
@@ -217,18 +235,19 @@ def prepare(settings: Settings, trainer: Trainer) -> Prepared:
     if start.checkpoints:
         # A checkpoint can contain other statistics of the inputs than those of the data.
         task.bind(named)
-    loaded = _read_loaded(folder) if resume else start.loaded(model)
+    loaded = read_loaded(folder) if resume else start.loaded(model)
     _finetune(finetune, model, loaded, postponed=pretraining is not None)
     if not resume and trainer.main:
-        _create_run_folder(folder, settings, model, task, loaded)
+        create_run_folder(folder, settings, model, task, loaded)
     if pretraining is not None:
-        _keep_initial_state(folder / "checkpoints" / INITIAL, model, trainer, resume=resume)
+        keep_initial_state(folder, model, main=trainer.main, resume=resume)
     report.print_line(f"run folder: {folder}")
     report.print_line(f"precision: {trainer.precision_note}; device: {trainer.accelerator.device}")
     report.print_line(_size(model))
     return Prepared(
         settings=settings,
         folder=folder,
+        name=name,
         data=data,
         inputs=inputs,
         task=task,
@@ -240,34 +259,6 @@ def prepare(settings: Settings, trainer: Trainer) -> Prepared:
         truncations=truncations,
         loaded=loaded,
     )
-
-
-def run_folder(config: Mapping[str, Any], target: str | None, *, main: bool) -> Path:
-    """Return the folder of the resumed run, the folder `run`, or output/NAME/DATE_TIME.
-
-    Args:
-        config: The configuration.
-        target: Name of the target column, which is the default of NAME.
-        main: Whether this is the main process, which creates the folder.
-
-    Raises:
-        UserError: If a new run would overwrite another one.
-    """
-    if config["resume"]:
-        return Path(config["resume"])
-    if config["run"]:
-        folder = Path(config["run"])
-    else:
-        # The name of a column can contain a slash, which would create another folder level.
-        name = str(config["name"] or target or "run").replace("/", "_")
-        folder = Path(config["output"]) / name / report.now()
-    # Only in the main process: in the others the file can already be that of the main process.
-    if main and (folder / "metrics.jsonl").exists():
-        raise UserError(
-            f"run: {folder} already contains a run; set resume={folder} to continue it, or choose "
-            "another folder"
-        )
-    return folder
 
 
 def _finetune(finetune: Finetune, model: Model, loaded: set[str], *, postponed: bool) -> None:
@@ -282,38 +273,6 @@ def _finetune(finetune: Finetune, model: Model, loaded: set[str], *, postponed: 
     # the check, a wrong option would be reported only after pretraining.
     with torch.random.fork_rng(devices=[]):
         finetune(copy.deepcopy(model), loaded)
-
-
-def _create_run_folder(
-    folder: Path, settings: Settings, model: Model, task: Task, loaded: set[str]
-) -> None:
-    """Create the run folder with everything that resuming needs besides checkpoints."""
-    checkpoints = folder / "checkpoints"
-    checkpoints.mkdir(parents=True, exist_ok=True)
-    settings.save(folder)
-    model_folder.save_fitted(checkpoints, adapters_of(model), task)
-    if loaded:
-        (checkpoints / LOADED).write_text(json.dumps(sorted(loaded)), encoding="utf-8")
-
-
-def _keep_initial_state(path: Path, model: Model, trainer: Trainer, *, resume: bool) -> None:
-    """Save the model and the random generator, or restore them if the run is resumed."""
-    if not resume:
-        if trainer.main:
-            state = {name: t.cpu().contiguous() for name, t in model.state_dict().items()}
-            write_safely(path, {**state, GENERATOR: torch.get_rng_state()})
-        return
-    if not path.exists():
-        raise UserError(f"{path}: file not found; this run cannot be resumed, start a new one")
-    state = load_file(path)
-    torch.set_rng_state(state.pop(GENERATOR))
-    model.load_state_dict(state)
-
-
-def _read_loaded(folder: Path) -> set[str]:
-    # The file exists only if the run started from a checkpoint.
-    path = folder / "checkpoints" / LOADED
-    return set(json.loads(path.read_text(encoding="utf-8"))) if path.exists() else set()
 
 
 def _size(model: Model) -> str:

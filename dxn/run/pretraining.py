@@ -33,7 +33,7 @@ FOLDER = "pretrain"
 # Options of the trainer that are for the main task only, because they are tuned to its targets and
 # its metric. Pretraining runs all of its epochs and does not average weights, and a masked sample
 # has no target that mixup could mix.
-MAIN_TASK_ONLY = {"patience": 0, "ema_decay": 0.0, "mixup": 0.0}
+MAIN_TASK_ONLY = {"patience": 0, "max_minutes": None, "ema_decay": 0.0, "mixup": 0.0}
 
 
 def pretrain(run: Prepared, task: Task) -> None:
@@ -52,11 +52,11 @@ def pretrain(run: Prepared, task: Task) -> None:
     node = {**config["trainer"], **MAIN_TASK_ONLY, "epochs": options["epochs"]}
     trainer: Trainer = build(node, key="trainer", trust=run.settings.trust)
     student = _with_head(run.model, task)
+    card = run.card(student, task, options["task"], f"{run.name}, pretraining")
 
     def save_best(figures: Mapping[str, float]) -> None:
         if trainer.main:
-            title = f"{run.folder.parent.name}, pretraining"
-            run.save_model(folder / "model", student, task, options["task"], figures, title=title)
+            run.save_model(folder / "model", student, card, figures)
 
     state = trainer.fit(
         student,

@@ -1,29 +1,28 @@
-"""The output of a run: printed lines, metrics, predictions, plots and the model card."""
+"""The output of a run: printed lines, metrics, predictions and plots."""
 
 from __future__ import annotations
 
-import csv
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import math
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import datetime
+from io import StringIO
 from pathlib import Path
-from typing import Any
 
-import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
-from torch import Tensor
 
+from dxn import explain
 from dxn.data.check import Truncation, count_truncated
 from dxn.data.opening import Opened
+from dxn.data.raws import memory_lines
 from dxn.data.samples import Samples
-from dxn.explain import plots
 from dxn.models import Model, count_parameters
 from dxn.run.build import Data, Inputs
-from dxn.tasks import Task, format_cell
+from dxn.tasks import Task
 from dxn.tokenize.adapter import Preprocessor
 from dxn.train.evaluate import Predictions
 from dxn.train.trainer import State
@@ -35,6 +34,8 @@ console = Console(highlight=False, soft_wrap=True)
 # as long as an epoch.
 MAX_COUNTED_ROWS = 2000
 
+WIDE = 1000  # characters; more than any table needs
+
 Figures = Mapping[str, Mapping[str, float]]
 
 
@@ -42,6 +43,39 @@ def print_line(line: str) -> None:
     """Print a line verbatim."""
     # With markup, rich would remove brackets, such as those of a list of columns.
     console.print(line, markup=False)
+
+
+def next_step(line: str) -> None:
+    """Print what the user can do next, as the last line of a command.
+
+    Args:
+        line: A command, or where the results are.
+    """
+    print_line(f"next: {line}")
+
+
+def count(number: int, singular: str, plural: str = "") -> str:
+    """Return a number and its noun, such as "1 row" or "1,200 rows".
+
+    Args:
+        number: The number.
+        singular: The noun for one.
+        plural: The noun for several. Default: singular + "s".
+    """
+    return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
+
+
+def format_number(value: float, largest: float | None = None) -> str:
+    """Return a number with at least five significant digits, such as 0.8925 or 612901.6.
+
+    Args:
+        value: The number.
+        largest: The largest number of its column, so that all have the same number of decimals.
+            Default: the number itself.
+    """
+    magnitude = abs(value if largest is None else largest)
+    digits = len(f"{magnitude:.0f}") if magnitude < 1e15 else 15
+    return f"{value:.{min(max(5 - digits, 1), 4)}f}"
 
 
 def describe(data: Data, task: Task, inputs: Inputs, truncations: Mapping[str, Truncation]) -> None:
@@ -59,15 +93,17 @@ def describe(data: Data, task: Task, inputs: Inputs, truncations: Mapping[str, T
     for note in source.notes:
         print_line(f"note: {note}")
     for name, split in data.splits.items():
-        print_line(f"{name}: {len(split):,} rows{_missing_and_skipped(split)}")
+        print_line(f"{name}: {count(len(split), 'row')}{_missing_and_skipped(split)}")
         unknown = task.unknown(split.targets or ())
         if unknown:
             print_line(
-                f"note: {unknown} rows of {name} have a target that is not in the training split; "
-                "they count as wrong"
+                f"note: {name}: the target of {count(unknown, 'row')} is not in the training "
+                "split, which counts as wrong"
             )
     if task.needs_target:
         print_line(f"target values: {task.describe(data.splits['train'].targets or ())}")
+    for line in memory_lines([split.raws for split in data.splits.values()]):
+        print_line(line)
     for name, truncation in truncations.items():
         print_line(f"note: {name}: {truncation}")
 
@@ -79,8 +115,14 @@ def truncations(opened: Opened, preprocessors: Mapping[str, Preprocessor]) -> di
 
 
 def figures_table(results: Figures, task: Task, title: str) -> None:
-    """Print one row per subset of the inputs and one column per metric."""
-    table = Table(title=title)
+    """Print one row per subset of the inputs and one column per metric.
+
+    Args:
+        results: Metrics by name of the row.
+        task: The task, whose monitored metric is printed in bold.
+        title: Line above the table.
+    """
+    table = Table()
     names: dict[str, None] = {}  # a set that keeps the order of the metrics
     for figures in results.values():
         names |= dict.fromkeys(figures)
@@ -90,12 +132,29 @@ def figures_table(results: Figures, task: Task, title: str) -> None:
         # Bold: the metric that selected the best epoch.
         style = "bold" if metric == task.monitored else None
         table.add_column(metric, justify="right", style=style)
+    largest = {metric: _largest(results, metric) for metric in metrics}
     for name, figures in results.items():
-        # A subset can lack a metric, such as the loss of an input that it does not contain.
-        cells = [f"{figures.get(metric, float('nan')):.4f}" for metric in metrics]
+        # A row can lack a metric, such as the loss of an input that its subset does not contain.
+        cells = [
+            format_number(figures[metric], largest[metric]) if metric in figures else ""
+            for metric in metrics
+        ]
         # Text, because rich would read brackets in the name of a column as markup.
         table.add_row(Text(name), *cells)
-    console.print(table)
+    # A title of the table itself would be broken into lines as narrow as the table.
+    print_line(title)
+    print_table(table)
+
+
+def print_table(table: Table) -> None:
+    """Print a table. Outside of a terminal, all of its columns have their full width."""
+    if console.is_terminal:
+        console.print(table)
+        return
+    # A pipe has no width, and rich would shorten the names of columns to fit into 80 characters.
+    text = StringIO()
+    Console(file=text, width=WIDE).print(table)
+    print_line(text.getvalue().rstrip("\n"))
 
 
 def write_metrics(path: Path, results: Figures, extra: Mapping[str, object]) -> None:
@@ -126,108 +185,42 @@ def training_figures(state: State, model: Model) -> dict[str, object]:
     }
 
 
-def write_predictions(
-    path: Path,
+def draw(
+    folder: Path,
     predictions: Predictions,
     samples: Samples,
     task: Task,
-    answers: Sequence[Mapping[str, Any]],
+    results: Figures,
+    rows: str,
 ) -> None:
-    """Write a CSV with the origin of each row, its target if it is known, and the prediction."""
-    opened = samples.opened
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        targets = opened.targets
-        true_column = [] if targets is None else ["true"]
-        writer.writerow(["row", *true_column, *task.columns()])
-        for i, answer in zip(predictions.rows, answers, strict=True):
-            true = [] if targets is None else [format_cell(targets[i])]
-            writer.writerow([opened.origin[i], *true, *task.cells(answer)])
-
-
-def write_vectors(path: Path, origin: Sequence[str], vectors: Tensor) -> None:
-    """Write one embedding per row.
+    """Draw the learning curves, the plot of the task, and the metric for each subset of inputs.
 
     Args:
-        path: File to write. A .npy file contains a float32 array (rows, E), a .csv file also the
-            origin of each row.
-        origin: File and row of each embedding.
-        vectors: (rows, E). The embeddings.
+        folder: Folder to write to. Its parent folder is the run or the evaluation.
+        predictions: Predictions from all inputs.
+        samples: The samples that they are for.
+        task: The fitted task.
+        results: Metrics by subset of the inputs.
+        rows: Name of the rows in the titles, such as "test".
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if path.suffix == ".npy":
-        np.save(path, vectors.numpy())
-        return
-    with path.open("w", newline="", encoding="utf-8") as file:
-        writer = csv.writer(file)
-        writer.writerow(["row", *map(str, range(vectors.shape[1]))])
-        for name, row in zip(origin, vectors.tolist(), strict=True):
-            # Seven significant digits are the precision of float32.
-            writer.writerow([name, *(f"{value:.7g}" for value in row)])
-
-
-def draw(
-    folder: Path, predictions: Predictions, samples: Samples, task: Task, results: Figures
-) -> None:
-    """Draw the learning curves, the plot of the task, and the metric for each subset of inputs."""
     folder.mkdir(exist_ok=True)
+    # The last parts of outputs/NAME/DATE, or of outputs/NAME/DATE/evaluate/DATE.
+    parts = folder.parent.parts
+    run = "/".join(parts[-4:] if "evaluate" in parts[-2:] else parts[-2:])
+    about = f"{run}; {rows}: {count(len(samples), 'row')}"
     # `dxn evaluate` writes to a folder of its own, which has no log and gets no learning curves.
     log = folder.parent / "metrics.jsonl"
     if log.exists():
         lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-        plots.curves(lines, folder / "curves.png")
+        best = explain.curves.best_epoch(lines, task)
+        explain.curves.draw_curves(lines, folder / "curves.png", best=best, about=run)
     targets = samples.opened.targets
     if targets is not None and task.plots is not None:
         truths = [targets[row] for row in predictions.rows]
-        plots.draw_task(task, predictions.predicted, truths, folder)
+        explain.plots.draw_task(task, predictions.predicted, truths, folder, about=about)
     bars = {name: figures[task.monitored] for name, figures in results.items()}
     if len(bars) > 1:  # a single bar compares nothing
-        plots.input_bars(bars, task.monitored, folder / "inputs.png")
-
-
-def card(
-    *,
-    name: str,
-    nodes: Mapping[str, Any],
-    task: Task,
-    about_target: str,
-    sizes: Mapping[str, int],
-    figures: Mapping[str, float],
-    parameters: int,
-) -> str:
-    """Return the model card of a model folder in Markdown.
-
-    Args:
-        name: Title of the card.
-        nodes: Content of config.yaml in the model folder.
-        task: The fitted task.
-        about_target: Description of the target values. Empty for a task without targets.
-        sizes: Number of rows of each split.
-        figures: Validation metrics of the saved epoch.
-        parameters: Number of parameters.
-    """
-    rows = ", ".join(f"{split} {count:,}" for split, count in sizes.items())
-    inputs = ", ".join(f"{name} ({spec['modality']})" for name, spec in nodes["inputs"].items())
-    lines = [
-        f"# {name}",
-        "",
-        f"Trained with dxn. {parameters:,} parameters. Inputs: {inputs}. Task: {task.name}.",
-        *(["", f"Target: {about_target}."] if about_target else []),
-        "",
-        f"Rows: {rows}.",
-        "",
-        *(f"- validation {metric}: {value:.4f}" for metric, value in figures.items()),
-        "",
-        "```python",
-        "import dxn",
-        "",
-        'model = dxn.load("model")',
-        f"model.{'predict' if task.answers else 'embed'}({_example(nodes['inputs'])})",
-        "```",
-        "",
-    ]
-    return "\n".join(lines)
+        explain.plots.input_bars(bars, task.monitored, folder / "inputs.png", about=about)
 
 
 def plain_text(text: str) -> Text:
@@ -258,17 +251,14 @@ def quiet(silent: bool) -> Iterator[None]:
         console.quiet = before
 
 
+def _largest(results: Figures, metric: str) -> float:
+    """Return the largest absolute value of a metric, without NaN and infinity."""
+    values = [abs(figures.get(metric, 0.0)) for figures in results.values()]
+    return max((value for value in values if math.isfinite(value)), default=0.0)
+
+
 def _missing_and_skipped(split: Opened) -> str:
     parts = [f"{count} without {name}" for name, count in split.missing.items() if count]
     if split.skipped:
         parts.append(f"{split.skipped} skipped")
     return f" ({', '.join(parts)})" if parts else ""
-
-
-def _example(names: Iterable[str]) -> str:
-    """Return the keyword arguments of the example call in the model card."""
-    # The name of a column need not be a Python identifier, such as "my text".
-    names = list(names)
-    if all(name.isidentifier() for name in names):
-        return ", ".join(f"{name}=..." for name in names)
-    return "**{" + ", ".join(f'"{name}": ...' for name in names) + "}"

@@ -1,32 +1,18 @@
-"""Read the option `input` of a command: one sample or a table."""
+"""Read the option `input` of a command as one sample."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 from dxn.data.columns import infer_modality
-from dxn.data.opening import Opened, open_rows
-from dxn.data.read import SUFFIXES
-from dxn.data.rows import InputSpec, OnBad
-from dxn.data.table import rows_of_table, table
 from dxn.errors import UserError
-from dxn.run import report
 from dxn.run.build import by_modality
-from dxn.run.predictor import Predictor
+from dxn.run.input_rows import has_many_samples
 from dxn.tokenize.adapter import Preprocessor, reads_files
 
 TEXT_SUFFIX = ".txt"
-
-
-def is_table(value: Any) -> bool:
-    """Whether the option `input` is the path of a table, or of a folder with a table."""
-    # input.NAME=... describes one sample.
-    if isinstance(value, Mapping):
-        return False
-    path = Path(str(value))
-    return path.suffix.lower() in SUFFIXES or path.is_dir()
 
 
 def read_sample(value: Any, preprocessors: Mapping[str, Preprocessor]) -> dict[str, Any]:
@@ -40,8 +26,8 @@ def read_sample(value: Any, preprocessors: Mapping[str, Preprocessor]) -> dict[s
         preprocessors: Preprocessor of each input, by input name.
 
     Raises:
-        UserError: If an input is unknown, a single value fits no input or several, or a text file
-            cannot be read.
+        UserError: If an input is unknown, a single value fits no input or several, it names several
+            samples, such as a table, or a text file cannot be read.
     """
     if isinstance(value, Mapping):
         if unknown := [name for name in value if name not in preprocessors]:
@@ -51,53 +37,49 @@ def read_sample(value: Any, preprocessors: Mapping[str, Preprocessor]) -> dict[s
             )
         present = {name: item for name, item in value.items() if item is not None}
         return {name: _content(item, preprocessors[name]) for name, item in present.items()}
-    text = _read_text(str(value)) if str(value).lower().endswith(TEXT_SUFFIX) else str(value)
+    if has_many_samples(value):
+        raise UserError(
+            f"input: must be one sample, got a table, a folder or several files: {value}; set "
+            f"{_choices(preprocessors)} to one of them"
+        )
+    is_text_file = str(value).lower().endswith(TEXT_SUFFIX)
+    text = read_text(str(value)) if is_text_file else str(value)
     modality = infer_modality([text], by_modality(preprocessors)) or _modality_of_text(
         text, preprocessors
     )
     names = [name for name, p in preprocessors.items() if p.modality == modality]
-    if len(names) != 1:
-        choices = " or ".join(f"input.{name}=..." for name in names or preprocessors)
-        reason = "fits several inputs" if names else "fits no input"
-        raise UserError(f"input: {str(value)!r} {reason}; name the input: {choices}")
-    return {names[0]: text}
+    if len(names) == 1:
+        return {names[0]: text}
+    if not names and Path(text).is_file():
+        raise UserError(
+            f"input: no input of this model reads files such as {text}; set "
+            f"{_choices(preprocessors)} (the content of a .txt file is read as a text)"
+        )
+    reason = "fits several inputs" if names else "fits no input"
+    raise UserError(
+        f"input: {str(value)!r} {reason}; name the input: {_choices(names or preprocessors)}"
+    )
 
 
-def open_table(path: str, predictor: Predictor, on_bad: OnBad) -> Opened:
-    """Open all rows of a table for prediction.
-
-    The inputs are read from the columns that the model was trained on. A public checkpoint has no
-    such columns, so they are inferred.
-
-    Args:
-        path: Path of the table.
-        predictor: The trained model.
-        on_bad: What to do with rows that cannot be read: "error", "skip" or "missing".
+def read_text(path: str) -> str:
+    """Return the content of a text file.
 
     Raises:
-        UserError: If a column is missing, or a cell cannot be read.
+        UserError: If it is not found, or is not UTF-8.
     """
-    preprocessors = by_modality(predictor.preprocessors)
-    if not predictor.columns:
-        # A single fraction of 1: all rows belong to the training split.
-        source = table(path, preprocessors=preprocessors, fractions=(1.0,))
-        rows = source.splits["train"]
-        specs = source.inputs
-    else:
-        specs = {
-            name: InputSpec(column, predictor.preprocessors[name].modality)
-            for name, column in predictor.columns.items()
-        }
-        rows = rows_of_table(path, specs, preprocessors)
-    print_columns({name: spec.column for name, spec in specs.items()})
-    return open_rows(rows, predictor.preprocessors, on_bad=on_bad, need_target=False, key="on_bad")
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except FileNotFoundError as error:
+        where = f"current directory: {Path.cwd()}"
+        raise UserError(f"input: file not found: {path} ({where})") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(
+            f"input: {path} cannot be read as text: {error}; save the file as UTF-8"
+        ) from error
 
 
-def print_columns(columns: Mapping[str, str]) -> None:
-    """Print the column that each input is read from."""
-    report.print_line(
-        f"columns: {', '.join(f'{name}={column}' for name, column in columns.items())}"
-    )
+def _choices(names: Iterable[str]) -> str:
+    return " or ".join(f"input.{name}=..." for name in names)
 
 
 def _content(value: Any, prepare: Preprocessor) -> Any:
@@ -105,7 +87,7 @@ def _content(value: Any, prepare: Preprocessor) -> Any:
     # A preprocessor that reads files receives the path. A text that only ends in .txt is kept.
     is_text_file = isinstance(value, str) and value.lower().endswith(TEXT_SUFFIX)
     if is_text_file and not reads_files(prepare) and Path(value).is_file():
-        return _read_text(value)
+        return read_text(value)
     return value
 
 
@@ -118,15 +100,3 @@ def _modality_of_text(text: str, preprocessors: Mapping[str, Preprocessor]) -> s
     # A mistyped path such as "foto.jpg" must be an error instead of a text.
     looks_like_file = Path(text).suffix != "" and " " not in text.strip()
     return modalities.pop() if len(modalities) == 1 and not looks_like_file else None
-
-
-def _read_text(path: str) -> str:
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        where = f"current directory: {Path.cwd()}"
-        raise UserError(f"input: file not found: {path} ({where})") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"input: {path} cannot be read as text: {error}; save the file as UTF-8"
-        ) from error

@@ -10,7 +10,7 @@ from typing import Any
 import yaml
 
 from dxn.errors import UserError
-from dxn.instantiate import check_targets, load_plain
+from dxn.targets import check_targets, load_plain
 
 FOLDER = ".hydra"  # the name in the output folders of other programs that use Hydra
 
@@ -26,6 +26,7 @@ class Settings:
         trust: Top-level packages besides dxn whose code the configuration itself may use.
         folder_trust: Those that a loaded run, model or checkpoint folder may use as well: only the
             packages that the command names, because the folder may come from a stranger.
+        notes: Lines to print, such as the run that `resume=latest` means.
     """
 
     values: dict[str, Any]
@@ -33,6 +34,7 @@ class Settings:
     chosen: frozenset[str] = frozenset()
     trust: tuple[str, ...] = ()
     folder_trust: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def yaml(self) -> str:
         """Return the values as YAML, in the order of composition."""

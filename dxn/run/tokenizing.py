@@ -9,7 +9,7 @@ import torch
 
 from dxn.data.rows import InputSpec
 from dxn.errors import UserError
-from dxn.run.attention import draw_tokens
+from dxn.run.attention import describe_sample, draw_tokens
 from dxn.run.build import assign_inputs, build_adapters, by_input, preprocessors_of
 from dxn.run.predictor import Predictor
 from dxn.run.samples import read_sample
@@ -63,8 +63,9 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
         lines.append(f"{name}: {adapter.dim}×{tokens.x.shape[1]}  {about}")
     joined = join(parts)
     lines.append(f"matrix: {joined.x.shape[2]}×{joined.x.shape[1]}, one column per token")
-    preprocessors = {name: adapter.prepare for name, adapter in adapters.items()}
-    draw_tokens(preprocessors, raws, joined, Path(values["output"]))
+    described = describe_sample(sample)
+    about = f"{described}; model: {values['run']}" if values["run"] else described
+    draw_tokens(adapters, raws, joined, Path(values["output"]), about=about, sources=sample)
     return [*lines, f"picture: {values['output']}"]
 
 

@@ -3,22 +3,34 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from dxn.errors import Interrupted, UserError
 from dxn.instantiate import build
 from dxn.run import model_folder, report
-from dxn.run.evaluation import by_split, default_split, evaluate_subsets
+from dxn.run.card import Card
+from dxn.run.conclusion import (
+    about_epochs,
+    about_files,
+    about_overfitting,
+    about_split,
+    next_commands,
+    resume,
+)
+from dxn.run.evaluation import ALL, by_split, evaluate_subsets
+from dxn.run.evaluation_data import default_split
 from dxn.run.prepare import Prepared, prepare
 from dxn.run.pretraining import pretrain
 from dxn.run.settings import Settings
 from dxn.train.checkpoint import NAME as CHECKPOINT
-from dxn.train.progress import duration
 from dxn.train.trainer import State, Trainer
+
+LOG = "metrics.jsonl"
 
 
 @dataclass(frozen=True)
@@ -28,10 +40,16 @@ class Trained:
     Args:
         folder: The run folder.
         metrics: Content of metrics.json. Empty in all processes except the main one.
+        monitored: Name of the metric that selected the best epoch.
+        higher_is_better: Whether higher values of this metric are better.
+        next_commands: Commands that a user may want next, the most important one last.
     """
 
     folder: Path
     metrics: Mapping[str, Any]
+    monitored: str
+    higher_is_better: bool
+    next_commands: Sequence[str]
 
 
 def train_one(settings: Settings) -> Trained:
@@ -39,6 +57,7 @@ def train_one(settings: Settings) -> Trained:
 
     Raises:
         UserError: If the settings, the data or the weights cannot be used.
+        Interrupted: If the user interrupts the training. The message says how to continue it.
     """
     # The trainer first: it starts the process group, and only the main process may print.
     trainer: Trainer = build(settings.values["trainer"], key="trainer", trust=settings.trust)
@@ -46,21 +65,31 @@ def train_one(settings: Settings) -> Trained:
         # Before anything is built: the seed determines the initial weights.
         torch.manual_seed(settings.values["seed"])
         run = prepare(settings, trainer)
-        state = _train(trainer, run)
-        # Only the main process evaluates: metrics such as F1 need all predictions in one process.
-        trainer.accelerator.end_training()
-        metrics = _evaluate(trainer, run, state) if trainer.main else {}
-        return Trained(run.folder, metrics)
+        card = run.card(run.model, run.task, run.settings.values["head"], run.name)
+        try:
+            state = _train(trainer, run, card)
+            # Only the main process evaluates: metrics such as F1 need all predictions in one
+            # process.
+            trainer.accelerator.end_training()
+            metrics = _evaluate(trainer, run, state, card) if trainer.main else {}
+        except KeyboardInterrupt:
+            raise Interrupted(f"interrupted; {_how_to_continue(run)}") from None
+        return Trained(
+            folder=run.folder,
+            metrics=metrics,
+            monitored=run.task.monitored,
+            higher_is_better=run.task.higher_is_better,
+            next_commands=next_commands(run),
+        )
 
 
-def _train(trainer: Trainer, run: Prepared) -> State:
+def _train(trainer: Trainer, run: Prepared, card: Card) -> State:
     """Pretrain if the run has pretraining, then train, and save the best epoch in model/."""
     config = run.settings.values
     trust = run.settings.trust
     # A run that was interrupted during pretraining has no checkpoint of the main task yet. It
     # resumes pretraining, and the main task starts from the beginning.
-    has_checkpoint = (run.folder / "checkpoints" / CHECKPOINT).exists()
-    resume = bool(config["resume"]) and (has_checkpoint or run.pretraining is None)
+    resume = bool(config["resume"]) and (_has_checkpoint(run) or run.pretraining is None)
     if run.pretraining is not None:
         if not resume:
             pretrain(run, run.pretraining)
@@ -68,11 +97,9 @@ def _train(trainer: Trainer, run: Prepared) -> State:
 
     def save_best(figures: Mapping[str, float]) -> None:
         if trainer.main:
-            folder = run.folder / "model"
-            title = run.folder.parent.name
-            run.save_model(folder, run.model, run.task, config["head"], figures, title=title)
+            run.save_model(run.folder / "model", run.model, card, figures)
 
-    return trainer.fit(
+    state = trainer.fit(
         run.model,
         run.task,
         # After fine-tuning: frozen weights are not optimized, and LoRA weights are.
@@ -85,16 +112,22 @@ def _train(trainer: Trainer, run: Prepared) -> State:
         resume=resume,
         num_workers=run.loader.num_workers,
     )
+    if not state.best_epoch:
+        raise UserError(
+            f"the validation {run.task.monitored} was NaN in all {state.epoch} epochs, so there is "
+            "no best epoch; lower optimizer.lr, and look for extreme values with dxn check"
+        )
+    return state
 
 
-def _evaluate(trainer: Trainer, run: Prepared, state: State) -> dict[str, Any]:
-    """Evaluate the saved model, and write metrics.json.
+def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict[str, Any]:
+    """Evaluate the saved model, and write metrics.json and the final model card.
 
     The model folder is loaded in the same way as by `dxn.load`, so that the metrics are those of
     the files that the user gets.
     """
-    took = duration(state.seconds)
-    report.print_line(f"trained {took}, best epoch {state.best_epoch} of {state.epoch}")
+    for line in about_epochs(state, run):
+        report.print_line(line)
     splits = run.data.splits
     best = model_folder.load(
         run.folder / "model", device=str(trainer.accelerator.device), trust=run.settings.trust
@@ -103,6 +136,8 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State) -> dict[str, Any]:
     # Without gradients and optimizer state, twice the batch size fits in memory.
     batch_size = 2 * trainer.batch_size
     results = evaluate_subsets(best, splits[split], split, run.folder, batch_size=batch_size)
+    for line in [*about_split(split), *about_overfitting(run, best, batch_size)]:
+        report.print_line(line)
     extra = {
         **report.training_figures(state, run.model),
         "precision": "bf16" if trainer.bf16 else "float32",
@@ -113,5 +148,39 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State) -> dict[str, Any]:
     }
     path: Path = run.folder / "metrics.json"
     report.write_metrics(path, by_split(split, results), extra)
+    name, _ = run.task.trivial() or ("", None)
+    text = card.markdown(
+        {"validation": _validation_figures(run.folder, state), split: results[ALL]},
+        epochs=f"epoch {state.best_epoch} of {state.epoch}",
+        trivial=(name, results[name]) if name in results else None,
+    )
+    model_folder.write_card(run.folder / "model", text)
+    report.print_line(about_files(run))
     # Read back, so that `metrics` is exactly what the file contains, such as lists for tuples.
     return json.loads(path.read_text(encoding="utf-8"))
+
+
+def _validation_figures(folder: Path, state: State) -> dict[str, float]:
+    """Return the validation metrics of the best epoch from the log, which a resumed run has too."""
+    prefix = "validation/"
+    figures: dict[str, float] = {}
+    for line in (folder / LOG).read_text(encoding="utf-8").splitlines():
+        row = json.loads(line)
+        if row["epoch"] == state.best_epoch:
+            names = [name for name in row if name.startswith(prefix)]
+            figures |= {name.removeprefix(prefix): row[name] for name in names}
+    return figures
+
+
+def _has_checkpoint(run: Prepared) -> bool:
+    return (run.folder / "checkpoints" / CHECKPOINT).exists()
+
+
+def _how_to_continue(run: Prepared) -> str:
+    # Pretraining can always be resumed: it starts again if it has no checkpoint either.
+    if _has_checkpoint(run) or run.pretraining is not None:
+        return f"continue with: {resume(run.folder)}"
+    return (
+        "there is no checkpoint to continue from yet (trainer.checkpoint_every=100 writes one "
+        "every 100 steps)"
+    )

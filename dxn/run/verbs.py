@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import statistics
+import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -11,11 +10,12 @@ from typing import Any
 import torch
 
 from dxn.data.check import check as check_source
-from dxn.data.check import write_bad
+from dxn.data.check import remove_earlier, write_bad
+from dxn.data.opening import Opened
 from dxn.data.samples import Samples
 from dxn.errors import UserError
 from dxn.models import make_sampler
-from dxn.run import model_folder, report
+from dxn.run import model_folder, report, vectors
 from dxn.run.attention import draw_attention
 from dxn.run.build import (
     assign_inputs,
@@ -28,75 +28,70 @@ from dxn.run.build import (
     preprocessors_of,
 )
 from dxn.run.evaluation import evaluate_model
+from dxn.run.input_rows import has_many_samples, open_input
+from dxn.run.output import check_suffix, list_suffixes, write_records
+from dxn.run.prediction_table import answer_lines, identify, prediction_records, record_line
 from dxn.run.predictor import Predictor
-from dxn.run.report import console, print_line
-from dxn.run.samples import is_table, open_table, read_sample
+from dxn.run.report import console, count, next_step, print_line
+from dxn.run.samples import read_sample
 from dxn.run.settings import Settings
 from dxn.run.tokenizing import tokenize_sample
 from dxn.run.training import train_one
 
-VECTOR_SUFFIXES = (".npy", ".csv")
+MAX_PRINTED = 20  # rows; a file has all of them
 
 
 def train(settings: Settings) -> int:
     """Train, evaluate on the test split, and write the run folder."""
-    train_one(settings)
-    return 0
-
-
-def sweep(runs: Sequence[Settings]) -> int:
-    """Train once per configuration, and print statistics of the test metrics over all runs."""
-    results: list[Mapping[str, Any]] = []
-    for i, settings in enumerate(runs):
-        # Text, because rich would read brackets in an override as markup.
-        title = f"{i + 1} of {len(runs)}: {' '.join(settings.overrides)}"
-        console.rule(report.Text(title), style="none")
-        results.append(train_one(settings).metrics)
-    # Metrics of single inputs, such as test/accuracy[text], would make the table too long.
-    names = [name for name in results[0] if name.startswith("test/") and "[" not in name]
-    table = report.Table(title=f"mean ± sd of {len(results)} runs")
-    table.add_column("metric")
-    for heading in ("mean", "sd", "min", "max"):
-        table.add_column(heading, justify="right")
-    for name in names:
-        values = [metrics[name] for metrics in results]
-        # The sample standard deviation (n - 1), as papers report it; one run has none.
-        deviation = statistics.stdev(values) if len(values) > 1 else 0.0
-        cells = (statistics.mean(values), deviation, min(values), max(values))
-        table.add_row(name, *(f"{value:.4f}" for value in cells))
-    console.print(table)
+    for command in train_one(settings).next_commands:
+        next_step(command)
     return 0
 
 
 def evaluate(settings: Settings) -> int:
     """Compute the metrics of a trained model, with all inputs and with subsets of them."""
-    folder = evaluate_model(settings, load_predictor(settings))
-    print_line(f"written: {folder}")
+    predictor = load_predictor(settings)
+    folder = evaluate_model(settings, predictor)
+    files = "metrics.json, predictions.csv, plots/" if predictor.task.answers else "metrics.json"
+    print_line(f"written: {folder}: {files}")
+    if predictor.task.answers:
+        next_step(f"open {folder / 'predictions.csv'}, which has the prediction of each row")
     return 0
 
 
 def predict(settings: Settings) -> int:
-    """Predict for one sample or a table."""
+    """Predict for one sample, or for each sample of a table, a folder or a pattern of files."""
     values = settings.values
+    # Before the model is loaded, so that a mistake is reported at once.
+    output = check_suffix(values["output"])
     predictor = load_predictor(settings)
     predictor.require_answers()  # before a large table is read
-    if not is_table(values["input"]):
-        sample = read_sample(values["input"], predictor.preprocessors)
-        console.print_json(json.dumps(predictor.predict(**sample)))
-        return 0
-    opened = open_table(values["input"], predictor, values["on_bad"])
-    # Samples without a task: a target column in a new table has no effect.
-    samples = Samples(opened, predictor.preprocessors)
+    is_single = not has_many_samples(values["input"])
+    if is_single:
+        samples = predictor.samples([read_sample(values["input"], predictor.preprocessors)])
+    else:
+        # Samples without a task: a target column in a new table has no effect.
+        samples = Samples(open_input(values, predictor), predictor.preprocessors)
     predictions = predictor.run(samples, batch_size=values["batch_size"])
-    answers = [predictor.answer(predicted) for predicted in predictions.predicted]
-    if not values["output"]:
-        for row, answer in zip(predictions.rows, answers, strict=True):
-            print_line(f"{opened.origin[row]}: {answer['prediction']}")
-        return 0
-    output = Path(values["output"])
-    report.write_predictions(output, predictions, samples, predictor.task, answers)
-    skipped = f", {opened.skipped} skipped" if opened.skipped else ""
-    print_line(f"written: {output} ({len(answers):,} rows{skipped})")
+    opened, task = samples.opened, predictor.task
+    if is_single:
+        inputs = {name: cells[0] for name, cells in opened.cells.items()}
+        for line in answer_lines(task.answer(predictions.predicted[0], inputs)):
+            print_line(line)
+    records = prediction_records(predictions, opened, task)
+    if is_single:
+        del records[0]["file"]  # there is no file that contains the sample as a row
+    if output is not None:
+        write_records(output, records, separator=task.separator)
+        print_line(f"written: {output} ({_rows(records, opened)})")
+    elif not is_single:
+        for record in records[:MAX_PRINTED]:
+            print_line(record_line(record))
+        if len(records) > MAX_PRINTED:
+            print_line(f"and {report.count(len(records) - MAX_PRINTED, 'more row', 'more rows')}")
+        if opened.skipped:
+            print_line(f"{report.count(opened.skipped, 'row')} skipped")
+        next_step("output=answers.csv writes all rows with their inputs to a file")
     return 0
 
 
@@ -132,25 +127,34 @@ def generate(settings: Settings) -> int:
 
 
 def embed(settings: Settings) -> int:
-    """Compute the embedding of one sample, or of each row of a table."""
+    """Compute the embedding of one sample, or of each sample of a table or folder."""
     values = settings.values
-    predictor = load_predictor(settings)
-    if not is_table(values["input"]):
-        sample = read_sample(values["input"], predictor.preprocessors)
-        console.print_json(json.dumps(predictor.embed(**sample).tolist()))
-        return 0
-    output = Path(values["output"] or "")
-    if output.suffix not in VECTOR_SUFFIXES:
+    output = check_suffix(values["output"], vectors.SUFFIXES)
+    is_single = not has_many_samples(values["input"])
+    if output is None and not is_single:
         raise UserError(
-            f"output: must be a file that ends in {' or '.join(VECTOR_SUFFIXES)}, because the "
-            f"input is a table; got {values['output']}"
+            "output: must be set for several samples, to a file that ends in "
+            f"{list_suffixes(vectors.SUFFIXES)}"
         )
-    opened = open_table(values["input"], predictor, values["on_bad"])
-    samples = Samples(opened, predictor.preprocessors)
-    rows, vectors = predictor.vectors(samples, batch_size=values["batch_size"])
-    report.write_vectors(output, [opened.origin[row] for row in rows], vectors)
-    skipped = f", {opened.skipped} skipped" if opened.skipped else ""
-    print_line(f"written: {output} ({len(rows):,} rows of {vectors.shape[1]} numbers{skipped})")
+    predictor = load_predictor(settings)
+    if is_single:
+        samples = predictor.samples([read_sample(values["input"], predictor.preprocessors)])
+    else:
+        samples = Samples(open_input(values, predictor), predictor.preprocessors)
+    opened = samples.opened
+    rows, embeddings = predictor.vectors(samples, batch_size=values["batch_size"])
+    if is_single:
+        for line in vectors.vector_lines(embeddings[0]):
+            print_line(line)
+    if output is None:
+        next_step("output=vector.npy writes all of its numbers to a file")
+        return 0
+    ids = [identify(opened, row) for row in rows]
+    files = vectors.write_vectors(output, ids, embeddings)
+    sizes = f"{_rows(rows, opened)} of {embeddings.shape[1]} numbers"
+    print_line(f"written: {files[0]} ({sizes})")
+    for file in files[1:]:
+        print_line(f"written: {file} (file, row number and ids of each row)")
     return 0
 
 
@@ -160,12 +164,14 @@ def attend(settings: Settings) -> int:
     predictor = load_predictor(settings)
     sample = read_sample(values["input"], predictor.preprocessors)
     folder = Path(values["output"])
-    result = draw_attention(predictor, sample, folder)
+    name = str(values["run"] or values["weights"]["source"])
+    result = draw_attention(predictor, sample, folder, model_name=name)
     for name, share in result.shares.items():
         print_line(f"{name}: {share:.1%} of the attention")
     for note in result.notes:
         print_line(note)
     print_line(f"written: {folder}: {', '.join(path.name for path in result.files)}")
+    next_step(f"open {result.files[-1]} in a browser")
     return 0
 
 
@@ -174,8 +180,8 @@ def neighbors(settings: Settings) -> int:
     values = settings.values
     _check_positive(values, "count")
     closest = load_predictor(settings).neighbors(str(values["token"]), count=values["count"])
-    table = report.Table()
-    table.add_column("subword")
+    table = report.Table(title="tokens of the vocabulary with the most similar embeddings")
+    table.add_column("token")
     table.add_column("cosine", justify="right")
     for token, cosine in closest:
         table.add_row(report.plain_text(token), f"{cosine:.3f}")
@@ -196,13 +202,20 @@ def check(settings: Settings) -> int:
     """Read a whole data set and report what it contains. The exit code is 1 if rows are bad."""
     config = settings.values
     trust = settings.trust
+    output = Path(config["output"])
+    remove_earlier(output)
     torch.manual_seed(config["seed"])
     task = build_task(config, trust)
     preprocessors = preprocessors_of(config, trust)
     source = open_source(config, preprocessors, trust)
-    has_target = source.target is not None
+    decided, errors = None, []
     # A data set without a target can be checked too, for example to train head=language on it.
-    decided = decide_task(task, config, source)[0] if has_target else None
+    if source.target is not None:
+        try:
+            decided, _, source = decide_task(task, config, source)
+        except UserError as error:
+            # The rest of the data is checked nevertheless, so that all problems are listed.
+            errors = [str(error)]
     inputs = assign_inputs(config, source.inputs, preprocessors)
     adapters = build_adapters(inputs, trust)
 
@@ -211,14 +224,23 @@ def check(settings: Settings) -> int:
         fit_adapters(adapters, inputs, splits["train"], ())
 
     named = {n: a.prepare for n, a in by_input(adapters, inputs.adapters).items()}
-    result = check_source(source, named, task=decided, fit=fit)
+    result = check_source(source, named, task=decided, fit=fit, errors=errors)
     for line in result.lines():
         print_line(line)
-    if not result.bad:
-        return 0
-    write_bad(result, Path(config["output"]))
-    print_line(f"{len(result.bad)} bad cells or rows, listed in {config['output']}")
-    return 1
+    if result.listed:
+        write_bad(result, output)
+        print_line(f"written: {output} ({count(len(result.listed), 'line')})")
+    if result.errors or result.bad:
+        next_step(
+            f"correct the rows in {output}, or train with data.on_bad=skip"
+            if result.bad
+            else "correct the data or the options, see the errors above"
+        )
+        return 1
+    # The output of the check is a file, and that of the training is a folder.
+    options = [o for o in settings.overrides if not o.startswith("output=")]
+    next_step(shlex.join(["dxn", "train", *options]))
+    return 0
 
 
 def show(settings: Settings) -> int:
@@ -254,6 +276,11 @@ def load_predictor(settings: Settings) -> Predictor:
         device=device,
         trust=settings.folder_trust,
     )
+
+
+def _rows(rows: Sequence[Any], opened: Opened) -> str:
+    skipped = f", {opened.skipped:,} skipped" if opened.skipped else ""
+    return f"{report.count(len(rows), 'row')}{skipped}"
 
 
 def _check_positive(values: Mapping[str, Any], *names: str) -> None:

@@ -10,7 +10,7 @@ from dxn.tasks.masked import Masked
 from dxn.tasks.multilabel import Multilabel
 from dxn.tasks.regress import Regress
 from dxn.tasks.tag import Tag
-from dxn.tasks.task import IGNORED, TASKS, Task, Window, Writes, format_cell, read_state
+from dxn.tasks.task import IGNORED, TASKS, Task, Window, Writes, read_state
 
 __all__ = [
     "IGNORED",
@@ -31,7 +31,6 @@ __all__ = [
     "TokenHead",
     "Window",
     "Writes",
-    "format_cell",
     "infer_task",
     "read_state",
     "task_class",

@@ -10,6 +10,7 @@ from typing import Any
 from torch import nn
 
 from dxn.errors import UserError
+from dxn.tasks.cells import problem_of
 from dxn.tasks.heads import Hidden, check_hidden
 from dxn.tasks.task import TASKS, Task
 
@@ -57,8 +58,10 @@ class Auto:
 
     def resolve(
         self, values: Sequence[Any], words: Sequence[Any] | None = None, hint: str | None = None
-    ) -> tuple[Task, dict[str, Any]]:
-        """Return the best-fitting task, and the configuration node that rebuilds it.
+    ) -> tuple[Task, dict[str, Any], str]:
+        """Return the best-fitting task, the configuration node that rebuilds it, and the reason.
+
+        The reason is "" if no other task fits nearly as well, see `Task.reason`.
 
         Args:
             values: Raw cells of the target column in the training split; None where missing.
@@ -73,6 +76,7 @@ class Auto:
         # The task that a data source specifies has priority over the one inferred from its values.
         name = hint or infer_task(values, words)
         cls = task_class(name)
+        reason = "" if hint else cls.reason([value for value in values if value is not None])
         parameters = inspect.signature(cls).parameters
         options = {key: value for key, value in self.options.items() if key in parameters}
         required = {key for key, p in parameters.items() if p.default is p.empty}
@@ -83,7 +87,7 @@ class Auto:
             # A decoder built from a configuration is a Partial, which stores its own node. The node
             # is what a saved configuration needs.
             node["decoder"] = getattr(node["decoder"], "node", node["decoder"])
-        return cls(**options), node
+        return cls(**options), node, reason
 
 
 def infer_task(values: Sequence[Any], words: Sequence[Any] | None = None) -> str:
@@ -111,7 +115,8 @@ def infer_task(values: Sequence[Any], words: Sequence[Any] | None = None) -> str
     # If scores are equal, max() returns the task that is first in the registry.
     best = max(scores, key=scores.__getitem__)
     if scores[best] <= 0:
-        raise UserError(f"head=auto: no task accepts targets such as {present[0]!r}; set head=NAME")
+        problem = problem_of(present) or f"no task accepts values such as {present[0]!r}; set head"
+        raise UserError(f"data.target: {problem}")
     return best
 
 

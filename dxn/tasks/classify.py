@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,9 +12,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dxn.tasks.cells import are_lists
+from dxn.errors import UserError
+from dxn.tasks.cells import are_lists, problem_of
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
-from dxn.tasks.labels import Labels, balanced_weights, describe_names
+from dxn.tasks.labels import Labels, balanced_weights, describe_names, is_number
+from dxn.tasks.number_notes import explain_classes
+from dxn.tasks.probabilities import MAX_CLASS_COLUMNS, TOP, probability_fields, significant
 from dxn.tasks.task import IGNORED, Batch, Task
 
 
@@ -55,21 +59,30 @@ class Classify(Task):
             "dropout": dropout,
         }
         self.classes = Labels()
+        # Share of each class in the training split. Models that were saved without it have none.
+        self.frequencies: tuple[float, ...] = ()
 
     @classmethod
     def accepts(cls, values: Sequence[Any], words: Sequence[Any] | None) -> float:
         """Return a low score for any column that does not consist of lists."""
         # Every value can be a class label. The score is below those of all other tasks (0.5 to 1),
         # so that classification is the fallback if no other task accepts the values.
-        return 0.3 if values and not are_lists(values) else 0.0
+        return 0.3 if values and not are_lists(values) and problem_of(values) is None else 0.0
+
+    @classmethod
+    def reason(cls, values: Sequence[Any]) -> str:
+        """Return why numbers are read as classes instead of a quantity."""
+        return explain_classes(values)
 
     def parse(self, value: Any, origin: str) -> str:
         """Return the class name."""
         return str(value)
 
     def fit(self, values: Sequence[str]) -> None:
-        """Collect the class names, and compute class weights if `balance` is set."""
+        """Collect the class names and frequencies, and class weights if `balance` is set."""
         self.classes = Labels.fit(values)
+        counts = Counter(values)
+        self.frequencies = tuple(counts[name] / len(values) for name in self.labels)
         if self.balance:
             weights = balanced_weights(self.classes.names, values)
             self.classes = replace(self.classes, weights=weights)
@@ -133,17 +146,22 @@ class Classify(Task):
     ) -> dict[str, float]:
         """Return the accuracy and the macro-averaged F1 score.
 
-        A row whose class is not in the training split counts as wrong in the accuracy, and is left
-        out of the F1 score.
+        With more than MAX_CLASS_COLUMNS classes, also return the fraction of rows whose class is
+        among the TOP most probable ones. A row whose class is not in the training split counts as
+        wrong in the accuracies, and is left out of the F1 score.
         """
         # torchmetrics takes seconds to import, so it is imported only when it is needed.
         from torchmetrics.functional.classification import multiclass_f1_score
 
         true = self._encode_all(truths)
-        predicted = torch.stack(list(predictions)).argmax(1)
+        probabilities = torch.stack(list(predictions))
+        predicted = probabilities.argmax(1)
         known = true != IGNORED
         # No predicted index is equal to IGNORED, so a row of an unknown class counts as wrong.
         results = {"accuracy": float((predicted == true).float().mean())}
+        if len(self.labels) > MAX_CLASS_COLUMNS:
+            is_top = (probabilities.topk(TOP).indices == true[:, None]).any(1)
+            results[f"accuracy_top{TOP}"] = float(is_top.float().mean())
         # torchmetrics requires at least two classes and one row.
         if known.any() and len(self.labels) > 1:
             f1 = multiclass_f1_score(
@@ -152,28 +170,54 @@ class Classify(Task):
             results["f1_macro"] = float(f1)
         return results
 
-    def answer(self, prediction: Tensor) -> dict[str, Any]:
+    def answer(self, prediction: Tensor, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the most probable class, and the probability of each class."""
         probabilities = dict(zip(self.labels, prediction.tolist(), strict=True))
-        best = max(probabilities, key=probabilities.__getitem__)
-        return {"prediction": best, "probabilities": probabilities}
+        return {
+            "prediction": self.labels[int(prediction.argmax())],
+            "probabilities": probabilities,
+        }
 
-    def columns(self) -> list[str]:
-        """Return the names of the columns: the predicted class, then one column per class."""
-        return ["predicted", *(f"p({name})" for name in self.labels)]
+    def fields(
+        self, prediction: Tensor, target: Any = None, inputs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the predicted class, its probability, and the probabilities of the classes."""
+        return {
+            "prediction": self.labels[int(prediction.argmax())],
+            "confidence": significant(float(prediction.max())),
+            **probability_fields(self.labels, prediction),
+        }
 
-    def cells(self, answer: Mapping[str, Any]) -> list[str]:
-        """Return the predicted class and the probability of each class."""
-        return [answer["prediction"], *(f"{p:.6f}" for p in answer["probabilities"].values())]
+    def trivial(self) -> tuple[str, Tensor] | None:
+        """Return the most frequent class of the training split."""
+        if not self.frequencies:
+            return None
+        # The frequencies as probabilities: the most frequent class is then the predicted one.
+        prediction = torch.tensor(self.frequencies)
+        return f"always {self.labels[int(prediction.argmax())]}", prediction
 
     def state(self) -> dict[str, Any]:
-        """Return the class names and weights."""
-        return self.classes.state()
+        """Return the class names, weights and frequencies."""
+        return {**self.classes.state(), "frequencies": list(self.frequencies)}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the class names and weights."""
+        """Restore the class names, weights and frequencies."""
         self.classes = Labels.from_state(state)
+        self.frequencies = read_frequencies(state, len(self.labels))
 
     def _encode_all(self, truths: Sequence[str]) -> Tensor:
         index = self.classes.index
         return torch.tensor([index.get(truth, IGNORED) for truth in truths])
+
+
+def read_frequencies(state: Mapping[str, Any], count: int) -> tuple[float, ...]:
+    """Return the frequencies in the content of labels.json; () if it has none.
+
+    Raises:
+        UserError: If there is not one number per class.
+    """
+    values = state.get("frequencies") or []
+    is_valid = isinstance(values, list) and all(is_number(value) for value in values)
+    if not is_valid or len(values) not in (0, count):
+        raise UserError(f"labels.json: frequencies must be a list of {count} numbers")
+    return tuple(float(value) for value in values)

@@ -16,7 +16,7 @@ from dxn.errors import UserError
 from dxn.models.attention import Memory
 from dxn.models.generation import Hypothesis, Sampler, beam_search, generate, greedy
 from dxn.models.losses import linear_cross_entropy
-from dxn.tasks.cells import are_numbers
+from dxn.tasks.cells import are_numbers, problem_of
 from dxn.tasks.task import IGNORED, Batch, Task
 from dxn.tokenize.adapter import VocabularyAdapter
 from dxn.tokenize.target import TargetTokenizer
@@ -197,8 +197,21 @@ class Generate(Task):
         distinct_ratio = len(set(values)) / max(len(values), 1)
         if len(values) < MIN_TEXTS or distinct_ratio <= 0.5 or are_numbers(values):
             return 0.0
+        if problem_of(values) is not None:
+            return 0.0
         words_per_value = statistics.fmean(len(value.split()) for value in values)
         return 0.7 if words_per_value > 1 or distinct_ratio > 0.9 else 0.0
+
+    @classmethod
+    def reason(cls, values: Sequence[Any]) -> str:
+        """Return why single words are read as texts instead of classes."""
+        if any(len(value.split()) > 1 for value in values):
+            return ""
+        distinct = len(set(values))
+        return (
+            f"{distinct:,} different words in {len(values):,} rows are read as texts to write; "
+            "set head=classify to make each word a class"
+        )
 
     def parse(self, value: Any, origin: str) -> str:
         """Return the target text."""
@@ -342,7 +355,7 @@ class Generate(Task):
         """
         return text_metrics(predictions, [self.tokenizer.normalize(truth) for truth in truths])
 
-    def answer(self, prediction: str) -> dict[str, Any]:
+    def answer(self, prediction: str, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the generated text."""
         return {"prediction": prediction}
 

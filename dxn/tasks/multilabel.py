@@ -13,10 +13,12 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from dxn.errors import UserError
 from dxn.tasks.cells import are_lists, are_numbers, parse_list
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
 from dxn.tasks.labels import Labels, describe_names
-from dxn.tasks.task import Batch, Task, format_cell
+from dxn.tasks.probabilities import list_names, probability_fields
+from dxn.tasks.task import Batch, Task
 
 SEPARATOR = "|"  # between the labels of one cell, as in "red|round"
 
@@ -36,6 +38,7 @@ class Multilabel(Task):
     """
 
     name = "multilabel"
+    separator = SEPARATOR
     monitored = "f1_micro"
     higher_is_better = True
 
@@ -61,6 +64,8 @@ class Multilabel(Task):
             "dropout": dropout,
         }
         self.names = Labels()
+        # The best constant prediction. Models that were saved without it have none.
+        self.constant: list[str] | None = None
 
     @classmethod
     def accepts(cls, values: Sequence[Any], words: Sequence[Any] | None) -> float:
@@ -87,10 +92,13 @@ class Multilabel(Task):
         return parse_list(value, origin)
 
     def fit(self, values: Sequence[Sequence[str]]) -> None:
-        """Collect the label names, and compute label weights if `balance` is set."""
+        """Collect the label names and the constant, and label weights if `balance` is set."""
         self.names = Labels.fit(chain.from_iterable(values))
+        counts = Counter(chain.from_iterable(values))
+        frequent = [name for name in self.labels if counts[name] > len(values) / 2]
+        # Without such a label, predicting no label would have an F1 of 0.
+        self.constant = frequent or _most_frequent_set(values)
         if self.balance:
-            counts = Counter(chain.from_iterable(values))
             # The ratio of negatives to positives, as the documentation of pos_weight recommends.
             weights = [(len(values) - counts[n]) / max(counts[n], 1) for n in self.labels]
             self.names = replace(self.names, weights=tuple(weights))
@@ -168,25 +176,48 @@ class Multilabel(Task):
             "average_precision": float(torch.stack(precisions).mean()) if precisions else 0.0,
         }
 
-    def answer(self, prediction: Tensor) -> dict[str, Any]:
+    def answer(self, prediction: Tensor, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the labels that reach the threshold, and the probability of each label."""
         probabilities = dict(zip(self.labels, prediction.tolist(), strict=True))
-        chosen = [name for name, p in probabilities.items() if p >= self.threshold]
-        return {"prediction": chosen, "probabilities": probabilities}
+        return {"prediction": self._chosen(prediction), "probabilities": probabilities}
 
-    def columns(self) -> list[str]:
-        """Return the names of the columns: the predicted labels, then one column per label."""
-        return ["predicted", *(f"p({name})" for name in self.labels)]
+    def fields(
+        self, prediction: Tensor, target: Any = None, inputs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the predicted labels, and the probabilities of the labels."""
+        fields = probability_fields(self.labels, prediction)
+        return {"prediction": self._chosen(prediction), **fields}
 
-    def cells(self, answer: Mapping[str, Any]) -> list[str]:
-        """Return the predicted labels and the probability of each label."""
-        probabilities = [f"{p:.6f}" for p in answer["probabilities"].values()]
-        return [format_cell(answer["prediction"]), *probabilities]
+    def trivial(self) -> tuple[str, Tensor] | None:
+        """Return the labels that most training rows have, or the most frequent set of labels."""
+        if self.constant is None:
+            return None
+        return f"always {list_names(self.constant) or 'no label'}", self.encode(self.constant)
 
     def state(self) -> dict[str, Any]:
-        """Return the label names and weights."""
-        return self.names.state()
+        """Return the label names and weights, and the constant prediction."""
+        return {**self.names.state(), "constant": self.constant}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the label names and weights."""
+        """Restore the label names and weights, and the constant prediction."""
         self.names = Labels.from_state(state)
+        constant = state.get("constant")
+        if constant is not None and not _are_names(constant, self.labels):
+            raise UserError("labels.json: constant must be a list of labels or null")
+        self.constant = constant
+
+    def _chosen(self, probabilities: Tensor) -> list[str]:
+        indices = (probabilities >= self.threshold).nonzero()[:, 0].tolist()
+        return [self.labels[i] for i in indices]
+
+
+def _most_frequent_set(values: Sequence[Sequence[str]]) -> list[str]:
+    """Return the set of labels that most rows have, and no labels if there are no rows."""
+    # Sorted, because the order of the labels in a cell has no meaning.
+    counts = Counter(tuple(sorted(set(value))) for value in values)
+    return list(counts.most_common(1)[0][0]) if counts else []
+
+
+def _are_names(values: Any, labels: Sequence[str]) -> bool:
+    """Whether a value from labels.json is a list of these labels."""
+    return isinstance(values, list) and all(value in labels for value in values)

@@ -12,9 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.errors import UserError
-from dxn.tasks.cells import are_amounts, as_number
+from dxn.tasks.cells import are_amounts
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
 from dxn.tasks.labels import is_number
+from dxn.tasks.number_notes import explain_amounts, explain_format
+from dxn.tasks.numbers import NumberFormat, find_format
+from dxn.tasks.probabilities import significant
 from dxn.tasks.task import Batch, Task
 
 
@@ -52,11 +55,27 @@ class Regress(Task):
         }
         self.mean = 0.0
         self.std = 1.0
+        self.format = NumberFormat()
+        # How many of the target cells are numbers, for the message about a cell that is none.
+        self.counts = ""
 
     @classmethod
     def accepts(cls, values: Sequence[Any], words: Sequence[Any] | None) -> float:
-        """Return a positive score for numbers, except for few distinct integers (class labels)."""
+        """Return a positive score for numbers, except for integers that are class labels."""
         return 0.8 if are_amounts(values) else 0.0
+
+    @classmethod
+    def reason(cls, values: Sequence[Any]) -> str:
+        """Return why integers are read as a quantity instead of classes."""
+        return explain_amounts(values)
+
+    def find_format(self, values: Sequence[Any], origins: Sequence[str]) -> list[str]:
+        """Find the decimal separator and the unit of the numbers."""
+        self.format = find_format(values)
+        others = [i for i, value in enumerate(values) if self.format.parse(value) is None]
+        if others:
+            self.counts = f", as {len(values) - len(others):,} of {len(values):,} targets are"
+        return explain_format(self.format, values, others, origins)
 
     def parse(self, value: Any, origin: str) -> float:
         """Return the number.
@@ -64,9 +83,9 @@ class Regress(Task):
         Raises:
             UserError: If the cell is not a finite number.
         """
-        number = as_number(value)
+        number = self.format.parse(value)
         if number is None:
-            raise UserError(f"{origin}: the target must be a number, got {value!r}")
+            raise UserError(f"{origin}: the target must be a number{self.counts}, got {value!r}")
         return number
 
     def fit(self, values: Sequence[float]) -> None:
@@ -127,13 +146,27 @@ class Regress(Task):
             "r2": float(r2) if variance > 0 else float("nan"),
         }
 
-    def answer(self, prediction: Tensor) -> dict[str, Any]:
+    def answer(self, prediction: Tensor, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the predicted number."""
         return {"prediction": float(prediction)}
 
+    def fields(
+        self, prediction: Tensor, target: Any = None, inputs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the predicted number, and the error if the target is known."""
+        predicted = significant(float(prediction))
+        if target is None:
+            return {"prediction": predicted}
+        return {"prediction": predicted, "error": significant(predicted - target)}
+
+    def trivial(self) -> tuple[str, Tensor]:
+        """Return the mean of the training split, the constant with the smallest RMSE."""
+        return "always the mean", torch.tensor(self.mean)
+
     def state(self) -> dict[str, Any]:
-        """Return the mean and the standard deviation."""
-        return {"mean": self.mean, "std": self.std}
+        """Return the mean, the standard deviation, and how numbers are written."""
+        written = {"decimal": self.format.decimal, "unit": self.format.unit}
+        return {"mean": self.mean, "std": self.std, **written}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the mean and the standard deviation."""
@@ -145,8 +178,15 @@ class Regress(Task):
                 "labels.json: mean and std must be numbers and std must be positive, "
                 f"got {mean!r} and {std!r}"
             )
+        decimal, unit = state.get("decimal", "."), state.get("unit", "")
+        if decimal not in (".", ",") or not isinstance(unit, str):
+            raise UserError(
+                f"labels.json: decimal must be a point or a comma and unit a string, got "
+                f"{decimal!r} and {unit!r}"
+            )
         self.mean = float(mean)
         self.std = float(std)
+        self.format = NumberFormat(decimal, unit)
 
 
 def _format_number(value: float) -> str:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import random
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, dataclass, replace
 from itertools import chain, zip_longest
 from typing import Any
 
@@ -16,12 +15,24 @@ from torch import Tensor, nn
 
 from dxn.errors import UserError
 from dxn.tasks.cells import parse_list
+from dxn.tasks.entities import OUTSIDE, describe_entities, entities, split_words
 from dxn.tasks.heads import TokenHead
 from dxn.tasks.labels import Labels, balanced_weights, describe_names, encode_names
 from dxn.tasks.task import IGNORED, Batch, Task
 from dxn.tokenize.adapter import has_words
 
-OUTSIDE = "O"  # the tag of a word that does not belong to an entity
+
+@dataclass(frozen=True, slots=True)
+class Tagged:
+    """The prediction for one sample.
+
+    Args:
+        tags: Tag of each word. Words that were truncated have none.
+        scores: Probability of each tag.
+    """
+
+    tags: list[str]
+    scores: list[float]
 
 
 class Tag(Task):
@@ -36,6 +47,7 @@ class Tag(Task):
 
     name = "tag"
     wants_words = True
+    separator = " "
     monitored = "f1_entity"
     higher_is_better = True
 
@@ -180,27 +192,30 @@ class Tag(Task):
 
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
-    ) -> list[list[str]]:
+    ) -> list[Tagged]:
         """Return the tags of the words of each sample; a word without tokens gets the tag "O"."""
         part = batch[self.input]
         words = part["words"].cpu()
         first = first_tokens(words)
-        indices = output.float()[:, : words.shape[1]].softmax(-1).cpu().argmax(-1)
-        predictions: list[list[str]] = [[] for _ in range(batch["size"])]
+        best = output.float()[:, : words.shape[1]].softmax(-1).cpu().max(-1)
+        predictions = [Tagged([], []) for _ in range(batch["size"])]
         for i, row in enumerate(part["rows"].tolist()):
             # `i` is the index among the samples that have this input, `row` the index in the batch.
             num_words = int(words[i].max()) + 1 if words[i].numel() else 0
             tags = [OUTSIDE] * num_words
+            scores = [1.0] * num_words
             starts = first[i]
             word_ids = words[i, starts].tolist()
-            tag_ids = indices[row, starts].tolist()
-            for word, tag in zip(word_ids, tag_ids, strict=True):
+            tag_ids = best.indices[row, starts].tolist()
+            probabilities = best.values[row, starts].tolist()
+            for word, tag, p in zip(word_ids, tag_ids, probabilities, strict=True):
                 tags[word] = self.labels[tag]
-            predictions[row] = tags
+                scores[word] = p
+            predictions[row] = Tagged(tags, scores)
         return predictions
 
     def metrics(
-        self, predictions: Sequence[Sequence[str]], truths: Sequence[Sequence[str]], loss: float
+        self, predictions: Sequence[Tagged], truths: Sequence[Sequence[str]], loss: float
     ) -> dict[str, float]:
         """Return the accuracy per word, and precision, recall and F1 per entity as in conlleval.
 
@@ -211,7 +226,8 @@ class Tag(Task):
         num_predicted = 0
         num_true = 0
         num_correct = 0
-        for predicted, true in zip(predictions, truths, strict=True):
+        for prediction, true in zip(predictions, truths, strict=True):
+            predicted = prediction.tags
             if len(predicted) > len(true):
                 raise ValueError(
                     f"there must be at most one predicted tag per word, got {len(predicted)} "
@@ -234,9 +250,32 @@ class Tag(Task):
             "f1_entity": 2 * num_correct / total if total else 0.0,
         }
 
-    def answer(self, prediction: Sequence[str]) -> dict[str, Any]:
-        """Return the tag of each word."""
-        return {"prediction": list(prediction)}
+    def answer(self, prediction: Tagged, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the tag of each word and, if the inputs are known, the words and the entities.
+
+        An entity has the keys of `dxn.tasks.entities.Entity`.
+        """
+        source = (inputs or {}).get(self.input)
+        if source is None:
+            return {"prediction": prediction.tags}
+        found = describe_entities(prediction.tags, prediction.scores, source)
+        return {
+            "prediction": prediction.tags,
+            "words": split_words(source)[0],
+            "entities": [asdict(entity) for entity in found],
+        }
+
+    def fields(
+        self, prediction: Tagged, target: Any = None, inputs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the tag of each word and, if the inputs are known, the entities."""
+        answer = self.answer(prediction, inputs)
+        return {name: answer[name] for name in ("prediction", "entities") if name in answer}
+
+    def trivial(self) -> tuple[str, Tagged] | None:
+        """Return no entities, if there is a tag for words outside of entities."""
+        # `metrics` counts words without a prediction as outside.
+        return (f"always {OUTSIDE}", Tagged([], [])) if OUTSIDE in self.labels else None
 
     def state(self) -> dict[str, Any]:
         """Return the tag names and weights."""
@@ -257,23 +296,3 @@ def first_tokens(words: Tensor) -> Tensor:
     # index in `words`.
     previous = F.pad(words, (1, 0), value=-2)[..., :-1]
     return (words >= 0) & (words != previous)
-
-
-def entities(tags: Sequence[str]) -> list[tuple[int, int, str]]:
-    """Return (start, stop, type) of each entity; an entity is a sequence of tags B-x I-x I-x.
-
-    An I-x that does not continue an entity of type x starts a new one, as in conlleval. A tag
-    without the prefix B- or I-, except O, is an entity of one word.
-    """
-    spans: list[tuple[int, int, str]] = []
-    for i, tag in enumerate(tags):
-        prefix, kind = tag[:2], tag[2:]
-        if not re.match("[BI]-", tag):
-            if tag != OUTSIDE:
-                spans.append((i, i + 1, tag))
-        elif prefix == "I-" and spans and spans[-1][1:] == (i, kind):
-            # The last entity ends at this word and has the same type: extend it.
-            spans[-1] = (spans[-1][0], i + 1, kind)
-        else:
-            spans.append((i, i + 1, kind))
-    return spans

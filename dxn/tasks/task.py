@@ -4,9 +4,9 @@ A task defines how targets are parsed and encoded, the head, the loss, the metri
 of predictions. Code outside `dxn.tasks` calls these methods and never branches on the name of a
 task.
 
-For training, the methods are called in this order: `check` (the configuration), `parse` (every
-target cell), `bind` (the fitted adapters), `fit` (the training targets), `make_head`. For a saved
-task the order is `load`, `bind`, `make_head`.
+For training, the methods are called in this order: `check` (the configuration), `find_format` (all
+target cells), `parse` (every target cell), `bind` (the fitted adapters), `fit` (the training
+targets), `make_head`. For a saved task the order is `load`, `bind`, `make_head`.
 """
 # ruff: noqa: B027 (optional methods have an empty default, so that a new task can be a small class)
 
@@ -77,6 +77,7 @@ class Task(ABC):
             `encode_sample` then receives a `Window` as `value`, and `required_inputs` contains the
             only input.
         wants_words: Whether inputs should be lists of words where possible.
+        separator: Text between the items of a list, such as labels, in one cell of a CSV file.
         random_in_validation: Whether `encode_sample` receives a random generator in validation as
             well, with the same state in every epoch. If False, `rand` is None except in training.
         plots: Plot of the predictions: "confusion", "scatter" or None.
@@ -89,6 +90,7 @@ class Task(ABC):
     answers: ClassVar[bool] = True
     streams: ClassVar[bool] = False
     wants_words: ClassVar[bool] = False
+    separator: ClassVar[str] = "|"
     random_in_validation: ClassVar[bool] = False
     plots: ClassVar[str | None] = None
     monitored: ClassVar[str] = "loss"
@@ -106,6 +108,29 @@ class Task(ABC):
                 there is no such input.
         """
         return 0.0
+
+    @classmethod
+    def reason(cls, values: Sequence[Any]) -> str:
+        """Return why head=auto chose this task, if another one would fit nearly as well.
+
+        The sentence names the option that selects the other task. "": the choice is clear.
+
+        Args:
+            values: Raw cells of the target column, never None.
+        """
+        return ""
+
+    def find_format(self, values: Sequence[Any], origins: Sequence[str]) -> list[str]:
+        """Find out how target cells are written, before `parse` is called.
+
+        Args:
+            values: Raw cells of the target column in all splits, never None.
+            origins: File and row of each cell.
+
+        Returns:
+            Sentences about how the cells are read, if that is not obvious.
+        """
+        return []
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check the composed configuration before any data is read.
@@ -290,8 +315,13 @@ class Task(ABC):
             return not math.isnan(new)
         return new > old if self.higher_is_better else new < old
 
-    def answer(self, prediction: Any) -> dict[str, Any]:
-        """Convert a prediction to JSON-serializable data.
+    def answer(self, prediction: Any, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Convert a prediction to JSON-serializable data, for the Python interface.
+
+        Args:
+            prediction: One result of `predict`.
+            inputs: The sample's inputs as the user passed them, by input name, for a task whose
+                answer quotes them.
 
         Returns:
             A dict with the key "prediction", and for some tasks "probabilities" by class name.
@@ -299,13 +329,26 @@ class Task(ABC):
         plain = prediction.tolist() if isinstance(prediction, Tensor) else prediction
         return {"prediction": plain}
 
-    def columns(self) -> list[str]:
-        """Return the names of the columns in predictions.csv that follow the row and the target."""
-        return ["predicted"]
+    def fields(
+        self, prediction: Any, target: Any = None, inputs: Mapping[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Return the columns of predictions.csv that follow the target, and their values.
 
-    def cells(self, answer: Mapping[str, Any]) -> list[str]:
-        """Return the cells of the columns in `columns()` for one result of `answer`."""
-        return [format_cell(answer["prediction"])]
+        Args:
+            prediction: One result of `predict`.
+            target: Parsed target of the row. None if it is unknown.
+            inputs: The row's inputs, as for `answer`.
+        """
+        return {"prediction": self.answer(prediction, inputs)["prediction"]}
+
+    def trivial(self) -> tuple[str, Any] | None:
+        """Return the best constant answer, with which the metrics of a model are compared.
+
+        Returns:
+            A description such as "always ham", and a prediction in the format of `predict`. None if
+            the task has no such answer, or it was not saved with the model.
+        """
+        return None
 
     # The model folder
 
@@ -398,13 +441,3 @@ def read_state(folder: Path, name: str | None = None) -> dict[str, Any]:
             f"{path}: was saved for the task {state['task']!r}, but the head is for {name!r}"
         )
     return state
-
-
-def format_cell(value: Any) -> str:
-    """Convert a target or a prediction to one cell of a CSV file."""
-    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-        # Tags and labels are separated by spaces, or by "|" if one of them contains a space.
-        return " ".join(value) if all(" " not in item for item in value) else "|".join(value)
-    if isinstance(value, list | tuple | dict):
-        return json.dumps(value, ensure_ascii=False)
-    return str(value)

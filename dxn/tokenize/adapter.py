@@ -11,6 +11,7 @@ optional member only through a function of this module, which returns the defaul
 | `num_tokens(raw) -> float` | 1.0 | `num_tokens(prepare, raw)` |
 | `accepts(values) -> float` | 0.0 | `accepts(prepare, values)` |
 | `summarize(raws, sources) -> str` | "" | `summarize(prepare, raws, sources)` |
+| `without_augment() -> Preprocessor` | itself | `without_augment(prepare)` |
 | `truncated(sample) -> (kept, total) or None` | None | `truncated(prepare, sample)` |
 
 | optional member of an adapter | default | function |
@@ -165,7 +166,11 @@ def has_words(prepare: Preprocessor) -> bool:
 
 
 def num_tokens(prepare: Preprocessor, raw: Any) -> float:
-    """Return the approximate number of tokens, used to batch samples of similar length."""
+    """Return the approximate number of tokens, used to batch samples of similar length.
+
+    It must not depend on `fit` if the preprocessor reads files, because the length of a file that
+    does not fit into memory is stored when it is read for the first time.
+    """
     # Only comparisons matter, so a constant means that all samples have the same length.
     count = getattr(prepare, "num_tokens", None)
     return 1.0 if count is None else count(raw)
@@ -178,9 +183,25 @@ def accepts(prepare: Preprocessor, values: Sequence[Any]) -> float:
 
 
 def summarize(prepare: Preprocessor, raws: Sequence[Any], sources: Sequence[Any]) -> str:
-    """Summarize the raw values of a split and their sources in one line. Default: ""."""
+    """Summarize the raw values of a split and their sources in one line. Default: "".
+
+    Args:
+        prepare: The preprocessor.
+        raws: Raw values. Reading one can read a file, so do not keep a list of all of them.
+        sources: What the raw values were read from.
+    """
     summary = getattr(prepare, "summarize", None)
     return "" if summary is None else summary(raws, sources)
+
+
+def without_augment(prepare: Preprocessor) -> Preprocessor:
+    """Return a preprocessor whose `read` does not depend on augmentation.
+
+    Validation and test samples are read with it, so that they are equal to those of a prediction,
+    whose preprocessor has no augmentation.
+    """
+    make = getattr(prepare, "without_augment", None)
+    return prepare if make is None else make()
 
 
 def truncated(prepare: Preprocessor, sample: Mapping[str, Tensor]) -> tuple[int, int] | None:
@@ -190,7 +211,13 @@ def truncated(prepare: Preprocessor, sample: Mapping[str, Tensor]) -> tuple[int,
 
 
 def fit_adapter(adapter: Adapter, raws: Iterable[Any]) -> None:
-    """Fit the adapter to raw values of the training split, for example train its tokenizer."""
+    """Fit the adapter to raw values of the training split, for example train its tokenizer.
+
+    Args:
+        adapter: The adapter.
+        raws: Raw values. It can be an iterator, so that files are read only if they are used; the
+            adapter can go through it once.
+    """
     fit = getattr(adapter, "fit", None)
     if fit is not None:
         fit(raws)

@@ -14,6 +14,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.tokenize.audio_augment import augment_spectrogram, augment_waveform, draw_gains
+from dxn.tokenize.audio_file import audio_rate, read_audio
 from dxn.tokenize.audio_options import (
     AudioAugment,
     AudioTokens,
@@ -21,7 +22,7 @@ from dxn.tokenize.audio_options import (
     SpectrogramOptions,
 )
 from dxn.tokenize.grid import collate_grids
-from dxn.tokenize.media import BadMedia, audio_rate, is_audio, matching_fraction, read_audio
+from dxn.tokenize.media import BadMedia, is_audio, matching_fraction
 from dxn.tokenize.spectrogram import Spectrogram, hop_samples
 
 MAX_RATES = 5  # a summary lists only the most common sample rates, to fit into one line

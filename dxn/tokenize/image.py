@@ -22,13 +22,16 @@ from dxn.tokenize.text_options import EmbeddingNormOptions
 from dxn.tokens import Span, Tokens
 
 MASK_RATIO = 0.6  # fraction of the patches that masked pretraining hides by default
-MAX_FITTED = 1000  # images are enough for stable statistics and fit into memory
+MAX_FITTED = 1000  # images are enough for stable statistics
 # Without an image_size, learned positions have the grid of this size, and are interpolated.
 USUAL_SIZE = (224, 224)
 
 
 class ImageAdapter(nn.Module):
     """Convert images to Tokens: one token per patch (arXiv:2010.11929, section 3.1), row by row.
+
+    The coords of a token are pixels of the raw image, which is reduced to about image_size when it
+    is read.
 
     Args:
         dim: Width D of a token.
@@ -113,15 +116,20 @@ class ImageAdapter(nn.Module):
         """Compute the mean and standard deviation of each channel if normalize does not set them.
 
         Args:
-            raws: uint8 images (C, H, W) of the training split. At most the first 1,000 are used.
+            raws: uint8 images (C, H, W) of the training split, as `read` returned them. At most the
+                first 1,000 are used.
         """
         if self.known_statistics:
             return self
-        pixels = [raw.flatten(1) for raw in islice(raws, MAX_FITTED)]
-        count = sum(p.shape[1] for p in pixels)
-        if count:
+        count = 0
+        sums: list[Tensor] = []
+        for raw in islice(raws, MAX_FITTED):
+            pixels = raw.flatten(1)
+            count += pixels.shape[1]
             # float64, because the variance is a small difference of two large numbers.
-            total, squares = torch.stack([_sums(p.double() / 255) for p in pixels]).sum(0)
+            sums.append(_sums(pixels.double() / 255))
+        if count:
+            total, squares = torch.stack(sums).sum(0)
             mean = total / count
             self.mean.copy_(mean)
             # The clamp avoids a division by zero if all images have a single color.

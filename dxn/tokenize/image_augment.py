@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from dxn.tokenize.image_options import ImageAugment, Interpolation
+from dxn.tokenize.image_file import resize
+from dxn.tokenize.image_options import ImageAugment
 from dxn.tokenize.randomness import torch_seeded
 
 GRAY = 128  # fill value of erased pixels: the middle of 0 to 255
@@ -83,12 +83,6 @@ class ImageAugmenter:
                 for transform in self.transforms:
                     pixels = transform(pixels)
         return pixels, frame
-
-
-def resize(pixels: Tensor, size: Sequence[int], mode: Interpolation = "bilinear") -> Tensor:
-    """Resize uint8 pixels (C, H, W) to (C, *size)."""
-    # Without antialias, downsampling would ignore most pixels of a large image.
-    return F.interpolate(pixels[None], tuple(size), mode=mode, antialias=True)[0]
 
 
 def _transforms(randaugment: int, erase: float) -> list[Callable[[Tensor], Tensor]]:

@@ -72,9 +72,11 @@ class ImageAugment:
     """Random augmentation of training images. It is drawn again in each epoch.
 
     Args:
-        crop: Maximum shift in pixels in each direction. Pixels at the edge are repeated.
+        crop: Maximum shift in each direction, in pixels of the image after it has been reduced to
+            image_size. Pixels at the edge are repeated.
         zoom: Minimum fraction of the image area in a random crop, which is resized to the full
-            size. 1 disables it.
+            size. 1 disables it. Smaller fractions need more memory, because images are kept at a
+            higher resolution.
         flip: Flip images horizontally with probability 1/2.
         randaugment: Magnitude from 0 to 30 of two random RandAugment operations
             (arXiv:1909.13719). 0 disables them.

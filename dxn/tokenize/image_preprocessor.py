@@ -5,15 +5,17 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dxn.tokenize.grid import as_pair, collate_grids
-from dxn.tokenize.image_augment import Frame, ImageAugmenter, resize
+from dxn.tokenize.image_augment import Frame, ImageAugmenter
+from dxn.tokenize.image_file import image_size, read_image, resize
 from dxn.tokenize.image_options import ImageAugment, ResizeOptions
-from dxn.tokenize.media import is_image, matching_fraction, read_image
+from dxn.tokenize.media import BadMedia, is_image, matching_fraction
 
 # Pixels per token in `num_tokens`: a patch of 16×16. The exact value is not needed, because
 # `num_tokens` serves only to compare images with each other.
@@ -57,17 +59,36 @@ class ImagePreprocessor:
     def read(self, source: Any) -> Tensor:
         """Read a path, bytes, PIL image or array as uint8 (C, H, W).
 
+        A larger image is reduced to the size that `__call__` resizes it to, so that a data set of
+        photos fits into memory. With augment.zoom, it is reduced less, so that a random crop still
+        has image_size pixels.
+
         Raises:
             BadMedia: If the image cannot be read or has more than max_pixels pixels.
         """
-        return read_image(source, channels=self.in_channels, max_pixels=self.resize.max_pixels)
+        return read_image(
+            source,
+            channels=self.in_channels,
+            max_pixels=self.resize.max_pixels,
+            reduced_size=self._kept_size,
+            interpolation=self.resize.interpolation,
+        )
+
+    def without_augment(self) -> ImagePreprocessor:
+        """Return a preprocessor whose `read` keeps no additional pixels for augmentation."""
+        return ImagePreprocessor(
+            image_size=self.image_size,
+            resize=self.resize,
+            in_channels=self.in_channels,
+            augment=ImageAugment(),
+        )
 
     def __call__(self, raw: Tensor, rand: random.Random | None = None) -> dict[str, Tensor]:
         """Resize a raw image uint8 (C, H, W), after augmentation if rand is not None.
 
         Returns:
-            pixels uint8 (C, h, w), and frame (4,): the position of the pixels in the raw image, see
-            `Frame`.
+            pixels uint8 (C, h, w), and frame (4,): the position of the pixels in the raw image,
+            which `read` has reduced, see `Frame`.
         """
         frame = Frame()
         if rand is not None:
@@ -104,10 +125,15 @@ class ImagePreprocessor:
         return matching_fraction(values, is_image)
 
     def summarize(self, raws: Sequence[Tensor], sources: Sequence[Any]) -> str:
-        """Summarize the smallest, median and largest size as width×height."""
-        if not raws:
+        """Summarize the smallest, median and largest size of the sources as width×height."""
+        sizes: list[tuple[int, int]] = []
+        for source in sources:
+            with suppress(BadMedia):  # the data set reports invalid files itself
+                height, width = image_size(source)
+                sizes.append((width, height))
+        if not sizes:
             return ""
-        sizes = sorted(((raw.shape[2], raw.shape[1]) for raw in raws), key=math.prod)
+        sizes.sort(key=math.prod)
         shown = (sizes[0], sizes[len(sizes) // 2], sizes[-1])
         low, middle, high = (f"{width}×{height}" for width, height in shown)
         count = len(set(sizes))
@@ -136,13 +162,26 @@ class ImagePreprocessor:
             pixels = pixels[:, top : top + target_h, left : left + target_w]
         return pixels, Frame(top * down, left * across, down, across)
 
-    def _size(self, height: int, width: int) -> tuple[int, int]:
-        """Return height and width of the whole image after resizing and before cropping."""
+    def _kept_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the height and width to which `read` reduces an image."""
+        if self.image_size is None:
+            return height, width
+        # The smallest random crop has the fraction `zoom` of the area; sides scale by its root.
+        return self._size(height, width, scale=self.augmenter.options.zoom**-0.5)
+
+    def _size(self, height: int, width: int, *, scale: float = 1.0) -> tuple[int, int]:
+        """Return height and width of the whole image after resizing and before cropping.
+
+        Args:
+            height: Height of the image.
+            width: Width of the image.
+            scale: Factor of image_size.
+        """
         assert self.image_size is not None
-        target_h, target_w = self.image_size
+        target_h, target_w = (side * scale for side in self.image_size)
         if self.resize.mode == "within":
-            scale = min(target_h / height, target_w / width, 1.0)  # 1.0: images are never enlarged
-            return max(round(height * scale), 1), max(round(width * scale), 1)
+            shrink = min(target_h / height, target_w / width, 1.0)  # 1.0: never enlarged
+            return max(round(height * shrink), 1), max(round(width * shrink), 1)
         min_h = math.floor(target_h / self.resize.crop_ratio)
         min_w = math.floor(target_w / self.resize.crop_ratio)
         if self.resize.mode == "stretch":

@@ -47,7 +47,8 @@ class TextAdapter(nn.Module):
         tokenizer: Options of the tokenizer.
         max_len: Maximum number of tokens of a text. Longer texts are truncated, and their number is
             reported.
-        max_chars: Maximum number of characters of a text. Longer texts are rejected.
+        max_chars: Maximum number of characters of a text that are tokenized, which limits the time.
+            The rest of a longer text is not read, and it counts as truncated.
         pos_embed: Position embedding of the columns: learned, sinusoidal or none.
         embedding: Options of the token embedding.
         ngrams: Options of the hashed n-gram embeddings.

@@ -35,7 +35,8 @@ class TextPreprocessor:
     Args:
         tokenizer: Tokenizer of the texts.
         max_len: Maximum number of tokens. Longer texts are truncated.
-        max_chars: Maximum number of characters. Longer texts are rejected.
+        max_chars: Maximum number of characters that are tokenized. The rest of a longer text is
+            not read, so that a huge text costs little time, and it counts as truncated.
         special_tokens: Add the special tokens of the tokenizer, such as [CLS] and [SEP].
         augment: Augmentation of training texts. Default: no augmentation.
     """
@@ -85,17 +86,14 @@ class TextPreprocessor:
         """Check a text or a list of words, and return it.
 
         Raises:
-            BadMedia: If the source is not a text, is blank, or is longer than max_chars.
+            BadMedia: If the source is not a text, or its first max_chars characters are blank.
         """
         words = [source] if isinstance(source, str) else source
         is_text = isinstance(words, Sequence) and all(isinstance(word, str) for word in words)
         if not is_text or isinstance(words, bytes):
             raise BadMedia(f"text must be a str or a list of str, got {_shortened(source)}")
-        length = sum(map(len, words))
-        if length > self.max_chars:
-            raise BadMedia(f"{length:,} characters, more than max_chars={self.max_chars:,}")
         # A blank text has no tokens, but a sample needs at least one.
-        if not any(map(str.strip, words)):
+        if not any(map(str.strip, _first_words(words, self.max_chars))):
             raise BadMedia("blank text")
         return source if isinstance(source, str) else list(words)
 
@@ -107,14 +105,16 @@ class TextPreprocessor:
             coords (n, 2): Start and stop of each token in characters. For a list of words, the
                 characters of " ".join(words).
             words (n,): Index of the word of each token. -1 if raw is not a list of words.
-            num_cut (): Number of tokens that were truncated.
+            num_cut (): Number of tokens that were truncated. Those behind max_chars are estimated.
         """
-        lead, tokens, tail = self._encode(raw)
+        text = self._first(raw)
+        lead, tokens, tail = self._encode(text)
+        num_unread = math.ceil((_length(raw) / max(_length(text), 1) - 1) * len(tokens))
         if rand is not None:
             tokens = self._augmented(tokens, rand)
         # Truncation keeps the special tokens at the end, as transformers does.
         room = max(self.max_len - len(lead) - len(tail), 0)
-        num_cut = max(len(tokens) - room, 0)
+        num_cut = max(len(tokens) - room, 0) + num_unread
         tokens = [*lead, *tokens[:room], *tail]
         coords = torch.tensor([offsets for _, offsets, _ in tokens], dtype=torch.float32)
         return {
@@ -138,7 +138,9 @@ class TextPreprocessor:
     def num_tokens(self, raw: RawText) -> float:
         """Return the number of tokens of a text without augmentation."""
         ids = self.tokenizer.encode(
-            raw, is_pretokenized=isinstance(raw, list), add_special_tokens=self.special_tokens
+            self._first(raw),
+            is_pretokenized=isinstance(raw, list),
+            add_special_tokens=self.special_tokens,
         ).ids
         return min(len(ids), self.max_len)
 
@@ -178,6 +180,12 @@ class TextPreprocessor:
         lengths = [len(raw) for raw in raws]
         median = statistics.median(lengths)
         return f"{min(lengths):,} to {max(lengths):,}, median {median:,.0f} {unit}"
+
+    def _first(self, raw: RawText) -> RawText:
+        """Return the part of a text that is tokenized: its first max_chars characters."""
+        if _length(raw) <= self.max_chars:
+            return raw
+        return raw[: self.max_chars] if isinstance(raw, str) else _first_words(raw, self.max_chars)
 
     def _encode(self, raw: RawText) -> tuple[list[Token], list[Token], list[Token]]:
         """Return the special tokens before the text, its own tokens, and those after it."""
@@ -233,6 +241,22 @@ class TextPreprocessor:
             return [(split.left, (start, stop), word), (split.right, (start, stop), word)]
         middle = max(stop - split.right_letters, start)
         return [(split.left, (start, middle), word), (split.right, (middle, stop), word)]
+
+
+def _length(raw: RawText) -> int:
+    """Return the number of characters of a text or of all words."""
+    return len(raw) if isinstance(raw, str) else sum(map(len, raw))
+
+
+def _first_words(words: Sequence[str], count: int) -> list[str]:
+    """Return the first words with `count` characters in all; the last word may be cut."""
+    first: list[str] = []
+    for word in words:
+        if count <= 0:
+            break
+        first.append(word[:count])
+        count -= len(word)
+    return first
 
 
 def _padded(samples: Sequence[Mapping[str, Tensor]], key: str, value: float) -> Tensor:

@@ -142,7 +142,12 @@ def write_safely(
     A rename is atomic, so an interruption never leaves an incomplete file at `path`.
     """
     partial = path.with_suffix(".tmp")
+    # safetensors creates files that only the owner can read. An ordinary new file has the
+    # permissions that the user chose (umask), so that a container can read the model, for example.
+    partial.touch()
+    mode = partial.stat().st_mode
     save_file(tensors, partial, metadata)
+    partial.chmod(mode)
     partial.replace(path)
 
 

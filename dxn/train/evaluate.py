@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,7 +11,9 @@ from torch import Tensor
 
 from dxn.data.batches import BatchOrder, make_loader
 from dxn.data.samples import Samples
+from dxn.display import track
 from dxn.models import Model
+from dxn.runtime import release_memory
 from dxn.tasks.task import Task
 
 
@@ -40,6 +42,7 @@ def predict(
     device: torch.device,
     bf16: bool = False,
     draft: bool = False,
+    on_batch: Callable[[int], None] | None = None,
 ) -> Predictions:
     """Run a model over all samples in order, without augmentation.
 
@@ -51,14 +54,21 @@ def predict(
         device: Device of the model.
         bf16: Compute matrix products in bf16.
         draft: For a task that generates sequences, use the fastest decoding, such as greedy search.
+        on_batch: Function that is called after each batch with the number of samples that are done.
+            Default: show the progress on stderr.
     """
+    # Batches without gradients need blocks of other sizes than the training, so they would not
+    # reuse its memory.
+    release_memory()
     was_training = model.training
     # Without dropout, and with the running statistics of batch norms.
     model.eval()
     rows: list[int] = []
     predicted: list[Any] = []
     losses: list[tuple[float, int]] = []
-    for batch in make_loader(BatchOrder(samples, batch_size)):
+    order = BatchOrder(samples, batch_size)
+    batches = make_loader(order)
+    for batch in batches if on_batch else track(batches, len(order), "predicting"):
         batch = to_device(batch, device)
         rows += batch["index"]
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
@@ -69,6 +79,8 @@ def predict(
         count = task.num_targets(batch) if "target" in batch else 0
         if count:
             losses.append((float(task.loss(output, batch)), count))
+        if on_batch is not None:
+            on_batch(len(rows))
     model.train(was_training)
     return Predictions(rows, predicted, _weighted_mean(losses))
 

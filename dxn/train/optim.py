@@ -1,7 +1,8 @@
-"""The optimizer and the learning rate schedules."""
+"""The optimizers and the learning rate schedules."""
 
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 from torch import nn
@@ -40,6 +41,47 @@ def adamw(
     Raises:
         ValueError: If layer_decay is out of range, or no parameter is trainable.
     """
+    groups = _groups(model, lr, weight_decay, layer_decay)
+    # The configuration contains a list, but AdamW requires a tuple of two numbers.
+    beta1, beta2 = betas
+    return torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=True)
+
+
+def sgd(
+    model: nn.Module,
+    *,
+    lr: float = 0.05,
+    weight_decay: float = 1e-4,
+    momentum: float = 0.9,
+    nesterov: bool = True,
+    layer_decay: float = 1.0,
+) -> torch.optim.SGD:
+    """Stochastic gradient descent with momentum, and weight decay on matrices only.
+
+    Args:
+        model: Model whose trainable parameters are optimized.
+        lr: Highest learning rate.
+        weight_decay: Weight decay of linear, convolutional and recurrent layers.
+        momentum: Decay rate of the sum of the gradients.
+        nesterov: Whether to use Nesterov momentum.
+        layer_decay: Ratio of the learning rates of each block and the block after it. The head has
+            the full learning rate, the adapters have the smallest one.
+
+    Raises:
+        ValueError: If an option is out of range, or no parameter is trainable.
+    """
+    groups = _groups(model, lr, weight_decay, layer_decay)
+    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
+
+
+def _groups(
+    model: nn.Module, lr: float, weight_decay: float, layer_decay: float
+) -> list[dict[str, Any]]:
+    """Return the parameter groups of an optimizer, with the highest learning rate first.
+
+    Raises:
+        ValueError: If layer_decay is out of range, or no parameter is trainable.
+    """
     if not 0 < layer_decay <= 1:
         raise ValueError(f"layer_decay must be above 0 and at most 1, got {layer_decay}")
     decayed = _decayed_parameters(model)
@@ -56,13 +98,10 @@ def adamw(
     if not groups:
         raise ValueError("no parameter is trainable: every weight is frozen")
     # The trainer logs the learning rate of the first group, so the highest rate comes first.
-    ordered = [
+    return [
         {"params": groups[rate, decay], "lr": rate, "weight_decay": decay}
         for rate, decay in sorted(groups, reverse=True)
     ]
-    # The configuration contains a list, but AdamW requires a tuple of two numbers.
-    beta1, beta2 = betas
-    return torch.optim.AdamW(ordered, lr=lr, betas=(beta1, beta2), eps=eps, fused=True)
 
 
 def cosine(*, warmup: float = 0.1, final: float = 0.0) -> Callable[[float], float]:

@@ -1,62 +1,62 @@
-"""The progress display of a training, and its log file metrics.jsonl."""
+"""The progress of a training: what is shown of it, and its log file metrics.jsonl."""
 
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn, TimeRemainingColumn
-from rich.progress import Progress as Bar
 from torch import Tensor
 
+from dxn.display import Display, duration
 from dxn.train.state import State
+
+# The loss that is shown within an epoch is the mean of this many batches: one batch has too few
+# samples for a steady number.
+SHOWN_LOSSES = 20
+# With more epochs than this, some of those that take less than a second are not printed.
+MAX_LINES = 20
+MIN_SECONDS = 1.0
 
 
 class Progress:
-    """Shows a progress bar on a terminal, prints one line per epoch, and writes metrics.jsonl.
+    """Shows the progress of a training, prints one line per epoch, and writes metrics.jsonl.
 
     Args:
         folder: Folder of the run, which contains metrics.jsonl.
         batches: Number of batches per epoch.
-        epochs: Number of epochs.
+        epochs: Number of epochs. The trainer changes it if the time limit allows fewer.
         main: Whether this process prints and writes.
         name: Word that is printed before each epoch, such as "pretraining".
     """
 
     def __init__(
-        self, folder: Path, *, batches: int, epochs: int, main: bool = True, name: str = ""
+        self,
+        folder: Path,
+        *,
+        batches: int,
+        epochs: int,
+        main: bool = True,
+        name: str = "",
     ):
         self.path = folder / "metrics.jsonl"
         self.batches = batches
         self.epochs = epochs
         self.main = main
         self.prefix = f"{name} epoch" if name else "epoch"
-        # soft_wrap: the terminal wraps long lines. Rich would insert line breaks at 80 columns when
-        # the output goes to a file.
-        self.console = Console(highlight=False, soft_wrap=True)
-        self.bar = Bar(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            TextColumn("{task.fields[status]}"),
-            TimeRemainingColumn(),
-            console=self.console,
-            transient=True,
-            disable=not (main and self.console.is_terminal),
-        )
-        self.bar_task = self.bar.add_task("", total=batches * epochs, status="")
-        self.bar.start()
+        self.display = Display(main=main)
         self.started = time.perf_counter()
-        # Counts only the epochs of this process, because the duration of the epochs before a resume
-        # is unknown.
-        self.epochs_done = 0
+        self.printed = -math.inf  # time of the last line of an epoch
+        # Counts only the batches of this process, because the duration of those before a resume is
+        # unknown.
+        self.batches_done = 0
         # Losses stay tensors until they are printed: float(loss) waits for the GPU.
         self.epoch_losses: list[Tensor] = []
-        self._start_interval()
+        self._start_epoch()
 
     def pending(self) -> dict[str, Tensor]:
         """Return the losses and batch sizes that are not in metrics.jsonl yet.
@@ -92,7 +92,7 @@ class Progress:
         self.path.write_text(kept)
 
     def batch(self, loss: Tensor, size: int, *, lr: float, state: State, log_every: int) -> None:
-        """Record a batch. After every `log_every` batches, write a line and update the bar.
+        """Record a batch. After every `log_every` batches, write a line of metrics.jsonl.
 
         Args:
             loss: Loss () of the batch.
@@ -104,55 +104,90 @@ class Progress:
         self.losses.append(loss)
         self.sizes.append(size)
         self.epoch_losses.append(loss)
+        self.batches_done += 1
+        self.samples_done += size
+        if self.display.is_due():
+            self._show_batch(state)
         if len(self.losses) < log_every:
             return
-        mean = _mean(self.losses)
         # The interval starts again after each validation, so the rate is that of training alone.
         rate = sum(self.sizes) / (time.perf_counter() - self.interval_start)
         self._write(
             {
                 "step": state.step,
                 "epoch": state.epoch,
-                "train/loss": mean,
+                "train/loss": _mean(self.losses),
                 "lr": lr,
                 "samples/s": rate,
             }
         )
-        self.bar.update(
-            self.bar_task,
-            completed=state.epoch * self.batches + state.batch,
-            description=f"{self.prefix} {state.epoch + 1}/{self.epochs}",
-            status=f"loss {mean:.3f}  {rate:.0f} samples/s",
-        )
         self._start_interval()
 
-    def epoch(self, metrics: Mapping[str, float], state: State) -> None:
-        """Print and write the validation metrics of an epoch.
+    def validation(self, done: int, total: int, state: State) -> None:
+        """Show the progress of a validation.
+
+        Args:
+            done: Number of samples that are done.
+            total: Number of samples of the validation split.
+            state: State after the epoch.
+        """
+        if self.display.is_due():
+            self.display.update(f"{self._title(state.epoch)} validation", done, total)
+
+    def epoch(self, metrics: Mapping[str, float], state: State, *, last: bool = False) -> None:
+        """Write the validation metrics of an epoch, and print them.
 
         Args:
             metrics: Validation metrics by name. Empty without a validation split.
             state: State after the epoch.
+            last: Whether the training ends with this epoch. It is always printed.
         """
         row: dict[str, Any] = {"step": state.step, "epoch": state.epoch}
         self._write({**row, **{f"validation/{name}": value for name, value in metrics.items()}})
-        self.epochs_done += 1
-        # The time of validation is included, so the estimate covers all the remaining work.
-        per_epoch = (time.perf_counter() - self.started) / self.epochs_done
-        if self.main:
+        if last or self._is_line_due():
             values = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
             validation = f"  validation {values}" if metrics else ""
-            best = " *" if state.best_epoch == state.epoch else ""
-            self.console.print(
-                f"{self.prefix} {state.epoch}/{self.epochs}"
-                f"  train loss {_mean(self.epoch_losses):.4f}{validation}"
-                f"  {duration(per_epoch * (self.epochs - state.epoch))} left{best}"
-            )
+            best = " *" if metrics and state.best_epoch == state.epoch else ""
+            left = "" if last else f"  {self._left(state)} left"
+            loss = _mean(self.epoch_losses)
+            self.print(f"{self._title(state.epoch)}  train loss {loss:.4f}{validation}{left}{best}")
+            self.printed = time.perf_counter()
         self.epoch_losses = []
-        self._start_interval()
+        self._start_epoch()
+
+    def print(self, text: str) -> None:
+        """Print a line."""
+        self.display.line(text)
 
     def close(self) -> None:
         """Remove the progress bar."""
-        self.bar.stop()
+        self.display.close()
+
+    def _show_batch(self, state: State) -> None:
+        loss = _mean(self.epoch_losses[-SHOWN_LOSSES:])
+        rate = self.samples_done / (time.perf_counter() - self.epoch_start)
+        status = f"loss {loss:.3f}  {rate:,.0f} samples/s  {self._left(state)} left"
+        self.display.update(self._title(state.epoch + 1), state.batch, self.batches, status)
+
+    def _is_line_due(self) -> bool:
+        now = time.perf_counter()
+        return self.epochs <= MAX_LINES or now - self.printed >= MIN_SECONDS
+
+    def _title(self, epoch: int) -> str:
+        return f"{self.prefix} {epoch}/{self.epochs}"
+
+    def _left(self, state: State) -> str:
+        """Estimate the time until the last epoch ends, from all the work of this process."""
+        done = state.epoch * self.batches + state.batch
+        # The time of validation is included, so the estimate covers all the remaining work.
+        per_batch = (time.perf_counter() - self.started) / max(self.batches_done, 1)
+        return duration(per_batch * (self.epochs * self.batches - done))
+
+    def _start_epoch(self) -> None:
+        """Start to count the samples of an epoch, without those before a resume."""
+        self.samples_done = 0
+        self.epoch_start = time.perf_counter()
+        self._start_interval()
 
     def _start_interval(self) -> None:
         """Start the interval between two lines of metrics.jsonl."""
@@ -164,14 +199,6 @@ class Progress:
         if self.main:
             with self.path.open("a") as file:
                 file.write(json.dumps(row) + "\n")
-
-
-def duration(seconds: float) -> str:
-    """Format a duration, such as 1 h 2 min, 3 min 4 s or 5 s."""
-    whole = round(seconds)
-    if whole >= 3600:
-        return f"{whole // 3600} h {whole % 3600 // 60} min"
-    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
 
 
 def _mean(losses: list[Tensor]) -> float:

@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass
+
+from dxn.tasks.task import Task
 
 
 @dataclass
@@ -14,10 +18,11 @@ class State:
         batch: Number of finished batches of the current epoch.
         step: Number of optimizer steps.
         best: Best value of the monitored metric so far.
-        best_epoch: Epoch of the best value, counted from 1. 0 before the first validation.
-        worse: Number of epochs since the best one.
+        best_epoch: Epoch whose weights are kept, counted from 1. 0 before the first one.
+        best_loss: Lowest validation loss so far.
+        worse: Number of epochs since the monitored metric or the validation loss improved.
         seconds: Time spent in training, without validation.
-        finished: Whether early stopping has ended the training.
+        elapsed: Time spent in training and validation, in seconds.
     """
 
     epoch: int = 0
@@ -25,6 +30,37 @@ class State:
     step: int = 0
     best: float | None = None
     best_epoch: int = 0
+    best_loss: float | None = None
     worse: int = 0
     seconds: float = 0.0
-    finished: bool = False
+    elapsed: float = 0.0
+
+    def record(self, metrics: Mapping[str, float], task: Task) -> bool:
+        """Record the validation metrics of an epoch.
+
+        Args:
+            metrics: Metrics by name, with the loss.
+            task: Task that defines the monitored metric.
+
+        Returns:
+            Whether the monitored metric is the best so far.
+        """
+        value = metrics[task.monitored]
+        loss = metrics["loss"]
+        is_best = task.is_better(value, self.best)
+        # A comparison with NaN is False, so NaN never improves. A task without a loss has NaN.
+        is_lower = not math.isnan(loss) and (self.best_loss is None or loss < self.best_loss)
+        if is_best:
+            self.best = value
+            self.best_epoch = self.epoch
+        if is_lower:
+            self.best_loss = loss
+        # The loss also counts: it often still improves while the number of correct answers of a
+        # small validation split does not change.
+        self.worse = 0 if is_best or is_lower else self.worse + 1
+        return is_best
+
+    def epochs_within(self, seconds: float) -> int:
+        """Return how many epochs fit into a time limit, from the mean duration of an epoch."""
+        # At least one, and those that are finished stay finished even if they took too long.
+        return max(self.epoch, int(seconds * self.epoch / self.elapsed))

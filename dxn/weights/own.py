@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from dxn.errors import UserError
-from dxn.instantiate import MODEL_PACKAGES, check_targets, load_plain
+from dxn.targets import MODEL_PACKAGES, check_targets, load_plain
 from dxn.tokenize.target import FILE as TOKENIZER_FILE
 from dxn.tokenize.text_tokenizer import load_tokenizer
 from dxn.weights.checkpoint import Checkpoint

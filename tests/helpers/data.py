@@ -1,9 +1,11 @@
 """Preprocessors, tables and comparisons for tests of data."""
 
 import csv
+import gzip
 import json
 from pathlib import Path
 
+import openpyxl
 import pyarrow
 import pyarrow.parquet
 import torch
@@ -46,8 +48,19 @@ class Numbers:
 
 def write_table(path: Path, rows: list[dict], sep: str | None = None) -> str:
     """Write rows in the format that the suffix says."""
-    if path.suffix == ".parquet":
+    if path.suffix == ".gz":
+        plain = Path(write_table(path.with_suffix(""), rows, sep))
+        path.write_bytes(gzip.compress(plain.read_bytes()))
+        plain.unlink()
+    elif path.suffix == ".parquet":
         pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
+    elif path.suffix == ".json":
+        path.write_text(json.dumps(rows), encoding="utf-8")
+    elif path.suffix == ".xlsx":
+        book = openpyxl.Workbook()
+        for row in [list(rows[0]), *(list(row.values()) for row in rows)]:
+            book.active.append(row)
+        book.save(path)
     elif path.suffix == ".jsonl":
         lines = "".join(json.dumps(row) + "\n" for row in rows)
         path.write_text(lines, encoding="utf-8")

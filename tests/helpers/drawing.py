@@ -56,3 +56,24 @@ def frames(count, hop, length):
 
 def pixels_of(path):
     return np.asarray(Image.open(path).convert("RGB")).astype(int)
+
+
+def title(axis):
+    return axis.get_title(loc="left").replace("\n", " ")
+
+
+def texts(axis):
+    """Texts drawn in an axis, without its titles."""
+    return [text.get_text() for text in axis.texts]
+
+
+def cut_off(figure):
+    """Inches by which the drawing exceeds the edges of the picture."""
+    drawn = figure.get_tightbbox()
+    width, height = figure.get_size_inches()
+    return max(-drawn.x0, -drawn.y0, drawn.x1 - width, drawn.y1 - height)
+
+
+def headline(figure):
+    """All texts of the figure itself: the title, and the line below it."""
+    return " | ".join(" ".join(text.get_text().split()) for text in figure.texts)

@@ -9,6 +9,20 @@ from safetensors.torch import load_file
 from dxn.cli import main
 from dxn.train.trainer import Run
 
+# A model that trains in a second, and a text input for it.
+SMALL = [
+    *("dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.precision=float32"),
+    *("trainer.device=cpu", "batch_size=11"),
+]
+TEXT = ["adapters=[text]", "adapters.text.tokenizer.kind=word"]
+
+
+def table_of(count):
+    """A table of texts with two classes, which their first words tell apart."""
+    words = ["apple", "pear", "plum", "cherry"]
+    rows = [f"{words[i % 4]} number {i},{'ab'[i % 2]}" for i in range(count)]
+    return "\n".join(["text,label", *rows])
+
 
 @contextmanager
 def interrupt(monkeypatch, *, step):

@@ -124,6 +124,7 @@ def fit(
     num_workers=0,
     model=None,
     task=None,
+    optimizer=adamw,
     **options,
 ):
     """Train on the CPU; return the model, the final state and what was kept."""
@@ -136,7 +137,7 @@ def fit(
     state = trainer.fit(
         model,
         task,
-        optimizer=adamw(model, lr=lr),
+        optimizer=optimizer(model, lr=lr),
         schedule=cosine(),
         train=make_samples(count, task, seed=seed, augment=True),
         validation=make_samples(17, task, seed=seed + 1) if validation else None,

@@ -16,7 +16,8 @@ from dxn.data.rows import TARGET, InputSpec, Rows, Source
 from dxn.data.splits import UNDIVIDED, complete_splits, divide_table
 from dxn.data.synthetic.checks import check_counts, check_lengths
 from dxn.errors import UserError
-from dxn.tokenize.media import BadMedia, audio_rate, read_audio
+from dxn.tokenize.audio_file import audio_rate, read_audio
+from dxn.tokenize.media import BadMedia
 
 # Fractions of training, validation and test clips, if the table does not define the splits.
 FRACTIONS = (0.8, 0.1, 0.1)

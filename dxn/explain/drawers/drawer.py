@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
-from matplotlib.axes import Axes
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.colors import Normalize
+
+
+MAX_PATH = 500  # characters
 
 
 @dataclass(frozen=True)
@@ -20,11 +26,15 @@ class Shown:
         raw: Raw value, as returned by `Preprocessor.read`.
         preprocessor: Preprocessor of the input's adapter. A drawer may need its attributes, such as
             the sample rate or the tokenizer.
+        adapter: The input's adapter, which knows the size of a patch.
+        source: What `raw` was read from, such as the path of a file.
     """
 
     modality: str
     raw: Any
     preprocessor: Any
+    adapter: Any = None
+    source: Any = None
 
 
 @dataclass(frozen=True)
@@ -62,14 +72,22 @@ class InputAttention:
 
 
 class Drawer(Protocol):
-    """Draws the raw inputs of one modality, with their tokens marked or shaded.
+    """Draws the raw inputs of one modality, with their tokens marked or colored.
 
     In all methods, `coords` (N, k) is the position of each of N tokens in the raw input, in the
     units of `Span.coords`. Tokens without a position, such as an end-of-text token, have a row of
     NaN. `draw_tokens` and `draw_shares` are called without these tokens.
 
-    The three properties may be class attributes.
+    `scale` maps shares and weights to the colors of `dxn.explain.figures.heat_colors`. The caller
+    draws the color bar.
+
+    The properties may be class attributes.
     """
+
+    @property
+    def unit(self) -> str:
+        """Name of a token in the label of a color bar, such as "patch"."""
+        ...
 
     @property
     def reads_words(self) -> bool:
@@ -86,30 +104,42 @@ class Drawer(Protocol):
         """Size of the copies that `draw_thumbnail` draws. None: no copies are drawn."""
         ...
 
-    def height(self, shown: Shown) -> float:
-        """Return the height of the drawn input in inches."""
+    def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
+        """Return the width and height in inches of what `draw_tokens` draws.
+
+        With `shaded`, of what `draw_shares` draws.
+        """
         ...
 
     def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
         """Draw the input with its tokens marked.
 
         Returns:
-            A note about parts that are not drawn, which continues the title. "" if there are none.
+            A note about the tokens or about parts that are not drawn, which continues the title. ""
+            if there is nothing to say.
         """
         ...
 
-    def draw_shares(self, axis: Axes, shown: Shown, coords: np.ndarray, shares: np.ndarray) -> None:
-        """Draw the input with each token shaded by its share (N,), 0 to 1."""
+    def draw_shares(
+        self, axis: Axes, shown: Shown, coords: np.ndarray, shares: np.ndarray, scale: Normalize
+    ) -> None:
+        """Draw the input with each token colored by its share (N,) of the attention."""
         ...
 
     def draw_thumbnail(
-        self, axis: Axes, shown: Shown, coords: np.ndarray, weights: np.ndarray
+        self, axis: Axes, shown: Shown, coords: np.ndarray, weights: np.ndarray, scale: Normalize
     ) -> None:
-        """Draw a small copy of the input, highlighted by the weights (N,) of its tokens."""
+        """Draw a small copy of the input, colored by the weights (N,) of its tokens."""
         ...
 
     def draw_reading(
-        self, shown: Shown, attention: InputAttention, path: Path, *, title: str = ""
+        self,
+        shown: Shown,
+        attention: InputAttention,
+        path: Path,
+        *,
+        title: str = "",
+        about: str = "",
     ) -> None:
         """Write a PNG of the tokens of the input that each generated token attends to.
 
@@ -117,7 +147,8 @@ class Drawer(Protocol):
             shown: The input.
             attention: Attention of the generated text to this input.
             path: File to write.
-            title: Title of the picture. "": no title.
+            title: Title of the picture.
+            about: Line below the title, such as the answer of the model.
         """
         ...
 
@@ -132,11 +163,34 @@ class Drawer(Protocol):
     def page(self, shown: Shown) -> dict[str, Any]:
         """Return the data that the HTML page needs to show the input. It must be JSON data.
 
-        The value of "kind" decides how the page places the tokens on the input. It is "characters"
-        (with "text"), "boxes" (with "source", "width" and "height"), "intervals" (with "source",
-        "length" and "caption") or "list".
+        The value of "kind" decides how the page shows the input:
+
+        - "characters": a text, with the key "text". `Span.coords` are characters of it.
+        - "boxes": a picture, with the keys "source" (a data URL), "width" and "height". The
+          optional keys "x_ticks" and "y_ticks" are lists of (position, label), and "sound" is the
+          data URL of a sound. `boxes` places the tokens on it.
+        - "list": the names of the tokens.
         """
         ...
+
+    def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
+        """Return the position of each token in what `page` shows, NaN for tokens without one.
+
+        (N, 2), start and stop in characters; or (N, 4), top, left, bottom and right in the units of
+        "width" and "height"; or (N, 0) for a list.
+        """
+        ...
+
+
+def is_file(source: Any) -> bool:
+    """Return whether the source of an input is the path of a file."""
+    # A text is longer than a path; the file system refuses some texts with an error.
+    if not isinstance(source, str | Path) or len(str(source)) > MAX_PATH:
+        return False
+    try:
+        return Path(source).is_file()
+    except (OSError, ValueError):
+        return False
 
 
 def check_weights(

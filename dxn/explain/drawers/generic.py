@@ -8,48 +8,55 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import to_rgb
+from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
 
 from dxn.explain.drawers.drawer import InputAttention, Shown, Thumbnails
 from dxn.explain.drawers.text import draw_alignment
-from dxn.explain.plots import ORANGE
+from dxn.explain.figures import heat_colors
 
 PER_ROW = 32  # cells per row
 MIN_COLUMNS = 8  # cells that fit in the width at least, so that few cells are not stretched
 MAX_NUMBERED = 256  # cells; with more, the numbers would be too small to read
 CELL_COLOR = "#bee3f8"
-MAX_ALPHA = 0.9  # the number of a cell stays readable
 
 
 class GenericDrawer:
     """Draws a strip of numbered cells. It does not use the raw input and the coordinates."""
 
+    unit = "token"
     reads_words = False
     reading_file = "strip.png"
     thumbnails = Thumbnails(width=2.6, height=0.6, per_row=4)
 
-    def height(self, shown: Shown) -> float:
-        return 1.2
+    def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
+        return 5.2, 1.0
 
     def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
         _draw_strip(axis, [CELL_COLOR] * len(coords))
         return ""
 
-    def draw_shares(self, axis: Axes, shown: Shown, coords: np.ndarray, shares: np.ndarray) -> None:
-        _draw_strip(axis, _shades(shares))
+    def draw_shares(
+        self, axis: Axes, shown: Shown, coords: np.ndarray, shares: np.ndarray, scale: Normalize
+    ) -> None:
+        _draw_strip(axis, list(heat_colors()(scale(shares))))
 
     def draw_thumbnail(
-        self, axis: Axes, shown: Shown, coords: np.ndarray, weights: np.ndarray
+        self, axis: Axes, shown: Shown, coords: np.ndarray, weights: np.ndarray, scale: Normalize
     ) -> None:
-        # initial: an input may have no tokens. A divisor of 1 leaves weights of 0 unchanged.
-        largest = float(weights.max(initial=0)) or 1.0
-        _draw_strip(axis, _shades(weights / largest), numbered=False)
+        _draw_strip(axis, list(heat_colors()(scale(weights))), numbered=False)
 
     def draw_reading(
-        self, shown: Shown, attention: InputAttention, path: Path, *, title: str = ""
+        self,
+        shown: Shown,
+        attention: InputAttention,
+        path: Path,
+        *,
+        title: str = "",
+        about: str = "",
     ) -> None:
-        draw_alignment(attention.weights, attention.words, attention.names, path, title=title)
+        weights, words, names = attention.weights, attention.words, attention.names
+        draw_alignment(weights, words, names, path, title=title, about=about)
 
     def token_names(self, shown: Shown, coords: np.ndarray) -> list[str | None]:
         return [None] * len(coords)
@@ -57,10 +64,8 @@ class GenericDrawer:
     def page(self, shown: Shown) -> dict[str, Any]:
         return {"kind": "list"}
 
-
-def _shades(values: np.ndarray) -> list[tuple[float, ...]]:
-    """Return one RGBA color per value (N,); it is more opaque for a larger value."""
-    return [(*to_rgb(ORANGE), MAX_ALPHA * float(value)) for value in values]
+    def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
+        return np.zeros((len(coords), 0))
 
 
 def _draw_strip(axis: Axes, colors: Sequence[Any], *, numbered: bool = True) -> None:

@@ -2,140 +2,173 @@
 
 from __future__ import annotations
 
-import base64
-import io
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.collections import PatchCollection
-from matplotlib.patches import Rectangle
-from PIL import Image
+from matplotlib.colors import Normalize
+from torch import Tensor
 
-from dxn.explain.drawers.drawer import InputAttention, Shown, Thumbnails, check_weights
-from dxn.explain.labels import fonts, shortened
-from dxn.explain.plots import ORANGE, new_figure, save, set_title
+from dxn.explain.drawers.drawer import (
+    InputAttention,
+    Shown,
+    Thumbnails,
+    check_weights,
+    is_file,
+)
+from dxn.explain.drawers.panel import Panel, draw_boxes, draw_heat, page_panel
+from dxn.explain.figures import color_bar, heat_scale, new_figure, save, set_title
+from dxn.explain.labels import shortened
+from dxn.tokenize.image_file import read_image
 
-THUMBNAIL_SIDE = 320  # pixels of the longer side of a copy; more would not be visible
-PAGE_SIDE = 512  # pixels of the longer side of an image in the HTML page, which embeds it
-MIN_BRIGHTNESS = 0.25  # a patch without attention stays recognizable
+SIDE = 3.6  # inches of the longer side of an image
+FINE_SIDE = 640  # pixels of the longer side of an image that is drawn from its file
+GAP = 0.06  # width of the gap between the image and its colored copy, relative to the image
 COPY_INCHES = 1.7  # width of a copy
+MAX_RATIO = 4.0  # images that are longer than this get less than their share of the figure
 
 
 class ImageDrawer:
     """Draws a uint8 tensor (C, H, W). Coordinates are (top, left, bottom, right) in pixels."""
 
+    unit = "patch"
     reads_words = False
     reading_file = "cells.png"
     thumbnails = Thumbnails(width=1.5, height=1.7, per_row=8)
 
-    def height(self, shown: Shown) -> float:
-        return 3.2
+    def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
+        height, width = shown.raw.shape[1:]
+        scale = SIDE / max(height, width)
+        size = (max(width * scale, SIDE / MAX_RATIO), max(height * scale, SIDE / MAX_RATIO))
+        # The shaded picture has the original beside it.
+        return (size[0] * (2 + GAP), size[1]) if shaded else size
 
     def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
-        _draw_image(axis, pixels_of(shown.raw))
-        style = {"facecolor": "none", "edgecolor": ORANGE, "linewidth": 0.8}
-        # One collection, because a matplotlib object per patch would be slow. autolim=False keeps
-        # the limits of the image.
-        axis.add_collection(PatchCollection(_boxes(coords), **style), autolim=False)
-        return ""
+        note = draw_boxes(axis, panel_of(shown), coords)
+        axis.set_anchor("W")
+        rows, columns = len(np.unique(coords[:, 0])), len(np.unique(coords[:, 1]))
+        height, width = coords[0, 2:] - coords[0, :2] if len(coords) else (0, 0)
+        return f", {rows}×{columns} patches of {height:.3g}×{width:.3g} pixels{note}"
 
-    def draw_shares(self, axis: Axes, shown: Shown, coords: np.ndarray, shares: np.ndarray) -> None:
-        _draw_image(axis, pixels_of(shown.raw))
-        # A white layer covers patches with a small share. 0.85 keeps all patches recognizable.
-        layers = [(1.0, 1.0, 1.0, 0.85 * (1 - float(share))) for share in shares]
-        patches = PatchCollection(_boxes(coords), facecolors=layers, edgecolors="none")
-        axis.add_collection(patches, autolim=False)
+    def draw_shares(
+        self, axis: Axes, shown: Shown, coords: np.ndarray, shares: np.ndarray, scale: Normalize
+    ) -> None:
+        panel = panel_of(shown)
+        draw_heat(axis, panel, coords, shares, scale)
+        # The original on the left: the colors hide some of it.
+        left = -(1 + GAP) * panel.width
+        extent = (left, -GAP * panel.width, panel.height, 0)
+        axis.imshow(panel.pixels, extent=extent)
+        axis.set(xlim=(left, panel.width), ylim=(panel.height, 0), anchor="W")
 
     def draw_thumbnail(
-        self, axis: Axes, shown: Shown, coords: np.ndarray, weights: np.ndarray
+        self, axis: Axes, shown: Shown, coords: np.ndarray, weights: np.ndarray, scale: Normalize
     ) -> None:
-        draw_cells(axis, rgb(pixels_of(shown.raw)), coords, weights)
+        draw_heat(axis, panel_of(shown), coords, weights, scale)
 
     def draw_reading(
-        self, shown: Shown, attention: InputAttention, path: Path, *, title: str = ""
+        self,
+        shown: Shown,
+        attention: InputAttention,
+        path: Path,
+        *,
+        title: str = "",
+        about: str = "",
     ) -> None:
-        pixels = pixels_of(shown.raw)
-        draw_copies(attention.weights, attention.words, pixels, attention.coords, path, title=title)
+        weights, words, coords = attention.weights, attention.words, attention.coords
+        draw_copies(weights, words, panel_of(shown), coords, path, title=title, about=about)
 
     def token_names(self, shown: Shown, coords: np.ndarray) -> list[str | None]:
-        return [None] * len(coords)
+        # Rows and columns of the grid of patches, from 1.
+        rows = np.unique(coords[np.isfinite(coords[:, 0]), 0])
+        columns = np.unique(coords[np.isfinite(coords[:, 1]), 1])
+        names: list[str | None] = []
+        for top, left, *_ in coords:
+            row, column = np.searchsorted(rows, top) + 1, np.searchsorted(columns, left) + 1
+            names.append(None if np.isnan(top) else f"row {row}, col {column}")
+        return names
 
     def page(self, shown: Shown) -> dict[str, Any]:
-        pixels = rgb(pixels_of(shown.raw))
-        # The original size, not the size of the embedded PNG: it is the unit of the coordinates.
-        height, width = pixels.shape[:2]
-        picture = Image.fromarray(pixels)
-        picture.thumbnail((PAGE_SIDE, PAGE_SIDE))
-        return {"kind": "boxes", "source": png_source(picture), "width": width, "height": height}
+        return page_panel(panel_of(shown))
+
+    def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
+        return coords
 
 
 def draw_copies(
     weights: np.ndarray,
     words: Sequence[str],
-    image: np.ndarray,
+    panel: Panel,
     coords: np.ndarray,
     path: Path,
     *,
     per_row: int = 6,
     title: str = "",
+    about: str = "",
 ) -> None:
     """Write a PNG with one small copy of an image per word (arXiv:1502.03044, figure 3).
 
     Args:
-        weights: (T, N). Attention weights. The patch with the largest weight of a word keeps its
-            brightness, and the other patches are darker.
+        weights: (T, N). Attention weights. All copies have the same color scale.
         words: Titles of the T copies.
-        image: uint8 (H, W) or (H, W, C).
+        panel: The image.
         coords: (N, 4). Top, left, bottom and right of each token in pixels, or NaN.
         path: File to write.
         per_row: Maximum number of copies per row.
-        title: Title of the picture. "": no title.
+        title: Title of the picture.
+        about: Line below the title.
 
     Raises:
         ValueError: If the shapes do not match.
     """
     check_weights(weights, words, len(coords), coords=coords, coords_width=4)
-    height, width = image.shape[:2]
     columns = min(per_row, len(words))
     rows = -(-len(words) // columns)
-    # Extreme aspect ratios are limited. The 0.3 inches are for the title of a copy.
-    copy_height = COPY_INCHES * min(max(height / width, 0.25), 4) + 0.3
-    figure = new_figure(COPY_INCHES * columns, copy_height * rows)
-    set_title(figure, title)
+    # Extreme aspect ratios are limited. The 0.3 inches are for the title of a copy, the last inch
+    # for the color bar.
+    copy_height = COPY_INCHES * min(max(panel.height / panel.width, 1 / MAX_RATIO), MAX_RATIO) + 0.3
+    figure = new_figure(COPY_INCHES * columns + 1, copy_height * rows + 0.7)
+    set_title(figure, title, about)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     # All axes, because the last row may have empty ones.
     for axis in axes:
         axis.set_axis_off()
+    scale = heat_scale(weights)
     for axis, word, row in zip(axes, shortened(words), weights, strict=False):
-        draw_cells(axis, rgb(image), coords, row)
-        axis.set_title(word, fontsize=9, family=fonts(), parse_math=False)
+        draw_heat(axis, panel, coords, row, scale)
+        axis.set_title(word, fontsize=9)
+    color_bar(figure, axes, scale, "attention\nper patch")
     save(figure, path)
 
 
-def draw_cells(axis: Axes, image: np.ndarray, coords: np.ndarray, weights: np.ndarray) -> None:
-    """Draw an image that is darker where the attention weights are smaller.
+def panel_of(shown: Shown) -> Panel:
+    """Return the image without axes. The units of its boxes are pixels of `shown.raw`.
 
-    Args:
-        axis: Axis to draw in.
-        image: uint8 (H, W, 3).
-        coords: (N, 4). Top, left, bottom and right of each patch in pixels, or NaN.
-        weights: (N,). Attention weights of the patches.
+    `read` reduces an image to the size that the model needs. If its file still exists, more pixels
+    of it are drawn, at the same place.
     """
-    step = max(-(-max(image.shape[:2]) // THUMBNAIL_SIDE), 1)
-    small = image[::step, ::step]
-    heat = np.zeros(small.shape[:2])
-    for (top, left, bottom, right), weight in zip(coords / step, weights, strict=True):
-        if not np.isnan(top):
-            rows = slice(round(top), max(round(bottom), round(top) + 1))
-            columns = slice(round(left), max(round(right), round(left) + 1))
-            box = heat[rows, columns]
-            np.maximum(box, weight, out=box)  # where patches overlap, the largest weight is drawn
-    brightness = MIN_BRIGHTNESS + (1 - MIN_BRIGHTNESS) * heat / (heat.max() or 1.0)
-    axis.imshow(small / 255 * brightness[..., None], interpolation="nearest")
-    axis.set_axis_off()
+    height, width = shown.raw.shape[1:]
+    raw = shown.raw
+    if max(height, width) < FINE_SIDE and is_file(shown.source):
+        raw = _fine(shown.source, Path(shown.source).stat().st_mtime_ns, channels=len(raw))
+    return Panel(rgb(pixels_of(raw)), width, height)
+
+
+@functools.lru_cache(maxsize=4)
+def _fine(path: str | Path, changed: int, *, channels: int) -> Tensor:
+    """Read an image file with a longer side of at most FINE_SIDE pixels.
+
+    The time of its last change is an argument, so that a changed file is read again.
+    """
+
+    def reduced(height: int, width: int) -> tuple[int, int]:
+        scale = FINE_SIDE / max(height, width)
+        return max(round(height * scale), 1), max(round(width * scale), 1)
+
+    return read_image(path, channels=channels, reduced_size=reduced)
 
 
 def pixels_of(raw: Any) -> np.ndarray:
@@ -150,24 +183,3 @@ def rgb(image: np.ndarray) -> np.ndarray:
     """
     pixels = image if image.ndim == 3 else image[..., None]
     return pixels[..., :3] if pixels.shape[2] >= 3 else np.repeat(pixels[..., :1], 3, 2)
-
-
-def png_source(picture: Image.Image) -> str:
-    """Encode a picture as a data URL, so that the HTML page needs no other file."""
-    file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
-
-
-def _draw_image(axis: Axes, pixels: np.ndarray) -> None:
-    axis.imshow(rgb(pixels), vmin=0, vmax=255)
-    axis.set_anchor("W")
-    axis.set_axis_off()
-
-
-def _boxes(coords: np.ndarray) -> list[Rectangle]:
-    """Return the patches as rectangles. `imshow` puts the center of pixel (i, j) at (j, i)."""
-    return [
-        Rectangle((left - 0.5, top - 0.5), right - left, bottom - top)
-        for top, left, bottom, right in coords
-    ]

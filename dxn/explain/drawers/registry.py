@@ -3,28 +3,30 @@
 from __future__ import annotations
 
 import functools
+from importlib import import_module
 from importlib.metadata import entry_points
 
-from dxn.explain.drawers.audio import AudioDrawer
 from dxn.explain.drawers.drawer import Drawer
-from dxn.explain.drawers.generic import GenericDrawer
-from dxn.explain.drawers.image import ImageDrawer
-from dxn.explain.drawers.text import TextDrawer
 
 # Group of entry points. The name of an entry point is a modality, its value is a drawer class.
 GROUP = "dxn.drawers"
 
-DRAWERS: dict[str, type[Drawer]] = {
-    "text": TextDrawer,
-    "image": ImageDrawer,
-    "audio": AudioDrawer,
+# Import paths instead of classes, because drawers import matplotlib: see `dxn.explain`.
+DRAWERS: dict[str, str] = {
+    "text": "dxn.explain.drawers.text.TextDrawer",
+    "image": "dxn.explain.drawers.image.ImageDrawer",
+    "audio": "dxn.explain.drawers.audio.AudioDrawer",
 }
+GENERIC = "dxn.explain.drawers.generic.GenericDrawer"
 
 
 def get_drawer(modality: str) -> Drawer:
     """Return the drawer of a modality, or a `GenericDrawer` if the modality has none."""
-    drawer = DRAWERS.get(modality) or _installed().get(modality)
-    return drawer() if drawer is not None else GenericDrawer()
+    installed = _installed()
+    if modality not in DRAWERS and modality in installed:
+        return installed[modality]()
+    module, _, name = DRAWERS.get(modality, GENERIC).rpartition(".")
+    return getattr(import_module(module), name)()
 
 
 @functools.cache

@@ -11,7 +11,7 @@ from dxn.data.columns import Preprocessors
 from dxn.data.read import Table, blank_to_none
 from dxn.data.rows import OnBad, Source
 from dxn.data.splits import SPLIT_NAMES, UNDIVIDED
-from dxn.data.table import from_tables
+from dxn.data.tables import from_tables
 from dxn.errors import UserError
 
 MAX_REASON = 300  # characters; error messages of `datasets` can be pages long
@@ -23,7 +23,8 @@ def hub(
     preprocessors: Preprocessors,
     config: str | None = None,
     revision: str | None = None,
-    fractions: Sequence[float] = (0.8, 0.1, 0.1),
+    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    group: str | None = None,
     target: str | Sequence[str] | None = None,
     on_bad: OnBad = "error",
     seed: int = 0,
@@ -40,7 +41,9 @@ def hub(
         config: Name of the configuration, if the data set has several.
         revision: Branch, tag or commit. A commit always has the same rows.
         fractions: Fractions of training, validation and test rows, if the data set has only a
-            training split.
+            training split. Null: the rows are not divided.
+        group: Column such as the speaker or the patient. Rows with the same value are in the same
+            split.
         target: Column to predict. Default: a column called label, target, class or category.
         on_bad: What to do with a bad row: error (stop), skip (leave the row out) or missing (use
             its other inputs).
@@ -66,6 +69,7 @@ def hub(
         columns=columns,
         target=target,
         fractions=fractions,
+        group=group,
         on_bad=on_bad,
         seed=seed,
     )

@@ -1,15 +1,19 @@
-"""Data sets from table files: CSV, TSV, JSONL and Parquet."""
+"""Data sets from table files: CSV, TSV, JSON, JSONL, Excel and Parquet."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dxn.data.columns import Columns, Preprocessors, choose_columns, to_rows
-from dxn.data.read import SUFFIXES, Table, as_list, concatenate, read_table
+from dxn.data.columns import Preprocessors, choose_columns, to_rows
+from dxn.data.identity import identifying_columns
+from dxn.data.mapping import map_columns
+from dxn.data.read import ReadOptions, Table, as_list, concatenate, read_table
 from dxn.data.rows import InputSpec, OnBad, Rows, Source
+from dxn.data.sources import TABLES, table_format, tables_in
 from dxn.data.splits import (
     SPLIT_NAMES,
     SPLITS,
@@ -19,7 +23,9 @@ from dxn.data.splits import (
     is_categorical,
     usual_split_column,
 )
+from dxn.data.target_columns import candidate_targets
 from dxn.errors import UserError
+from dxn.tokenize.adapter import reads_files
 
 JOINED = " + "  # separator of the column names in `Source.target`
 
@@ -32,10 +38,13 @@ def table(
     validation: str | Sequence[str] | None = None,
     test: str | Sequence[str] | None = None,
     split: str | None = None,
-    fractions: Sequence[float] = (0.8, 0.1, 0.1),
+    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    group: str | None = None,
     target: str | Sequence[str] | None = None,
     holdout: Mapping[str, Any] | None = None,
     sep: str | None = None,
+    encoding: str | None = None,
+    sheet: str | None = None,
     on_bad: OnBad = "error",
     seed: int = 0,
     **columns: str | Sequence[str] | None,
@@ -52,14 +61,19 @@ def table(
         train: Table or list of tables of the training split, instead of path.
         validation: Table or list of tables of the validation split.
         test: Table or list of tables of the test split.
-        split: Column with the name of each row's split. Default: the column "split", if there is
-            one.
+        split: Column with the name of each row's split. Default: a column such as "split" or
+            "fold" that contains only names of splits.
         fractions: Fractions of training, validation and test rows, if the data does not define the
-            splits.
+            splits. Null: the rows are not divided.
+        group: Column such as the speaker or the patient. Rows with the same value are in the same
+            split.
         target: Column to predict. Several columns become labels such as "colour=red". Default: a
             column called label, target, class or category.
         holdout: Column and value (or list of values) that select the test rows.
-        sep: Separator of CSV cells. Default: a tab in .tsv files, otherwise a comma.
+        sep: Separator of CSV cells. Default: detected from the header.
+        encoding: Encoding of text files, such as cp1252. Default: UTF-8, or UTF-16 if the file
+            starts with a byte order mark.
+        sheet: Name of the sheet of an Excel file. Default: the first sheet.
         on_bad: What to do with a bad row: error (stop), skip (leave the row out) or missing (use
             its other inputs).
         seed: Random seed of the split.
@@ -72,9 +86,10 @@ def table(
             other.
     """
     paths = _paths_by_split(path, {"train": train, "validation": validation, "test": test})
+    options = ReadOptions(sep=sep, encoding=encoding, sheet=sheet)
     tables: dict[str, Table] = {}
     for name, files in paths.items():
-        tables[name] = concatenate([read_table(file, sep=sep) for file in files])
+        tables[name] = concatenate([read_table(file, options) for file in files])
     return from_tables(
         tables,
         preprocessors,
@@ -83,6 +98,7 @@ def table(
         split=split,
         holdout=holdout,
         fractions=fractions,
+        group=group,
         on_bad=on_bad,
         seed=seed,
     )
@@ -96,7 +112,8 @@ def from_tables(
     target: str | Sequence[str] | None = None,
     split: str | None = None,
     holdout: Mapping[str, Any] | None = None,
-    fractions: Sequence[float] = (0.8, 0.1, 0.1),
+    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    group: str | None = None,
     on_bad: OnBad = "error",
     seed: int = 0,
 ) -> Source:
@@ -109,24 +126,35 @@ def from_tables(
     """
     whole = concatenate(list(tables.values()))
     if not len(whole):
-        raise UserError("data.path: the table has a header but no rows; add rows to it")
-    notes: list[str] = []
+        raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
+    notes = list(whole.notes)
     parts = divide_table(tables, split=split, holdout=holdout, fractions=fractions, notes=notes)
     # Infer the columns from all splits together, so that they are the same in every split.
+    split = split or usual_split_column(whole)
     chosen = choose_columns(
         whole,
         preprocessors,
         named=columns,
         target=target,
-        split=split or usual_split_column(whole),
+        excluded=(split, group),
         notes=notes,
     )
+    used = [*(spec.column for spec in chosen.inputs.values()), *chosen.target, split]
+    # From all splits, because the values of a small split can be distinct by chance.
+    ids = list(identifying_columns(whole, used, ()))
+    by_split: dict[str, Rows] = {}
+    for name, part in parts.items():
+        groups = None if group is None else part.column(group, "data.group")
+        rows = to_rows(part, chosen, preprocessors)
+        by_split[name] = replace(rows, ids={i: part.columns[i] for i in ids}, groups=groups)
+    files = [n for n, s in chosen.inputs.items() if reads_files(preprocessors[s.modality])]
     splits = complete_splits(
-        {name: to_rows(part, chosen, preprocessors) for name, part in parts.items()},
+        by_split,
         fractions,
         seed=seed,
         notes=notes,
         stratify=len(chosen.target) == 1 and is_categorical(whole.columns[chosen.target[0]]),
+        files=files,
     )
     return Source(
         splits,
@@ -134,6 +162,8 @@ def from_tables(
         target=JOINED.join(chosen.target) or None,
         notes=notes,
         on_bad=on_bad,
+        files=files,
+        candidates=() if chosen.target else candidate_targets(whole, chosen.inputs),
     )
 
 
@@ -143,7 +173,11 @@ def rows_of_table(
     preprocessors: Preprocessors,
     *,
     target: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    keep: Sequence[str] = (),
     sep: str | None = None,
+    encoding: str | None = None,
+    notes: list[str] | None = None,
 ) -> Rows:
     """Read all rows of a table, with the inputs of the data set that a model was trained on.
 
@@ -153,26 +187,40 @@ def rows_of_table(
         preprocessors: Preprocessors, by modality.
         target: Target of the training data set, see `Source.target`. Targets are read if the table
             has all of its columns.
-        sep: Separator of CSV cells. Default: a tab in .tsv files, otherwise a comma.
+        columns: Column of the table for an input, or for a column of the training data set.
+            Default: the columns have the same names as in the training data set.
+        keep: Further columns to copy to `Rows.ids`.
+        sep: Separator of CSV cells. Default: detected from the header.
+        encoding: Encoding of text files. Default: UTF-8, or UTF-16 with a byte order mark.
+        notes: Sentences about how the table was read, and about columns that are not used, are
+            appended to this list.
 
     Raises:
-        UserError: If the table cannot be read, or lacks the column of an input.
+        UserError: If the table cannot be read, lacks the column of an input, or has no rows.
     """
-    paths = _paths_by_split(path, {})
+    paths = _paths_by_split(path, {}, "input")
+    options = ReadOptions(sep=sep, encoding=encoding, prefix="")
     files = chain.from_iterable(paths.values())
-    whole = concatenate([read_table(file, sep=sep) for file in files])
-    # A missing column is an error, because predictions without this input would be less accurate.
-    for name, spec in inputs.items():
-        whole.column(spec.column, f"input {name}")
+    whole = concatenate([read_table(file, options) for file in files])
+    if not len(whole):
+        raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
     targets = target.split(JOINED) if target is not None else []
-    # New data needs no target. With only some of the target columns, the labels would be wrong.
-    if any(column not in whole.columns for column in targets):
-        targets = []
-    return to_rows(whole, Columns(inputs, targets), preprocessors)
+    mapped = map_columns(whole, inputs, targets, columns or {})
+    rows = to_rows(whole, mapped, preprocessors, targets)
+    used = [*(spec.column for spec in mapped.inputs.values()), *mapped.target]
+    ids = identifying_columns(whole, used, keep)
+    if notes is not None:
+        notes += whole.notes
+        surplus = [name for name in whole.columns if name not in used and name not in ids]
+        if surplus:
+            notes.append(f"not used: {', '.join(surplus)} (not columns of the training)")
+    return replace(rows, ids=ids)
 
 
 def _paths_by_split(
-    path: str | Sequence[str] | None, splits: Mapping[str, str | Sequence[str] | None]
+    path: str | Sequence[str] | None,
+    splits: Mapping[str, str | Sequence[str] | None],
+    key: str = "data.path",
 ) -> dict[str, list[Path]]:
     """Return the paths of tables by split, or all paths with the key "all"."""
     by_split: dict[str, list[Path]] = {}
@@ -189,19 +237,20 @@ def _paths_by_split(
         return by_split
     paths = [Path(p) for p in as_list(path)]
     if not paths:
-        raise UserError("data.path: must be set, for example data.path=my.csv")
+        raise UserError(f"{key}: must be set, for example {key}=my.csv")
     if len(paths) > 1 or not paths[0].is_dir():
         return {UNDIVIDED: paths}
-    return _tables_in(paths[0])
+    return _tables_by_split(paths[0], key)
 
 
-def _tables_in(folder: Path) -> dict[str, list[Path]]:
+def _tables_by_split(folder: Path, key: str) -> dict[str, list[Path]]:
     """Return the tables called train, validation and test in a folder, or its only table."""
-    # Ignore files without the suffix of a table.
-    tables = sorted(file for file in folder.iterdir() if file.suffix.lower() in SUFFIXES)
+    tables = tables_in(folder)
     by_split: dict[str, list[Path]] = {}
     for file in tables:
-        name = SPLIT_NAMES.get(file.stem.lower())
+        # Without the suffix of the format, which can be .csv.gz.
+        stem = file.name.lower().removesuffix(".gz").removesuffix(table_format(file) or "")
+        name = SPLIT_NAMES.get(stem)
         if name is not None:
             by_split.setdefault(name, []).append(file)
     if "train" in by_split:
@@ -211,5 +260,5 @@ def _tables_in(folder: Path) -> dict[str, list[Path]]:
     names = ", ".join(file.name for file in tables) or "no table"
     raise UserError(
         f"{folder}: the folder must contain one table, or tables called train, validation and "
-        f"test, got {names}; set data.path to one table, or rename the tables"
+        f"test, got {names}; set {key} to one table ({', '.join(TABLES)}), or rename the tables"
     )

@@ -1,0 +1,64 @@
+"""Read text from files that may be compressed and may have several encodings."""
+
+from __future__ import annotations
+
+import codecs
+import gzip
+import zlib
+from pathlib import Path
+
+from dxn.errors import UserError
+
+GZIP = b"\x1f\x8b"
+# Byte order marks. That of UTF-32 starts with that of UTF-16, so it comes first.
+MARKS = {
+    codecs.BOM_UTF32_LE: "utf-32",
+    codecs.BOM_UTF32_BE: "utf-32",
+    codecs.BOM_UTF16_LE: "utf-16",
+    codecs.BOM_UTF16_BE: "utf-16",
+    # Excel writes this mark at the start of a UTF-8 file.
+    codecs.BOM_UTF8: "utf-8-sig",
+}
+
+
+def read_text(path: Path, encoding: str | None, key: str) -> str:
+    """Return the text of a file.
+
+    Args:
+        path: The file, which may be compressed with gzip.
+        encoding: Encoding of the text. None: that of the byte order mark, otherwise UTF-8.
+        key: Option that sets the encoding, for error messages.
+
+    Raises:
+        UserError: If the file is damaged or has another encoding.
+    """
+    data = path.read_bytes()
+    if data.startswith(GZIP):
+        try:
+            data = gzip.decompress(data)
+        except (OSError, EOFError, zlib.error) as error:
+            raise UserError(
+                f"{path}: damaged or truncated gzip file ({error}); download or compress it again"
+            ) from error
+    chosen = encoding or next((MARKS[mark] for mark in MARKS if data.startswith(mark)), "utf-8")
+    try:
+        # An encoding that the user sets can leave the byte order mark.
+        return data.decode(chosen).removeprefix("\ufeff")
+    except LookupError as error:
+        raise UserError(
+            f"{key}: unknown encoding {encoding!r}; use a name such as utf-8, utf-16 or cp1252"
+        ) from error
+    except UnicodeDecodeError as error:
+        raise UserError(_message(path, data, error, encoding, key)) from error
+
+
+def _message(
+    path: Path, data: bytes, error: UnicodeDecodeError, encoding: str | None, key: str
+) -> str:
+    row = data.count(b"\n", 0, error.start) + 1
+    where = f"{path} row {row}: byte 0x{data[error.start]:02x} is not valid {error.encoding}"
+    if encoding is not None:
+        return f"{where}; set {key} to the encoding of the file, got {encoding}"
+    # Text in UTF-16 has a zero byte in each ASCII character.
+    other = "utf-16-le" if b"\0" in data[:1000] else "cp1252"
+    return f"{where}; set {key}={other} or the encoding of the file, or save it as UTF-8"

@@ -1,0 +1,298 @@
+"""The raw values of an input: in memory up to a limit, and otherwise read again when needed."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, overload
+
+import numpy as np
+from torch import Tensor
+
+from dxn.display import track
+from dxn.errors import UserError
+from dxn.runtime import release_memory
+from dxn.tokenize.adapter import Preprocessor, num_tokens, reads_files
+from dxn.tokenize.media import BadMedia
+
+GB = 1e9
+# Default of loader.cache_gb. 4,000 photos need half of it with image_size=224, and the whole
+# training stays under 2 GB.
+CACHE_GB = 1.0
+# Number of threads that read files. Image and audio decoders release the GIL, so threads run in
+# parallel; more than two are not faster if the disk is the bottleneck.
+READERS = 2
+# Less than this needs no line in the description of a run.
+MIN_PRINTED_GB = 0.5
+
+
+class CacheBudget:
+    """The memory that is left for decoded files. All inputs and splits of a command share it.
+
+    Args:
+        gigabytes: Maximum number of gigabytes.
+    """
+
+    def __init__(self, gigabytes: float = CACHE_GB):
+        self.num_bytes = gigabytes * GB
+
+    def take(self, num_bytes: int) -> bool:
+        """Reserve memory; return whether there was enough."""
+        is_enough = num_bytes <= self.num_bytes
+        if is_enough:
+            self.num_bytes -= num_bytes
+        return is_enough
+
+    def take_anyway(self, num_bytes: int) -> None:
+        """Subtract memory that is in use whether or not it fits."""
+        self.num_bytes -= num_bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Unloaded:
+    """What is kept of a raw value that does not fit into memory.
+
+    Args:
+        source: The path or bytes that the value is read from.
+        version: Version of the file, see `file_version`.
+        num_tokens: Approximate number of tokens of the value.
+        digest: Hash of the value.
+    """
+
+    source: Any
+    version: tuple[int, int] | None
+    num_tokens: float
+    digest: bytes
+
+
+class RawColumn(Sequence[Any]):
+    """The raw values of an input that reads files, one per row. None where a row has none.
+
+    Indexing and iterating return raw values, and read those again that are not in memory. Rows that
+    share a file share its value.
+
+    Args:
+        name: Name of the input, for error messages.
+        prepare: Preprocessor that reads the values.
+        values: A raw value, Unloaded or None per row.
+        source_bytes: Bytes of the files that are in memory anyway, such as those of an archive.
+    """
+
+    def __init__(
+        self, name: str, prepare: Preprocessor, values: Sequence[Any], *, source_bytes: int = 0
+    ):
+        self.name = name
+        self.prepare = prepare
+        self.values = values
+        self.source_bytes = source_bytes
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> RawColumn: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self.take(range(*index.indices(len(self))))
+        value = self.values[index]
+        return self._read(value) if isinstance(value, Unloaded) else value
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self[i] for i in range(len(self)))
+
+    def take(self, rows: Sequence[int]) -> RawColumn:
+        """Return the column of these rows, without reading any of them."""
+        values = [self.values[i] for i in rows]
+        return RawColumn(self.name, self.prepare, values, source_bytes=self.source_bytes)
+
+    @property
+    def files(self) -> list[Any]:
+        """The raw value, or Unloaded, of each file once."""
+        return list({id(v): v for v in self.values if v is not None}.values())
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all values are in memory."""
+        return not any(isinstance(value, Unloaded) for value in self.values)
+
+    def _read(self, value: Unloaded) -> Any:
+        problem = "was changed or deleted"
+        if file_version(value.source) == value.version:
+            try:
+                return self.prepare.read(value.source)
+            except BadMedia as error:
+                problem = f"cannot be read any more ({error})"
+        # The first reading has checked the file, so the problem is new.
+        path = value.source if isinstance(value.source, str | Path) else "a file"
+        raise UserError(
+            f"{self.name}: {path} {problem} after it had been checked; run the command again"
+        )
+
+
+def read_column(
+    name: str, cells: Sequence[Any], prepare: Preprocessor, budget: CacheBudget
+) -> tuple[Sequence[Any], dict[int, str]]:
+    """Read one input of all rows.
+
+    Args:
+        name: Name of the input.
+        cells: What the values are read from, one per row. None where it is missing.
+        prepare: Preprocessor of the input.
+        budget: Memory for decoded files.
+
+    Returns:
+        One raw value per row, None where it is missing or bad; and why values are bad, by row.
+    """
+    # Equal strings and bytes are read once. Arrays and lists are not hashable, so each of them has
+    # its row index as the key.
+    keys = [cell if isinstance(cell, str | bytes) else i for i, cell in enumerate(cells)]
+    sources = {key: cell for key, cell in zip(keys, cells, strict=True) if cell is not None}
+    values = _read_sources(sources, prepare, budget)
+    raws: list[Any] = []
+    reasons: dict[int, str] = {}
+    for i, (key, cell) in enumerate(zip(keys, cells, strict=True)):
+        raw = None if cell is None else values[key]
+        if isinstance(raw, BadMedia):
+            reasons[i] = str(raw)
+            raw = None
+        raws.append(raw)
+    if not reads_files(prepare):
+        return raws, reasons
+    return RawColumn(name, prepare, raws, source_bytes=_bytes_in_memory(sources)), reasons
+
+
+def take_rows(column: Sequence[Any], rows: Sequence[int]) -> Sequence[Any]:
+    """Return the values of some rows, without reading files again."""
+    return column.take(rows) if isinstance(column, RawColumn) else [column[i] for i in rows]
+
+
+def is_present(column: Sequence[Any], row: int) -> bool:
+    """Whether a row has a raw value, without reading it."""
+    return _stored(column, row) is not None
+
+
+def num_tokens_of(column: Sequence[Any], row: int, prepare: Preprocessor) -> float:
+    """Return the approximate number of tokens of a row, without reading its file again."""
+    value = _stored(column, row)
+    return value.num_tokens if isinstance(value, Unloaded) else num_tokens(prepare, value)
+
+
+def digest_of(column: Sequence[Any], row: int) -> bytes:
+    """Return a hash of the raw value of a row, without reading its file again."""
+    value = _stored(column, row)
+    return value.digest if isinstance(value, Unloaded) else digest(value)
+
+
+def digest(raw: Any) -> bytes:
+    """Return a hash of the content of a raw value."""
+    content = hashlib.blake2b(digest_size=16)
+    if isinstance(raw, Tensor):
+        raw = raw.numpy(force=True)
+    if isinstance(raw, np.ndarray):
+        # Include the shape: equal bytes with different shapes are different images.
+        content.update(repr(raw.shape).encode())
+        content.update(np.ascontiguousarray(raw).data)
+    else:
+        content.update(repr(raw).encode())
+    return content.digest()
+
+
+def size_of(value: Any) -> int:
+    """Return the approximate number of bytes of a raw value."""
+    if isinstance(value, Tensor | np.ndarray):
+        return value.nbytes
+    if isinstance(value, list | tuple):
+        return sum(map(size_of, value))
+    if isinstance(value, Mapping):
+        return sum(map(size_of, value.values()))
+    return sys.getsizeof(value)
+
+
+def file_version(source: Any) -> tuple[int, int] | None:
+    """Return size and time of modification of a file. None if there is no file."""
+    if not isinstance(source, str | Path):
+        return None
+    try:
+        status = Path(source).stat()
+    except OSError:
+        return None
+    return status.st_size, status.st_mtime_ns
+
+
+def memory_lines(columns: Sequence[Mapping[str, Sequence[Any]]]) -> list[str]:
+    """Describe the memory of inputs that need much, or whose files are read again.
+
+    Args:
+        columns: Raw values of each split by input name, see `Opened.raws`.
+    """
+    by_input: dict[str, list[RawColumn]] = {}
+    for split in columns:
+        for name, column in split.items():
+            if isinstance(column, RawColumn):
+                by_input.setdefault(name, []).append(column)
+    lines: list[str] = []
+    for name, parts in by_input.items():
+        files = [file for part in parts for file in part.files]
+        loaded = [file for file in files if not isinstance(file, Unloaded)]
+        num_bytes = sum(map(size_of, loaded)) + sum(part.source_bytes for part in parts)
+        line = f"{name}: {_size(num_bytes)} in memory"
+        if len(loaded) < len(files):
+            lines.append(
+                f"{line}, {len(files) - len(loaded):,} of {len(files):,} files are read again in "
+                "each epoch (loader.cache_gb)"
+            )
+        elif num_bytes >= MIN_PRINTED_GB * GB:
+            lines.append(line)
+    return lines
+
+
+def _size(num_bytes: float) -> str:
+    # Less than 50 MB would round to 0.0 GB.
+    return f"{num_bytes / GB:.1f} GB" if num_bytes >= GB / 10 else f"{num_bytes / 1e6:.0f} MB"
+
+
+def _read_sources(
+    sources: Mapping[Any, Any], prepare: Preprocessor, budget: CacheBudget
+) -> dict[Any, Any]:
+    """Read sources by key. A value is a raw value, `Unloaded`, or the error of a bad source."""
+
+    def read(source: Any) -> tuple[Any, Any]:
+        # The version before reading: a change during the reading is detected later.
+        version = file_version(source)
+        try:
+            return prepare.read(source), version
+        except BadMedia as error:
+            # Return the error as a value: each row that shares this source gets a fault.
+            return error, version
+
+    # Values that are not read from files are in memory anyway, as the cells of the table.
+    is_limited = reads_files(prepare)
+    if is_limited:
+        # The bytes of an archive cannot be read again, so they are not dropped, but they count.
+        budget.take_anyway(_bytes_in_memory(sources))
+    values: dict[Any, Any] = {}
+    with ThreadPoolExecutor(READERS) as pool:
+        # Results are handled one by one, so that values that do not fit are freed immediately.
+        results = track(pool.map(read, sources.values()), len(sources), "reading files")
+        for (key, source), (raw, version) in zip(sources.items(), results, strict=True):
+            fits = isinstance(raw, BadMedia) or not is_limited or budget.take(size_of(raw))
+            values[key] = raw
+            if not fits:
+                values[key] = Unloaded(source, version, num_tokens(prepare, raw), digest(raw))
+    if is_limited:
+        release_memory()
+    return values
+
+
+def _bytes_in_memory(sources: Mapping[Any, Any]) -> int:
+    return sum(len(source) for source in sources.values() if isinstance(source, bytes))
+
+
+def _stored(column: Sequence[Any], row: int) -> Any:
+    return column.values[row] if isinstance(column, RawColumn) else column[row]

@@ -1,0 +1,108 @@
+"""The formats of data sets, judged by path. This module imports neither torch nor pyarrow."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Sequence
+from enum import StrEnum, auto
+from pathlib import Path
+
+from dxn.errors import UserError
+
+# Formats of tables. A text format can also be compressed, as in reviews.csv.gz.
+TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".json")
+TABLES = (*TEXT_TABLES, ".xlsx", ".parquet")
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+TEXT = ".txt"
+JSON = ".json"
+
+
+class DataSource(StrEnum):
+    """Names of the data sources that read a path, as in data=NAME: table, text and folder."""
+
+    TABLE = auto()
+    TEXT = auto()
+    FOLDER = auto()
+
+
+def infer_source(path: str | Path | Sequence[str]) -> str:
+    """Return the name of the data source that reads a path, see `DataSource`.
+
+    Args:
+        path: A file, a folder or an archive, or a list of files with the same format.
+
+    Raises:
+        UserError: If the path does not exist, or no data source reads it.
+    """
+    first = Path(path if isinstance(path, str | Path) else path[0])
+    require_path(first)
+    if first.is_dir():
+        return _source_of_folder(first).value
+    name = first.name.lower()
+    if table_format(first) is not None:
+        return DataSource.TABLE.value
+    if name.endswith(TEXT):
+        return DataSource.TEXT.value
+    if name.endswith(ARCHIVES):
+        return DataSource.FOLDER.value
+    raise UserError(
+        f"{first}: unknown format; use a table ({', '.join(TABLES)}), a text file ({TEXT}), or a "
+        f"folder or archive ({', '.join(ARCHIVES)}) with one folder per class"
+    )
+
+
+def table_format(path: str | Path) -> str | None:
+    """Return the format of a table by its name, such as ".csv" for reviews.csv.gz.
+
+    None means that the path does not have the name of a table.
+    """
+    name = Path(path).name.lower()
+    stem = name.removesuffix(".gz")
+    formats = TABLES if stem == name else TEXT_TABLES
+    return next((suffix for suffix in formats if stem.endswith(suffix)), None)
+
+
+def require_path(path: Path, key: str = "") -> None:
+    """Check that a file or folder exists.
+
+    Args:
+        path: The file or folder.
+        key: Option that contains the path, for the error message.
+
+    Raises:
+        UserError: If it does not exist. The message suggests a similar name in the same folder.
+    """
+    if path.exists():
+        return
+    prefix = f"{key}: " if key else ""
+    names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    close = difflib.get_close_matches(path.name, names, 1, cutoff=0.75)
+    hint = f"; did you mean {path.parent / close[0]}?" if close else ""
+    raise UserError(
+        f"{prefix}file or folder not found: {path} (current directory: {Path.cwd()}){hint}"
+    )
+
+
+def tables_in(folder: Path) -> list[Path]:
+    """Return the tables directly in a folder, sorted by name."""
+    files = [file for file in folder.iterdir() if file.is_file() and not _is_hidden(file)]
+    tables = sorted(file for file in files if table_format(file) is not None)
+    # A .json file next to other tables, or next to class folders, usually describes the data set.
+    is_described = any(entry.is_dir() for entry in folder.iterdir() if not _is_hidden(entry))
+    others = [file for file in tables if table_format(file) != JSON]
+    return others if others or is_described else tables
+
+
+def _source_of_folder(folder: Path) -> DataSource:
+    # Tables have priority over class folders: a table usually refers to files in its folder.
+    if tables_in(folder):
+        return DataSource.TABLE
+    entries = [entry for entry in folder.iterdir() if not _is_hidden(entry)]
+    has_folders = any(entry.is_dir() for entry in entries)
+    has_texts = any(entry.suffix.lower() == TEXT for entry in entries)
+    return DataSource.TEXT if has_texts and not has_folders else DataSource.FOLDER
+
+
+def _is_hidden(path: Path) -> bool:
+    # Excel creates a lock file such as ~$prices.xlsx next to an open file.
+    return path.name.startswith((".", "~$"))

@@ -1,0 +1,124 @@
+"""The display of progress: a bar on a terminal, and from time to time a line in a log file."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import TypeVar
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as Bar
+
+Item = TypeVar("Item")
+
+# Seconds between two updates of the bar.
+BAR_INTERVAL = 0.5
+# Seconds until the first lines of a log file, each counted from the line before it. A short run
+# has a line soon, and the log of a long run stays short.
+LINE_INTERVALS = (10.0, 20.0, 30.0)
+LAST_INTERVAL = 60.0
+
+
+class Display:
+    """Shows how far a piece of work is: as a bar on a terminal, otherwise as lines.
+
+    Args:
+        main: Whether this process prints. Default: the first of the processes of torchrun.
+        stderr: Whether to write to stderr, for a command whose output on stdout is a result.
+        clock: Function that returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        main: bool | None = None,
+        stderr: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self.main = os.environ.get("RANK", "0") == "0" if main is None else main
+        self.clock = clock
+        # soft_wrap: the terminal wraps long lines. Rich would insert line breaks at 80 columns when
+        # the output goes to a file.
+        self.console = Console(highlight=False, soft_wrap=True, stderr=stderr, quiet=not self.main)
+        self.has_bar = self.main and self.console.is_terminal
+        self.bar = Bar(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=self.console,
+            transient=True,
+            disable=not self.has_bar,
+        )
+        self.bar_task = self.bar.add_task("", total=None, status="")
+        self.intervals = iter(LINE_INTERVALS)
+        self._wait()
+
+    def is_due(self) -> bool:
+        """Whether it is time to call `update`. Between the updates, this is all that is computed.
+
+        A caller whose status is expensive, such as a loss that is still on the GPU, asks first.
+        """
+        return self.main and self.clock() >= self.next
+
+    def update(self, title: str, done: int, total: int, status: str = "") -> None:
+        """Show the progress, whether or not it is due.
+
+        Args:
+            title: Name of the work, such as "epoch 1/20".
+            done: Number of items that are done.
+            total: Number of all items.
+            status: Further text, such as the time left.
+        """
+        text = f"{100 * done / total:.0f} %  {status}".rstrip()
+        if self.has_bar:
+            # Started only now, so that short work shows no bar.
+            self.bar.start()
+            self.bar.update(
+                self.bar_task, description=title, completed=done, total=total, status=text
+            )
+        else:
+            self.console.print(f"{title}  {text}", markup=False)
+        self._wait()
+
+    def line(self, text: str) -> None:
+        """Print a line that stays, above the bar if there is one."""
+        self.console.print(text, markup=False)
+        # Any line in a log file shows that the work continues, so the interval starts again.
+        self.next = self.clock() + self.interval
+
+    def close(self) -> None:
+        """Remove the bar."""
+        self.bar.stop()
+
+    def _wait(self) -> None:
+        """Start the next interval."""
+        self.interval = BAR_INTERVAL if self.has_bar else next(self.intervals, LAST_INTERVAL)
+        self.next = self.clock() + self.interval
+
+
+def track(items: Iterable[Item], total: int, title: str) -> Iterator[Item]:
+    """Yield the items, and show on stderr how many of them are done if it takes long.
+
+    Args:
+        items: The items.
+        total: Number of items.
+        title: Name of the work, such as "reading".
+    """
+    display = Display(stderr=True)
+    try:
+        for done, item in enumerate(items):
+            if display.is_due():
+                display.update(title, done, total)
+            yield item
+    finally:
+        display.close()
+
+
+def duration(seconds: float) -> str:
+    """Format a duration, such as 1 h 2 min, 3 min 4 s or 5 s."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"

@@ -1,0 +1,116 @@
+"""What `dxn train` says after the training: how it ended, what its figures mean, what is next."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dxn.display import duration
+from dxn.run.predictor import Predictor
+from dxn.run.prepare import Prepared
+from dxn.tasks import Task
+from dxn.train.evaluate import score
+from dxn.train.state import State
+
+
+def about_epochs(state: State, run: Prepared) -> list[str]:
+    """Return how long the training took, and which epoch was saved."""
+    took = f"trained {duration(state.seconds)}"
+    if state.best is None:
+        return [f"{took}, {state.epoch} epochs; no validation split: the last epoch is kept"]
+    lines = [f"{took}, best epoch {state.best_epoch} of {state.epoch} (*)"]
+    # A model that memorizes a few samples may do so in the first epoch.
+    if state.best_epoch == 1 < state.epoch and not run.loader.overfit:
+        lines.append(
+            f"note: no epoch after the first one had a better validation {run.task.monitored}; "
+            "a lower learning rate may help (optimizer.lr)"
+        )
+    return lines
+
+
+def about_split(split: str) -> list[str]:
+    """Return a note if the figures are not those of a test split."""
+    if split == "train":
+        return [
+            "warning: there is no test split, so these are the figures of the training rows; they "
+            "do not tell how well the model answers for new data"
+        ]
+    if split == "validation":
+        return [
+            "note: there is no test split, so these are the figures of the validation split, which "
+            "also selected the epoch; expect slightly worse ones for new data"
+        ]
+    return []
+
+
+def about_overfitting(run: Prepared, best: Predictor, batch_size: int) -> list[str]:
+    """Return how many of the first samples the model has learned, with loader.overfit."""
+    samples = run.validation_samples(best.task)
+    if not run.loader.overfit or samples is None:
+        return []
+    predictions = best.run(samples, batch_size=batch_size)
+    targets = samples.opened.targets if best.task.needs_target else None
+    truths = [] if targets is None else [targets[row] for row in predictions.rows]
+    if truths and all(_is_exact(truth) for truth in truths):
+        pairs = zip(predictions.predicted, truths, strict=True)
+        count = sum(_is_learned(best.task, predicted, truth) for predicted, truth in pairs)
+        result = f"{count} of {len(truths)} learned"
+    else:
+        # A number is never predicted exactly, so its error says more than a count.
+        value = score(predictions, samples, best.task)[best.task.monitored]
+        result = f"{best.task.monitored} {value:.4f} for the {len(samples)} samples"
+    return [
+        f"loader.overfit={run.loader.overfit}: {result}; the model has seen no other samples, so "
+        "the table above says nothing about the data"
+    ]
+
+
+def next_commands(run: Prepared) -> list[str]:
+    """Return the commands that a user may want next, the most important one last."""
+    folder = shlex.quote(f"run={run.folder}")
+    inputs = " ".join(f"input.{name}=..." for name in run.inputs.specs)
+    if run.task.answers and len(run.inputs.specs) == 1 and run.data.source.files:
+        # One file per sample needs no table.
+        return [f"dxn attend {folder} input=FILE", f"dxn predict {folder} input=FILE_OR_FOLDER"]
+    if run.task.answers:
+        return [
+            f"dxn attend {folder} {inputs}",
+            f"dxn evaluate {folder} input=new.csv",
+            f"dxn predict {folder} input=new.csv output=answers.csv",
+        ]
+    if run.task.streams:  # a language model
+        return [f"dxn generate {folder} prompt=..."]
+    return [f"dxn embed {folder} input=new.csv output=vectors.npy"]
+
+
+def about_files(run: Prepared) -> str:
+    """Return where the results are."""
+    names = ["model/", "plots/", "metrics.json"]
+    if run.task.answers:
+        names.append("predictions.csv")
+    return f"written: {run.folder} ({', '.join(names)})"
+
+
+def resume(folder: Path) -> str:
+    """Return the command that continues a run."""
+    return f"dxn train {shlex.quote(f'resume={folder}')}"
+
+
+def _is_exact(target: Any) -> bool:
+    """Whether a target is a name, a text or a list of them, which a model can predict exactly."""
+    if isinstance(target, str):
+        return True
+    return isinstance(target, Sequence) and all(isinstance(item, str) for item in target)
+
+
+def _is_learned(task: Task, predicted: Any, target: Any) -> bool:
+    """Whether a prediction equals the target in the form that the model is trained on.
+
+    The order of labels, for example, makes no difference in that form.
+    """
+    answer = task.answer(predicted)["prediction"]
+    return torch.equal(*(torch.as_tensor(task.encode(value)) for value in (answer, target)))

@@ -1,0 +1,183 @@
+"""The data of `dxn evaluate`: a table, a data set, or the data set of the run."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sized
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from dxn.data.opening import Opened, open_rows
+from dxn.data.read import as_list
+from dxn.data.rows import TARGET, Rows, Source
+from dxn.data.splits import SPLITS, UNDIVIDED
+from dxn.data.tables import JOINED
+from dxn.errors import UserError
+from dxn.run import report
+from dxn.run.build import open_source
+from dxn.run.input_rows import is_table, open_rows_for_use, print_columns, read_table_rows
+from dxn.run.predictor import Predictor
+from dxn.run.settings import FOLDER as CONFIG_FOLDER
+from dxn.run.settings import Settings
+from dxn.targets import signature_of
+
+
+@dataclass(frozen=True)
+class EvaluationData:
+    """Opened rows with their targets.
+
+    Args:
+        split: Name of the split, for the keys of metrics.json.
+        about: Description of the rows for titles and messages.
+        opened: The rows.
+    """
+
+    split: str
+    about: str
+    opened: Opened
+
+
+def open_evaluation_data(settings: Settings, predictor: Predictor) -> EvaluationData:
+    """Open the data that the user named, or otherwise the data of the run.
+
+    Args:
+        settings: Settings of `dxn evaluate`.
+        predictor: The model.
+
+    Raises:
+        UserError: If there is no data, or it does not fit the model.
+    """
+    if settings.values["input"] is not None:
+        return _open_input(settings.values, predictor)
+    return _open_data(settings, predictor)
+
+
+def default_split(splits: Mapping[str, Sized]) -> str:
+    """Return the split that is evaluated by default: the first with rows, the test split first."""
+    return next(name for name in (*SPLITS[::-1], UNDIVIDED) if splits.get(name))
+
+
+def _open_input(values: Mapping[str, Any], predictor: Predictor) -> EvaluationData:
+    """Open all rows of the table `input`."""
+    if values.get("data"):
+        raise UserError("input: cannot be combined with data; remove one of them")
+    if predictor.target is None:
+        raise UserError(
+            "input: the model does not know its target column; set data=table "
+            f"data.path={values['input']} data.target=COLUMN"
+        )
+    if not is_table(values["input"]):
+        raise UserError(
+            f"input: must be a table, got {values['input']}; for one folder per class, set "
+            f"data=folder data.path={values['input']}"
+        )
+    rows = read_table_rows(values, predictor)
+    if TARGET not in rows.cells and predictor.task.needs_target:
+        raise UserError(
+            f"input: {values['input']} has no column {predictor.target!r}, which the model "
+            f"predicts; set columns.{predictor.target}=COLUMN, or use dxn predict"
+        )
+    opened = open_rows_for_use(rows, predictor, values["on_bad"], with_target=True)
+    return EvaluationData("input", str(values["input"]), opened)
+
+
+def _open_data(settings: Settings, predictor: Predictor) -> EvaluationData:
+    """Open a split of the data set `data`, or of the data set of the run."""
+    values = settings.values
+    source, path = _source(settings, predictor)
+    for note in source.notes:
+        report.print_line(f"note: {note}")
+    split = values["split"] or default_split(source.splits)
+    if not source.splits.get(split):
+        known = ", ".join(name for name, rows in source.splits.items() if len(rows))
+        raise UserError(f"split: the data has {known}, got {split}")
+    rows = _rows_for_model(predictor, source, split)
+    opened = open_rows(rows, predictor.preprocessors, task=predictor.task, on_bad=source.on_bad)
+    if split == UNDIVIDED:
+        return EvaluationData(split, path or split, opened)
+    return EvaluationData(split, f"{split} of {path}" if path else split, opened)
+
+
+def _source(settings: Settings, predictor: Predictor) -> tuple[Source, str]:
+    """Open the data that the user named, or otherwise the data of the run.
+
+    Returns:
+        The data, and its path; "" if it has none.
+    """
+    values = settings.values
+    preprocessors = predictor.preprocessors
+    if values.get("data"):
+        node = _for_evaluation(values["data"], predictor, settings)
+        return open_source({"data": node}, preprocessors, settings.trust), _path_of(node)
+    if values["run"] is None:
+        raise UserError(
+            "data: a public checkpoint has no data of its own; set data=table data.path=..."
+        )
+    folder = Path(values["run"])
+    # The user may also name the model folder. The configuration that names the data is in the run
+    # folder around it.
+    if not (folder / CONFIG_FOLDER).is_dir() and (folder.parent / CONFIG_FOLDER).is_dir():
+        folder = folder.parent
+    saved = Settings.load(folder, settings.folder_trust).values
+    # The run folder may come from a stranger, so the type of the node is checked.
+    if not isinstance(saved.get("data"), Mapping):
+        raise UserError(
+            f"{folder}: the saved configuration has no data; set data=table data.path=..."
+        )
+    source = open_source(saved, preprocessors, settings.folder_trust)
+    return source, _path_of(saved["data"])
+
+
+def _for_evaluation(
+    node: Mapping[str, Any], predictor: Predictor, settings: Settings
+) -> dict[str, Any]:
+    """Complete the node of a data source, unless the user set the same options.
+
+    A table gets the columns and the target of the training. Data without splits of its own is not
+    divided, so that all of its rows are evaluated.
+    """
+    result = dict(node)
+    signature = signature_of(node.get("_target_"), key="data", trust=settings.trust)
+    may_be_undivided = "null" in as_list(signature.hint("fractions"))
+    if may_be_undivided and "data.fractions" not in settings.chosen:
+        result["fractions"] = None
+    takes_columns = signature.others is not None
+    if not takes_columns:
+        return result
+    if predictor.target is not None and node.get("target") is None:
+        result["target"] = predictor.target.split(JOINED)
+    by_modality: dict[str, list[str]] = {}
+    for name, column in predictor.columns.items():
+        by_modality.setdefault(predictor.preprocessors[name].modality, []).append(column)
+    if by_modality and all(node.get(modality) is None for modality in by_modality):
+        print_columns(predictor.columns)
+        result |= by_modality
+    return result
+
+
+def _path_of(node: Mapping[str, Any]) -> str:
+    """Return the path of a data source for messages; "" if it has none or several."""
+    path = node.get("path")
+    return path if isinstance(path, str) else ""
+
+
+def _rows_for_model(predictor: Predictor, source: Source, split: str) -> Rows:
+    """Return a split whose columns have the names of the model's inputs.
+
+    Each input of the model reads the column of the same name and modality that it was trained on.
+    If there is none, it reads the input of the data with the same name, and otherwise the only
+    input of its modality. Inputs that the data does not have are left out.
+    """
+    rows = source.splits[split]
+    cells = {name: values for name, values in rows.cells.items() if name == TARGET}
+    for name, prepare in predictor.preprocessors.items():
+        same = [n for n, spec in source.inputs.items() if spec.modality == prepare.modality]
+        column = predictor.columns.get(name)
+        exact = [n for n in same if column is not None and source.inputs[n].column == column]
+        # With two inputs of a modality on either side, it is not clear which belongs to which.
+        own = [p for p in predictor.preprocessors.values() if p.modality == prepare.modality]
+        only = same if len(same) == len(own) == 1 else []
+        matches = exact or [n for n in same if n == name] or only
+        if matches:
+            cells[name] = rows.cells[matches[0]]
+    return replace(rows, cells=cells)

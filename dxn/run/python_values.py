@@ -1,0 +1,38 @@
+"""Values that a Python program passes to a model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dxn.errors import UserError
+from dxn.tasks import Task
+
+
+def to_cell(name: str, value: Any, task: Task) -> Any:
+    """Return a value that the caller passed, as the cell of a table.
+
+    Raises:
+        UserError: If it is a list of texts, but the task does not predict one tag per word.
+    """
+    is_list_of_texts = isinstance(value, list | tuple) and any(isinstance(v, str) for v in value)
+    # The preprocessor of a text would accept them as the words of one text.
+    if is_list_of_texts and not task.wants_words:
+        raise UserError(
+            f"{name}: must be one text, got a list of {len(value)}; for several samples, use "
+            f"predict_many([{{{name!r}: ...}}, {{{name!r}: ...}}])"
+        )
+    # A cell of a table is a str, and `read` of a user's preprocessor may accept nothing else.
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, tuple):  # the array and the sample rate of a clip
+        return tuple(_writable(item) for item in value)
+    return _writable(value)
+
+
+def _writable(value: Any) -> Any:
+    """Return a copy of an array that is read-only, because PyTorch warns about such arrays."""
+    is_read_only = isinstance(value, np.ndarray) and not value.flags.writeable
+    return value.copy() if is_read_only else value

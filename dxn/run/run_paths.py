@@ -1,0 +1,92 @@
+"""Find the run folder that `run=` or `resume=` names. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from dxn.errors import UserError
+from dxn.hints import similar
+from dxn.run.settings import FOLDER
+
+LATEST = "latest"
+RUNS = Path("outputs")  # default of the key `output` of dxn train
+MAX_DEPTH = 3  # a sweep has a folder of runs below that of its name
+
+
+def trained_run(text: str) -> tuple[Path, str | None]:
+    """Return the run folder or model folder that `run=` names.
+
+    Args:
+        text: A run folder, a model folder, a folder of runs or "latest".
+
+    Returns:
+        The folder, and a line about the choice if there are several runs.
+
+    Raises:
+        UserError: If it does not exist, or contains no trained model.
+    """
+    return _find(text, "run", "a trained model")
+
+
+def interrupted_run(text: str) -> tuple[Path, str | None]:
+    """Return the run folder that `resume=` names, and a line about the choice, see `trained_run`.
+
+    Raises:
+        UserError: If it does not exist, or is not a run folder.
+    """
+    return _find(text, "resume", "a run")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder contains the configuration of a run."""
+    return (folder / FOLDER / "config.yaml").is_file()
+
+
+def has_model(folder: Path) -> bool:
+    """Whether a folder is a model folder, or the run folder of a finished training."""
+    return any((path / "config.yaml").is_file() for path in (folder, folder / "model"))
+
+
+def _find(text: str, key: str, purpose: str) -> tuple[Path, str | None]:
+    folder = Path(text).expanduser()
+    # A run folder that somebody called "latest" has priority.
+    if text == LATEST and not folder.is_dir():
+        folder = RUNS
+    if not folder.is_dir():
+        raise UserError(_not_found(folder, key))
+    is_complete = has_model if key == "run" else is_run
+    # A model folder with a missing file has a message of its own when it is loaded.
+    if is_complete(folder) or is_run(folder):
+        return folder, None
+    runs = [run for run in _runs_below(folder) if is_complete(run)]
+    if not runs:
+        raise UserError(
+            f"{key}: {folder}: not a run folder, and no folder in it contains {purpose}"
+        )
+    newest = max(runs, key=lambda run: ((run / FOLDER / "config.yaml").stat().st_mtime_ns, run))
+    return newest, f"{key}: {newest} (newest of {len(runs)})"
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    runs = []
+    for depth in range(1, MAX_DEPTH + 1):
+        pattern = "/".join(["*"] * depth)
+        runs += [path for path in folder.glob(pattern) if is_run(path)]
+    return runs
+
+
+def _not_found(folder: Path, key: str) -> str:
+    """Return the message about a folder that does not exist, with the most similar one."""
+    parent = folder.parent
+    siblings = [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+    # `run=label` means outputs/label.
+    known = [*siblings, *RUNS.glob("*"), *_runs_below(RUNS)]
+    by_name = {path.name: path for path in reversed(known)}
+    by_path = {str(path): path for path in reversed(known)}
+    close = by_name.get(folder.name)
+    if match := similar(str(folder), by_path):
+        close = close or by_path[match]
+    if match := similar(folder.name, by_name):
+        close = close or by_name[match]
+    advice = f"; did you mean {close}?" if close else ""
+    return f"{key}: folder not found: {folder} (current directory: {Path.cwd()}){advice}"

@@ -1,0 +1,342 @@
+"""Plots of a run: what is drawn, that nothing is cut off, and fonts of all scripts."""
+
+import sys
+from dataclasses import asdict
+
+import numpy as np
+import pytest
+import sklearn.metrics
+from helpers.drawing import cut_off, headline, pixels_of, texts, title
+from matplotlib.font_manager import fontManager
+
+from dxn.explain import curves, fonts, plots
+from dxn.explain.answers import answer_line, listed_probabilities
+from dxn.explain.confusion import (
+    MATRIX_CLASSES,
+    confused_pairs,
+    confusion_counts,
+    draw_confusion,
+)
+from dxn.explain.figures import new_figure, save, set_title, wrapped
+from dxn.explain.fonts import DEFAULT_FONT, families, legible, text_width
+from dxn.explain.labels import shortened
+from dxn.explain.numbers import number, percent
+from dxn.tasks import Classify
+from dxn.tasks.entities import Entity
+
+ROWS = [
+    {"step": 3, "epoch": 1, "train/loss": 2.0, "lr": 1e-3},
+    {"step": 6, "epoch": 1, "validation/loss": 1.9, "validation/accuracy": 0.3},
+    {"step": 9, "epoch": 2, "train/loss": 1.5, "lr": 1e-4},
+    {"step": 12, "epoch": 2, "validation/loss": 1.4, "validation/accuracy": 0.6},
+]
+
+
+def test_curves_have_epochs_on_all_axes_and_mark_the_saved_one(tmp_path, drawn):
+    best = curves.best_epoch(ROWS, Classify())
+    assert best == (2, "accuracy")
+    curves.draw_curves(ROWS, tmp_path / "curves.png", best=best, about="label/2026")
+    losses, metrics = drawn[0].axes
+    assert [title(axis) for axis in drawn[0].axes] == ["loss", "validation: metrics from 0 to 1"]
+    assert [axis.get_xlabel() for axis in drawn[0].axes] == ["epoch", "epoch"]
+    assert losses.lines[0].get_xydata().tolist() == [[0.5, 2.0], [1.5, 1.5]]
+    assert losses.lines[1].get_xydata().tolist() == [[1, 1.9], [2, 1.4]]
+    assert metrics.lines[0].get_marker() == "."  # a line of one point is invisible
+    labels = [text.get_text() for text in metrics.get_legend().get_texts()]
+    assert labels == ["accuracy", "saved: epoch 2, accuracy 0.6"]
+    assert all(float(tick).is_integer() for axis in drawn[0].axes for tick in axis.get_xticks())
+    assert headline(drawn[0]) == "Learning curves | label/2026"
+    assert cut_off(drawn[0]) < 0.01
+
+
+def test_metrics_of_different_scales_have_panels_of_their_own(tmp_path, drawn):
+    values = {"bleu": 30.0, "chrf": 55.0, "wer": 0.7, "exact_match": 0.1, "rmse": 9e5, "r2": -0.5}
+    row = {"step": 5, "epoch": 1, **{f"validation/{name}": v for name, v in values.items()}}
+    curves.draw_curves([row], tmp_path / "curves.png")
+    shown = {}
+    for axis in drawn[0].axes:
+        lines = axis.get_legend().get_texts() if axis.get_legend() else []
+        shown[title(axis)] = [text.get_text() for text in lines]
+    assert shown["validation: score, 0 to 100"] == ["bleu", "chrf"]
+    assert shown["validation: error rate"] == ["wer"]
+    assert shown["validation: metrics from 0 to 1"] == ["exact_match"]
+    assert shown["validation: error, unit of the target"] == ["rmse"]
+    assert shown["validation: R²"] == ["r2"]
+
+
+@pytest.mark.parametrize("rows", [[], [{"step": 2, "epoch": 1, "train/loss": 2.0}]])
+def test_curves_without_validation_are_over_steps_and_have_no_empty_panel(tmp_path, drawn, rows):
+    curves.draw_curves(rows, tmp_path / "curves.png")
+    assert [axis.get_xlabel() for axis in drawn[0].axes] == ["step"]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        ["no", "yes"],
+        ["a label that is really much too long", "7"],
+        ["七", "$5{", "ثمانية"],
+        [f"label {i}" for i in range(20)],
+    ],
+)
+def test_a_confusion_matrix_shows_all_names_and_counts(tmp_path, drawn, caplog, labels):
+    counts = np.eye(len(labels), dtype=int) * 13
+    draw_confusion(counts, labels, tmp_path / "confusion.png", about="run, test")
+    axis = drawn[0].axes[0]
+    assert len(axis.get_xticks()) == len(axis.get_yticks()) == len(labels)
+    assert texts(axis) == ["13"] * len(labels)
+    total = 13 * len(labels)
+    assert headline(drawn[0]) == f"Confusion matrix | run, test, {total} of {total} right"
+    assert cut_off(drawn[0]) < 0.01
+    assert caplog.records == []
+
+
+def test_a_confusion_matrix_is_colored_by_share_and_says_how_many_samples_a_row_has(
+    tmp_path, drawn
+):
+    counts = np.array([[30, 10, 0], [0, 0, 0], [5, 5, 10]])
+    draw_confusion(counts, ["a", "b", "c"], tmp_path / "confusion.png")
+    axis = drawn[0].axes[0]
+    shares = axis.images[0].get_array()
+    assert shares.tolist() == [[0.75, 0.25, 0], [0, 0, 0], [0.25, 0.25, 0.5]]
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    assert names == ["a  (n=40)", "b  (n=0)", "c  (n=20)"]
+    colors = [label.get_color() for label in axis.get_yticklabels()]
+    assert colors[0] == colors[2] != colors[1]
+    assert headline(drawn[0]).endswith("grey: classes with fewer than 10 samples")
+
+
+@pytest.mark.parametrize("k", [21, MATRIX_CLASSES])
+def test_many_classes_have_a_list_of_the_most_confused_pairs_and_a_matrix(tmp_path, drawn, k):
+    counts = np.eye(k, dtype=int) * 40
+    counts[3, 5], counts[7, 2] = 10, 12
+    draw_confusion(counts, [f"label {i}" for i in range(k)], tmp_path / "confusion.png")
+    pairs, matrix = drawn[0].axes[:2]
+    names = [label.get_text() for label in pairs.get_yticklabels()]
+    assert names == ["label 7 → label 2", "label 3 → label 5"]
+    assert texts(pairs) == ["12 (23% of 52)", "10 (20% of 50)"]
+    assert len(matrix.get_xticks()) == len(matrix.get_yticks()) == k
+    assert texts(matrix) == []
+    assert cut_off(drawn[0]) < 0.01
+
+
+def test_very_many_classes_have_the_list_only(tmp_path, drawn):
+    k = 300
+    counts = np.ones((k, k), dtype=int)
+    draw_confusion(counts, [f"label {i}" for i in range(k)], tmp_path / "confusion.png")
+    assert len(drawn[0].axes) == 1 and len(texts(drawn[0].axes[0])) == 20
+    assert drawn[0].get_figheight() < 8
+
+
+def test_many_classes_without_an_error_say_so(tmp_path, drawn):
+    draw_confusion(np.eye(70, dtype=int), [str(i) for i in range(70)], tmp_path / "c.png")
+    assert title(drawn[0].axes[0]) == "no sample has a wrong class"
+
+
+def test_confused_pairs_come_in_the_order_of_their_counts():
+    counts = np.array([[9, 1, 4], [4, 9, 0], [0, 2, 9]])
+    assert confused_pairs(counts) == [(0, 2), (1, 0), (2, 1), (0, 1)]
+
+
+def test_a_confusion_matrix_counts_true_classes_in_rows():
+    predicted = ["a", "b", "b", "a", "c"]
+    truths = ["a", "a", "b", "never seen", "b"]
+    counts = confusion_counts(["a", "b", "c"], predicted, truths)
+    assert counts.tolist() == [[1, 1, 0], [0, 1, 1], [0, 0, 0]]
+
+
+def test_a_confusion_matrix_equals_that_of_scikit_learn():
+    labels = [f"label {i}" for i in range(5)]
+    true, predicted = np.random.default_rng(0).choice(labels, (2, 53))
+    expected = sklearn.metrics.confusion_matrix(true, predicted, labels=labels)
+    assert confusion_counts(labels, predicted, true).tolist() == expected.tolist()
+
+
+class Asking:
+    """A task that asks for a plot; a prediction is an index of a label, or a number."""
+
+    name = "asking"
+    labels = ("a", "b")
+
+    def __init__(self, plot):
+        self.plots = plot
+
+    def answer(self, prediction):
+        by_label = self.plots == "confusion"
+        return {"prediction": self.labels[prediction] if by_label else prediction}
+
+
+@pytest.mark.parametrize(
+    ("plot", "predicted", "truths", "file"),
+    [
+        ("confusion", [0, 1, 1], ["a", "b", "a"], "confusion.png"),
+        ("scatter", [3.0, 5.5], [2.0, 6], "predicted_vs_true.png"),
+        (None, [0], ["a"], None),
+        ("scatter", [], [], None),
+    ],
+)
+def test_a_task_gets_the_plot_that_it_asks_for(tmp_path, plot, predicted, truths, file):
+    path = plots.draw_task(Asking(plot), predicted, truths, tmp_path)
+    assert path == (file and tmp_path / file)
+    assert [p.name for p in tmp_path.iterdir()] == ([file] if file else [])
+
+
+def test_a_plot_that_does_not_exist_is_an_error(tmp_path):
+    message = r"^asking\.plots must be one of confusion, scatter, got 'pie'$"
+    with pytest.raises(ValueError, match=message):
+        plots.draw_task(Asking("pie"), [0], ["a"], tmp_path)
+
+
+def test_bars_are_sorted_from_single_inputs_to_all_and_from_low_to_high(tmp_path, drawn):
+    scores = {"all": 0.9, "text+image": 0.8, "image": 0.5, "text": 0.6, "all but text": 0.7}
+    plots.input_bars(scores, "accuracy", tmp_path / "bars.png", about="run, test")
+    axis = drawn[0].axes[0]
+    names = [label.get_text() for label in axis.get_yticklabels()]
+    assert names == ["image", "text", "all but text", "text+image", "all"]
+    assert texts(axis) == ["0.500", "0.600", "0.700", "0.800", "0.900"]
+    assert headline(drawn[0]) == "accuracy with each set of inputs | run, test"
+    assert cut_off(drawn[0]) < 0.01
+
+
+@pytest.mark.parametrize(
+    "scores",
+    [{"text": -0.7, "all": 0.2}, {"text": -0.7, "all": -0.1}, {"text": 0.0, "all": 0.0}],
+)
+def test_bars_below_zero_are_inside_the_picture(tmp_path, drawn, scores):
+    plots.input_bars(scores, "r2", tmp_path / "bars.png")
+    low, high = drawn[0].axes[0].get_xlim()
+    assert low <= min(scores.values()) and max(scores.values()) < high
+    assert cut_off(drawn[0]) < 0.01
+
+
+@pytest.mark.parametrize("true", [[3.0, 5.0, 11.0], [7.0], [250_000.0, 1e6]])
+def test_a_scatter_plot_has_the_same_range_and_numbers_on_both_axes(tmp_path, drawn, true):
+    predicted = [value * 1.5 for value in true]
+    plots.scatter(predicted, true, tmp_path / "numbers.png")
+    axis = drawn[0].axes[0]
+    dots = axis.collections[0].get_offsets()
+    assert dots.tolist() == [[t, t * 1.5] for t in true]
+    assert axis.get_xlim() == axis.get_ylim() and axis.get_aspect() == 1
+    x, y = ([t.get_text() for t in a.get_ticklabels()] for a in (axis.xaxis, axis.yaxis))
+    assert x == y and not any("e" in label for label in x)
+    assert axis.lines[0].get_xydata().tolist() == [[end, end] for end in axis.get_xlim()]
+    assert cut_off(drawn[0]) < 0.01
+
+
+def test_many_points_are_drawn_as_their_density(tmp_path, drawn):
+    values = np.random.default_rng(0).normal(size=3000)
+    plots.scatter([*values, float("nan")], [*values, 1.0], tmp_path / "numbers.png")
+    assert drawn[0].axes[0].collections[0].get_array().sum() == 3000
+
+
+def test_drawing_does_not_change_the_global_state_of_matplotlib(tmp_path):
+    plots.scatter([3.0], [5.0], tmp_path / "numbers.png")
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    assert pyplot is None or pyplot.get_fignums() == []
+
+
+def test_pictures_are_drawn_on_white(tmp_path):
+    plots.scatter([3.0], [5.0], tmp_path / "numbers.png")
+    assert pixels_of(tmp_path / "numbers.png")[0, 0].tolist() == [255, 255, 255]
+
+
+# Texts
+
+
+@pytest.fixture
+def few_fonts(monkeypatch):
+    """Only the fonts that matplotlib includes, so that a test does not depend on the machine."""
+    own = [font for font in fontManager.ttflist if "mpl-data" in font.fname]
+    monkeypatch.setattr(fontManager, "ttflist", own)
+    caches = (fonts._files, fonts._code_points, fonts.font_of, fonts.text_width)
+    for function in caches:
+        function.cache_clear()
+    yield
+    for function in caches:
+        function.cache_clear()
+
+
+@pytest.mark.usefixtures("few_fonts")
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a cup", "a cup"),
+        ("सात", "[U+0938…]"),
+        ("七 8", "[U+4E03] 8"),
+        ("a\nb\x00", "a b "),
+        ("a\u200db", "ab"),
+        ("مرحبا שלום 😀", "مرحبا שלום 😀"),
+        ("", ""),
+    ],
+)
+def test_characters_without_a_font_are_shown_by_their_code_points(text, expected):
+    assert legible(text) == expected
+
+
+@pytest.mark.usefixtures("few_fonts")
+def test_a_picture_uses_no_more_fonts_than_its_texts_need():
+    assert families("a cup مرحبا") == [DEFAULT_FONT]
+    other = families("\u2a0c")  # a sign of formulas
+    assert other[0] == DEFAULT_FONT and len(other) <= 2
+
+
+def test_the_width_of_a_text_grows_with_its_letters_and_its_size():
+    assert 0 < text_width("l", 9) < text_width("ll", 9) < text_width("ww", 9)
+    assert text_width("word", 18) == pytest.approx(2 * text_width("word", 9), rel=0.05)
+
+
+def test_labels_are_short_and_printable():
+    assert shortened(["a\nb", "x" * 25, "x" * 24]) == ["a b", "x" * 23 + "…", "x" * 24]
+
+
+def test_a_title_is_wrapped_between_words():
+    lines = wrapped("one two three four", 10, 70)
+    assert " ".join(lines) == "one two three four" and len(lines) > 1
+    assert all(text_width(line, 10) <= 70 for line in lines)
+
+
+def test_a_long_title_stays_inside_the_picture(tmp_path, drawn):
+    figure = new_figure(3, 2)
+    figure.subplots()
+    set_title(figure, "a long title " * 7, "and $a line$ below it " * 9)
+    save(figure, tmp_path / "x.png")
+    assert cut_off(figure) < 0.01
+
+
+@pytest.mark.parametrize(
+    ("value", "expected"),
+    [(0.81249, "0.8125"), (2, "2"), (123_450, "123,400"), (1e-5, "1e-05"), (2.5e11, "2.5e+11")],
+)
+def test_numbers_have_four_digits(value, expected):
+    assert number(value) == expected
+
+
+@pytest.mark.parametrize(("share", "expected"), [(0.994, "99%"), (0.0312, "3.1%"), (0, "0.0%")])
+def test_percentages_below_ten_have_a_decimal(share, expected):
+    assert percent(share) == expected
+
+
+@pytest.mark.parametrize(
+    ("answer", "line"),
+    [
+        ({"prediction": "ham", "probabilities": {"ham": 0.9, "spam": 0.1}}, "ham (90%)"),
+        ({"prediction": 250_000.0}, "250,000"),
+        ({"prediction": ["a", "b"], "probabilities": {"a": 0.5, "b": 0.7}}, "a (50%), b (70%)"),
+        ({"prediction": [], "probabilities": {"a": 0.1}}, "none"),
+        ({"prediction": "ein Mann"}, "ein Mann"),
+        (
+            {"prediction": ["B-x"], "entities": [asdict(Entity("Rome", "x", 0.9, 0, 1))]},
+            "Rome (x)",
+        ),
+        ({"prediction": ["O"], "entities": []}, "no entities"),
+        ({"prediction": "x" * 200}, "x" * 119 + "…"),
+    ],
+)
+def test_an_answer_is_one_line(answer, line):
+    assert answer_line(answer) == line
+
+
+def test_the_largest_probabilities_come_first():
+    shares = {f"c{i}": i / 100 for i in range(9)}
+    listed = listed_probabilities({"prediction": "c8", "probabilities": shares})
+    assert listed == [("c8", 0.08), ("c7", 0.07), ("c6", 0.06), ("c5", 0.05), ("c4", 0.04)]

@@ -1,0 +1,160 @@
+"""What a training says about its figures and the next commands, and the model card."""
+
+import hashlib
+import json
+import math
+import re
+from pathlib import Path
+
+import pytest
+import torch
+from helpers.runs import SMALL, TEXT, interrupt, refused, table_of, train
+
+import dxn
+from dxn.cli import main
+from dxn.run.card import data_name
+from dxn.tasks import Classify
+
+TINY = [
+    *("data.num_train=47", "data.num_validation=13", "data.num_test=17", "batch_size=11"),
+    *("dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.precision=float32"),
+]
+
+
+def output_of(capsys, tmp_path, *options, content=None):
+    """What `dxn train` prints for a table of texts."""
+    (tmp_path / "t.csv").write_text(content or table_of(60))
+    capsys.readouterr()
+    command = ["train", str(tmp_path / "t.csv"), "target=label", *TEXT, *SMALL, *options]
+    assert main([*command, f"run={tmp_path / 'run'}"]) == 0
+    return capsys.readouterr().out
+
+
+def test_debug_fast_runs_one_epoch(tmp_path):
+    assert train(tmp_path / "fast", *TINY, "debug=fast")["epochs"] == 1
+
+
+def test_debug_overfit_counts_the_learned_samples(tmp_path, capsys):
+    output = output_of(capsys, tmp_path, "debug=overfit", "optimizer.lr=0.01")
+    assert "loader.overfit=8: 8 of 8 learned; the model has seen no other samples" in output
+    assert output.count("epoch ") < 40  # of 100 epochs
+    assert "epoch 100/100" in output
+
+
+def test_debug_overfit_of_numbers_prints_their_error(tmp_path, capsys):
+    numbers = "\n".join(["text,label", *(f"number {i},{i}.5" for i in range(60))])
+    output = output_of(capsys, tmp_path, "debug=fast", content=numbers)
+    assert re.search(r"loader\.overfit=64: rmse \d+\.\d+ for the 48 samples", output)
+
+
+def test_without_a_validation_split_the_last_epoch_is_kept(tmp_path, capsys):
+    output = output_of(capsys, tmp_path, "data.fractions=[0.8,0,0.2]", "trainer.epochs=3")
+    assert "3 epochs; no validation split: the last epoch is kept" in output
+    assert "warning: there is no validation split" in output
+    assert "best epoch 0" not in output and "(*)" not in output
+    assert json.loads((tmp_path / "run" / "metrics.json").read_text())["best_epoch"] == 3
+
+
+@pytest.mark.parametrize(
+    ("fractions", "sentence"),
+    [
+        ("[1,0,0]", "warning: there is no test split, so these are the figures of the training"),
+        ("[0.5,0.5,0]", "note: there is no test split, so these are the figures of the validation"),
+    ],
+)
+def test_figures_that_are_not_those_of_a_test_split_are_marked(
+    tmp_path, capsys, fractions, sentence
+):
+    options = [f"data.fractions={fractions}", "trainer.epochs=1"]
+    assert sentence in output_of(capsys, tmp_path, *options)
+
+
+def test_warnings_about_the_data_are_printed(tmp_path, capsys):
+    repeated = table_of(60) + "\napple number 0,b\n"
+    output = output_of(capsys, tmp_path, "trainer.epochs=1", content=repeated)
+    assert "warning: 1 row has the same inputs as another row, but another target" in output
+    assert "warning: test has only 6 rows, too few for reliable metrics" in output
+
+
+def test_a_metric_that_is_always_nan_has_no_best_epoch(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr(Classify, "metrics", lambda *_: {"accuracy": math.nan})
+    command = ["train", *TINY, "trainer.epochs=2", f"run={tmp_path / 'run'}"]
+    (error,) = refused(capsys, command)
+    assert error.startswith("dxn: the validation accuracy was NaN in all 2 epochs")
+
+
+def test_the_last_lines_name_the_folder_and_the_next_commands(tmp_path, capsys):
+    run = tmp_path / "run"
+    lines = output_of(capsys, tmp_path, "trainer.epochs=1").splitlines()
+    assert lines[-4:] == [
+        f"written: {run} (model/, plots/, metrics.json, predictions.csv)",
+        f"next: dxn attend run={run} input.text=...",
+        f"next: dxn evaluate run={run} input=new.csv",
+        f"next: dxn predict run={run} input=new.csv output=answers.csv",
+    ]
+
+
+def test_an_interruption_prints_the_command_that_continues(tmp_path, capsys, monkeypatch):
+    command = ["train", *TINY, "trainer.epochs=2"]
+    with interrupt(monkeypatch, step=7):
+        assert main([*command, f"run={tmp_path / 'a b'}"]) == 130
+    error = capsys.readouterr().err
+    assert error.endswith(f"interrupted; continue with: dxn train 'resume={tmp_path / 'a b'}'\n")
+    assert main(["train", f"resume={tmp_path / 'a b'}"]) == 0
+    with interrupt(monkeypatch, step=3):
+        assert main([*command, f"run={tmp_path / 'early'}"]) == 130
+    assert "there is no checkpoint to continue from yet" in capsys.readouterr().err
+
+
+# The model card
+
+
+def test_the_card_has_the_figures_the_data_the_command_and_versions(tmp_path, capsys):
+    output_of(capsys, tmp_path, "trainer.epochs=2")
+    model = tmp_path / "run" / "model"
+    card = (model / "README.md").read_text()
+    metrics = json.loads((tmp_path / "run" / "metrics.json").read_text())
+    for text in (
+        "# label\n",
+        f"dxn {dxn.__version__} and torch {torch.__version__}",
+        "- task: classify\n",
+        "- target: label: 2 classes",
+        "- inputs: text (column text)\n",
+        "rows: train 48, validation 6, test 6\n",
+        "- licence: not set\n",
+        f"- validation accuracy: {metrics['validation/best']:.4f}\n",
+        f"- test accuracy: {metrics['test/accuracy']:.4f} (always ",
+        "target=label ",
+        "t.csv",
+        "model.predict(text=...)",
+    ):
+        assert text in card
+    for line in (model / "SHA256SUMS").read_text().splitlines():
+        digest, name = line.split("  ")
+        assert hashlib.sha256((model / name).read_bytes()).hexdigest() == digest
+
+
+def test_the_card_of_a_resumed_run_has_the_original_command(tmp_path):
+    run = tmp_path / "run"
+    train(run, *TINY, "trainer.epochs=1")
+    assert main(["train", f"resume={run}", "trainer.epochs=2"]) == 0
+    card = (run / "model" / "README.md").read_text()
+    command = next(line for line in card.splitlines() if line.startswith("dxn train"))
+    assert command.startswith("dxn train data.num_train=47 ")
+    assert command.endswith(f"trainer.epochs=1 run={run} trainer.epochs=2")
+    assert "resume=" not in card
+    assert re.search(r"those of epoch [12] of 2\n", card)
+
+
+@pytest.mark.parametrize(
+    ("node", "name", "expected"),
+    [
+        ({"path": "reviews.csv"}, None, "reviews.csv"),
+        ({"path": str(Path.home() / "data" / "reviews.csv")}, None, "~/data/reviews.csv"),
+        ({"path": None, "train": "train.csv"}, None, "train.csv"),
+        ({"path": ["a.csv", "b.csv"]}, "both", "both"),
+        ({"_target_": "dxn.data.digits"}, None, "digits"),
+    ],
+)
+def test_the_card_names_the_data_without_the_home_folder(node, name, expected):
+    assert data_name(node, name) == expected

@@ -1,0 +1,113 @@
+"""Numbers as people write them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from dxn.errors import UserError
+from dxn.tasks import Regress
+from dxn.tasks.numbers import NumberFormat, find_format, read_numbers
+
+
+@pytest.mark.parametrize(
+    ("cells", "numbers"),
+    [
+        (["1,234", "950"], [1234, 950]),
+        (["1,234", "3,5"], [1.234, 3.5]),  # the other cell shows that the comma is decimal
+        (["1,234.50", "3"], [1234.5, 3]),
+        (["1.234,50", "3"], [1234.5, 3]),
+        (["1.234.567", "3,5"], [1234567, 3.5]),
+        (["1.234", "2.5"], [1.234, 2.5]),
+        (["1.234", "0.512"], [1.234, 0.512]),
+        (["1.200 €", "5 €"], [1200, 5]),  # money has no third decimal
+        (["1.200", "2.400", "3.600", "950", "12"], [1200, 2400, 3600, 950, 12]),
+        (["0,5", "0,25"], [0.5, 0.25]),
+        (["12,34,567"], [1234567]),  # India
+        (["1 234,5", "1\u00a0234", "1\u202f234"], [1234.5, 1234, 1234]),
+        (["1'234.5", "1’234"], [1234.5, 1234]),
+        (["$1,200.50", "$-3", "-$4"], [1200.5, -3, -4]),
+        (["USD 5", "USD 1,200"], [5, 1200]),
+        (["€ 5", "7,50 €"], [5, 7.5]),
+        (["12 %", "3.5%"], [12, 3.5]),
+        (["12kg", "3.5 KG", "4"], [12, 3.5, 4]),
+        (["5 stars", "4 stars"], [5, 4]),
+        (["-5", "−6", "+7", " 8 "], [-5, -6, 7, 8]),
+        (["1e5", "2.5E-3"], [100000, 0.0025]),
+        ([".5", "5."], [0.5, 5]),
+        ([1, 2.5, True], [1, 2.5, 1]),
+    ],
+)
+def test_numbers_are_read_as_they_are_written(cells, numbers):
+    form = find_format(cells)
+    assert [form.parse(cell) for cell in cells] == numbers
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        *("", "N/A", "nan", "inf", "1_000", "2026-01-31", "12:30", "192.168.1.1", "v1.2", "A1"),
+        *("1-2", "3/4", "1,23,4", "$5 €", "1 2", "one", None, [1.0], float("nan"), "1.2.3,4"),
+    ],
+)
+def test_other_cells_are_not_numbers(cell):
+    assert NumberFormat().parse(cell) is None
+    assert NumberFormat(",").parse(cell) is None
+
+
+@pytest.mark.parametrize(("unit", "cell"), [("kg", "5 lb"), ("", "5 kg"), ("$", "€5")])
+def test_another_unit_is_another_quantity(unit, cell):
+    assert NumberFormat(unit=unit).parse(cell) is None
+
+
+@given(st.floats(-1e9, 1e9), st.sampled_from([".", ","]))
+def test_a_formatted_number_reads_back(value, decimal):
+    text = f"{value:,.2f}"
+    if decimal == ",":
+        text = text.translate(str.maketrans(".,", ",."))
+    assert NumberFormat(decimal).parse(text) == float(f"{value:.2f}")
+
+
+def test_a_few_other_cells_do_not_make_a_column_of_texts():
+    numbers = read_numbers([*map(str, range(99)), "sold"])
+    assert numbers is not None and numbers.others == [99]
+    assert read_numbers([*map(str, range(90)), *["sold"] * 10]) is None
+    mixed = read_numbers([*map(str, range(60)), *["N/A"] * 40])
+    assert mixed is not None and len(mixed.values) == 60
+    assert read_numbers(["N/A"] * 3) is None
+    assert read_numbers([]) is None
+
+
+# Targets
+
+
+def test_a_cell_that_is_no_number_is_named_with_its_row():
+    task = Regress()
+    values = [*map(str, range(799)), "N/A"]
+    (note,) = task.find_format(values, [f"t.csv row {i + 2}" for i in range(800)])
+    assert note == (
+        "target: 799 of 800 values are numbers, all but t.csv row 801 'N/A'; set data.on_bad=skip "
+        "to leave out these rows, or head=classify to make each value a class"
+    )
+    with pytest.raises(UserError) as caught:
+        task.parse("N/A", "t.csv row 801")
+    assert str(caught.value) == (
+        "t.csv row 801: the target must be a number, as 799 of 800 targets are, got 'N/A'"
+    )
+
+
+def test_a_format_that_can_be_read_in_two_ways_is_noted_and_saved():
+    task = Regress()
+    values = ["1.234,50 €", "3,5 €"]
+    assert task.find_format(values, ["a", "b"]) == [
+        "target numbers are read as in '1.234,50 €' = 1,234.5"
+    ]
+    task.fit([task.parse(value, "") for value in values])
+    other = Regress()
+    other.load_state(task.state())
+    assert other.parse("2.000 €", "") == 2000
+    with pytest.raises(UserError, match="decimal must be a point or a comma"):
+        other.load_state({**task.state(), "decimal": ";"})
+
+
+def test_plain_numbers_need_no_note():
+    assert Regress().find_format(["1.5", 2, "-3e5"], ["a", "b", "c"]) == []
