@@ -21,7 +21,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,8 @@ def make_photos(photos: Photos, folder: Path) -> None:
     """Write the photos to one folder per class, unless they exist."""
     for name in CLASSES:
         (folder / name).mkdir(parents=True, exist_ok=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    # In other processes: the system counts the memory of this one as memory of the training too.
+    with ProcessPoolExecutor(os.cpu_count()) as pool:
         list(pool.map(partial(make_photo, photos, folder), range(photos.count)))
 
 
@@ -92,8 +93,10 @@ def measure(command: list[str]) -> tuple[float, float]:
     """Run a command; return its maximum memory in GB and its seconds."""
     started = time.perf_counter()
     process = subprocess.Popen(command)
+    # Popen.wait does not return the memory. It must know that the process has ended, though.
     _, status, usage = os.wait4(process.pid, 0)
-    if status:
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
         sys.exit(f"failed: {' '.join(command)}")
     # Linux counts in KiB, macOS in bytes.
     unit = 1 if sys.platform == "darwin" else 1024

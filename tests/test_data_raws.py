@@ -311,7 +311,7 @@ def test_workers_are_started_only_if_files_are_read(folder, monkeypatch):
     monkeypatch.setenv("LOCAL_WORLD_SIZE", "3")
     assert workers(0) == 0  # one core per training process
     monkeypatch.delenv("LOCAL_WORLD_SIZE")
-    monkeypatch.setattr("multiprocessing.get_start_method", lambda: "spawn")
+    monkeypatch.setattr("multiprocessing.get_start_method", lambda allow_none: "spawn")
     assert workers(0) == 0
 
 

@@ -142,7 +142,7 @@ def test_long_texts_are_counted_as_truncated(tmp_path, capsys):
     assert (counted["count"], counted["total"], counted["max_len"]) == (32, 32, 13)
     # 130 of 258 characters are 26 of 52 tokens, of which 13 are kept.
     assert counted["median_read"] == pytest.approx(0.25, abs=0.01)
-    assert "text: 32 of 32 samples are truncated to 13 tokens (median: 25% of a" in (
-        capsys.readouterr().out
-    )
+    printed = capsys.readouterr().out
+    assert "text: 32 of 32 samples are truncated to 13 tokens (median: 25% of a" in printed
+    assert "sample is kept); set adapters.text.max_len\n" in printed
     assert json.loads((tmp_path / "run" / "metrics.json").read_text())["truncated"]

@@ -154,12 +154,18 @@ def default_workers(order: BatchOrder) -> int:
     if not getattr(order.samples, "reads_files", False):
         return 0
     # Without fork, each process would start with an import of torch and a copy of all samples.
-    if multiprocessing.get_start_method() != "fork":
+    if _start_method() != "fork":
         return 0
     # torchrun starts several training processes per machine, which share its cores.
     cores = num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # A single worker would only take turns with the training process.
     return min(cores, len(order)) if cores > 1 else 0
+
+
+def _start_method() -> str:
+    # allow_none: otherwise the call would set the method, and the application could not choose one.
+    method = multiprocessing.get_start_method(allow_none=True)
+    return method or multiprocessing.get_all_start_methods()[0]  # the first one is the default
 
 
 def num_cores() -> int:

@@ -105,7 +105,10 @@ def describe(data: Data, task: Task, inputs: Inputs, truncations: Mapping[str, T
     for line in memory_lines([split.raws for split in data.splits.values()]):
         print_line(line)
     for name, truncation in truncations.items():
-        print_line(f"note: {name}: {truncation}")
+        key = inputs.adapters[name]
+        # The adapter of a user may have another option that limits the length.
+        advice = f"; set adapters.{key}.max_len" if "max_len" in inputs.nodes[key] else ""
+        print_line(f"note: {name}: {truncation}{advice}")
 
 
 def truncations(opened: Opened, preprocessors: Mapping[str, Preprocessor]) -> dict[str, Truncation]:
