@@ -38,15 +38,31 @@ def with_keys(verb: str, words: Sequence[str]) -> list[str]:
     """Return the words of a command line with short forms replaced by key=value.
 
     Raises:
-        UserError: If there is a path for which the command has no key, or there are several paths
-            for one sample.
+        UserError: If there is a path for which the command has no key, there are several paths for
+            one sample, or spaces without quotes split an option.
     """
+    if misplaced := [word for word in words if word.startswith("=")]:
+        raise UserError(f"{misplaced[0]}: write key=value without spaces around the equals sign")
     paths = [word for word in words if is_path(word)]
     key = PATH_KEYS.get(verb)
     if paths and key is None:
         raise UserError(
             f"{paths[0]}: dxn {verb} takes no path; options are written key=value, "
             f"dxn {verb} --help lists them"
+        )
+    # An unquoted space splits a text or a file name into several words.
+    named = next((word for word in words if word.startswith("input.")), None)
+    if paths and named is not None:
+        raise UserError(
+            f"{paths[0]}: cannot be combined with {named.partition('=')[0]}; put a text that "
+            'contains spaces in quotes, such as input.text="a fine film"'
+        )
+    joined = " ".join(paths)
+    if len(paths) > 1 and not all(Path(path).expanduser().exists() for path in paths):
+        missing = next(path for path in paths if not Path(path).expanduser().exists())
+        raise UserError(
+            f"{missing}: file or folder not found; put names that contain spaces in quotes, such "
+            f"as {joined!r}"
         )
     # A data set can consist of several tables, but one option cannot hold several samples.
     if len(paths) > 1 and key == "input":

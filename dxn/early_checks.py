@@ -6,6 +6,7 @@ import importlib
 import os
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 from dxn.errors import UserError
 from dxn.keys import lookup
@@ -31,7 +32,8 @@ def prepare(verb: str, settings: Settings) -> Settings:
     """
     values = settings.values
     faults = path_faults(values, settings.overrides)
-    faults += [fault for fault in [_output_fault(values.get("output"))] if fault]
+    output_fault = _output_fault(values.get("output"), values.get("input"))
+    faults += [output_fault] if output_fault else []
     notes = settings.notes
     # In a training, `run` is the folder to write.
     if verb != "train" and values.get("run") is not None:
@@ -48,11 +50,18 @@ def prepare(verb: str, settings: Settings) -> Settings:
     return replace(settings, values=values, notes=notes)
 
 
-def _output_fault(output: str | None) -> str | None:
-    """Return what is wrong with a path to write, judged by the nearest folder that exists."""
+def _output_fault(output: str | None, source: Any) -> str | None:
+    """Return what is wrong with a path to write, judged by the nearest folder that exists.
+
+    Args:
+        output: The path to write.
+        source: The input of the command, which must not be overwritten.
+    """
     if output is None:
         return None
     path = Path(output)
+    if isinstance(source, str) and path.is_file() and path.resolve() == Path(source).resolve():
+        return f"output: {path} is also the input and would be overwritten; choose another file"
     parent = next(folder for folder in path.absolute().parents if folder.exists())
     if not parent.is_dir():
         return f"output: {parent} is a file, so {path} cannot be written; choose another path"

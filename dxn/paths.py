@@ -61,7 +61,8 @@ def path_faults(values: Mapping[str, Any], words: Sequence[str] = ()) -> list[st
     # Without a key, the input is a path. Otherwise it can also be a text.
     is_file = any(is_path(word) for word in words)
     if isinstance(value, str) and (is_file or table_format(value) is not None):
-        faults += _missing("input", value)
+        advice = "; a text is written input.NAME=..." if " " in value else ""
+        faults += [f"{fault}{advice}" for fault in _missing("input", value)]
     adapters = lookup(values, "weights.adapters")[1] or {}
     sources = {"weights": lookup(values, "weights.source")[1]}
     sources |= {f"weights.adapters.{name}": source for name, source in adapters.items()}

@@ -651,3 +651,26 @@ def test_one_is_singular(here, capsys):
     rows = [(text, ["good", "bad"][i % 2]) for i, text in enumerate(texts(40))]
     write_csv("reviews.csv", ["text", "label"], rows)
     assert "2 classes" in printed(capsys, "check", "reviews.csv", "target=label")
+
+
+# Further slips of a newcomer
+
+
+def test_the_input_is_never_overwritten(shop, capsys):
+    before = Path("clothes.csv").read_bytes()
+    error = refused(capsys, "predict", "run=model", "clothes.csv", "output=clothes.csv")
+    assert "overwritten" in error
+    assert Path("clothes.csv").read_bytes() == before
+
+
+@pytest.mark.parametrize(
+    ("arguments", "advice"),
+    [
+        (["predict", "run=model", "input.text=Cold", "soup"], "in quotes"),
+        (["predict", "run=model", "Cold soup"], "input.NAME="),
+        (["train", "my", "clothes.csv", "target=colour"], "in quotes"),
+        (["train", "clothes.csv", "target", "=", "colour"], "without spaces"),
+    ],
+)
+def test_missing_quotes_and_surplus_spaces_are_explained(arguments, advice, shop, capsys):
+    assert advice in refused(capsys, *arguments)

@@ -82,7 +82,7 @@ def choose_columns(
         raise UserError(
             f"data: no adapter in use ({', '.join(preprocessors)}) accepts any of the columns "
             f"{', '.join(table.columns)}; choose a column, for example "
-            f"data.{next(iter(preprocessors), 'MODALITY')}={next(iter(table.columns))}"
+            f"data.{next(iter(preprocessors), 'MODALITY')}={next(iter(columns), 'COLUMN')}"
         )
     return Columns(inputs, targets)
 

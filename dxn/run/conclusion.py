@@ -26,8 +26,7 @@ def about_epochs(state: State, run: Prepared) -> list[str]:
     # A model that memorizes a few samples may do so in the first epoch.
     if state.best_epoch == 1 < state.epoch and not run.loader.overfit:
         lines.append(
-            f"note: no epoch after the first one had a better validation {run.task.monitored}; "
-            "a lower learning rate may help (optimizer.lr)"
+            f"note: no epoch after the first one had a better validation {run.task.monitored}"
         )
     return lines
 

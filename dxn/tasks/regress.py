@@ -73,7 +73,7 @@ class Regress(Task):
         """Find the decimal separator and the unit of the numbers."""
         self.format = find_format(values)
         others = [i for i, value in enumerate(values) if self.format.parse(value) is None]
-        if others:
+        if len(others) < len(values):
             self.counts = f", as {len(values) - len(others):,} of {len(values):,} targets are"
         return explain_format(self.format, values, others, origins)
 
