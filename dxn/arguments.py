@@ -57,12 +57,12 @@ def with_keys(verb: str, words: Sequence[str]) -> list[str]:
             f"{paths[0]}: cannot be combined with {named.partition('=')[0]}; put a text that "
             'contains spaces in quotes, such as input.text="a fine film"'
         )
-    joined = " ".join(paths)
-    if len(paths) > 1 and not all(Path(path).expanduser().exists() for path in paths):
-        missing = next(path for path in paths if not Path(path).expanduser().exists())
+    # A word without a suffix is a part of a name, such as "my" of "my table.csv".
+    parts = [path for path in paths if not Path(path).suffix and not _exists(path)]
+    if len(paths) > 1 and parts:
         raise UserError(
-            f"{missing}: file or folder not found; put names that contain spaces in quotes, such "
-            f"as {joined!r}"
+            f"{parts[0]}: file or folder not found; put names that contain spaces in quotes, such "
+            f"as {' '.join(paths)!r}"
         )
     # A data set can consist of several tables, but one option cannot hold several samples.
     if len(paths) > 1 and key == "input":
@@ -104,6 +104,10 @@ def _source(path: Path) -> str:
         return infer_source(path)
     # `early_checks` reports a missing path, together with the other problems of the command.
     return "folder" if table_format(path) is None else "table"
+
+
+def _exists(path: str) -> bool:
+    return Path(path).expanduser().exists()
 
 
 def _with_key(line: str) -> str:
