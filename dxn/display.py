@@ -1,4 +1,4 @@
-"""The display of progress: a bar on a terminal, and from time to time a line in a log file."""
+"""What commands print: progress as a bar or as lines of a log file, durations and counts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Display:
     """Shows how far a piece of work is: as a bar on a terminal, otherwise as lines.
 
     Args:
-        main: Whether this process prints. Default: the first of the processes of torchrun.
+        main: Whether this process prints. Default: see `is_main_process`.
         stderr: Whether to write to stderr, for a command whose output on stdout is a result.
         clock: Function that returns the time in seconds.
     """
@@ -37,7 +37,7 @@ class Display:
         stderr: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self.main = os.environ.get("RANK", "0") == "0" if main is None else main
+        self.main = is_main_process() if main is None else main
         self.clock = clock
         # soft_wrap: the terminal wraps long lines. Rich would insert line breaks at 80 columns when
         # the output goes to a file.
@@ -114,6 +114,22 @@ def track(items: Iterable[Item], total: int, title: str) -> Iterator[Item]:
             yield item
     finally:
         display.close()
+
+
+def is_main_process() -> bool:
+    """Whether this process prints: the first one of those that torchrun starts."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def count(number: int, singular: str, plural: str = "") -> str:
+    """Return a number and its noun, such as "1 row" or "1,200 rows".
+
+    Args:
+        number: The number.
+        singular: The noun for one.
+        plural: The noun for several. Default: singular + "s".
+    """
+    return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
 
 
 def duration(seconds: float) -> str:

@@ -4,6 +4,7 @@ from dxn.runtime import configure
 
 configure()  # before torch is imported
 
+from collections.abc import Iterator  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
@@ -24,6 +25,15 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 
     monkeypatch.setattr(Figure, "savefig", keep)
     return figures
+
+
+@pytest.fixture(scope="module")
+def no_pictures() -> Iterator[None]:
+    """Runs without pictures, which take most of the time of a tiny run and are tested elsewhere."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dxn.run.report.draw", lambda *_, **__: None)
+        patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_, **__: None)
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -3,7 +3,8 @@
 import pytest
 
 from dxn.data import InputSpec, Opened, Rows, Source
-from dxn.data.quality import check_learnable, counted, find_warnings
+from dxn.data.quality import check_learnable, find_warnings
+from dxn.display import count
 from dxn.errors import UserError
 from dxn.tasks import Classify, Generate, Masked, Regress, Tag
 
@@ -149,6 +150,6 @@ def test_constant_numbers_of_a_test_split_are_noted():
 
 
 def test_one_is_singular():
-    assert [counted(1, "row"), counted(0, "row"), counted(1200, "class", "classes")] == [
+    assert [count(1, "row"), count(0, "row"), count(1200, "class", "classes")] == [
         *("1 row", "0 rows", "1,200 classes")
     ]

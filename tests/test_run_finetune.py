@@ -37,11 +37,7 @@ NAMES = [
 FAST = ["trainer.epochs=1", "batch_size=3", "trainer.precision=float32", "trainer.device=cpu"]
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    """Pictures take most of the time of a tiny run and are tested elsewhere."""
-    monkeypatch.setattr("dxn.run.report.draw", lambda *_: None)
-    monkeypatch.setattr("dxn.run.evaluation.draw_tokens", lambda *_: None)
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def checkpoint(folder, name, *, end=2):

@@ -82,11 +82,7 @@ def ids2labels(names):
     return {"id2label": {str(i): name for i, name in enumerate(names)}}
 
 
-@pytest.fixture(autouse=True)
-def _no_pictures(monkeypatch):
-    """Pictures take most of the time of a tiny run and are tested elsewhere."""
-    monkeypatch.setattr("dxn.run.report.draw", lambda *_: None)
-    monkeypatch.setattr("dxn.run.evaluation.draw_tokens", lambda *_: None)
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture(scope="module")

@@ -28,13 +28,7 @@ TINY = [
 ]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_pictures():
-    """Pictures take most of the time of a tiny run and are tested elsewhere."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.run.report.draw", lambda *_: None)
-        patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_: None)
-        yield
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture(scope="module")

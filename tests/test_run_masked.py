@@ -39,13 +39,7 @@ STILL = ["optimizer.lr=1e-30", "optimizer.weight_decay=0", "trainer.epochs=1"]
 PRETRAIN = ["pretrain=masked", "pretrain.epochs=2", "trainer.epochs=1", "data.target=label"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_pictures():
-    """Pictures take most of the time of a tiny run and are tested elsewhere."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.run.report.draw", lambda *_: None)
-        patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_: None)
-        yield
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 @pytest.fixture(scope="module")

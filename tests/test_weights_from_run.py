@@ -34,13 +34,7 @@ SHAPE = [
 STILL = ["optimizer.lr=1e-30", "optimizer.weight_decay=0"]
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _no_pictures():
-    """They take most of the time of a tiny run, and other tests look at them."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.run.report.draw", lambda *_, **__: None)
-        patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_, **__: [])
-        yield
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def write_table(path, rows):

@@ -11,9 +11,10 @@ from pathlib import Path
 
 from dxn.data.duplicates import row_keys
 from dxn.data.opening import Opened, survey_rows
-from dxn.data.quality import Keys, Problem, check_learnable, counted, find_problems
+from dxn.data.quality import Keys, Problem, check_learnable, find_problems
 from dxn.data.raws import CacheBudget, digest_of, is_present, take_rows
 from dxn.data.rows import Source
+from dxn.display import count
 from dxn.errors import UserError
 from dxn.tasks.task import Task
 from dxn.tokenize.adapter import Preprocessor, summarize, truncated
@@ -101,16 +102,16 @@ class Report:
         lines = _header(self.source, self.task)
         for name, opened in self.splits.items():
             left_out = f", {opened.skipped:,} left out" if opened.skipped else ""
-            lines.append(f"{name}: {counted(len(opened), 'row')}{left_out}")
+            lines.append(f"{name}: {count(len(opened), 'row')}{left_out}")
             lines += [f"  {line}" for line in self._split_lines(name, opened)]
-        for name, count in self.duplicates.items():
-            if count:
-                lines.append(f"duplicates within {name}: {count:,}")
+        for name, number in self.duplicates.items():
+            if number:
+                lines.append(f"duplicates within {name}: {number:,}")
         lines += [f"warning: {problem.sentence}" for problem in self.problems]
         lines += [f"error: {error}" for error in self.errors]
         # Print equal reasons once with their count. `write_bad` lists every bad row.
         reasons = Counter(" ".join(filter(None, (bad.input, bad.reason))) for bad in self.bad)
-        lines += [f"bad: {count:,} × {reason}" for reason, count in reasons.most_common()]
+        lines += [f"bad: {number:,} × {reason}" for reason, number in reasons.most_common()]
         return lines
 
     def _split_lines(self, name: str, opened: Opened) -> list[str]:
@@ -210,9 +211,9 @@ def count_truncated(
                 continue
             num_values += 1
             # Without a random generator, because augmentation changes the lengths.
-            count = truncated(preprocessor, preprocessor(raw))
-            if count is not None:
-                counts.append(count)
+            lengths = truncated(preprocessor, preprocessor(raw))
+            if lengths is not None:
+                counts.append(lengths)
         if counts:
             max_len = max(kept for kept, _ in counts)
             median = statistics.median(kept / total for kept, total in counts)

@@ -12,6 +12,7 @@ from dxn.data.duplicates import keys_by_input, row_keys
 from dxn.data.opening import Opened
 from dxn.data.rows import TARGET, Rows, Source
 from dxn.data.splits import SPLITS
+from dxn.display import count
 from dxn.errors import UserError
 from dxn.tasks.task import Task, Writes
 
@@ -110,11 +111,6 @@ def check_learnable(train: Opened, target: str | None, task: Task) -> None:
         )
 
 
-def counted(number: int, singular: str, plural: str = "") -> str:
-    """Return a number and its noun, such as "1 row" or "1,200 rows"."""
-    return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
-
-
 def _used_rows(source: Source, splits: Mapping[str, Opened]) -> dict[str, Rows]:
     """Return the rows of each split without those that were left out."""
     return {name: source.splits[name].take(opened.kept) for name, opened in splits.items()}
@@ -132,7 +128,7 @@ def _repeated_rows(splits: Mapping[str, Rows], keys: Keys) -> Iterator[Problem]:
                 reason = f"all inputs are equal to those of {origins[key]} ({first})"
                 findings.append(Finding(second, origin, reason))
         if findings:
-            total = counted(len(by_split[second]), "row")
+            total = count(len(by_split[second]), "row")
             verb = "occurs" if len(findings) == 1 else "occur"
             yield Problem(
                 f"{len(findings):,} of {total} of {second} also {verb} in {first}, such as "
@@ -150,7 +146,7 @@ def _shared_files(source: Source, splits: Mapping[str, Rows], keys: Keys) -> Ite
             num_shared = sum(key in known for key in present)
             if num_shared:
                 yield Problem(
-                    f"{name}: {num_shared:,} of {counted(len(present), 'row')} of {second} "
+                    f"{name}: {num_shared:,} of {count(len(present), 'row')} of {second} "
                     f"{'has' if num_shared == 1 else 'have'} a file that rows of {first} have, too"
                 )
 
@@ -161,7 +157,7 @@ def _shared_groups(splits: Mapping[str, Rows]) -> Iterator[Problem]:
         shared = groups & set(splits[second].groups or ())
         if shared:
             yield Problem(
-                f"{counted(len(shared), 'group')} of data.group "
+                f"{count(len(shared), 'group')} of data.group "
                 f"{'is' if len(shared) == 1 else 'are'} in both {first} and {second}, such as "
                 f"{_short(min(shared, key=str))}"
             )
@@ -172,7 +168,7 @@ def _small_splits(splits: Mapping[str, Opened]) -> Iterator[Problem]:
         yield Problem("there is no validation split, which selects the best epoch")
     for name in SPLITS[1:]:
         if name in splits and len(splits[name]) < MIN_ROWS:
-            rows = counted(len(splits[name]), "row")
+            rows = count(len(splits[name]), "row")
             yield Problem(
                 f"{name} has only {rows}, too few for reliable metrics (at least {MIN_ROWS})"
             )
@@ -196,7 +192,7 @@ def _contradictions(splits: Mapping[str, Rows], keys: Keys) -> Iterator[Problem]
                 example = example or f"{other} ({_short(expected)}) and {origin} ({_short(target)})"
     if findings:
         yield Problem(
-            f"{counted(len(findings), 'row')} {'has' if len(findings) == 1 else 'have'} the same "
+            f"{count(len(findings), 'row')} {'has' if len(findings) == 1 else 'have'} the same "
             f"inputs as another row, but another target, such as {example}",
             findings,
         )
@@ -236,11 +232,11 @@ def _similar_names(counts: Counter[str]) -> Iterator[Problem]:
 
 
 def _missing_names(counts: Counter[str]) -> Iterator[Problem]:
-    for name, count in counts.items():
+    for name, number in counts.items():
         # "None" and "unknown" are often classes on purpose.
         if name.strip().lower() in NO_VALUE:
             yield Problem(
-                f"the class {name!r} ({count:,} × in train) looks like a missing value; "
+                f"the class {name!r} ({number:,} × in train) looks like a missing value; "
                 "leave these cells empty if it is one"
             )
 

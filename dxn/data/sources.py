@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from enum import StrEnum, auto
 from pathlib import Path
 
 from dxn.errors import UserError
+from dxn.hints import similar
 
 # Formats of tables. A text format can also be compressed, as in reviews.csv.gz.
 TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".json")
@@ -76,8 +76,8 @@ def require_path(path: Path, key: str = "") -> None:
         return
     prefix = f"{key}: " if key else ""
     names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
-    close = difflib.get_close_matches(path.name, names, 1, cutoff=0.75)
-    hint = f"; did you mean {path.parent / close[0]}?" if close else ""
+    match = similar(path.name, names)
+    hint = f"; did you mean {path.parent / match}?" if match else ""
     raise UserError(
         f"{prefix}file or folder not found: {path} (current directory: {Path.cwd()}){hint}"
     )

@@ -9,6 +9,7 @@ from typing import Any
 
 from dxn.data.opening import Opened
 from dxn.data.samples import Samples
+from dxn.display import count
 from dxn.errors import UserError
 from dxn.run import report
 from dxn.run.attention import draw_tokens
@@ -108,7 +109,7 @@ def evaluate_subsets(
     # With a single input, "all" would not tell which one.
     is_single = len(everything) == 1
     named = {everything[0]: results[best]} if is_single else results
-    title = f"{about or split}: {report.count(len(samples), 'row')}"
+    title = f"{about or split}: {count(len(samples), 'row')}"
     report.figures_table({**named, **trivial}, predictor.task, title)
     # Only now, so that a wrong `only` leaves no empty folder.
     folder.mkdir(parents=True, exist_ok=True)

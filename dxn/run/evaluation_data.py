@@ -21,6 +21,9 @@ from dxn.run.settings import FOLDER as CONFIG_FOLDER
 from dxn.run.settings import Settings
 from dxn.targets import signature_of
 
+# Options that describe the table `input`. A data set has options of its own, such as data.sep.
+INPUT_OPTIONS = ("columns", "keep", "sep", "encoding", "on_bad")
+
 
 @dataclass(frozen=True)
 class EvaluationData:
@@ -84,6 +87,10 @@ def _open_input(values: Mapping[str, Any], predictor: Predictor) -> EvaluationDa
 def _open_data(settings: Settings, predictor: Predictor) -> EvaluationData:
     """Open a split of the data set `data`, or of the data set of the run."""
     values = settings.values
+    if wrong := [key for key in INPUT_OPTIONS if _is_chosen(key, settings)]:
+        raise UserError(
+            f"{wrong[0]}: only applies to input=TABLE; remove it, or set input instead of data"
+        )
     source, path = _source(settings, predictor)
     for note in source.notes:
         report.print_line(f"note: {note}")
@@ -153,6 +160,10 @@ def _for_evaluation(
         print_columns(predictor.columns)
         result |= by_modality
     return result
+
+
+def _is_chosen(key: str, settings: Settings) -> bool:
+    return any(chosen == key or chosen.startswith(f"{key}.") for chosen in settings.chosen)
 
 
 def _path_of(node: Mapping[str, Any]) -> str:

@@ -13,10 +13,11 @@ from dxn.data.opening import Opened
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows
 from dxn.data.sources import table_format, tables_in
 from dxn.data.tables import rows_of_table, table
+from dxn.display import count
 from dxn.errors import UserError
 from dxn.run.build import by_modality
 from dxn.run.predictor import Predictor
-from dxn.run.report import count, print_line
+from dxn.run.report import print_line
 from dxn.tokenize.adapter import reads_files
 
 WILDCARDS = "*?["
@@ -81,15 +82,7 @@ def read_table_rows(values: Mapping[str, Any], predictor: Predictor) -> Rows:
         predictor: The model, which knows the columns of its training.
     """
     preprocessors = by_modality(predictor.preprocessors)
-    if not predictor.columns:
-        # Undivided: all rows are predicted.
-        source = table(values["input"], preprocessors=preprocessors, fractions=None)
-        print_columns({name: spec.column for name, spec in source.inputs.items()})
-        return next(iter(source.splits.values()))
-    specs = {
-        name: InputSpec(column, predictor.preprocessors[name].modality)
-        for name, column in predictor.columns.items()
-    }
+    specs = _trained_specs(predictor) or _inferred_specs(values, predictor)
     renamed: Mapping[str, str] = values["columns"]
     notes: list[str] = []
     rows = rows_of_table(
@@ -104,8 +97,8 @@ def read_table_rows(values: Mapping[str, Any], predictor: Predictor) -> Rows:
         notes=notes,
     )
     # A column can be mapped by the name of its input or by its name in the training.
-    trained = predictor.columns.items()
-    print_columns({name: renamed.get(name, renamed.get(old, old)) for name, old in trained})
+    trained = {name: spec.column for name, spec in specs.items()}
+    print_columns({name: renamed.get(name, renamed.get(old, old)) for name, old in trained.items()})
     for note in notes:
         print_line(f"note: {note}")
     return rows
@@ -142,6 +135,41 @@ def open_rows_for_use(
 def print_columns(columns: Mapping[str, str]) -> None:
     """Print the column that each input is read from."""
     print_line(f"columns: {', '.join(f'{name}={column}' for name, column in columns.items())}")
+
+
+def _trained_specs(predictor: Predictor) -> dict[str, InputSpec]:
+    """Return the columns that the model was trained on; none for a public checkpoint."""
+    return {
+        name: InputSpec(column, predictor.preprocessors[name].modality)
+        for name, column in predictor.columns.items()
+    }
+
+
+def _inferred_specs(values: Mapping[str, Any], predictor: Predictor) -> Mapping[str, InputSpec]:
+    """Return the columns of a table that fit the inputs of a public checkpoint.
+
+    Raises:
+        UserError: If several columns fit an input.
+    """
+    preprocessors = predictor.preprocessors
+    named = {
+        preprocessors[n].modality: c for n, c in values["columns"].items() if n in preprocessors
+    }
+    source = table(
+        values["input"],
+        preprocessors=by_modality(preprocessors),
+        fractions=None,
+        sep=values["sep"],
+        encoding=values["encoding"],
+        **named,
+    )
+    # If several columns fit a modality, the inputs have the names of these columns.
+    if unknown := [name for name in source.inputs if name not in preprocessors]:
+        raise UserError(
+            f"input: several columns fit the inputs of this model ({', '.join(preprocessors)}): "
+            f"{', '.join(unknown)}; choose one, columns.{next(iter(preprocessors))}={unknown[0]}"
+        )
+    return source.inputs
 
 
 def _rows_of_files(files: Sequence[str], predictor: Predictor, path: str) -> Rows:

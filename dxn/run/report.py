@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import datetime
 from io import StringIO
@@ -20,6 +19,7 @@ from dxn.data.check import Truncation, count_truncated
 from dxn.data.opening import Opened
 from dxn.data.raws import memory_lines
 from dxn.data.samples import Samples
+from dxn.display import count, is_main_process
 from dxn.models import Model, count_parameters
 from dxn.run.build import Data, Inputs
 from dxn.tasks import Task
@@ -29,7 +29,7 @@ from dxn.train.trainer import State
 
 # Without highlighting, numbers are not coloured. Soft wrapping leaves long lines to the terminal:
 # rich would break them at 80 columns when the output is a pipe or a file.
-console = Console(highlight=False, soft_wrap=True)
+console = Console(highlight=False, soft_wrap=True, quiet=not is_main_process())
 # Truncation is counted in this many rows only, because preparing all rows of a large data set takes
 # as long as an epoch.
 MAX_COUNTED_ROWS = 2000
@@ -52,17 +52,6 @@ def next_step(line: str) -> None:
         line: A command, or where the results are.
     """
     print_line(f"next: {line}")
-
-
-def count(number: int, singular: str, plural: str = "") -> str:
-    """Return a number and its noun, such as "1 row" or "1,200 rows".
-
-    Args:
-        number: The number.
-        singular: The noun for one.
-        plural: The noun for several. Default: singular + "s".
-    """
-    return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
 
 
 def format_number(value: float, largest: float | None = None) -> str:
@@ -242,18 +231,6 @@ def now() -> str:
     return datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-4]
 
 
-@contextmanager
-def quiet(silent: bool) -> Iterator[None]:
-    """Suppress everything printed inside the context, for all processes but the main one."""
-    # The previous value, because contexts can be nested.
-    before = console.quiet
-    console.quiet = silent
-    try:
-        yield
-    finally:
-        console.quiet = before
-
-
 def _largest(results: Figures, metric: str) -> float:
     """Return the largest absolute value of a metric, without NaN and infinity."""
     values = [abs(figures.get(metric, 0.0)) for figures in results.values()]
@@ -261,7 +238,7 @@ def _largest(results: Figures, metric: str) -> float:
 
 
 def _missing_and_skipped(split: Opened) -> str:
-    parts = [f"{count} without {name}" for name, count in split.missing.items() if count]
+    parts = [f"{number} without {name}" for name, number in split.missing.items() if number]
     if split.skipped:
         parts.append(f"{split.skipped} skipped")
     return f" ({', '.join(parts)})" if parts else ""

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import os
 import statistics
 import traceback
@@ -11,12 +10,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from dxn.display import count
 from dxn.errors import UserError
 from dxn.run import report
+from dxn.run.output import write_records
 from dxn.run.report import console, print_line
 from dxn.run.settings import Settings
 from dxn.run.training import Trained, train_one
@@ -25,7 +25,6 @@ FOLDER = "sweeps"
 FILE = "sweep.csv"
 SEED = "seed"
 BEST = "validation/best"
-FILE_WIDTH = 500  # characters
 FAILED = 2  # the exit code of a problem that the user can fix
 
 
@@ -79,15 +78,13 @@ class Sweep:
     def add(self, outcome: Outcome) -> None:
         """Add the outcome of a run, and write the file, so that an interruption loses nothing."""
         self.outcomes.append(outcome)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
         names = _union(outcome.figures for outcome in self.outcomes)
-        with self.path.open("w", newline="", encoding="utf-8") as file:
-            writer = csv.writer(file)
-            writer.writerow([*outcome.options, "folder", *names, "error"])
-            for each in self.outcomes:
-                folder = each.trained.folder if each.trained else ""
-                figures = [each.figures.get(name, "") for name in names]
-                writer.writerow([*each.options.values(), folder, *figures, each.error])
+        records = []
+        for each in self.outcomes:
+            folder = str(each.trained.folder) if each.trained else None
+            figures = {name: each.figures.get(name) for name in names}
+            records.append({**each.options, "folder": folder, **figures, "error": each.error})
+        write_records(self.path, records)
 
     def settings(self) -> dict[str, list[Outcome]]:
         """Return the outcomes without failures by setting; they differ in the seed only."""
@@ -118,7 +115,7 @@ class Sweep:
         best = self.best()
         names = _union(run.figures for runs in settings.values() for run in runs)
         monitored = {run.trained.monitored for run in self.outcomes if run.trained}
-        table = Table(title="sweep: mean ± sd over the runs of a setting, best by validation: *")
+        table = Table()
         table.add_column("setting")
         table.add_column("runs", justify="right")
         for name in names:
@@ -155,14 +152,13 @@ def sweep(runs: Sequence[Settings]) -> int:
         if outcome.error or (outcome.trained and outcome.trained.metrics):
             result.add(outcome)
     if result.settings():
-        # In a file, the table may be as wide as its content.
-        wide = console if console.is_terminal else Console(width=FILE_WIDTH)
-        wide.print(result.table())
+        print_line("sweep: mean ± sd over the runs of a setting, best by validation: *")
+        report.print_table(result.table())
     failures = [outcome for outcome in result.outcomes if outcome.error]
     for failed in failures:
         title = " ".join(f"{key}={value}" for key, value in failed.options.items())
         print_line(f"failed: {title}: {failed.error}")
-    print_line(f"written: {result.path} ({report.count(len(result.outcomes), 'run')})")
+    print_line(f"written: {result.path} ({count(len(result.outcomes), 'run')})")
     return FAILED if failures else 0
 
 

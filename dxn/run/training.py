@@ -59,28 +59,27 @@ def train_one(settings: Settings) -> Trained:
         UserError: If the settings, the data or the weights cannot be used.
         Interrupted: If the user interrupts the training. The message says how to continue it.
     """
-    # The trainer first: it starts the process group, and only the main process may print.
+    # The trainer first, because it starts the process group.
     trainer: Trainer = build(settings.values["trainer"], key="trainer", trust=settings.trust)
-    with report.quiet(not trainer.main):
-        # Before anything is built: the seed determines the initial weights.
-        torch.manual_seed(settings.values["seed"])
-        run = prepare(settings, trainer)
-        card = run.card(run.model, run.task, run.settings.values["head"], run.name)
-        try:
-            state = _train(trainer, run, card)
-            # Only the main process evaluates: metrics such as F1 need all predictions in one
-            # process.
-            trainer.accelerator.end_training()
-            metrics = _evaluate(trainer, run, state, card) if trainer.main else {}
-        except KeyboardInterrupt:
-            raise Interrupted(f"interrupted; {_how_to_continue(run)}") from None
-        return Trained(
-            folder=run.folder,
-            metrics=metrics,
-            monitored=run.task.monitored,
-            higher_is_better=run.task.higher_is_better,
-            next_commands=next_commands(run),
-        )
+    # Before anything is built: the seed determines the initial weights.
+    torch.manual_seed(settings.values["seed"])
+    run = prepare(settings, trainer)
+    card = run.card(run.model, run.task, run.settings.values["head"], run.name)
+    try:
+        state = _train(trainer, run, card)
+        # Only the main process evaluates: metrics such as F1 need all predictions in one
+        # process.
+        trainer.accelerator.end_training()
+        metrics = _evaluate(trainer, run, state, card) if trainer.main else {}
+    except KeyboardInterrupt:
+        raise Interrupted(f"interrupted; {_how_to_continue(run)}") from None
+    return Trained(
+        folder=run.folder,
+        metrics=metrics,
+        monitored=run.task.monitored,
+        higher_is_better=run.task.higher_is_better,
+        next_commands=next_commands(run),
+    )
 
 
 def _train(trainer: Trainer, run: Prepared, card: Card) -> State:

@@ -13,6 +13,7 @@ from dxn.data.check import check as check_source
 from dxn.data.check import remove_earlier, write_bad
 from dxn.data.opening import Opened
 from dxn.data.samples import Samples
+from dxn.display import count
 from dxn.errors import UserError
 from dxn.models import make_sampler
 from dxn.run import model_folder, report, vectors
@@ -32,7 +33,7 @@ from dxn.run.input_rows import has_many_samples, open_input
 from dxn.run.output import check_suffix, list_suffixes, write_records
 from dxn.run.prediction_table import answer_lines, identify, prediction_records, record_line
 from dxn.run.predictor import Predictor
-from dxn.run.report import console, count, next_step, print_line
+from dxn.run.report import console, next_step, print_line
 from dxn.run.samples import read_sample
 from dxn.run.settings import Settings
 from dxn.run.tokenizing import tokenize_sample
@@ -88,9 +89,9 @@ def predict(settings: Settings) -> int:
         for record in records[:MAX_PRINTED]:
             print_line(record_line(record))
         if len(records) > MAX_PRINTED:
-            print_line(f"and {report.count(len(records) - MAX_PRINTED, 'more row', 'more rows')}")
+            print_line(f"and {count(len(records) - MAX_PRINTED, 'more row')}")
         if opened.skipped:
-            print_line(f"{report.count(opened.skipped, 'row')} skipped")
+            print_line(f"{count(opened.skipped, 'row')} skipped")
         next_step("output=answers.csv writes all rows with their inputs to a file")
     return 0
 
@@ -243,12 +244,6 @@ def check(settings: Settings) -> int:
     return 0
 
 
-def show(settings: Settings) -> int:
-    """Print the composed configuration."""
-    print_line(settings.yaml())
-    return 0
-
-
 def load_predictor(settings: Settings) -> Predictor:
     """Load the trained model `run`, or the public checkpoint `weights`.
 
@@ -280,7 +275,7 @@ def load_predictor(settings: Settings) -> Predictor:
 
 def _rows(rows: Sequence[Any], opened: Opened) -> str:
     skipped = f", {opened.skipped:,} skipped" if opened.skipped else ""
-    return f"{report.count(len(rows), 'row')}{skipped}"
+    return f"{count(len(rows), 'row')}{skipped}"
 
 
 def _check_positive(values: Mapping[str, Any], *names: str) -> None:

@@ -20,7 +20,9 @@ from dxn.tokenize.media import BadMedia, bytes_or_path, head
 # Only common formats. Pillow supports many more, whose decoders are rarely tested or maintained.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
 # How to turn an image upright, by EXIF orientation: whether to exchange height and width, and the
-# axes of (C, H, W) to flip after that. Images with any other orientation are upright.
+# axes of (C, H, W) to flip after that. Images with any other orientation are upright. Pillow's
+# exif_transpose is not used, because a JPEG that its decoder has reduced must be resized before it
+# is turned: only its last row and column can be partly filled.
 ORIENTATIONS: dict[int, tuple[bool, tuple[int, ...]]] = {
     2: (False, (2,)),
     3: (False, (1, 2)),
