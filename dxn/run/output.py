@@ -84,7 +84,8 @@ def format_cell(value: Any, separator: str = "|") -> str:
     if value is None:
         return ""
     if isinstance(value, float):
-        return f"{value:.15g}"  # 3 instead of 3.0, and all digits that a float64 has
+        # repr has the digits that are needed to read the same float64 again; 3 instead of 3.0.
+        return repr(value).removesuffix(".0")
     if isinstance(value, list | tuple | dict):
         is_joined = isinstance(value, list | tuple) and all(_is_plain(v, separator) for v in value)
         return separator.join(value) if is_joined else json.dumps(value, ensure_ascii=False)
