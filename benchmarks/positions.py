@@ -202,7 +202,7 @@ def train(kind: Kind, task: Task, seed: int) -> Predictor:
     """Train a model of this kind on windows of LENGTH tokens."""
     torch.manual_seed(seed)
     model = Predictor(kind, vocab_size=task.vocab_size, dim=task.dim, depth=task.depth).train()
-    optimizer = adamw(model, lr=LEARNING_RATE)
+    optimizer = adamw(lr=LEARNING_RATE)(model)
     schedule = cosine()
     generator = torch.Generator().manual_seed(seed)
     for step in range(task.steps):

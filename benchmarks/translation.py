@@ -147,7 +147,7 @@ def make_training(experiment: str, folder: str) -> Training:
     samples = Samples(train, by_input, task=task, augment=True)
     loader = iter(make_loader(BatchOrder(samples, config["batch_size"], shuffle=True)))
     batches = [next(loader) for _ in range(BATCHES)]
-    optimizer = build(config["optimizer"], key="optimizer", model=model.train())
+    optimizer = build(config["optimizer"], key="optimizer")(model.train())
 
     def step(i: int) -> int:
         batch = batches[i % BATCHES]

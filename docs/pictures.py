@@ -1,18 +1,55 @@
-"""Draw pictures of docs/attention.md in docs/images.
+"""Draw the pictures of the pages in docs/images.
 
-python docs/pictures.py
+python docs/pictures.py                  # all of them: about half an hour
+python docs/pictures.py text cells       # text.png and cells.png
+
+The picture of a guide (docs/inputs, docs/tasks) is a file that the commands of the guide write.
+They are run for real, in an empty folder.
 """
 
+import contextlib
+import importlib
+import random
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 from matplotlib.axes import Axes
+from PIL import Image
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 from dxn.explain.figures import BLUE, GREY, ORANGE, new_figure, save, set_title
 from dxn.models.attention import attend, attention_weights
 
-IMAGES = Path(__file__).with_name("images")
+DOCS = Path(__file__).parent
+IMAGES = DOCS / "images"
+# The file that is the picture of a guide, by name of the picture. "*" is the folder of the run.
+GUIDES = {
+    "text": ("inputs/text.md", "tokens.png"),
+    "image": ("inputs/image.md", "tokens.png"),
+    "audio": ("inputs/audio.md", "tokens.png"),
+    "series": ("inputs/series.md", "tokens.png"),
+    "classify": ("tasks/classify.md", "outputs/digit/*/plots/confusion.png"),
+    "multilabel": ("tasks/multilabel.md", "attention/shares.png"),
+    "regress": ("tasks/regress.md", "outputs/pressure/*/plots/predicted_vs_true.png"),
+    "forecast": ("tasks/forecast.md", "outputs/visits/*/plots/forecasts.png"),
+    "tag": ("tasks/tag.md", "attention/heads.png"),
+    "alignment": ("tasks/generate.md", "attention/alignment.png"),
+    "language": ("tasks/language.md", "attention/heads.png"),
+    "masked": ("tasks/masked.md", "outputs/pretrained/plots/curves.png"),
+}
+# Transcription of rows of digits: each patch contains a quarter of a digit.
+DIGITS = """numbers.csv target=number head=generate head.tokenizer.kind=word head.max_len=8
+head.beams=1 adapters.image.image_size=80 adapters.image.patch_size=8 adapters.image.stem=conv
+adapters.image.in_channels=1 backbone.depth=2 trainer.epochs=14 trainer.patience=0
+batch_size=32"""
 # The numbers of the worked example of the page: three tokens (3, 4), and the projections (4, 3).
 X = torch.tensor([[1.0, 0, 1, 0], [0, 2, 0, 2], [1, 1, 1, 1]])
 W_KEY = torch.tensor([[0.0, 0, 1], [1, 1, 0], [0, 1, 0], [1, 1, 0]])
@@ -84,8 +121,51 @@ def _draw_table(axes: Axes, matrix: Tensor, title: str, letter: str, *, decimals
     axes.spines[:].set_visible(False)
 
 
+def cells() -> None:
+    """Draw which part of an image with several digits each written digit attends to."""
+    rand = random.Random(0)
+    digits: Any = load_digits()
+    with empty_folder() as folder:
+        rows = ["image,number"]
+        for i in range(3000):
+            chosen = rand.choices(range(len(digits.target)), k=rand.randrange(3, 6))
+            pixels = np.concatenate([240 - digits.images[j] * 15 for j in chosen], 1)
+            image = Image.fromarray(pixels.astype("uint8"))
+            image.resize((2 * image.width, 16)).save(f"{i}.png")
+            rows.append(f"{i}.png,{' '.join(str(digits.target[j]) for j in chosen)}")
+        Path("numbers.csv").write_text("\n".join(rows), encoding="utf-8")
+        dxn("train", *DIGITS.split())
+        dxn("attend", "run=outputs/number", "input=8.png")
+        shutil.copy(folder / "attention" / "cells.png", IMAGES)
+
+
+def guide_picture(name: str) -> None:
+    """Run the commands of a guide, and keep the file that is its picture."""
+    page, pattern = GUIDES[name]
+    # The module that tests the guides also runs them.
+    sys.path.append(str(DOCS.parent / "tests"))
+    run_guide = importlib.import_module("helpers.pages").run_guide
+    with empty_folder() as folder:
+        run_guide(DOCS / page, folder)
+        [picture] = folder.glob(pattern)
+        shutil.copy(picture, IMAGES / f"{name}.png")
+
+
+def dxn(*words: str) -> None:
+    """Run a command of dxn."""
+    subprocess.run([sys.executable, "-m", "dxn", *words], check=True)
+
+
+@contextlib.contextmanager
+def empty_folder() -> Iterator[Path]:
+    """Make an empty folder the current one."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.chdir(folder):
+        yield Path(folder)
+
+
 if __name__ == "__main__":
     IMAGES.mkdir(exist_ok=True)
-    worked_example()
-    soft_database()
-    print(f"wrote {IMAGES.name}/")
+    drawn = {function.__name__: function for function in (worked_example, soft_database, cells)}
+    for name in sys.argv[1:] or [*drawn, *GUIDES]:
+        drawn[name]() if name in drawn else guide_picture(name)
+        print(f"wrote images/{name}.png")

@@ -18,6 +18,8 @@ PATH_KEYS = {
     "evaluate": "input",
     "predict": "input",
     "embed": "input",
+    "index": "input",
+    "search": "input",
     "attend": "input",
     "tokenize": "input",
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -185,21 +186,29 @@ def _compose_files(verb: str, lines: Sequence[str], request: Request) -> dict[st
     # Hydra searches the folder of dxn first, so a file of the user cannot replace one of dxn.
     paths = ",".join(quoted(f"file://{folder}") for folder in request.folders[1:])
     search = [f"hydra.searchpath=[{paths}]"] if paths else []
+    # The files of dxn do not change, but those of the user can.
+    compose_files = _hydra.__wrapped__ if search else _hydra
     try:
-        with initialize_config_dir(str(CONF.absolute()), version_base="1.3"):
-            cfg = hydra_compose(verb, overrides=[*search, *lines])
-        composed = OmegaConf.to_container(cfg, resolve=False)
+        values = copy.deepcopy(compose_files(verb, (*search, *lines)))
     except (HydraException, OmegaConfBaseException) as error:
         # The messages have several lines, but a line of the faults is one problem.
         request.faults.append(" ".join(str(error).split()))
         return None
-    values = cast("dict[str, Any]", composed)
     if isinstance(values.get("adapters"), dict):
         # Files of data and backbone also set options of adapters that are not chosen. These have
         # no class, and are removed.
         adapters = values["adapters"]
         values["adapters"] = {k: v for k, v in adapters.items() if v and "_target_" in v}
     return values
+
+
+# Cached, because Hydra takes a tenth of a second, and the runs of a sweep choose the same files.
+@functools.lru_cache(maxsize=64)
+def _hydra(verb: str, lines: tuple[str, ...]) -> dict[str, Any]:
+    """Return the values of files, with unresolved interpolations."""
+    with initialize_config_dir(str(CONF.absolute()), version_base="1.3"):
+        cfg = hydra_compose(verb, overrides=list(lines))
+    return cast("dict[str, Any]", OmegaConf.to_container(cfg, resolve=False))
 
 
 def _expanded(values: dict[str, Any], request: Request) -> dict[str, Any] | None:
@@ -269,7 +278,8 @@ def _resolve(values: dict[str, Any], request: Request) -> dict[str, Any] | None:
         assign(values, key, None)
     try:
         cfg = OmegaConf.create(values)
-        missing = sorted(OmegaConf.missing_keys(cfg))
+        # The search for missing values resolves all interpolations, so it is skipped if possible.
+        missing = sorted(OmegaConf.missing_keys(cfg)) if "???" in str(values) else []
         request.faults += [f"{key}: needs a value, {key}=..." for key in missing]
         if missing:
             return None

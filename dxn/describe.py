@@ -42,13 +42,17 @@ class Row:
 def option_rows(
     group: str, option: str, folders: Sequence[Path] = (CONF,), trust: Sequence[str] = ()
 ) -> list[Row]:
-    """Return all keys of the part that a file of a group describes."""
+    """Return all keys of the part that a file of a group describes.
+
+    A file with `# @package _global_`, such as an experiment, has none: it sets keys of other parts.
+    """
     node = node_of(group, option, folders)
     # Only adapters have a level of names: a model can have several of them.
     prefix = f"{group}.{option}." if group == "adapters" else f"{group}."
     if "_target_" in node:
         return list(rows_of(node, prefix, trust))
-    rows = comment_rows(file_of(group, option, folders).read_text(encoding="utf-8"))
+    text = file_of(group, option, folders).read_text(encoding="utf-8")
+    rows = [] if "@package _global_" in text else comment_rows(text)
     return [Row(f"{prefix}{row.key}", row.default, row.meaning) for row in rows]
 
 

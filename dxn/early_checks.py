@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import copy
 import importlib
 import os
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from dxn.errors import UserError
-from dxn.keys import lookup
+from dxn.keys import assign, lookup
 from dxn.paths import path_faults
-from dxn.run.run_paths import trained_run
+from dxn.run.run_paths import trained_run, weights_of_run
 from dxn.run.settings import Settings
 
 DEVICE_KEYS = ("device", "trainer.device")
@@ -30,24 +32,37 @@ def prepare(verb: str, settings: Settings) -> Settings:
     Raises:
         UserError: One line per problem.
     """
-    values = settings.values
-    faults = path_faults(values, settings.overrides)
-    output_fault = _output_fault(values.get("output"), values.get("input"))
-    faults += [output_fault] if output_fault else []
-    notes = settings.notes
-    # In a training, `run` is the folder to write.
-    if verb != "train" and values.get("run") is not None:
+    values = copy.deepcopy(settings.values)
+    faults: list[str] = []
+    notes = list(settings.notes)
+    for key, value in _keys_of_runs(verb, values):
         try:
-            folder, note = trained_run(values["run"])
-            values = {**values, "run": str(folder)}
-            notes = notes if note is None else (*notes, note)
+            option = key.removesuffix(".source")  # as the user types it
+            folder, note = trained_run(value) if key == "run" else weights_of_run(value, option)
+            assign(values, key, str(folder))
+            notes += [note] if note else []
         except UserError as error:
             faults += str(error).splitlines()
+            assign(values, key, None)  # one message is enough
+    # After the runs have been found, because "latest" is not a path.
+    faults += path_faults(values, settings.overrides)
+    output_fault = _output_fault(values.get("output"), values.get("input"))
+    faults += [output_fault] if output_fault else []
     if faults:
         raise UserError("\n".join(faults))
     for key in DEVICE_KEYS:
         _check_device(key, lookup(values, key)[1])
-    return replace(settings, values=values, notes=notes)
+    return replace(settings, values=values, notes=tuple(notes))
+
+
+def _keys_of_runs(verb: str, values: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the keys whose value can be a run folder, with their values."""
+    adapters = lookup(values, "weights.adapters")[1] or {}
+    keys = ["weights.source", *(f"weights.adapters.{name}" for name in adapters)]
+    # In a training, `run` is the folder to write.
+    keys += ["run"] if verb != "train" else []
+    found = [(key, lookup(values, key)[1]) for key in keys]
+    return [(key, value) for key, value in found if isinstance(value, str)]
 
 
 def _output_fault(output: str | None, source: Any) -> str | None:

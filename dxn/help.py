@@ -20,6 +20,8 @@ VERBS = {
     "predict": "Predict for one sample or a table with a trained model",
     "generate": "Generate text with a trained model: continue a prompt, or describe an input",
     "embed": "Compute one embedding per sample with a trained model or a public checkpoint",
+    "index": "Embed the rows of a table or data set, and write an index for dxn search",
+    "search": "Find the rows of an index that are most similar to a query, such as a text",
     "attend": "Draw the attention of a model for one sample",
     "neighbors": "List the tokens with the embeddings most similar to the embedding of one token",
     "tokenize": "Convert one sample to its D×N matrix and draw it",
@@ -47,6 +49,7 @@ EXAMPLES = {
         "dxn predict run=RUN photo.jpg",
         'dxn predict run=RUN input.text="a fine film"',
         "dxn predict run=RUN input.image=a.jpg input.audio=a.wav",
+        'dxn predict run=RUN input.image=a.jpg labels=[cat,dog] template="a photo of a {}"',
     ),
     "generate": (
         'dxn generate run=RUN prompt="ROMEO:" temperature=0.8',
@@ -56,6 +59,14 @@ EXAMPLES = {
     "embed": (
         "dxn embed run=RUN new.csv output=vectors.npy",
         'dxn embed weights=google-bert/bert-base-uncased input.text="a fine film"',
+    ),
+    "index": (
+        "dxn index run=RUN photos/ output=photos.index",
+        "dxn index run=RUN split=test only=[image] output=INDEX",
+    ),
+    "search": (
+        'dxn search index=INDEX input.text="red shoes" k=5',
+        "dxn search index=INDEX queries.csv only=[text] output=found.csv",
     ),
     "attend": (
         'dxn attend run=RUN input.text="a fine film"',

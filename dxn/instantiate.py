@@ -20,7 +20,7 @@ from dxn.targets import children, resolve, signature_of
 Plain = Mapping[str, Any]
 
 # Arguments that the calling code passes to `build`. They are not keys of the configuration.
-FROM_CALLER = frozenset({"inputs", "preprocessors", "adapters", "model"})
+FROM_CALLER = frozenset({"inputs", "preprocessors", "adapters"})
 SPECIAL = ("_target_", "_partial_")
 
 

@@ -13,13 +13,17 @@ from dxn.targets import signature_of
 # Types of the top-level keys of all commands. A key has the same meaning in every command. The keys
 # of parts, such as backbone.depth, have the types of the signatures.
 TOP: dict[str, Hint] = {
+    "approximate": "bool",
     "batch_size": "int",
     "columns": {"mapping": "str"},
     "count": "int",
     "device": {"choices": ["auto", "cpu", "cuda", "mps"]},
     "dim": "int",
     "encoding": ["str", "null"],
+    "index": "str",
+    "k": "int",
     "keep": {"list": "str"},
+    "labels": {"list": "str"},
     "max_new": "int",
     "name": ["str", "null"],
     "on_bad": {"choices": ["error", "skip", "missing"]},
@@ -30,8 +34,10 @@ TOP: dict[str, Hint] = {
     "seed": "int",
     "sep": ["str", "null"],
     "share_adapters": "bool",
+    "share_backbone": "bool",
     "split": [{"choices": ["train", "validation", "test"]}, "null"],
     "temperature": "float",
+    "template": "str",
     "top_k": ["int", "null"],
     "top_p": ["float", "null"],
     "trust": {"list": "str"},

@@ -20,6 +20,7 @@ PATHS = (
     "data.validation",
     "data.test",
     "run",
+    "index",
     "resume",
     "output",
     "weights.source",
@@ -119,4 +120,9 @@ def _expanded_input(value: Any) -> Any:
         return {name: _expanded_input(item) for name, item in value.items()}
     # An input can also be a text that starts with "~/".
     expanded = _expanded(value)
-    return expanded if isinstance(expanded, str) and Path(expanded).exists() else value
+    if not isinstance(expanded, str) or expanded == value:
+        return value
+    try:
+        return expanded if Path(expanded).exists() else value
+    except OSError:  # a text is longer than a path can be
+        return value

@@ -21,8 +21,9 @@ class Span:
         start: Index of the first column.
         stop: Index after the last column.
         coords: (B, stop - start, k) float. Text: (start, stop) in characters. Image: (top, left,
-            bottom, right) in pixels. Audio: (start, stop) in seconds. NaN for columns without a
-            position in the raw input, such as padding or a class token.
+            bottom, right) in pixels. Audio: (start, stop) in seconds. Video: (start, stop) in
+            frames, then the box of an image. NaN for columns without a position in the raw input,
+            such as padding or a class token.
     """
 
     name: str
@@ -126,6 +127,13 @@ class Tokens:
             for span in self.spans
         )
         return Tokens(x.index_copy(0, rows, self.x), mask.index_copy(0, rows, self.mask), spans)
+
+    def take(self, rows: Tensor) -> Tokens:
+        """Return the samples of the rows (b,), in ascending order. `spread` undoes it."""
+        if len(rows) == len(self):
+            return self
+        spans = tuple(replace(span, coords=span.coords[rows]) for span in self.spans)
+        return Tokens(self.x[rows], self.mask[rows], spans)
 
     def _columns(self, span: Span) -> Tokens:
         columns = slice(span.start, span.stop)

@@ -4,11 +4,18 @@ from dxn.runtime import configure
 
 configure()  # before torch is imported
 
+import gc  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector from searching all imported modules again and again."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture
@@ -33,6 +40,14 @@ def no_pictures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dxn.run.report.draw", lambda *_, **__: None)
         patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_, **__: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _precision_is_not_measured() -> Iterator[None]:
+    """precision=auto is float32, whatever else runs on the machine."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dxn.train.precision.measure", lambda device: 1.0)
         yield
 
 

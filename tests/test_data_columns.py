@@ -1,14 +1,18 @@
 """What a column means: the preprocessors decide, the user overrides, and everything is noted."""
 
+import random
 from pathlib import Path
 
 import pytest
 from helpers.data import Numbers, by_modality
 
-from dxn.data.columns import choose_columns, infer_modality, name_inputs, to_rows
+from dxn.data.cell_columns import determines
+from dxn.data.columns import choose_columns, name_inputs, to_rows
+from dxn.data.inference import infer_modality
 from dxn.data.read import Table
 from dxn.data.rows import InputSpec
 from dxn.errors import UserError
+from dxn.tokenize import CategoryAdapter, DateAdapter, NumberAdapter
 
 REVIEWS = ["a fine film of two hours", "dull to the end", "she sings", "never again", "all right"]
 WORDS = [["two", "words"], ["one"], ["a", "b"], ["c"], ["d"]]
@@ -241,7 +245,7 @@ def test_an_empty_list_of_targets_means_none(preprocessors):
         (["x"] * 5, "the same value in all rows"),
         ([None] * 5, "no values"),
         ([{"a": 1}] * 5, "lists or objects"),
-        ([f"{i}.mp4" for i in range(5)], "file names, which no adapter in use reads"),
+        ([f"{i}.pdf" for i in range(5)], "file names, which no adapter in use reads"),
     ],
 )
 def test_an_unused_column_is_noted_with_the_reason(preprocessors, values, reason):
@@ -319,3 +323,145 @@ def test_columns_that_do_not_fit_are_explained(preprocessors, table, options, me
 def test_an_unknown_modality_that_is_null_is_ignored(preprocessors):
     columns, _ = choose(SMALL, {"text": preprocessors["text"]}, image=None)
     assert columns.inputs == {"text": InputSpec("text", "text")}
+
+
+# Numbers, categories and dates
+
+
+@pytest.fixture(scope="module")
+def cells(preprocessors):
+    adapters = (NumberAdapter(8), CategoryAdapter(8), DateAdapter(8))
+    return {**preprocessors, **{adapter.modality: adapter.prepare for adapter in adapters}}
+
+
+def shop(count=120, **more):
+    rand = random.Random(0)
+    return table_of(
+        words=[f"a text with number {i}" for i in range(count)],
+        price=[f"${rand.uniform(1, 99):.2f}" for _ in range(count)],
+        colour=[rand.choice(["red", "blue", "N/A"]) for _ in range(count)],
+        sold=[f"{1 + i % 28}.{1 + i % 12}.2026" for i in range(count)],
+        label=[rand.choice("ab") for _ in range(count)],
+        **more,
+    )
+
+
+def test_cells_of_a_table_are_inputs_with_the_names_of_their_columns(cells):
+    columns, notes = choose(shop(), cells)
+    assert columns_of(columns) == {
+        "text": ("text", "words"),
+        "price": ("number", "price"),
+        "colour": ("category", "colour"),
+        "sold": ("date", "sold"),
+    }
+    assert not any("not used" in note for note in notes)
+
+
+def test_the_name_of_a_column_may_be_that_of_another_input(cells):
+    table = table_of(words=REVIEWS * 4, text=[str(i * i) for i in range(20)], label=list("ab") * 10)
+    assert columns_of(choose(table, cells)[0]) == {
+        "text": ("text", "words"),
+        "number_text": ("number", "text"),
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "reason"),
+    [
+        ("row", [str(i) for i in range(120)], "row numbers or identifiers"),
+        ("weight", [3 * i // 2 for i in range(120)], "row numbers or identifiers"),  # with gaps
+        ("customer_id", [(i * 7919) % 100_003 for i in range(120)], "row numbers or identifiers"),
+        ("userId", [(i * 7919) % 100_003 for i in range(120)], "row numbers or identifiers"),
+        ("Unnamed: 0", [(i * 7919) % 100_003 for i in range(120)], "row numbers or identifiers"),
+        ("width", ["3.5", "N/A"] * 60, "the same value in all rows"),
+        ("kind", ["x"] * 120, "the same value in all rows"),
+    ],
+)
+def test_cells_that_say_nothing_about_new_rows_are_not_used(cells, name, values, reason):
+    columns, notes = choose(shop(**{name: values}), cells)
+    assert name not in columns.inputs
+    assert f"not used: {name} ({reason})" in notes
+    named, _ = choose(shop(**{name: values}), cells, number=[name])
+    assert name in named.inputs
+
+
+def test_distinct_numbers_that_are_no_row_numbers_are_used(cells):
+    income = [(i * 7919) % 100_003 for i in range(120)]
+    assert "income" in choose(shop(income=income), cells)[0].inputs
+
+
+def finer(count=120):
+    """Labels, and finer labels that determine them."""
+    fine = [f"{'ab'[i % 2]}:{i % 6}" for i in range(count)]
+    return {"coarse": [value[0] for value in fine], "fine": fine}
+
+
+def test_a_column_that_determines_the_target_is_used_only_if_it_is_named(cells):
+    table = shop(**finer())
+    columns, notes = choose(table, cells, target="coarse")
+    assert "fine" not in columns.inputs and "label" in columns.inputs
+    assert (
+        "not used: fine, because its value always determines coarse, so it was probably made from "
+        "it; name it in data.category to use it anyway" in notes
+    )
+    columns, _ = choose(table, cells, target="coarse", category=["fine"])
+    assert "fine" in columns.inputs
+
+
+def test_a_column_that_determines_the_target_can_be_the_only_input(cells):
+    columns, _ = choose(table_of(**finer()), cells, target="coarse")
+    assert columns_of(columns) == {"fine": ("category", "fine")}
+
+
+@pytest.mark.parametrize(
+    ("values", "targets", "is_leak"),
+    [
+        (["x", "y"] * 60, ["a", "b"] * 60, True),
+        ([1, 2] * 60, ["a", "b"] * 60, True),
+        (["x", "y"] * 40, ["a", "b"] * 40, False),  # few rows
+        (["x", "y"] * 60, [*["a", "b"] * 59, "b", "b"], False),  # one exception
+        ([str(i) for i in range(120)], ["a", "b"] * 60, False),  # each value once
+        (["x", "y", "z", "z"] * 30, ["a"] * 120, False),  # nothing to determine
+        (["x", None] * 100, ["a", "b"] * 100, False),  # only one value
+    ],
+)
+def test_a_leak_needs_enough_rows(values, targets, is_leak):
+    assert determines(values, targets) == is_leak
+
+
+def test_repeated_sentences_are_a_text_and_repeated_words_are_not(cells):
+    sentences = ["I like it very much", "this is not what I want", "it is all right for me"] * 40
+    assert infer_modality(sentences, cells) == "text"
+    assert infer_modality(["red", "dark blue", "green"] * 40, cells) == "category"
+
+
+def test_excluded_columns_are_no_inputs(cells):
+    notes = []
+    columns = choose_columns(
+        shop(), cells, named={}, target=None, exclude=["price", "words"], notes=notes
+    )
+    assert set(columns.inputs) == {"colour", "sold"}
+    assert not any("price" in note for note in notes)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"exclude": ["prize"]}, "data.exclude: no column 'prize'"),
+        (
+            {"exclude": ["price"], "named": {"number": "price"}},
+            "data.exclude: column 'price' is also in data.number; remove it from one of them",
+        ),
+    ],
+)
+def test_a_wrong_exclusion_is_explained(cells, options, message):
+    with pytest.raises(UserError) as caught:
+        choose_columns(shop(), cells, **{"named": {}, "target": None, "notes": [], **options})
+    assert str(caught.value).startswith(message)
+
+
+def test_a_path_that_says_that_there_is_none_is_missing(preprocessors):
+    table = table_of(photo=["x.png", "N/A", "-", None], label=list("abab"))
+    columns, _ = choose(table, preprocessors, image="photo")
+    cells = to_rows(table, columns, preprocessors).cells["image"]
+    assert cells == [str(Path("data/x.png")), None, None, None]

@@ -195,7 +195,8 @@ OUTSIDE = "is not in a class folder; put each file in a folder named after its c
         (
             {"a/x.png": b"", "a/y.wav": b""},
             "{}: all files must have the same modality, got 1 image files, 1 audio files; for "
-            "several inputs, write a table with the paths and use data=table",
+            "several inputs, write a table with the paths and use data=table; "
+            "data.read_as=[image] uses one kind of files",
         ),
         (
             {"a/x.txt": b"", "y.pdf": b""},

@@ -1,22 +1,47 @@
-"""The Python in the pages runs and prints what the page says, and docs/config.md is current."""
+"""The Python and the commands of the pages work, links lead somewhere, config.md is current."""
 
 from __future__ import annotations
 
-import contextlib
 import importlib.util
-import io
 import json
 import re
 import sys
-from pathlib import Path
+from collections.abc import Iterator
 
 import pytest
+from helpers.pages import (
+    DOCS,
+    GUIDES,
+    LINK,
+    PAGES,
+    ROOT,
+    anchors,
+    blocks,
+    check_and_write,
+    check_command,
+    commands,
+    run_python,
+)
 
 from dxn import signature_index
 from dxn.config import compose
 
-DOCS = Path(__file__).parents[1] / "docs"
-PAGES = [p for p in sorted(DOCS.glob("*.md")) if "```text" in p.read_text(encoding="utf-8")]
+MAX_LINES = 150  # of a guide
+MAX_BYTES = 150_000  # of a picture
+TEXTS = [ROOT / name for name in ("README.md", "RESULTS.md", "CONTRIBUTING.md")]
+
+
+def name_of(page) -> str:
+    return page.relative_to(ROOT).as_posix()
+
+
+def lines() -> Iterator[tuple[str, str]]:
+    """Every dxn command of the README and of the pages for whoever has files of their own."""
+    for page in [*TEXTS, *PAGES]:
+        if page.name == "extend.md" or page in GUIDES:
+            continue  # test_docs_extend.py runs the commands of extend.md
+        for block in blocks(page):
+            yield from ((name_of(page), command) for command in commands(block))
 
 
 @pytest.fixture(scope="module")
@@ -30,25 +55,66 @@ def reference():
     return module
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_a_page_prints_what_it_says(page, tmp_path, monkeypatch):
+@pytest.mark.parametrize("page", [page for page in PAGES if page not in GUIDES], ids=name_of)
+def test_the_python_of_a_page_prints_what_it_says(page, tmp_path, monkeypatch):
+    if page.name == "extend.md":
+        return  # its blocks are files, and test_docs_extend.py uses them
     monkeypatch.chdir(tmp_path)
-    text = page.read_text(encoding="utf-8")
-    blocks = re.findall(r"```python\n(.*?)```\n+```text\n(.*?)```", text, re.DOTALL)
-    assert blocks
     names: dict = {}
-    for code, expected in blocks:
-        printed = io.StringIO()
-        with contextlib.redirect_stdout(printed):
-            exec(compile(code, page.name, "exec"), names)
-        assert printed.getvalue() == expected
+    for block in blocks(page):
+        if block.kind == "python":
+            assert run_python(block, names, page.name) == block.output
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_python_block_is_followed_by_its_output(page):
+@pytest.mark.parametrize("page", GUIDES, ids=name_of)
+def test_a_guide_works_from_the_first_to_the_last_line_in_an_empty_folder(
+    page, tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    names: dict = {}
+    for block in blocks(page):
+        assert block.kind in ("python", "py", "sh", "console"), block
+        if block.kind == "python":
+            assert run_python(block, names, page.name) == block.output
+        for command in commands(block):
+            check_and_write(command)
+    assert not [block for block in blocks(page) if block.kind == "sh" and foreign_lines(block)]
+
+
+def foreign_lines(block) -> list[str]:
+    """Lines of a block for the shell that no test checks, because they do not call dxn."""
+    lines = block.text.replace("\\\n", " ").splitlines()
+    return [line for line in lines if not line.startswith("dxn ")]
+
+
+@pytest.mark.parametrize("page", GUIDES, ids=name_of)
+def test_a_guide_is_short_and_has_a_small_picture(page):
     text = page.read_text(encoding="utf-8")
-    pairs = re.findall(r"```python\n.*?```\n+```text", text, re.DOTALL)
-    assert text.count("```python") == len(pairs)
+    assert len(text.splitlines()) <= MAX_LINES
+    pictures = re.findall(r"!\[.+?\]\((.+?\.png)\)", text, re.DOTALL)
+    assert pictures
+    assert max((page.parent / picture).stat().st_size for picture in pictures) < MAX_BYTES
+
+
+@pytest.mark.parametrize(("page", "command"), sorted(set(lines())))
+def test_a_command_of_a_page_composes(page, command):
+    if not re.search(r" (resume|conf_dir)=", command):  # these need a folder that the reader has
+        check_command(command)
+
+
+@pytest.mark.parametrize("page", [*TEXTS, *PAGES], ids=name_of)
+def test_the_links_of_a_page_lead_somewhere(page):
+    for path, anchor in LINK.findall(page.read_text(encoding="utf-8")):
+        target = page.parent / path if path else page
+        assert target.exists(), f"{path} does not exist"
+        assert not anchor or anchor in anchors(target), f"{path} has no heading #{anchor}"
+
+
+def test_the_index_lists_every_page():
+    index = (DOCS / "README.md").read_text(encoding="utf-8")
+    listed = {path for path, _ in LINK.findall(index)}
+    pages = {page.relative_to(DOCS).as_posix() for page in PAGES} - {"README.md"}
+    assert sorted(pages - listed) == []
 
 
 def test_the_configuration_page_is_current(reference):

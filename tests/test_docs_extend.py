@@ -91,7 +91,7 @@ def installed(place, monkeypatch):
 
 
 def test_the_page_has_a_file_of_each_kind_and_a_command_for_it():
-    parts = {"adapters/series", "head/ordinal", "data/logbook"}
+    parts = {"adapters/curve", "head/ordinal", "data/logbook"}
     assert {f"weather/conf/{part}.yaml" for part in parts} <= FILES.keys()
     verbs = {words[1] for words in commands() if words[0] == "dxn"}
     assert verbs >= {"train", "evaluate", "predict", "tokenize", "check", "embed"}
@@ -102,7 +102,7 @@ def test_every_block_with_a_file_name_is_extracted():
     assert PAGE.count("```yaml") == sum(name.endswith(".yaml") for name in FILES)
 
 
-@pytest.mark.parametrize("name", ["weather/series.py", "weather/ordinal.py"])
+@pytest.mark.parametrize("name", ["weather/curve.py", "weather/ordinal.py"])
 def test_a_modality_and_a_task_are_short(name):
     lines = [line for line in FILES[name].splitlines() if line.strip()]
     assert len(lines) <= MAX_LINES
@@ -118,7 +118,7 @@ def test_a_run_of_the_page_learns(run, place):
 
 def test_predictions_of_the_task_are_levels(place):
     header, *rows = (place / "answers.csv").read_text().splitlines()
-    assert header == "file,row,series,prediction" and len(rows) == 200
+    assert header == "file,row,curve,prediction" and len(rows) == 200
     assert {row.rpartition(",")[2] for row in rows} == {"calm", "breezy", "stormy"}
 
 
@@ -128,10 +128,10 @@ def test_a_record_without_a_note_is_used(place):
     assert {"test/mae[wind]", "test/mae[note]"} <= metrics.keys()
 
 
-def test_the_series_adapter_masks_padding_and_skips_missing_numbers(installed):
-    from weather.series import SeriesAdapter
+def test_the_curve_adapter_masks_padding_and_skips_missing_numbers(installed):
+    from weather.curve import CurveAdapter
 
-    adapter = SeriesAdapter(10, patch=3)
+    adapter = CurveAdapter(10, patch=3)
     raws = [adapter.prepare.read(cell) for cell in ("1 2 3 4 5", "nan 7")]
     tokens = adapter(adapter.prepare.collate([adapter.prepare(raw) for raw in raws]))
     assert tokens.mask.tolist() == [[True, True], [True, False]]
@@ -153,15 +153,15 @@ def test_a_wrong_cell_is_refused_with_its_row(key, cell, message, installed):
     bad = installed / "bad.csv"
     good = "3 4,calm\n" * 9
     bad.write_text(f"speeds,day\n{row['speeds']},{row['day']}\n{good}")
-    chosen = ["adapters=[series]", "head=ordinal", "head.levels=[calm,breezy,stormy]"]
-    data = ["data=table", f"data.path={bad}", "data.series=speeds", "data.target=day"]
+    chosen = ["adapters=[curve]", "head=ordinal", "head.levels=[calm,breezy,stormy]"]
+    data = ["data=table", f"data.path={bad}", "data.curve=speeds", "data.target=day"]
     assert main(["check", *chosen, *data, f"output={installed / 'bad_files.csv'}"]) == 1
     listed = (installed / "bad_files.csv").read_text()
     assert message in listed and "bad.csv row 2" in listed
 
 
 def test_levels_must_be_set(installed, capsys):
-    chosen = ["adapters=[series]", "head=ordinal", "data=table", "data.path=x"]
+    chosen = ["adapters=[curve]", "head=ordinal", "data=table", "data.path=x"]
     assert main(["train", f"conf_dir={installed / 'weather/conf'}", *chosen]) == 2
     assert "head.levels: needs a value" in capsys.readouterr().err
 
@@ -184,14 +184,14 @@ def test_python_needs_trust_to_load_a_model_with_parts_of_the_package(installed)
         dxn.load(folder)
     model = dxn.load(folder, trust=["weather"])
     # The page's own example and its answer.
-    example = re.search(r'model\.predict\(series="(.*?)"\)  # (.*)', PAGE)
+    example = re.search(r'model\.predict\(curve="(.*?)"\)  # (.*)', PAGE)
     assert example is not None
-    assert model.predict(series=example[1]) == json.loads(example[2])
+    assert model.predict(curve=example[1]) == json.loads(example[2])
 
 
 def test_an_installed_package_is_not_trusted_by_a_loaded_folder(installed, capsys):
     run = f"run={installed / 'outputs' / 'ordinal'}"
-    command = ["predict", run, "input.series=14.2 15.9 17.1 15.5 16.0 14.8 15.3 16.6"]
+    command = ["predict", run, "input.curve=14.2 15.9 17.1 15.5 16.0 14.8 15.3 16.6"]
     assert main(command) == 2
     assert "trust=[weather]" in capsys.readouterr().err
     assert main([*command, "trust=[weather]"]) == 0

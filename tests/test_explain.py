@@ -286,8 +286,8 @@ def test_small_panels_share_a_row_and_a_wide_one_has_its_own():
 
 
 def test_an_unknown_modality_is_drawn_as_a_strip_of_numbered_cells(tmp_path, drawn):
-    tokens = tokens_at("price", [(0,), (1,), (NAN,)], modality="number")
-    shown = Shown("number", [3.5, 4.0], None)
+    tokens = tokens_at("price", [(0,), (1,), (NAN,)], modality="gauge")
+    shown = Shown("gauge", [3.5, 4.0], None)
     token_picture({"price": shown}, tokens, tmp_path / "strip.png")
     axis = drawn[0].axes[0]
     assert title(axis) == "price: 3 tokens, 1 without a position"
@@ -297,7 +297,7 @@ def test_an_unknown_modality_is_drawn_as_a_strip_of_numbered_cells(tmp_path, dra
 
 def test_a_generic_strip_has_the_colors_of_its_shares():
     figure = figures.new_figure(4, 2)
-    shown = Shown("number", None, None)
+    shown = Shown("gauge", None, None)
     shares = np.array([0, 0.2, 0.4])
     GenericDrawer().draw_shares(
         figure.subplots(), shown, np.zeros((3, 1)), shares, Normalize(0, 0.4)
@@ -316,19 +316,19 @@ def test_every_drawer_offers_what_the_protocol_asks_for():
         assert drawer.unit
 
 
-class NumberDrawer(GenericDrawer):
-    reading_file = "number.png"
+class GaugeDrawer(GenericDrawer):
+    reading_file = "gauge.png"
 
 
 def test_a_modality_gets_its_drawer_from_the_registry_or_an_entry_point(monkeypatch):
-    assert type(get_drawer("number")) is GenericDrawer
-    point = EntryPoint("number", f"{__name__}:NumberDrawer", registry.GROUP)
+    assert type(get_drawer("gauge")) is GenericDrawer
+    point = EntryPoint("gauge", f"{__name__}:GaugeDrawer", registry.GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
     registry._installed.cache_clear()
-    assert type(get_drawer("number")).__name__ == "NumberDrawer"
+    assert type(get_drawer("gauge")).__name__ == "GaugeDrawer"
     registry._installed.cache_clear()
-    monkeypatch.setitem(DRAWERS, "sketch", f"{__name__}.NumberDrawer")
-    assert type(get_drawer("sketch")).__name__ == "NumberDrawer"
+    monkeypatch.setitem(DRAWERS, "sketch", f"{__name__}.GaugeDrawer")
+    assert type(get_drawer("sketch")).__name__ == "GaugeDrawer"
 
 
 def test_file_names_carry_the_input_only_where_several_share_a_file():
@@ -365,8 +365,7 @@ def test_an_image_is_drawn_from_its_file_with_more_pixels_at_the_same_place(tmp_
     assert drawn_image.get_extent() == [0, 9, 6, 0]
 
 
-@pytest.mark.parametrize("module", ["dxn.run.verbs", "dxn.run.training", "dxn"])
-def test_matplotlib_is_imported_only_to_draw(module):
-    code = f"import sys, {module}; print('matplotlib' in sys.modules)"
+def test_matplotlib_is_imported_only_to_draw():
+    code = "import sys, dxn.run.verbs, dxn.run.training; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -151,13 +151,13 @@ def test_every_column_has_a_name():
         ("class", "class", [(NAN,)]),
         ("audio", "audio", [(0.25, 0.5)]),
         ("front", "image", [(0, 0, 2, 2), (0, 2, 2, 4)]),
-        ("price", "number", [(1,)]),
+        ("price", "gauge", [(1,)]),
     )
     inputs = {
         "title": text("a cup", ["a", "cup"]),  # the third column is a run of two subwords
         "audio": audio(torch.zeros(4000), 8000),
         "front": image(torch.zeros(1, 2, 4)),
-        "price": Shown("number", 3.5, None),
+        "price": Shown("gauge", 3.5, None),
     }
     expected = ["a", "cup", "", "class 1", "0.25 s"]
     expected += ["row 1, col 1", "row 1, col 2", "price 1"]
@@ -270,12 +270,12 @@ def test_several_texts_have_a_file_each(tmp_path):
     tokens = spans_of(
         ("title", "text", [(0, 1), (1, 2)]),
         ("body", "text", [(0, 3)]),
-        ("price", "number", [(0,)]),
+        ("price", "gauge", [(0,)]),
     )
     inputs = {
         "title": text("ab", ["a", "b"]),
         "body": text("cup", ["cup"]),
-        "price": Shown("number", 3.5, None),
+        "price": Shown("gauge", 3.5, None),
     }
     names = token_names(tokens, inputs)
     written, notes = word_pictures(uniform(4), tokens, names, inputs, tmp_path)
@@ -352,8 +352,9 @@ def make_predictor(fusion):
     return Predictor(model.eval(), task)
 
 
-@pytest.mark.parametrize("pool", ["mean", "cls"])
-@pytest.mark.parametrize("shown", [INPUTS, ("text",), ("audio", "image")], ids="+".join)
+@pytest.mark.parametrize(
+    ("pool", "shown"), [("mean", INPUTS), ("cls", ("text",)), ("cls", ("audio", "image"))]
+)
 def test_the_inputs_of_a_sample_are_drawn(tmp_path, pool, shown):
     predictor = make_predictor(EarlyFusion(D, inputs=INPUTS, pool=pool))
     folder = tmp_path / "new" / "folder"

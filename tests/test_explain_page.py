@@ -256,12 +256,12 @@ def test_the_page_has_the_colors_of_the_pictures():
 
 
 def test_an_unknown_modality_is_listed_by_its_tokens(tmp_path):
-    span = Span("price", "number", 0, 2, torch.zeros(1, 2, 1))
+    span = Span("price", "gauge", 0, 2, torch.zeros(1, 2, 1))
     tokens = Tokens(torch.zeros(1, 2, D), torch.ones(1, 2, dtype=torch.bool), (span,))
-    inputs = {"price": Shown("number", 3.5, None)}
+    inputs = {"price": Shown("gauge", 3.5, None)}
     write(maps_of(2), tokens, ["price 1", "price 2"], inputs, tmp_path / "a.html")
     data, _, _ = read(tmp_path / "a.html")
-    expected = {"name": "price", "modality": "number", "unit": "token", "kind": "list"}
+    expected = {"name": "price", "modality": "gauge", "unit": "token", "kind": "list"}
     assert data["inputs"] == [expected]
 
 

@@ -49,6 +49,26 @@ def test_curves_have_epochs_on_all_axes_and_mark_the_saved_one(tmp_path, drawn):
     assert cut_off(drawn[0]) < 0.01
 
 
+def test_the_loss_decides_between_epochs_with_equal_metrics():
+    figures = [(0.5, 3.0), (0.5, 2.0), (0.5, 4.0), (0.4, 1.0), (0.5, 1.5)]
+    rows = [
+        {"epoch": i, "validation/accuracy": accuracy, "validation/loss": loss}
+        for i, (accuracy, loss) in enumerate(figures, start=1)
+    ]
+    assert curves.best_epoch(rows, Classify()) == (2, "accuracy")
+
+
+def test_the_loss_of_short_epochs_is_their_mean(tmp_path, drawn):
+    rows = [
+        {"step": 3, "epoch": 1, "train/epoch_loss": 2.0, "validation/loss": 1.9},
+        {"step": 6, "epoch": 2, "train/epoch_loss": 1.5, "validation/loss": 1.4},
+    ]
+    curves.draw_curves(rows, tmp_path / "curves.png")
+    (losses,) = drawn[0].axes
+    assert losses.lines[0].get_xydata().tolist() == [[1, 2.0], [2, 1.5]]
+    assert losses.lines[0].get_label() == "train loss"
+
+
 def test_metrics_of_different_scales_have_panels_of_their_own(tmp_path, drawn):
     values = {"bleu": 30.0, "chrf": 55.0, "wer": 0.7, "exact_match": 0.1, "rmse": 9e5, "r2": -0.5}
     row = {"step": 5, "epoch": 1, **{f"validation/{name}": v for name, v in values.items()}}
@@ -182,7 +202,7 @@ def test_a_task_gets_the_plot_that_it_asks_for(tmp_path, plot, predicted, truths
 
 
 def test_a_plot_that_does_not_exist_is_an_error(tmp_path):
-    message = r"^asking\.plots must be one of confusion, scatter, got 'pie'$"
+    message = r"^asking\.plots must be one of confusion, scatter, forecast, got 'pie'$"
     with pytest.raises(ValueError, match=message):
         plots.draw_task(Asking("pie"), [0], ["a"], tmp_path)
 

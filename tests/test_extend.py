@@ -23,8 +23,8 @@ from dxn.tokenize.media import BadMedia
 from dxn.tokens import Span, Tokens
 
 
-class NumberPreprocessor:
-    modality = "number"
+class GaugePreprocessor:
+    modality = "gauge"
 
     def read(self, source):
         try:
@@ -44,7 +44,7 @@ class NumberPreprocessor:
         return sum(str(v).lstrip("-").replace(".", "", 1).isdigit() for v in values) / len(values)
 
 
-class NumberMasking:
+class GaugeMasking:
     num_outputs = 1
     is_classification = False
 
@@ -56,21 +56,21 @@ class NumberMasking:
         return {"value": hidden, "masked": masked, "masked_target": target, "masked_valid": valid}
 
 
-class NumberAdapter(nn.Module):
-    modality = "number"
+class GaugeAdapter(nn.Module):
+    modality = "gauge"
 
     def __init__(self, dim: int):
         super().__init__()
-        self.dim, self.prepare, self.proj = dim, NumberPreprocessor(), nn.Linear(1, dim)
+        self.dim, self.prepare, self.proj = dim, GaugePreprocessor(), nn.Linear(1, dim)
 
     def masking(self, *, ratio=None, span=5):
-        return None if ratio == 0 else NumberMasking()
+        return None if ratio == 0 else GaugeMasking()
 
     def forward(self, batch):
         x = self.proj(batch["value"][..., None].float())
         mask = torch.ones(x.shape[:2], dtype=torch.bool, device=x.device)
         coords = torch.zeros(*x.shape[:2], 1)
-        return Tokens(x, mask, (Span("number", "number", 0, x.shape[1], coords),))
+        return Tokens(x, mask, (Span("gauge", "gauge", 0, x.shape[1], coords),))
 """
 
 TASK = '''
@@ -126,10 +126,10 @@ TINY = [
 def place(tmp_path_factory):
     """A folder with the user's package, its YAML files, and a table."""
     folder = tmp_path_factory.mktemp("extend")
-    (folder / "toy_number.py").write_text(MODALITY)
+    (folder / "toy_gauge.py").write_text(MODALITY)
     (folder / "toy_direction.py").write_text(TASK)
     for group, name, text in (
-        ("adapters", "number", "number:\n  _target_: toy_number.NumberAdapter\n  dim: ${dim}\n"),
+        ("adapters", "gauge", "gauge:\n  _target_: toy_gauge.GaugeAdapter\n  dim: ${dim}\n"),
         ("head", "direction", "_target_: toy_direction.Direction\n"),
     ):
         (folder / "conf" / group).mkdir(parents=True)
@@ -145,7 +145,7 @@ def place(tmp_path_factory):
             writer.writerow([wind, gust, f"word{i % 4} and more", angle])
     yield folder
     sys.path[:] = [path for path in sys.path if path != str(folder)]
-    for name in ("toy_number", "toy_direction"):
+    for name in ("toy_gauge", "toy_direction"):
         sys.modules.pop(name, None)
 
 
@@ -153,7 +153,7 @@ def options(place, *more):
     return [
         f"conf_dir={place / 'conf'}",
         *("data=table", f"data.path={place / 'table.csv'}", "data.target=angle"),
-        *("adapters=[number,text]", "head=direction", *TINY, *more),
+        *("adapters=[gauge,text]", "head=direction", *TINY, *more),
     ]
 
 
@@ -194,19 +194,19 @@ def test_a_resumed_run_has_the_same_bits(place, run, monkeypatch):
 
 def test_evaluating_again_gives_the_metrics_of_the_run(run, tmp_path, capsys):
     assert main(["evaluate", f"run={run}", f"output={tmp_path}"]) == 2
-    assert "toy_number" in capsys.readouterr().err
-    trust = "trust=[toy_number,toy_direction]"
+    assert "toy_gauge" in capsys.readouterr().err
+    trust = "trust=[toy_gauge,toy_direction]"
     assert main(["evaluate", f"run={run}", trust, f"output={tmp_path}"]) == 0
     before, again = (json.loads((f / "metrics.json").read_text()) for f in (run, tmp_path))
     assert again["test/loss"] == pytest.approx(before["test/loss"])
 
 
 def test_one_sample_and_a_table_are_predicted(run, place, tmp_path, capsys):
-    trust = "trust=[toy_number,toy_direction]"
+    trust = "trust=[toy_gauge,toy_direction]"
     asked = ["input.wind=0.5", "input.text=word1", f"output={tmp_path / 'one.json'}"]
     assert main(["predict", f"run={run}", trust, *asked]) == 0
     (told,) = json.loads((tmp_path / "one.json").read_text())
-    model = dxn.load(run, trust=["toy_number", "toy_direction"])
+    model = dxn.load(run, trust=["toy_gauge", "toy_direction"])
     assert model.predict(wind=0.5, text="word1")["prediction"] == told["prediction"]
     asked = [f"input={place / 'table.csv'}", f"output={tmp_path / 'all.jsonl'}"]
     assert main(["predict", f"run={run}", trust, *asked]) == 0
@@ -217,11 +217,11 @@ def test_one_sample_and_a_table_are_predicted(run, place, tmp_path, capsys):
 
 
 def test_a_folder_that_is_not_trusted_runs_none_of_its_code(run, monkeypatch):
-    for name in ("toy_number", "toy_direction"):
+    for name in ("toy_gauge", "toy_direction"):
         monkeypatch.delitem(sys.modules, name, raising=False)
-    with pytest.raises(UserError, match=r"trust=\[toy_number\]"):
+    with pytest.raises(UserError, match=r"trust=\[toy_gauge\]"):
         dxn.load(run)
-    assert "toy_number" not in sys.modules
+    assert "toy_gauge" not in sys.modules
 
 
 def test_check_reports_bad_cells_of_the_new_modality_and_task(place, tmp_path, capsys):
@@ -232,7 +232,7 @@ def test_check_reports_bad_cells_of_the_new_modality_and_task(place, tmp_path, c
     asked = options(place)
     asked[2] = f"data.path={tmp_path / 'bad.csv'}"
     asked = [line for line in asked if not line.startswith(("backbone.", "trainer.", "batch_size"))]
-    named = ["data.number=[wind,gust]", f"output={tmp_path / 'bad_files.csv'}"]
+    named = ["data.gauge=[wind,gust]", f"output={tmp_path / 'bad_files.csv'}"]
     assert main(["check", *asked, *named]) == 1
     listed = (tmp_path / "bad_files.csv").read_text()
     assert "must be a number, got 'strong'" in listed
@@ -240,14 +240,14 @@ def test_check_reports_bad_cells_of_the_new_modality_and_task(place, tmp_path, c
 
 
 def test_tokenize_draws_the_matrix(place, tmp_path, capsys):
-    asked = [f"conf_dir={place / 'conf'}", "adapters=[number]", "input.number=4", "dim=12"]
+    asked = [f"conf_dir={place / 'conf'}", "adapters=[gauge]", "input.gauge=4", "dim=12"]
     assert main(["tokenize", *asked, f"output={tmp_path / 'tokens.png'}"]) == 0
     assert "matrix: 12×1" in capsys.readouterr().out
     assert (tmp_path / "tokens.png").exists()
 
 
 def test_attend_draws_an_input_without_a_drawer(run, tmp_path, capsys):
-    trust = "trust=[toy_number,toy_direction]"
+    trust = "trust=[toy_gauge,toy_direction]"
     asked = ["input.wind=0.5", "input.gust=1", "input.text=word1 and more"]
     assert main(["attend", f"run={run}", trust, *asked, f"output={tmp_path}"]) == 0
     assert {"heads.png", "shares.png", "attention.html"} <= {p.name for p in tmp_path.iterdir()}

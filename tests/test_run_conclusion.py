@@ -8,17 +8,14 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers.runs import SMALL, TEXT, interrupt, refused, table_of, train
+from helpers.runs import SMALL, TEXT, TINY_DIGITS, interrupt, refused, table_of, train
 
 import dxn
 from dxn.cli import main
 from dxn.run.card import data_name
 from dxn.tasks import Classify
 
-TINY = [
-    *("data.num_train=47", "data.num_validation=13", "data.num_test=17", "batch_size=11"),
-    *("dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.precision=float32"),
-]
+pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def output_of(capsys, tmp_path, *options, content=None):
@@ -31,7 +28,7 @@ def output_of(capsys, tmp_path, *options, content=None):
 
 
 def test_debug_fast_runs_one_epoch(tmp_path):
-    assert train(tmp_path / "fast", *TINY, "debug=fast")["epochs"] == 1
+    assert train(tmp_path / "fast", *TINY_DIGITS, "debug=fast")["epochs"] == 1
 
 
 def test_debug_overfit_counts_the_learned_samples(tmp_path, capsys):
@@ -78,7 +75,7 @@ def test_warnings_about_the_data_are_printed(tmp_path, capsys):
 
 def test_a_metric_that_is_always_nan_has_no_best_epoch(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Classify, "metrics", lambda *_: {"accuracy": math.nan})
-    command = ["train", *TINY, "trainer.epochs=2", f"run={tmp_path / 'run'}"]
+    command = ["train", *TINY_DIGITS, "trainer.epochs=2", f"run={tmp_path / 'run'}"]
     (error,) = refused(capsys, command)
     assert error.startswith("dxn: the validation accuracy was NaN in all 2 epochs")
 
@@ -95,7 +92,7 @@ def test_the_last_lines_name_the_folder_and_the_next_commands(tmp_path, capsys):
 
 
 def test_an_interruption_prints_the_command_that_continues(tmp_path, capsys, monkeypatch):
-    command = ["train", *TINY, "trainer.epochs=2"]
+    command = ["train", *TINY_DIGITS, "trainer.epochs=2"]
     with interrupt(monkeypatch, step=7):
         assert main([*command, f"run={tmp_path / 'a b'}"]) == 130
     error = capsys.readouterr().err
@@ -136,7 +133,7 @@ def test_the_card_has_the_figures_the_data_the_command_and_versions(tmp_path, ca
 
 def test_the_card_of_a_resumed_run_has_the_original_command(tmp_path):
     run = tmp_path / "run"
-    train(run, *TINY, "trainer.epochs=1")
+    train(run, *TINY_DIGITS, "trainer.epochs=1")
     assert main(["train", f"resume={run}", "trainer.epochs=2"]) == 0
     card = (run / "model" / "README.md").read_text()
     command = next(line for line in card.splitlines() if line.startswith("dxn train"))

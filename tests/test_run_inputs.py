@@ -25,6 +25,7 @@ TINY = [
     *("trainer.device=cpu", "trainer.precision=float32", "adapters.text.tokenizer.kind=word"),
     *("adapters.image.image_size=8", "adapters.image.patch_size=4"),
     *("adapters.audio.sample_rate=4000", "adapters.audio.spectrogram.n_mels=8"),
+    "data.exclude=[price]",
 ]
 
 

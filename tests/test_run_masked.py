@@ -36,7 +36,9 @@ SIZES = {
 MASKED = ["head=masked", "head.mask_ratio.text=0.5"]
 # A training that changes nothing.
 STILL = ["optimizer.lr=1e-30", "optimizer.weight_decay=0", "trainer.epochs=1"]
+# log_every=1: the log is written before the first checkpoint.
 PRETRAIN = ["pretrain=masked", "pretrain.epochs=2", "trainer.epochs=1", "data.target=label"]
+PRETRAIN += ["trainer.log_every=1"]
 
 
 pytestmark = pytest.mark.usefixtures("no_pictures")

@@ -83,10 +83,10 @@ def test_every_word_needs_one_tag(raws, message, is_bound):
     task = task_of() if is_bound else Tag()
     raws = {"photo": torch.zeros(1), **raws}
     if message is None:
-        task.check_row(raws, ["O", "O"], "t.csv:3")
+        task.complete(raws, ["O", "O"], "t.csv:3")
         return
     with pytest.raises(UserError, match=message):
-        task.check_row(raws, ["O", "O"], "t.csv:3")
+        task.complete(raws, ["O", "O"], "t.csv:3")
 
 
 def test_a_cell_that_is_no_list_is_refused():

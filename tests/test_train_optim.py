@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import nn
 
+from dxn.errors import UserError
 from dxn.models import (
     Backbone,
     BlockOptions,
@@ -20,7 +21,7 @@ from dxn.models import (
 from dxn.tasks import LinearHead, PreHead
 from dxn.train import precision
 from dxn.train.optim import EMBEDDING_PREFIXES, adamw, constant, cosine, sgd
-from dxn.train.precision import choose
+from dxn.train.precision import choose, measure
 
 D = 10
 CPU = torch.device("cpu")
@@ -39,7 +40,7 @@ class Adapter(nn.Module):
         self.pos_embed = nn.Parameter(torch.randn(11, D))
 
 
-def make(fusion=BottleneckFusion, **options):
+def make_model(fusion=BottleneckFusion, **options):
     return Model(
         {"text": Adapter()},
         inputs={"front": "text", "back": "text"},
@@ -51,7 +52,7 @@ def make(fusion=BottleneckFusion, **options):
 
 def split_by_decay(model, **options):
     names = {id(p): name for name, p in model.named_parameters()}
-    groups = adamw(model, **options).param_groups
+    groups = adamw(**options)(model).param_groups
     return [({names[id(p)] for p in group["params"]}, group) for group in groups]
 
 
@@ -63,7 +64,7 @@ def split_by_decay(model, **options):
     [{}, {"norm": NormOptions(kind="rms"), "block": BlockOptions(mlp="swiglu", bias=False)}],
 )
 def test_only_matrices_of_linear_convolutional_and_recurrent_layers_are_decayed(options):
-    (decayed, first), (rest, second) = split_by_decay(make(**options), weight_decay=0.07)
+    (decayed, first), (rest, second) = split_by_decay(make_model(**options), weight_decay=0.07)
     assert (first["weight_decay"], second["weight_decay"]) == (0.07, 0.0)
     matrices = ["attn.qkv", "attn.proj", "mlp.up", "mlp.down"]
     assert decayed == {
@@ -90,14 +91,14 @@ def test_only_matrices_of_linear_convolutional_and_recurrent_layers_are_decayed(
 
 @pytest.mark.parametrize("fusion", [BottleneckFusion, LateFusion])
 def test_every_weight_is_in_one_group(fusion):
-    model = make(fusion)
+    model = make_model(fusion)
     (decayed, _), (rest, _) = split_by_decay(model)
     assert not decayed & rest
     assert decayed | rest == {name for name, _ in model.named_parameters()}
 
 
 def test_frozen_weights_are_in_no_group():
-    model = make()
+    model = make_model()
     model.adapters.requires_grad_(False)
     names = set.union(*(group for group, _ in split_by_decay(model)))
     assert names == {
@@ -106,14 +107,14 @@ def test_frozen_weights_are_in_no_group():
 
 
 def test_the_options_apply_to_both_groups():
-    for _, group in split_by_decay(make(), lr=0.03, betas=[0.8, 0.9], eps=1e-5):
+    for _, group in split_by_decay(make_model(), lr=0.03, betas=[0.8, 0.9], eps=1e-5):
         assert (group["lr"], group["betas"], group["eps"]) == (0.03, (0.8, 0.9), 1e-5)
 
 
 def test_a_step_without_gradient_decays_a_matrix_and_keeps_a_bias():
     linear = nn.Linear(3, 5)
     before = {name: p.detach().clone() for name, p in linear.named_parameters()}
-    optimizer = adamw(linear, lr=0.1, weight_decay=0.5)
+    optimizer = adamw(lr=0.1, weight_decay=0.5)(linear)
     for p in linear.parameters():
         p.grad = torch.zeros_like(p)
     optimizer.step()
@@ -124,7 +125,7 @@ def test_a_step_without_gradient_decays_a_matrix_and_keeps_a_bias():
 def test_the_first_step_has_the_size_of_the_learning_rate_for_any_gradient():
     linear = nn.Linear(3, 5)
     before = linear.weight.detach().clone()
-    optimizer = adamw(linear, lr=0.01, weight_decay=0.0)
+    optimizer = adamw(lr=0.01, weight_decay=0.0)(linear)
     (linear.weight * torch.logspace(-2, 2, 15).view(5, 3)).sum().backward()
     optimizer.step()
     torch.testing.assert_close(
@@ -142,7 +143,7 @@ def test_layer_decay_lowers_the_rate_from_the_head_to_the_adapters():
     )
     rates = {
         id(p): group["lr"]
-        for group in adamw(model, lr=2.0, layer_decay=0.5).param_groups
+        for group in adamw(lr=2.0, layer_decay=0.5)(model).param_groups
         for p in group["params"]
     }
     expected = {
@@ -159,22 +160,39 @@ def test_layer_decay_lowers_the_rate_from_the_head_to_the_adapters():
 
 def test_every_prefix_of_an_embedding_names_a_parameter():
     """A renamed parameter would silently get the rate of the head."""
-    names = [name for name, _ in make().named_parameters()]
+    names = [name for name, _ in make_model().named_parameters()]
     names += [f"fusion.{n}" for n, _ in EarlyFusion(D, pool="cls").named_parameters()]
     for prefix in EMBEDDING_PREFIXES:
         assert any(name.startswith(prefix) for name in names), prefix
 
 
-@pytest.mark.parametrize("layer_decay", [0.0, -0.5, 1.1])
-def test_a_layer_decay_out_of_range_is_refused(layer_decay):
-    message = f"^layer_decay must be above 0 and at most 1, got {layer_decay}$"
-    with pytest.raises(ValueError, match=message):
-        adamw(nn.Linear(3, 5), layer_decay=layer_decay)
+@pytest.mark.parametrize(
+    ("make", "options", "message"),
+    [
+        (adamw, {"lr": -1.0}, "lr must be at least 0, got -1.0"),
+        (adamw, {"lr": math.nan}, "lr must be at least 0, got nan"),
+        (adamw, {"weight_decay": -0.5}, "weight_decay must be at least 0, got -0.5"),
+        (adamw, {"eps": -1e-8}, "eps must be at least 0, got -1e-08"),
+        (adamw, {"betas": [0.9, 1.0]}, "betas must be two numbers from 0 to below 1, got [0.9, 1."),
+        (adamw, {"betas": [0.9]}, "betas must be two numbers from 0 to below 1, got [0.9]"),
+        (adamw, {"layer_decay": 0.0}, "layer_decay must be above 0 and at most 1, got 0.0"),
+        (adamw, {"layer_decay": -0.5}, "layer_decay must be above 0 and at most 1, got -0.5"),
+        (sgd, {"layer_decay": 1.1}, "layer_decay must be above 0 and at most 1, got 1.1"),
+        (sgd, {"lr": -1.0}, "lr must be at least 0, got -1.0"),
+        (sgd, {"weight_decay": -0.5}, "weight_decay must be at least 0, got -0.5"),
+        (sgd, {"momentum": 1.5}, "momentum must be at least 0 and less than 1, got 1.5"),
+        (sgd, {"momentum": 0.0}, "nesterov needs a momentum above 0, got momentum=0"),
+    ],
+)
+def test_an_option_out_of_range_is_refused_without_a_model(make, options, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}"):
+        make(**options)
 
 
 def test_a_model_without_trainable_weights_is_refused():
-    with pytest.raises(ValueError, match=r"^no parameter is trainable: every weight is frozen$"):
-        adamw(nn.Linear(3, 5).requires_grad_(False))
+    message = "^optimizer: no parameter is trainable, because all weights are frozen; set "
+    with pytest.raises(UserError, match=message):
+        adamw()(nn.Linear(3, 5).requires_grad_(False))
 
 
 # SGD
@@ -183,8 +201,8 @@ def test_a_model_without_trainable_weights_is_refused():
 def test_sgd_has_the_groups_of_adamw():
     names = [
         [(sorted(id(p) for p in group["params"]), group["lr"]) for group in each.param_groups]
-        for model in [make()]
-        for each in (adamw(model, lr=2.0, layer_decay=0.5), sgd(model, lr=2.0, layer_decay=0.5))
+        for model in [make_model()]
+        for each in (make(lr=2.0, layer_decay=0.5)(model) for make in (adamw, sgd))
     ]
     assert names[0] == names[1]
 
@@ -193,7 +211,7 @@ def test_sgd_takes_the_steps_of_its_formula():
     linear = nn.Linear(3, 5)
     weight = linear.weight.detach().clone()
     momentum = torch.zeros_like(weight)
-    optimizer = sgd(linear, lr=0.1, weight_decay=0.5, momentum=0.8, nesterov=False)
+    optimizer = sgd(lr=0.1, weight_decay=0.5, momentum=0.8, nesterov=False)(linear)
     for _ in range(3):
         gradient = torch.randn_like(weight)
         linear.weight.grad = gradient.clone()
@@ -233,6 +251,12 @@ def test_a_warmup_out_of_range_is_refused(schedule, warmup):
     )
     with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         schedule(warmup=warmup)
+
+
+@pytest.mark.parametrize("final", [-0.1, 1.1, math.nan])
+def test_a_final_multiplier_out_of_range_is_refused(final):
+    with pytest.raises(ValueError, match=rf"^final must be in \[0, 1\], got {final}$"):
+        cosine(final=final)
 
 
 def test_a_constant_rate_stays_at_one():
@@ -288,13 +312,13 @@ def test_load_on_the_machine_does_not_change_the_measurement(monkeypatch):
         return exact if repeat == undisturbed else exact + 7 * repeat
 
     monkeypatch.setattr(precision, "_seconds", seconds)
-    assert precision.measure(CPU, repeats=5) == 3.0
+    assert measure(CPU, repeats=5) == 3.0
     assert kinds == [torch.float32, torch.bfloat16] * 6  # both kinds take turns
 
 
 def test_the_measurement_is_a_positive_number_and_keeps_the_number_of_threads():
     before = torch.get_num_threads()
     torch.set_num_threads(2)
-    assert 0 < precision.measure(CPU, repeats=1) < math.inf
+    assert 0 < measure(CPU, repeats=1) < math.inf
     assert torch.get_num_threads() == 2
     torch.set_num_threads(before)

@@ -274,7 +274,12 @@ def _summaries(
         cells = rows.cells[name]
         present = [i for i in range(len(column)) if is_present(column, i)]
         # Empty cells are counted separately: unlike a file that cannot be read, they are not bad.
-        num_empty = sum(cell is None for cell in cells)
+        # A cell such as "N/A" can be empty, too.
+        bad = {fault.row for fault in opened.bad if fault.input == name}
+        is_missing = [not is_present(column, i) for i in range(len(column))]
+        num_empty = sum(
+            missing and row not in bad for missing, row in zip(is_missing, opened.kept, strict=True)
+        )
         counts = f"{len(present):,}" + (f", {num_empty:,} empty" if num_empty else "")
         sources = [cells[opened.kept[i]] for i in present]
         summary = summarize(preprocessors[name], take_rows(column, present), sources)

@@ -8,22 +8,21 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dxn.data.inference import Preprocessors, infer_columns
 from dxn.data.read import Table, as_list
 from dxn.data.rows import RESERVED, TARGET, InputSpec, Rows
 from dxn.data.target_columns import target_cells, target_columns
 from dxn.errors import UserError
-from dxn.tasks.cells import are_dates, are_identifiers, are_numbers, kind_of
-from dxn.tokenize.adapter import Preprocessor, accepts, has_words, reads_files
+from dxn.tokenize.adapter import (
+    Preprocessor,
+    has_words,
+    is_path,
+    is_shareable,
+    reads_files,
+)
+from dxn.tokenize.missing import has_no_value
 
-# Minimum score of `accepts` at which a column becomes an input. Lower scores come from columns in
-# which only a few values look like the modality.
-MIN_SCORE = 0.1
-# A file name has no spaces, and its suffix starts with a letter. A decimal number such as 3.14
-# does not match.
-FILE_NAME = re.compile(r"\S+\.[A-Za-z][A-Za-z0-9]{1,4}")
 URL = re.compile(r"(?i)(?:https?|ftp|s3|gs)://")
-
-Preprocessors = Mapping[str, Preprocessor]
 
 
 @dataclass(frozen=True)
@@ -46,6 +45,7 @@ def choose_columns(
     named: Mapping[str, str | Sequence[str] | None],
     target: str | Sequence[str] | None,
     excluded: Sequence[str | None] = (),
+    exclude: Sequence[str] = (),
     notes: list[str],
 ) -> Columns:
     """Choose the input columns and the target columns of a table.
@@ -61,12 +61,14 @@ def choose_columns(
         target: Target columns that the user chose. None: a column with a common name, such as
             "label". An empty list: no target.
         excluded: Columns that are neither inputs nor unused, such as the split of each row.
+        exclude: Columns that the user does not want as inputs.
         notes: Sentences about inferred and unused columns are appended to this list.
 
     Raises:
         UserError: If a column or modality does not exist, or if there is no input column.
     """
     by_modality = _named_columns(table, named, preprocessors)
+    _check_excluded(table, exclude, by_modality)
     targets = target_columns(table, target, notes)
     for column in targets:
         if any(column in columns for columns in by_modality.values()):
@@ -75,9 +77,11 @@ def choose_columns(
                 "own target; choose another column"
             )
     # A target column as an input would leak the target. A split column does not exist in new data.
-    columns = [column for column in table.columns if column not in {*targets, *excluded}]
-    _infer_columns(table, columns, preprocessors, by_modality, notes)
-    inputs = name_inputs({m: by_modality.get(m, []) for m in preprocessors})
+    columns = [column for column in table.columns if column not in {*targets, *excluded, *exclude}]
+    infer_columns(table, columns, preprocessors, by_modality, targets, notes)
+    # A column of the table is known by its own name, also if it is the only one of its kind.
+    own_names = [m for m, preprocessor in preprocessors.items() if not is_shareable(preprocessor)]
+    inputs = name_inputs({m: by_modality.get(m, []) for m in preprocessors}, own_names)
     if not inputs:
         raise UserError(
             f"data: no adapter in use ({', '.join(preprocessors)}) accepts any of the columns "
@@ -87,7 +91,9 @@ def choose_columns(
     return Columns(inputs, targets)
 
 
-def name_inputs(by_modality: Mapping[str, Sequence[str]]) -> dict[str, InputSpec]:
+def name_inputs(
+    by_modality: Mapping[str, Sequence[str]], own_names: Sequence[str] = ()
+) -> dict[str, InputSpec]:
     """Choose the names of inputs.
 
     If a modality has one column, the input has the name of the modality. If it has several, each
@@ -96,14 +102,15 @@ def name_inputs(by_modality: Mapping[str, Sequence[str]]) -> dict[str, InputSpec
 
     Args:
         by_modality: Columns of each modality.
+        own_names: Modalities whose inputs have the names of their columns in any case.
     """
     inputs: dict[str, InputSpec] = {}
     # Assign the names of modalities first, because they do not depend on the data.
     for modality, columns in by_modality.items():
-        if len(columns) == 1:
+        if len(columns) == 1 and modality not in own_names:
             inputs[modality] = InputSpec(columns[0], modality)
     for modality, columns in by_modality.items():
-        for column in columns if len(columns) > 1 else ():
+        for column in columns if len(columns) > 1 or modality in own_names else ():
             is_used = column in inputs or column in RESERVED
             name = f"{modality}_{column}" if is_used else column
             inputs[name] = InputSpec(column, modality)
@@ -160,91 +167,17 @@ def _named_columns(
     return by_modality
 
 
-def _infer_columns(
-    table: Table,
-    columns: Sequence[str],
-    preprocessors: Preprocessors,
-    by_modality: dict[str, list[str]],
-    notes: list[str],
+def _check_excluded(
+    table: Table, exclude: Sequence[str], by_modality: Mapping[str, Sequence[str]]
 ) -> None:
-    """Assign the remaining columns to modalities, and append notes about unused columns.
-
-    Args:
-        table: All rows of all splits.
-        columns: Candidate columns.
-        preprocessors: Preprocessors in use, by modality.
-        by_modality: Columns that the user chose. Inferred columns are added in place.
-        notes: Sentences about unused columns are appended to this list.
-    """
-    named = {modality: set(names) for modality, names in by_modality.items()}
-    unused: dict[str, str] = {}  # reasons by column
-    identifiers: dict[str, str] = {}  # modalities by column
-    for column in columns:
-        if any(column in names for names in named.values()):
-            continue
-        values = [value for value in table.columns[column] if value is not None]
-        modality = infer_modality(values, _readers(values, preprocessors))
-        if modality is None:
-            unused[column] = _reason(values)
-        elif modality in named:  # the user chose other columns for this modality
-            unused[column] = f"not in data.{modality}"
-        elif are_identifiers(values) and has_words(preprocessors[modality]):
-            identifiers[column] = modality
-        else:
-            by_modality.setdefault(modality, []).append(column)
-    for column, modality in identifiers.items():
-        # A code such as SKU-1234 says nothing about other rows, but it can be the only input.
-        if any(by_modality.values()):
-            unused[column] = kind_of(table.columns[column])
-        else:
-            by_modality[modality] = [column]
-    if unused:
-        reasons = ", ".join(
-            f"{column} ({unused[column]})" for column in columns if column in unused
-        )
-        notes.append(f"not used: {reasons}")
-
-
-def _readers(values: Sequence[Any], preprocessors: Preprocessors) -> Preprocessors:
-    """Return the preprocessors that can be meant for values, which are not None."""
-    # Numbers such as "$1,200.50" and dates are strings as well, but they are no texts.
-    if are_numbers(values) or are_dates(values):
-        return {name: p for name, p in preprocessors.items() if not has_words(p)}
-    return preprocessors
-
-
-def _reason(values: Sequence[Any]) -> str:
-    """Return why a column is not an input."""
-    if _are_file_names(values):
-        return "file names, which no adapter in use reads"
-    kind = kind_of(values)
-    return "texts, which no adapter in use reads" if kind == "texts" else kind
-
-
-def infer_modality(values: Sequence[Any], preprocessors: Preprocessors) -> str | None:
-    """Return the modality whose preprocessor accepts the values with the highest score.
-
-    None means that no preprocessor accepts them.
-    """
-    present = [value for value in values if value is not None]
-    if not present:  # a blank column has no modality
-        return None
-    are_files = _are_file_names(present)
-    scores = {
-        modality: accepts(preprocessor, present)
-        for modality, preprocessor in preprocessors.items()
-        # A column of file names is only for preprocessors that read files. Otherwise the paths of
-        # audio files would become texts if no audio adapter is in use.
-        if reads_files(preprocessor) or not are_files
-    }
-    best = max(scores, key=lambda modality: scores[modality], default=None)
-    return best if best is not None and scores[best] > MIN_SCORE else None
-
-
-def _are_file_names(values: Sequence[Any]) -> bool:
-    """Return whether more than half of the values are file names."""
-    matches = sum(isinstance(v, str) and FILE_NAME.fullmatch(v) is not None for v in values)
-    return matches > len(values) / 2
+    for column in exclude:
+        table.column(column, "data.exclude")
+        for modality, names in by_modality.items():
+            if column in names:
+                raise UserError(
+                    f"data.exclude: column {column!r} is also in data.{modality}; remove it from "
+                    "one of them"
+                )
 
 
 def _input_cells(table: Table, column: str, preprocessor: Preprocessor) -> list[Any]:
@@ -252,9 +185,10 @@ def _input_cells(table: Table, column: str, preprocessor: Preprocessor) -> list[
     if reads_files(preprocessor):
         _check_urls(table, column)
     for value, file in zip(table.columns[column], table.files, strict=True):
-        # A relative path is relative to the folder of its table. Bytes and arrays need no path.
-        if reads_files(preprocessor) and isinstance(value, str) and not URL.match(value):
-            value = str(file.parent / value)
+        if is_path(preprocessor, value) and not URL.match(value):
+            # A relative path is relative to the folder of its table. Bytes and arrays need no path,
+            # and "N/A" is none.
+            value = None if has_no_value(value) else str(file.parent / value)
         elif has_words(preprocessor):
             value = _as_text(value)
         cells.append(value)

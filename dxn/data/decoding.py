@@ -7,6 +7,7 @@ import gzip
 import zlib
 from pathlib import Path
 
+from dxn.data.sources import require_path
 from dxn.errors import UserError
 
 GZIP = b"\x1f\x8b"
@@ -21,18 +22,24 @@ MARKS = {
 }
 
 
-def read_text(path: Path, encoding: str | None, key: str) -> str:
-    """Return the text of a file.
+def read_text(path: Path, encoding: str | None = None, *, key: str = "") -> str:
+    r"""Return the text of a file, with lines that end in \n.
 
     Args:
         path: The file, which may be compressed with gzip.
         encoding: Encoding of the text. None: that of the byte order mark, otherwise UTF-8.
-        key: Option that sets the encoding, for error messages.
+        key: Option that sets the encoding, for error messages. Empty if there is none.
 
     Raises:
-        UserError: If the file is damaged or has another encoding.
+        UserError: If the file is not found, cannot be read, is damaged or has another encoding.
     """
-    data = path.read_bytes()
+    require_path(path)
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UserError(
+            f"{path}: cannot be read ({error.strerror}); check its permissions"
+        ) from error
     if data.startswith(GZIP):
         try:
             data = gzip.decompress(data)
@@ -42,14 +49,15 @@ def read_text(path: Path, encoding: str | None, key: str) -> str:
             ) from error
     chosen = encoding or next((MARKS[mark] for mark in MARKS if data.startswith(mark)), "utf-8")
     try:
-        # An encoding that the user sets can leave the byte order mark.
-        return data.decode(chosen).removeprefix("\ufeff")
+        text = data.decode(chosen)
     except LookupError as error:
         raise UserError(
             f"{key}: unknown encoding {encoding!r}; use a name such as utf-8, utf-16 or cp1252"
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(_message(path, data, error, encoding, key)) from error
+    # An encoding that the user sets can leave the byte order mark.
+    return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _message(
@@ -57,6 +65,8 @@ def _message(
 ) -> str:
     row = data.count(b"\n", 0, error.start) + 1
     where = f"{path} row {row}: byte 0x{data[error.start]:02x} is not valid {error.encoding}"
+    if not key:
+        return f"{where}; save the file as UTF-8"
     if encoding is not None:
         return f"{where}; set {key} to the encoding of the file, got {encoding}"
     # Text in UTF-16 has a zero byte in each ASCII character.

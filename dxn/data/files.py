@@ -6,10 +6,9 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
-from dxn.data.columns import Preprocessors
 from dxn.data.decoding import read_text
+from dxn.data.inference import Preprocessors
 from dxn.data.rows import InputSpec, Rows, Source
-from dxn.data.sources import require_path
 from dxn.data.splits import SPLITS, check_fractions
 from dxn.errors import UserError
 from dxn.tokenize.adapter import has_words
@@ -41,7 +40,8 @@ def text_files(
     cells: dict[str, list[str]] = {name: [] for name in SPLITS}
     origin: dict[str, list[str]] = {name: [] for name in SPLITS}
     for file in _files([path] if isinstance(path, str) else path):
-        for name, part in zip(SPLITS, _cut(_read(file, encoding), fractions), strict=False):
+        text = read_text(file, encoding, key="data.encoding")
+        for name, part in zip(SPLITS, _cut(text, fractions), strict=False):
             # The part of a short file may be empty.
             if part.strip():
                 cells[name].append(part)
@@ -76,13 +76,6 @@ def _files(paths: Sequence[str]) -> list[Path]:
             raise UserError(f"{path}: the folder contains no .txt file; add one, or set data.path")
         files += selected
     return files
-
-
-def _read(file: Path, encoding: str | None) -> str:
-    require_path(file)
-    text = read_text(file, encoding, "data.encoding")
-    # Lines end in the same way on every system.
-    return text.replace("\r\n", "\n").replace("\r", "\n")
 
 
 def _cut(text: str, fractions: Sequence[float]) -> list[str]:

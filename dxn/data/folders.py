@@ -13,12 +13,12 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dxn.data.columns import Preprocessors, infer_modality
+from dxn.data.inference import Preprocessors, infer_modality
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
 from dxn.data.sources import ARCHIVES, require_path
 from dxn.data.splits import SPLIT_NAMES, SPLITS, UNDIVIDED, complete_splits
 from dxn.errors import UserError
-from dxn.tokenize.adapter import reads_files
+from dxn.tokenize.adapter import Preprocessor, accepts, reads_files
 
 # The exceptions that tarfile, zipfile and their decompressors raise for a damaged file.
 DAMAGED = (
@@ -55,6 +55,7 @@ def folder(
     path: str,
     *,
     preprocessors: Preprocessors,
+    read_as: Sequence[str] | None = None,
     fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
     on_bad: OnBad = "error",
     seed: int = 0,
@@ -67,34 +68,44 @@ def folder(
     Args:
         path: The folder, or a .tar, .tar.gz or .zip archive, which is read into memory.
         preprocessors: Preprocessors in use, by modality. The caller sets this argument.
+        read_as: Modalities as which each file is read. [video, audio] reads the pictures and the
+            sound track of each video. Default: the modality that fits best.
         fractions: Fractions of training, validation and test files, if there are no folders for the
             splits. Null: the files are not divided.
         on_bad: What to do with a bad file: error (stop), skip or missing (both leave the row out).
         seed: Random seed of the split.
 
     Raises:
-        UserError: If the folder has another layout, or contains files of several modalities.
+        UserError: If the folder has another layout, or contains files of several modalities and
+            `read_as` does not choose them.
     """
     root = Path(path)
     members = [member for member in _members(root) if not _is_hidden(member)]
     # The file system returns files in any order, and a random split depends on their order.
     members.sort(key=lambda member: member.parts)
-    modality, members, notes = _files_of_one_modality(members, preprocessors, root)
+    # A preprocessor that does not read files would treat the file names as its values.
+    readers = {name: p for name, p in preprocessors.items() if reads_files(p)}
+    if read_as is not None:
+        readers = _chosen(read_as, readers)
+    members, modalities, notes = _readable_files(members, readers, root)
+    names = [_only(modalities, root)] if read_as is None else list(readers)
     rows: dict[str, Rows] = {}
     for name, files in _by_split(_without_common_folder(members), root).items():
         labels = [label for _, label in files]
-        cells = {modality: [member.source for member, _ in files], TARGET: labels}
+        cells: dict[str, list[str | bytes | None] | list[str]] = {TARGET: labels}
+        for modality in names:
+            cells[modality] = [_cell(member, readers[modality]) for member, _ in files]
         rows[name] = Rows(cells, [member.name for member, _ in files])
-    splits = complete_splits(rows, fractions, seed=seed, notes=notes, files=[modality])
+    splits = complete_splits(rows, fractions, seed=seed, notes=notes, files=names)
     return Source(
         splits,
-        inputs={modality: InputSpec("files", modality)},
+        inputs={modality: InputSpec("files", modality) for modality in names},
         target="folder name",
         task="classify",
         notes=notes,
         on_bad=on_bad,
         name=_name_of(root),
-        files=[modality],
+        files=names,
     )
 
 
@@ -105,34 +116,57 @@ def _name_of(root: Path) -> str:
     return root.name if root.is_dir() else root.name[: len(root.name) - len(archive)]
 
 
-def _files_of_one_modality(
-    members: Sequence[Member], preprocessors: Preprocessors, root: Path
-) -> tuple[str, list[Member], list[str]]:
-    """Return the modality of the files, the files of that modality, and notes about the others."""
-    # A preprocessor that does not read files would treat the file names as its values.
-    readers = {m: p for m, p in preprocessors.items() if reads_files(p)}
-    # Infer the modality from the name, not from the content: a damaged file is a bad file of its
-    # modality.
-    modalities = [infer_modality([member.parts[-1]], readers) for member in members]
-    counts = Counter(modality for modality in modalities if modality is not None)
-    if not counts:
+def _chosen(read_as: Sequence[str], readers: Preprocessors) -> Preprocessors:
+    """Return the preprocessors of the modalities that the user chose."""
+    unknown = [name for name in read_as if name not in readers]
+    if unknown or not read_as:
+        raise UserError(
+            f"data.read_as: must be adapters in use that read files, got [{', '.join(read_as)}]; "
+            f"choose from {', '.join(readers) or 'other adapters'}"
+        )
+    return {name: readers[name] for name in readers if name in read_as}
+
+
+def _readable_files(
+    members: Sequence[Member], readers: Preprocessors, root: Path
+) -> tuple[list[Member], list[str], list[str]]:
+    """Return the files that a preprocessor reads, their modalities, and notes about the others."""
+    files: list[Member] = []
+    modalities: list[str] = []
+    for member in members:
+        # Infer the modality from the name, not from the content: a damaged file is a bad file of
+        # its modality.
+        modality = infer_modality([member.parts[-1]], readers)
+        if modality is not None:
+            files.append(member)
+            modalities.append(modality)
+    if not files:
         names = ", ".join(readers) or "none"
         raise UserError(
             f"{root}: none of its {len(members)} files can be read by an adapter in use (adapters "
             f"that read files: {names}); set adapters, or check the path"
         )
+    num_others = len(members) - len(files)
+    return files, modalities, [f"not used: {num_others} files of other types"] if num_others else []
+
+
+def _only(modalities: Sequence[str], root: Path) -> str:
+    """Return the modality of all files."""
+    counts = Counter(modalities)
     # Class folders do not specify which files of two modalities belong to the same sample.
     if len(counts) > 1:
         got = ", ".join(f"{count} {modality} files" for modality, count in counts.items())
         raise UserError(
             f"{root}: all files must have the same modality, got {got}; for several inputs, write "
-            "a table with the paths and use data=table"
+            "a table with the paths and use data=table; data.read_as="
+            f"[{counts.most_common(1)[0][0]}] uses one kind of files"
         )
-    modality = next(iter(counts))
-    files = [m for m, inferred in zip(members, modalities, strict=True) if inferred == modality]
-    num_others = len(members) - len(files)
-    notes = [f"not used: {num_others} files of other types"] if num_others else []
-    return modality, files, notes
+    return next(iter(counts))
+
+
+def _cell(member: Member, prepare: Preprocessor) -> str | bytes | None:
+    """Return what a preprocessor reads from a file; None if it cannot read this kind of file."""
+    return member.source if accepts(prepare, [member.parts[-1]]) else None
 
 
 def _by_split(members: Sequence[Member], root: Path) -> dict[str, list[tuple[Member, str]]]:

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dxn.data.columns import Preprocessors
+from dxn.data.inference import Preprocessors
 from dxn.data.read import Table, blank_to_none
 from dxn.data.rows import OnBad, Source
 from dxn.data.splits import SPLIT_NAMES, UNDIVIDED
@@ -26,6 +26,7 @@ def hub(
     fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
     group: str | None = None,
     target: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
     on_bad: OnBad = "error",
     seed: int = 0,
     **columns: str | Sequence[str] | None,
@@ -45,6 +46,7 @@ def hub(
         group: Column such as the speaker or the patient. Rows with the same value are in the same
             split.
         target: Column to predict. Default: a column called label, target, class or category.
+        exclude: Column or list of columns that are not inputs. Default: inferred inputs are used.
         on_bad: What to do with a bad row: error (stop), skip (leave the row out) or missing (use
             its other inputs).
         seed: Random seed of the split.
@@ -68,6 +70,7 @@ def hub(
         preprocessors,
         columns=columns,
         target=target,
+        exclude=exclude,
         fractions=fractions,
         group=group,
         on_bad=on_bad,

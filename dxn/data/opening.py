@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from dxn.data.raws import CacheBudget, is_present, read_column, take_rows
 from dxn.data.rows import TARGET, OnBad, Rows
 from dxn.errors import UserError
 from dxn.tasks.task import Task
-from dxn.tokenize.adapter import Preprocessor, reads_files
+from dxn.tokenize.adapter import Preprocessor, is_path
 
 # Characters. A longer cell is not a path, so error messages do not contain it.
 MAX_PATH = 500
@@ -186,7 +187,7 @@ def _read_column(
     column, reasons = read_column(name, cells, preprocessor, budget)
     faults: list[Fault] = []
     for i, reason in reasons.items():
-        path = _path_of(cells[i]) if reads_files(preprocessor) else ""
+        path = _path_of(cells[i]) if is_path(preprocessor, cells[i]) else ""
         faults.append(Fault(i, rows.origin[i], reason, name, path))
     return column, faults
 
@@ -195,7 +196,8 @@ def _printable(cell: Any) -> Any:
     """Return a cell as it can be printed in a table, or None."""
     if isinstance(cell, Path):
         return str(cell)
-    return cell if isinstance(cell, str | int | float | list) else None
+    is_date = isinstance(cell, datetime.date | datetime.time)
+    return cell if is_date or isinstance(cell, str | int | float | list) else None
 
 
 def _path_of(cell: Any) -> str:
@@ -225,7 +227,7 @@ def _parse_targets(
     for i, (cell, origin) in enumerate(zip(rows.cells[TARGET], rows.origin, strict=True)):
         target, reason = None, "no target"
         if cell is not None:
-            target, reason = _parse_target(cell, _RawRow(raws, i), task, origin)
+            target, reason = _parse_target(cell, RawRow(raws, i), task, origin)
         # If no target is needed, an invalid target is treated as missing.
         if target is None and need_target:
             faults.append(Fault(i, origin, reason))
@@ -242,7 +244,7 @@ def _parse_target(
     try:
         target = task.parse(cell, origin)
         # Some targets depend on the inputs: there must be one tag per word.
-        task.check_row(raws, target, origin)
+        target = task.complete(raws, target, origin)
     except UserError as error:
         # The message starts with the origin, which a Fault stores separately.
         return None, str(error).removeprefix(f"{origin}: ")
@@ -277,7 +279,7 @@ def _has_input(raws: Mapping[str, Sequence[Any]], row: int) -> bool:
     return any(is_present(column, row) for column in raws.values())
 
 
-class _RawRow(Mapping[str, Any]):
+class RawRow(Mapping[str, Any]):
     """The raw values of one row by input name. A file is only read if its value is used."""
 
     def __init__(self, raws: Mapping[str, Sequence[Any]], row: int):

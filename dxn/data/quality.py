@@ -15,10 +15,10 @@ from dxn.data.splits import SPLITS
 from dxn.display import count
 from dxn.errors import UserError
 from dxn.tasks.task import Task, Writes
+from dxn.tokenize.missing import has_no_value
 
 MIN_ROWS = 30  # below this number, one row changes a metric by more than three percentage points
 MIN_PER_CLASS = 5
-NO_VALUE = ("na", "n/a", "nan", "null", "?", "-", "#n/a")
 MAX_TEXT = 40  # characters of a value in a sentence
 
 # Key of each row, by split and input.
@@ -234,7 +234,7 @@ def _similar_names(counts: Counter[str]) -> Iterator[Problem]:
 def _missing_names(counts: Counter[str]) -> Iterator[Problem]:
     for name, number in counts.items():
         # "None" and "unknown" are often classes on purpose.
-        if name.strip().lower() in NO_VALUE:
+        if has_no_value(name):
             yield Problem(
                 f"the class {name!r} ({number:,} × in train) looks like a missing value; "
                 "leave these cells empty if it is one"

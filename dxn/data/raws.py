@@ -281,7 +281,9 @@ def _read_sources(
         # Results are handled one by one, so that values that do not fit are freed immediately.
         results = track(pool.map(read, sources.values()), len(sources), "reading files")
         for (key, source), (raw, version) in zip(sources.items(), results, strict=True):
-            fits = isinstance(raw, BadMedia) or not is_limited or budget.take(size_of(raw))
+            # None: there is nothing to read, such as a video without a sound track.
+            is_raw = raw is not None and not isinstance(raw, BadMedia)
+            fits = not is_raw or not is_limited or budget.take(size_of(raw))
             values[key] = raw
             if not fits:
                 values[key] = Unloaded(source, version, num_tokens(prepare, raw), digest(raw))

@@ -1,4 +1,4 @@
-"""Read tables from files: CSV, TSV, JSON, JSONL, Excel and Parquet."""
+"""Read tables from files: CSV, TSV, JSON, JSONL, Excel, Parquet and .ts."""
 
 from __future__ import annotations
 
@@ -8,11 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dxn.data.binary_formats import read_excel, read_parquet
 from dxn.data.csv_format import read_csv
 from dxn.data.decoding import read_text
 from dxn.data.json_format import read_json, read_jsonl
 from dxn.data.sources import TABLES, require_path, table_format
+from dxn.data.ts_format import read_ts
 from dxn.errors import UserError
 
 
@@ -116,11 +119,13 @@ def read_table(path: Path, options: ReadOptions = ReadOptions()) -> Table:
     elif form == ".xlsx":
         columns, lines = read_excel(path, options.sheet, f"{options.prefix}sheet", notes)
     else:
-        text = read_text(path, options.encoding, f"{options.prefix}encoding")
+        text = read_text(path, options.encoding, key=f"{options.prefix}encoding")
         if form == ".jsonl":
             columns, lines = read_jsonl(path, text)
         elif form == ".json":
             columns, lines = read_json(path, text)
+        elif form == ".ts":
+            columns, lines = read_ts(path, text)
         else:
             default = "\t" if form == ".tsv" else ","
             key = f"{options.prefix}sep"
@@ -162,9 +167,10 @@ def as_list(value: Any) -> list:
 
 def blank_to_none(value: Any) -> Any:
     """Convert blank strings and NaN to None. pandas writes NaN for a missing value."""
-    # NaN is the only value that is not equal to itself.
-    is_blank = not value.strip() if isinstance(value, str) else value != value
-    return None if is_blank else value
+    if isinstance(value, str):
+        return value if value.strip() else None
+    # NaN is the only value that is not equal to itself. Arrays are compared element by element.
+    return None if not isinstance(value, np.ndarray) and value != value else value
 
 
 def _raise_different_columns(first: Table, other: Table, column: str) -> None:

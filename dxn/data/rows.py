@@ -6,12 +6,24 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+VALUES = "values"  # column with the series that a layout or a file format of series adds
 TARGET = "target"  # key of the targets in Rows.cells and in batches
 # Batches contain these keys next to one key per input, so an input cannot have such a name.
 RESERVED = (TARGET, "index", "size")
 
 # What to do with a bad row: raise an error, leave the row out, or use the inputs that can be read.
 OnBad = Literal["error", "skip", "missing"]
+
+
+@dataclass(frozen=True)
+class PerItem:
+    """Values that identify the items of one prediction, such as the times of a forecast.
+
+    Args:
+        values: One value per row that the task writes for the prediction.
+    """
+
+    values: Sequence[Any]
 
 
 @dataclass(frozen=True)
@@ -23,7 +35,8 @@ class Rows:
             values of an input are what its preprocessor reads, such as texts, paths or bytes.
             Targets are raw cells, which the task parses when the rows are opened.
         origin: Origin of each row for messages, such as "train.csv row 17".
-        ids: Values that identify rows and are copied to the results, by column name.
+        ids: Values that identify rows and are copied to the results, by column name. A `PerItem`
+            has one value for each item of a prediction.
         groups: Group of each row, such as a speaker. Drawn splits keep the rows of a group
             together. None: there are no groups.
     """
@@ -75,6 +88,8 @@ class Source:
         task: Name of the task for which the data set was designed. None: infer it from the targets.
         notes: Sentences to print about inferred columns, random splits and unused data.
         on_bad: What to do with a bad row.
+        layout: How tables were rearranged, which new tables need too, as plain data, see
+            `dxn.data.layouts`. None: not at all.
     """
 
     splits: Mapping[str, Rows]
@@ -86,6 +101,7 @@ class Source:
     name: str | None = None
     files: Sequence[str] = ()
     candidates: Sequence[str] = ()
+    layout: Mapping[str, Any] | None = None
 
     def column(self, name: str) -> list[Any]:
         """Return the cells of an input (or "target") in all splits, None where it is missing."""

@@ -11,7 +11,7 @@ import torch
 from torch.utils.data import Dataset
 
 from dxn.data.opening import Opened
-from dxn.data.raws import CACHE_GB, RawColumn, is_present, num_tokens_of
+from dxn.data.raws import CACHE_GB, RawColumn, digest_of, is_present, num_tokens_of
 from dxn.data.rows import TARGET
 from dxn.tasks.task import Task
 from dxn.tokenize.adapter import Preprocessor
@@ -178,7 +178,15 @@ class Samples(Dataset):
             when = epoch if self.augment else "always"
             rand = random.Random(f"{self.seed}/{when}/{row}/hidden")
         value = None if self.targets is None else self.targets[row]
+        if task.compares_rows:
+            value = self._hashes(row)
         return task.encode_sample(sample, value, rand)
+
+    def _hashes(self, row: int) -> dict[str, bytes]:
+        """Return a hash of each raw input of a row."""
+        # Of the raw values, because augmentation makes equal inputs different. Hashing a photo in
+        # each epoch takes much less time than preparing it.
+        return {name: digest_of(self.opened.raws[name], row) for name in self._present(row)}
 
 
 def drop_inputs(present: Sequence[str], probability: float, rand: random.Random) -> list[str]:

@@ -10,7 +10,7 @@ from dxn.errors import UserError
 from dxn.hints import similar
 
 # Formats of tables. A text format can also be compressed, as in reviews.csv.gz.
-TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".json")
+TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".json", ".ts")
 TABLES = (*TEXT_TABLES, ".xlsx", ".parquet")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 TEXT = ".txt"

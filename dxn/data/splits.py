@@ -11,7 +11,8 @@ from dxn.data.duplicates import units_of
 from dxn.data.read import Table, as_list, concatenate
 from dxn.data.rows import TARGET, Rows
 from dxn.errors import UserError
-from dxn.tasks.cells import are_amounts, are_lists, are_numbers
+from dxn.tasks.cells import are_amounts, are_lists
+from dxn.tokenize.number_format import are_numbers
 
 SPLITS: tuple[str, ...] = ("train", "validation", "test")
 # Common names of splits in file names, folder names and columns, and dxn's name for each.

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dxn.data.columns import Preprocessors, choose_columns, to_rows
+from dxn.data.columns import choose_columns, to_rows
 from dxn.data.identity import identifying_columns
+from dxn.data.inference import Preprocessors
+from dxn.data.layouts import Layout, Long, WideColumns, chosen_layout, rearrange
 from dxn.data.mapping import map_columns
 from dxn.data.read import ReadOptions, Table, as_list, concatenate, read_table
 from dxn.data.rows import InputSpec, OnBad, Rows, Source
@@ -41,10 +43,13 @@ def table(
     fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
     group: str | None = None,
     target: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
     holdout: Mapping[str, Any] | None = None,
     sep: str | None = None,
     encoding: str | None = None,
     sheet: str | None = None,
+    wide: WideColumns | None = None,
+    long: Long = Long(),
     on_bad: OnBad = "error",
     seed: int = 0,
     **columns: str | Sequence[str] | None,
@@ -69,11 +74,15 @@ def table(
             split.
         target: Column to predict. Several columns become labels such as "colour=red". Default: a
             column called label, target, class or category.
+        exclude: Column or list of columns that are not inputs. Default: inferred inputs are used.
         holdout: Column and value (or list of values) that select the test rows.
         sep: Separator of CSV cells. Default: detected from the header.
         encoding: Encoding of text files, such as cp1252. Default: UTF-8, or UTF-16 if the file
             starts with a byte order mark.
         sheet: Name of the sheet of an Excel file. Default: the first sheet.
+        wide: Columns that are the time steps of one series per row: a pattern such as t_*, a list,
+            or a mapping from channels to their columns.
+        long: Columns of a table whose rows are time steps. The rows of a series become one row.
         on_bad: What to do with a bad row: error (stop), skip (leave the row out) or missing (use
             its other inputs).
         seed: Random seed of the split.
@@ -95,12 +104,14 @@ def table(
         preprocessors,
         columns=columns,
         target=target,
+        exclude=exclude,
         split=split,
         holdout=holdout,
         fractions=fractions,
         group=group,
         on_bad=on_bad,
         seed=seed,
+        layout=chosen_layout(wide, long),
     )
 
 
@@ -110,12 +121,14 @@ def from_tables(
     *,
     columns: Mapping[str, str | Sequence[str] | None],
     target: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
     split: str | None = None,
     holdout: Mapping[str, Any] | None = None,
     fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
     group: str | None = None,
     on_bad: OnBad = "error",
     seed: int = 0,
+    layout: Layout | None = None,
 ) -> Source:
     """Create a data set from tables by split, or from one table with the key "all".
 
@@ -123,25 +136,33 @@ def from_tables(
         tables: Tables by split, or one table with the key "all".
         preprocessors: Preprocessors in use, by modality.
         columns: Columns of each modality, see `table`. The other arguments are those of `table`.
+        layout: How the tables are rearranged first. None: not at all.
     """
     whole = concatenate(list(tables.values()))
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
     notes = list(whole.notes)
+    if layout is not None:
+        named = [target, exclude, split, group, list(holdout or ()), *columns.values()]
+        required = {str(name) for option in named for name in as_list(option)}
+        tables = rearrange(tables, layout, required=required, notes=notes)
+        whole = concatenate(list(tables.values()))
     parts = divide_table(tables, split=split, holdout=holdout, fractions=fractions, notes=notes)
     # Infer the columns from all splits together, so that they are the same in every split.
     split = split or usual_split_column(whole)
+    layout_ids = () if layout is None else layout.ids
     chosen = choose_columns(
         whole,
         preprocessors,
         named=columns,
         target=target,
-        excluded=(split, group),
+        excluded=(split, group, *layout_ids),
+        exclude=[str(column) for column in as_list(exclude)],
         notes=notes,
     )
     used = [*(spec.column for spec in chosen.inputs.values()), *chosen.target, split]
     # From all splits, because the values of a small split can be distinct by chance.
-    ids = list(identifying_columns(whole, used, ()))
+    ids = list(identifying_columns(whole, used, layout_ids))
     by_split: dict[str, Rows] = {}
     for name, part in parts.items():
         groups = None if group is None else part.column(group, "data.group")
@@ -164,6 +185,7 @@ def from_tables(
         on_bad=on_bad,
         files=files,
         candidates=() if chosen.target else candidate_targets(whole, chosen.inputs),
+        layout=None if layout is None else layout.node(),
     )
 
 
@@ -177,6 +199,9 @@ def rows_of_table(
     keep: Sequence[str] = (),
     sep: str | None = None,
     encoding: str | None = None,
+    layout: Layout | None = None,
+    with_target: bool = True,
+    optional: Collection[str] = (),
     notes: list[str] | None = None,
 ) -> Rows:
     """Read all rows of a table, with the inputs of the data set that a model was trained on.
@@ -192,6 +217,9 @@ def rows_of_table(
         keep: Further columns to copy to `Rows.ids`.
         sep: Separator of CSV cells. Default: detected from the header.
         encoding: Encoding of text files. Default: UTF-8, or UTF-16 with a byte order mark.
+        layout: Layout of the training data set, see `Source.layout`.
+        with_target: Whether the rows are used with their targets. False: they are predicted.
+        optional: Names of the inputs whose column the table may lack.
         notes: Sentences about how the table was read, and about columns that are not used, are
             appended to this list.
 
@@ -205,7 +233,19 @@ def rows_of_table(
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
     targets = target.split(JOINED) if target is not None else []
-    mapped = map_columns(whole, inputs, targets, columns or {})
+    if layout is not None:
+        trained = [*(spec.column for spec in inputs.values()), *targets]
+        required = {str((columns or {}).get(name, name)) for name in trained}
+        whole = layout.apply(whole, key="", required=required, with_target=with_target, notes=notes)
+        keep = [*dict.fromkeys([*layout.ids, *keep])]
+    renamed = columns or {}
+    inputs = {
+        name: spec
+        for name, spec in inputs.items()
+        if name not in optional
+        or renamed.get(name, renamed.get(spec.column, spec.column)) in whole.columns
+    }
+    mapped = map_columns(whole, inputs, targets, renamed)
     rows = to_rows(whole, mapped, preprocessors, targets)
     used = [*(spec.column for spec in mapped.inputs.values()), *mapped.target]
     ids = identifying_columns(whole, used, keep)
@@ -247,13 +287,17 @@ def _tables_by_split(folder: Path, key: str) -> dict[str, list[Path]]:
     """Return the tables called train, validation and test in a folder, or its only table."""
     tables = tables_in(folder)
     by_split: dict[str, list[Path]] = {}
+    prefixes: set[str] = set()
     for file in tables:
         # Without the suffix of the format, which can be .csv.gz.
         stem = file.name.lower().removesuffix(".gz").removesuffix(table_format(file) or "")
-        name = SPLIT_NAMES.get(stem)
+        # Data sets of archives are called NAME_TRAIN.ts and NAME_TEST.ts.
+        prefix, _, last = stem.rpartition("_")
+        name = SPLIT_NAMES.get(last)
         if name is not None:
             by_split.setdefault(name, []).append(file)
-    if "train" in by_split:
+            prefixes.add(prefix)
+    if "train" in by_split and len(prefixes) == 1:
         return {name: by_split[name] for name in SPLITS if name in by_split}
     if len(tables) == 1:
         return {UNDIVIDED: tables}

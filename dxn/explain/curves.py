@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,9 @@ from dxn.explain.numbers import number
 Row = Mapping[str, Any]
 
 PREFIX = "validation/"
+TRAIN_LOSS = "train/loss"  # mean of the last few batches
+EPOCH_LOSS = "train/epoch_loss"  # mean of an epoch
+LABELS = {PREFIX + "loss": "validation loss", TRAIN_LOSS: "train loss", EPOCH_LOSS: "train loss"}
 # Families of metrics by name, because a scale of their own makes them readable: BLEU is between 0
 # and 100 and hides an accuracy, and errors have the unit of the target. The rest is 0 to 1.
 FAMILIES = {
@@ -63,18 +67,30 @@ def draw_curves(
 
 
 def best_epoch(rows: Sequence[Row], task: Any) -> tuple[int, str] | None:
-    """Return the epoch with the best value of the metric that the task monitors, and its name."""
+    """Return the epoch with the best value of the metric that the task monitors, and its name.
+
+    With equal values, the epoch with a new lowest loss is better, as in `dxn.train.state.State`.
+    """
     best: tuple[float, int] | None = None
+    lowest = math.inf
     for row in rows:
         value = row.get(PREFIX + task.monitored)
-        if value is not None and "epoch" in row and task.is_better(value, best and best[0]):
+        if value is None or "epoch" not in row:
+            continue
+        # A comparison with NaN is False.
+        is_lower = row.get(PREFIX + "loss", math.nan) < lowest
+        if is_lower:
+            lowest = row[PREFIX + "loss"]
+        if task.is_better(value, best and best[0]) or (best and value == best[0] and is_lower):
             best = value, row["epoch"]
     return None if best is None else (best[1], task.monitored)
 
 
 def _panels(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Return the columns of each family: the loss first, and the others in the order of rows."""
-    panels: dict[str, list[str]] = {LOSS: ["train/loss", PREFIX + "loss"]}
+    # A short epoch has no other training loss than its mean.
+    train = TRAIN_LOSS if any(TRAIN_LOSS in row for row in rows) else EPOCH_LOSS
+    panels: dict[str, list[str]] = {LOSS: [train, PREFIX + "loss"]}
     for row in rows:
         for key in row:
             name = key.removeprefix(PREFIX)
@@ -110,9 +126,9 @@ def _draw_line(
         x = [row["step"] / per_epoch for row, _ in points]
     # A line through a single point is invisible, so few points also have dots.
     marker = "." if len(points) <= MARKED_POINTS else ""
-    label = name.removeprefix(PREFIX) if name != PREFIX + "loss" else "validation loss"
+    label = LABELS.get(name) or name.removeprefix(PREFIX).replace("/", " ")
     y = [value for _, value in points]
-    axis.plot(x, y, marker=marker, linewidth=1.2, color=color, label=label.replace("/", " "))
+    axis.plot(x, y, marker=marker, linewidth=1.2, color=color, label=label)
 
 
 def _finish(axis: Axes, family: str, *, in_epochs: bool, best: tuple[int, str] | None) -> None:

@@ -12,11 +12,13 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dxn.explain.confusion import confusion_counts, draw_confusion
 from dxn.explain.figures import BLUE, GREY, ORANGE, new_figure, plain_numbers, save, set_title
+from dxn.explain.forecasts import draw_forecasts
 from dxn.explain.labels import shortened
 from dxn.explain.numbers import number
 from dxn.tasks.task import Task
 
 SET_LENGTH = 40  # characters of the name of a set of inputs, which is longer than a class name
+Answer = Mapping[str, Any]  # result of `Task.answer`
 MAX_DOTS = 2000  # with more points, their density is drawn
 
 
@@ -49,7 +51,7 @@ def draw_task(
         names = ", ".join(TASK_PLOTS)
         raise ValueError(f"{task.name}.plots must be one of {names}, got {task.plots!r}")
     file, draw = TASK_PLOTS[task.plots]
-    answers = [task.answer(prediction)["prediction"] for prediction in predicted]
+    answers = [task.answer(prediction) for prediction in predicted]
     draw(task, answers, truths, folder / file, about)
     return folder / file
 
@@ -132,22 +134,31 @@ def _set_rank(name: str) -> int:
 
 
 def _draw_confusion(
-    task: Task, answers: Sequence[Any], truths: Sequence[Any], path: Path, about: str
+    task: Task, answers: Sequence[Answer], truths: Sequence[Any], path: Path, about: str
 ) -> None:
     labels = task.labels or ()
-    draw_confusion(confusion_counts(labels, answers, truths), labels, path, about=about)
+    named = [answer["prediction"] for answer in answers]
+    draw_confusion(confusion_counts(labels, named, truths), labels, path, about=about)
 
 
 def _draw_scatter(
-    task: Task, answers: Sequence[Any], truths: Sequence[Any], path: Path, about: str
+    task: Task, answers: Sequence[Answer], truths: Sequence[Any], path: Path, about: str
 ) -> None:
-    scatter([float(a) for a in answers], [float(t) for t in truths], path, about=about)
+    numbers = [float(answer["prediction"]) for answer in answers]
+    scatter(numbers, [float(t) for t in truths], path, about=about)
 
 
-TaskPlot = Callable[[Task, Sequence[Any], Sequence[Any], Path, str], None]
+def _draw_forecasts(
+    task: Task, answers: Sequence[Answer], truths: Sequence[Any], path: Path, about: str
+) -> None:
+    draw_forecasts(answers, truths, path, about=about)
+
+
+TaskPlot = Callable[[Task, Sequence[Answer], Sequence[Any], Path, str], None]
 
 # Values of `Task.plots`: the name of the file, and the function that draws it.
 TASK_PLOTS: dict[str, tuple[str, TaskPlot]] = {
     "confusion": ("confusion.png", _draw_confusion),
     "scatter": ("predicted_vs_true.png", _draw_scatter),
+    "forecast": ("forecasts.png", _draw_forecasts),
 }

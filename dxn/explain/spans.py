@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import groupby
 
 import numpy as np
 
@@ -55,7 +56,24 @@ def drawn_inputs(tokens: Tokens, inputs: Mapping[str, Shown]) -> list[InputToken
             part = _real_tokens(tokens, span, inputs[span.name])
             if len(part.columns):
                 parts.append(part)
-    return parts
+    return _joined(parts)
+
+
+def _joined(parts: Sequence[InputTokens]) -> list[InputTokens]:
+    """Join neighbors whose drawer draws several inputs in one panel, see `Drawer`."""
+    results: list[InputTokens] = []
+    for _, group in groupby(parts, key=lambda part: type(part.drawer)):
+        members = list(group)
+        join = getattr(members[0].drawer, "join", None)
+        if join is None:
+            results += members
+            continue
+        columns = np.concatenate([part.columns for part in members])
+        index = np.arange(len(columns), dtype=np.float32)
+        name = f"{len(members)} columns" if len(members) > 1 else members[0].name
+        shown = join({part.name: part.shown for part in members})
+        results.append(InputTokens(name, shown, columns, np.stack([index, index + 1], 1)))
+    return results
 
 
 def _real_tokens(tokens: Tokens, span: Span, shown: Shown) -> InputTokens:

@@ -12,10 +12,11 @@ from dxn.models.fusion import BottleneckFusion, EarlyFusion, LateFusion
 from dxn.models.generation import Hypothesis, beam_search, generate, greedy, make_sampler
 from dxn.models.language_model import LanguageModel
 from dxn.models.losses import linear_cross_entropy
-from dxn.models.model import Model, count_parameters, module_key
+from dxn.models.model import InputVectors, Model, count_parameters, module_key
 from dxn.models.options import BlockOptions, NormOptions, PositionOptions
 from dxn.models.recurrent import Recurrent
 from dxn.models.recurrent_decoder import RecurrentDecoder
+from dxn.models.separate import SeparateBackbones, backbone_of, shared_name
 
 __all__ = [
     "Attention",
@@ -27,6 +28,7 @@ __all__ = [
     "Decoder",
     "EarlyFusion",
     "Hypothesis",
+    "InputVectors",
     "KVCache",
     "LanguageModel",
     "LateFusion",
@@ -37,6 +39,8 @@ __all__ = [
     "PositionOptions",
     "Recurrent",
     "RecurrentDecoder",
+    "SeparateBackbones",
+    "backbone_of",
     "beam_search",
     "count_parameters",
     "generate",
@@ -44,4 +48,5 @@ __all__ = [
     "linear_cross_entropy",
     "make_sampler",
     "module_key",
+    "shared_name",
 ]

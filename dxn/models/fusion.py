@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from dxn.models.pooling import Pool, Pooling, masked_mean
+from dxn.models.separate import backbone_of
 from dxn.tokens import Tokens, check_columns, join
 
 
@@ -43,6 +44,9 @@ class EarlyFusion(nn.Module):
             (arXiv:2309.16588).
     """
 
+    # Whether one pass of the backbone sees the tokens of several inputs.
+    joins_inputs: ClassVar[bool] = True
+
     def __init__(
         self,
         dim: int = 128,
@@ -61,7 +65,7 @@ class EarlyFusion(nn.Module):
         joined = join(self.input_embedding(parts))
         # Without this check, such a sample would silently get a vector of zeros.
         check_columns(joined.mask)
-        encoded = backbone(self.pool.lead(joined))
+        encoded = backbone_of(backbone, parts)(self.pool.lead(joined))
         return encoded, self.pool(encoded.x, encoded.mask)
 
 
@@ -76,6 +80,8 @@ class LateFusion(nn.Module):
             last, cls_mean, leading or leading_cat (see early fusion).
         registers: Number of learned tokens before those of each input, excluded from mean and max.
     """
+
+    joins_inputs: ClassVar[bool] = False
 
     def __init__(
         self,
@@ -95,7 +101,8 @@ class LateFusion(nn.Module):
     def forward(self, parts: Sequence[Tokens], backbone: Encoder) -> tuple[Tokens, Tensor]:
         """Return the encoded Tokens of all parts, concatenated, and vectors (B, width)."""
         check_columns(torch.cat([part.mask for part in parts], 1))
-        encoded = [backbone(self.pool.lead(part)) for part in self.input_embedding(parts)]
+        parts = self.input_embedding(parts)
+        encoded = [backbone_of(backbone, [part])(self.pool.lead(part)) for part in parts]
         vectors = [self._mix(part, self.pool(part.x, part.mask)) for part in encoded]
         # The mean of a sample includes only the inputs that it has.
         present = torch.stack([part.mask.any(1) for part in encoded], 1)
@@ -126,6 +133,8 @@ class BottleneckFusion(nn.Module):
             separately.
     """
 
+    joins_inputs: ClassVar[bool] = False
+
     def __init__(
         self,
         dim: int = 128,
@@ -149,25 +158,28 @@ class BottleneckFusion(nn.Module):
     def forward(self, parts: Sequence[Tokens], backbone: Encoder) -> tuple[Tokens, Tensor]:
         """Return the encoded Tokens of all parts, concatenated, and vectors (B, width)."""
         check_columns(torch.cat([part.mask for part in parts], 1))
-        depth = len(backbone.blocks)
+        backbones = [backbone_of(backbone, [part]) for part in parts]
+        depth = len(backbones[0].blocks)
         if not 0 <= self.start < depth:
             raise ValueError(
                 f"start must be at least 0 and below the depth of the backbone ({depth}), "
                 f"got {self.start}"
             )
         parts = [self.pool.lead(part) for part in self.input_embedding(parts)]
-        xs = [backbone.run(part.x, part.mask, 0, self.start) for part in parts]
+        pairs = zip(backbones, parts, strict=True)
+        xs = [own.run(part.x, part.mask, 0, self.start) for own, part in pairs]
         present = torch.stack([part.mask.any(1) for part in parts]).to(xs[0].dtype)  # (P, B)
         shared = repeat(self.shared, "k d -> b k d", b=len(parts[0])).to(xs[0].dtype)
         for layer in range(self.start, depth):
-            xs, shared = self._layer(backbone, layer, parts, xs, shared, present)
-        encoded = [part.with_x(backbone.norm(x)) for part, x in zip(parts, xs, strict=True)]
+            xs, shared = self._layer(backbones, layer, parts, xs, shared, present)
+        columns = zip(backbones, parts, xs, strict=True)
+        encoded = [part.with_x(own.norm(x)) for own, part, x in columns]
         vectors = torch.stack([self.pool(part.x, part.mask) for part in encoded], 1)
         return join(encoded), masked_mean(vectors, rearrange(present, "p b -> b p").bool())
 
     def _layer(
         self,
-        backbone: Encoder,
+        backbones: Sequence[Encoder],
         layer: int,
         parts: Sequence[Tokens],
         xs: Sequence[Tensor],
@@ -179,7 +191,7 @@ class BottleneckFusion(nn.Module):
         Each input gives new shared tokens. They are averaged over the inputs that a sample has.
 
         Args:
-            backbone: Backbone of the block.
+            backbones: Backbone of each input.
             layer: Index of the block.
             parts: Tokens of P inputs, of which only the masks are used.
             xs: Current embeddings (B, N, D) of each input.
@@ -189,7 +201,7 @@ class BottleneckFusion(nn.Module):
         k = shared.shape[1]
         new_xs: list[Tensor] = []
         new_shared: list[Tensor] = []
-        for part, x in zip(parts, xs, strict=True):
+        for backbone, part, x in zip(backbones, parts, xs, strict=True):
             # The shared tokens are real for all samples, even for those without this input.
             mask = torch.cat([part.mask.new_ones(len(part), k), part.mask], 1)
             out = backbone.run(torch.cat([shared, x], 1), mask, layer, layer + 1)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from dxn.models.fusion import Encoder
-from dxn.tokens import Tokens
+from dxn.tokens import Tokens, check_columns, join
 
 # A batch has the collated tensors of each input under the name of the input, "size" (number of
 # samples), "index" (their row numbers in the data set), and the keys of the task, such as "target".
@@ -26,11 +27,25 @@ class Fusion(Protocol):
         ...
 
 
+class InputVectors(NamedTuple):
+    """The pooled vectors of inputs that were encoded alone.
+
+    Attributes:
+        x: (B, I, width). One vector for each of the I inputs of the model, zeros where a sample
+            lacks the input.
+        mask: (B, I) bool. True where the sample has the input.
+    """
+
+    x: Tensor
+    mask: Tensor
+
+
 class Head(Protocol):
     """A module that computes the output of a task.
 
     A head can have an attribute `pre`, a module that computes the embedding of a sample from the
-    pooled vector.
+    pooled vector. With the attribute `separates_inputs = True`, each input is encoded alone, and
+    the head receives `InputVectors` in place of the pooled vectors.
     """
 
     def __call__(self, tokens: Tokens, pooled: Tensor, batch: Batch, /) -> Any:
@@ -98,9 +113,42 @@ class Model(nn.Module):
                 parts.append(tokens.spread(batch[name]["rows"], batch["size"]).renamed(name))
         return parts
 
-    def encode(self, parts: Sequence[Tokens]) -> tuple[Tokens, Tensor]:
-        """Return the encoded Tokens of all parts, and one vector per sample (B, width)."""
+    @property
+    def separates_inputs(self) -> bool:
+        """Whether each input is encoded alone, because the head compares inputs with each other."""
+        return getattr(self.head, "separates_inputs", False)
+
+    def encode(self, parts: Sequence[Tokens]) -> tuple[Tokens, Any]:
+        """Return the encoded Tokens of all parts, and one vector per sample (B, width).
+
+        If the head separates the inputs, the vectors are `InputVectors`.
+        """
+        if self.separates_inputs:
+            return self._encode_alone(parts)
         return self.fusion(parts, self.backbone)
+
+    def _encode_alone(self, parts: Sequence[Tokens]) -> tuple[Tokens, InputVectors]:
+        """Apply fusion and backbone to each part alone."""
+        # A sample without any column would silently get a vector of zeros.
+        check_columns(torch.cat([part.mask for part in parts], 1))
+        encoded: dict[str, Tokens] = {}
+        vectors: dict[str, Tensor] = {}
+        masks: dict[str, Tensor] = {}
+        for part in parts:
+            name, size = part.spans[-1].name, len(part)
+            masks[name] = part.mask.any(1)
+            rows = masks[name].nonzero().flatten()
+            if not len(rows):  # every sample has an input, but this one is empty in all of them
+                continue
+            tokens, pooled = self.fusion([part.take(rows)], self.backbone)
+            encoded[name] = tokens.spread(rows, size)
+            vectors[name] = pooled.new_zeros(size, pooled.shape[1]).index_copy(0, rows, pooled)
+        some = next(iter(vectors.values()))
+        absent = torch.zeros_like(some)
+        x = torch.stack([vectors.get(name, absent) for name in self.inputs], 1)
+        no_rows = some.new_zeros(len(some), dtype=torch.bool)
+        mask = torch.stack([masks.get(name, no_rows) for name in self.inputs], 1)
+        return join(list(encoded.values())), InputVectors(x, mask)
 
     def forward(self, batch: Batch, mixing: tuple[Tensor, float] | None = None) -> Any:
         """Compute the output of the head for a batch.
@@ -114,8 +162,8 @@ class Model(nn.Module):
             parts = [mix(part, *mixing) for part in parts]
         return self.head(*self.encode(parts), batch)
 
-    def embedding(self, pooled: Tensor) -> Tensor:
-        """Compute the embedding of each sample from its pooled vector (B, width)."""
+    def embedding(self, pooled: Any) -> Tensor:
+        """Compute the embedding of each sample from the vectors that `encode` returns."""
         return getattr(self.head, "pre", nn.Identity())(pooled)
 
 

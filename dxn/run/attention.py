@@ -18,7 +18,7 @@ from dxn.explain.answers import answer_line, listed_probabilities
 from dxn.explain.attention import recorded, rollout, token_names, token_shares
 from dxn.explain.drawers import Shown, is_file
 from dxn.explain.written import remove_pictures
-from dxn.models import Backbone, EarlyFusion, Memory
+from dxn.models import Backbone, EarlyFusion, Memory, Model, SeparateBackbones
 from dxn.run.predictor import Predictor, Sample
 from dxn.tasks import Writes
 from dxn.tokens import Tokens
@@ -85,12 +85,13 @@ def draw_attention(
     """
     model = predictor.model
     generates_text = isinstance(predictor.task, Writes)
-    obstacle = _obstacle(predictor)
+    backbone = _backbone(model, sample)
+    obstacle = _obstacle(predictor, backbone, sample)
     if obstacle and not generates_text:
         raise UserError(f"attend: {obstacle}")
     samples = predictor.samples([sample])
     # `recorded` needs the blocks of a transformer: without them, the list of maps stays empty.
-    with nullcontext([]) if obstacle else recorded(model.backbone) as maps:
+    with nullcontext([]) if obstacle else recorded(backbone) as maps:
         encoded, _ = model.encode(model.embed(predictor.batch(samples, 0)))
     # The drawings use NumPy, which has no bfloat16.
     maps = [block.float() for block in maps]
@@ -230,7 +231,7 @@ def shown_inputs(
         if raw is not None and name in adapters:
             prepare = adapters[name].prepare
             source = (sources or {}).get(name)
-            shown[name] = Shown(prepare.modality, raw, prepare, adapters[name], source)
+            shown[name] = Shown(prepare.modality, raw, prepare, adapters[name], source, name)
     return shown
 
 
@@ -247,14 +248,24 @@ def describe_sample(sample: Sample) -> str:
     return "; ".join(parts)
 
 
-def _obstacle(predictor: Predictor) -> str:
+def _backbone(model: Model, sample: Sample) -> Any:
+    """Return the backbone that encodes a sample; that of its first input if there are several."""
+    if not isinstance(model.backbone, SeparateBackbones):
+        return model.backbone
+    return model.backbone.of(next((name for name in sample), next(iter(model.inputs))))
+
+
+def _obstacle(predictor: Predictor, backbone: Any, sample: Sample) -> str:
     """Return why the encoder's attention cannot be drawn, or "" if it can be drawn."""
     model = predictor.model
     # Not only Recurrent: any backbone of a user's package may lack `blocks` with attention.
-    if not isinstance(model.backbone, Backbone):
+    if not isinstance(backbone, Backbone):
         return "a recurrent encoder has no attention"
-    if not len(model.backbone.blocks):
+    if not len(backbone.blocks):
         return "an encoder without blocks has no attention"
+    if model.separates_inputs and len(sample) > 1:
+        names = " or ".join(f"input.{name}=..." for name in sample)
+        return f"this model encodes each input alone, so set only one of them: {names}"
     # Other fusions encode the inputs separately, so no map contains the columns of two inputs.
     if not isinstance(model.fusion, EarlyFusion) and len(predictor.inputs) > 1:
         return "the inputs are in one attention map only with fusion=early"

@@ -16,15 +16,18 @@ from dxn.data.raws import CACHE_GB, CacheBudget, is_present
 from dxn.data.rows import TARGET, InputSpec, Source
 from dxn.errors import UserError
 from dxn.instantiate import build
-from dxn.models import Model
+from dxn.models import Model, SeparateBackbones
 from dxn.models.pooling import WITH_CLASS
+from dxn.targets import resolve
 from dxn.tasks import Auto, Task
 from dxn.tokenize.adapter import (
     ADAPTERS,
     Adapter,
     Preprocessor,
     VocabularyAdapter,
+    find_format,
     fit_adapter,
+    is_shareable,
     without_augment,
 )
 
@@ -108,8 +111,8 @@ def assign_inputs(
     """Choose the adapter of each input, and sort the inputs by the order of their adapters.
 
     An input uses the adapter of the same name if there is one, otherwise the first adapter of its
-    modality. With share_adapters=false, each input gets its own copy of that adapter. An input
-    whose modality has no adapter is left out.
+    modality. With share_adapters=false, each input gets its own copy of that adapter, and so does
+    an input whose adapter cannot be shared. An input whose modality has no adapter is left out.
 
     Raises:
         UserError: If no input has an adapter.
@@ -127,12 +130,18 @@ def assign_inputs(
         )
     order = list(nodes)
     names = sorted(readers, key=lambda name: order.index(readers[name]))
-    if config.get("share_adapters", True):
-        adapters = {name: readers[name] for name in names}
-        used = {key: nodes[key] for key in nodes if key in adapters.values()}
-    else:
-        adapters = {name: name for name in names}
-        used = {name: nodes[readers[name]] for name in names}
+    share = config.get("share_adapters", True)
+    shared = {name for name in names if share and is_shareable(preprocessors[readers[name]])}
+    adapters = {name: readers[name] for name in shared}
+    for name in names:
+        if name not in shared:
+            # A column can have the name of an adapter that other inputs share.
+            key = name
+            while key in adapters.values():
+                key = f"{readers[name]}_{key}"
+            adapters[name] = key
+    adapters = {name: adapters[name] for name in names}
+    used = {key: nodes[readers[name]] for name, key in adapters.items()}
     return Inputs({name: specs[name] for name in names}, adapters, used)
 
 
@@ -151,6 +160,13 @@ def by_input(adapters: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str
         inputs: Adapter key of each input, by input name.
     """
     return {name: adapters[key] for name, key in inputs.items()}
+
+
+def find_formats(adapters: Mapping[str, Adapter], inputs: Inputs, source: Source) -> None:
+    """Let every adapter find out how the cells of its inputs are written, before they are read."""
+    for key, adapter in adapters.items():
+        names = [name for name, used in inputs.adapters.items() if used == key]
+        find_format(adapter.prepare, [cell for name in names for cell in source.column(name)])
 
 
 def fit_adapters(
@@ -235,6 +251,8 @@ def build_pretraining_task(config: Config, trust: Sequence[str] = ()) -> Task | 
         raise UserError(
             f"pretrain.warmup: must be at least 0 and less than 1, got {node['warmup']}"
         )
+    if not node["lr"] >= 0:
+        raise UserError(f"pretrain.lr: must be at least 0, got {node['lr']}")
     task = build(node["task"], key="pretrain.task", trust=trust)
     if task.needs_target:
         raise UserError(
@@ -243,6 +261,7 @@ def build_pretraining_task(config: Config, trust: Sequence[str] = ()) -> Task | 
     # Pretraining never uses mixup, see MAIN_TASK_ONLY in pretraining.py. With mixup > 0, the check
     # of a task that does not support it would fail although the main task may support it.
     task.check({**config, "head": node["task"], "trainer": {**config["trainer"], "mixup": 0.0}})
+    _check_backbones(config, task, trust)
     return task
 
 
@@ -266,9 +285,18 @@ def build_model(
     # Do not change the order: each part draws its initial weights when it is built, and equal seeds
     # must keep giving equal models.
     fusion = build(nodes["fusion"], key="fusion", trust=trust, inputs=list(inputs))
-    backbone = build(nodes["backbone"], key="backbone", trust=trust)
+    backbone = _build_backbone(nodes, inputs, trust)
     head = make_head(task, adapters, inputs, fusion)
     return Model(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)
+
+
+def _build_backbone(nodes: Config, inputs: Mapping[str, str], trust: Sequence[str]) -> Any:
+    """Build the backbone of all inputs, or one per input with share_backbone=false."""
+    # Public checkpoints have no such key: each of them has a single backbone.
+    if nodes.get("share_backbone", True):
+        return build(nodes["backbone"], key="backbone", trust=trust)
+    backbones = [build(nodes["backbone"], key="backbone", trust=trust) for _ in inputs]
+    return SeparateBackbones(backbones, inputs=list(inputs))
 
 
 def make_head(
@@ -286,7 +314,13 @@ def adapters_of(model: Model) -> dict[str, Any]:
     return {key: model.adapter(name) for name, key in model.inputs.items()}
 
 
-def model_nodes(config: Config, inputs: Inputs, head: Config, target: str | None) -> dict[str, Any]:
+def model_nodes(
+    config: Config,
+    inputs: Inputs,
+    head: Config,
+    target: str | None,
+    layout: Mapping[str, Any] | None = None,
+) -> dict[str, Any]:
     """Return the content of config.yaml in the model folder, see `model_folder.load`."""
     named = {
         name: {"modality": spec.modality, "column": spec.column, "adapter": inputs.adapters[name]}
@@ -295,19 +329,22 @@ def model_nodes(config: Config, inputs: Inputs, head: Config, target: str | None
     return {
         "inputs": named,
         "target": target,
+        "layout": layout,
         "adapters": dict(inputs.nodes),
         "fusion": config["fusion"],
+        "share_backbone": config.get("share_backbone", True),
         "backbone": config["backbone"],
         "head": head,
     }
 
 
-def check_combinations(config: Config, task: Task | Auto) -> None:
+def check_combinations(config: Config, task: Task | Auto, trust: Sequence[str] = ()) -> None:
     """Check that the parts can be combined, before any data is read.
 
     Raises:
-        UserError: If the task cannot use the settings, or class tokens or bottleneck tokens are in
-            front of the inputs of a causal backbone.
+        UserError: If the task cannot use the settings, class tokens or bottleneck tokens are in
+            front of the inputs of a causal backbone, or inputs with separate backbones would be
+            encoded together.
     """
     # With head=auto, the task is checked after it has been inferred from the targets.
     if not isinstance(task, Auto):
@@ -319,6 +356,20 @@ def check_combinations(config: Config, task: Task | Auto) -> None:
             "backbone.causal: class tokens and bottleneck tokens are in front of the inputs, so "
             "with a causal backbone they cannot attend to them; set backbone.causal=false, or "
             "fusion=early fusion.pool=mean"
+        )
+    _check_backbones(config, task, trust)
+
+
+def _check_backbones(config: Config, task: Task | Auto, trust: Sequence[str]) -> None:
+    """Refuse separate backbones for inputs that are encoded together."""
+    if config.get("share_backbone", True) or getattr(task, "separates_inputs", False):
+        return
+    fusion = config["fusion"]
+    fusion_class = resolve(fusion.get("_target_"), key="fusion", trust=trust)
+    if getattr(fusion_class, "joins_inputs", True):
+        raise UserError(
+            "share_backbone: must be true, because this fusion encodes all inputs together; set "
+            "fusion=late or fusion=bottleneck to use one backbone per input"
         )
 
 

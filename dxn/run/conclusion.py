@@ -16,6 +16,8 @@ from dxn.tasks import Task
 from dxn.train.evaluate import score
 from dxn.train.state import State
 
+MAX_INPUTS = 6  # in an example of a command
+
 
 def about_epochs(state: State, run: Prepared) -> list[str]:
     """Return how long the training took, and which epoch was saved."""
@@ -71,7 +73,10 @@ def about_overfitting(run: Prepared, best: Predictor, batch_size: int) -> list[s
 def next_commands(run: Prepared) -> list[str]:
     """Return the commands that a user may want next, the most important one last."""
     folder = shlex.quote(f"run={run.folder}")
-    inputs = " ".join(f"input.{name}=..." for name in run.inputs.specs)
+    names = list(run.inputs.specs)
+    inputs = " ".join(f"input.{name}=..." for name in names[:MAX_INPUTS])
+    if len(names) > MAX_INPUTS:
+        inputs += " ..."
     if run.task.answers and len(run.inputs.specs) == 1 and run.data.source.files:
         # One file per sample needs no table.
         return [f"dxn attend {folder} input=FILE", f"dxn predict {folder} input=FILE_OR_FOLDER"]

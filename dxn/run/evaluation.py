@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dxn.data.opening import Opened
+from dxn.data.opening import Opened, RawRow
 from dxn.data.samples import Samples
 from dxn.display import count
 from dxn.errors import UserError
 from dxn.run import report
 from dxn.run.attention import draw_tokens
 from dxn.run.evaluation_data import open_evaluation_data
+from dxn.run.input_groups import Groups, evaluated_groups
 from dxn.run.output import write_records
 from dxn.run.prediction_table import prediction_records
 from dxn.run.predictor import Predictor
@@ -91,7 +93,14 @@ def evaluate_subsets(
             any of the inputs.
     """
     everything = tuple(name for name in predictor.inputs if name in opened.raws)
-    chosen = _chosen(only, everything) if only else subsets(everything)
+    least = predictor.task.min_inputs
+    groups = evaluated_groups(predictor.preprocessors, everything)
+    chosen = _chosen(only, everything, least) if only else subsets(everything, least, groups)
+    if not only and len(groups) < len(everything):
+        report.print_line(
+            f"note: {len(everything)} inputs are evaluated by kind; dxn evaluate only=[NAME,...] "
+            "evaluates any of them"
+        )
     results: Figures = {}
     last: tuple[str, Samples, Predictions] | None = None
     for name, shown in chosen.items():
@@ -105,51 +114,66 @@ def evaluate_subsets(
         raise UserError(f"only: no row of {split} has any {' or '.join(only or everything)}")
     # The last subset is the most complete one: its predictions are those that are written.
     best, samples, predictions = last
-    trivial = trivial_figures(predictor.task, opened, predictions)
+    parts = predictor.task.parts(predictions.predicted)
+    chance = predictor.task.chance(predictions.predicted)
+    trivial = {**trivial_figures(predictor.task, opened, predictions), **chance}
     # With a single input, "all" would not tell which one.
     is_single = len(everything) == 1
     named = {everything[0]: results[best]} if is_single else results
     title = f"{about or split}: {count(len(samples), 'row')}"
-    report.figures_table({**named, **trivial}, predictor.task, title)
+    report.figures_table({**parts, **named, **trivial}, predictor.task, title)
     # Only now, so that a wrong `only` leaves no empty folder.
     folder.mkdir(parents=True, exist_ok=True)
     report.draw(folder / "plots", predictions, samples, predictor.task, results, about or split)
     if predictor.task.answers:
         _write_predictions(predictor, samples, predictions, folder)
-    return {**results, **trivial}
+    return {**parts, **results, **trivial}
 
 
 def trivial_figures(task: Task, opened: Opened, predictions: Predictions) -> Figures:
-    """Return the metrics of the best constant answer for the same rows, by its description.
+    """Return the metrics of the answers of a simple rule for the same rows, by its description.
 
-    Empty if the task has no such answer, or there are no targets.
+    Empty if the task has no such rule, or there are no targets.
     """
-    trivial = task.trivial()
-    if trivial is None or opened.targets is None:
+    if opened.targets is None:
         return {}
-    description, answer = trivial
+    baseline = task.baseline([RawRow(opened.raws, row) for row in predictions.rows])
+    if baseline is None:
+        return {}
+    description, answers = baseline
     truths = [opened.targets[row] for row in predictions.rows]
-    # NaN: a constant answer has no loss.
-    return {description: task.metrics([answer] * len(truths), truths, math.nan)}
+    # NaN: such an answer has no loss.
+    return {description: task.metrics(answers, truths, math.nan)}
 
 
-def subsets(inputs: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def subsets(
+    inputs: Sequence[str], least: int = 1, groups: Groups | None = None
+) -> dict[str, tuple[str, ...]]:
     """Return the subsets of the inputs that are evaluated: each alone, all but each, and all.
 
     N inputs have at most 2N + 1 subsets, instead of the 2^N - 1 that are possible. Equal subsets
     are listed once: with two inputs, leaving one out is the same as the other one alone.
+
+    Args:
+        inputs: Names of all inputs.
+        least: Minimum number of inputs of a subset. Smaller subsets are left out.
+        groups: Inputs that are alone or left out together, by name of the group. Default: each
+            input is a group.
     """
     everything = tuple(inputs)
-    alone = [(name,) for name in everything]
+    groups = groups or {name: (name,) for name in everything}
+    names = tuple(groups)
+    alone = [(name,) for name in names]
     all_but_one = []
-    # The last input is left out first, which gives pairs the order a+b, a+c, b+c.
-    for left_out in reversed(everything):
-        all_but_one.append(tuple(name for name in everything if name != left_out))
-    candidates = [*alone, *all_but_one] if len(everything) > 1 else []
+    # The last group is left out first, which gives pairs the order a+b, a+c, b+c.
+    for left_out in reversed(names):
+        all_but_one.append(tuple(name for name in names if name != left_out))
+    candidates = [*alone, *all_but_one] if len(names) > 1 else []
     named: dict[str, tuple[str, ...]] = {}
-    for shown in candidates:
-        if shown not in named.values():
-            named[subset_name(shown, everything)] = shown
+    for chosen in candidates:
+        shown = tuple(chain.from_iterable(groups[name] for name in chosen))
+        if shown not in named.values() and len(shown) >= least:
+            named[subset_name(chosen, names)] = shown
     return {**named, ALL: everything}
 
 
@@ -183,11 +207,18 @@ def _check_targets(predictor: Predictor, targets: Any, about: str) -> None:
     )
 
 
-def _chosen(only: Sequence[str], everything: Sequence[str]) -> dict[str, tuple[str, ...]]:
+def _chosen(
+    only: Sequence[str], everything: Sequence[str], least: int
+) -> dict[str, tuple[str, ...]]:
     if unknown := [name for name in only if name not in everything]:
         raise UserError(
             f"only: the data and the model share the inputs {', '.join(everything)}, "
             f"got {', '.join(unknown)}"
+        )
+    if len(set(only)) < least:
+        raise UserError(
+            f"only: this model compares inputs with each other; set at least {least} of "
+            f"{', '.join(everything)}, got {', '.join(only)}"
         )
     # In the order of the model, so that the name of the subset does not depend on the command.
     shown = tuple(name for name in everything if name in only)

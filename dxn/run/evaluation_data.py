@@ -153,6 +153,10 @@ def _for_evaluation(
         return result
     if predictor.target is not None and node.get("target") is None:
         result["target"] = predictor.target.split(JOINED)
+    layout = {} if predictor.layout is None else predictor.layout.node()
+    is_chosen = any(_is_chosen(f"data.{key}", settings) for key in layout)
+    if not is_chosen and set(layout) <= set(signature.parameters):
+        result |= layout
     by_modality: dict[str, list[str]] = {}
     for name, column in predictor.columns.items():
         by_modality.setdefault(predictor.preprocessors[name].modality, []).append(column)

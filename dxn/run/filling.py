@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from dxn.models import module_key
+from dxn.models import module_key, shared_name
 from dxn.tasks import Task
 from dxn.weights import PublicModel
 
@@ -106,6 +106,8 @@ class InitialWeights:
             if group == "head":
                 continue
             public, source_name = self.main, name
+            if public is not None and name not in public.tensor_map:
+                source_name = shared_name(name)
             if group == "adapters":
                 key, _, rest = rest.partition(".")
                 modality = model.get_submodule(f"adapters.{key}").modality

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dxn.data.columns import infer_modality
+from dxn.data.inference import infer_modality
 from dxn.data.opening import Opened
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows
 from dxn.data.sources import table_format, tables_in
@@ -16,12 +16,14 @@ from dxn.data.tables import rows_of_table, table
 from dxn.display import count
 from dxn.errors import UserError
 from dxn.run.build import by_modality
+from dxn.run.input_groups import named
 from dxn.run.predictor import Predictor
 from dxn.run.report import print_line
-from dxn.tokenize.adapter import reads_files
+from dxn.tokenize.adapter import Preprocessor, accepts, reads_files
 
 WILDCARDS = "*?["
 MAX_NAMES = 3  # files in a message
+MAX_PRINTED_COLUMNS = 12
 
 
 def has_many_samples(value: Any) -> bool:
@@ -67,19 +69,28 @@ def open_input(values: Mapping[str, Any], predictor: Predictor) -> Opened:
         files = [str(file) for file, hidden in zip(found, is_hidden, strict=True) if not hidden]
         rows = _rows_of_files(files, predictor, path)
     else:
-        rows = read_table_rows(values, predictor)
+        # A table of queries, for example, need not have the columns of the other inputs.
+        rows = read_table_rows(values, predictor, with_target=False, only=values.get("only"))
         # A target column in a new table has no effect on predictions.
         cells = {name: column for name, column in rows.cells.items() if name != TARGET}
         rows = replace(rows, cells=cells)
     return open_rows_for_use(rows, predictor, values["on_bad"])
 
 
-def read_table_rows(values: Mapping[str, Any], predictor: Predictor) -> Rows:
+def read_table_rows(
+    values: Mapping[str, Any],
+    predictor: Predictor,
+    *,
+    with_target: bool = True,
+    only: Sequence[str] | None = None,
+) -> Rows:
     """Read all rows of the table `input` with their targets, and print the columns that are used.
 
     Args:
         values: Values of the options input, columns, keep, sep and encoding.
         predictor: The model, which knows the columns of its training.
+        with_target: Whether the rows are used with their targets. False: they are predicted.
+        only: Names of the inputs that are used. The table may lack the others. Default: all.
     """
     preprocessors = by_modality(predictor.preprocessors)
     specs = _trained_specs(predictor) or _inferred_specs(values, predictor)
@@ -94,10 +105,13 @@ def read_table_rows(values: Mapping[str, Any], predictor: Predictor) -> Rows:
         keep=values.get("keep", ()),  # `dxn embed` has no such option
         sep=values["sep"],
         encoding=values["encoding"],
+        layout=predictor.layout,
+        with_target=with_target,
+        optional=() if only is None else specs.keys() - set(only),
         notes=notes,
     )
     # A column can be mapped by the name of its input or by its name in the training.
-    trained = {name: spec.column for name, spec in specs.items()}
+    trained = {name: spec.column for name, spec in specs.items() if name in rows.cells}
     print_columns({name: renamed.get(name, renamed.get(old, old)) for name, old in trained.items()})
     for note in notes:
         print_line(f"note: {note}")
@@ -132,9 +146,37 @@ def open_rows_for_use(
     return opened
 
 
+def inputs_beside(
+    name: str,
+    values: Sequence[Any],
+    preprocessors: Mapping[str, Preprocessor],
+    columns: Mapping[str, str],
+) -> list[str]:
+    """Return an input, and the other inputs that read the same values.
+
+    A model can read several inputs from one column, such as the pictures and the sound of a video.
+
+    Args:
+        name: Name of the input.
+        values: Values of the input.
+        preprocessors: Preprocessor of each input, by input name.
+        columns: Column of the training table that each input was read from, by input name.
+    """
+    present = [value for value in values if value is not None]
+    others = [
+        other
+        for other, prepare in preprocessors.items()
+        if other != name
+        and columns.get(other, other) == columns.get(name, name)
+        and accepts(prepare, present)
+    ]
+    return [name, *others]
+
+
 def print_columns(columns: Mapping[str, str]) -> None:
     """Print the column that each input is read from."""
-    print_line(f"columns: {', '.join(f'{name}={column}' for name, column in columns.items())}")
+    line = named([f"{name}={column}" for name, column in columns.items()], MAX_PRINTED_COLUMNS)
+    print_line(f"columns: {line}")
 
 
 def _trained_specs(predictor: Predictor) -> dict[str, InputSpec]:
@@ -196,7 +238,9 @@ def _rows_of_files(files: Sequence[str], predictor: Predictor, path: str) -> Row
                 "table with one column per input, and set input to the table"
             )
         kept = [m for m in modalities if m]
-        cells[names[0]] = [f if m == modality else None for f, m in zip(used, kept, strict=True)]
+        values = [f if m == modality else None for f, m in zip(used, kept, strict=True)]
+        for name in inputs_beside(names[0], values, readers, predictor.columns):
+            cells[name] = values
     others = [file for file, modality in zip(files, modalities, strict=True) if not modality]
     if others:
         more = ", ..." if len(others) > MAX_NAMES else ""

@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from dxn.data.layouts import layout_of
 from dxn.errors import UserError
 from dxn.instantiate import build
 from dxn.models import Model, module_key
@@ -107,7 +108,17 @@ def load(
     model = build_model(nodes, task, adapters, inputs, trust=trust)
     _load_weights(model, tensors, folder)
     columns = {name: spec.get("column", name) for name, spec in nodes["inputs"].items()}
-    return Predictor(model.to(device).eval(), task, columns=columns, target=nodes.get("target"))
+    try:
+        layout = None if nodes.get("layout") is None else layout_of(nodes["layout"])
+    except ValueError as error:
+        raise UserError(f"{folder / CONFIG}: not the configuration of a model: {error}") from error
+    return Predictor(
+        model.to(device).eval(),
+        task,
+        columns=columns,
+        target=nodes.get("target"),
+        layout=layout,
+    )
 
 
 def from_public(

@@ -60,12 +60,12 @@ def write_records(path: Path, records: Sequence[Record], *, separator: str = "|"
         return
     if suffix == ".json":
         # One line per row: the lists in a row, such as words, would take one line per item.
-        lines = ",\n".join(json.dumps(record, ensure_ascii=False) for record in records)
+        lines = ",\n".join(map(_as_json, records))
         path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
         return
     with path.open("w", newline="", encoding="utf-8") as file:
         if suffix == ".jsonl":
-            file.writelines(f"{json.dumps(record, ensure_ascii=False)}\n" for record in records)
+            file.writelines(f"{_as_json(record)}\n" for record in records)
             return
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -90,6 +90,11 @@ def format_cell(value: Any, separator: str = "|") -> str:
         is_joined = isinstance(value, list | tuple) and all(_is_plain(v, separator) for v in value)
         return separator.join(value) if is_joined else json.dumps(value, ensure_ascii=False)
     return str(value)
+
+
+def _as_json(record: Mapping[str, Any]) -> str:
+    # Cells of Excel and Parquet tables can be dates, which JSON does not have.
+    return json.dumps(record, ensure_ascii=False, default=str)
 
 
 def _is_plain(item: Any, separator: str) -> bool:

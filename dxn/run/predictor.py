@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from dxn.data.batches import BatchOrder, make_loader
+from dxn.data.layouts import Layout
 from dxn.data.opening import Opened, survey_rows
 from dxn.data.rows import OnBad, Rows
 from dxn.data.samples import Samples
@@ -19,7 +20,7 @@ from dxn.models import Model, count_parameters
 from dxn.models.generation import Sampler, greedy
 from dxn.run.python_values import to_cell
 from dxn.run.vocabulary import continue_prompt, nearest_tokens, vocabulary_adapter
-from dxn.tasks import Task, Writes
+from dxn.tasks import ClassifiesByExample, Task, Writes
 from dxn.tasks.probabilities import list_names
 from dxn.tokenize.adapter import Preprocessor, has_words
 from dxn.tokens import Tokens, join
@@ -40,6 +41,7 @@ class Predictor:
         columns: Column of the training table that each input was read from, by input name. Default:
             unknown, as for a public checkpoint.
         target: Column of the target in the training table.
+        layout: How the training table was rearranged, which new tables need too.
 
     Example:
         >>> model = dxn.load("outputs/reviews/2026-01-31_12-00-00.00")
@@ -54,11 +56,13 @@ class Predictor:
         *,
         columns: Mapping[str, str] | None = None,
         target: str | None = None,
+        layout: Layout | None = None,
     ):
         self.model = model
         self.task = task
         self.columns = dict(columns or {})
         self.target = target
+        self.layout = layout
         self.device = next(model.parameters()).device
 
     def __repr__(self) -> str:
@@ -140,11 +144,15 @@ class Predictor:
         Raises:
             UserError: If it does not, such as a language model.
         """
-        if not self.task.answers:
-            raise UserError(
-                f"this model cannot predict (its task is {self.task.name}); use dxn embed, or "
-                "dxn generate for a language model, or train a head: dxn train weights=..."
-            )
+        if self.task.answers:
+            return
+        advice = "use dxn embed, or dxn generate for a language model"
+        if isinstance(self.task, ClassifiesByExample):
+            advice = "set labels=[A,B] to classify, or use dxn index and dxn search"
+        raise UserError(
+            f"this model cannot predict (its task is {self.task.name}); {advice}, or "
+            "train a head: dxn train weights=..."
+        )
 
     # Tokens and embeddings
 
@@ -253,8 +261,9 @@ class Predictor:
                 f"got {', '.join(sorted(unknown))}"
             )
         cells = {}
-        for name in self.inputs:
-            cells[name] = [to_cell(name, sample.get(name), self.task) for sample in samples]
+        for name, prepare in self.preprocessors.items():
+            values = [sample.get(name) for sample in samples]
+            cells[name] = [to_cell(name, value, self.task, prepare) for value in values]
         opened = self.survey(Rows(cells, [f"sample {i + 1}" for i in range(len(samples))]))
         if opened.bad:
             # The number of the sample is noise if the caller passed only one.

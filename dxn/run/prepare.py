@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from dxn.run.build import (
     by_input,
     check_combinations,
     decide_task,
+    find_formats,
     fit_adapters,
     model_nodes,
     open_source,
@@ -49,7 +50,7 @@ from dxn.run.settings import Settings
 from dxn.tasks import Task
 from dxn.tokenize.adapter import Preprocessor
 from dxn.train.finetune import Finetune
-from dxn.train.trainer import Trainer
+from dxn.train.trainer import Schedule, Trainer
 from dxn.weights.recommended import recommended_weights
 
 
@@ -67,6 +68,8 @@ class Prepared:
         pretraining: The task of pretraining. None: no pretraining.
         model: The model, with initial weights if there are any.
         finetune: Freezes weights and adds LoRA weights.
+        make_optimizer: Creates the optimizer of a model.
+        schedule: Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.
         loader: Options for loading samples.
         seed: Random seed of augmentation.
         truncations: Inputs of the training split that are truncated, by input name.
@@ -82,6 +85,8 @@ class Prepared:
     pretraining: Task | None
     model: Model
     finetune: Finetune
+    make_optimizer: Callable[[Model], torch.optim.Optimizer]
+    schedule: Schedule
     loader: LoaderOptions
     seed: int
     truncations: Mapping[str, Truncation]
@@ -143,7 +148,9 @@ class Prepared:
             target = self.data.source.target
         return Card(
             title=title,
-            nodes=model_nodes(self.settings.values, self.inputs, head, target),
+            nodes=model_nodes(
+                self.settings.values, self.inputs, head, target, self.data.source.layout
+            ),
             task=task,
             about_target=about_target,
             data=data_name(self.settings.values["data"], self.data.source.name),
@@ -186,17 +193,19 @@ def prepare(settings: Settings, trainer: Trainer) -> Prepared:
     # All parts that need no data are built first: reading the data can take minutes, and a wrong
     # option should be reported before.
     task = build_task(config, trust)
-    check_combinations(config, task)
+    check_combinations(config, task, trust)
     pretraining = build_pretraining_task(config, trust)
     finetune = build(config["finetune"], key="finetune", trust=trust)
     loader = build(config["loader"], key="loader")
+    make_optimizer = build(config["optimizer"], key="optimizer", trust=trust)
+    schedule = build(config["scheduler"], key="scheduler", trust=trust)
 
     preprocessors = preprocessors_of(config, trust)
     source = open_source(config, preprocessors, trust)
     task, head, source = decide_task(task, config, source)
     settings = replace(settings, values={**config, "head": head})
     # Once more, now that head=auto has been replaced by the task that fits the targets.
-    check_combinations(settings.values, task)
+    check_combinations(settings.values, task, trust)
     if not task.needs_target:
         source = without_target(source)
     inputs = assign_inputs(config, source.inputs, preprocessors)
@@ -209,6 +218,7 @@ def prepare(settings: Settings, trainer: Trainer) -> Prepared:
         # order of a hash table.
         model_folder.load_fitted(folder / "checkpoints", adapters, task)
 
+    find_formats(adapters, inputs, source)
     named = by_input(adapters, inputs.adapters)
     prepare_input = {name: adapter.prepare for name, adapter in named.items()}
     data = open_splits(source, prepare_input, task, cache_gb=loader.cache_gb)
@@ -254,6 +264,8 @@ def prepare(settings: Settings, trainer: Trainer) -> Prepared:
         pretraining=pretraining,
         model=model,
         finetune=finetune,
+        make_optimizer=make_optimizer,
+        schedule=schedule,
         loader=loader,
         seed=trainer.seed,
         truncations=truncations,

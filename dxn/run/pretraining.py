@@ -61,7 +61,7 @@ def pretrain(run: Prepared, task: Task) -> None:
     state = trainer.fit(
         student,
         task,
-        optimizer=adamw(student, lr=options["lr"]),
+        optimizer=adamw(lr=options["lr"])(student),
         schedule=cosine(warmup=options["warmup"]),
         train=run.training_samples(task),
         validation=run.validation_samples(task),

@@ -7,19 +7,24 @@ from typing import Any
 
 import numpy as np
 
+from dxn.data.read import blank_to_none
 from dxn.errors import UserError
 from dxn.tasks import Task
+from dxn.tokenize.adapter import Preprocessor, has_words
 
 
-def to_cell(name: str, value: Any, task: Task) -> Any:
-    """Return a value that the caller passed, as the cell of a table.
+def to_cell(name: str, value: Any, task: Task, prepare: Preprocessor) -> Any:
+    """Return a value that the caller passed, as the cell of a table. NaN is a missing value.
 
     Raises:
         UserError: If it is a list of texts, but the task does not predict one tag per word.
     """
+    # The cells of a pandas row are NumPy scalars.
+    value = value.item() if isinstance(value, np.generic) else value
+    value = blank_to_none(value) if isinstance(value, float) else value
     is_list_of_texts = isinstance(value, list | tuple) and any(isinstance(v, str) for v in value)
     # The preprocessor of a text would accept them as the words of one text.
-    if is_list_of_texts and not task.wants_words:
+    if is_list_of_texts and has_words(prepare) and not task.wants_words:
         raise UserError(
             f"{name}: must be one text, got a list of {len(value)}; for several samples, use "
             f"predict_many([{{{name!r}: ...}}, {{{name!r}: ...}}])"

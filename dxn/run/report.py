@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
 from io import StringIO
@@ -22,6 +22,7 @@ from dxn.data.samples import Samples
 from dxn.display import count, is_main_process
 from dxn.models import Model, count_parameters
 from dxn.run.build import Data, Inputs
+from dxn.run.input_groups import MAX_LINES, input_lines
 from dxn.tasks import Task
 from dxn.tokenize.adapter import Preprocessor
 from dxn.train.evaluate import Predictions
@@ -70,13 +71,8 @@ def format_number(value: float, largest: float | None = None) -> str:
 def describe(data: Data, task: Task, inputs: Inputs, truncations: Mapping[str, Truncation]) -> None:
     """Print the inputs, the target, the splits and the truncated inputs of a training."""
     source = data.source
-    for name, spec in inputs.specs.items():
-        if spec.modality == name:
-            print_line(f"{name}: {spec.column}")
-        elif spec.column == name:  # an input is called like its column if its modality has several
-            print_line(f"{name} ({spec.modality})")
-        else:
-            print_line(f"{name}: {spec.column} ({spec.modality})")
+    for line in input_lines(inputs.specs):
+        print_line(line)
     if source.target is not None and task.needs_target:
         print_line(f"target: {source.target} ({task.name})")
     for note in source.notes:
@@ -147,6 +143,21 @@ def print_table(table: Table) -> None:
     text = StringIO()
     Console(file=text, width=WIDE).print(table)
     print_line(text.getvalue().rstrip("\n"))
+
+
+def records_table(records: Sequence[Mapping[str, object]]) -> None:
+    """Print one row per record and one column per key."""
+    columns: dict[str, None] = {}  # a set that keeps the order of the keys
+    for record in records:
+        columns |= dict.fromkeys(record)
+    table = Table()
+    for name in columns:
+        table.add_column(Text(name))
+    for record in records:
+        cells = [record.get(name, "") for name in columns]
+        # Text, because rich would read brackets in a cell as markup.
+        table.add_row(*(Text(f"{c:.4f}" if isinstance(c, float) else str(c)) for c in cells))
+    print_table(table)
 
 
 def write_metrics(path: Path, results: Figures, extra: Mapping[str, object]) -> None:
@@ -238,7 +249,10 @@ def _largest(results: Figures, metric: str) -> float:
 
 
 def _missing_and_skipped(split: Opened) -> str:
-    parts = [f"{number} without {name}" for name, number in split.missing.items() if number]
+    missing = {name: number for name, number in split.missing.items() if number}
+    parts = [f"{number} without {name}" for name, number in missing.items()]
+    if len(missing) > MAX_LINES:
+        parts = [f"{len(missing)} inputs have missing values, {sum(missing.values()):,} in all"]
     if split.skipped:
         parts.append(f"{split.skipped} skipped")
     return f" ({', '.join(parts)})" if parts else ""

@@ -1,7 +1,8 @@
-"""Find the run folder that `run=` or `resume=` names. Nothing here imports torch."""
+"""Find the run folder that `run=`, `resume=` or `weights=` names. Nothing here imports torch."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from dxn.errors import UserError
@@ -25,7 +26,7 @@ def trained_run(text: str) -> tuple[Path, str | None]:
     Raises:
         UserError: If it does not exist, or contains no trained model.
     """
-    return _find(text, "run", "a trained model")
+    return _find(text, "run", has_model)
 
 
 def interrupted_run(text: str) -> tuple[Path, str | None]:
@@ -34,7 +35,30 @@ def interrupted_run(text: str) -> tuple[Path, str | None]:
     Raises:
         UserError: If it does not exist, or is not a run folder.
     """
-    return _find(text, "resume", "a run")
+    return _find(text, "resume", is_run)
+
+
+def weights_of_run(text: str, key: str = "weights") -> tuple[str, str | None]:
+    """Return what `weights=` names, where a folder of runs is replaced by its newest run.
+
+    Args:
+        text: A run folder, a folder of runs, "latest", or another source of weights, which is
+            returned as it is.
+        key: The option, for messages.
+
+    Returns:
+        The source of the weights, and a line about the choice if there are several runs.
+
+    Raises:
+        UserError: If it is "latest", and there is no run with a model.
+    """
+    folder = Path(text).expanduser()
+    is_single = has_model(folder) or is_run(folder)
+    has_runs = not is_single and any(map(has_model, _runs_below(folder)))
+    if has_runs or (text == LATEST and not folder.exists()):
+        found, note = _find(text, key, has_model)
+        return str(found), note
+    return text, None
 
 
 def is_run(folder: Path) -> bool:
@@ -47,19 +71,19 @@ def has_model(folder: Path) -> bool:
     return any((path / "config.yaml").is_file() for path in (folder, folder / "model"))
 
 
-def _find(text: str, key: str, purpose: str) -> tuple[Path, str | None]:
+def _find(text: str, key: str, is_complete: Callable[[Path], bool]) -> tuple[Path, str | None]:
     folder = Path(text).expanduser()
     # A run folder that somebody called "latest" has priority.
     if text == LATEST and not folder.is_dir():
         folder = RUNS
     if not folder.is_dir():
         raise UserError(_not_found(folder, key))
-    is_complete = has_model if key == "run" else is_run
     # A model folder with a missing file has a message of its own when it is loaded.
     if is_complete(folder) or is_run(folder):
         return folder, None
     runs = [run for run in _runs_below(folder) if is_complete(run)]
     if not runs:
+        purpose = "a run" if is_complete is is_run else "a trained model"
         raise UserError(
             f"{key}: {folder}: not a run folder, and no folder in it contains {purpose}"
         )

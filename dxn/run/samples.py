@@ -6,16 +6,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from dxn.data.columns import infer_modality
+from dxn.data.decoding import read_text
+from dxn.data.inference import infer_modality
 from dxn.errors import UserError
 from dxn.run.build import by_modality
-from dxn.run.input_rows import has_many_samples
+from dxn.run.input_rows import has_many_samples, inputs_beside
 from dxn.tokenize.adapter import Preprocessor, reads_files
 
 TEXT_SUFFIX = ".txt"
 
 
-def read_sample(value: Any, preprocessors: Mapping[str, Preprocessor]) -> dict[str, Any]:
+def read_sample(
+    value: Any,
+    preprocessors: Mapping[str, Preprocessor],
+    columns: Mapping[str, str] | None = None,
+) -> dict[str, Any]:
     """Return the inputs of one sample by name, from input.NAME=... or from a single input=...
 
     A single value is assigned to the input whose preprocessor accepts it best. The name of a .txt
@@ -24,6 +29,8 @@ def read_sample(value: Any, preprocessors: Mapping[str, Preprocessor]) -> dict[s
     Args:
         value: Values by input name, or a single value.
         preprocessors: Preprocessor of each input, by input name.
+        columns: Column of the training table that each input was read from, by input name. A single
+            value is also assigned to the other inputs of its column. Default: unknown.
 
     Raises:
         UserError: If an input is unknown, a single value fits no input or several, it names several
@@ -43,13 +50,13 @@ def read_sample(value: Any, preprocessors: Mapping[str, Preprocessor]) -> dict[s
             f"{_choices(preprocessors)} to one of them"
         )
     is_text_file = str(value).lower().endswith(TEXT_SUFFIX)
-    text = read_text(str(value)) if is_text_file else str(value)
+    text = read_text(Path(value)) if is_text_file else str(value)
     modality = infer_modality([text], by_modality(preprocessors)) or _modality_of_text(
         text, preprocessors
     )
     names = [name for name, p in preprocessors.items() if p.modality == modality]
     if len(names) == 1:
-        return {names[0]: text}
+        return dict.fromkeys(inputs_beside(names[0], [text], preprocessors, columns or {}), text)
     if not names and Path(text).is_file():
         raise UserError(
             f"input: no input of this model reads files such as {text}; set "
@@ -61,23 +68,6 @@ def read_sample(value: Any, preprocessors: Mapping[str, Preprocessor]) -> dict[s
     )
 
 
-def read_text(path: str) -> str:
-    """Return the content of a text file.
-
-    Raises:
-        UserError: If it is not found, or is not UTF-8.
-    """
-    try:
-        return Path(path).read_text(encoding="utf-8")
-    except FileNotFoundError as error:
-        where = f"current directory: {Path.cwd()}"
-        raise UserError(f"input: file not found: {path} ({where})") from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(
-            f"input: {path} cannot be read as text: {error}; save the file as UTF-8"
-        ) from error
-
-
 def _choices(names: Iterable[str]) -> str:
     return " or ".join(f"input.{name}=..." for name in names)
 
@@ -87,7 +77,7 @@ def _content(value: Any, prepare: Preprocessor) -> Any:
     # A preprocessor that reads files receives the path. A text that only ends in .txt is kept.
     is_text_file = isinstance(value, str) and value.lower().endswith(TEXT_SUFFIX)
     if is_text_file and not reads_files(prepare) and Path(value).is_file():
-        return read_text(value)
+        return read_text(Path(value))
     return value
 
 

@@ -14,7 +14,7 @@ from dxn.run.build import assign_inputs, build_adapters, by_input, preprocessors
 from dxn.run.predictor import Predictor
 from dxn.run.samples import read_sample
 from dxn.run.settings import Settings
-from dxn.tokenize.adapter import describe_columns, fit_adapter
+from dxn.tokenize.adapter import describe_columns, find_format, fit_adapter
 from dxn.tokenize.media import BadMedia
 from dxn.tokens import join
 
@@ -37,7 +37,7 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
     values = settings.values
     torch.manual_seed(values["seed"])  # of the random weights of untrained adapters
     if predictor is not None:
-        sample = read_sample(values["input"], predictor.preprocessors)
+        sample = read_sample(values["input"], predictor.preprocessors, predictor.columns)
         adapters = {name: predictor.adapters[name] for name in predictor.inputs if name in sample}
     else:
         preprocessors = preprocessors_of(values, settings.trust)
@@ -52,7 +52,14 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
     parts = []
     raws: dict[str, Any] = {}
     for name, adapter in adapters.items():
+        if predictor is None:
+            find_format(adapter.prepare, [sample[name]])
         raw = raws[name] = _read(adapter, name, sample[name])
+        if raw is None:
+            raise UserError(
+                f"input.{name}: {sample[name]!r} means that there is no value; set another one, or "
+                "leave the input out"
+            )
         # A tokenizer that is trained on one text contains exactly the tokens of this text.
         if predictor is None:
             fit_adapter(adapter, [raw])

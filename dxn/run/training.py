@@ -84,11 +84,11 @@ def train_one(settings: Settings) -> Trained:
 
 def _train(trainer: Trainer, run: Prepared, card: Card) -> State:
     """Pretrain if the run has pretraining, then train, and save the best epoch in model/."""
-    config = run.settings.values
-    trust = run.settings.trust
     # A run that was interrupted during pretraining has no checkpoint of the main task yet. It
     # resumes pretraining, and the main task starts from the beginning.
-    resume = bool(config["resume"]) and (_has_checkpoint(run) or run.pretraining is None)
+    resume = bool(run.settings.values["resume"]) and (
+        _has_checkpoint(run) or run.pretraining is None
+    )
     if run.pretraining is not None:
         if not resume:
             pretrain(run, run.pretraining)
@@ -102,8 +102,8 @@ def _train(trainer: Trainer, run: Prepared, card: Card) -> State:
         run.model,
         run.task,
         # After fine-tuning: frozen weights are not optimized, and LoRA weights are.
-        optimizer=build(config["optimizer"], key="optimizer", trust=trust, model=run.model),
-        schedule=build(config["scheduler"], key="scheduler", trust=trust),
+        optimizer=run.make_optimizer(run.model),
+        schedule=run.schedule,
         train=run.training_samples(run.task),
         validation=run.validation_samples(run.task),
         folder=run.folder,
@@ -147,11 +147,12 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
     }
     path: Path = run.folder / "metrics.json"
     report.write_metrics(path, by_split(split, results), extra)
-    name, _ = run.task.trivial() or ("", None)
+    # The row after "all", if there is one, is that of a simple rule, such as the most common class.
+    *_, name = results
     text = card.markdown(
         {"validation": _validation_figures(run.folder, state), split: results[ALL]},
         epochs=f"epoch {state.best_epoch} of {state.epoch}",
-        trivial=(name, results[name]) if name in results else None,
+        trivial=(name, results[name]) if name != ALL else None,
     )
     model_folder.write_card(run.folder / "model", text)
     report.print_line(about_files(run))

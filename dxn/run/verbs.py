@@ -16,7 +16,7 @@ from dxn.data.samples import Samples
 from dxn.display import count
 from dxn.errors import UserError
 from dxn.models import make_sampler
-from dxn.run import model_folder, report, vectors
+from dxn.run import report, vectors
 from dxn.run.attention import draw_attention
 from dxn.run.build import (
     assign_inputs,
@@ -24,17 +24,21 @@ from dxn.run.build import (
     build_task,
     by_input,
     decide_task,
+    find_formats,
     fit_adapters,
     open_source,
     preprocessors_of,
 )
 from dxn.run.evaluation import evaluate_model
+from dxn.run.index import check_only, read_index, write_index
 from dxn.run.input_rows import has_many_samples, open_input
+from dxn.run.loading import load_predictor
 from dxn.run.output import check_suffix, list_suffixes, write_records
 from dxn.run.prediction_table import answer_lines, identify, prediction_records, record_line
-from dxn.run.predictor import Predictor
 from dxn.run.report import console, next_step, print_line
 from dxn.run.samples import read_sample
+from dxn.run.search import search as run_search
+from dxn.run.search import with_model
 from dxn.run.settings import Settings
 from dxn.run.tokenizing import tokenize_sample
 from dxn.run.training import train_one
@@ -69,7 +73,9 @@ def predict(settings: Settings) -> int:
     predictor.require_answers()  # before a large table is read
     is_single = not has_many_samples(values["input"])
     if is_single:
-        samples = predictor.samples([read_sample(values["input"], predictor.preprocessors)])
+        samples = predictor.samples(
+            [read_sample(values["input"], predictor.preprocessors, predictor.columns)]
+        )
     else:
         # Samples without a task: a target column in a new table has no effect.
         samples = Samples(open_input(values, predictor), predictor.preprocessors)
@@ -115,7 +121,9 @@ def generate(settings: Settings) -> int:
     inputs = values["input"]
     texts = predictor.write(
         prompt=str(values["prompt"]),
-        inputs=None if inputs is None else read_sample(inputs, predictor.preprocessors),
+        inputs=None
+        if inputs is None
+        else read_sample(inputs, predictor.preprocessors, predictor.columns),
         count=values["count"],
         max_new=values["max_new"],
         sampler=sampler,
@@ -139,9 +147,12 @@ def embed(settings: Settings) -> int:
         )
     predictor = load_predictor(settings)
     if is_single:
-        samples = predictor.samples([read_sample(values["input"], predictor.preprocessors)])
+        samples = predictor.samples(
+            [read_sample(values["input"], predictor.preprocessors, predictor.columns)]
+        )
     else:
-        samples = Samples(open_input(values, predictor), predictor.preprocessors)
+        only = check_only(values["only"], predictor)
+        samples = Samples(open_input(values, predictor), predictor.preprocessors, only=only)
     opened = samples.opened
     rows, embeddings = predictor.vectors(samples, batch_size=values["batch_size"])
     if is_single:
@@ -159,11 +170,38 @@ def embed(settings: Settings) -> int:
     return 0
 
 
+def index(settings: Settings) -> int:
+    """Embed many rows, and write a folder that `dxn search` can search."""
+    for line in write_index(settings, load_predictor(settings)):
+        print_line(line)
+    next_step(f"dxn search index={settings.values['output']} input.NAME=...")
+    return 0
+
+
+def search(settings: Settings) -> int:
+    """Find the rows of an index that are most similar to each query."""
+    values = settings.values
+    output = check_suffix(values["output"])
+    index = read_index(values["index"])
+    settings = with_model(settings, index)
+    found = run_search(settings, index, load_predictor(settings))
+    records = list(found.records())
+    if output is not None:
+        write_records(output, records)
+        print_line(f"written: {output} ({count(len(records), 'row')})")
+        return 0
+    report.records_table(records[:MAX_PRINTED])
+    if len(records) > MAX_PRINTED:
+        print_line(f"and {count(len(records) - MAX_PRINTED, 'more row')}")
+    next_step("output=found.csv writes the found rows to a file")
+    return 0
+
+
 def attend(settings: Settings) -> int:
     """Draw the attention of a model on one sample."""
     values = settings.values
     predictor = load_predictor(settings)
-    sample = read_sample(values["input"], predictor.preprocessors)
+    sample = read_sample(values["input"], predictor.preprocessors, predictor.columns)
     folder = Path(values["output"])
     name = str(values["run"] or values["weights"]["source"])
     result = draw_attention(predictor, sample, folder, model_name=name)
@@ -219,6 +257,7 @@ def check(settings: Settings) -> int:
             errors = [str(error)]
     inputs = assign_inputs(config, source.inputs, preprocessors)
     adapters = build_adapters(inputs, trust)
+    find_formats(adapters, inputs, source)
 
     def fit(splits: Mapping[str, Any]) -> None:
         # Only a fitted tokenizer can tell which texts are truncated.
@@ -242,35 +281,6 @@ def check(settings: Settings) -> int:
     options = [o for o in settings.overrides if not o.startswith("output=")]
     next_step(shlex.join(["dxn", "train", *options]))
     return 0
-
-
-def load_predictor(settings: Settings) -> Predictor:
-    """Load the trained model `run`, or the public checkpoint `weights`.
-
-    Raises:
-        UserError: If not exactly one of them is set, or it cannot be loaded.
-    """
-    values = settings.values
-    # Not every command has the key weights.
-    weights: Mapping[str, Any] = values.get("weights") or {"source": None}
-    if (values["run"] is None) == (weights["source"] is None):
-        raise UserError(
-            "run: set run=RUN to use a trained model, or weights=... to use a public checkpoint"
-        )
-    device = values.get("device", "cpu")
-    if device == "auto":
-        # Only CUDA is chosen automatically: some operations do not exist on mps.
-        device = "cuda" if torch.cuda.is_available() else "cpu"
-    if values["run"] is not None:
-        return model_folder.load(values["run"], device=device, trust=settings.folder_trust)
-    return model_folder.from_public(
-        weights["source"],
-        revision=weights["revision"],
-        part=weights["part"],
-        strict=weights["strict"],
-        device=device,
-        trust=settings.folder_trust,
-    )
 
 
 def _rows(rows: Sequence[Any], opened: Opened) -> str:

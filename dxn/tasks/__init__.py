@@ -2,7 +2,9 @@
 
 from dxn.tasks.auto import Auto, infer_task, task_class
 from dxn.tasks.classify import Classify
+from dxn.tasks.contrastive import Contrastive
 from dxn.tasks.embed import Embed
+from dxn.tasks.forecast import Forecast
 from dxn.tasks.generate import Generate, Generated
 from dxn.tasks.heads import LinearHead, PreHead, TokenHead
 from dxn.tasks.language import Language
@@ -10,14 +12,25 @@ from dxn.tasks.masked import Masked
 from dxn.tasks.multilabel import Multilabel
 from dxn.tasks.regress import Regress
 from dxn.tasks.tag import Tag
-from dxn.tasks.task import IGNORED, TASKS, Task, Window, Writes, read_state
+from dxn.tasks.task import (
+    IGNORED,
+    TASKS,
+    ClassifiesByExample,
+    Task,
+    Window,
+    Writes,
+    read_state,
+)
 
 __all__ = [
     "IGNORED",
     "TASKS",
     "Auto",
+    "ClassifiesByExample",
     "Classify",
+    "Contrastive",
     "Embed",
+    "Forecast",
     "Generate",
     "Generated",
     "Language",

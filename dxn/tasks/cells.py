@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import datetime
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from dxn.errors import UserError
-from dxn.tasks.numbers import NumberFormat, Numbers, is_missing, read_numbers, sample
+from dxn.tokenize.date_format import are_dates, most
+from dxn.tokenize.number_format import NumberFormat, Numbers, are_codes, are_numbers, read_numbers
 
 # Thresholds of heuristics; head=NAME overrides their result.
 # A column of whole numbers with at most this many distinct values contains class labels (such as 1
@@ -26,14 +26,6 @@ PERCENT = 100  # 0 to 100 is a score or a percentage
 # Below this number of values, a column is too short to tell identifiers from classes.
 MIN_IDENTIFIERS = 20
 DISTINCT = 0.9  # fraction of distinct values from which nearly all of them occur once
-MOST = 0.95
-MIN_IN_SAMPLE = 0.8
-DATE = re.compile(
-    r"(?:\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2\d{2,4}"
-    r"|\d{1,2}\.? ?[A-Za-z]{3,9}\.?,? \d{4}|[A-Za-z]{3,9}\.? \d{1,2},? \d{4})"
-    r"(?:[T ]+\d{1,2}:\d{2}.*)?"
-    r"|\d{1,2}:\d{2}(?::\d{2})?(?: ?[AaPp][Mm])?"
-)
 # An identifier contains a digit, such as SKU-1234, or is an address.
 IDENTIFIER = re.compile(r"\S*(?:\d|@|://)\S*")
 
@@ -46,11 +38,6 @@ def as_number(value: Any) -> float | None:
 def are_lists(values: Sequence[Any]) -> bool:
     """Return whether `values` is not empty and contains only lists."""
     return bool(values) and all(isinstance(value, list) for value in values)
-
-
-def are_numbers(values: Sequence[Any]) -> bool:
-    """Return whether the values are numbers, apart from a few cells such as "N/A"."""
-    return read_numbers(values) is not None
 
 
 def are_amounts(values: Sequence[Any]) -> bool:
@@ -83,23 +70,11 @@ def are_class_ids(numbers: Numbers) -> bool:
     return num_rare <= MAX_RARE * distinct
 
 
-def are_codes(values: Sequence[Any]) -> bool:
-    """Return whether the values are digits such as zip codes, which can start with a zero."""
-    texts = [value for value in values if isinstance(value, str)]
-    padded = any(len(text) > 1 and text[0] == "0" and text.isdigit() for text in texts)
-    return padded and all(text.isdigit() for text in texts if not is_missing(text))
-
-
-def are_dates(values: Sequence[Any]) -> bool:
-    """Return whether nearly all values are dates or times."""
-    return _most(values, _is_date)
-
-
 def are_identifiers(values: Sequence[Any]) -> bool:
     """Return whether the values are codes such as SKU-1234, which nearly all occur once."""
     if len(values) < MIN_IDENTIFIERS or not all(isinstance(value, str) for value in values):
         return False
-    is_code = _most(values, lambda value: IDENTIFIER.fullmatch(value) is not None)
+    is_code = most(values, lambda value: IDENTIFIER.fullmatch(value) is not None)
     return is_code and len(set(values)) > DISTINCT * len(values)
 
 
@@ -158,27 +133,3 @@ def parse_list(value: Any, origin: str) -> list[str]:
     if not isinstance(value, list | tuple):
         raise UserError(f"{origin}: the target must be a list, got {value!r}")
     return [str(item) for item in value]
-
-
-def _most(values: Sequence[Any], matches: Callable[[Any], bool]) -> bool:
-    """Return whether a test holds for nearly all values that are not missing."""
-    # The few cells of the sample exclude most columns, which is faster.
-    for part in (sample(values), values):
-        present = [value for value in part if not is_missing(value)]
-        limit = MIN_IN_SAMPLE if part is not values else MOST
-        if not present or sum(map(matches, present)) < limit * len(present):
-            return False
-    return True
-
-
-def _is_date(value: Any) -> bool:
-    if isinstance(value, datetime.date | datetime.time):
-        return True
-    if isinstance(value, int) and not isinstance(value, bool):
-        value = str(value)
-    if not isinstance(value, str):
-        return False
-    text = value.strip()
-    if len(text) == 8 and text.isdigit():  # 20260131
-        return text[:2] in ("19", "20") and "01" <= text[4:6] <= "12" and "01" <= text[6:] <= "31"
-    return DATE.fullmatch(text) is not None

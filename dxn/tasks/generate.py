@@ -16,9 +16,10 @@ from dxn.errors import UserError
 from dxn.models.attention import Memory
 from dxn.models.generation import Hypothesis, Sampler, beam_search, generate, greedy
 from dxn.models.losses import linear_cross_entropy
-from dxn.tasks.cells import are_numbers, problem_of
+from dxn.tasks.cells import problem_of
 from dxn.tasks.task import IGNORED, Batch, Task
 from dxn.tokenize.adapter import VocabularyAdapter
+from dxn.tokenize.number_format import are_numbers
 from dxn.tokenize.target import TargetTokenizer
 from dxn.tokenize.text_options import TokenizerOptions
 from dxn.tokens import Tokens

@@ -14,11 +14,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.errors import UserError
-from dxn.tasks.cells import are_lists, are_numbers, parse_list
+from dxn.tasks.cells import are_lists, parse_list
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
 from dxn.tasks.labels import Labels, describe_names
 from dxn.tasks.probabilities import list_names, probability_fields
 from dxn.tasks.task import Batch, Task
+from dxn.tokenize.number_format import are_numbers
 
 SEPARATOR = "|"  # between the labels of one cell, as in "red|round"
 

@@ -16,9 +16,9 @@ from dxn.tasks.cells import are_amounts
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
 from dxn.tasks.labels import is_number
 from dxn.tasks.number_notes import explain_amounts, explain_format
-from dxn.tasks.numbers import NumberFormat, find_format
 from dxn.tasks.probabilities import significant
 from dxn.tasks.task import Batch, Task
+from dxn.tokenize.number_format import NumberFormat, find_format
 
 
 class Regress(Task):

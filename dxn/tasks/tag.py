@@ -99,7 +99,7 @@ class Tag(Task):
         """The input whose words are tagged."""
         return (self.input,)
 
-    def check_row(self, raws: Mapping[str, Any], value: Sequence[str], origin: str) -> None:
+    def complete(self, raws: Mapping[str, Any], value: Sequence[str], origin: str) -> Sequence[str]:
         """Check that the input of a row is a list with one word per tag.
 
         Raises:
@@ -111,7 +111,7 @@ class Tag(Task):
         name = self.input or (candidates[0] if candidates else "")
         words = raws.get(name)
         if words is None:
-            return  # `Samples` leaves out rows without their required input
+            return value  # `Samples` leaves out rows without their required input
         if not isinstance(words, list):
             raise UserError(
                 f"{origin}: {name} must be a list of words, because each tag belongs to a word, "
@@ -122,6 +122,7 @@ class Tag(Task):
                 f"{origin}: there must be one tag per word, got {len(value)} tags for "
                 f"{len(words)} words"
             )
+        return value
 
     def fit(self, values: Sequence[Sequence[str]]) -> None:
         """Collect the tag names, and compute tag weights if `balance` is set."""

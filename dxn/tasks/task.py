@@ -46,6 +46,8 @@ TASKS: dict[str, str] = {
     "generate": "dxn.tasks.Generate",
     "language": "dxn.tasks.Language",
     "masked": "dxn.tasks.Masked",
+    "contrastive": "dxn.tasks.Contrastive",
+    "forecast": "dxn.tasks.Forecast",
 }
 
 
@@ -78,9 +80,15 @@ class Task(ABC):
             only input.
         wants_words: Whether inputs should be lists of words where possible.
         separator: Text between the items of a list, such as labels, in one cell of a CSV file.
+        compares_rows: Whether `encode_sample` receives as `value` a hash of each raw input of the
+            row (bytes by input name), which is equal for rows with an equal input.
+        separates_inputs: Whether the head receives each input encoded alone, as
+            `dxn.models.InputVectors`. The head then has the same attribute.
+        min_inputs: Smallest number of inputs that can be evaluated. The table of an evaluation has
+            no rows for smaller subsets of the inputs.
         random_in_validation: Whether `encode_sample` receives a random generator in validation as
             well, with the same state in every epoch. If False, `rand` is None except in training.
-        plots: Plot of the predictions: "confusion", "scatter" or None.
+        plots: Plot of the predictions: "confusion", "scatter", "forecast" or None.
         monitored: Name of the metric that selects the best epoch.
         higher_is_better: Whether higher values of the monitored metric are better.
     """
@@ -91,6 +99,9 @@ class Task(ABC):
     streams: ClassVar[bool] = False
     wants_words: ClassVar[bool] = False
     separator: ClassVar[str] = "|"
+    compares_rows: ClassVar[bool] = False
+    separates_inputs: ClassVar[bool] = False
+    min_inputs: ClassVar[int] = 1
     random_in_validation: ClassVar[bool] = False
     plots: ClassVar[str | None] = None
     monitored: ClassVar[str] = "loss"
@@ -155,17 +166,21 @@ class Task(ABC):
         """
         return value
 
-    def check_row(self, raws: Mapping[str, Any], value: Any, origin: str) -> None:
-        """Check that a target value matches the inputs of its row.
+    def complete(self, raws: Mapping[str, Any], value: Any, origin: str) -> Any:
+        """Check that a target value matches the inputs of its row, and add what depends on them.
 
         Args:
             raws: Raw values of the row's inputs, by input name; None where missing.
             value: Parsed target value.
             origin: File and row, for error messages.
 
+        Returns:
+            The target value. Default: unchanged.
+
         Raises:
             UserError: If the target value does not match the inputs.
         """
+        return value
 
     def vocabulary_texts(self, values: Sequence[Any]) -> Sequence[str]:
         """Return the texts among the targets that the vocabulary of an input must also cover."""
@@ -302,6 +317,24 @@ class Task(ABC):
         """
         return {}
 
+    def parts(self, predictions: Sequence[Any]) -> dict[str, dict[str, float]]:
+        """Return the metrics of parts of the task, such as each direction of a search, by name.
+
+        Args:
+            predictions: Results of `predict`.
+        """
+        return {}
+
+    def chance(self, predictions: Sequence[Any]) -> dict[str, dict[str, float]]:
+        """Return the expected metrics of random answers for the same rows, by a description.
+
+        Override this method if `baseline` cannot return them, such as those of a random order.
+
+        Args:
+            predictions: Results of `predict`.
+        """
+        return {}
+
     def is_better(self, new: float, old: float | None) -> bool:
         """Return whether a value of the monitored metric improves on the best value so far.
 
@@ -340,6 +373,39 @@ class Task(ABC):
             inputs: The row's inputs, as for `answer`.
         """
         return {"prediction": self.answer(prediction, inputs)["prediction"]}
+
+    def records(
+        self, prediction: Any, target: Any = None, inputs: Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return the rows of predictions.csv for one prediction, and the values of their columns.
+
+        A task whose prediction is a sequence, such as a forecast, returns one row per item.
+
+        Args:
+            prediction: One result of `predict`.
+            target: Parsed target of the row. None if it is unknown.
+            inputs: The row's inputs, as for `answer`.
+
+        Returns:
+            Default: one row with the target, if it is known, and `fields`.
+        """
+        known = {} if target is None else {"target": target}
+        return [known | self.fields(prediction, target, inputs)]
+
+    def baseline(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Any]] | None:
+        """Return the answers of a simple rule, with which the metrics of a model are compared.
+
+        Override this method if the rule depends on the inputs, such as repeating the last value.
+
+        Args:
+            raws: Raw values of the inputs of each row, by input name.
+
+        Returns:
+            A description of the rule, and a prediction per row in the format of `predict`. Default:
+            the answer of `trivial` for every row, or None.
+        """
+        trivial = self.trivial()
+        return None if trivial is None else (trivial[0], [trivial[1]] * len(raws))
 
     def trivial(self) -> tuple[str, Any] | None:
         """Return the best constant answer, with which the metrics of a model are compared.
@@ -410,6 +476,24 @@ class Writes(Protocol):
                 decoder.
             sampler: Function that chooses the next token from log-probabilities (B, V). Default:
                 the search method of the task.
+        """
+        ...
+
+
+@runtime_checkable
+class ClassifiesByExample(Protocol):
+    """A task whose model can classify samples by their similarity to one example per class."""
+
+    def classifier(
+        self, head: nn.Module, names: Sequence[str], vectors: Tensor, inputs: Sequence[str]
+    ) -> tuple[Task, nn.Module]:
+        """Return a task that predicts one of the classes, and its head.
+
+        Args:
+            head: The head that `Task.make_head` returned.
+            names: Names of the K classes.
+            vectors: (K, E). Embedding of the example of each class.
+            inputs: Names of the inputs of the classified samples, in the order of the model.
         """
         ...
 

@@ -18,10 +18,17 @@ from dxn.tokenize.audio_options import (
     PatchOptions,
     SpectrogramOptions,
 )
+from dxn.tokenize.category import CategoryAdapter, CategoryMasking
+from dxn.tokenize.cells import CellMasking
+from dxn.tokenize.date import DateAdapter
 from dxn.tokenize.image import ImageAdapter
 from dxn.tokenize.image_options import ImageAugment, ImageNormalization, ResizeOptions
 from dxn.tokenize.masking import AudioMasking, ImageMasking, TextMasking
 from dxn.tokenize.media import BadMedia
+from dxn.tokenize.number import NumberAdapter, PeriodicOptions
+from dxn.tokenize.series import SeriesAdapter
+from dxn.tokenize.series_masking import SeriesMasking
+from dxn.tokenize.series_options import SeriesAugment
 from dxn.tokenize.target import TargetTokenizer
 from dxn.tokenize.text import TextAdapter
 from dxn.tokenize.text_options import (
@@ -32,6 +39,9 @@ from dxn.tokenize.text_options import (
     TokenizerOptions,
 )
 from dxn.tokenize.text_tokenizer import train_tokenizer
+from dxn.tokenize.video import VideoAdapter
+from dxn.tokenize.video_masking import VideoMasking
+from dxn.tokenize.video_options import VideoAugment, VideoSampling
 
 __all__ = [
     "ADAPTERS",
@@ -41,6 +51,10 @@ __all__ = [
     "AudioMasking",
     "AudioNormalization",
     "BadMedia",
+    "CategoryAdapter",
+    "CategoryMasking",
+    "CellMasking",
+    "DateAdapter",
     "EmbeddingNormOptions",
     "EmbeddingOptions",
     "ImageAdapter",
@@ -49,15 +63,24 @@ __all__ = [
     "ImageNormalization",
     "Masking",
     "NgramOptions",
+    "NumberAdapter",
     "PatchOptions",
+    "PeriodicOptions",
     "Preprocessor",
     "ResizeOptions",
+    "SeriesAdapter",
+    "SeriesAugment",
+    "SeriesMasking",
     "SpectrogramOptions",
     "TargetTokenizer",
     "TextAdapter",
     "TextAugment",
     "TextMasking",
     "TokenizerOptions",
+    "VideoAdapter",
+    "VideoAugment",
+    "VideoMasking",
+    "VideoSampling",
     "VocabularyAdapter",
     "VocabularyPreprocessor",
     "train_tokenizer",

@@ -7,9 +7,13 @@ optional member only through a function of this module, which returns the defaul
 | optional member of a preprocessor | default | function |
 |---|---|---|
 | `reads_files: bool` | False | `reads_files(prepare)` |
+| `is_path(text) -> bool` | `reads_files` | `is_path(prepare, value)` |
+| `shareable: bool` | True | `is_shareable(prepare)` |
 | `has_words: bool` | False | `has_words(prepare)` |
+| `has_steps: bool` | False | `has_steps(prepare)` |
 | `num_tokens(raw) -> float` | 1.0 | `num_tokens(prepare, raw)` |
 | `accepts(values) -> float` | 0.0 | `accepts(prepare, values)` |
+| `find_format(cells)` | nothing to find | `find_format(prepare, cells)` |
 | `summarize(raws, sources) -> str` | "" | `summarize(prepare, raws, sources)` |
 | `without_augment() -> Preprocessor` | itself | `without_augment(prepare)` |
 | `truncated(sample) -> (kept, total) or None` | None | `truncated(prepare, sample)` |
@@ -33,6 +37,7 @@ from typing import Any, Protocol, runtime_checkable
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from dxn.tokenize.media import BadMedia
 from dxn.tokens import Tokens
 
 # Import paths instead of classes, because the adapters import this module.
@@ -40,6 +45,11 @@ ADAPTERS: dict[str, str] = {
     "text": "dxn.tokenize.TextAdapter",
     "image": "dxn.tokenize.ImageAdapter",
     "audio": "dxn.tokenize.AudioAdapter",
+    "video": "dxn.tokenize.VideoAdapter",
+    "series": "dxn.tokenize.SeriesAdapter",
+    "number": "dxn.tokenize.NumberAdapter",
+    "category": "dxn.tokenize.CategoryAdapter",
+    "date": "dxn.tokenize.DateAdapter",
 }
 
 
@@ -54,6 +64,9 @@ class Preprocessor(Protocol):
 
     def read(self, source: Any) -> Any:
         """Read a cell of a data set (path, bytes, array or str) as a raw value.
+
+        None means that there is no value: the cell says so, such as "N/A", or it is a video without
+        the sound track that is to be read.
 
         Raises:
             BadMedia: If the source is invalid or exceeds a limit. The message is the reason.
@@ -160,9 +173,50 @@ def reads_files(prepare: Preprocessor) -> bool:
     return getattr(prepare, "reads_files", False)
 
 
+def is_shareable(prepare: Preprocessor) -> bool:
+    """Whether several inputs can share the adapter.
+
+    If not, such as for the columns of a table, whose numbers have different units, each input has
+    an adapter of its own. These are inputs that the rows of a table describe together, so they are
+    also printed and evaluated together.
+    """
+    return getattr(prepare, "shareable", True)
+
+
+def find_format(prepare: Preprocessor, cells: Sequence[Any]) -> None:
+    """Find out how the cells of a column are written, such as the decimal separator.
+
+    It is called before the cells of a training are read, because a single cell can be ambiguous.
+    The cells of new data are read in the format of the training.
+    """
+    find = getattr(prepare, "find_format", None)
+    if find is not None:
+        find([cell for cell in cells if cell is not None])
+
+
+def is_path(prepare: Preprocessor, value: Any) -> bool:
+    """Whether a cell is a file path. A preprocessor that reads files may accept other texts too."""
+    if not reads_files(prepare) or not isinstance(value, str):
+        return False
+    check = getattr(prepare, "is_path", None)
+    return True if check is None else check(value)
+
+
 def has_words(prepare: Preprocessor) -> bool:
     """Whether it accepts a list of words and returns `words` (n,), the word index of each token."""
     return getattr(prepare, "has_words", False)
+
+
+def has_steps(prepare: Preprocessor) -> bool:
+    """Whether raw values are series: float tensors (T, C) with C channels at T time steps.
+
+    NaN is a missing value. The preprocessor then has the method `history(batch)`, which returns the
+    normalized values (B, T, C) of a collated batch with the last step of each sample at index -1,
+    and its batches contain `loc` and `scale` (B, C), with which values are denormalized. A task
+    that continues the series calls `continue_from(steps)`: every sample then has the last `steps`
+    time steps, after missing values if the series is shorter.
+    """
+    return getattr(prepare, "has_steps", False)
 
 
 def num_tokens(prepare: Preprocessor, raw: Any) -> float:
@@ -243,9 +297,17 @@ def make_masking(adapter: Adapter, *, ratio: float | None = None, span: int = 5)
 
 
 def to_tokens(adapter: Adapter, sources: Sequence[Any]) -> Tokens:
-    """Read, preprocess, collate and embed sources as one batch of Tokens."""
+    """Read, preprocess, collate and embed sources as one batch of Tokens.
+
+    Raises:
+        BadMedia: If a source cannot be read, or has no value.
+    """
     prepare = adapter.prepare
-    samples = [prepare(prepare.read(source)) for source in sources]
+    raws = [prepare.read(source) for source in sources]
+    for source, raw in zip(sources, raws, strict=True):
+        if raw is None:
+            raise BadMedia(f"has no {prepare.modality} to read, got {source!r}")
+    samples = [prepare(raw) for raw in raws]
     return adapter(prepare.collate(samples))
 
 

@@ -12,7 +12,9 @@ import torch
 import torchaudio
 from torch import Tensor
 
-from dxn.tokenize.media import BadMedia, bytes_or_path, head
+from dxn.tokenize.container import check_seconds
+from dxn.tokenize.media import BadMedia, bytes_or_path, head, is_container
+from dxn.tokenize.sound_track import read_sound_track, sound_track_rate
 
 # libsndfile reads a truncated file without an error, but its log contains the expected length.
 SHORTENED = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be \d+\)")
@@ -37,10 +39,13 @@ def read_audio(source: Any, *, sample_rate: int, max_seconds: float = 60.0) -> T
         max_seconds: Maximum duration in seconds. It is checked before the file is decoded.
 
     Raises:
-        BadMedia: If the clip cannot be read or is longer than max_seconds.
+        BadMedia: If the clip cannot be read or is longer than max_seconds. NoSoundTrack if it is a
+            video without sound.
     """
     if isinstance(source, tuple):
         samples, rate = _from_array(*source)
+    elif _has_container(source):
+        samples, rate = read_sound_track(source, max_seconds)
     else:
         samples, rate = _decode(source, max_seconds)
     if samples.shape[-1] == 0:
@@ -48,7 +53,7 @@ def read_audio(source: Any, *, sample_rate: int, max_seconds: float = 60.0) -> T
     if not bool(torch.isfinite(samples).all()):
         raise BadMedia("samples that are NaN or infinite")
     # Again, because the duration in the header can be missing or wrong.
-    _check_seconds(samples.shape[-1] / rate, max_seconds)
+    check_seconds(samples.shape[-1] / rate, max_seconds)
     mono = samples.mean(0) if samples.ndim == 2 else samples
     return mono if rate == sample_rate else _resampler(rate, sample_rate)(mono)
 
@@ -61,8 +66,16 @@ def audio_rate(source: Any) -> int:
     """
     if isinstance(source, tuple):
         return int(source[1])
+    if _has_container(source):
+        return sound_track_rate(source)
     with _open_audio(source) as file:
         return file.samplerate
+
+
+def _has_container(source: Any) -> bool:
+    """Whether a path or bytes are a file that libsndfile cannot read, such as a video."""
+    bytes_or_path(source)  # checks that the file exists
+    return is_container(head(source, 32))
 
 
 def _from_array(array: Any, rate: float) -> tuple[Tensor, int]:
@@ -86,7 +99,7 @@ def _decode(source: Any, max_seconds: float) -> tuple[Tensor, int]:
         # One frame more than allowed, so that a file without a known length is still rejected.
         max_frames = int(max_seconds * file.samplerate) + 1
         if file.frames < UNKNOWN_LENGTH:
-            _check_seconds(file.frames / file.samplerate, max_seconds)
+            check_seconds(file.frames / file.samplerate, max_seconds)
         try:
             data = file.read(min(file.frames, max_frames), dtype="float32", always_2d=True)
         except soundfile.LibsndfileError as error:
@@ -102,18 +115,13 @@ def _decode(source: Any, max_seconds: float) -> tuple[Tensor, int]:
 
 
 def _open_audio(source: Any) -> soundfile.SoundFile:
-    problem = "not a supported audio file (WAV, FLAC, OGG, MP3)"
+    problem = "not a supported audio file (WAV, FLAC, OGG, MP3, M4A, AAC, or a video with sound)"
     try:
         return soundfile.SoundFile(bytes_or_path(source))
     except soundfile.LibsndfileError as error:
         raise BadMedia(f"{problem}: {error.error_string}") from None
     except TypeError:  # soundfile needs a sample rate to open a file with the suffix .raw
         raise BadMedia(f"{problem}: raw samples") from None
-
-
-def _check_seconds(seconds: float, max_seconds: float) -> None:
-    if seconds > max_seconds:
-        raise BadMedia(f"{seconds:.1f} s, more than max_seconds={max_seconds:g}")
 
 
 @lru_cache(maxsize=64)

@@ -22,7 +22,14 @@ from dxn.tokenize.audio_options import (
     SpectrogramOptions,
 )
 from dxn.tokenize.grid import collate_grids
-from dxn.tokenize.media import BadMedia, is_audio, matching_fraction
+from dxn.tokenize.media import (
+    SOUND_TRACK_SCORE,
+    BadMedia,
+    is_audio,
+    matching_fraction,
+    may_have_sound_track,
+)
+from dxn.tokenize.sound_track import NoSoundTrack
 from dxn.tokenize.spectrogram import Spectrogram, hop_samples
 
 MAX_RATES = 5  # a summary lists only the most common sample rates, to fit into one line
@@ -96,13 +103,18 @@ class AudioPreprocessor:
         samples = 1 if self.spectrogram is None else self.hop_length
         return samples / self.sample_rate
 
-    def read(self, source: Any) -> Tensor:
+    def read(self, source: Any) -> Tensor | None:
         """Read a path, bytes or an (array, rate) pair as mono float32 (T,) at sample_rate.
+
+        None: the source is a video without a sound track.
 
         Raises:
             BadMedia: If the clip cannot be read or is longer than max_seconds.
         """
-        return read_audio(source, sample_rate=self.sample_rate, max_seconds=self.max_seconds)
+        try:
+            return read_audio(source, sample_rate=self.sample_rate, max_seconds=self.max_seconds)
+        except NoSoundTrack:
+            return None  # a missing input: a table can have videos with and without sound
 
     def __call__(self, raw: Tensor, rand: random.Random | None = None) -> dict[str, Tensor]:
         """Return the features of a clip raw (T,), augmented if rand is not None.
@@ -149,8 +161,13 @@ class AudioPreprocessor:
         return len(raw) / self.hop_length / USUAL_FRAMES
 
     def accepts(self, values: Sequence[Any]) -> float:
-        """Return the fraction of the values that look like clips, see `is_audio`."""
-        return matching_fraction(values, is_audio)
+        """Return the fraction of the values that look like clips, see `is_audio`.
+
+        The sound track of videos is read as well. They have a lower score, so that they are videos
+        if there is an adapter for their pictures.
+        """
+        tracks = matching_fraction(values, may_have_sound_track)
+        return max(matching_fraction(values, is_audio), SOUND_TRACK_SCORE * tracks)
 
     def summarize(self, raws: Sequence[Tensor], sources: Sequence[Any]) -> str:
         """Summarize the durations of the clips and the sample rates of their sources."""

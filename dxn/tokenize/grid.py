@@ -1,4 +1,4 @@
-"""Patches on a two-dimensional grid, shared by the image and audio adapters and masking."""
+"""Patches on a two-dimensional grid, shared by image, audio and video adapters and masking."""
 
 from __future__ import annotations
 
@@ -75,6 +75,27 @@ def grid_mask(sizes: Tensor, height: int, width: int) -> Tensor:
     rows = torch.arange(height, device=sizes.device) < sizes[:, :1]
     columns = torch.arange(width, device=sizes.device) < sizes[:, 1:]
     return rows[:, :, None] & columns[:, None, :]
+
+
+def patch_boxes(grid: PatchGrid, frame: Tensor, sizes: Tensor, mask: Tensor) -> Tensor:
+    """Return top, left, bottom, right of each patch in raw pixels (B, h w, 4), NaN at padding.
+
+    Args:
+        grid: The patches.
+        frame: (B, 4). Position of the pixels in the raw picture, see `Frame` of image_augment.py.
+        sizes: (B, 2). Height and width of each picture in pixels.
+        mask: (B, h, w). True at real patches.
+    """
+    height, width = mask.shape[1:]
+    corner = torch.cartesian_prod(torch.arange(height), torch.arange(width)).to(sizes.device)
+    corner = corner * torch.tensor(grid.stride, device=sizes.device)
+    end = torch.minimum(corner + torch.tensor(grid.size, device=sizes.device), sizes[:, None])
+    origin, scale = frame[:, None, :2], frame[:, None, 2:]
+    start = corner * scale + origin
+    stop = end * scale + origin
+    # In a mirrored picture, the left edge of a patch lies on the right in the raw picture.
+    box = torch.cat([torch.minimum(start, stop), torch.maximum(start, stop)], -1)
+    return box.masked_fill(~mask.flatten(1)[..., None], torch.nan)
 
 
 def collate_grids(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:

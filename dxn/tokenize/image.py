@@ -7,15 +7,15 @@ from itertools import islice
 from typing import Any, Literal
 
 import torch
-import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.tokenize.adapter import to_tokens
-from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask
+from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.image_options import ImageAugment, ImageNormalization, ResizeOptions
 from dxn.tokenize.image_preprocessor import ImagePreprocessor
 from dxn.tokenize.masking import ImageMasking, check_ratio
+from dxn.tokenize.pixels import normalize_pixels, register_statistics, set_statistics
 from dxn.tokenize.pos_embed import PosEmbed2d, PosEmbedKind
 from dxn.tokenize.stem import ConvStem
 from dxn.tokenize.text_options import EmbeddingNormOptions
@@ -88,15 +88,7 @@ class ImageAdapter(nn.Module):
         )
         self.mean: Tensor
         self.std: Tensor
-        self.known_statistics = normalize.mean is not None
-        for name, values in (("mean", normalize.mean), ("std", normalize.std)):
-            if values is not None and len(values) != in_channels:
-                raise ValueError(
-                    f"normalize.{name} must have {in_channels} numbers, one per channel, "
-                    f"got {list(values)}"
-                )
-            # 0.5 is a placeholder until `fit` computes the statistics.
-            self.register_buffer(name, torch.tensor(values or [0.5] * in_channels))
+        self.known_statistics = register_statistics(self, normalize, in_channels)
         self.stem = None
         if stem == "conv":
             self.stem = ConvStem(in_channels=in_channels, dim=dim, stride=patch_size)
@@ -121,19 +113,7 @@ class ImageAdapter(nn.Module):
         """
         if self.known_statistics:
             return self
-        count = 0
-        sums: list[Tensor] = []
-        for raw in islice(raws, MAX_FITTED):
-            pixels = raw.flatten(1)
-            count += pixels.shape[1]
-            # float64, because the variance is a small difference of two large numbers.
-            sums.append(_sums(pixels.double() / 255))
-        if count:
-            total, squares = torch.stack(sums).sum(0)
-            mean = total / count
-            self.mean.copy_(mean)
-            # The clamp avoids a division by zero if all images have a single color.
-            self.std.copy_((squares / count - mean**2).clamp(min=1e-6).sqrt())
+        set_statistics(self, islice(raws, MAX_FITTED))
         return self
 
     def masking(self, *, ratio: float | None = None, span: int = 5) -> ImageMasking | None:
@@ -177,9 +157,9 @@ class ImageAdapter(nn.Module):
             x = self.stem(x, sizes)
         else:
             x = self.proj(rearrange(self.grid.windows(x), "b c h w p q -> b h w (c p q)"))
-        x = x + self._positions(grids, x.shape[1], x.shape[2])
+        x = x + self.pos_embed.of_grids(grids, x.shape[1], x.shape[2])
         mask = grid_mask(grids, x.shape[1], x.shape[2])
-        coords = self._coords(batch["frame"], sizes, mask)
+        coords = patch_boxes(self.grid, batch["frame"], sizes, mask)
         x = rearrange(x, "b h w d -> b (h w) d")
         mask = rearrange(mask, "b h w -> b (h w)")
         # Masked pretraining needs all patches, because it predicts the hidden ones.
@@ -192,52 +172,10 @@ class ImageAdapter(nn.Module):
 
     def _normalized(self, pixels: Tensor, sizes: Tensor) -> Tensor:
         """Normalize uint8 pixels (B, C, H, W) and set the padding of each image to 0."""
-        x = (pixels.to(self.mean.dtype) / 255 - self.mean[:, None, None]) / self.std[:, None, None]
+        x = normalize_pixels(pixels, self.mean, self.std)
         if len(x) > 1:  # a single image has no padding
             x = x * grid_mask(sizes, x.shape[2], x.shape[3])[:, None]
         return x
-
-    def _positions(self, grids: Tensor, height: int, width: int) -> Tensor:
-        """Return position embeddings (1, height, width, D), or a scalar 0 without positions.
-
-        The shape is (B, height, width, D) if the images of the batch have different grids.
-        """
-        shapes = [(h, w) for h, w in grids.tolist()]
-        if set(shapes) == {(height, width)}:
-            return self.pos_embed(height, width, grids.device)[None]
-        # One interpolation per distinct shape: images of a batch often share a few shapes.
-        codes = {shape: self.pos_embed(*shape, grids.device) for shape in set(shapes)}
-        if next(iter(codes.values())).ndim == 0:
-            return torch.zeros((), device=grids.device)
-        padded = {
-            (h, w): F.pad(code, (0, 0, 0, width - w, 0, height - h))
-            for (h, w), code in codes.items()
-        }
-        return torch.stack([padded[shape] for shape in shapes])
-
-    def _coords(self, frame: Tensor, sizes: Tensor, mask: Tensor) -> Tensor:
-        """Return top, left, bottom, right of each patch in raw pixels (B, N, 4), NaN at padding.
-
-        Args:
-            frame: (B, 4). Position in the raw image, see `ImagePreprocessor`.
-            sizes: (B, 2). Height and width of each image in pixels.
-            mask: (B, h, w). True at real patches.
-        """
-        height, width = mask.shape[1:]
-        corner = torch.cartesian_prod(torch.arange(height), torch.arange(width))
-        corner = corner.to(sizes.device) * self.grid.stride[0]  # both strides are equal
-        end = torch.minimum(corner + self.patch_size, sizes[:, None])
-        origin, scale = frame[:, None, :2], frame[:, None, 2:]
-        start = corner * scale + origin
-        stop = end * scale + origin
-        # In a mirrored image, the left edge of a patch lies on the right in the raw image.
-        box = torch.cat([torch.minimum(start, stop), torch.maximum(start, stop)], -1)
-        return box.masked_fill(~mask.flatten(1)[..., None], torch.nan)
-
-
-def _sums(x: Tensor) -> Tensor:
-    """Return the sums (2, C) of x (C, M) and of its squares."""
-    return torch.stack([x.sum(1), (x**2).sum(1)])
 
 
 def _drop_tokens(

@@ -74,13 +74,13 @@ def read_image(
     if isinstance(source, np.ndarray | Tensor):
         pixels = _as_tensor(source)
         height, width = pixels.shape[1:]
-        _check_pixels(width, height, max_pixels)
+        check_pixels(width, height, max_pixels)
         pixels = _with_channels(pixels, channels)
         size = _target_size(height, width, reduced_size)
         return pixels if size is None else resize(pixels, size, interpolation)
     try:
         with _open_image(source) as image:
-            _check_pixels(image.width, image.height, max_pixels)
+            check_pixels(image.width, image.height, max_pixels)
             # `draft` changes the size of an image, so an image of the caller is decoded completely.
             may_draft = not isinstance(source, Image.Image)
             return _decode(image, channels, reduced_size, interpolation, may_draft=may_draft)
@@ -225,7 +225,8 @@ def _as_tensor(source: np.ndarray | Tensor) -> Tensor:
     return pixels.movedim(-1, 0) if isinstance(source, np.ndarray) else pixels
 
 
-def _check_pixels(width: int, height: int, max_pixels: int) -> None:
+def check_pixels(width: int, height: int, max_pixels: int) -> None:
+    """Raise BadMedia if a picture has no pixels, or more than max_pixels."""
     if width * height == 0:
         raise BadMedia("no pixels in it")
     if width * height > max_pixels:

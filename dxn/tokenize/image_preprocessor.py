@@ -70,7 +70,7 @@ class ImagePreprocessor:
             source,
             channels=self.in_channels,
             max_pixels=self.resize.max_pixels,
-            reduced_size=self._kept_size,
+            reduced_size=self.kept_size,
             interpolation=self.resize.interpolation,
         )
 
@@ -162,7 +162,7 @@ class ImagePreprocessor:
             pixels = pixels[:, top : top + target_h, left : left + target_w]
         return pixels, Frame(top * down, left * across, down, across)
 
-    def _kept_size(self, height: int, width: int) -> tuple[int, int]:
+    def kept_size(self, height: int, width: int) -> tuple[int, int]:
         """Return the height and width to which `read` reduces an image."""
         if self.image_size is None:
             return height, width

@@ -1,4 +1,4 @@
-"""What image and audio files have in common: their recognition, and how they are opened."""
+"""What image, audio and video files have in common: recognition, and how they are opened."""
 
 from __future__ import annotations
 
@@ -14,11 +14,23 @@ from PIL import Image
 from torch import Tensor
 
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
-AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".oga", ".opus")
+AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".oga", ".opus", ".m4a", ".aac")
+VIDEO_SUFFIXES = (".mp4", ".webm", ".mkv", ".avi", ".mov", ".m4v", ".gif")
+SOUND_TRACK_SUFFIXES = tuple(suffix for suffix in VIDEO_SUFFIXES if suffix != ".gif")
 # The first bytes of JPEG, PNG, GIF and BMP, and of FLAC, OGG, and MP3 with and without an ID3 tag.
 # Cells of a table can contain the bytes of a file, which have no suffix.
 IMAGE_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM")
 AUDIO_SIGNATURES = (b"fLaC", b"OggS", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
+# The first bytes of MKV and WebM, and of AAC without a container.
+MATROSKA = b"\x1aE\xdf\xa3"
+ADTS = (b"\xff\xf1", b"\xff\xf9")
+# The types of the first part of MP4 and MOV files, after the four bytes of its length. Old MOV
+# files do not start with "ftyp".
+MP4_PARTS = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
+AUDIO_BRANDS = (b"M4A ", b"M4B ")  # kinds of MP4 files without pictures
+# Score of `accepts` for a file whose sound track is read. An adapter that reads the pictures of the
+# file has a score of 1, so it is preferred.
+SOUND_TRACK_SCORE = 0.5
 # A URL in a table may have been joined to a folder as if it were a path, which removes one slash.
 URL = re.compile(r"(^|/)https?:/", re.IGNORECASE)
 MAX_INSPECTED = 2000  # values are enough to recognize the modality of a column
@@ -44,10 +56,42 @@ def is_audio(value: Any) -> bool:
     if isinstance(value, str | Path):
         return str(value).lower().endswith(AUDIO_SUFFIXES)
     if isinstance(value, bytes):
-        return value.startswith(AUDIO_SIGNATURES) or _riff(value) == b"WAVE"
+        is_m4a = _is_mp4(value) and value[8:12] in AUDIO_BRANDS
+        return value.startswith((*AUDIO_SIGNATURES, *ADTS)) or _riff(value) == b"WAVE" or is_m4a
     return (
         isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], np.ndarray | Tensor)
     )
+
+
+def is_video(value: Any) -> bool:
+    """Whether a cell looks like a video, judged by its type, suffix or first bytes.
+
+    A GIF looks like an image as well. If an image adapter is in use too, it is preferred, because
+    the registry lists it first.
+    """
+    if isinstance(value, str | Path):
+        return str(value).lower().endswith(VIDEO_SUFFIXES)
+    if isinstance(value, bytes):
+        return (is_container(value) and not is_audio(value)) or value.startswith(b"GIF8")
+    if isinstance(value, np.ndarray | Tensor):
+        return value.dtype in (np.uint8, torch.uint8) and value.ndim == 4
+    return False
+
+
+def may_have_sound_track(value: Any) -> bool:
+    """Whether a cell looks like a video whose sound track can be read."""
+    if isinstance(value, str | Path):
+        return str(value).lower().endswith(SOUND_TRACK_SUFFIXES)
+    return isinstance(value, bytes) and is_container(value)
+
+
+def is_container(data: bytes) -> bool:
+    """Whether the first bytes of a file are those of MP4, MOV, MKV, WebM, AVI or AAC.
+
+    GIF is not included, because it has no sound track.
+    """
+    starts = data.startswith((MATROSKA, *ADTS))
+    return starts or _is_mp4(data) or _riff(data) == b"AVI "
 
 
 def matching_fraction(values: Sequence[Any], matches: Callable[[Any], bool]) -> float:
@@ -82,6 +126,10 @@ def head(source: Any, count: int) -> bytes:
         return file.read(count)
 
 
+def _is_mp4(data: bytes) -> bool:
+    return data[4:8] in MP4_PARTS
+
+
 def _riff(data: bytes) -> bytes:
-    """Return the content type of a RIFF container, the format of both WEBP and WAV files."""
+    """Return the content type of a RIFF container, the format of WEBP, WAV and AVI files."""
     return data[8:12] if data.startswith(b"RIFF") else b""

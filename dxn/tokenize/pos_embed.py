@@ -108,6 +108,29 @@ class PosEmbed2d(nn.Module):
         )
         return rearrange(grid, "1 d h w -> h w d")
 
+    def of_grids(self, grids: Tensor, height: int, width: int) -> Tensor:
+        """Return position embeddings (1, height, width, D), or a scalar 0 () without positions.
+
+        The shape is (B, height, width, D) if the samples of a batch have different grids.
+
+        Args:
+            grids: (B, 2). Height and width of the grid of each sample.
+            height: Height of the padded grid.
+            width: Width of the padded grid.
+        """
+        shapes = [(h, w) for h, w in grids.tolist()]
+        if set(shapes) == {(height, width)}:
+            return self(height, width, grids.device)[None]
+        # One interpolation per distinct shape: samples of a batch often share a few shapes.
+        codes = {shape: self(*shape, grids.device) for shape in set(shapes)}
+        if next(iter(codes.values())).ndim == 0:
+            return torch.zeros((), device=grids.device)
+        padded = {
+            (h, w): F.pad(code, (0, 0, 0, width - w, 0, height - h))
+            for (h, w), code in codes.items()
+        }
+        return torch.stack([padded[shape] for shape in shapes])
+
 
 def _check_kind(kind: str) -> None:
     if kind not in get_args(PosEmbedKind):

@@ -20,6 +20,7 @@ from dxn.tokenize.text_options import TextAugment
 from dxn.tokenize.text_tokenizer import special_ids, token_of
 
 PAD = 0  # id of padding; any valid id is suitable, because the mask excludes padding
+SENTENCE_WORDS = 4  # mean number of words from which the cells of a column are sentences
 MASK_TOKENS = ("[MASK]", "<mask>")
 
 RawText = str | list[str]
@@ -170,7 +171,10 @@ class TextPreprocessor:
         # Categories repeat, and names and identifiers are one word. So a column contains texts if
         # its values have several words, or are different in almost every row.
         several_words = (words > 1.5 and unique > 0.05) or (words > 1 and unique > 0.5)
-        return 0.5 if several_words or unique > 0.9 else 0.0
+        if several_words or unique > 0.9:
+            return 0.5
+        # Sentences are texts even if they repeat. Other modalities can have a better reason.
+        return 0.2 if words >= SENTENCE_WORDS and len(set(values)) > 1 else 0.0
 
     def summarize(self, raws: Sequence[RawText], sources: Sequence[Any]) -> str:
         """Summarize the lengths in words or characters."""

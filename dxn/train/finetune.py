@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from dxn.errors import UserError
-from dxn.models import Model
+from dxn.models import Model, shared_name
 
 MAX_LISTED = 6  # linear layers that an error message lists, so that it fits on a few lines
 
@@ -85,7 +85,7 @@ class Finetune:
             return True
         # The trailing dot keeps blocks.1 from matching blocks.10.
         blocks = tuple(f"backbone.blocks.{i}." for i in range(int(self.freeze)))
-        return name.startswith(blocks)
+        return shared_name(name).startswith(blocks)
 
     def _add_lora(self, model: Model) -> None:
         linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}

@@ -221,10 +221,11 @@ class Run:
 
     def step(self) -> None:
         """Take one optimizer step with the accumulated gradients."""
-        # Counted from 1: the last step reaches the end of the schedule, and the first step of a
-        # warm-up does not have a learning rate of 0.
-        # The schedule spans all epochs, and a resumed training continues at its old position.
-        factor = self.schedule((self.state.step + 1) / (self.epochs * self.steps_per_epoch))
+        # N steps divide the schedule, which spans all epochs, into N + 1 equal parts. Neither the
+        # first step (of a warm-up) nor the last one (of a decay to 0) has a learning rate of 0, so
+        # none is lost even if there are only a few.
+        steps = self.epochs * self.steps_per_epoch
+        factor = self.schedule((self.state.step + 1) / (steps + 1))
         for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base_lr * factor
         max_norm = self.settings.max_grad_norm

@@ -7,6 +7,9 @@ from typing import Any
 import torch
 from torch import nn
 
+from dxn.errors import UserError
+from dxn.models import shared_name
+
 # Parameters that the model uses before the first block: they have the learning rate of layer 0.
 EMBEDDING_PREFIXES = (
     "adapters.",
@@ -17,20 +20,18 @@ EMBEDDING_PREFIXES = (
 
 
 def adamw(
-    model: nn.Module,
     *,
     lr: float = 1e-3,
     weight_decay: float = 0.05,
     betas: Sequence[float] = (0.9, 0.98),
     eps: float = 1e-8,
     layer_decay: float = 1.0,
-) -> torch.optim.AdamW:
+) -> Callable[[nn.Module], torch.optim.AdamW]:
     """AdamW (arXiv:1711.05101) with weight decay on matrices only.
 
     Biases, norms, embeddings and positional embeddings are not decayed.
 
     Args:
-        model: Model whose trainable parameters are optimized.
         lr: Highest learning rate.
         weight_decay: Weight decay of linear, convolutional and recurrent layers.
         betas: Decay rates of the moving averages of the gradient and of its square.
@@ -38,28 +39,37 @@ def adamw(
         layer_decay: Ratio of the learning rates of each block and the block after it. The head has
             the full learning rate, the adapters have the smallest one.
 
+    Returns:
+        A function that creates the optimizer of a model.
+
     Raises:
-        ValueError: If layer_decay is out of range, or no parameter is trainable.
+        ValueError: If an option is out of range.
     """
-    groups = _groups(model, lr, weight_decay, layer_decay)
-    # The configuration contains a list, but AdamW requires a tuple of two numbers.
+    _check_rates(lr, weight_decay, layer_decay)
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas must be two numbers from 0 to below 1, got {list(betas)}")
+    _check_at_least_0("eps", eps)
+    # The configuration contains a list, but AdamW requires a tuple.
     beta1, beta2 = betas
-    return torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=True)
+
+    def make(model: nn.Module) -> torch.optim.AdamW:
+        groups = _groups(model, lr, weight_decay, layer_decay)
+        return torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=True)
+
+    return make
 
 
 def sgd(
-    model: nn.Module,
     *,
     lr: float = 0.05,
     weight_decay: float = 1e-4,
     momentum: float = 0.9,
     nesterov: bool = True,
     layer_decay: float = 1.0,
-) -> torch.optim.SGD:
+) -> Callable[[nn.Module], torch.optim.SGD]:
     """Stochastic gradient descent with momentum, and weight decay on matrices only.
 
     Args:
-        model: Model whose trainable parameters are optimized.
         lr: Highest learning rate.
         weight_decay: Weight decay of linear, convolutional and recurrent layers.
         momentum: Decay rate of the sum of the gradients.
@@ -67,11 +77,23 @@ def sgd(
         layer_decay: Ratio of the learning rates of each block and the block after it. The head has
             the full learning rate, the adapters have the smallest one.
 
+    Returns:
+        A function that creates the optimizer of a model.
+
     Raises:
-        ValueError: If an option is out of range, or no parameter is trainable.
+        ValueError: If an option is out of range.
     """
-    groups = _groups(model, lr, weight_decay, layer_decay)
-    return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
+    _check_rates(lr, weight_decay, layer_decay)
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
+    if nesterov and not momentum:
+        raise ValueError("nesterov needs a momentum above 0, got momentum=0")
+
+    def make(model: nn.Module) -> torch.optim.SGD:
+        groups = _groups(model, lr, weight_decay, layer_decay)
+        return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
+
+    return make
 
 
 def _groups(
@@ -80,10 +102,8 @@ def _groups(
     """Return the parameter groups of an optimizer, with the highest learning rate first.
 
     Raises:
-        ValueError: If layer_decay is out of range, or no parameter is trainable.
+        UserError: If no parameter is trainable.
     """
-    if not 0 < layer_decay <= 1:
-        raise ValueError(f"layer_decay must be above 0 and at most 1, got {layer_decay}")
     decayed = _decayed_parameters(model)
     depth = len(getattr(getattr(model, "backbone", None), "blocks", ()))
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
@@ -96,7 +116,10 @@ def _groups(
             decay = weight_decay if id(parameter) in decayed else 0.0
             groups.setdefault((rate, decay), []).append(parameter)
     if not groups:
-        raise ValueError("no parameter is trainable: every weight is frozen")
+        raise UserError(
+            "optimizer: no parameter is trainable, because all weights are frozen; set "
+            "finetune.freeze=null or finetune.lora_rank"
+        )
     # The trainer logs the learning rate of the first group, so the highest rate comes first.
     return [
         {"params": groups[rate, decay], "lr": rate, "weight_decay": decay}
@@ -116,9 +139,11 @@ def cosine(*, warmup: float = 0.1, final: float = 0.0) -> Callable[[float], floa
         rate.
 
     Raises:
-        ValueError: If warmup is out of range.
+        ValueError: If an option is out of range.
     """
     _check_warmup(warmup)
+    if not 0 <= final <= 1:
+        raise ValueError(f"final must be in [0, 1], got {final}")
 
     def factor(progress: float) -> float:
         if progress < warmup:
@@ -164,9 +189,23 @@ def _layer(name: str, depth: int) -> int:
 
     0: adapters and embeddings. 1 to depth: the blocks. depth + 1: everything after the blocks.
     """
+    name = shared_name(name)
     if name.startswith("backbone.blocks."):
         return int(name.split(".")[2]) + 1
     return 0 if name.startswith(EMBEDDING_PREFIXES) else depth + 1
+
+
+def _check_rates(lr: float, weight_decay: float, layer_decay: float) -> None:
+    _check_at_least_0("lr", lr)
+    _check_at_least_0("weight_decay", weight_decay)
+    if not 0 < layer_decay <= 1:
+        raise ValueError(f"layer_decay must be above 0 and at most 1, got {layer_decay}")
+
+
+def _check_at_least_0(name: str, value: float) -> None:
+    # NaN is not at least 0 either.
+    if not value >= 0:
+        raise ValueError(f"{name} must be at least 0, got {value}")
 
 
 def _check_warmup(warmup: float) -> None:

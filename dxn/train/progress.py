@@ -69,6 +69,11 @@ class Progress:
             "epoch_losses": _stacked(self.epoch_losses),
         }
 
+    def clear_log(self) -> None:
+        """Remove the log of a training that stopped before its first checkpoint."""
+        if self.main:
+            self.path.unlink(missing_ok=True)
+
     def restore(self, state: State, pending: Mapping[str, Tensor]) -> None:
         """Continue from a checkpoint.
 
@@ -135,21 +140,21 @@ class Progress:
             self.display.update(f"{self._title(state.epoch)} validation", done, total)
 
     def epoch(self, metrics: Mapping[str, float], state: State, *, last: bool = False) -> None:
-        """Write the validation metrics of an epoch, and print them.
+        """Write the training loss and the validation metrics of an epoch, and print them.
 
         Args:
             metrics: Validation metrics by name. Empty without a validation split.
             state: State after the epoch.
             last: Whether the training ends with this epoch. It is always printed.
         """
-        row: dict[str, Any] = {"step": state.step, "epoch": state.epoch}
+        loss = _mean(self.epoch_losses)
+        row: dict[str, Any] = {"step": state.step, "epoch": state.epoch, "train/epoch_loss": loss}
         self._write({**row, **{f"validation/{name}": value for name, value in metrics.items()}})
         if last or self._is_line_due():
             values = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
             validation = f"  validation {values}" if metrics else ""
             best = " *" if metrics and state.best_epoch == state.epoch else ""
             left = "" if last else f"  {self._left(state)} left"
-            loss = _mean(self.epoch_losses)
             self.print(f"{self._title(state.epoch)}  train loss {loss:.4f}{validation}{left}{best}")
             self.printed = time.perf_counter()
         self.epoch_losses = []

@@ -43,13 +43,16 @@ class State:
             task: Task that defines the monitored metric.
 
         Returns:
-            Whether the monitored metric is the best so far.
+            Whether the monitored metric is the best so far. With equal metrics, the lower loss is
+            better.
         """
         value = metrics[task.monitored]
         loss = metrics["loss"]
-        is_best = task.is_better(value, self.best)
         # A comparison with NaN is False, so NaN never improves. A task without a loss has NaN.
         is_lower = not math.isnan(loss) and (self.best_loss is None or loss < self.best_loss)
+        # On a small validation split, many epochs have the same number of correct answers. Without
+        # the loss, the first of them would be kept, long before the model has learned everything.
+        is_best = task.is_better(value, self.best) or (value == self.best and is_lower)
         if is_best:
             self.best = value
             self.best_epoch = self.epoch

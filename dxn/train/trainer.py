@@ -66,10 +66,10 @@ class Trainer:
 
     def __post_init__(self):
         for name in ("epochs", "batch_size", "grad_accum_steps", "log_every"):
-            if getattr(self, name) < 1:
+            if not getattr(self, name) >= 1:  # NaN is out of range too
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in ("max_grad_norm", "patience", "mixup", "checkpoint_every"):
-            if getattr(self, name) < 0:
+            if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise ValueError(f"max_minutes must be above 0 or null, got {self.max_minutes}")
@@ -105,7 +105,7 @@ class Trainer:
                 rate.
             train: Samples of the training split.
             validation: Samples that select the best epoch. None: every epoch is kept.
-            folder: Folder of the run.
+            folder: Folder of the run. It is created if necessary.
             keep: Callback that saves the model. It is called with the validation metrics after each
                 epoch that is the best so far; the model then holds the weights to save.
             resume: Continue from the last checkpoint in `folder`.
@@ -119,6 +119,8 @@ class Trainer:
         Raises:
             UserError: If there is no checkpoint to resume from.
         """
+        # Before the first checkpoint: the log is written first.
+        folder.mkdir(parents=True, exist_ok=True)
         run = Run(
             settings=self,
             model=model,
@@ -136,6 +138,8 @@ class Trainer:
         try:
             if resume:
                 run.restore()
+            else:
+                run.progress.clear_log()
             while not run.is_finished:
                 run.epoch()
             run.say_why_it_stopped()

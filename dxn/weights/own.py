@@ -23,10 +23,10 @@ CONFIG_FILE = "config.yaml"
 LABELS_FILE = "labels.json"
 SUMS_FILE = "SHA256SUMS"
 CARD_FILE = "README.md"
-# Tensors of a fusion that depend on the order of the inputs. The embedding has one row per input,
-# and the names of the layers contain the index of the input: fusion.mix.0.weight.
+# Tensors that depend on the order of the inputs. The embedding has one row per input, and the names
+# of the layers contain the index of the input: fusion.mix.0.weight.
 INPUT_EMBEDDING = "fusion.input_embedding.weight"
-INPUT_LAYERS = "fusion.mix."
+INPUT_LAYERS = ("fusion.mix.", "backbone.towers.", "head.pre.layers.")
 # Keys of config.yaml whose value is a node, a mapping with the key _target_.
 PARTS = ("fusion", "backbone", "head")
 
@@ -102,10 +102,11 @@ def reorder_inputs(
             if set(new) <= set(old):
                 result[name] = tensor[[old.index(input_name) for input_name in new]]
         elif name.startswith(INPUT_LAYERS):
-            index, _, rest = name.removeprefix(INPUT_LAYERS).partition(".")
+            prefix = next(prefix for prefix in INPUT_LAYERS if name.startswith(prefix))
+            index, _, rest = name.removeprefix(prefix).partition(".")
             input_name = old[int(index)]
             if input_name in new:
-                result[f"{INPUT_LAYERS}{new.index(input_name)}.{rest}"] = tensor
+                result[f"{prefix}{new.index(input_name)}.{rest}"] = tensor
         else:
             result[name] = tensor
     return result

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dxn.errors import UserError
-from dxn.models import module_key
+from dxn.models import module_key, shared_name
 from dxn.tokenize.adapter import ADAPTERS, Adapter, VocabularyAdapter
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.family import Architecture, Family, TensorMap, TensorSource
@@ -293,6 +293,7 @@ class _AdapterNames:
     def __init__(self, public: PublicModel, model: nn.Module):
         adapters: Any = model.get_submodule("adapters")
         self.vocabulary = {key for key, a in adapters.items() if isinstance(a, VocabularyAdapter)}
+        self.known = public.tensor_map
         self.sources = {
             key: public.adapter_key(key, adapter.modality) for key, adapter in adapters.items()
         }
@@ -305,7 +306,8 @@ class _AdapterNames:
         """
         group, _, rest = name.partition(".")
         if group != "adapters":
-            return name
+            # With one backbone per input, each starts from the backbone of the checkpoint.
+            return name if name in self.known else shared_name(name)
         key, _, rest = rest.partition(".")
         source = self.sources[key]
         return None if source is None else f"adapters.{module_key(source)}.{rest}"

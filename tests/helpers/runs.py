@@ -9,10 +9,14 @@ from safetensors.torch import load_file
 from dxn.cli import main
 from dxn.train.trainer import Run
 
-# A model that trains in a second, and a text input for it.
+# A model that trains in a second, with the built-in data, and with a text input.
 SMALL = [
     *("dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.precision=float32"),
     *("trainer.device=cpu", "batch_size=11"),
+]
+TINY_DIGITS = [
+    *("data.num_train=47", "data.num_validation=13", "data.num_test=17", "batch_size=11"),
+    *("dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.precision=float32"),
 ]
 TEXT = ["adapters=[text]", "adapters.text.tokenizer.kind=word"]
 

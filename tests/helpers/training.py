@@ -137,7 +137,7 @@ def fit(
     state = trainer.fit(
         model,
         task,
-        optimizer=optimizer(model, lr=lr),
+        optimizer=optimizer(lr=lr)(model),
         schedule=cosine(),
         train=make_samples(count, task, seed=seed, augment=True),
         validation=make_samples(17, task, seed=seed + 1) if validation else None,
@@ -147,3 +147,8 @@ def fit(
         num_workers=num_workers,
     )
     return model, state, saved
+
+
+def without_time(state):
+    """The state of a training without its durations, which differ from run to run."""
+    return {**vars(state), "seconds": 0, "elapsed": 0}

@@ -85,6 +85,7 @@ def shapes(
     num_validation: int = 300,
     num_test: int = 600,
     size: int = 64,
+    sentence_is_input: bool = False,
     seed: int = 0,
 ) -> Source:
     """Generate a data set of images with one to three coloured shapes.
@@ -104,6 +105,7 @@ def shapes(
         num_validation: Number of validation rows.
         num_test: Number of test rows.
         size: Height and width of an image in pixels, at least 32.
+        sentence_is_input: Whether the sentence is an input called text instead of the target.
         seed: Random seed of the data set.
 
     Raises:
@@ -121,6 +123,12 @@ def shapes(
             f"{names}"
         )
     inputs = {"image": InputSpec("drawn", "image")}
+    if sentence_is_input:
+        inputs = {"text": InputSpec("sentence", "text"), **inputs}
+        for split, rows in splits.items():
+            cells = {"text": rows.cells[TARGET], "image": rows.cells["image"]}
+            splits[split] = replace(rows, cells=cells)
+        return Source(splits, inputs, name="shapes", notes=notes)
     return Source(splits, inputs, target="sentence", task="generate", notes=notes)
 
 

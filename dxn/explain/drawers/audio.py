@@ -148,7 +148,7 @@ def draw_rows(
     )
     bottom.set_yticks(range(len(words)), shortened(words), fontsize=font_size(row_height))
     bottom.tick_params(axis="y", length=0)
-    bottom.set(xlabel="seconds", xlim=(0, panel.width))
+    bottom.set(xlabel=panel.x_label, xlim=(0, panel.width))
     color_bar(figure, [top, bottom], scale, "attention\nweight")
     save(figure, path)
 

@@ -28,6 +28,7 @@ class Shown:
             the sample rate or the tokenizer.
         adapter: The input's adapter, which knows the size of a patch.
         source: What `raw` was read from, such as the path of a file.
+        name: Name of the input.
     """
 
     modality: str
@@ -35,6 +36,7 @@ class Shown:
     preprocessor: Any
     adapter: Any = None
     source: Any = None
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,8 @@ class Drawer(Protocol):
     `scale` maps shares and weights to the colors of `dxn.explain.figures.heat_colors`. The caller
     draws the color bar.
 
-    The properties may be class attributes.
+    The properties may be class attributes. A drawer that draws several inputs in one panel also has
+    the method `join(inputs: Mapping[str, Shown]) -> Shown`, which returns them as one input.
     """
 
     @property

@@ -27,7 +27,7 @@ from dxn.tokenize.image_file import read_image
 SIDE = 3.6  # inches of the longer side of an image
 FINE_SIDE = 640  # pixels of the longer side of an image that is drawn from its file
 GAP = 0.06  # width of the gap between the image and its colored copy, relative to the image
-COPY_INCHES = 1.7  # width of a copy
+COPY_INCHES = 1.7  # width of a copy by default
 MAX_RATIO = 4.0  # images that are longer than this get less than their share of the figure
 
 
@@ -106,6 +106,7 @@ def draw_copies(
     path: Path,
     *,
     per_row: int = 6,
+    width: float = COPY_INCHES,
     title: str = "",
     about: str = "",
 ) -> None:
@@ -118,6 +119,7 @@ def draw_copies(
         coords: (N, 4). Top, left, bottom and right of each token in pixels, or NaN.
         path: File to write.
         per_row: Maximum number of copies per row.
+        width: Width of a copy in inches.
         title: Title of the picture.
         about: Line below the title.
 
@@ -129,8 +131,8 @@ def draw_copies(
     rows = -(-len(words) // columns)
     # Extreme aspect ratios are limited. The 0.3 inches are for the title of a copy, the last inch
     # for the color bar.
-    copy_height = COPY_INCHES * min(max(panel.height / panel.width, 1 / MAX_RATIO), MAX_RATIO) + 0.3
-    figure = new_figure(COPY_INCHES * columns + 1, copy_height * rows + 0.7)
+    copy_height = width * min(max(panel.height / panel.width, 1 / MAX_RATIO), MAX_RATIO) + 0.3
+    figure = new_figure(width * columns + 1, copy_height * rows + 0.7)
     set_title(figure, title, about)
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     # All axes, because the last row may have empty ones.

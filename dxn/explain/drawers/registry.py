@@ -16,6 +16,11 @@ DRAWERS: dict[str, str] = {
     "text": "dxn.explain.drawers.text.TextDrawer",
     "image": "dxn.explain.drawers.image.ImageDrawer",
     "audio": "dxn.explain.drawers.audio.AudioDrawer",
+    "video": "dxn.explain.drawers.video.VideoDrawer",
+    "series": "dxn.explain.drawers.series.SeriesDrawer",
+    "number": "dxn.explain.drawers.cell.CellDrawer",
+    "category": "dxn.explain.drawers.cell.CellDrawer",
+    "date": "dxn.explain.drawers.cell.CellDrawer",
 }
 GENERIC = "dxn.explain.drawers.generic.GenericDrawer"
 

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from dxn.errors import UserError
 from dxn.tasks import Regress
-from dxn.tasks.numbers import NumberFormat, find_format, read_numbers
+from dxn.tokenize.number_format import NumberFormat, find_format, read_numbers
 
 
 @pytest.mark.parametrize(

@@ -9,12 +9,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-# Cells of numeric columns that say that there is no number, in lower case. For a column of classes
-# they are values like any other.
-MISSING = {"na", "n/a", "n.a.", "nan", "null", "none", "nil", "-", "--", "—", "–", ".", "?"}
-MISSING |= {"unknown", "missing", "not available", "not applicable", "tbd"}
-MISSING |= {"#n/a", "#value!", "#div/0!", "#ref!"}  # Excel
-# A column is numeric if at most this share of its cells, besides those in MISSING, is no number.
+from dxn.tokenize.missing import has_no_number
+
+# A column is numeric if at most this share of its cells, besides those such as "N/A", is no number.
 MAX_OTHERS = 0.05
 # At least this share of its cells must be numbers.
 MIN_NUMBERS = 0.5
@@ -26,6 +23,7 @@ CURRENCY += r"|KRW|MXN|ZAR|TRY|CZK|HUF|RUB|kr|Rs\.?)(?=\s|\d)"
 CURRENCY_SIGN = re.compile(r"[$€£¥₹₽₩₺₴₫฿₦]|[a-z]{3}")
 # Minimum number of cells such as "1.234" beside "950" that show that the point separates thousands.
 MIN_GROUPED = 3
+MAX_CHARS = 400  # of a number; float64 has up to 309 digits before the decimal point
 SPACES = " \u00a0\u202f\u2009"
 GROUPS = f"{SPACES}'’,."
 # Sign, currency, digits with separators, exponent, and a unit of at most 12 characters.
@@ -57,7 +55,7 @@ class NumberFormat:
             number = _finite(value)
             if number is not None:
                 return number
-        match = WRITTEN.fullmatch(value.strip())
+        match = _match(value)
         if match is None or unit_of(match) not in ("", self.unit):
             return None
         digits = self._plain(match["digits"])
@@ -118,7 +116,7 @@ def read_numbers(values: Sequence[Any]) -> Numbers | None:
     form = find_format(values)
     parsed = [form.parse(value) for value in values]
     others = [i for i, number in enumerate(parsed) if number is None]
-    num_missing = sum(is_missing(values[i]) for i in others)
+    num_missing = sum(has_no_number(values[i]) for i in others)
     count = len(values) - len(others)
     is_numeric = len(others) - num_missing <= MAX_OTHERS * (count + len(others) - num_missing)
     if not values or not is_numeric or count < MIN_NUMBERS * len(values):
@@ -133,8 +131,8 @@ def find_format(values: Sequence[Any]) -> NumberFormat:
     shows which of them is meant. Without such a cell, the comma separates thousands.
     """
     few = sample(values, MAX_FOR_FORMAT)
-    stripped = [value.strip() for value in few if isinstance(value, str)]
-    matches = [match for text in stripped if (match := WRITTEN.fullmatch(text)) is not None]
+    texts = [value for value in few if isinstance(value, str)]
+    matches = [match for text in texts if (match := _match(text)) is not None]
     units = Counter(unit for match in matches if (unit := unit_of(match)))
     unit = units.most_common(1)[0][0] if units else ""
     digits = [match["digits"] for match in matches]
@@ -154,15 +152,29 @@ def sample(values: Sequence[Any], count: int = SAMPLE) -> Sequence[Any]:
     return values[:: max(1, len(values) // count)]
 
 
-def is_missing(value: Any) -> bool:
-    """Whether a cell says that there is no value, such as "N/A"."""
-    return isinstance(value, str) and value.strip().lower() in MISSING
+def are_numbers(values: Sequence[Any]) -> bool:
+    """Return whether the values are numbers, apart from a few cells such as "N/A"."""
+    return read_numbers(values) is not None
+
+
+def are_codes(values: Sequence[Any]) -> bool:
+    """Return whether the values are digits such as zip codes, which can start with a zero."""
+    texts = [value for value in values if isinstance(value, str)]
+    padded = any(len(text) > 1 and text[0] == "0" and text.isdigit() for text in texts)
+    return padded and all(text.isdigit() for text in texts if not has_no_number(text))
 
 
 def unit_of(match: re.Match[str]) -> str:
     """Return the currency or unit of a match of `WRITTEN`, in lower case."""
     parts = (match["currency"], match["unit"])
     return " ".join(part.strip().lower() for part in parts if part)
+
+
+def _match(text: str) -> re.Match[str] | None:
+    """Match a text with `WRITTEN`; None if it is not a number."""
+    # The time of the match is quadratic in the number of spaces after a sign.
+    stripped = text.strip()
+    return WRITTEN.fullmatch(stripped) if len(stripped) <= MAX_CHARS else None
 
 
 def _decimal_of(digits: str) -> str:

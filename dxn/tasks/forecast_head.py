@@ -1,0 +1,87 @@
+"""The head of a forecast: increasing quantiles, added to the seasonal naive forecast."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dxn.tasks.futures import increasing, seasonal_naive
+from dxn.tasks.heads import PreHead
+from dxn.tasks.task import Batch
+from dxn.tokens import Tokens
+
+# Softplus of it is 0.2, the first distance of neighboring quantiles in standard deviations.
+FIRST_GAP = -1.5
+
+
+class ForecastHead(nn.Module):
+    """A linear output layer for the quantiles of the next H values of K channels.
+
+    Args:
+        pre: Layers before the output layer.
+        shape: Numbers of steps H, channels K and quantiles Q.
+        middle: Index of the median among the quantiles.
+        input: Name of the series.
+        num_tokens: Number of tokens of the series that are read, counted from the last one. 0: the
+            pooled vector is read.
+        season: Season length of the seasonal naive forecast that is added. 0: none.
+        history: Function that returns the normalized values (B, T, C) of a batch of the series.
+    """
+
+    def __init__(
+        self,
+        pre: PreHead,
+        *,
+        shape: tuple[int, int, int],
+        middle: int,
+        input: str,
+        num_tokens: int,
+        season: int,
+        history: Callable[[Mapping[str, Tensor]], Tensor],
+    ):
+        super().__init__()
+        # Not called `pre`: that module computes the embedding of a sample from its pooled vector.
+        self.mlp = pre
+        self.shape = shape
+        self.middle = middle
+        self.input = input
+        self.num_tokens = num_tokens
+        self.season = season
+        self.history = history
+        self.out = nn.Linear(pre.width, shape[0] * shape[1] * shape[2])
+        # With zeros, the training starts from the seasonal naive forecast with narrow intervals.
+        nn.init.zeros_(self.out.weight)
+        bias = torch.full(shape, FIRST_GAP)
+        bias[..., middle] = 0.0
+        self.out.bias = nn.Parameter(bias.flatten())
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
+        """Return normalized quantiles (B, H, K, Q), in ascending order."""
+        x = pooled
+        if self.num_tokens:
+            x = last_tokens(tokens.select(self.input), self.num_tokens).flatten(1)
+        raw = self.out(self.mlp(x)).unflatten(1, self.shape)
+        quantiles = increasing(raw, self.middle)
+        if not self.season:
+            return quantiles
+        history = self.history(batch[self.input])[..., : self.shape[1]]
+        naive = seasonal_naive(history, self.shape[0], self.season)
+        # In float32: the difference from the naive forecast needs fewer digits than the forecast.
+        return quantiles.float() + naive.nan_to_num()[..., None]
+
+
+def last_tokens(tokens: Tokens, count: int) -> Tensor:
+    """Return the last real tokens (B, count, D) of each sample, with zeros in front of them."""
+    mask = tokens.mask[:, -count:]
+    x = tokens.x[:, -count:] * mask[..., None]
+    return nn.functional.pad(x, (0, 0, count - x.shape[1], 0))
+
+
+@torch.no_grad()
+def count_tokens(adapter: Any, shape: tuple[int, int]) -> int:
+    """Return the number of tokens of a series with T steps and C channels."""
+    prepare = adapter.prepare
+    return adapter(prepare.collate([prepare(torch.zeros(shape))])).x.shape[1]

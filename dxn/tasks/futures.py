@@ -1,0 +1,214 @@
+"""Future values of a series as a target: the seasonal naive forecast, scaled errors, quantiles."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True, eq=False)
+class Future:
+    """The values of a series after the history that a model reads.
+
+    Args:
+        values: Future values (H, K) of K channels. NaN is a missing value.
+        season: Season length in steps. None: not known.
+        scale: Scale (K,) of the errors of each channel, see `seasonal_scale`. None: not known yet.
+        history: Values (T, C) before the future ones, whose first K channels are those of `values`.
+            None: not known yet.
+        names: Names of the K channels.
+        start: Time of the first future value, for titles.
+    """
+
+    values: Tensor
+    season: int | None = None
+    scale: Tensor | None = None
+    history: Tensor | None = None
+    names: Sequence[str] = ()
+    start: str = ""
+
+    def __repr__(self) -> str:
+        # Two targets are compared by their representation, which is short in messages, too.
+        return f"values {self.values.flatten().tolist()}"
+
+
+def seasonal_naive(history: Tensor, horizon: int, season: int) -> Tensor:
+    """Repeat the last season of a history.
+
+    A value that is missing in the last season is taken from the one before, and so on. If all of
+    them are missing, it is the last value of the channel.
+
+    Args:
+        history: Values (..., T, C). NaN is a missing value.
+        horizon: Number H of future steps.
+        season: Season length in steps. 1: repeat the last value.
+
+    Returns:
+        Forecast (..., H, C). NaN for a channel without any value.
+    """
+    *batch, steps, channels = history.shape
+    num_seasons = max(1, math.ceil(steps / season))
+    missing = history.new_full((*batch, num_seasons * season - steps, channels), torch.nan)
+    grid = torch.cat([missing, history], -2).unflatten(-2, (num_seasons, season))
+    naive = _last_valid(grid, -3)  # (..., season, C)
+    last = _last_valid(history, -2)[..., None, :]
+    naive = torch.where(naive.isnan(), last, naive)
+    repeats = math.ceil(horizon / season)
+    return naive.repeat(*[1] * len(batch), repeats, 1)[..., :horizon, :]
+
+
+def seasonal_scale(history: Tensor, season: int) -> Tensor:
+    """Return the mean absolute seasonal difference of each channel, the denominator of MASE.
+
+    This is the in-sample error of the seasonal naive forecast (Hyndman and Koehler, 2006, "Another
+    look at measures of forecast accuracy", section 3, with the season length as the lag). A history
+    without two values one season apart is scaled by the difference of consecutive values.
+
+    Args:
+        history: Values (T, C). NaN is a missing value.
+        season: Season length in steps.
+
+    Returns:
+        Scales (C,). NaN for a channel that is constant or has too few values.
+    """
+    scale = _mean_difference(history, season)
+    scale = torch.where(scale.isnan(), _mean_difference(history, 1), scale)
+    # A constant history has the scale 0, with which every error would be infinite.
+    return torch.where(scale > 0, scale, torch.nan)
+
+
+def pinball(predicted: Tensor, true: Tensor, quantiles: Tensor) -> Tensor:
+    """Return twice the pinball loss of each quantile, so that the loss of the median is |error|.
+
+    The pinball loss is that of quantile regression (Koenker and Bassett, 1978; for forecasts of
+    several steps arXiv:1912.09363, section 5). Its mean over evenly spaced quantiles, times two,
+    approximates the continuous ranked probability score (CRPS).
+
+    Args:
+        predicted: Quantiles (..., Q) of the forecast.
+        true: True values (...).
+        quantiles: Probabilities (Q,) of the quantiles.
+
+    Returns:
+        Losses (..., Q).
+    """
+    error = true[..., None] - predicted
+    return 2 * torch.maximum(quantiles * error, (quantiles - 1) * error)
+
+
+def increasing(raw: Tensor, middle: int) -> Tensor:
+    """Convert numbers to increasing quantiles.
+
+    Args:
+        raw: (..., Q). The median, and numbers that determine the distances of the others.
+        middle: Index of the median.
+
+    Returns:
+        Quantiles (..., Q), each at least as large as the one before.
+    """
+    median = raw[..., middle : middle + 1]
+    gaps = torch.nn.functional.softplus(raw)
+    above = median + gaps[..., middle + 1 :].cumsum(-1)
+    below = median - gaps[..., :middle].flip(-1).cumsum(-1).flip(-1)
+    return torch.cat([below, median, above], -1)
+
+
+def forecast_metrics(
+    predicted: Sequence[Tensor], futures: Sequence[Future], quantiles: Sequence[float]
+) -> dict[str, float]:
+    """Return MASE, MAE, CRPS and the coverage of the widest interval.
+
+    Args:
+        predicted: Quantiles (H, K, Q) of each forecast, or (H, K, 1) for forecasts without them.
+        futures: True values. Missing ones are left out.
+        quantiles: Probabilities of the Q quantiles.
+
+    Returns:
+        `mase`: mean absolute error of the median, divided by the scale of the channel, as the mean
+        over forecasts and channels. `mae`: mean absolute error of the median. `crps`: mean pinball
+        loss over the quantiles, times two. `coverage`: fraction of the true values between the
+        lowest and the highest quantile; left out for forecasts without quantiles.
+    """
+    forecasts = torch.stack(list(predicted)).double()
+    num_quantiles = forecasts.shape[-1]
+    true = torch.stack([fitted(future.values, len(forecasts[0])) for future in futures]).double()
+    used = list(quantiles) if num_quantiles > 1 else [0.5]
+    # A forecast can be NaN as well, if the history has no value.
+    valid = ~(true.isnan() | forecasts.isnan().any(-1))
+    median = forecasts[..., used.index(0.5)]
+    error = torch.where(valid, (median - true).abs(), torch.nan)
+    levels = torch.tensor(used, dtype=torch.float64)
+    figures = {
+        "mase": _mean(error.nanmean(1) / _scales(futures)),
+        "mae": _mean(error),
+        "crps": _mean(torch.where(valid, pinball(forecasts, true, levels).mean(-1), torch.nan)),
+    }
+    if num_quantiles > 1:
+        inside = (true >= forecasts[..., 0]) & (true <= forecasts[..., -1])
+        figures["coverage"] = _mean(torch.where(valid, inside.double(), torch.nan))
+    return figures
+
+
+def fitted(values: Tensor, horizon: int) -> Tensor:
+    """Return exactly `horizon` future values (H, K): later ones are cut off or missing (NaN)."""
+    missing = values.new_full((max(0, horizon - len(values)), values.shape[1]), torch.nan)
+    return torch.cat([values[:horizon], missing])
+
+
+def read_values(cell: Any) -> Tensor | None:
+    """Read a cell as future values (H, K), float32; None if it is not a list of numbers.
+
+    Args:
+        cell: A text such as "1.5 2 nan", a list of numbers, a list of H lists of K numbers, or an
+            array.
+    """
+    if isinstance(cell, str):
+        cell = cell.replace(",", " ").replace(";", " ").strip("[] ").split()
+    try:
+        if isinstance(cell, list | tuple):
+            cell = [_row(item) for item in cell]
+        values = torch.as_tensor(cell, dtype=torch.float32)
+    except (TypeError, ValueError, RuntimeError, OverflowError):
+        return None
+    values = values[:, None] if values.ndim == 1 else values
+    if values.ndim != 2 or not values.numel():
+        return None
+    return torch.where(values.isfinite(), values, torch.nan)
+
+
+def _row(item: Any) -> Any:
+    if isinstance(item, list | tuple):
+        return [_row(one) for one in item]
+    return math.nan if item is None else float(item)
+
+
+def _last_valid(values: Tensor, dim: int) -> Tensor:
+    """Return the last value along a dimension that is not NaN."""
+    steps = torch.arange(1, values.shape[dim] + 1, device=values.device)
+    steps = steps.view(-1, *[1] * (-dim - 1))
+    index = torch.where(values.isnan(), 0, steps).amax(dim, keepdim=True)
+    # If all values are missing, the first one is NaN as well.
+    return values.gather(dim, (index - 1).clamp(min=0)).squeeze(dim)
+
+
+def _mean_difference(history: Tensor, lag: int) -> Tensor:
+    difference = history[lag:] - history[:-lag]
+    return difference.double().abs().nanmean(0)
+
+
+def _scales(futures: Sequence[Future]) -> Tensor:
+    """Return the scales (n, K), NaN where a target has none."""
+    rows = [
+        torch.full((future.values.shape[1],), torch.nan) if future.scale is None else future.scale
+        for future in futures
+    ]
+    return torch.stack(rows).double()
+
+
+def _mean(values: Tensor) -> float:
+    return float(values.nanmean())

@@ -1,0 +1,271 @@
+"""The category adapter: one token per value of a column with few different values."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from dxn.tokenize.adapter import to_tokens
+from dxn.tokenize.cells import (
+    MASK_RATIO,
+    cell_tokens,
+    load_state,
+    require_state,
+    save_state,
+    shortened,
+)
+from dxn.tokenize.date_format import are_dates
+from dxn.tokenize.grid import MASKED, collate_grids
+from dxn.tokenize.masking import check_ratio
+from dxn.tokenize.media import MAX_INSPECTED, BadMedia
+from dxn.tokenize.missing import has_no_value
+from dxn.tokenize.number_format import are_codes, are_numbers
+from dxn.tokens import Tokens
+
+RawCategory = tuple[str, ...]
+
+UNKNOWN = 0  # id of rare and of new values
+MASK = 1  # id of a hidden value, in masked pretraining
+NUM_SPECIAL = 2  # the first value of the column has this id
+MAX_CELL_VALUES = 64  # values of a list in one cell
+MAX_CHARS = 200  # characters of a value
+# Values with at least this many words on average are sentences, which the text adapter reads.
+SENTENCE_WORDS = 4
+MAX_LISTED = 3  # values in a summary
+
+
+@dataclass(frozen=True)
+class CategoryMasking:
+    """Hides the values of a cell, and predicts them.
+
+    Args:
+        ratio: Probability that a value is hidden.
+    """
+
+    ratio: float
+
+    num_outputs = None  # predicted by comparing the output with the embedding of each value
+    is_classification = True
+
+    def __call__(self, sample: Mapping[str, Tensor], rand: random.Random) -> dict[str, Tensor]:
+        """Return the sample with hidden ids, masked (n,), and masked_target (m,), their ids."""
+        ids = sample["ids"]
+        masked = torch.tensor([rand.random() < self.ratio for _ in range(len(ids))])
+        return {
+            **sample,
+            "ids": ids.masked_fill(masked, MASK),
+            MASKED: masked,
+            "masked_target": ids[masked],
+        }
+
+
+class CategoryPreprocessor:
+    """Convert a value, or a list of values, to ids.
+
+    Args:
+        separator: Separator of several values in a text. None: a text is one value.
+        unknown_rate: Probability of replacing a value by the unknown value in training.
+    """
+
+    modality = "category"
+    shareable = False
+
+    def __init__(self, *, separator: str | None = None, unknown_rate: float = 0.0):
+        self.separator = separator
+        self.unknown_rate = unknown_rate
+        self.use_values(())
+
+    def use_values(self, values: Sequence[str]) -> None:
+        """Use these values, whose ids start at NUM_SPECIAL."""
+        self.values = tuple(values)
+        self.ids = {value: i for i, value in enumerate(self.values, start=NUM_SPECIAL)}
+        # "Red" is found as "red", unless the column contains both.
+        self.folded: dict[str, int] = {}
+        for value, i in self.ids.items():
+            self.folded.setdefault(value.casefold(), i)
+
+    def id_of(self, value: str) -> int:
+        """Return the id of a value, which is UNKNOWN for a rare or a new one."""
+        return self.ids.get(value, self.folded.get(value.casefold(), UNKNOWN))
+
+    def read(self, source: Any) -> RawCategory | None:
+        """Return the values of a cell; None if it says that there is none, such as "N/A".
+
+        Raises:
+            BadMedia: If it is not a short text, a number, a boolean or a list of these.
+        """
+        if isinstance(source, str) and self.separator is not None:
+            source = source.split(self.separator)
+        items = list(source) if isinstance(source, list | tuple | set | frozenset) else [source]
+        if len(items) > MAX_CELL_VALUES:
+            raise BadMedia(f"must have at most {MAX_CELL_VALUES} values, got {len(items)}")
+        values = [_as_value(item) for item in items if not has_no_value(item)]
+        return tuple(dict.fromkeys(values)) or None
+
+    def __call__(self, raw: RawCategory, rand: random.Random | None = None) -> dict[str, Tensor]:
+        """Return ids (n,), one per value. In training, some values are replaced by UNKNOWN."""
+        ids = [self.id_of(value) for value in raw]
+        if rand is not None and self.unknown_rate:
+            ids = [UNKNOWN if rand.random() < self.unknown_rate else i for i in ids]
+        return {"ids": torch.tensor(ids)}
+
+    def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Collate ids (B, N) and mask (B, N), padded at the end."""
+        ids = [sample["ids"] for sample in samples]
+        counts = torch.tensor([len(row) for row in ids])
+        return {
+            "ids": pad_sequence(ids, batch_first=True),
+            "mask": torch.arange(int(counts.max())) < counts[:, None],
+            **collate_grids(samples),
+        }
+
+    def num_tokens(self, raw: RawCategory) -> float:
+        """Return the number of values."""
+        return float(len(raw))
+
+    def accepts(self, values: Sequence[Any]) -> float:
+        """Return 0.3 for a column of repeated short values, booleans or codes.
+
+        The score is below that of texts, which repeat less.
+        """
+        present = [value for value in values if not has_no_value(value)]
+        if not all(isinstance(value, str | bool | int) for value in present):
+            return 0.0
+        texts = [str(value) for value in present]
+        if not texts or len(set(texts)) > len(texts) / 2 or max(map(len, texts)) > MAX_CHARS:
+            return 0.0
+        is_boolean = all(isinstance(value, bool) for value in present)
+        if not is_boolean and are_numbers(present) and not are_codes(present):
+            return 0.0
+        first = texts[:MAX_INSPECTED]
+        num_words = sum(len(text.split()) for text in first) / len(first)
+        return 0.0 if are_dates(present) else (0.15 if num_words >= SENTENCE_WORDS else 0.3)
+
+    def summarize(self, raws: Sequence[RawCategory], sources: Sequence[Any]) -> str:
+        """Summarize the number of values, and name the most frequent ones."""
+        counts = Counter(value for raw in raws for value in raw)
+        most = ", ".join(f"{value} {count:,}" for value, count in counts.most_common(MAX_LISTED))
+        more = ", ..." if len(counts) > MAX_LISTED else ""
+        return f"{len(counts):,} different: {most}{more}" if counts else ""
+
+
+class CategoryAdapter(nn.Module):
+    """Convert a category to one token: a learned embedding per value.
+
+    Args:
+        dim: Width D of a token.
+        min_count: Minimum number of training rows of a value. Rarer values share one token with
+            values that do not occur in the training.
+        max_values: Maximum number of values with an embedding of their own. The most frequent ones
+            are kept.
+        unknown_rate: Probability of replacing a training value by the token of rare values, so that
+            it is learned even if no value is rare.
+        separator: Separator of several values in a cell, such as "|". Each value becomes a token.
+            Default: a text is one value.
+    """
+
+    modality = "category"
+    embedding: nn.Embedding
+
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        min_count: int = 3,
+        max_values: int = 1000,
+        unknown_rate: float = 0.02,
+        separator: str | None = None,
+    ):
+        super().__init__()
+        for name, value in (("min_count", min_count), ("max_values", max_values)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= unknown_rate < 1:
+            raise ValueError(f"unknown_rate must be at least 0 and below 1, got {unknown_rate}")
+        if separator == "":
+            raise ValueError("separator must not be empty; leave it out for one value per cell")
+        self.dim = dim
+        self.min_count = min_count
+        self.max_values = max_values
+        self.prepare = CategoryPreprocessor(separator=separator, unknown_rate=unknown_rate)
+        self.fitted = False
+
+    def fit(self, raws: Iterable[RawCategory]) -> CategoryAdapter:
+        """Collect the values of the training split, unless they are loaded already."""
+        if self.fitted:
+            return self
+        counts = Counter(value for raw in raws for value in raw)
+        # Sorted by name where counts are equal, so that ids do not depend on the order of the rows.
+        ordered = sorted(counts, key=lambda value: (-counts[value], value))
+        frequent = [value for value in ordered if counts[value] >= self.min_count]
+        # In a tiny table, all values can be rare.
+        self.use_values((frequent or ordered)[: self.max_values])
+        return self
+
+    def use_values(self, values: Sequence[str]) -> None:
+        """Use these values, and create their embeddings."""
+        self.prepare.use_values(values)
+        self.embedding = nn.Embedding(NUM_SPECIAL + len(self.prepare.values), self.dim)
+        nn.init.uniform_(self.embedding.weight, -(self.dim**-0.5), self.dim**-0.5)
+        self.fitted = True
+
+    def masking(self, *, ratio: float | None = None, span: int = 5) -> CategoryMasking | None:
+        """Create a masking that predicts the value. None if ratio is 0.
+
+        Args:
+            ratio: Probability that a value is masked. Default: 0.3.
+            span: Ignored.
+        """
+        ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
+        return CategoryMasking(ratio) if ratio else None
+
+    def save(self, folder: Path, name: str) -> None:
+        """Save the values of the column."""
+        save_state(folder, name, {"values": list(self.prepare.values)})
+
+    def load(self, folder: Path, name: str) -> None:
+        """Load the values that `save` wrote."""
+        values: Any = load_state(folder, name).get("values")
+        is_valid = isinstance(values, list) and all(isinstance(value, str) for value in values)
+        is_valid = is_valid and len(set(values)) == len(values)
+        require_state(folder, name, is_valid, "values must be a list of different texts")
+        self.use_values(values)
+
+    def tokens(self, raws: Sequence[Any]) -> Tokens:
+        """Convert categories to Tokens."""
+        return to_tokens(self, raws)
+
+    def describe(self, raw: RawCategory) -> str:
+        """Return the values, and which of them are not known."""
+        known = [self.prepare.id_of(value) != UNKNOWN for value in raw]
+        pairs = zip(raw, known, strict=True)
+        return ", ".join(value if is_known else f"{value} (unknown)" for value, is_known in pairs)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
+        """Embed a collated batch as Tokens (B, N, D), one per value."""
+        if not self.fitted:
+            raise ValueError("the category adapter has no values yet: call fit(raws)")
+        return cell_tokens(self.embedding(batch["ids"]), batch["mask"], self.modality)
+
+
+def _as_value(item: Any) -> str:
+    """Return an item as it is compared with others: 3.0 is 3, and True is true."""
+    if isinstance(item, bool):
+        return str(item).lower()
+    if isinstance(item, float) and item.is_integer():
+        item = int(item)
+    value = str(item).strip() if isinstance(item, str | int | float) else ""
+    if not value or len(value) > MAX_CHARS:
+        raise BadMedia(
+            f"must be a text of at most {MAX_CHARS} characters, a number or a boolean, got "
+            f"{shortened(item)}"
+        )
+    return value

@@ -1,0 +1,83 @@
+"""Opening of containers such as MP4, which hold pictures, a sound track or both."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import av
+from av.container import InputContainer
+from av.error import FFmpegError
+from av.stream import Disposition, Stream
+
+from dxn.tokenize.media import BadMedia, bytes_or_path, head, is_container
+
+# Names of FFmpeg's demuxers. Others are never used: some of them, such as hls and concat, open
+# further files or addresses that the file names.
+DEMUXERS = "mov,matroska,webm,avi,gif,aac"
+KINDS = "MP4, WebM, MKV, AVI, MOV, GIF"
+MICROSECONDS = 1_000_000  # unit of the duration of a container
+# A file that ends before this fraction of its duration is truncated. The durations of good files
+# differ a little from those of their streams.
+MIN_COMPLETE = 0.9
+TOLERANCE = 0.2  # seconds; short clips with a few frames less than announced are not truncated
+
+
+@contextmanager
+def open_container(
+    source: Any, problem: str, *, max_pixels: int | None = None
+) -> Iterator[InputContainer]:
+    """Open a path or bytes. Errors of FFmpeg in the context become BadMedia.
+
+    Args:
+        source: Path or bytes of the file.
+        problem: Error message for a file that is not a container.
+        max_pixels: Maximum number of pixels of a picture, which the decoder refuses to exceed.
+
+    Raises:
+        BadMedia: If the file cannot be read.
+    """
+    file = bytes_or_path(source)
+    options = {"format_whitelist": DEMUXERS, "protocol_whitelist": "file"}
+    if max_pixels is not None:
+        # The decoder checks this before it allocates memory, also while it inspects the header.
+        options["max_pixels"] = str(max_pixels)
+    # With "file:", a name such as "http:x.mp4" is not an address.
+    target = file if isinstance(file, io.BytesIO) else f"file:{file}"
+    try:
+        with av.open(target, "r", options=options, metadata_errors="replace") as container:
+            yield container
+    except FFmpegError as error:
+        if not is_container(head(source, 32)):
+            raise BadMedia(problem) from None
+        raise BadMedia(f"damaged or truncated file ({error.strerror})") from None
+
+
+def streams_of(container: InputContainer, kind: str) -> list[Stream]:
+    """Return the streams of a kind, "video" or "audio", without pictures of a cover."""
+    return [
+        stream
+        for stream in container.streams
+        if stream.type == kind and not stream.disposition & Disposition.attached_pic
+    ]
+
+
+def header_seconds(container: InputContainer, stream: Stream) -> float | None:
+    """Return the duration of a stream in seconds as the header announces it, None if unknown."""
+    if stream.duration is not None and stream.time_base is not None:
+        return float(stream.duration * stream.time_base)
+    return None if container.duration is None else container.duration / MICROSECONDS
+
+
+def check_seconds(seconds: float, max_seconds: float) -> None:
+    """Raise BadMedia if a clip is longer than max_seconds."""
+    if seconds > max_seconds:
+        raise BadMedia(f"{seconds:.1f} s, more than max_seconds={max_seconds:g}")
+
+
+def check_complete(seconds: float, announced: float | None) -> None:
+    """Raise BadMedia if a stream ends long before the duration that the header announces."""
+    if announced is not None and seconds < MIN_COMPLETE * announced - TOLERANCE:
+        raise BadMedia(f"truncated: {seconds:.1f} of {announced:.1f} s")

@@ -1,0 +1,29 @@
+"""Cells that say that there is no value, such as "N/A"."""
+
+from __future__ import annotations
+
+from typing import Any
+
+# In lower case. A value such as "none" or "unknown" is not here: it can be a category of its own,
+# such as "none" in a column of garages.
+NO_VALUE = {"na", "n/a", "n.a.", "nan", "null", "nil", "?", "-", "--", "—", "–", "#n/a"}
+# Further cells that contain no number or date.
+NO_NUMBER = NO_VALUE | {".", "none", "unknown", "missing", "tbd"}
+NO_NUMBER |= {"not available", "not applicable", "#value!", "#div/0!", "#ref!"}  # Excel
+
+
+def has_no_value(value: Any) -> bool:
+    """Whether a cell says that there is no value: None, NaN, a blank text, or such as "N/A"."""
+    return _is_empty(value) or (isinstance(value, str) and value.strip().lower() in NO_VALUE)
+
+
+def has_no_number(value: Any) -> bool:
+    """Whether a cell says that there is no number or date, such as "N/A" or "unknown"."""
+    return _is_empty(value) or (isinstance(value, str) and value.strip().lower() in NO_NUMBER)
+
+
+def _is_empty(value: Any) -> bool:
+    # NaN is the only float that is not equal to itself.
+    if isinstance(value, float):
+        return value != value
+    return value is None or (isinstance(value, str) and not value.strip())

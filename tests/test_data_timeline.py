@@ -1,0 +1,362 @@
+"""Tables whose rows are time steps: clocks, seasons, windows, splits by time, and wrong tables."""
+
+import datetime
+import math
+
+import numpy as np
+import pytest
+import torch
+from helpers.data import write_table
+from helpers.runs import SMALL, log_of, metrics_of, refused, train
+
+import dxn
+from dxn.cli import main
+from dxn.data.clock import Clock, find_clock, grid_positions, parse_times
+from dxn.data.layouts import layout_of
+from dxn.data.season import find_season
+from dxn.data.timeline import timeline
+from dxn.data.windows import running_scales
+from dxn.errors import UserError
+from dxn.tasks.futures import seasonal_scale
+from dxn.tokenize import SeriesAdapter, TextAdapter
+
+SERIES = ["adapters=[series]", "adapters.series.patch_size=3"]
+SEASON = 7
+
+
+def preprocessors():
+    return {"text": TextAdapter(8).prepare, "series": SeriesAdapter(8).prepare}
+
+
+def rows_of(count=101, *, start="2024-01-01", **extra):
+    """Daily rows with a season of a week, a trend, and further columns."""
+    first = datetime.date.fromisoformat(start)
+    rows = []
+    for i in range(count):
+        sales = 10 + 0.1 * i + 5 * math.sin(2 * math.pi * i / SEASON)
+        day = (first + datetime.timedelta(days=i)).isoformat()
+        rows.append({"day": day, "sales": f"{sales:.3f}", **extra})
+    return rows
+
+
+def source_of(tmp_path, rows, **options):
+    path = write_table(tmp_path / "t.csv", rows)
+    return timeline(path, preprocessors=preprocessors(), **options)
+
+
+def note_with(source, words):
+    return next(note for note in source.notes if words in note)
+
+
+def seconds(text):
+    (value,) = parse_times([text], str, "day").values
+    return value
+
+
+@pytest.mark.parametrize(
+    ("cells", "step", "following"),
+    [
+        (["2024-01-31", "2024-02-29", "2024-03-31"], "1 month", ["2024-04-30", "2024-05-31"]),
+        (["2023-12", "2024-01"], "1 month", ["2024-02", "2024-03"]),
+        (["2023-07-01", "2023-10-01", "2024-01-01"], "1 quarter", ["2024-04-01", "2024-07-01"]),
+        (["1/2/2023", "1/2/2024"], "1 year", ["2025-01-02", "2026-01-02"]),
+        (["2024-02-24", "2024-03-02"], "1 week", ["2024-03-09", "2024-03-16"]),
+        (["2024-02-27", "2024-02-28"], "1 day", ["2024-02-29", "2024-03-01"]),
+        (["2024-01-01 22:00", "2024-01-01 23:00"], "1 hour", ["2024-01-02 00:00:00"]),
+        (["2024-01-01 00:00", "2024-01-01 00:15"], "15 minutes", ["2024-01-01 00:30:00"]),
+        (["20240101", "20240102"], "1 day", ["2024-01-03"]),
+        (["1700.0", "1701.0"], "1", [1702, 1703]),
+        ([0.5, 0.75], "0.25", [1, 1.25]),
+    ],
+)
+def test_a_clock_continues_the_times_of_a_table(cells, step, following):
+    times = parse_times(cells, str, "when")
+    clock = find_clock(times, [times.values])
+    assert str(clock) == step
+    later = [clock.after(times.values[-1], i + 1) for i in range(len(following))]
+    assert [clock.format(time) for time in later] == following
+    assert grid_positions(times.values, clock) == list(range(len(cells)))
+
+
+def test_a_clock_of_weekdays_has_no_weekends():
+    days = [f"2024-01-{day:02}" for day in (1, 2, 3, 4, 5, 8, 9, 10, 11)]
+    times = parse_times(days, str, "day")
+    clock = find_clock(times, [times.values])
+    assert str(clock) == "1 weekday"
+    assert grid_positions(times.values, clock) == list(range(9))
+    assert clock.format(clock.after(times.values[-1], 2)) == "2024-01-15"
+
+
+def test_irregular_times_have_no_grid():
+    clock = Clock("second", 86_400)
+    noon = seconds("2024-01-02 12:00")
+    assert grid_positions([seconds("2024-01-01"), noon], clock) is None
+
+
+@pytest.mark.parametrize(
+    ("clock", "season"),
+    [
+        (Clock("month", 1), 12),
+        (Clock("month", 3), 4),
+        (Clock("second", 7 * 86_400), 52),
+        (Clock("second", 86_400), 7),
+        (Clock("second", 86_400, weekdays=True), 5),
+        (Clock("second", 3600), 24),
+        (Clock("second", 900), 96),
+        (Clock("second", 60), 60),
+    ],
+)
+def test_the_step_between_the_rows_tells_the_season(clock, season):
+    found, reason = find_season(np.zeros(500), clock)
+    assert found == season and reason.startswith("a")
+
+
+def test_without_a_calendar_the_autocorrelation_tells_the_season():
+    rng = np.random.default_rng(0)
+    steps = np.arange(211)
+    wave = np.sin(2 * np.pi * steps / 11) + 0.05 * steps + 0.3 * rng.normal(size=211)
+    wave[17] = np.nan
+    season, reason = find_season(wave, None)
+    assert season == 11 and "autocorrelation" in reason
+    assert find_season(rng.normal(size=211), None) == (1, "no repetition found in the values")
+    assert find_season(np.ones(211), None)[0] == 1
+    assert find_season(wave[:20], Clock("month", 1))[0] == 1  # less than three years
+
+
+def test_running_scales_are_the_scales_of_each_history():
+    values = torch.randn(23, 2, generator=torch.Generator().manual_seed(0))
+    values[5, 0] = math.nan
+    scales = running_scales(values, SEASON)
+    for t in range(24):
+        expected = seasonal_scale(values[:t], SEASON).float()
+        torch.testing.assert_close(scales[t], expected, equal_nan=True)
+
+
+def test_the_splits_follow_the_time_and_their_targets_do_not_overlap(tmp_path):
+    source = source_of(tmp_path, rows_of(101), target="sales", horizon=5, context=13)
+    days = {}
+    for name, rows in source.splits.items():
+        times = [day for times in rows.ids["day"] for day in times.values]
+        days[name] = (min(times), max(times))
+    assert days["train"][1] < days["validation"][0]
+    assert days["validation"][1] < days["test"][0]
+    assert days["test"][1] == "2024-04-10"  # the last row
+    future = source.splits["test"].cells["target"][-1]
+    assert future.values[-1, 0] == pytest.approx(float(rows_of(101)[-1]["sales"]))
+    # 81 training steps: histories of 13 steps, and futures of 5.
+    assert len(source.splits["train"]) == 81 - 13 - 5 + 1
+    assert source.splits["train"].cells["series"][0].shape == (13, 1)
+
+
+def test_the_defaults_are_one_season_ahead_from_three_seasons(tmp_path):
+    source = source_of(tmp_path, rows_of(), target="sales")
+    assert "season: 7 steps (a week); horizon: 7, context: 21" in source.notes
+    assert "time: day, one row per 1 day" in source.notes
+    assert source.task == "forecast" and source.target == "sales"
+
+
+def test_the_only_column_of_numbers_is_the_target(tmp_path):
+    source = source_of(tmp_path, rows_of(place="north"))
+    assert source.target == "sales" and "not used: place" in source.notes
+    with pytest.raises(UserError, match=r"data.target: set it .* are sales, price"):
+        source_of(tmp_path, rows_of(price="3"))
+
+
+def test_further_columns_of_numbers_are_channels_after_the_target(tmp_path):
+    rows = [{"price": i, **row} for i, row in enumerate(rows_of())]
+    source = source_of(tmp_path, rows, target="sales", context=3)
+    first = source.splits["train"].cells["series"][0]
+    assert first[:, 1].tolist() == [0, 1, 2]
+    assert source.splits["train"].cells["target"][0].values.shape == (7, 1)
+    alone = source_of(tmp_path, rows, target="sales", covariates=[], context=3)
+    assert alone.splits["train"].cells["series"][0].shape == (3, 1)
+    both = source_of(tmp_path, rows, target=["sales", "price"])
+    assert both.target == "sales, price"
+    assert both.splits["train"].cells["target"][0].values.shape == (7, 2)
+
+
+def test_rows_are_sorted_repeated_times_are_averaged_and_gaps_are_missing(tmp_path):
+    rows = rows_of(61)
+    expected = [float(row["sales"]) for row in rows]
+    del rows[20:22]
+    rows.append({**rows[10], "sales": str(expected[10] + 2)})
+    rows[3], rows[4] = rows[4], rows[3]
+    source = source_of(tmp_path, rows, target="sales", context=61 - 7 - 14, horizon=7)
+    assert "2 rows not in the order of time; the rows are sorted" in note_with(source, "order")
+    assert "1 row with the time of another row" in note_with(source, "mean is used")
+    assert "2 time steps without a row" in note_with(source, "missing")
+    series = source.splits["train"].cells["series"][0][:, 0]
+    expected[10] += 1
+    torch.testing.assert_close(series[:20], torch.tensor(expected[:20]))
+    assert series[20:22].isnan().all() and series[22] == pytest.approx(expected[22])
+
+
+def test_several_series_are_split_each_by_its_own_end(tmp_path):
+    rows = [{"shop": shop, **row} for shop in ("a", "b") for row in rows_of(61)]
+    rows += [{"shop": "c", **row} for row in rows_of(5)]
+    source = source_of(tmp_path, rows, target="sales", series_id="shop", horizon=5)
+    for part in source.splits.values():
+        shops = part.ids["shop"]
+        assert shops.count("a") == shops.count("b") > 0 and "c" not in shops
+    assert "not used: 1 of 3 series, which are too short" in source.notes
+
+
+def test_a_stride_keeps_the_newest_training_window(tmp_path):
+    every = source_of(tmp_path, rows_of(), target="sales").splits["train"]
+    third = source_of(tmp_path, rows_of(), target="sales", stride=3).splits["train"]
+    assert third.origin == every.origin[::-3][::-1]
+
+
+def test_a_table_without_times_is_read_in_its_order(tmp_path):
+    rows = [{"sales": row["sales"]} for row in rows_of()]
+    source = source_of(tmp_path, rows)
+    assert note_with(source, "no time column")
+    assert "season: 7 steps (values at this distance" in note_with(source, "season")
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({}, {"target": "sale"}, "data.target: no column 'sale' in t.csv.*did you mean 'sales'"),
+        ({}, {"target": "sales", "time": "date"}, "data.time: no column 'date'"),
+        ({}, {"target": "sales", "horizon": 0}, "data.horizon: must be at least 1, got 0"),
+        ({}, {"target": "sales", "stride": 0}, "data.stride: must be at least 1, got 0"),
+        ({}, {"target": "sales", "horizon": 60}, "has 101 time steps, but a history and a horizon"),
+        ({}, {"target": "sales", "fractions": [0.5, 0.4]}, "data.fractions: must be one to three"),
+        ({"place": "x"}, {"target": "place"}, "column 'place' must contain numbers, got 'x'"),
+        (
+            {"place": ""},
+            {"target": "place"},
+            "column 'place' must contain numbers, but it is empty",
+        ),
+        ({}, {"target": "sales", "covariates": ["sales"]}, "'sales' is already the target"),
+        ({"id": ""}, {"target": "sales", "series_id": "id"}, "row 2: no value in column 'id'"),
+    ],
+)
+def test_wrong_options_are_refused_in_a_sentence(tmp_path, change, options, message):
+    with pytest.raises(UserError, match=message):
+        source_of(tmp_path, rows_of(**change), **options)
+
+
+def test_a_cell_that_is_no_time_is_named_with_its_row(tmp_path):
+    rows = rows_of(20)
+    rows[7]["day"] = "soon"
+    with pytest.raises(UserError, match=r"t.csv row 9: column 'day' must contain times.*'soon'"):
+        source_of(tmp_path, rows, target="sales", time="day")
+
+
+def test_several_series_without_their_id_are_noticed(tmp_path):
+    rows = [row for _ in range(3) for row in rows_of(40)]
+    with pytest.raises(UserError, match=r"set data.series_id"):
+        source_of(tmp_path, rows, target="sales")
+
+
+def test_a_series_adapter_is_needed(tmp_path):
+    path = write_table(tmp_path / "t.csv", rows_of(20))
+    with pytest.raises(UserError, match=r"needs an adapter that reads series.*got text"):
+        timeline(path, preprocessors={"text": TextAdapter(8).prepare}, target="sales")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"horizon": 0}, "windows.horizon must be a positive integer"),
+        ({"context": 10**9}, "windows.context must be a positive integer"),
+        ({"target": []}, "windows must name columns"),
+        ({"time": 3}, "windows must name columns"),
+        ({"clock": {"unit": "year"}}, "unit and step must be valid"),
+        ({"clock": {"step": -1}}, "unit and step must be valid"),
+        ({"size": 3}, "unexpected keyword"),
+    ],
+)
+def test_a_wrong_layout_of_a_model_folder_is_refused(change, message):
+    node = {"target": ["sales"], "horizon": 3, "context": 5}
+    with pytest.raises(ValueError, match=message):
+        layout_of({"windows": {**node, **change}})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A small model, and the table that it was trained on."""
+    folder = tmp_path_factory.mktemp("timeline")
+    rows = [{"shop": shop, **row} for shop in ("a", "b") for row in rows_of(61)]
+    path = write_table(folder / "sales.csv", rows)
+    options = ["data=timeline", f"data.path={path}", "target=sales", "data.series_id=shop"]
+    train(folder / "run", *options, *SERIES, *SMALL, "trainer.epochs=2")
+    return folder
+
+
+def test_a_training_compares_itself_with_the_seasonal_naive_forecast(run):
+    metrics = metrics_of(run / "run")
+    names = ("mase", "mae", "crps")
+    assert all(f"test/{name}[seasonal naive (7)]" in metrics for name in names)
+    assert metrics["test/coverage"] >= 0
+    assert "validation/mase" in log_of(run / "run")[0]
+    assert (run / "run" / "plots" / "forecasts.png").stat().st_size > 10_000
+    lines = (run / "run" / "predictions.csv").read_text().splitlines()
+    assert lines[0] == "file,row,shop,day,step,target,prediction,q0.1,q0.25,q0.75,q0.9"
+    assert "seasonal naive (7)" in (run / "run" / "model" / "README.md").read_text()
+
+
+def test_predict_writes_the_values_after_the_end_of_each_series(run, capsys):
+    path, output = run / "sales.csv", run / "forecast.csv"
+    assert main(["predict", f"run={run / 'run'}", str(path), f"output={output}"]) == 0
+    lines = [line.split(",") for line in output.read_text().splitlines()]
+    header = "file,row,shop,day,step,prediction,q0.1,q0.25,q0.75,q0.9"
+    assert ",".join(lines[0]) == header
+    assert [line[2] for line in lines[1:]] == ["a"] * SEASON + ["b"] * SEASON
+    assert lines[1][3] == "2024-03-02" and lines[SEASON][3] == "2024-03-08"
+    values = [float(value) for value in lines[1][6:]]
+    assert values == sorted(values)
+    capsys.readouterr()
+    assert main(["predict", f"run={run / 'run'}", str(path)]) == 0
+    assert "sales.csv row 62, a, 2024-03-02: prediction " in capsys.readouterr().out
+
+
+def test_a_table_of_new_rows_is_evaluated_with_rolling_origins(run, capsys):
+    path = write_table(run / "new.csv", [{"shop": "c", **row} for row in rows_of(40)])
+    output = run / "evaluation"
+    options = [f"run={run / 'run'}", path, f"output={output}"]
+    assert main(["evaluate", *options]) == 0
+    assert "seasonal naive (7)" in capsys.readouterr().out
+    assert metrics_of(output)["rows"] == 40 - 21 - 7 + 1
+    short = write_table(run / "short.csv", [{"shop": "c", **row} for row in rows_of(5)])
+    lines = refused(capsys, ["evaluate", f"run={run / 'run'}", short])
+    assert "has 5 time steps, but an evaluation needs a history and 7 later values" in lines[-1]
+
+
+def test_the_python_interface_forecasts_a_list_of_numbers(run):
+    model = dxn.load(run / "run")
+    history = [3.0 + i % SEASON for i in range(30)]
+    answer = model.predict(series=history)
+    assert len(answer["prediction"]) == SEASON == len(answer["quantiles"]["0.9"])
+    moved = model.predict(series=[2 * value - 5 for value in history])
+    expected = [2 * value - 5 for value in answer["prediction"]]
+    assert moved["prediction"] == pytest.approx(expected, abs=1e-2)
+    assert model.predict(series=history[:4])["prediction"]  # shorter than the training context
+
+
+def test_check_tokenize_and_attend_work(run, capsys):
+    options = [f"data.path={run / 'sales.csv'}", "target=sales", "data.series_id=shop"]
+    bad = run / "bad.csv"
+    assert main(["check", "data=timeline", *options, *SERIES, f"output={bad}"]) == 0
+    assert "the next 7 values" in capsys.readouterr().out
+    sample = "input.series=[1,2,3,4,5,6,7,8,9,10]"
+    assert main(["attend", f"run={run / 'run'}", sample, f"output={run / 'attend'}"]) == 0
+    picture = f"output={run / 'tokens.png'}"
+    assert main(["tokenize", f"run={run / 'run'}", sample, picture]) == 0
+
+
+def test_lists_in_a_table_are_forecast_together_with_a_text(tmp_path):
+    rows = []
+    for i in range(40):
+        slope = 1 if i % 2 else -1
+        history = [round(slope * t + i / 3, 3) for t in range(12)]
+        rows.append({"name": f"{'rise' if i % 2 else 'fall'} {i}", "past": history})
+        rows[-1]["next"] = [slope * 12 + i / 3, slope * 13 + i / 3]
+    path = write_table(tmp_path / "lists.jsonl", rows)
+    options = [path, "target=next", "data.series=past", "data.text=name", "head=forecast"]
+    adapters = ["adapters=[text,series]", "adapters.series.patch_size=3"]
+    metrics = train(tmp_path / "run", *options, *adapters, *SMALL, "trainer.epochs=2")
+    assert metrics["test/mase[seasonal naive (1)]"] == pytest.approx(1.5, abs=1e-4)
+    assert dxn.load(tmp_path / "run").predict(series=rows[0]["past"])["prediction"]

@@ -1,0 +1,78 @@
+"""Pictures of videos: a strip of frames, with the box of each token in its frame."""
+
+import numpy as np
+import torch
+from matplotlib.colors import Normalize
+
+from dxn.explain.drawers.drawer import InputAttention, Shown
+from dxn.explain.drawers.registry import get_drawer
+from dxn.explain.drawers.video import PER_ROW, VideoDrawer, strip_of
+from dxn.explain.figures import new_figure
+from dxn.tokenize import VideoAdapter
+
+
+def shown_of(raw, **options):
+    adapter = VideoAdapter(8, patch_size=8, image_size=32, **options)
+    coords = adapter(adapter.prepare.collate([adapter.prepare(raw)])).spans[0].coords[0].numpy()
+    return Shown("video", raw, adapter.prepare, adapter), coords
+
+
+def clip(length=7, height=24, width=32):
+    frames = torch.arange(length).view(-1, 1, 1, 1).expand(-1, 3, height, width)
+    return (10 * frames).to(torch.uint8)
+
+
+def test_a_strip_shows_the_first_frame_of_each_step():
+    strip = strip_of(shown_of(clip(), tubelet_frames=3)[0])
+    assert strip.starts.tolist() == [0, 3, 6]
+    gap = 2
+    assert strip.panel.pixels.shape == (24, 3 * 32 + 2 * gap, 3)
+    assert [int(strip.panel.pixels[5, (32 + gap) * i + 5, 0]) for i in range(3)] == [0, 30, 60]
+    assert int(strip.panel.pixels[5, 33, 0]) == 255
+
+
+def test_the_box_of_a_token_lies_in_its_frame():
+    shown, coords = shown_of(clip(11), tubelet_frames=1)
+    drawer = get_drawer("video")
+    assert isinstance(drawer, VideoDrawer)
+    boxes = drawer.boxes(shown, coords)
+    pixels = strip_of(shown).panel.pixels
+    assert len(pixels) == 2 * 24 + 2  # eleven frames in rows of eight
+    for box, (start, *_) in zip(boxes, coords, strict=True):
+        top, left, bottom, right = box.astype(int)
+        assert (pixels[top:bottom, left:right] == 10 * start).all()
+    assert PER_ROW == 8
+
+
+def test_padding_has_no_box_and_no_name():
+    shown, coords = shown_of(clip())
+    coords = np.concatenate([coords, np.full((1, 6), np.nan)])
+    drawer = VideoDrawer()
+    assert np.isnan(drawer.boxes(shown, coords)[-1]).all()
+    names = drawer.token_names(shown, coords)
+    assert names[0] == "frame 1, row 1, col 1"
+    assert names[-2:] == ["frame 7, row 3, col 4", None]
+
+
+def test_tokens_of_frames_are_named_by_their_frame():
+    shown, coords = shown_of(clip(), tokens="frame", tubelet_frames=3)
+    assert VideoDrawer().token_names(shown, coords) == ["frame 1", "frame 4", "frame 7"]
+
+
+def test_all_pictures_can_be_drawn(tmp_path):
+    shown, coords = shown_of(clip(), tubelet_frames=3)
+    drawer = VideoDrawer()
+    axis = new_figure(7, 3).subplots()
+    note = drawer.draw_tokens(axis, shown, coords)
+    assert note == ", 3 steps of 3 frames, the first one is drawn, 12 tokens each"
+    shares = np.full(len(coords), 1 / len(coords))
+    drawer.draw_shares(axis, shown, coords, shares, Normalize(0, 1))
+    drawer.draw_thumbnail(axis, shown, coords, shares, Normalize(0, 1))
+    attention = InputAttention(np.stack([shares] * 3), ["a", "b", "c"], ["x"] * len(coords), coords)
+    drawer.draw_reading(shown, attention, tmp_path / "frames.png", title="a title")
+    assert (tmp_path / "frames.png").stat().st_size > 1000
+    width, height = drawer.size(shown, shaded=False)
+    assert drawer.size(shown, shaded=True)[1] > 2 * height
+    assert width == 7
+    page = drawer.page(shown)
+    assert page["kind"] == "boxes" and page["width"] == 100

@@ -1,0 +1,178 @@
+"""Dates and times of a table as tokens."""
+
+import datetime
+import random
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from dxn.errors import UserError
+from dxn.tokenize import BadMedia, DateAdapter
+from dxn.tokenize.date_format import DateFormat, find_date_format
+
+DIM = 11
+DATES = ["2026-01-31", "2025-07-02", "2024-12-24 18:30", "2026-03-08"]
+
+
+def fitted(cells=DATES, **options):
+    adapter = DateAdapter(DIM, **options)
+    adapter.prepare.find_format(cells)
+    return adapter.fit([adapter.prepare.read(cell) for cell in cells])
+
+
+@pytest.mark.parametrize(
+    ("cell", "text"),
+    [
+        ("2026-01-31", "2026-01-31"),
+        ("2026/1/31", "2026-01-31"),
+        ("31.1.2026", "2026-01-31"),
+        ("31.01.26", "2026-01-31"),
+        ("31.01.69", "1969-01-31"),
+        ("31 January 2026", "2026-01-31"),
+        ("31. Jan. 2026", "2026-01-31"),
+        ("January 31, 2026", "2026-01-31"),
+        ("5. Mai 2026", "2026-05-05"),
+        ("20260131", "2026-01-31"),
+        (20260131, "2026-01-31"),
+        ("2026-01-31T12:30:15.250Z", "2026-01-31 12:30"),
+        ("2026-01-31 12:30:15+02:00", "2026-01-31 12:30"),
+        ("2026-01-31 12:30 CET", "2026-01-31 12:30"),
+        ("2026-01-31 9:05 pm", "2026-01-31 21:05"),
+        ("12:30", "12:30"),
+        ("12:05 AM", "00:05"),
+        (datetime.date(2026, 1, 31), "2026-01-31"),
+        (datetime.datetime(2026, 1, 31, 7, 5), "2026-01-31 07:05"),
+        (datetime.time(7, 5), "07:05"),
+    ],
+)
+def test_dates_are_read_as_people_write_them(cell, text):
+    assert str(DateFormat().parse(cell)) == text
+
+
+@pytest.mark.parametrize(
+    ("cells", "day_first"),
+    [
+        (["1/2/2026", "25/2/2026"], True),
+        (["1/2/2026", "2/25/2026"], False),
+        (["1/2/2026", "3/4/2026"], False),
+        (["1.2.2026", "3.4.2026"], True),
+        (["2026-01-31"], True),
+        ([], True),
+    ],
+)
+def test_all_cells_together_tell_whether_the_day_comes_first(cells, day_first):
+    assert find_date_format(cells).day_first == day_first
+
+
+@pytest.mark.parametrize(
+    "cell",
+    [
+        "2026-02-30",
+        "2026-13-01",
+        "soon",
+        "31 Foo 2026",
+        "2026-01-31 25:00",
+        "13:00 pm",
+        5,
+        b"x",
+    ],
+)
+def test_a_cell_that_is_no_date_is_explained(cell):
+    with pytest.raises(BadMedia, match=r"must be a date such as 2026-01-31 or day/month/year"):
+        DateAdapter(DIM).prepare.read(cell)
+
+
+@pytest.mark.parametrize("cell", ["N/A", "", "unknown", None, float("nan")])
+def test_a_missing_date_has_no_value(cell):
+    assert DateAdapter(DIM).prepare.read(cell) is None
+
+
+@settings(deadline=None)
+@given(st.datetimes())
+def test_every_date_and_time_gives_bounded_features(moment):
+    adapter = fitted()
+    value, valid = adapter.prepare.features(adapter.prepare.read(moment))
+    assert all(valid) and max(map(abs, value)) <= 3
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "is_equal"),
+    [
+        ("2026-01-05", "2026-01-12", True),  # Mondays
+        ("2026-01-05", "2026-01-06", False),
+    ],
+)
+def test_weekdays_repeat_after_seven_days(one, other, is_equal):
+    prepare = fitted().prepare
+    a, b = (prepare.features(prepare.read(cell))[0][:6] for cell in (one, other))
+    assert (a == pytest.approx(b)) == is_equal
+
+
+def test_a_date_is_one_token_and_batch_mates_do_not_change_it():
+    adapter = fitted()
+    tokens = adapter.tokens([*DATES, "12:30"])
+    assert tokens.matrix.shape == (5, DIM, 1)
+    torch.testing.assert_close(tokens[2], adapter.tokens(DATES[2:3])[0])
+
+
+def test_a_masked_date_is_hidden_and_its_own_features_are_predicted():
+    adapter = fitted()
+    masking = adapter.masking(ratio=0.5)
+    prepare = adapter.prepare
+    raws = [prepare.read(cell) for cell in ["12:30", *DATES]]
+    batch = prepare.collate([masking(prepare(raw), random.Random(i)) for i, raw in enumerate(raws)])
+    masked = batch["masked"][:, 0]
+    assert 0 < masked.sum() < len(raws)
+    x = adapter(batch).x[masked]
+    assert (x == x[0]).all()
+    valid = prepare.collate([prepare(raw) for raw in raws])["valid"][masked, 0]
+    assert torch.equal(batch["masked_valid"], valid) and not valid.all()
+    assert adapter.masking(ratio=0) is None
+
+
+def test_eight_dates_are_overfitted():
+    torch.manual_seed(0)
+    cells = [f"2026-01-{day:02}" for day in (3, 7, 8, 11, 17, 19, 23, 29)]
+    adapter = fitted(cells)
+    target = torch.tensor([1.0, 0, 0, 1, 1, 0, 1, 0])
+    head = torch.nn.Sequential(torch.nn.Linear(DIM, 32), torch.nn.ReLU(), torch.nn.Linear(32, 1))
+    optimizer = torch.optim.Adam([*adapter.parameters(), *head.parameters()], lr=0.02)
+    for _ in range(200):
+        output = head(adapter.tokens(cells).x[:, 0]).squeeze(-1)
+        loss = torch.nn.functional.binary_cross_entropy_with_logits(output, target)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+    assert loss < 0.1
+
+
+def test_the_format_and_the_statistics_are_saved(tmp_path):
+    adapter = fitted(["1/2/2026", "2/25/2026"])
+    adapter.save(tmp_path, "day")
+    again = DateAdapter(DIM)
+    again.load(tmp_path, "day")
+    again.load_state_dict(adapter.state_dict())
+    assert str(again.prepare.read("1/2/2026")) == "2026-01-02"
+    assert torch.equal(again.tokens(["3/4/2026"]).x, adapter.tokens(["3/4/2026"]).x)
+
+
+def test_an_order_that_the_user_sets_wins():
+    adapter = fitted(["1/2/2026", "3/4/2026"], day_first=True)
+    assert str(adapter.prepare.read("1/2/2026")) == "2026-02-01"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "{}",
+        '{"x": {"day_first": 1, "center": 0, "scale": 1}}',
+        '{"x": {"day_first": true, "center": 0, "scale": -1}}',
+        '{"x": {"day_first": true, "center": null, "scale": 1}}',
+    ],
+)
+def test_a_damaged_file_is_refused(tmp_path, content):
+    (tmp_path / "columns.json").write_text(content)
+    with pytest.raises(UserError, match=r"columns\.json"):
+        DateAdapter(DIM).load(tmp_path, "x")

@@ -1,0 +1,107 @@
+"""A training is repeatable, and it resumes bit for bit."""
+
+import pytest
+from helpers.runs import checkpoint_of, interrupt, log_of, same_tensors
+from helpers.training import fit, without_time
+
+from dxn.errors import UserError
+from dxn.train.optim import sgd
+from dxn.train.trainer import Run
+
+# Every source of randomness and every piece of state at once.
+EVERYTHING = {"ema_decay": 0.9, "mixup": 0.5, "epochs": 3, "log_every": 3}
+
+
+def test_the_same_seed_gives_the_same_bits_and_another_seed_does_not(tmp_path):
+    first, again, other = (
+        fit(tmp_path / name, seed=seed, **EVERYTHING)[0].state_dict()
+        for name, seed in (("first", 0), ("again", 0), ("other", 1))
+    )
+    assert same_tensors(first, again)
+    assert not same_tensors(first, other)
+
+
+@pytest.mark.parametrize("grad_accum_steps", [1, 2])
+@pytest.mark.parametrize("step", [6, 7, 8], ids=["1 after", "2 after", "3 after"])
+def test_an_interrupted_training_is_resumed_bit_for_bit(
+    tmp_path, monkeypatch, step, grad_accum_steps
+):
+    options = {**EVERYTHING, "checkpoint_every": 2, "grad_accum_steps": grad_accum_steps}
+    options["epochs"] = 3 * grad_accum_steps
+    whole, state, saved = fit(tmp_path / "whole", **options)
+    with interrupt(monkeypatch, step=step), pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "cut", **options)
+    resumed, resumed_state, resumed_saved = fit(tmp_path / "cut", resume=True, **options)
+    assert same_tensors(whole.state_dict(), resumed.state_dict())
+    assert same_tensors(checkpoint_of(tmp_path / "whole"), checkpoint_of(tmp_path / "cut"))
+    assert log_of(tmp_path / "whole") == log_of(tmp_path / "cut")
+    assert without_time(state) == without_time(resumed_state)
+    if resumed_saved:
+        assert same_tensors(saved[-1][1], resumed_saved[-1][1])
+
+
+def test_momentum_is_resumed_bit_for_bit(tmp_path, monkeypatch):
+    options = {"epochs": 2, "checkpoint_every": 2, "optimizer": sgd}
+    whole, _, _ = fit(tmp_path / "whole", **options)
+    with interrupt(monkeypatch, step=7), pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "cut", **options)
+    resumed, _, _ = fit(tmp_path / "cut", resume=True, **options)
+    assert same_tensors(whole.state_dict(), resumed.state_dict())
+    assert same_tensors(checkpoint_of(tmp_path / "whole"), checkpoint_of(tmp_path / "cut"))
+
+
+@pytest.mark.parametrize("epochs", [2, 3, 4])
+def test_early_stopping_is_the_same_after_a_resume(tmp_path, epochs):
+    """The epochs without improvement before the interruption count."""
+    options = {"patience": 2, "lr": 0.0, "ema_decay": 0.5}
+    _, whole, _ = fit(tmp_path / "whole", epochs=50, **options)
+    fit(tmp_path / "cut", epochs=epochs, **options)
+    _, resumed, _ = fit(tmp_path / "cut", epochs=50, resume=True, **options)
+    assert without_time(whole) == without_time(resumed)
+    assert whole.epoch < 50
+    assert log_of(tmp_path / "whole") == log_of(tmp_path / "cut")
+
+
+def test_a_stopped_training_continues_without_patience(tmp_path):
+    fit(tmp_path / "run", epochs=6, patience=1, lr=0.0)
+    _, state, _ = fit(tmp_path / "run", epochs=6, patience=0, lr=0.0, resume=True)
+    assert state.epoch == 6
+
+
+def test_a_training_killed_while_it_validates_has_no_row_twice(tmp_path, monkeypatch):
+    options = {"epochs": 2, "checkpoint_every": 5}  # the last batch of an epoch saves one too
+    fit(tmp_path / "whole", **options)
+    original = Run.save
+    with monkeypatch.context() as patch:
+
+        def save(run):
+            if run.state.epoch:  # the checkpoint after the first validation is never written
+                raise KeyboardInterrupt
+            original(run)
+
+        patch.setattr(Run, "save", save)
+        with pytest.raises(KeyboardInterrupt):
+            fit(tmp_path / "cut", **options)
+    assert len(log_of(tmp_path / "cut")) == 1
+    fit(tmp_path / "cut", resume=True, **options)
+    assert log_of(tmp_path / "whole") == log_of(tmp_path / "cut")
+
+
+def test_a_finished_training_can_be_continued_with_more_epochs(tmp_path):
+    fit(tmp_path / "run", epochs=1)
+    _, state, _ = fit(tmp_path / "run", epochs=2, resume=True)
+    assert (state.epoch, state.step) == (2, 10)
+    assert [row["epoch"] for row in log_of(tmp_path / "run") if "validation/loss" in row] == [1, 2]
+
+
+def test_workers_do_not_change_the_result(tmp_path):
+    alone, together = (
+        fit(tmp_path / str(n), num_workers=n, epochs=1)[0].state_dict() for n in (0, 2)
+    )
+    assert same_tensors(alone, together)
+
+
+def test_a_folder_without_checkpoint_cannot_be_resumed(tmp_path):
+    message = "^resume: no checkpoint in .*checkpoints; a run can be resumed once it has saved one$"
+    with pytest.raises(UserError, match=message):
+        fit(tmp_path / "run", resume=True)
