@@ -325,6 +325,17 @@ def test_a_table_of_new_rows_is_evaluated_with_rolling_origins(run, capsys):
     assert "has 5 time steps, but an evaluation needs a history and 7 later values" in lines[-1]
 
 
+def test_a_new_data_set_has_the_horizon_and_the_season_of_the_training(run):
+    # On its own, a table of 30 steps would get a horizon of 6.
+    path = write_table(run / "few.csv", [{"shop": "c", **row} for row in rows_of(30)])
+    output = run / "few"
+    options = ["data=timeline", f"data.path={path}", f"output={output}"]
+    assert main(["evaluate", f"run={run / 'run'}", *options]) == 0
+    metrics = metrics_of(output)
+    assert "all/mase[seasonal naive (7)]" in metrics
+    assert metrics["rows"] == 30 - 21 - 7 + 1
+
+
 def test_the_python_interface_forecasts_a_list_of_numbers(run):
     model = dxn.load(run / "run")
     history = [3.0 + i % SEASON for i in range(30)]

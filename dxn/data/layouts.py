@@ -5,9 +5,9 @@ cell of the new column `values` holds a whole series; all later code sees an ord
 source sets `Source.layout` to `Layout.node()`. The model folder stores it with the key `layout` in
 config.yaml, `Predictor.layout` is the layout again, and `rows_of_table(..., layout=...)` applies it
 to new tables, so that predict and evaluate rearrange them as the training did. A node is plain data
-with one key: the kind, which is also the option of the data source that creates the layout, as in
-`{"wide": "t_*"}`. `layout_of` checks a node, which can come from a stranger's model folder. A new
-kind of layout needs a class with the members of `Layout` and a line in LAYOUTS.
+with one key, the kind, as in `{"wide": "t_*"}`. `layout_of` checks a node, which can come from a
+stranger's model folder. A new kind of layout needs a class with the members of `Layout` and a line
+in LAYOUTS.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class Layout(Protocol):
     """How a table is rearranged.
 
     Attributes:
-        kind: Key of the node, and the option of the data source that creates the layout.
+        kind: Key of the node.
     """
 
     @property
@@ -68,6 +68,10 @@ class Layout(Protocol):
 
     def node(self) -> dict[str, Any]:
         """Return the layout as plain data with one key, its kind, see `layout_of`."""
+        ...
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of a data source that create this layout again."""
         ...
 
     @classmethod

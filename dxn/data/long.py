@@ -104,6 +104,9 @@ class Long:
     def node(self) -> dict[str, Any]:
         return {self.kind: {name: v for name, v in asdict(self).items() if v is not None}}
 
+    def options(self) -> dict[str, Any]:
+        return self.node()
+
     @classmethod
     def from_option(cls, value: Any) -> Long:
         if not isinstance(value, Mapping):

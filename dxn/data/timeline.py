@@ -63,9 +63,10 @@ def timeline(
         series_id: Column that identifies the series of a row, if the table has several.
         covariates: Further columns of numbers that the model reads. Only their past is known.
             Default: all other columns of numbers; an empty list: none.
-        horizon: Number of future steps to predict. Default: one season, or 10 steps.
+        horizon: Number of future steps to predict. Default: one season, or 10 steps, but at most a
+            fifth of the longest series.
         context: Number of past steps that the model reads. Default: three seasons, or three times
-            the horizon if that is longer.
+            the horizon if that is longer, but at most half of the training part.
         season: Season length in steps. Default: from the step between the rows, such as 12 for
             months, otherwise from the autocorrelation of the values.
         stride: Number of steps between the starts of training windows.

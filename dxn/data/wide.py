@@ -83,6 +83,9 @@ class Wide:
     def node(self) -> dict[str, Any]:
         return {self.kind: self.columns}
 
+    def options(self) -> dict[str, Any]:
+        return self.node()
+
     @classmethod
     def from_option(cls, value: Any) -> Wide:
         return cls(value)

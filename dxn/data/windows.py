@@ -208,6 +208,11 @@ class Windows:
     def node(self) -> dict[str, Any]:
         return {self.kind: {name: v for name, v in asdict(self).items() if v is not None}}
 
+    def options(self) -> dict[str, Any]:
+        # The step between the rows is no option: it is found in each table.
+        node = self.node()[self.kind]
+        return {name: value for name, value in node.items() if name != "clock"}
+
     @classmethod
     def from_option(cls, value: Any) -> Windows:
         if not isinstance(value, Mapping):

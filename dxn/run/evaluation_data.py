@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sized
+from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -87,7 +87,7 @@ def _open_input(values: Mapping[str, Any], predictor: Predictor) -> EvaluationDa
 def _open_data(settings: Settings, predictor: Predictor) -> EvaluationData:
     """Open a split of the data set `data`, or of the data set of the run."""
     values = settings.values
-    if wrong := [key for key in INPUT_OPTIONS if _is_chosen(key, settings)]:
+    if wrong := [key for key in INPUT_OPTIONS if _is_chosen(key, settings.chosen)]:
         raise UserError(
             f"{wrong[0]}: only applies to input=TABLE; remove it, or set input instead of data"
         )
@@ -131,8 +131,9 @@ def _source(settings: Settings, predictor: Predictor) -> tuple[Source, str]:
         raise UserError(
             f"{folder}: the saved configuration has no data; set data=table data.path=..."
         )
-    source = open_source(saved, preprocessors, settings.folder_trust)
-    return source, _path_of(saved["data"])
+    # Options that were inferred in the training, such as the season, must not be inferred again.
+    node = _with_layout(saved["data"], predictor, settings.folder_trust, chosen=())
+    return open_source({"data": node}, preprocessors, settings.folder_trust), _path_of(node)
 
 
 def _for_evaluation(
@@ -140,10 +141,10 @@ def _for_evaluation(
 ) -> dict[str, Any]:
     """Complete the node of a data source, unless the user set the same options.
 
-    A table gets the columns and the target of the training. Data without splits of its own is not
-    divided, so that all of its rows are evaluated.
+    A table gets the layout, the columns and the target of the training. Data without splits of its
+    own is not divided, so that all of its rows are evaluated.
     """
-    result = dict(node)
+    result = _with_layout(node, predictor, settings.trust, chosen=settings.chosen)
     signature = signature_of(node.get("_target_"), key="data", trust=settings.trust)
     may_be_undivided = "null" in as_list(signature.hint("fractions"))
     if may_be_undivided and "data.fractions" not in settings.chosen:
@@ -153,10 +154,6 @@ def _for_evaluation(
         return result
     if predictor.target is not None and node.get("target") is None:
         result["target"] = predictor.target.split(JOINED)
-    layout = {} if predictor.layout is None else predictor.layout.node()
-    is_chosen = any(_is_chosen(f"data.{key}", settings) for key in layout)
-    if not is_chosen and set(layout) <= set(signature.parameters):
-        result |= layout
     by_modality: dict[str, list[str]] = {}
     for name, column in predictor.columns.items():
         by_modality.setdefault(predictor.preprocessors[name].modality, []).append(column)
@@ -166,8 +163,23 @@ def _for_evaluation(
     return result
 
 
-def _is_chosen(key: str, settings: Settings) -> bool:
-    return any(chosen == key or chosen.startswith(f"{key}.") for chosen in settings.chosen)
+def _with_layout(
+    node: Mapping[str, Any], predictor: Predictor, trust: Sequence[str], *, chosen: Collection[str]
+) -> dict[str, Any]:
+    """Add the options of the model's layout to the node of a data source that has these options.
+
+    Options that the user chose are kept.
+    """
+    options = {} if predictor.layout is None else predictor.layout.options()
+    known = signature_of(node.get("_target_"), key="data", trust=trust).parameters
+    if not set(options) <= set(known):
+        return dict(node)
+    kept = {name for name in options if _is_chosen(f"data.{name}", chosen)}
+    return {**node, **{name: value for name, value in options.items() if name not in kept}}
+
+
+def _is_chosen(key: str, chosen: Collection[str]) -> bool:
+    return any(option == key or option.startswith(f"{key}.") for option in chosen)
 
 
 def _path_of(node: Mapping[str, Any]) -> str:

@@ -32,7 +32,7 @@ from dxn.tokenize.npy_file import read_npy
 META = "index.json"
 VECTORS = "vectors.npy"
 ROWS = "rows.jsonl"
-TRANSIENT = ("run", "weights")  # options that name the model
+MODEL_OPTIONS = ("run", "weights")  # options that name the model
 WEIGHT_NAMES = ("source", "revision", "part")  # options of `weights` that are texts
 
 
@@ -83,7 +83,9 @@ def write_index(settings: Settings, predictor: Predictor) -> list[str]:
     rows, vectors = predictor.vectors(samples, batch_size=values["batch_size"])
     folder = Path(values["output"])
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / GRAPH).unlink(missing_ok=True)  # that of an earlier index
+    # Of an earlier index. META is written last, so that an interrupted index is not read.
+    (folder / META).unlink(missing_ok=True)
+    (folder / GRAPH).unlink(missing_ok=True)
     units = unit_vectors(vectors)
     np.save(folder / VECTORS, units)
     write_records(folder / ROWS, [row_record(opened, row) for row in rows])
@@ -94,9 +96,9 @@ def write_index(settings: Settings, predictor: Predictor) -> list[str]:
         "digest": weights_digest(values["run"]),
         **_model_options(values),
     }
-    (folder / META).write_text(json.dumps(meta, indent=1, ensure_ascii=False), encoding="utf-8")
     if values["approximate"]:
         build_graph(units, folder / GRAPH)
+    (folder / META).write_text(json.dumps(meta, indent=1, ensure_ascii=False), encoding="utf-8")
     files = [META, VECTORS, ROWS, *([GRAPH] if values["approximate"] else [])]
     missing = len(opened) - len(rows)
     lines = [f"{count(missing, 'row')} without {' and '.join(names)} left out"] if missing else []
@@ -132,7 +134,7 @@ def read_index(path: str) -> Index:
     problem = _problem(meta, vectors, rows)
     if problem:
         raise UserError(f"index: {path}: {problem}; write it again with dxn index")
-    model = {key: meta.get(key) for key in TRANSIENT}
+    model = {key: meta.get(key) for key in MODEL_OPTIONS}
     return Index(folder, model, meta["digest"], meta["inputs"], vectors, rows)
 
 

@@ -44,6 +44,8 @@ def read_series(source: Any) -> Tensor | None:
     """
     is_exact = isinstance(source, Tensor)
     if is_exact:
+        if source.dtype == torch.bfloat16:  # NumPy has no such type
+            source = source.float()
         source = source.numpy(force=True)
     if isinstance(source, str | Path):
         text = str(source)
