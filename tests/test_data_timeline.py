@@ -2,6 +2,7 @@
 
 import datetime
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +14,7 @@ import dxn
 from dxn.cli import main
 from dxn.data.clock import Clock, find_clock, grid_positions, parse_times
 from dxn.data.layouts import layout_of
+from dxn.data.read import read_table
 from dxn.data.season import find_season
 from dxn.data.timeline import timeline
 from dxn.data.windows import running_scales
@@ -334,6 +336,24 @@ def test_a_new_data_set_has_the_horizon_and_the_season_of_the_training(run):
     metrics = metrics_of(output)
     assert "all/mase[seasonal naive (7)]" in metrics
     assert metrics["rows"] == 30 - 21 - 7 + 1
+
+
+def test_a_new_table_is_read_in_the_number_format_of_the_training(tmp_path):
+    def rows(values):
+        return [{"day": f"2024-01-{i + 1:02}", "sales": value} for i, value in enumerate(values)]
+
+    written = [f"{1000 + i},5".replace("1", "1.", 1) for i in range(30)]  # 1.000,5 and so on
+    path = write_table(tmp_path / "train.csv", rows(written))
+    source = timeline(path, preprocessors={"series": SeriesAdapter(8).prepare}, target="sales")
+    layout = layout_of(source.layout)
+    # On their own, these cells would be read as 1.5 and so on.
+    table = read_table(Path(write_table(tmp_path / "new.csv", rows(["1.500"] * 9 + ["2.500"]))))
+    values = layout.apply(table, with_target=False).columns["values"][0]
+    assert values[:, 0].tolist() == [1500.0] * 9 + [2500.0]
+    points = write_table(tmp_path / "wrong.csv", rows([f"{i}.25" for i in range(9)]))
+    message = "must contain numbers with the decimal separator ',', as in the training, got '0.25'"
+    with pytest.raises(UserError, match=message):
+        layout.apply(read_table(Path(points)), with_target=False)
 
 
 def test_the_python_interface_forecasts_a_list_of_numbers(run):

@@ -182,6 +182,15 @@ def test_other_cells_are_not_taken_for_series(cell):
     assert not is_series(cell)
 
 
+def test_the_first_readable_cell_of_a_column_decides_about_the_channels():
+    prepare = SeriesAdapter(7).prepare
+    prepare.find_format(["no numbers", [[1.0, 2.0]], [1.0]])
+    # The rows are read by several threads, in any order.
+    with pytest.raises(BadMedia, match="same number of channels, got 1 instead of 2"):
+        prepare.read([1.0, 2.0, 3.0])
+    assert prepare.read([[1.0, 2.0]]).shape == (1, 2)
+
+
 def test_every_series_has_the_channels_of_the_first_one():
     prepare = SeriesAdapter(D).prepare
     assert prepare.read([[1, 2], [3, 4]]).shape == (2, 2)

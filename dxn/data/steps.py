@@ -14,7 +14,7 @@ from dxn.data.clock import Clock, Times, grid_positions, parse_times
 from dxn.data.read import Table
 from dxn.display import count
 from dxn.errors import UserError
-from dxn.tokenize.number_format import read_numbers
+from dxn.tokenize.number_format import NumberFormat, read_numbers
 
 # A regular grid may have this many steps per row of the table. With more, the gaps are not filled:
 # a typing error in a date would otherwise need all memory.
@@ -50,6 +50,7 @@ def read_series(
     time: str | None,
     series_id: str | None,
     clock: Clock | None,
+    formats: Sequence[NumberFormat] | None = None,
     key: str,
     notes: list[str],
 ) -> list[Series]:
@@ -62,6 +63,7 @@ def read_series(
         time: Column with the time of a row. None: the rows are in the order of time.
         series_id: Column that identifies the series of a row. None: there is one series.
         clock: Regular step between the rows. None: the rows are the steps.
+        formats: How the numbers of each channel are written. Default: found in the table.
         key: Prefix of the options in error messages.
         notes: Sentences about unsorted rows, repeated times and gaps are appended to this list.
 
@@ -71,7 +73,8 @@ def read_series(
     channels: list[list[float]] = []
     for i, name in enumerate(names):
         option = f"{key}target" if i < num_targets else f"{key}covariates"
-        channels.append(_read_channel(table, name, option, notes))
+        form = None if formats is None else formats[i]
+        channels.append(_read_channel(table, name, option, form, notes))
     values = torch.tensor(channels).T if len(table) else torch.zeros(0, len(names))
     times = None
     if time is not None:
@@ -192,21 +195,39 @@ def _check_kind(times: Times, clock: Clock | None, where: str) -> None:
         )
 
 
-def _read_channel(table: Table, name: str, key: str, notes: list[str]) -> list[float]:
-    """Return the numbers of a column, NaN where a cell is empty or no number."""
-    cells = table.column(name, key)
-    present = [cell for cell in cells if cell is not None]
+def channel_format(table: Table, name: str, key: str) -> NumberFormat:
+    """Return how the numbers of a column are written.
+
+    Raises:
+        UserError: If it is not a column of numbers.
+    """
+    present = [cell for cell in table.column(name, key) if cell is not None]
     numbers = read_numbers(present)
     if numbers is None:
         example = f", got {str(present[0])[:40]!r}" if present else ", but it is empty"
         raise UserError(f"{key}: column {name!r} must contain numbers{example}; choose another one")
-    if numbers.others:
-        cell = str(present[numbers.others[0]])[:20]
+    return numbers.format
+
+
+def _read_channel(
+    table: Table, name: str, key: str, form: NumberFormat | None, notes: list[str]
+) -> list[float]:
+    """Return the numbers of a column, NaN where a cell is empty or no number."""
+    cells = table.column(name, key)
+    form = form or channel_format(table, name, key)
+    parsed = [None if cell is None else form.parse(cell) for cell in cells]
+    others = [cell for cell, number in zip(cells, parsed, strict=True) if number is None]
+    others = [str(cell)[:20] for cell in others if cell is not None]
+    if others and all(number is None for number in parsed):
+        raise UserError(
+            f"{key}: column {name!r} must contain numbers with the decimal separator "
+            f"{form.decimal!r}, as in the training, got {others[0]!r}; correct the table"
+        )
+    if others:
         notes.append(
-            f"{name}: {count(len(numbers.others), 'cell')} without a number, such as {cell!r}; "
+            f"{name}: {count(len(others), 'cell')} without a number, such as {others[0]!r}; "
             "these values are missing"
         )
-    parsed = [None if cell is None else numbers.format.parse(cell) for cell in cells]
     for i, number in enumerate(parsed):
         if number is not None and abs(number) > MAX_NUMBER:
             raise UserError(

@@ -12,7 +12,7 @@ from dxn.data.read import ReadOptions, Table, as_list, concatenate, read_table
 from dxn.data.rows import VALUES, InputSpec, Source
 from dxn.data.season import find_season
 from dxn.data.splits import SPLITS, UNDIVIDED, check_fractions
-from dxn.data.steps import Series, group_rows
+from dxn.data.steps import Series, channel_format, group_rows
 from dxn.data.windows import Windows
 from dxn.display import count
 from dxn.errors import UserError
@@ -101,7 +101,11 @@ def timeline(
     notes = list(table.notes)
     windows = _choose_columns(table, target, time, series_id, covariates, notes)
     clock = _find_clock(table, windows, notes)
-    windows = replace(windows, clock=None if clock is None else clock.node())
+    windows = replace(
+        windows,
+        clock=None if clock is None else clock.node(),
+        formats=_find_formats(table, windows),
+    )
     series = windows.read(table, clock, key="data.", notes=notes)
     windows = _choose_sizes(windows, series, clock, horizon, context, season, fractions, notes)
     parts = _parts(table, windows, series, fractions, stride, notes)
@@ -181,6 +185,13 @@ def _time_column(table: Table, used: set[str | None]) -> str | None:
         if None not in cells and read_numbers(cells) is not None:
             return name
     return None
+
+
+def _find_formats(table: Table, windows: Windows) -> list[list[str]]:
+    """Find out how the numbers are written. New tables are read in the same format."""
+    forms = [channel_format(table, name, "data.target") for name in windows.target]
+    forms += [channel_format(table, name, "data.covariates") for name in windows.covariates]
+    return [[form.decimal, form.unit] for form in forms]
 
 
 def _find_clock(table: Table, windows: Windows, notes: list[str]) -> Clock | None:

@@ -16,6 +16,7 @@ from dxn.data.rows import VALUES, PerItem
 from dxn.data.steps import Series, read_series
 from dxn.errors import UserError
 from dxn.tasks.futures import Future
+from dxn.tokenize.number_format import NumberFormat
 
 MAX_SIZE = 100_000  # of the options, which can come from a stranger's model folder
 NAME_SEPARATOR = ", "  # between the target columns in `Source.target`
@@ -70,6 +71,8 @@ class Windows:
         context: Number of steps of a history.
         season: Season length in steps.
         clock: Step between the rows as plain data. None: not known.
+        formats: Decimal separator and unit of the numbers of each channel. None: found in each
+            table.
     """
 
     target: Sequence[str]
@@ -80,6 +83,7 @@ class Windows:
     context: int = 1
     season: int = 1
     clock: Mapping[str, Any] | None = None
+    formats: Sequence[Sequence[str]] | None = None
 
     kind = "windows"
     added = (VALUES,)
@@ -94,6 +98,8 @@ class Windows:
             raise ValueError(f"windows must name columns, got {names}")
         if self.clock is not None:
             Clock.from_node(self.clock)
+        if self.formats is not None:
+            _check_formats(self.formats, len(self.target) + len(self.covariates))
 
     @property
     def ids(self) -> Sequence[str]:
@@ -143,6 +149,7 @@ class Windows:
             time=self.time,
             series_id=self.series_id,
             clock=clock,
+            formats=None if self.formats is None else [NumberFormat(*f) for f in self.formats],
             key=key,
             notes=notes,
         )
@@ -209,15 +216,31 @@ class Windows:
         return {self.kind: {name: v for name, v in asdict(self).items() if v is not None}}
 
     def options(self) -> dict[str, Any]:
-        # The step between the rows is no option: it is found in each table.
+        # The step between the rows and the formats are no options: they are found in the table.
         node = self.node()[self.kind]
-        return {name: value for name, value in node.items() if name != "clock"}
+        return {name: node[name] for name in node if name not in ("clock", "formats")}
 
     @classmethod
     def from_option(cls, value: Any) -> Windows:
         if not isinstance(value, Mapping):
             raise ValueError(f"must be a mapping with target and horizon, got {value!r}")
         return cls(**value)
+
+
+def _check_formats(formats: Any, num_channels: int) -> None:
+    pairs = formats if isinstance(formats, list | tuple) else []
+    is_valid = len(pairs) == num_channels and all(
+        isinstance(pair, list | tuple)
+        and len(pair) == 2
+        and pair[0] in (".", ",")
+        and isinstance(pair[1], str)
+        for pair in pairs
+    )
+    if not is_valid:
+        raise ValueError(
+            "windows.formats must have a decimal separator and a unit for each channel, "
+            f"got {formats!r}"
+        )
 
 
 def running_scales(values: Tensor, season: int) -> Tensor:

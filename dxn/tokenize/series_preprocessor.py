@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch
@@ -61,6 +62,18 @@ class SeriesPreprocessor:
         """Whether a str is the path of a file, and not a text of numbers."""
         return is_series_path(value)
 
+    def find_format(self, cells: Sequence[Any]) -> None:
+        """Set the number of channels to that of the first series that can be read.
+
+        Rows are read by several threads, so `read` alone would let any of them decide.
+        """
+        for cell in () if self.num_channels else cells:
+            with suppress(BadMedia):
+                raw = read_series(cell)
+                if raw is not None:
+                    self.num_channels = raw.shape[1]
+                    return
+
     def read(self, source: Any) -> Tensor | None:
         """Read a series as float32 (T, C), see `read_series`. None: it has no values.
 
@@ -71,8 +84,7 @@ class SeriesPreprocessor:
         if raw is None:
             return None
         channels = raw.shape[1]
-        # The rows of a data set are read before the adapter is fitted, so the first one decides.
-        self.num_channels = self.num_channels or channels
+        self.num_channels = self.num_channels or channels  # a series without a data set
         if channels != self.num_channels:
             raise BadMedia(
                 f"every series must have the same number of channels, got {channels} instead of "
