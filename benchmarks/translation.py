@@ -30,7 +30,8 @@ from sacrebleu.metrics.chrf import CHRF  # noqa: E402
 from sacremoses import MosesTokenizer  # noqa: E402
 
 from dxn.config import compose  # noqa: E402
-from dxn.data.batches import BatchOrder, make_loader  # noqa: E402
+from dxn.data.batches import BatchOrder  # noqa: E402
+from dxn.data.loader import make_loader  # noqa: E402
 from dxn.data.samples import Samples  # noqa: E402
 from dxn.explain.figures import BLUE, GREY, ORANGE, new_figure, save  # noqa: E402
 from dxn.instantiate import build  # noqa: E402

@@ -26,7 +26,7 @@ PATH_KEYS = {
 # Keys that only a data source has. The first one that is set decides which source that is.
 SOURCE_KEYS = ("data.path", "data.train")
 FIRST_OF_LIST = re.compile(r'\[\s*(?:"([^"]*)"|([^,\]]+))')  # in a list of tables, it decides
-SHORT = {"target": "data.target", "weights": "weights.source"}
+SHORT = {"target": "data.target", "weights": "weights.source", "resume": "resume.run"}
 
 
 def is_path(word: str) -> bool:

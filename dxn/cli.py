@@ -11,6 +11,7 @@ import dxn
 from dxn.errors import Interrupted, UserError
 from dxn.help import VERBS, topic_page
 from dxn.hints import similar
+from dxn.printable import printable
 from dxn.runtime import configure
 
 HELP = ("-h", "--help")
@@ -23,7 +24,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         The exit code: 0 for success, 1 if `check` found errors in the data, 2 for a problem that
-        the user can fix, and 130 after Ctrl+C.
+        the user can fix, and 128 plus the number of the signal after a signal (130: Ctrl+C).
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     configure()
@@ -35,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         return _failed(str(error), 2)
     except Interrupted as error:
-        return _failed(str(error), SIGNALLED)
+        return _failed(str(error), error.code)
     except KeyboardInterrupt:
         return _failed("interrupted", SIGNALLED)
     except BrokenPipeError:
@@ -51,7 +52,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _failed(message: str, code: int) -> int:
-    print("\n".join(f"dxn: {line}" for line in message.splitlines()), file=sys.stderr)
+    lines = [f"dxn: {printable(line)}" for line in message.splitlines()]
+    print("\n".join(lines), file=sys.stderr)
     return code
 
 
@@ -80,7 +82,7 @@ def _run(arguments: list[str]) -> int:
     config = importlib.import_module("dxn.config")
     prepare = importlib.import_module("dxn.early_checks").prepare
     if verb == "show":
-        print(config.compose(verb, overrides).yaml(), end="")
+        print(printable(config.compose(verb, overrides).yaml()), end="")
         return 0
     if is_sweep:
         # All runs are composed before the first one starts: a wrong option fails immediately.
@@ -89,7 +91,7 @@ def _run(arguments: list[str]) -> int:
         return importlib.import_module("dxn.run.sweep").sweep(runs)
     settings = prepare(verb, config.compose(verb, overrides))
     for note in settings.notes:
-        print(note)
+        print(printable(note))
     # These modules import torch, which takes seconds.
     return getattr(importlib.import_module("dxn.run.verbs"), verb)(settings)
 

@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from dxn.conf_files import CONF, defaults_of, groups, keys_of_experiments, node_of, options
+from dxn.environment import Texts, interpolations, require_no_interpolations, resolve
 from dxn.errors import UserError
 from dxn.hints import similar
 from dxn.instantiate import expand_defaults, merge_options, type_errors
@@ -32,6 +33,8 @@ from dxn.targets import check_targets, signature_of
 DERIVED = {"batch_size": ("trainer.batch_size",)}
 # Keys that determine the weights or the splits. They cannot be changed when a run is resumed.
 FIXED_IN_RUN = ("dim", "seed")
+# Keys that only choose the folder of a new run.
+UNUSED_IN_RUN = ("name", "output")
 MAX_OPTIONS = 3  # files that a message suggests
 
 
@@ -59,12 +62,13 @@ def compose(verb: str, overrides: Sequence[str] = ()) -> Settings:
         UserError: One line per problem, before any data is read.
     """
     request = parse_request(verb, overrides)
-    resumed = request.value("resume")
+    resumed = request.value("resume.run")
     if verb == "train" and resumed is not None:
         folder, note = interrupted_run(str(resumed))
-        rest = [line for line in overrides if not line.startswith("resume=")]
+        rest = [line for line in overrides if not line.startswith(("resume=", "resume.run="))]
         settings = settings_of_run(folder, rest, request.trust)
-        values = {**settings.values, "resume": str(folder), "run": str(folder)}
+        resume = {**settings.values["resume"], "run": str(folder)}
+        values = {**settings.values, "resume": resume, "run": str(folder)}
         notes = () if note is None else (note,)
         return replace(settings, values=values, overrides=tuple(overrides), notes=notes)
     # Hydra composes only the files. Whether the keys of the other overrides exist is known after
@@ -82,8 +86,9 @@ def compose(verb: str, overrides: Sequence[str] = ()) -> Settings:
         if key.partition(".")[0] not in files:
             request.faults.append(f"{key}: dxn {verb} has no such key")
     values = _expanded(files, request)
+    hidden: Texts = {}
     if values is not None:
-        values = _resolve(values, request)
+        values, hidden = _resolve(values, request)
     if values is not None:
         expand_home(values)
         request.faults += _type_faults(values, request.composed_trust)
@@ -96,6 +101,7 @@ def compose(verb: str, overrides: Sequence[str] = ()) -> Settings:
         frozenset(chosen),
         trust=request.composed_trust,
         folder_trust=request.trust,
+        hidden=hidden,
     )
 
 
@@ -118,6 +124,8 @@ def settings_of_run(
     saved = Settings.load(folder, request.trust)
     if not request.values and not request.groups:
         request.stop_on_faults()
+        used = {k: v for k, v in saved.values.items() if k not in UNUSED_IN_RUN}
+        require_no_interpolations(used)
         return replace(saved, trust=request.trust, folder_trust=request.trust)
     values = saved.values
     for override in request.groups:
@@ -127,14 +135,21 @@ def settings_of_run(
         )
     keys = known_keys(values, request.trust)
     _check_values(request, keys)
+    hidden = interpolations(values)
     for override in request.values:
         key = override.key_or_group
         if key in FIXED_IN_RUN:
             request.faults.append(f"{key}: cannot be changed in a saved run; train a new run")
+        # An option of this command may read the environment, unlike one of the folder.
+        resolved, texts = resolve({"value": typed_value(override, keys.hint(key))})
         for changed in (key, *DERIVED.get(key, ())):
-            assign(values, changed, typed_value(override, keys.hint(key)))
+            path = tuple(changed.split("."))
+            if text := texts.get(("value",), hidden.get(path)):
+                hidden[path] = text
+            assign(values, changed, resolved["value"])
     # Unknown keys first: with them, the types below could not be checked.
     request.stop_on_faults()
+    require_no_interpolations({k: v for k, v in values.items() if k not in UNUSED_IN_RUN})
     expand_home(values)
     request.faults += _type_faults(values, request.trust)
     request.stop_on_faults()
@@ -145,6 +160,7 @@ def settings_of_run(
         chosen,
         trust=request.trust,
         folder_trust=request.trust,
+        hidden=hidden,
     )
 
 
@@ -271,8 +287,13 @@ def _options_with(
     return names[:MAX_OPTIONS]
 
 
-def _resolve(values: dict[str, Any], request: Request) -> dict[str, Any] | None:
-    """Resolve interpolations and set literal texts. Returns None after adding to the faults."""
+def _resolve(values: dict[str, Any], request: Request) -> tuple[dict[str, Any] | None, Texts]:
+    """Resolve interpolations and set literal texts.
+
+    Returns:
+        The values, or None after adding to the faults; and the interpolations of values from the
+        environment, by path.
+    """
     # A literal key has a value, so it must not count as missing (???).
     for key in request.literal:
         assign(values, key, None)
@@ -282,18 +303,21 @@ def _resolve(values: dict[str, Any], request: Request) -> dict[str, Any] | None:
         missing = sorted(OmegaConf.missing_keys(cfg)) if "???" in str(values) else []
         request.faults += [f"{key}: needs a value, {key}=..." for key in missing]
         if missing:
-            return None
-        resolved = cast("dict[str, Any]", OmegaConf.to_container(cfg, resolve=True))
+            return None, {}
+        resolved, hidden = resolve(values)
+    except UserError as error:
+        request.faults.append(str(error))
+        return None, {}
     except OmegaConfBaseException as error:
         # OmegaConf puts the key in the lines after the message.
         message, _, details = str(error).partition("\n")
         key = re.search(r"full_key: (\S+)", details)
         request.faults.append(f"{key[1]}: {message}" if key else message)
-        return None
+        return None, {}
     # After resolving, so that ${...} in a text is not an interpolation.
     for key, text in request.literal.items():
         assign(resolved, key, text)
-    return resolved
+    return resolved, hidden
 
 
 def _type_faults(values: Mapping[str, Any], trust: Sequence[str]) -> list[str]:

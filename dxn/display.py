@@ -11,6 +11,8 @@ from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as Bar
 
+from dxn.printable import printable
+
 Item = TypeVar("Item")
 
 # Seconds between two updates of the bar.
@@ -71,7 +73,8 @@ class Display:
             total: Number of all items.
             status: Further text, such as the time left.
         """
-        text = f"{100 * done / total:.0f} %  {status}".rstrip()
+        title = printable(title)
+        text = printable(f"{100 * done / total:.0f} %  {status}".rstrip())
         if self.has_bar:
             # Started only now, so that short work shows no bar.
             self.bar.start()
@@ -84,7 +87,7 @@ class Display:
 
     def line(self, text: str) -> None:
         """Print a line that stays, above the bar if there is one."""
-        self.console.print(text, markup=False)
+        self.console.print(printable(text), markup=False)
         # Any line in a log file shows that the work continues, so the interval starts again.
         self.next = self.clock() + self.interval
 

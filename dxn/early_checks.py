@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import importlib
-import os
+import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,20 @@ from dxn.run.run_paths import trained_run, weights_of_run
 from dxn.run.settings import Settings
 
 DEVICE_KEYS = ("device", "trainer.device")
+# The smallest value of options that are otherwise checked only when a part is built.
+AT_LEAST = {
+    "batch_size": 1,
+    "dim": 1,
+    "count": 1,
+    "k": 1,
+    "max_new": 1,
+    "trainer.epochs": 1,
+    "loader.num_workers": 0,
+}
+MAX_SHOWN = 100  # characters of a path in a message
+MAX_SEED = 2**63 - 1  # of torch.manual_seed
+# Commands whose option `output` is a folder. That of the others is a file.
+WRITE_FOLDERS = ("train", "evaluate", "attend", "index")
 
 
 def prepare(verb: str, settings: Settings) -> Settings:
@@ -46,8 +60,11 @@ def prepare(verb: str, settings: Settings) -> Settings:
             assign(values, key, None)  # one message is enough
     # After the runs have been found, because "latest" is not a path.
     faults += path_faults(values, settings.overrides)
-    output_fault = _output_fault(values.get("output"), values.get("input"))
-    faults += [output_fault] if output_fault else []
+    faults += _range_faults(values)
+    keys = ("output", "run") if verb == "train" else ("output",)
+    for key in keys:
+        fault = _output_fault(key, values.get(key), values.get("input"), verb in WRITE_FOLDERS)
+        faults += [fault] if fault else []
     if faults:
         raise UserError("\n".join(faults))
     for key in DEVICE_KEYS:
@@ -65,25 +82,54 @@ def _keys_of_runs(verb: str, values: Mapping[str, Any]) -> list[tuple[str, str]]
     return [(key, value) for key, value in found if isinstance(value, str)]
 
 
-def _output_fault(output: str | None, source: Any) -> str | None:
+def _range_faults(values: Mapping[str, Any]) -> list[str]:
+    """Return one line per number that is out of range."""
+    faults = []
+    for key, smallest in AT_LEAST.items():
+        value = lookup(values, key)[1]
+        if isinstance(value, int) and value < smallest:
+            faults.append(f"{key}: must be at least {smallest}, got {value}")
+    seed = values.get("seed")
+    if isinstance(seed, int) and abs(seed) > MAX_SEED:
+        faults.append(f"seed: must be from {-MAX_SEED} to {MAX_SEED}, got {seed}")
+    return faults
+
+
+def _output_fault(key: str, output: str | None, source: Any, is_folder: bool) -> str | None:
     """Return what is wrong with a path to write, judged by the nearest folder that exists.
 
     Args:
+        key: The option that contains the path.
         output: The path to write.
         source: The input of the command, which must not be overwritten.
+        is_folder: Whether a folder is written, and not a file.
     """
     if output is None:
         return None
     path = Path(output)
+    try:
+        return _path_fault(key, path, source, is_folder)
+    except (OSError, ValueError) as error:  # too long, or with a zero byte
+        reason = getattr(error, "strerror", None) or error
+        return f"{key}: {str(path)[:MAX_SHOWN]} cannot be written ({reason}); choose another path"
+
+
+def _path_fault(key: str, path: Path, source: Any, is_folder: bool) -> str | None:
     if isinstance(source, str) and path.is_file() and path.resolve() == Path(source).resolve():
-        return f"output: {path} is also the input and would be overwritten; choose another file"
-    parent = next(folder for folder in path.absolute().parents if folder.exists())
+        return f"{key}: {path} is also the input and would be overwritten; choose another file"
+    if path.is_dir() and not is_folder:
+        return f"{key}: {path} is a folder; choose the name of a file"
+    parents = [path, *path.absolute().parents] if is_folder else path.absolute().parents
+    parent = next(folder for folder in parents if folder.exists())
     if not parent.is_dir():
-        return f"output: {parent} is a file, so {path} cannot be written; choose another path"
-    # os.access is only a hint (of a network drive, for example): writing can still fail later.
-    if not os.access(parent, os.W_OK | os.X_OK):
-        return f"output: no permission to write in {parent}; choose another path"
-    return None
+        return f"{key}: {parent} is a file, so {path} cannot be written; choose another path"
+    # Trying is the only way to know: permissions do not tell about a read-only disk, and root has
+    # all of them. A temporary file without a name leaves nothing behind.
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            return None
+    except OSError as error:
+        return f"{key}: {parent} cannot be written to ({error.strerror}); choose another path"
 
 
 def _check_device(key: str, device: str | None) -> None:

@@ -1,5 +1,9 @@
 """The exceptions that the command line prints as one sentence."""
 
+from __future__ import annotations
+
+import signal
+
 
 class UserError(ValueError):
     """A problem that the user can fix.
@@ -10,7 +14,21 @@ class UserError(ValueError):
 
 
 class Interrupted(KeyboardInterrupt):
-    """Ctrl+C, with a message that says what to do next, such as how to resume a training.
+    """Ctrl+C or another signal, with a message that says what to do next.
 
-    The command line prints the message and exits with code 130.
+    The command line prints the message and exits with `code`.
+
+    Args:
+        message: What to do next, such as how to resume a training.
+        code: Exit code: 128 plus the number of the signal, as shells report it.
     """
+
+    def __init__(self, message: str = "interrupted", code: int = 128 + signal.SIGINT):
+        super().__init__(message)
+        self.code = int(code)
+
+    @classmethod
+    def by(cls, received: signal.Signals | None) -> Interrupted:
+        """Return the exception for a signal. None: another process received it."""
+        number = signal.SIGTERM if received is None else received
+        return cls(f"stopped by {number.name}", 128 + number)

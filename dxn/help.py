@@ -26,6 +26,7 @@ VERBS = {
     "neighbors": "List the tokens with the embeddings most similar to the embedding of one token",
     "tokenize": "Convert one sample to its D×N matrix and draw it",
     "check": "Read a whole data set and report its contents and errors",
+    "verify": "Check the files of a run: checksums, whether they load, whether figures are finite",
     "show": "Print the complete configuration of a training run",
 }
 EXAMPLES = {
@@ -81,6 +82,7 @@ EXAMPLES = {
         'dxn tokenize input.text="hello there"',
     ),
     "check": ("dxn check reviews.csv target=label", "dxn check photos/"),
+    "verify": ("dxn verify run=outputs/label", "dxn verify run=latest"),
     "show": ("dxn show", "dxn show reviews.csv target=label", "dxn show experiment=trec"),
 }
 # The keys of a training that most users need, by the section of the help page. The pages of the
@@ -103,7 +105,7 @@ COMMON = {
         "trainer.device",
         "seed",
     ),
-    "results": ("output", "name", "run", "resume"),
+    "results": ("output", "name", "run", "resume.run"),
 }
 PATH_MEANING = (
     "Table, text file, folder or archive. The data source is inferred from it; dxn help data lists "
@@ -275,6 +277,7 @@ def _common_rows() -> Iterator[tuple[str, list[Row]]]:
     known["data.target"] = replace(known["data.target"], key="target")
     known["data.NAME"] = replace(known["data.NAME"], key=columns, default="")
     known["weights.source"] = replace(known["weights.source"], key="weights")
+    known["resume.run"] = replace(known["resume.run"], key="resume")
     for section, keys in COMMON.items():
         yield section, [known[key] for key in keys]
 

@@ -21,7 +21,7 @@ PATHS = (
     "data.test",
     "run",
     "index",
-    "resume",
+    "resume.run",
     "output",
     "weights.source",
     "weights.adapters",

@@ -1,4 +1,4 @@
-"""Which code a configuration may name, and how configurations of strangers are read.
+"""Which code a configuration may name.
 
 A node is a mapping with the key `_target_`, the dotted name of a class or function. Importing a
 module runs its code, and a configuration may come from a stranger. Therefore a target must belong
@@ -17,8 +17,6 @@ import typing
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import yaml
 
 from dxn import signature_index
 from dxn.errors import UserError
@@ -94,39 +92,6 @@ def signature_of(target: Any, *, key: str, trust: Sequence[str] = ()) -> Signatu
         raise UserError(fault)
     stored = signature_index.find(target)
     return signature_from(resolve(target, key=key, trust=trust)) if stored is None else stored
-
-
-def load_plain(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping that may come from a stranger.
-
-    Only plain data is read: interpolations such as `${oc.env:TOKEN}` are not resolved. Aliases are
-    refused, because nested aliases in a small file can expand to gigabytes.
-
-    Raises:
-        UserError: If the file cannot be read or is not a mapping.
-    """
-    try:
-        content = yaml.load(path.read_text(encoding="utf-8"), _NoAliasLoader)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from error
-    # A few kilobytes of brackets exceed the recursion limit of Python.
-    except RecursionError as error:
-        raise UserError(f"{path}: not valid YAML: nested too deeply") from error
-    # ValueError: the file is not UTF-8, or a date in it does not exist.
-    except (yaml.YAMLError, ValueError) as error:
-        raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
-    if not isinstance(content, dict) or not all(isinstance(name, str) for name in content):
-        raise UserError(
-            f"{path}: must be a mapping whose keys are strings, got {type(content).__name__}"
-        )
-    return content
-
-
-class _NoAliasLoader(yaml.SafeLoader):
-    def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
-        if self.check_event(yaml.AliasEvent):
-            raise yaml.YAMLError("aliases (*name) are not allowed")
-        return super().compose_node(parent, index)
 
 
 def _target_fault(

@@ -44,6 +44,14 @@ def no_pictures() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
+def _files_are_not_synchronized() -> Iterator[None]:
+    """Waiting for the disk takes ten milliseconds per file, and the tests write thousands."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("os.fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
 def _precision_is_not_measured() -> Iterator[None]:
     """precision=auto is float32, whatever else runs on the machine."""
     with pytest.MonkeyPatch.context() as patch:

@@ -425,7 +425,7 @@ def test_a_wrong_change_of_a_run_is_named(run, override, expected):
 def test_resume_takes_the_saved_configuration(run):
     settings = compose("train", [f"resume={run}", "trainer.epochs=30"])
     values = settings.values
-    assert (values["resume"], values["run"]) == (str(run), str(run))
+    assert (values["resume"]["run"], values["run"]) == (str(run), str(run))
     assert (values["seed"], values["trainer"]["epochs"]) == (11, 30)
 
 
@@ -436,7 +436,7 @@ def test_resume_finds_the_newest_run_of_a_folder(run, tmp_path_factory, monkeypa
         shutil.copytree(run / ".hydra", parent / "label" / name / ".hydra")
         os.utime(parent / "label" / name / ".hydra" / "config.yaml", (i, i))
     settings = compose("train", [f"resume={parent}"])
-    assert settings.values["resume"] == str(parent / "label" / "a")
+    assert settings.values["resume"]["run"] == str(parent / "label" / "a")
     assert settings.notes == (f"resume: {parent / 'label' / 'a'} (newest of 3)",)
     monkeypatch.chdir(parent.parent)
     monkeypatch.setattr("dxn.run.run_paths.RUNS", Path(parent.name))
@@ -461,8 +461,10 @@ def test_a_strangers_run_cannot_name_code(run):
 def test_a_strangers_run_cannot_read_the_environment(run, monkeypatch):
     monkeypatch.setenv("TOKEN", "secret")
     edit(run, lambda values: values["data"].update(path="${oc.env:TOKEN}"))
-    settings = settings_of_run(run, ["trainer.epochs=2"])
-    assert settings.values["data"]["path"] == "${oc.env:TOKEN}"
+    wrong = messages(settings_of_run, run, ["trainer.epochs=2"])
+    assert wrong[0].startswith("data.path: came from the environment (${oc.env:TOKEN}) and is not")
+    settings = settings_of_run(run, ["data.path=my.csv"])
+    assert settings.values["data"]["path"] == "my.csv"
     assert "secret" not in settings.yaml()
 
 

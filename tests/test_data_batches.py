@@ -8,7 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dxn.data.batches import BatchOrder, make_loader
+from dxn.data.batches import BatchOrder
+from dxn.data.loader import make_loader
 
 LENGTHS = st.lists(st.sampled_from([1.0, 2.0, 3.0, 5.0]), max_size=67)
 
@@ -97,35 +98,71 @@ def test_skipping_resumes_exactly_where_the_epoch_stopped(lengths, batch_size, s
     assert list(order) == whole[skip:]
 
 
+def epoch_of(lengths, batch_size, processes, *, shuffle=True, skip=0, parts=1):
+    """The batches of each process in epoch 2, each as pairs of (sample indices, filler)."""
+    epochs = []
+    for i in range(processes):
+        shard = (i, processes)
+        order = BatchOrder(Lengths(lengths), batch_size, seed=3, shuffle=shuffle, shard=shard)
+        order.epoch, order.skip, order.parts = 2, skip, parts
+        epochs.append([([i for _, i in keys], keys.filler) for keys in order])
+    return epochs
+
+
+def samples_in(epochs):
+    """The samples of all processes, without those of fillers."""
+    return [i for epoch in epochs for batch, filler in epoch if not filler for i in batch]
+
+
 @settings(max_examples=40, deadline=None)
-@given(LENGTHS, st.integers(1, 5), st.integers(1, 4), st.booleans())
-def test_processes_get_disjoint_shards_of_equal_length(lengths, batch_size, count, shuffle):
-    shards = []
-    for i in range(count):
-        order = BatchOrder(Lengths(lengths), batch_size, seed=3, shuffle=shuffle, shard=(i, count))
-        shards.append(order)
-    parts = [list(shard) for shard in shards]
-    total = -(-len(lengths) // batch_size)
-    assert {len(part) for part in parts} == {total // count} == {len(shard) for shard in shards}
-    keys = [key for part in parts for batch in part for key in batch]
-    assert len(keys) == len(set(keys))
-    # Only the batches that do not fill a step of all processes are left out.
-    assert len(lengths) - len(keys) <= (total % count) * batch_size
-    if not shuffle:
-        # Together they go through the samples in the order in which one process would.
-        in_turn = [key for step in zip(*parts, strict=True) for batch in step for key in batch]
-        assert in_turn == sorted(keys)
+@given(LENGTHS, st.integers(1, 7), st.integers(1, 4), st.integers(1, 5), st.booleans())
+def test_processes_and_parts_divide_the_batches_of_one_process(
+    lengths, batch_size, processes, parts, shuffle
+):
+    (whole,) = epoch_of(lengths, batch_size, 1, shuffle=shuffle)
+    epochs = epoch_of(lengths, batch_size, processes, parts=parts, shuffle=shuffle)
+    assert {len(epoch) for epoch in epochs} == {parts * len(whole)}
+    for number, (batch, _) in enumerate(whole):
+        here = [epoch[number * parts : (number + 1) * parts] for epoch in epochs]
+        assert sorted(samples_in(here)) == sorted(batch)
+        # Fillers are samples too, because a model cannot run on an empty batch.
+        assert all(keys and set(keys) <= set(batch) for part in here for keys, _ in part)
+        sizes = [len(keys) for part in here for keys, filler in part if not filler]
+        assert max(sizes) <= -(-batch_size // (processes * parts))
 
 
-def test_processes_get_batches_of_similar_length_at_the_same_step():
+@pytest.mark.parametrize(
+    "lengths",
+    [[5.0] * 2000, [float(random.Random(i).randrange(3, 50)) for i in range(2000)]],
+    ids=["equal lengths", "unequal lengths"],
+)
+@pytest.mark.parametrize("counts", [(1, 2, 1), (2, 1, 2), (1, 3, 4), (2, 2, 2)])
+def test_an_epoch_continues_with_another_number_of_processes(lengths, counts):
+    (whole,) = epoch_of(lengths, 21, 1)
+    stops = [0, 37, 60, 96]
+    seen = []
+    for processes, start, stop in zip(counts, stops[:-1], stops[1:], strict=True):
+        epochs = [epoch[: stop - start] for epoch in epoch_of(lengths, 21, processes, skip=start)]
+        seen += samples_in(epochs)
+        assert sorted(samples_in(epochs)) == sorted(samples_in([whole[start:stop]]))
+    assert sorted(seen) == list(range(2000))
+
+
+def test_without_enough_samples_a_part_is_a_filler():
+    # Two processes with three parts each share batches of five samples.
+    assert epoch_of([1.0] * 6, 5, 2, parts=3, shuffle=False) == [
+        [([0], False), ([2], False), ([4], False), ([5], False), ([5], True), ([5], True)],
+        [([1], False), ([3], False), ([0], True), ([5], True), ([5], True), ([5], True)],
+    ]
+
+
+def test_processes_get_samples_of_similar_length_at_the_same_step():
     lengths = random_lengths()
-    means = []
-    for i in range(2):
-        order = BatchOrder(Lengths(lengths), 5, seed=3, shuffle=True, shard=(i, 2))
-        means.append([sum(lengths[i] for _, i in batch) / len(batch) for batch in order])
-    differences = [abs(a - b) for a, b in zip(*means, strict=True)]
-    # For two batches drawn at random the mean would be 333.
-    assert sorted(differences)[len(differences) // 2] < 40
+    first, second = epoch_of(lengths, 10, 2)
+    for (mine, _), (other, _) in zip(first, second, strict=True):
+        # They take turns in a batch that is sorted by length.
+        turns = [lengths[i] for pair in zip(mine, other, strict=False) for i in pair]
+        assert turns == sorted(turns)
 
 
 def test_similar_lengths_are_batched_within_a_pool_and_the_batches_are_shuffled():

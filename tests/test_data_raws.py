@@ -11,8 +11,9 @@ import torch
 from helpers.data import SMALL_RATE, are_same
 from PIL import Image
 
-from dxn.data.batches import BatchOrder, default_workers, make_loader
+from dxn.data.batches import BatchOrder
 from dxn.data.check import check
+from dxn.data.loader import default_workers, make_loader
 from dxn.data.opening import open_rows
 from dxn.data.raws import (
     CacheBudget,
@@ -298,7 +299,7 @@ def test_a_changed_file_that_is_in_memory_is_not_read(folder):
 
 
 def test_workers_are_started_only_if_files_are_read(folder, monkeypatch):
-    monkeypatch.setattr("dxn.data.batches.num_cores", lambda: 3)
+    monkeypatch.setattr("dxn.data.loader.num_cores", lambda: 3)
 
     def workers(pictures, batch_size=1, **options):
         opened, prepare = opened_with(folder, pictures, "01234", text=["a"] * 5)

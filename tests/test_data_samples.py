@@ -1,5 +1,6 @@
 """Samples: a function of seed, epoch and row; no sample sees another; inputs have names."""
 
+import math
 import pickle
 import random
 from collections import Counter
@@ -10,8 +11,10 @@ import torch
 from helpers.data import SMALL_RATE, are_same
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from PIL import Image
 
-from dxn.data.batches import BatchOrder, make_loader
+from dxn.data.batches import BatchOrder
+from dxn.data.loader import make_loader
 from dxn.data.opening import Opened, open_rows
 from dxn.data.rows import Rows
 from dxn.data.samples import LoaderOptions, Samples, drop_inputs
@@ -463,6 +466,19 @@ def test_the_task_decides_between_samples_and_a_stream(adapters, preprocessors):
     assert samples.inputs == ["text", "audio"]
 
 
+def test_a_sample_is_named_by_its_origin_and_its_files(adapters, tmp_path):
+    path = str(tmp_path / "7.png")
+    Image.fromarray(picture(0)).save(path)
+    cells = {"text": ["", "a red fox", "blue"], "image": [None, path, picture(1)]}
+    rows = Rows(cells, ["train.csv row 2", "train.csv row 5", "train.csv row 6"])
+    prepare = {name: adapters[name].prepare for name in cells}
+    samples = Samples(open_rows(rows, prepare, on_bad="skip"), prepare)
+    assert [samples.describe(i) for i in range(len(samples))] == [
+        f"train.csv row 5 ({path})",
+        "train.csv row 6",
+    ]
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -470,6 +486,9 @@ def test_the_task_decides_between_samples_and_a_stream(adapters, preprocessors):
         ({"input_dropout": -0.1}, r"^input_dropout must be in \[0, 1\), got -0\.1$"),
         ({"num_workers": -1}, r"^num_workers must be at least 0, got -1$"),
         ({"overfit": -1}, r"^overfit must be at least 0, got -1$"),
+        ({"timeout": 0}, r"^timeout must be null or in \(0, 10,000,000\] seconds, got 0$"),
+        ({"timeout": math.nan}, r"^timeout must be null or in \(0, 10,000,000\] .*, got nan$"),
+        ({"timeout": math.inf}, r"^timeout must be null or in \(0, 10,000,000\] .*, got inf$"),
     ],
 )
 def test_invalid_loader_options_are_refused(options, message):

@@ -11,7 +11,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 
 from dxn.data import InputSpec
 from dxn.data import text_files as read_files
-from dxn.data.batches import BatchOrder, make_loader
+from dxn.data.batches import BatchOrder
+from dxn.data.loader import make_loader
 from dxn.data.opening import open_rows
 from dxn.data.rows import Rows
 from dxn.data.stream import Stream
@@ -156,6 +157,10 @@ def test_without_an_end_token_rows_follow_each_other(tmp_path):
     adapter = TextAdapter(dim=8, tokenizer=TokenizerOptions(path=str(path)))
     assert token_of(adapter.prepare.tokenizer, ENDS) is None
     assert stream_of("a b", "b a b", adapter=adapter).ids.tolist() == [1, 2, 2, 1, 2]
+
+
+def test_a_window_is_named_by_its_number():
+    assert stream_of("abc", "defghijk").describe(1) == "row 0, window 2"
 
 
 def test_rows_without_a_text_are_not_in_the_stream():

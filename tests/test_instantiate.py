@@ -15,7 +15,7 @@ from dxn.errors import UserError
 from dxn.instantiate import build, expand_defaults, type_errors
 from dxn.models import NormOptions
 from dxn.signatures import class_path, hint_from, signature_from
-from dxn.targets import MODEL_PACKAGES, check_targets, load_plain, signature_of
+from dxn.targets import MODEL_PACKAGES, check_targets, signature_of
 
 TOY = '''
 from __future__ import annotations
@@ -202,7 +202,7 @@ REFUSED = [
     "dxn.models.Backbone.__init__",
     "dxn.models.Backbone.__class__",
     "dxn.models.Backbone.forward",
-    "dxn.train.checkpoint.write_safely",
+    "dxn.train.checkpoint.write_tensors",
     "dxn.tokenizeX.a",
     "dxn.tokenize.BadMedia",
     "dxn.models.backbone.UserError",
@@ -320,40 +320,6 @@ def test_the_defaults_of_a_signature_are_copied():
 )
 def test_a_type_becomes_plain_data(annotation, expected):
     assert hint_from(annotation) == expected
-
-
-BOMB = "\n".join(
-    ["a: &a [x, x]", *(f"{chr(98 + i)}: &{chr(98 + i)} [*{chr(97 + i)}]" for i in range(9))]
-)
-
-
-@pytest.mark.parametrize(
-    ("content", "expected"),
-    [
-        (b"- 1\n- 2\n", "must be a mapping whose keys are strings, got list"),
-        (b"", "must be a mapping whose keys are strings, got NoneType"),
-        (b"1: 2", "must be a mapping whose keys are strings"),
-        (b"a: [", "not valid YAML"),
-        (b"\xff\xfe\x00a", "not valid YAML"),
-        (b"!!python/object/apply:os.system ['true']", "not valid YAML"),
-        (BOMB.encode(), "aliases (*name) are not allowed"),
-        (b"a: " + b"[" * 100_000, "nested too deeply"),
-    ],
-)
-def test_a_strangers_file_is_plain_data_or_refused(tmp_path, content, expected):
-    path = tmp_path / "config.yaml"
-    path.write_bytes(content)
-    assert expected in message(load_plain, path)
-
-
-def test_interpolations_of_a_strangers_file_stay_text(tmp_path):
-    path = tmp_path / "config.yaml"
-    path.write_text("a: ${oc.env:HOME}\n")
-    assert load_plain(path) == {"a": "${oc.env:HOME}"}
-
-
-def test_a_folder_is_not_a_file(tmp_path):
-    assert "cannot be read" in message(load_plain, tmp_path)
 
 
 def test_a_built_object_passes_through_a_node():

@@ -223,7 +223,10 @@ def test_a_batch_with_an_empty_sample_raises_a_clear_error(fusion):
         ({}, "a model needs at least one input"),
         ({"title": "sound"}, "unknown adapter sound: the adapters are text, image"),
         ({"title": "text"}, "no input uses the adapter image: remove it"),
-        ({"size": "text", "b": "image"}, "must not be named size or index or target, got size"),
+        (
+            {"size": "text", "b": "image"},
+            "must not be named size or index or target or filler, got size",
+        ),
     ],
 )
 def test_inputs_that_do_not_fit_the_adapters_raise_a_clear_error(inputs, message):

@@ -98,9 +98,11 @@ def test_an_interruption_prints_the_command_that_continues(tmp_path, capsys, mon
     error = capsys.readouterr().err
     assert error.endswith(f"interrupted; continue with: dxn train 'resume={tmp_path / 'a b'}'\n")
     assert main(["train", f"resume={tmp_path / 'a b'}"]) == 0
-    with interrupt(monkeypatch, step=3):
+    # There is a checkpoint before the first step.
+    with interrupt(monkeypatch, step=1):
         assert main([*command, f"run={tmp_path / 'early'}"]) == 130
-    assert "there is no checkpoint to continue from yet" in capsys.readouterr().err
+    assert f"dxn train resume={tmp_path / 'early'}\n" in capsys.readouterr().err
+    assert main(["train", f"resume={tmp_path / 'early'}"]) == 0
 
 
 # The model card

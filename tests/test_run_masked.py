@@ -24,6 +24,7 @@ from safetensors.torch import load_file
 import dxn
 from dxn.cli import main
 from dxn.errors import UserError
+from dxn.run.run_folder import has_checkpoint
 
 SENTENCES = ["cats chase mice", "dogs chew bones"]
 MODEL = ["dim=14", "backbone.num_heads=2", "backbone.depth=1", "batch_size=5"]
@@ -247,7 +248,7 @@ def test_pretraining_is_logged_checkpointed_and_saved_like_any_run(pretrained):
     losses = [r["validation/loss"] for r in log_of(folder) if "validation/loss" in r]
     assert len(losses) == 2
     assert metrics_of(folder)["validation/best"] == min(losses)
-    assert (folder / "checkpoints" / "last.safetensors").exists()
+    assert has_checkpoint(folder)
     model = dxn.load(folder / "model")
     assert model.task.name == "masked" and model.embed(text="cats").shape == (14,)
 
@@ -283,7 +284,7 @@ def test_targets_have_no_influence_on_pretraining(place, tmp_path, pretrained):
 def test_all_parts_but_the_head_are_pretrained(place, tmp_path):
     asked = [*PRETRAIN, "optimizer.lr=1e-30", "optimizer.weight_decay=0"]
     train(place, tmp_path / "run", *asked, table="labelled")
-    initial = load_file(tmp_path / "run" / "checkpoints" / "initial.safetensors")
+    initial = load_file(tmp_path / "run/checkpoints/start/initial.safetensors")
     trained = weights_of(tmp_path / "run")
     moved = {n.split(".")[0] for n, t in trained.items() if not torch.equal(t, initial[n])}
     assert {"adapters", "fusion", "backbone"} <= moved

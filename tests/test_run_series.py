@@ -11,6 +11,7 @@ from helpers.runs import SMALL, metrics_of, refused, train
 import dxn
 from dxn.cli import main
 from dxn.errors import UserError
+from dxn.files import write_sums
 
 SERIES = ["adapters=[series]", *SMALL]
 
@@ -79,11 +80,11 @@ def test_a_model_folder_with_a_wrong_layout_is_refused(long_run, tmp_path, capsy
     folder = tmp_path / "model"
     folder.mkdir()
     for file in (long_run / "run" / "model").iterdir():
-        if file.name != "SHA256SUMS":
-            (folder / file.name).write_bytes(file.read_bytes())
+        (folder / file.name).write_bytes(file.read_bytes())
     config = folder / "config.yaml"
     text = config.read_text(encoding="utf-8").replace("  long:", "  tall:")
     config.write_text(text, encoding="utf-8")
+    write_sums(folder)
     lines = refused(capsys, ["predict", f"run={folder}", "input.series=1 2 3 4"])
     assert "layout must be one of" in lines[0]
 

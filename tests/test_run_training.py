@@ -12,6 +12,7 @@ from helpers.runs import TINY_DIGITS, train
 import dxn
 from dxn.cli import main
 from dxn.errors import UserError
+from dxn.files import write_sums
 
 HEADER = "spelled,handwritten,dialled"  # the columns of the inputs of data=digits
 PACKAGE = Path(dxn.__file__).parent
@@ -27,8 +28,13 @@ def trained(tmp_path_factory):
 def test_a_run_writes_the_documented_files(trained):
     found = {str(p.relative_to(trained)) for p in trained.rglob("*") if p.is_file()}
     assert found == {
-        *(".hydra/config.yaml", ".hydra/overrides.yaml", "checkpoints/last.safetensors"),
-        *("checkpoints/tokenizer.json", "checkpoints/labels.json"),
+        *(".lock", ".hydra/config.yaml", ".hydra/overrides.yaml"),
+        # Five steps per epoch. The last two checkpoints are kept.
+        *(f"checkpoints/step-{step:09}/training.safetensors" for step in (5, 10)),
+        *(f"checkpoints/step-{step:09}/SHA256SUMS" for step in (5, 10)),
+        *("checkpoints/start/tokenizer.json", "checkpoints/start/labels.json"),
+        *("checkpoints/start/config.yaml", "checkpoints/start/decisions.json"),
+        *("checkpoints/start/data.json", "checkpoints/start/SHA256SUMS"),
         *(
             "model/model.safetensors",
             "model/config.yaml",
@@ -203,7 +209,7 @@ def test_a_changed_file_is_not_loaded(tmp_path, trained, name, change, message):
 def test_a_model_folder_cannot_name_foreign_code(tmp_path, trained, target):
     copy = copied(trained, tmp_path)
     damaged(copy, "config.yaml", lambda b: b.replace(b"dxn.models.Backbone", target.encode()))
-    (copy / "SHA256SUMS").unlink()
+    write_sums(copy)
     with pytest.raises(UserError, match=r"has no part|does not belong to dxn|cannot be imported"):
         dxn.load(copy)
 

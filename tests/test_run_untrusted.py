@@ -1,7 +1,9 @@
 """A model folder or run folder from a stranger cannot run code, import a module or read secrets."""
 
 import io
+import json
 import os
+import re
 import shutil
 from itertools import product
 
@@ -12,7 +14,7 @@ import yaml
 from helpers.runs import refused, train
 
 from dxn.cli import main
-from dxn.weights.own import check_sums
+from dxn.files import write_sums
 
 TINY = ["dim=16", "backbone.depth=1", "trainer.epochs=1", "adapters=[text]"]
 CPU = ["trainer.device=cpu", "trainer.precision=float32"]
@@ -50,10 +52,9 @@ def attack(canary):
 def test_training_from_a_model_folder_runs_nothing_that_it_names(place, tmp_path, capsys, part):
     model, canary = tmp_path / "model", tmp_path / "canary"
     shutil.copytree(place / "run" / "model", model)
-    (model / "SHA256SUMS").unlink()
-    check_sums(model)
     key = "pool" if part == "fusion" else "norm"
     edit(model / "config.yaml", lambda config: config[part].__setitem__(key, attack(canary)))
+    write_sums(model)  # as a stranger can
     asked = [f"weights={model}", *table(place), *TINY, *CPU, f"run={tmp_path / 'out'}"]
     assert "os.system" in "".join(refused(capsys, ["train", *asked]))
     assert "os.system" in "".join(refused(capsys, ["embed", f"run={model}", "input.text=fig"]))
@@ -111,6 +112,15 @@ def with_another(content):
     return safetensors.torch.save({**tensors_of(content), "another": torch.zeros(3)})
 
 
+def with_nan(content):
+    tensors = tensors_of(content)
+    tensors[min(tensors)].fill_(float("nan"))
+    return safetensors.torch.save(tensors)
+
+
+SLOW = {"type": "Split", "pattern": {"Regex": "(a+)+$"}, "behavior": "Isolated", "invert": False}
+
+
 def pickled(content):
     file = io.BytesIO()
     torch.save(tensors_of(content), file)
@@ -130,30 +140,91 @@ BROKEN = {
         "damaged or truncated",
     ),
     "no YAML": ("config.yaml", lambda content: b"a: [", "not valid YAML"),
-    "YAML that is not UTF-8": ("config.yaml", lambda content: b"a: \xff", "not valid YAML"),
-    "no JSON": ("labels.json", lambda content: b"{", "labels.json"),
+    "YAML that is not UTF-8": ("config.yaml", lambda content: b"a: \xff", "as UTF-8 text"),
+    "no JSON": ("labels.json", lambda content: b"{", "invalid JSON"),
+    "labels of another type": (
+        "labels.json",
+        lambda content: b'{"task": "classify", "labels": [1, {"a": 2}]}',
+        "labels.0 must be a text, got 1; labels.1 must be a text",
+    ),
+    "labels of another task": (
+        "labels.json",
+        lambda content: b'{"task": "regress", "mean": 0, "std": 1}',
+        "was saved for the task 'regress'",
+    ),
+    "nested labels": ("labels.json", lambda content: b"[" * 100_000, "nested too deeply"),
+    "a model of a million dimensions": (
+        "config.yaml",
+        lambda content: content.replace(b"dim: 16", b"dim: 1000000"),
+        "backbone.dim must be at most 65536",
+    ),
+    "a model that is larger than its weights": (
+        "config.yaml",
+        lambda content: content.replace(b"dim: 16", b"dim: 16384"),
+        "does not match config.yaml",
+    ),
+    "a million blocks": (
+        "config.yaml",
+        lambda content: content.replace(b"depth: 1", b"depth: 1000000"),
+        "depth must be at most 1,000, got 1000000",
+    ),
+    "a table of positions of terabytes": (
+        "config.yaml",
+        lambda content: content.replace(b"max_len: ", b"max_len: 99999"),
+        "describes a larger model than that of its weights",
+    ),
+    "the path of another file": (
+        "config.yaml",
+        lambda content: content.replace(b"path: null", b"path: /etc/passwd", 1),
+        "path must be null in a model folder, got '/etc/passwd'",
+    ),
+    "no heads": (
+        "config.yaml",
+        lambda content: re.sub(rb"num_heads: \d+", b"num_heads: 0", content),
+        "num_heads",
+    ),
+    "weights that are not numbers": ("model.safetensors", with_nan, "NaN or infinite"),
+    "a catastrophic pattern": (
+        "tokenizer.json",
+        lambda content: json.dumps({**json.loads(content), "pre_tokenizer": SLOW}).encode(),
+        "has a repetition or alternatives inside of a repetition",
+    ),
     "no tokenizer": ("tokenizer.json", lambda content: b"{}", "tokenizer.json"),
+    "checksums of another file": (
+        "SHA256SUMS",
+        lambda content: b"0" * 64 + b"  /dev/zero\n",
+        "the name of a file in this folder",
+    ),
+    "checksums without the weights": (
+        "SHA256SUMS",
+        lambda content: b"".join(
+            line for line in content.splitlines(keepends=True) if b"safetensors" not in line
+        ),
+        "must list model.safetensors",
+    ),
+    "no checksums": ("SHA256SUMS", lambda content: b"", "must list config.yaml"),
     "checksums that are not UTF-8": ("SHA256SUMS", lambda content: b"\xff", "as UTF-8 text"),
 }
 
 
 @pytest.mark.parametrize(
     ("case", "verb"),
-    # A training that starts from a model loads the tensors that it needs, and ignores others.
+    # A training that starts from a model loads the tensors that it needs, and ignores others. It
+    # has a task of its own.
     [
         pair
         for pair in product(BROKEN, ["embed", "train"])
-        if pair != ("a tensor too many", "train")
+        if pair not in (("a tensor too many", "train"), ("labels of another task", "train"))
     ],
 )
 def test_a_broken_model_folder_is_one_sentence(place, tmp_path, capsys, case, verb):
     name, change, message = BROKEN[case]
     model = tmp_path / "model"
     shutil.copytree(place / "run" / "model", model)
-    # Without checksums, the reader of the file itself must refuse it.
-    (model / "SHA256SUMS").unlink()
     content = (place / "run" / "model" / name).read_bytes()
     (model / name).write_bytes(change(content))
+    if name != "SHA256SUMS":
+        write_sums(model)  # the reader of the file itself must refuse it
     start = [f"weights={model}", *table(place), *TINY, *CPU, f"run={tmp_path / 'out'}"]
     arguments = {"embed": [f"run={model}", "input.text=fig"], "train": start}
     (line,) = refused(capsys, [verb, *arguments[verb]])
@@ -161,3 +232,13 @@ def test_a_broken_model_folder_is_one_sentence(place, tmp_path, capsys, case, ve
     if verb == "embed":
         assert message in line
     assert not (tmp_path / "out").exists()
+
+
+def test_a_link_out_of_the_model_folder_is_refused(place, tmp_path, capsys):
+    model = tmp_path / "model"
+    shutil.copytree(place / "run" / "model", model)
+    (tmp_path / "labels.json").write_bytes((model / "labels.json").read_bytes())
+    (model / "labels.json").unlink()
+    (model / "labels.json").symlink_to(tmp_path / "labels.json")
+    (line,) = refused(capsys, ["embed", f"run={model}", "input.text=fig"])
+    assert "must not be a link to a file outside of its folder" in line

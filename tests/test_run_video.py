@@ -153,12 +153,13 @@ def test_check_reports_clips_and_broken_files(place, capsys, tmp_path, monkeypat
     (tmp_path / "broken.mp4").write_bytes(b"\0\0\0\x18ftypisom" + bytes(40))
     rows = (place / "clips.csv").read_text().replace("classes/", f"{place}/classes/")
     table.write_text(rows + "broken.mp4,left\nmissing.mp4,right\n")
-    main(["check", str(table), *BOTH])
+    main(["check", str(table), *BOTH, "data.confine=false"])
     out = capsys.readouterr().out
     assert "damaged or truncated file" in out
     assert "file not found" in out
     assert "frames are read" in out
-    (line,) = refused(capsys, ["train", str(table), *BOTH, *TINY, f"run={tmp_path / 'r'}"])
+    options = [*BOTH, *TINY, "data.confine=false", f"run={tmp_path / 'r'}"]
+    (line,) = refused(capsys, ["train", str(table), *options])
     assert "broken.mp4 damaged or truncated file" in line or "missing.mp4 file not found" in line
 
 
@@ -171,7 +172,7 @@ def test_rows_without_a_clip_use_their_other_inputs(place, tmp_path):
         rows.append(f"{'' if i % 4 == 0 else clip},note number {i},{label}")
     table.write_text("\n".join(rows))
     names = ["adapters=[text,video,audio]", "data.video=clip", "data.audio=clip"]
-    train(tmp_path / "run", str(table), "target=label", *names, *TINY)
+    train(tmp_path / "run", str(table), "target=label", "data.confine=false", *names, *TINY)
     model = dxn.load(str(tmp_path / "run"))
     assert model.predict(text="note number 3", video=None)["prediction"] in ("left", "right")
 

@@ -203,7 +203,7 @@ def test_a_saved_task_is_restored(tmp_path):
     task.fit(VALUES)
     task.save(tmp_path)
     assert Multilabel().load(tmp_path).names == task.names
-    with pytest.raises(UserError, match="labels must be a list of strings"):
+    with pytest.raises(UserError, match="labels must be a list, got None"):
         Multilabel().load_state({"labels": None})
 
 

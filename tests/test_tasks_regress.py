@@ -125,20 +125,23 @@ def test_a_saved_task_is_restored(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "state",
+    ("state", "message"),
     [
-        {},
-        {"mean": 1.0},
-        {"mean": "1", "std": 1.0},
-        {"mean": 0.0, "std": 0},
-        {"mean": 0.0, "std": -1.0},
-        {"mean": True, "std": 1.0},
-        {"mean": float("nan"), "std": 1.0},
-        {"mean": 0.0, "std": float("inf")},
+        ({}, "mean is missing; std is missing"),
+        ({"mean": 1.0}, "std is missing"),
+        ({"mean": "1", "std": 1.0}, "mean must be a number, got '1'"),
+        ({"mean": 0.0, "std": 0}, "std must be greater than 0"),
+        ({"mean": 0.0, "std": -1.0}, "std must be greater than 0"),
+        ({"mean": True, "std": 1.0}, "mean must be a number, got True"),
+        ({"mean": float("nan"), "std": 1.0}, "mean must be a finite number"),
+        ({"mean": 0.0, "std": float("inf")}, "std must be a finite number"),
+        ({"mean": 0.0, "std": 1e300}, r"std must be at most 1e\+37, got 1e\+300"),
+        ({"mean": 0.0, "std": 1.0, "decimal": ";"}, "decimal must be one of '.' or ','"),
+        ({"mean": 0.0, "std": 1.0, "unit": 3}, "unit must be a text, got 3"),
     ],
 )
-def test_malformed_state_is_refused(state):
-    with pytest.raises(UserError, match="mean and std must be numbers and std must be"):
+def test_malformed_state_is_refused(state, message):
+    with pytest.raises(UserError, match=message):
         Regress().load_state(state)
 
 

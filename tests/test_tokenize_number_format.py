@@ -105,7 +105,7 @@ def test_a_format_that_can_be_read_in_two_ways_is_noted_and_saved():
     other = Regress()
     other.load_state(task.state())
     assert other.parse("2.000 €", "") == 2000
-    with pytest.raises(UserError, match="decimal must be a point or a comma"):
+    with pytest.raises(UserError, match=r"decimal must be one of '\.' or ','"):
         other.load_state({**task.state(), "decimal": ";"})
 
 

@@ -266,12 +266,12 @@ def unfitted(call):
                 tokenizer=TokenizerOptions(path=str(folder / "no.json"))
             ),
             UserError,
-            "no.json: not a tokenizer.json",
+            "no.json: file not found",
         ),
         (
             lambda folder: TargetTokenizer().load(folder),
             UserError,
-            "target_tokenizer.json: not a tokenizer.json",
+            "target_tokenizer.json: file not found",
         ),
         (lambda _: fitted(subword_dropout=1.5), ValueError, "subword_dropout must be a .* got 1.5"),
         (

@@ -240,7 +240,7 @@ def test_reading_a_good_text_returns_it():
         ({"pos_embed": "rotary"}, "pos_embed must be learned, sinusoidal or none, got 'rotary'"),
         (
             {"tokenizer": TokenizerOptions(path="/nowhere/tokenizer.json")},
-            "/nowhere/tokenizer.json: not a tokenizer.json of the tokenizers library",
+            "/nowhere/tokenizer.json: file not found; check the path",
         ),
     ],
 )

@@ -79,7 +79,7 @@ def test_an_average_that_is_turned_on_later_starts_at_the_restored_weights(tmp_p
 def test_weights_have_the_permissions_of_ordinary_files(tmp_path):
     previous = os.umask(0o027)
     try:
-        checkpoints.write_safely(tmp_path / "a.safetensors", {"x": torch.zeros(3)})
+        checkpoints.write_tensors(tmp_path / "a.safetensors", {"x": torch.zeros(3)})
     finally:
         os.umask(previous)
     assert stat.S_IMODE((tmp_path / "a.safetensors").stat().st_mode) == 0o640

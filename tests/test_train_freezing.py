@@ -2,14 +2,13 @@
 
 import pytest
 import torch
+from helpers.runs import checkpoint_of, interrupt, same_tensors
 from helpers.training import fit, make_model, make_samples, make_task
-from safetensors.torch import load_file
 from torch import nn
 
 from dxn.errors import UserError
 from dxn.train.evaluate import predict
 from dxn.train.finetune import Finetune, LowRank, merged
-from dxn.train.trainer import Run
 
 DEPTH = 3
 CPU = torch.device("cpu")
@@ -186,18 +185,8 @@ def test_a_training_of_low_rank_changes_is_resumed_bit_for_bit(tmp_path, monkeyp
         return fit(folder, model=model, **options, **more)[0]
 
     whole = train(tmp_path / "whole")
-    original = Run.step
-
-    def step_and_stop(run):
-        original(run)
-        if run.state.step == 7:
-            raise KeyboardInterrupt
-
-    with monkeypatch.context() as patch:
-        patch.setattr(Run, "step", step_and_stop)
-        with pytest.raises(KeyboardInterrupt):
-            train(tmp_path / "cut")
+    with interrupt(monkeypatch, step=7), pytest.raises(KeyboardInterrupt):
+        train(tmp_path / "cut")
     resumed = train(tmp_path / "cut", resume=True)
     assert not changed(resumed.state_dict(), whole.state_dict())
-    files = [tmp_path / name / "checkpoints" / "last.safetensors" for name in ("cut", "whole")]
-    assert not changed(*map(load_file, files))
+    assert same_tensors(*(checkpoint_of(tmp_path / name) for name in ("cut", "whole")))

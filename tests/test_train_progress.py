@@ -6,13 +6,14 @@ from helpers.runs import log_of
 
 from dxn.display import Display, duration, track
 from dxn.train.progress import MAX_LINES, Progress
+from dxn.train.step import BatchLoss
 from dxn.train.trainer import State
 
 
 def test_epochs_are_printed_with_their_metrics_and_the_name_of_the_training(tmp_path, capsys):
     progress = Progress(tmp_path, batches=2, epochs=3, name="pretraining")
     state = State(epoch=0, batch=1, step=1)
-    progress.batch(torch.tensor(0.5), 4, lr=0.1, state=state, log_every=1)
+    progress.batch(BatchLoss(torch.tensor(0.5), 1, 4), lr=0.1, state=state, log_every=1)
     progress.epoch({"accuracy": 0.25}, State(epoch=1, step=1, best_epoch=1))
     progress.epoch({}, State(epoch=2, step=2, best_epoch=1))
     progress.close()
@@ -28,7 +29,7 @@ def test_an_epoch_with_fewer_batches_than_a_line_has_its_mean_loss_in_the_log(tm
     for epoch, losses in enumerate([(0.5, 1.0, 3.0), (0.25, 0.75, 2.0)]):
         for batch, loss in enumerate(losses, start=1):
             state = State(epoch=epoch, batch=batch, step=3 * epoch + batch)
-            progress.batch(torch.tensor(loss), 4, lr=0.1, state=state, log_every=10)
+            progress.batch(BatchLoss(torch.tensor(loss), 1, 4), lr=0.1, state=state, log_every=10)
         progress.epoch({"loss": 7.0}, State(epoch=epoch + 1, step=3 * (epoch + 1)))
     progress.close()
     assert log_of(tmp_path) == [
@@ -108,7 +109,7 @@ def test_progress_within_an_epoch_has_the_loss_the_speed_and_the_time_left(tmp_p
     progress = Progress(tmp_path, batches=4, epochs=3)
     progress.display.next = 0.0
     state = State(epoch=0, batch=1, step=1)
-    progress.batch(torch.tensor(0.5), 4, lr=0.1, state=state, log_every=10)
+    progress.batch(BatchLoss(torch.tensor(0.5), 1, 4), lr=0.1, state=state, log_every=10)
     progress.display.next = 0.0
     progress.validation(10, 20, State(epoch=1))
     progress.close()
@@ -128,7 +129,7 @@ def test_no_batch_waits_for_its_loss(tmp_path):
     progress = Progress(tmp_path, batches=99, epochs=3)
     for batch in range(1, 50):
         state = State(batch=batch, step=batch)
-        progress.batch(Loss(), 4, lr=0.1, state=state, log_every=100)
+        progress.batch(BatchLoss(Loss(), 1, 4), lr=0.1, state=state, log_every=100)
     progress.close()
 
 

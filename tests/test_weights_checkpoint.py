@@ -190,11 +190,19 @@ def test_a_missing_shard_is_named(tmp_path):
     assert_refused(tmp_path, f"{path}: file not found, although the index of the checkpoint")
 
 
-@pytest.mark.parametrize("content", ["{}", "[]", '{"weight_map": ["a"]}'])
-def test_an_index_without_a_weight_map_is_refused(content, tmp_path):
+@pytest.mark.parametrize(
+    ("content", "problem"),
+    [
+        ("{}", "weight_map is missing"),
+        ("[]", "weight_map is missing"),
+        ('{"weight_map": ["a"]}', "weight_map must be a mapping"),
+        ('{"weight_map": {"a": 5}}', "weight_map.a must be a text"),
+    ],
+)
+def test_an_index_without_a_weight_map_is_refused(content, problem, tmp_path):
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(content)
-    assert_refused(tmp_path, f"{path}: the key weight_map is missing")
+    assert_refused(tmp_path, f"{path}: not valid: {problem}")
 
 
 @pytest.mark.parametrize("shard", ["../a.safetensors", "/a.safetensors"])
@@ -213,7 +221,8 @@ def test_a_shard_outside_of_the_folder_is_refused(shard, tmp_path):
 def test_invalid_json_next_to_the_weights_is_named(name, content, tmp_path):
     save_file(random_tensors(), tmp_path / "model.safetensors")
     (tmp_path / name).write_bytes(content)
-    assert_refused(tmp_path, f"{tmp_path / name}: invalid JSON (")
+    reason = "cannot be read as UTF-8" if content.startswith(b"\xff") else "invalid JSON ("
+    assert_refused(tmp_path, f"{tmp_path / name}: {reason}")
 
 
 def test_a_file_of_no_family_lists_the_families_and_its_own_tensors(tmp_path):

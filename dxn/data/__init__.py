@@ -21,7 +21,7 @@ _MODULES = {
     "count_truncated": "check",
     "folder": "folders",
     "hub": "hubs",
-    "make_loader": "batches",
+    "make_loader": "loader",
     "make_samples": "stream",
     "open_rows": "opening",
     "rows_of_table": "tables",

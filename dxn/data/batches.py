@@ -1,19 +1,14 @@
-"""The batch sampler, which groups samples of similar length, and the data loader."""
+"""The batch sampler, which groups samples of similar length."""
 
 from __future__ import annotations
 
 import math
-import multiprocessing
-import os
 import random
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
-import torch
-from torch.utils.data import DataLoader, Dataset, Sampler
-
-from dxn.errors import UserError
+from torch.utils.data import Sampler
 
 Item = TypeVar("Item")
 
@@ -30,25 +25,44 @@ class Sized(Protocol):
     def num_tokens(self, i: int) -> float: ...
 
 
+class Keys(list[tuple[int, int]]):
+    """Keys of the samples of a batch.
+
+    Args:
+        keys: Keys (epoch, i).
+        filler: Whether the batch only keeps the processes in step, so that its loss does not count.
+    """
+
+    def __init__(self, keys: Iterable[tuple[int, int]] = (), *, filler: bool = False):
+        super().__init__(keys)
+        self.filler = filler
+
+
 class BatchOrder(Sampler):
-    """A batch sampler that yields lists of keys (epoch, i).
+    """A batch sampler that yields the `Keys` of batches.
 
-    The order depends only on the seed and the epoch. Shuffled batches contain samples of similar
-    length: random samples are collected in pools of 50 batches, sorted by length within a pool, and
-    cut into batches. Then the batches are shuffled.
+    The samples of each batch depend only on the seed, the epoch and the batch size. Shuffled
+    batches contain samples of similar length: random samples are collected in pools of 50 batches,
+    sorted by length within a pool, and cut into batches. Then the batches are shuffled.
 
-    Set the attribute `epoch` before each epoch. Set the attribute `skip` to leave out the first
-    batches, to resume in the middle of an epoch.
+    Several processes share each batch, so a training can continue with another number of processes
+    at the same position. Every process gets the same number of batches. No sample is lost or
+    repeated, except as a filler.
+
+    Attributes:
+        epoch: Number of the epoch. Set it before each epoch.
+        skip: Number of batches to leave out, to resume in the middle of an epoch.
+        parts: Number of parts of each batch that are yielded one after another, because the batch
+            is too large for the memory. If a process has fewer samples than parts, the missing
+            parts are fillers: a sample of the batch whose loss must not count.
 
     Args:
         samples: Data set with items by key (epoch, i).
-        batch_size: Number of samples per batch. The last batch may be smaller.
+        batch_size: Number of samples per batch, over all processes. The last batch may be smaller.
         seed: Random seed of the order.
         shuffle: Whether to shuffle. Default: samples in order.
         shard: Index of this process and number of processes, (i, n). This process gets every n-th
-            batch, starting with the i-th. All processes get the same number of batches, so the last
-            few batches may be left out. The n batches of one training step have similar lengths,
-            because each step waits for the slowest process.
+            sample of each batch, starting with the i-th.
     """
 
     def __init__(
@@ -67,18 +81,24 @@ class BatchOrder(Sampler):
         self.shard = shard
         self.epoch = 0
         self.skip = 0
+        self.parts = 1
         lengths = [samples.num_tokens(i) for i in range(len(samples))] if shuffle else []
         # Samples of equal length do not need pools.
         self.lengths = lengths if len(set(lengths)) > 1 else []
 
     def __len__(self) -> int:
-        num_batches = math.ceil(len(self.samples) / self.batch_size)
-        return num_batches // self.shard[1]
+        """Return the number of batches of an epoch, not of their parts."""
+        return math.ceil(len(self.samples) / self.batch_size)
 
-    def __iter__(self) -> Iterator[list[tuple[int, int]]]:
-        own = self._batches()[self.shard[0] :: self.shard[1]][: len(self)]
-        for batch in own[self.skip :]:
-            yield [(self.epoch, i) for i in batch]
+    def __iter__(self) -> Iterator[Keys]:
+        process, num_processes = self.shard
+        for batch in self._batches()[self.skip :]:
+            # Every n-th sample, because the batch may be sorted by length: each step waits for the
+            # slowest process.
+            own = batch[process::num_processes]
+            for part in _split(own, self.parts):
+                keys = [(self.epoch, i) for i in part or batch[:1]]
+                yield Keys(keys, filler=not part)
 
     def _batches(self) -> list[list[int]]:
         order = list(range(len(self.samples)))
@@ -91,108 +111,15 @@ class BatchOrder(Sampler):
         batches: list[list[int]] = []
         for pool in _chunks(order, POOL * self.batch_size):
             batches += _chunks(sorted(pool, key=self.lengths.__getitem__), self.batch_size)
-        # If the last step has fewer batches than processes, __iter__ drops its batches. Move random
-        # batches there, so that the dropped samples are not always the longest ones of a pool.
-        num_dropped = len(batches) % self.shard[1]
-        dropped = [batches.pop(rand.randrange(len(batches))) for _ in range(num_dropped)]
-        # Shuffle whole steps, not batches: the batches of one step must keep similar lengths.
-        steps = _chunks(batches, self.shard[1])
-        rand.shuffle(steps)
-        return [*chain.from_iterable(steps), *dropped]
+        rand.shuffle(batches)
+        return batches
 
 
-class Loader:
-    """Iterates over batches.
-
-    It raises a UserError of a worker process as it is: torch would add the traceback of the worker
-    to its message.
-
-    Args:
-        batches: Loader that yields a UserError in place of a batch that cannot be prepared.
-    """
-
-    def __init__(self, batches: DataLoader):
-        self.batches = batches
-
-    def __len__(self) -> int:
-        return len(self.batches)
-
-    def __iter__(self) -> Iterator[Any]:
-        for batch in self.batches:
-            if isinstance(batch, UserError):
-                raise batch
-            yield batch
-
-
-def make_loader(order: BatchOrder, *, num_workers: int | None = None) -> Loader:
-    """Create a data loader. The content of the batches does not depend on `num_workers`.
-
-    Args:
-        order: Batch sampler. Its `samples` are the data set and define how to collate.
-        num_workers: Number of processes that prepare batches. 0: the main process prepares them.
-            Default: 0, or one per processor core if the samples read files.
-    """
-    if num_workers is None:
-        num_workers = default_workers(order)
-    items = _Items(order.samples)
-    batches = DataLoader(
-        items,
-        batch_sampler=order,
-        collate_fn=items.collate,
-        num_workers=num_workers,
-        persistent_workers=num_workers > 0,
-        # A DataLoader draws a base seed for its workers. With the global generator, this draw would
-        # change the dropout of a resumed run.
-        generator=torch.Generator(),
-    )
-    return Loader(batches)
-
-
-def default_workers(order: BatchOrder) -> int:
-    """Return the number of processes that read the files of the samples; 0 if they read none."""
-    # A data set of a test may have only the methods of `Sized`.
-    if not getattr(order.samples, "reads_files", False):
-        return 0
-    # Without fork, each process would start with an import of torch and a copy of all samples.
-    if _start_method() != "fork":
-        return 0
-    # torchrun starts several training processes per machine, which share its cores.
-    cores = num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    # A single worker would only take turns with the training process.
-    return min(cores, len(order)) if cores > 1 else 0
-
-
-def _start_method() -> str:
-    # allow_none: otherwise the call would set the method, and the application could not choose one.
-    method = multiprocessing.get_start_method(allow_none=True)
-    return method or multiprocessing.get_all_start_methods()[0]  # the first one is the default
-
-
-def num_cores() -> int:
-    """Return the number of processor cores that this process may use."""
-    if hasattr(os, "sched_getaffinity"):  # it does not exist on macOS and Windows
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1
-
-
-class _Items(Dataset):
-    """The samples, with a UserError as the only item of its batch.
-
-    Args:
-        samples: The data set, whose items can raise a UserError.
-    """
-
-    def __init__(self, samples: Any):
-        self.samples = samples
-
-    def __getitems__(self, keys: Sequence[tuple[int, int]]) -> list[Any]:
-        try:
-            return [self.samples[key] for key in keys]
-        except UserError as error:
-            return [error]
-
-    def collate(self, items: Sequence[Any]) -> Any:
-        return items[0] if isinstance(items[0], UserError) else self.samples.collate(items)
+def _split(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
+    """Cut a list into `count` lists whose lengths differ by at most one; the longest come first."""
+    size, num_longer = divmod(len(items), count)
+    ends = [size * i + min(i, num_longer) for i in range(count + 1)]
+    return [items[start:end] for start, end in pairwise(ends)]
 
 
 def _chunks(items: Sequence[Item], size: int) -> list[list[Item]]:

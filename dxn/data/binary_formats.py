@@ -9,10 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow
+import pyarrow.compute
 import pyarrow.parquet
 
 from dxn.data.csv_format import check_names
+from dxn.data.limits import check_expansion, check_num_cells
 from dxn.errors import UserError
+
+BATCH_ROWS = 10_000  # rows of a Parquet file that are read at once
+MAX_NAMES = 10  # columns in a message
+# Bytes. A dictionary of Arrow holds at most 2 GB.
+MAX_DICTIONARY = 1_000_000_000
 
 
 def read_parquet(path: Path) -> tuple[dict[str, list], list[int]]:
@@ -22,16 +29,70 @@ def read_parquet(path: Path) -> tuple[dict[str, list], list[int]]:
         The values by column name, and the number of each row, from 1.
 
     Raises:
-        UserError: If the file is damaged.
+        UserError: If the file is damaged, or exceeds a limit of `dxn.data.limits`.
     """
+    columns: dict[str, list] = {}
+    count = 0
+    num_bytes = 0
     try:
-        values = pyarrow.parquet.read_table(path).to_pydict()
-    except (pyarrow.ArrowException, OSError) as error:
-        reason = str(error).splitlines()[0]  # pyarrow appends a C++ stack trace
+        with _open_parquet(path) as file:
+            check_names(path, file.schema_arrow.names)
+            columns = {name: [] for name in file.schema_arrow.names}
+            # In batches: a small file can repeat a long text many times.
+            for batch in file.iter_batches(BATCH_ROWS):
+                count += batch.num_rows
+                num_bytes += sum(map(_num_bytes, batch.columns))
+                check_expansion(path, num_bytes)
+                for name, column in zip(batch.schema.names, batch.columns, strict=True):
+                    columns[name] += map(_encoded_file, _cells(column))
+    except UserError:
+        raise
+    except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
+        reason = next(iter(str(error).splitlines()), "")  # pyarrow appends a C++ stack trace
         raise UserError(f"{path}: invalid Parquet file ({reason})") from error
-    columns = {name: list(map(_encoded_file, column)) for name, column in values.items()}
-    count = len(next(iter(columns.values()), []))
     return columns, list(range(1, count + 1))
+
+
+def _open_parquet(path: Path) -> pyarrow.parquet.ParquetFile:
+    """Open a file after checking the sizes that its header states."""
+    with pyarrow.parquet.ParquetFile(path) as file:
+        header = file.metadata
+        groups = [header.row_group(i) for i in range(header.num_row_groups)]
+        chunks = [group.column(i) for group in groups for i in range(group.num_columns)]
+        check_expansion(path, sum(chunk.total_uncompressed_size for chunk in chunks))
+        # The values of lists, which can be more than the cells of the table.
+        num_values = sum(chunk.num_values for chunk in chunks)
+        columns = max(len(file.schema_arrow.names), 1)
+        size = path.stat().st_size
+        check_num_cells(path, max(header.num_rows, num_values // columns), columns, size)
+        # Texts stay in the form of a dictionary, in which each of them exists once.
+        texts = {
+            chunk.path_in_schema
+            for chunk in chunks
+            if chunk.physical_type == "BYTE_ARRAY"
+            and chunk.total_uncompressed_size < MAX_DICTIONARY
+        }
+    return pyarrow.parquet.ParquetFile(path, read_dictionary=sorted(texts))
+
+
+def _num_bytes(array: pyarrow.Array) -> int:
+    """Return the size of the values of a column, each counted as often as it occurs."""
+    if isinstance(array, pyarrow.DictionaryArray):
+        lengths = pyarrow.compute.call_function("binary_length", [array.dictionary])
+        return pyarrow.compute.call_function("sum", [lengths.take(array.indices)]).as_py() or 0
+    if isinstance(array, pyarrow.StructArray):
+        return sum(map(_num_bytes, array.flatten()))
+    if isinstance(array, pyarrow.ListArray | pyarrow.LargeListArray | pyarrow.FixedSizeListArray):
+        return _num_bytes(array.flatten())
+    return array.nbytes
+
+
+def _cells(array: pyarrow.Array) -> list:
+    """Return a column as Python values. Equal texts are the same object."""
+    if not isinstance(array, pyarrow.DictionaryArray):
+        return array.to_pylist()
+    values = array.dictionary.to_pylist()
+    return [None if i is None else values[i] for i in array.indices.to_pylist()]
 
 
 def read_excel(
@@ -51,6 +112,7 @@ def read_excel(
     Raises:
         UserError: If the file is damaged, has no such sheet, or has no column names.
     """
+    _check_archive(path)
     names, rows = _read_sheet(path, sheet, key)
     if sheet is None and len(names) > 1:
         others = ", ".join(names[1:])
@@ -59,11 +121,13 @@ def read_excel(
     while rows and _is_empty(rows[-1]):
         rows.pop()
     width = max((i + 1 for row in rows for i, v in enumerate(row) if v is not None), default=0)
+    check_num_cells(path, len(rows), width, path.stat().st_size)
     # Rows can be shorter, because empty cells at the end of a row are not stored.
     padded = [(*row, *[None] * (width - len(row))) for row in rows]
     header = ["" if name is None else str(name) for name in padded[0][:width]] if rows else []
     if not header or not all(header):
-        got = ", ".join(map(repr, header)) or "an empty sheet"
+        more = ", ..." if len(header) > MAX_NAMES else ""
+        got = ", ".join(map(repr, header[:MAX_NAMES])) + more or "an empty sheet"
         raise UserError(f"{path} row 1: each column must have a name, got {got}")
     check_names(path, header)
     numbered = [(i, row) for i, row in enumerate(padded[1:], 2) if not _is_empty(row)]
@@ -71,6 +135,21 @@ def read_excel(
     for i, name in enumerate(header):
         columns[name] = [_plain(row[i]) for _, row in numbered]
     return columns, [number for number, _ in numbered]
+
+
+def _check_archive(path: Path) -> None:
+    """Check the sizes of the compressed files that an Excel file consists of."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            check_expansion(path, sum(info.file_size for info in archive.infolist()))
+    except UserError:
+        raise
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as error:
+        raise _invalid_excel(path, error) from error
+
+
+def _invalid_excel(path: Path, error: Exception) -> UserError:
+    return UserError(f"{path}: invalid Excel file ({error}); save it as .xlsx without a password")
 
 
 def _read_sheet(path: Path, sheet: str | None, key: str) -> tuple[list[str], list[tuple]]:
@@ -81,23 +160,33 @@ def _read_sheet(path: Path, sheet: str | None, key: str) -> tuple[list[str], lis
     with warnings.catch_warnings():
         # openpyxl warns about features such as data validation, which do not affect the values.
         warnings.simplefilter("ignore")
+        book = None
         try:
             # data_only: the results of formulas instead of the formulas.
             book = openpyxl.load_workbook(path, read_only=True, data_only=True)
-        except (zipfile.BadZipFile, KeyError, ValueError, OSError) as error:
-            raise UserError(
-                f"{path}: invalid Excel file ({error}); save it as .xlsx without a password"
-            ) from error
-        try:
             names = [page.title for page in book.worksheets]
             if sheet is not None and sheet not in names:
                 raise UserError(f"{key}: no sheet {sheet!r} in {path}; it has {', '.join(names)}")
             page = book[sheet or names[0]]
             # A file can state a wrong size, which would cut off rows or columns.
             page.reset_dimensions()
-            return names, [tuple(row) for row in page.iter_rows(values_only=True)]
+            rows = []
+            num_cells = 0
+            size = path.stat().st_size
+            for row in page.iter_rows(values_only=True):
+                rows.append(tuple(row))
+                # A cell can say that it is in the last column, and all before it are empty.
+                num_cells += len(row)
+                check_num_cells(path, num_cells, 1, size)
+            return names, rows
+        except UserError:
+            raise
+        # Damaged XML raises many kinds of errors, such as ParseError and AttributeError.
+        except Exception as error:
+            raise _invalid_excel(path, error) from error
         finally:
-            book.close()
+            if book is not None:
+                book.close()
 
 
 def _is_empty(row: tuple) -> bool:

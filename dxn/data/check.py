@@ -16,6 +16,8 @@ from dxn.data.raws import CacheBudget, digest_of, is_present, take_rows
 from dxn.data.rows import Source
 from dxn.display import count
 from dxn.errors import UserError
+from dxn.files import atomic_file
+from dxn.printable import csv_cell
 from dxn.tasks.task import Task
 from dxn.tokenize.adapter import Preprocessor, summarize, truncated
 
@@ -223,10 +225,10 @@ def count_truncated(
 
 def write_bad(report: Report, path: Path) -> None:
     """Write a CSV file with one line per entry of `report.listed`."""
-    with path.open("w", newline="", encoding="utf-8") as file:
+    with atomic_file(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(HEADER)
-        writer.writerows(astuple(bad) for bad in report.listed)
+        writer.writerows(map(csv_cell, astuple(bad)) for bad in report.listed)
 
 
 def remove_earlier(path: Path) -> None:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dxn.data.confine import KEY, confined
 from dxn.data.inference import Preprocessors, infer_columns
 from dxn.data.read import Table, as_list
 from dxn.data.rows import RESERVED, TARGET, InputSpec, Rows
@@ -124,10 +125,13 @@ def to_rows(
     columns: Columns,
     preprocessors: Preprocessors,
     labels: Sequence[str] | None = None,
+    *,
+    confine: str | None = KEY,
 ) -> Rows:
     """Convert a table to rows with the cells of its inputs and target.
 
-    The folder of the table is prepended to relative paths.
+    The folder of the table is prepended to relative paths. A path that leads out of this folder
+    becomes an `OutsidePath`.
 
     Args:
         table: The table.
@@ -135,10 +139,11 @@ def to_rows(
         preprocessors: Preprocessors, by modality.
         labels: Names of the target columns in labels such as "colour=red". Default: the names of
             the columns.
+        confine: Option that allows paths out of the folder, for messages. None: they are allowed.
     """
     cells: dict[str, list[Any]] = {}
     for name, spec in columns.inputs.items():
-        cells[name] = _input_cells(table, spec.column, preprocessors[spec.modality])
+        cells[name] = _input_cells(table, spec.column, preprocessors[spec.modality], confine)
     if columns.target:
         cells[TARGET] = target_cells(table, columns.target, labels or columns.target)
     return Rows(cells, [table.origin(i) for i in range(len(table))])
@@ -180,7 +185,9 @@ def _check_excluded(
                 )
 
 
-def _input_cells(table: Table, column: str, preprocessor: Preprocessor) -> list[Any]:
+def _input_cells(
+    table: Table, column: str, preprocessor: Preprocessor, confine: str | None
+) -> list[Any]:
     cells: list[Any] = []
     if reads_files(preprocessor):
         _check_urls(table, column)
@@ -189,6 +196,8 @@ def _input_cells(table: Table, column: str, preprocessor: Preprocessor) -> list[
             # A relative path is relative to the folder of its table. Bytes and arrays need no path,
             # and "N/A" is none.
             value = None if has_no_value(value) else str(file.parent / value)
+            if value is not None and confine is not None:
+                value = confined(value, file.parent, confine)
         elif has_words(preprocessor):
             value = _as_text(value)
         cells.append(value)

@@ -7,6 +7,7 @@ import io
 from collections import Counter
 from pathlib import Path
 
+from dxn.data.limits import check_num_columns
 from dxn.errors import UserError
 
 # Common separators, in the order of preference.
@@ -67,6 +68,8 @@ def _detect(path: Path, text: str, default: str, key: str) -> str:
 
 
 def _parse(path: Path, text: str, sep: str, key: str) -> tuple[dict[str, list], list[int]]:
+    # Before the names are cut out, which takes long if there are millions.
+    check_num_columns(path, text.count(sep, 0, text.find("\n")) + 1)
     csv.field_size_limit(MAX_CELL)
     # strict=True raises an error for broken quotes, which the csv module would otherwise silently
     # interpret in some way.

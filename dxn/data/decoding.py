@@ -5,8 +5,11 @@ from __future__ import annotations
 import codecs
 import gzip
 import zlib
+from collections.abc import Iterable
 from pathlib import Path
+from typing import BinaryIO, cast
 
+from dxn.data.limits import check_expansion, checked_lines, chunks_of
 from dxn.data.sources import require_path
 from dxn.errors import UserError
 
@@ -22,31 +25,39 @@ MARKS = {
 }
 
 
-def read_text(path: Path, encoding: str | None = None, *, key: str = "") -> str:
+def read_text(
+    path: Path, encoding: str | None = None, *, key: str = "", has_lines: bool = False
+) -> str:
     r"""Return the text of a file, with lines that end in \n.
 
     Args:
         path: The file, which may be compressed with gzip.
         encoding: Encoding of the text. None: that of the byte order mark, otherwise UTF-8.
         key: Option that sets the encoding, for error messages. Empty if there is none.
+        has_lines: Whether the format has lines, whose length is limited.
 
     Raises:
-        UserError: If the file is not found, cannot be read, is damaged or has another encoding.
+        UserError: If the file is not found, cannot be read, is damaged, has another encoding, or
+            exceeds a limit of `dxn.data.limits`.
     """
     require_path(path)
+    # Reading a pipe or a device could wait forever, or never end.
+    if not path.is_file():
+        raise UserError(f"{path}: must be a regular file")
     try:
-        data = path.read_bytes()
+        with path.open("rb") as file:
+            is_gzip = file.read(len(GZIP)) == GZIP
+            file.seek(0)
+            chunks = _decompressed(path, file) if is_gzip else chunks_of(file)
+            data = b"".join(checked_lines(path, chunks) if has_lines else chunks)
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(
+            f"{path}: damaged or truncated gzip file ({error}); download or compress it again"
+        ) from error
     except OSError as error:
         raise UserError(
             f"{path}: cannot be read ({error.strerror}); check its permissions"
         ) from error
-    if data.startswith(GZIP):
-        try:
-            data = gzip.decompress(data)
-        except (OSError, EOFError, zlib.error) as error:
-            raise UserError(
-                f"{path}: damaged or truncated gzip file ({error}); download or compress it again"
-            ) from error
     chosen = encoding or next((MARKS[mark] for mark in MARKS if data.startswith(mark)), "utf-8")
     try:
         text = data.decode(chosen)
@@ -56,8 +67,22 @@ def read_text(path: Path, encoding: str | None = None, *, key: str = "") -> str:
         ) from error
     except UnicodeDecodeError as error:
         raise UserError(_message(path, data, error, encoding, key)) from error
+    zero = text.find("\0")
+    if zero >= 0:
+        row = text.count("\n", 0, zero) + 1
+        advice = f"; if it is UTF-16, set {key}=utf-16-le" if key else ""
+        raise UserError(f"{path} row {row}: contains a zero byte, so it is no text{advice}")
     # An encoding that the user sets can leave the byte order mark.
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
+
+
+def _decompressed(path: Path, file: BinaryIO) -> Iterable[bytes]:
+    num_bytes = 0
+    with gzip.open(file) as content:
+        for chunk in chunks_of(cast("BinaryIO", content)):
+            num_bytes += len(chunk)
+            check_expansion(path, num_bytes)
+            yield chunk
 
 
 def _message(

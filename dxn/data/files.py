@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from itertools import accumulate, pairwise
 from pathlib import Path
 
+from dxn.data.confine import OutsidePath, confined
 from dxn.data.decoding import read_text
 from dxn.data.inference import Preprocessors
 from dxn.data.rows import InputSpec, Rows, Source
@@ -20,6 +21,7 @@ def text_files(
     preprocessors: Preprocessors,
     fractions: Sequence[float] = (0.9, 0.1),
     encoding: str | None = None,
+    confine: bool = True,
 ) -> Source:
     """Read a data set of text files. There is one row per file and split, and no target.
 
@@ -30,6 +32,7 @@ def text_files(
             consecutive parts in this order.
         encoding: Encoding of the files, such as cp1252. Default: UTF-8, or UTF-16 if a file starts
             with a byte order mark.
+        confine: Refuse files of a folder that lead out of it through symbolic links.
 
     Raises:
         UserError: If a file cannot be read, if there is no training text, or if no preprocessor
@@ -39,7 +42,7 @@ def text_files(
     modality = _text_modality(preprocessors)
     cells: dict[str, list[str]] = {name: [] for name in SPLITS}
     origin: dict[str, list[str]] = {name: [] for name in SPLITS}
-    for file in _files([path] if isinstance(path, str) else path):
+    for file in _files([path] if isinstance(path, str) else path, confine=confine):
         text = read_text(file, encoding, key="data.encoding")
         for name, part in zip(SPLITS, _cut(text, fractions), strict=False):
             # The part of a short file may be empty.
@@ -67,13 +70,17 @@ def _text_modality(preprocessors: Preprocessors) -> str:
     raise UserError(f"adapters: no adapter in use reads text, got {names}; set adapters=text")
 
 
-def _files(paths: Sequence[str]) -> list[Path]:
+def _files(paths: Sequence[str], *, confine: bool) -> list[Path]:
     files: list[Path] = []
     for path in map(Path, paths):
         # glob() returns files in the order of the file system, so sort them for reproducibility.
         selected = sorted(path.glob("*.txt")) if path.is_dir() else [path]
         if not selected:
             raise UserError(f"{path}: the folder contains no .txt file; add one, or set data.path")
+        for file in selected if confine and path.is_dir() else ():
+            found = confined(file, path)
+            if isinstance(found, OutsidePath):
+                raise UserError(f"{file}: {found.reason}")
         files += selected
     return files
 

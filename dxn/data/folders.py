@@ -2,34 +2,19 @@
 
 from __future__ import annotations
 
-import gzip
-import io
-import lzma
-import tarfile
-import zipfile
-import zlib
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from dxn.data.archives import read_archive
+from dxn.data.confine import confined
 from dxn.data.inference import Preprocessors, infer_modality
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
-from dxn.data.sources import ARCHIVES, require_path
+from dxn.data.sources import ARCHIVES
 from dxn.data.splits import SPLIT_NAMES, SPLITS, UNDIVIDED, complete_splits
 from dxn.errors import UserError
 from dxn.tokenize.adapter import Preprocessor, accepts, reads_files
-
-# The exceptions that tarfile, zipfile and their decompressors raise for a damaged file.
-DAMAGED = (
-    tarfile.TarError,
-    zipfile.BadZipFile,
-    EOFError,
-    OSError,
-    RuntimeError,
-    zlib.error,
-    lzma.LZMAError,
-)
 
 
 @dataclass(frozen=True)
@@ -58,6 +43,7 @@ def folder(
     read_as: Sequence[str] | None = None,
     fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
     on_bad: OnBad = "error",
+    confine: bool = True,
     seed: int = 0,
 ) -> Source:
     """Read a data set with one folder per class.
@@ -73,6 +59,7 @@ def folder(
         fractions: Fractions of training, validation and test files, if there are no folders for the
             splits. Null: the files are not divided.
         on_bad: What to do with a bad file: error (stop), skip or missing (both leave the row out).
+        confine: Refuse files that lead out of the folder through symbolic links.
         seed: Random seed of the split.
 
     Raises:
@@ -80,13 +67,14 @@ def folder(
             `read_as` does not choose them.
     """
     root = Path(path)
-    members = [member for member in _members(root) if not _is_hidden(member)]
-    # The file system returns files in any order, and a random split depends on their order.
-    members.sort(key=lambda member: member.parts)
     # A preprocessor that does not read files would treat the file names as its values.
     readers = {name: p for name, p in preprocessors.items() if reads_files(p)}
     if read_as is not None:
         readers = _chosen(read_as, readers)
+    found = _members(root, readers, confine=confine)
+    members = [member for member in found if not _is_hidden(member)]
+    # The file system returns files in any order, and a random split depends on their order.
+    members.sort(key=lambda member: member.parts)
     members, modalities, notes = _readable_files(members, readers, root)
     names = [_only(modalities, root)] if read_as is None else list(readers)
     rows: dict[str, Rows] = {}
@@ -193,66 +181,20 @@ def _by_split(members: Sequence[Member], root: Path) -> dict[str, list[tuple[Mem
     return by_split
 
 
-def _members(root: Path) -> Iterator[Member]:
+def _members(root: Path, readers: Preprocessors, *, confine: bool) -> Iterator[Member]:
     """Yield all files of a folder or archive."""
-    if root.is_dir():
-        for file in root.rglob("*"):
-            if file.is_file():
-                yield Member(file.relative_to(root).parts, str(file))
-        return
-    require_path(root)
-    try:
-        # Detect the format from the content: downloaded archives often have no suffix or a wrong
-        # one.
-        if zipfile.is_zipfile(root):
-            files = _read_zip(root)
-        elif tarfile.is_tarfile(root):
-            files = _read_tar(root)
-        else:
-            raise UserError(f"{root}: must be a folder, or a tar or zip archive")
-        for name, data in files:
-            # Zip and tar use "/" on every system. Some archives start all names with "./".
-            parts = tuple(part for part in name.split("/") if part not in ("", "."))
+    if not root.is_dir():
+        # Only files that a preprocessor reads, because all of them are held in memory.
+        def is_wanted(name: str) -> bool:
+            return infer_modality([name], readers) is not None
+
+        for parts, data in read_archive(root, is_wanted):
             yield Member(parts, data)
-    except DAMAGED as error:
-        raise UserError(
-            f"{root}: damaged or truncated archive ({error}); download or pack it again"
-        ) from error
-
-
-def _read_zip(path: Path) -> Iterator[tuple[str, bytes]]:
-    with zipfile.ZipFile(path) as archive:
-        for info in archive.infolist():
-            # Reading also verifies the checksum of the member.
-            if not info.is_dir():
-                yield info.filename, archive.read(info)
-
-
-def _read_tar(path: Path) -> Iterator[tuple[str, bytes]]:
-    data = path.read_bytes()
-    # Decompress a gzip file at once: tarfile would decompress it while seeking, which takes twice
-    # as long.
-    if data.startswith(b"\x1f\x8b"):
-        data = gzip.decompress(data)
-    with tarfile.open(fileobj=io.BytesIO(data)) as archive:
-        for info in archive:
-            file = archive.extractfile(info) if info.isfile() else None
-            if file is not None:
-                yield info.name, file.read()
-        _check_end_of_tar(archive)
-
-
-def _check_end_of_tar(archive: tarfile.TarFile) -> None:
-    """Check that the archive ends with a block of zeros.
-
-    tarfile itself treats a damaged header, or the end of a truncated file, as the end of the
-    archive, and silently returns fewer files.
-    """
-    if archive.fileobj is None:
         return
-    archive.fileobj.seek(archive.offset)
-    if archive.fileobj.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
-        raise tarfile.ReadError(f"unexpected end at byte {archive.offset:,}")
+    for file in root.rglob("*"):
+        if file.is_file():
+            source = confined(file, root) if confine else str(file)
+            yield Member(file.relative_to(root).parts, source)
 
 
 def _is_hidden(member: Member) -> bool:

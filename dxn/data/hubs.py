@@ -112,7 +112,7 @@ def _values(rows: Any, name: str, feature: Any) -> list:
     # the library. A feature with `decode` is an encoded file, such as an image.
     if hasattr(feature, "decode"):
         encoded = rows.cast_column(name, type(feature)(decode=False))
-        return [value and (value["bytes"] or value["path"]) for value in encoded[name]]
+        return [value and (value["bytes"] or _cached(value["path"])) for value in encoded[name]]
     # A feature with `int2str` is a ClassLabel.
     if hasattr(feature, "int2str"):
         return [_class_name(feature, value) for value in rows[name]]
@@ -121,6 +121,11 @@ def _values(rows: Any, name: str, feature: Any) -> list:
     if hasattr(items, "int2str"):
         return [value and list(map(items.int2str, value)) for value in rows[name]]
     return list(rows[name])
+
+
+def _cached(path: str | None) -> Path | None:
+    # A Path and no text: the library chose it, so it may be outside of the folder of the data set.
+    return None if path is None else Path(path)
 
 
 def _class_name(feature: Any, value: int | None) -> str | None:

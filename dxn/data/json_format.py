@@ -8,7 +8,13 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
+from dxn.data.limits import check_num_cells, check_num_columns
 from dxn.errors import UserError
+from dxn.printable import valid_text
+
+SURROGATE = "\\ud"  # start of the escape sequence of a surrogate
+# Lists that are nested too deeply, and numbers with thousands of digits.
+UNREADABLE = (RecursionError, ValueError)
 
 
 def read_jsonl(path: Path, text: str) -> tuple[dict[str, list], list[int]]:
@@ -27,18 +33,20 @@ def read_jsonl(path: Path, text: str) -> tuple[dict[str, list], list[int]]:
         if not line.strip():
             continue
         try:
-            row = json.loads(line)
+            row = _load(line)
         except json.JSONDecodeError as error:
             raise UserError(
                 f"{path} row {number}: invalid JSON ({error.msg} at character {error.colno})"
             ) from error
+        except UNREADABLE as error:
+            raise UserError(f"{path} row {number}: invalid JSON ({error})") from error
         if not isinstance(row, dict):
             raise UserError(
                 f'{path} row {number}: must be an object {{"column": value}}, got {line[:40]}'
             )
         rows.append(row)
         lines.append(number)
-    return _columns_of(rows), lines
+    return _columns_of(path, rows), lines
 
 
 def read_json(path: Path, text: str) -> tuple[dict[str, list], list[int]]:
@@ -51,11 +59,13 @@ def read_json(path: Path, text: str) -> tuple[dict[str, list], list[int]]:
         UserError: If the file has another structure.
     """
     try:
-        content = json.loads(text)
+        content = _load(text)
     except json.JSONDecodeError as error:
         raise UserError(
             f"{path} line {error.lineno}: invalid JSON ({error.msg} at character {error.colno})"
         ) from error
+    except UNREADABLE as error:
+        raise UserError(f"{path}: invalid JSON ({error})") from error
     if isinstance(content, list):
         wrong = next((i for i, row in enumerate(content) if not isinstance(row, dict)), None)
         if wrong is not None:
@@ -63,7 +73,7 @@ def read_json(path: Path, text: str) -> tuple[dict[str, list], list[int]]:
             raise UserError(
                 f'{path} row {wrong + 1}: must be an object {{"column": value}}, got {got}'
             )
-        return _columns_of(content), list(range(1, len(content) + 1))
+        return _columns_of(path, content), list(range(1, len(content) + 1))
     if not isinstance(content, dict) or not all(isinstance(v, list) for v in content.values()):
         raise UserError(
             f"{path}: must be a list of objects (one per row) or an object of lists (one per "
@@ -73,13 +83,31 @@ def read_json(path: Path, text: str) -> tuple[dict[str, list], list[int]]:
     if len(set(lengths.values())) > 1:
         got = ", ".join(f"{name} {length}" for name, length in lengths.items())
         raise UserError(f"{path}: all columns must have the same number of values, got {got}")
+    check_num_columns(path, len(content))
     return content, list(range(1, max(lengths.values(), default=0) + 1))
 
 
-def _columns_of(rows: Sequence[dict[str, Any]]) -> dict[str, list]:
+def _load(text: str) -> Any:
+    content = json.loads(text)
+    # JSON can contain half of a surrogate pair, which is no character.
+    return _valid(content) if SURROGATE in text.lower() else content
+
+
+def _valid(content: Any) -> Any:
+    if isinstance(content, str):
+        return valid_text(content)
+    if isinstance(content, list):
+        return [_valid(item) for item in content]
+    if isinstance(content, dict):
+        return {valid_text(name): _valid(item) for name, item in content.items()}
+    return content
+
+
+def _columns_of(path: Path, rows: Sequence[dict[str, Any]]) -> dict[str, list]:
     # Objects may have different keys. Columns are in the order in which their keys first appear;
     # a dict keeps that order, unlike a set.
     names = dict.fromkeys(chain.from_iterable(rows))
+    check_num_cells(path, len(rows), len(names), sum(map(len, rows)))
     columns: dict[str, list] = {}
     for name in names:
         columns[name] = [row.get(name) for row in rows]

@@ -13,6 +13,7 @@ from typing import Any, overload
 import numpy as np
 from torch import Tensor
 
+from dxn.data.confine import OutsidePath
 from dxn.display import track
 from dxn.errors import UserError
 from dxn.runtime import release_memory
@@ -220,7 +221,7 @@ def file_version(source: Any) -> tuple[int, int] | None:
         return None
     try:
         status = Path(source).stat()
-    except OSError:
+    except (OSError, ValueError):  # a name can contain a zero byte
         return None
     return status.st_size, status.st_mtime_ns
 
@@ -263,6 +264,8 @@ def _read_sources(
     """Read sources by key. A value is a raw value, `Unloaded`, or the error of a bad source."""
 
     def read(source: Any) -> tuple[Any, Any]:
+        if isinstance(source, OutsidePath):
+            return BadMedia(source.reason), None
         # The version before reading: a change during the reading is detected later.
         version = file_version(source)
         try:

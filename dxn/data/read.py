@@ -119,7 +119,9 @@ def read_table(path: Path, options: ReadOptions = ReadOptions()) -> Table:
     elif form == ".xlsx":
         columns, lines = read_excel(path, options.sheet, f"{options.prefix}sheet", notes)
     else:
-        text = read_text(path, options.encoding, key=f"{options.prefix}encoding")
+        key = f"{options.prefix}encoding"
+        # A whole JSON file is usually one line.
+        text = read_text(path, options.encoding, key=key, has_lines=form != ".json")
         if form == ".jsonl":
             columns, lines = read_jsonl(path, text)
         elif form == ".json":

@@ -14,7 +14,10 @@ from dxn.data.opening import Opened
 from dxn.data.raws import CACHE_GB, RawColumn, digest_of, is_present, num_tokens_of
 from dxn.data.rows import TARGET
 from dxn.tasks.task import Task
-from dxn.tokenize.adapter import Preprocessor
+from dxn.tokenize.adapter import Preprocessor, is_path
+
+TIMEOUT = 300.0  # default number of seconds that preparing a sample may take
+MAX_TIMEOUT = 10_000_000  # seconds; the timer of the operating system has a limit too
 
 
 @dataclass(frozen=True)
@@ -26,6 +29,8 @@ class LoaderOptions:
             is kept.
         num_workers: Number of processes that prepare batches. 0: the training process prepares
             them. Default: 0 if all decoded files are in memory, otherwise one per processor core.
+        timeout: Number of seconds that preparing one sample may take, for example on a network
+            drive that no longer answers. null: no limit.
         cache_gb: Maximum number of gigabytes of decoded images, clips and other files that are kept
             in memory, over all splits. The files of a data set that needs more are read again in
             each epoch. The default is enough for 8,000 photos with image_size=224.
@@ -35,6 +40,7 @@ class LoaderOptions:
 
     input_dropout: float = 0.0
     num_workers: int | None = None
+    timeout: float | None = TIMEOUT
     cache_gb: float = CACHE_GB
     overfit: int = 0
 
@@ -44,6 +50,10 @@ class LoaderOptions:
         for name in ("num_workers", "cache_gb", "overfit"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.timeout is not None and not 0 < self.timeout <= MAX_TIMEOUT:
+            raise ValueError(
+                f"timeout must be null or in (0, {MAX_TIMEOUT:,}] seconds, got {self.timeout}"
+            )
 
 
 class Samples(Dataset):
@@ -117,6 +127,18 @@ class Samples(Dataset):
         if self.task is None or self.targets is None:
             return length
         return max(length, self.task.num_tokens(self.targets[row]))
+
+    def describe(self, i: int) -> str:
+        """Return the origin and the files of sample i, such as "train.csv row 17 (17.png)"."""
+        return self.describe_index(self.rows[i])
+
+    def describe_index(self, row: int) -> str:
+        """Return the same for a value of "index" in a batch."""
+        cells = self.opened.cells
+        inputs = [name for name in self.inputs if name in cells]
+        values = [(cells[name][row], self.preprocessors[name]) for name in inputs]
+        files = [value for value, prepare in values if is_path(prepare, value)]
+        return self.opened.origin[row] + (f" ({', '.join(files)})" if files else "")
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, i = key

@@ -74,6 +74,10 @@ class Stream(Samples):
         """Return max_len, the length of all windows except the last one."""
         return self.max_len
 
+    def describe_index(self, row: int) -> str:
+        """Return the name of a window for messages, such as "book.txt row 1, window 17"."""
+        return f"{self.opened.origin[0]}, window {row + 1}"
+
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, i = key
         start = self.rows[i] * self.max_len

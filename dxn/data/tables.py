@@ -5,26 +5,23 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import chain
-from pathlib import Path
 from typing import Any
 
 from dxn.data.columns import choose_columns, to_rows
+from dxn.data.confine import KEY
 from dxn.data.identity import identifying_columns
 from dxn.data.inference import Preprocessors
 from dxn.data.layouts import Layout, Long, WideColumns, chosen_layout, rearrange
 from dxn.data.mapping import map_columns
 from dxn.data.read import ReadOptions, Table, as_list, concatenate, read_table
 from dxn.data.rows import InputSpec, OnBad, Rows, Source
-from dxn.data.sources import TABLES, table_format, tables_in
 from dxn.data.splits import (
-    SPLIT_NAMES,
-    SPLITS,
-    UNDIVIDED,
     complete_splits,
     divide_table,
     is_categorical,
     usual_split_column,
 )
+from dxn.data.table_paths import paths_by_split
 from dxn.data.target_columns import candidate_targets
 from dxn.errors import UserError
 from dxn.tokenize.adapter import reads_files
@@ -51,6 +48,7 @@ def table(
     wide: WideColumns | None = None,
     long: Long = Long(),
     on_bad: OnBad = "error",
+    confine: bool = True,
     seed: int = 0,
     **columns: str | Sequence[str] | None,
 ) -> Source:
@@ -85,6 +83,8 @@ def table(
         long: Columns of a table whose rows are time steps. The rows of a series become one row.
         on_bad: What to do with a bad row: error (stop), skip (leave the row out) or missing (use
             its other inputs).
+        confine: Refuse paths in cells that lead out of the folder of the table, also through
+            symbolic links.
         seed: Random seed of the split.
         columns: Column or list of columns of a modality, such as text=title or image=[front,back].
             An empty list: no column of this modality is used. Default: columns are inferred from
@@ -94,7 +94,11 @@ def table(
         UserError: If a table cannot be read, a column does not exist, or options contradict each
             other.
     """
-    paths = _paths_by_split(path, {"train": train, "validation": validation, "test": test})
+    paths = paths_by_split(
+        path,
+        {"train": train, "validation": validation, "test": test},
+        confine=KEY if confine else None,
+    )
     options = ReadOptions(sep=sep, encoding=encoding, sheet=sheet)
     tables: dict[str, Table] = {}
     for name, files in paths.items():
@@ -110,6 +114,7 @@ def table(
         fractions=fractions,
         group=group,
         on_bad=on_bad,
+        confine=confine,
         seed=seed,
         layout=chosen_layout(wide, long),
     )
@@ -127,6 +132,7 @@ def from_tables(
     fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
     group: str | None = None,
     on_bad: OnBad = "error",
+    confine: bool = True,
     seed: int = 0,
     layout: Layout | None = None,
 ) -> Source:
@@ -166,7 +172,7 @@ def from_tables(
     by_split: dict[str, Rows] = {}
     for name, part in parts.items():
         groups = None if group is None else part.column(group, "data.group")
-        rows = to_rows(part, chosen, preprocessors)
+        rows = to_rows(part, chosen, preprocessors, confine=KEY if confine else None)
         by_split[name] = replace(rows, ids={i: part.columns[i] for i in ids}, groups=groups)
     files = [n for n, s in chosen.inputs.items() if reads_files(preprocessors[s.modality])]
     splits = complete_splits(
@@ -202,6 +208,7 @@ def rows_of_table(
     layout: Layout | None = None,
     with_target: bool = True,
     optional: Collection[str] = (),
+    confine: bool = True,
     notes: list[str] | None = None,
 ) -> Rows:
     """Read all rows of a table, with the inputs of the data set that a model was trained on.
@@ -220,13 +227,15 @@ def rows_of_table(
         layout: Layout of the training data set, see `Source.layout`.
         with_target: Whether the rows are used with their targets. False: they are predicted.
         optional: Names of the inputs whose column the table may lack.
+        confine: Whether to refuse paths in cells that lead out of the folder of the table.
         notes: Sentences about how the table was read, and about columns that are not used, are
             appended to this list.
 
     Raises:
         UserError: If the table cannot be read, lacks the column of an input, or has no rows.
     """
-    paths = _paths_by_split(path, {}, "input")
+    outside = "confine" if confine else None
+    paths = paths_by_split(path, {}, "input", confine=outside)
     options = ReadOptions(sep=sep, encoding=encoding, prefix="")
     files = chain.from_iterable(paths.values())
     whole = concatenate([read_table(file, options) for file in files])
@@ -246,7 +255,7 @@ def rows_of_table(
         or renamed.get(name, renamed.get(spec.column, spec.column)) in whole.columns
     }
     mapped = map_columns(whole, inputs, targets, renamed)
-    rows = to_rows(whole, mapped, preprocessors, targets)
+    rows = to_rows(whole, mapped, preprocessors, targets, confine=outside)
     used = [*(spec.column for spec in mapped.inputs.values()), *mapped.target]
     ids = identifying_columns(whole, used, keep)
     if notes is not None:
@@ -255,54 +264,3 @@ def rows_of_table(
         if surplus:
             notes.append(f"not used: {', '.join(surplus)} (not columns of the training)")
     return replace(rows, ids=ids)
-
-
-def _paths_by_split(
-    path: str | Sequence[str] | None,
-    splits: Mapping[str, str | Sequence[str] | None],
-    key: str = "data.path",
-) -> dict[str, list[Path]]:
-    """Return the paths of tables by split, or all paths with the key "all"."""
-    by_split: dict[str, list[Path]] = {}
-    for name, value in splits.items():
-        if value is not None:
-            by_split[name] = [Path(p) for p in as_list(value)]
-    first = next(iter(by_split), None)
-    # data.path contains all rows, including those of data.train.
-    if path is not None and first is not None:
-        raise UserError(f"data.path: cannot be combined with data.{first}; remove one of them")
-    if first is not None:
-        if "train" not in by_split:
-            raise UserError(f"data.train: must be set, because data.{first} is set")
-        return by_split
-    paths = [Path(p) for p in as_list(path)]
-    if not paths:
-        raise UserError(f"{key}: must be set, for example {key}=my.csv")
-    if len(paths) > 1 or not paths[0].is_dir():
-        return {UNDIVIDED: paths}
-    return _tables_by_split(paths[0], key)
-
-
-def _tables_by_split(folder: Path, key: str) -> dict[str, list[Path]]:
-    """Return the tables called train, validation and test in a folder, or its only table."""
-    tables = tables_in(folder)
-    by_split: dict[str, list[Path]] = {}
-    prefixes: set[str] = set()
-    for file in tables:
-        # Without the suffix of the format, which can be .csv.gz.
-        stem = file.name.lower().removesuffix(".gz").removesuffix(table_format(file) or "")
-        # Data sets of archives are called NAME_TRAIN.ts and NAME_TEST.ts.
-        prefix, _, last = stem.rpartition("_")
-        name = SPLIT_NAMES.get(last)
-        if name is not None:
-            by_split.setdefault(name, []).append(file)
-            prefixes.add(prefix)
-    if "train" in by_split and len(prefixes) == 1:
-        return {name: by_split[name] for name in SPLITS if name in by_split}
-    if len(tables) == 1:
-        return {UNDIVIDED: tables}
-    names = ", ".join(file.name for file in tables) or "no table"
-    raise UserError(
-        f"{folder}: the folder must contain one table, or tables called train, validation and "
-        f"test, got {names}; set {key} to one table ({', '.join(TABLES)}), or rename the tables"
-    )

@@ -15,6 +15,7 @@ import numpy as np
 
 from dxn.data.rows import VALUES
 from dxn.errors import UserError
+from dxn.tokenize.series_file import MAX_VALUES
 
 LABEL = "label"
 TRUE, FALSE = "true", "false"
@@ -128,6 +129,11 @@ def _values(channels: list[str], where: str) -> np.ndarray | None:
                 f"{where}: must be a number or ? for a missing value, got {_short(wrong.strip())}"
             ) from None
     length = max(map(len, parsed))
+    if length * len(parsed) > MAX_VALUES:
+        raise UserError(
+            f"{where}: a series must have at most {MAX_VALUES:,} values, got "
+            f"{len(parsed):,} channels of up to {length:,} values"
+        )
     values = np.full((length, len(parsed)), np.nan, dtype=np.float64)
     for i, channel in enumerate(parsed):
         values[: len(channel), i] = channel

@@ -14,7 +14,8 @@ from dxn.tokens import Tokens, check_columns, join
 # A batch has the collated tensors of each input under the name of the input, "size" (number of
 # samples), "index" (their row numbers in the data set), and the keys of the task, such as "target".
 Batch = Mapping[str, Any]
-RESERVED = ("size", "index", "target")  # keys of a batch that cannot be names of inputs
+# Keys of a batch that cannot be names of inputs.
+RESERVED = ("size", "index", "target", "filler")
 
 
 class Fusion(Protocol):

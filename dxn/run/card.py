@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 import dxn
+from dxn.printable import without_secrets
 from dxn.tasks import Task
 
 
@@ -91,7 +92,7 @@ class Card:
             "```",
             "",
         ]
-        return "\n".join(lines)
+        return without_secrets("\n".join(lines))
 
     def command(self) -> str:
         """Return the command line of the training."""

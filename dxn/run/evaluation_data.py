@@ -12,6 +12,7 @@ from dxn.data.read import as_list
 from dxn.data.rows import TARGET, Rows, Source
 from dxn.data.splits import SPLITS, UNDIVIDED
 from dxn.data.tables import JOINED
+from dxn.environment import require_no_interpolations
 from dxn.errors import UserError
 from dxn.run import report
 from dxn.run.build import open_source
@@ -22,7 +23,7 @@ from dxn.run.settings import Settings
 from dxn.targets import signature_of
 
 # Options that describe the table `input`. A data set has options of its own, such as data.sep.
-INPUT_OPTIONS = ("columns", "keep", "sep", "encoding", "on_bad")
+INPUT_OPTIONS = ("columns", "keep", "sep", "encoding", "on_bad", "confine")
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,9 @@ def _source(settings: Settings, predictor: Predictor) -> tuple[Source, str]:
         raise UserError(
             f"{folder}: the saved configuration has no data; set data=table data.path=..."
         )
+    require_no_interpolations(
+        {"data": saved["data"]}, "set data=... and its options, such as data.path=..."
+    )
     # Options that were inferred in the training, such as the season, must not be inferred again.
     node = _with_layout(saved["data"], predictor, settings.folder_trust, chosen=())
     return open_source({"data": node}, preprocessors, settings.folder_trust), _path_of(node)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from dxn.data.confine import confined
 from dxn.data.inference import infer_modality
 from dxn.data.opening import Opened
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows
@@ -50,7 +51,7 @@ def open_input(values: Mapping[str, Any], predictor: Predictor) -> Opened:
     checkpoint has no such columns, so they are inferred.
 
     Args:
-        values: Values of the options input, columns, keep, sep, encoding and on_bad.
+        values: Values of the options input, columns, keep, sep, encoding, on_bad and confine.
         predictor: The model.
 
     Raises:
@@ -61,13 +62,16 @@ def open_input(values: Mapping[str, Any], predictor: Predictor) -> Opened:
         files = _matches(path)
         if not files:
             raise UserError(f"input: no file matches {path} (current directory: {Path.cwd()})")
-        rows = _rows_of_files(files, predictor, path)
+        # The folder in front of the first wildcard.
+        first = min(path.index(each) for each in WILDCARDS if each in path)
+        root = Path(f"{path[:first]}x").parent
+        rows = _rows_of_files(files, predictor, path, root if values["confine"] else None)
     elif not is_table(path):
         # Sorted: the file system returns files in any order.
         found = sorted(file for file in Path(path).rglob("*") if file.is_file())
         is_hidden = [any(p.startswith(".") for p in f.relative_to(path).parts) for f in found]
         files = [str(file) for file, hidden in zip(found, is_hidden, strict=True) if not hidden]
-        rows = _rows_of_files(files, predictor, path)
+        rows = _rows_of_files(files, predictor, path, Path(path) if values["confine"] else None)
     else:
         # A table of queries, for example, need not have the columns of the other inputs.
         rows = read_table_rows(values, predictor, with_target=False, only=values.get("only"))
@@ -87,7 +91,7 @@ def read_table_rows(
     """Read all rows of the table `input` with their targets, and print the columns that are used.
 
     Args:
-        values: Values of the options input, columns, keep, sep and encoding.
+        values: Values of the options input, columns, keep, sep, encoding and confine.
         predictor: The model, which knows the columns of its training.
         with_target: Whether the rows are used with their targets. False: they are predicted.
         only: Names of the inputs that are used. The table may lack the others. Default: all.
@@ -108,6 +112,7 @@ def read_table_rows(
         layout=predictor.layout,
         with_target=with_target,
         optional=() if only is None else specs.keys() - set(only),
+        confine=values["confine"],
         notes=notes,
     )
     # A column can be mapped by the name of its input or by its name in the training.
@@ -203,6 +208,7 @@ def _inferred_specs(values: Mapping[str, Any], predictor: Predictor) -> Mapping[
         fractions=None,
         sep=values["sep"],
         encoding=values["encoding"],
+        confine=values["confine"],
         **named,
     )
     # If several columns fit a modality, the inputs have the names of these columns.
@@ -214,8 +220,16 @@ def _inferred_specs(values: Mapping[str, Any], predictor: Predictor) -> Mapping[
     return source.inputs
 
 
-def _rows_of_files(files: Sequence[str], predictor: Predictor, path: str) -> Rows:
+def _rows_of_files(
+    files: Sequence[str], predictor: Predictor, path: str, root: Path | None
+) -> Rows:
     """Return one row per file, for the input that reads files of its kind.
+
+    Args:
+        files: The files.
+        predictor: The model.
+        path: The option that names them, for messages.
+        root: Folder that links may not lead out of. None: they may.
 
     Raises:
         UserError: If no input reads them, or several inputs read the same kind of files.
@@ -239,6 +253,8 @@ def _rows_of_files(files: Sequence[str], predictor: Predictor, path: str) -> Row
             )
         kept = [m for m in modalities if m]
         values = [f if m == modality else None for f, m in zip(used, kept, strict=True)]
+        if root is not None:
+            values = [f if f is None else confined(f, root, "confine") for f in values]
         for name in inputs_beside(names[0], values, readers, predictor.columns):
             cells[name] = values
     others = [file for file, modality in zip(files, modalities, strict=True) if not modality]

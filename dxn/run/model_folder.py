@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-import hashlib
+import shutil
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
+from textwrap import shorten
 from typing import Any
 
 from torch import Tensor, nn
 
 from dxn.data.layouts import layout_of
 from dxn.errors import UserError
+from dxn.files import SUMS, replace_folder, sha256, write_sums, write_text
 from dxn.instantiate import build
 from dxn.models import Model, module_key
 from dxn.run.build import adapters_of, build_model, by_input
@@ -20,16 +22,16 @@ from dxn.run.settings import dump_yaml, plain
 from dxn.tasks import Task
 from dxn.tasks.task import STATE_FILE
 from dxn.tokenize.adapter import load_adapter, save_adapter
-from dxn.train.checkpoint import write_safely
+from dxn.train.checkpoint import check_finite, write_tensors
 from dxn.train.finetune import merged
 from dxn.weights import read_public
-from dxn.weights.checkpoint import read_tensors
-from dxn.weights.own import check_sums, read_config
+from dxn.weights.build_limit import build_limit
+from dxn.weights.checkpoint import read_tensors, refuse_non_finite
+from dxn.weights.own import check_files, read_config
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.yaml"
 CARD = "README.md"
-SUMS = "SHA256SUMS"
 # Options of adapters and heads that name a file: a tokenizer and pretrained word vectors. Both are
 # saved in the model folder, so the paths are removed from config.yaml.
 FILE_OPTIONS = (("tokenizer", "path"), ("embedding", "path"))
@@ -47,27 +49,30 @@ def save(folder: Path, *, model: Model, nodes: Mapping[str, Any], task: Task, ca
         task: The fitted task.
         card: Model card in Markdown, for README.md.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     # safetensors stores contiguous tensors only.
     tensors = {name: t.detach().cpu().contiguous() for name, t in merged(model).items()}
-    write_safely(folder / WEIGHTS, tensors)
-    (folder / CONFIG).write_text(dump_yaml(_portable(nodes)), encoding="utf-8")
-    (folder / CARD).write_text(card, encoding="utf-8")
-    save_fitted(folder, adapters_of(model), task)
-    # Last, because the checksums cover all other files.
-    paths = [path for path in sorted(folder.iterdir()) if path.is_file() and path.name != SUMS]
-    sums = [f"{_sha256(path)}  {path.name}" for path in paths]
-    (folder / SUMS).write_text("\n".join(sums) + "\n", encoding="utf-8")
+    check_finite(tensors)
+    # The old folder stays complete until the new one takes its place.
+    with replace_folder(folder) as new:
+        write_tensors(new / WEIGHTS, tensors)
+        (new / CONFIG).write_text(dump_yaml(_portable(nodes)), encoding="utf-8")
+        (new / CARD).write_text(card, encoding="utf-8")
+        save_fitted(new, adapters_of(model), task)
+        write_sums(new)
 
 
 def write_card(folder: Path, card: str) -> None:
     """Replace the card of a model folder, and its line in the checksums."""
-    path = folder / CARD
-    path.write_text(card, encoding="utf-8")
-    lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
-    # The other checksums are kept: calculated again, they would hide a damaged file.
-    sums = [f"{_sha256(path)}  {CARD}" if line.endswith(f"  {CARD}") else line for line in lines]
-    (folder / SUMS).write_text("\n".join(sums) + "\n", encoding="utf-8")
+    with replace_folder(folder) as new:
+        for path in folder.iterdir():
+            if path.name != CARD:
+                _link(path, new / path.name)
+        (new / CARD).write_text(card, encoding="utf-8")
+        # The other checksums are kept: calculated again, they would hide a damaged file.
+        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+        own = f"{sha256(new / CARD)}  {CARD}"
+        sums = [own if line.endswith(f"  {CARD}") else line for line in lines]
+        write_text(new / SUMS, "\n".join(sums) + "\n")
 
 
 def load(
@@ -86,15 +91,47 @@ def load(
     """
     folder = model_folder(Path(folder))
     # Before anything else is read: a damaged file would cause an error that hides the reason.
-    check_sums(folder)
+    check_files(folder)
     nodes = read_config(folder, trust=tuple(trust))
+    tensors = read_tensors(folder / WEIGHTS)
+    for name, tensor in tensors.items():
+        refuse_non_finite(name, tensor, folder / WEIGHTS)
+    try:
+        with build_limit(tensors, folder / CONFIG):
+            model, task = _build(folder, nodes, tensors, trust)
+        layout = None if nodes.get("layout") is None else layout_of(nodes["layout"])
+    except UserError as error:
+        if str(folder) in str(error):
+            raise
+        # The key of an option would not tell that the problem is in this folder.
+        lines = [f"{folder}: {line}" for line in str(error).splitlines()]
+        raise UserError("\n".join(lines)) from error
+    # Everything comes from the files, so any other failure means that they contradict each other.
+    except Exception as error:
+        raise UserError(
+            f"{folder}: its files do not describe a model ({type(error).__name__}: "
+            f"{shorten(str(error), MAX_REASON)}); copy the whole folder again"
+        ) from error
+    columns = {name: spec.get("column") or name for name, spec in nodes["inputs"].items()}
+    return Predictor(
+        model.to(device).eval(),
+        task,
+        columns=columns,
+        target=nodes.get("target"),
+        layout=layout,
+    )
+
+
+def _build(
+    folder: Path, nodes: Mapping[str, Any], tensors: Mapping[str, Tensor], trust: Sequence[str]
+) -> tuple[Model, Task]:
+    """Build the model and the task of a model folder, and load their weights and states."""
     adapters = {
         key: build(node, key=f"config.yaml: adapters.{key}", trust=trust)
         for key, node in nodes["adapters"].items()
     }
     task = build(nodes["head"], key="config.yaml: head", trust=trust)
     load_fitted(folder, adapters, task)
-    tensors = read_tensors(folder / WEIGHTS)
     # `task.bind` may read statistics of the adapters, such as the mean of the pixels, so their
     # weights are loaded before the model exists.
     for key, adapter in adapters.items():
@@ -107,18 +144,7 @@ def load(
     task.bind(by_input(adapters, inputs))
     model = build_model(nodes, task, adapters, inputs, trust=trust)
     _load_weights(model, tensors, folder)
-    columns = {name: spec.get("column", name) for name, spec in nodes["inputs"].items()}
-    try:
-        layout = None if nodes.get("layout") is None else layout_of(nodes["layout"])
-    except ValueError as error:
-        raise UserError(f"{folder / CONFIG}: not the configuration of a model: {error}") from error
-    return Predictor(
-        model.to(device).eval(),
-        task,
-        columns=columns,
-        target=nodes.get("target"),
-        layout=layout,
-    )
+    return model, task
 
 
 def from_public(
@@ -145,19 +171,28 @@ def from_public(
     """
     public = read_public(source, revision=revision, part=part, trust=tuple(trust))
     nodes = public.nodes()
-    adapters = {
-        key: build(node, key=f"weights: adapters.{key}", trust=trust)
-        for key, node in nodes["adapters"].items()
-    }
-    # The tokenizer first: its size is the number of rows of the embedding.
-    public.prepare(adapters)
-    inputs = {name: spec["adapter"] for name, spec in nodes["inputs"].items()}
-    task = build(nodes["head"], key="weights: head", trust=trust)
-    task.bind(by_input(adapters, inputs))
-    state = public.task_state()
-    if state:
-        task.load_state(state)
-    model = build_model(nodes, task, adapters, inputs, trust=trust)
+    try:
+        with build_limit(public.checkpoint.tensors, Path(source)):
+            adapters = {
+                key: build(node, key=f"weights: adapters.{key}", trust=trust)
+                for key, node in nodes["adapters"].items()
+            }
+            # The tokenizer first: its size is the number of rows of the embedding.
+            public.prepare(adapters)
+            inputs = {name: spec["adapter"] for name, spec in nodes["inputs"].items()}
+            task = build(nodes["head"], key="weights: head", trust=trust)
+            task.bind(by_input(adapters, inputs))
+            state = public.task_state()
+            if state:
+                task.load_state(state)
+            model = build_model(nodes, task, adapters, inputs, trust=trust)
+    except UserError:
+        raise
+    except Exception as error:
+        raise UserError(
+            f"weights: {source}: its config.json does not describe a model "
+            f"({type(error).__name__}: {shorten(str(error), MAX_REASON)}); download it again"
+        ) from error
     public.fill(model, strict=strict)
     return Predictor(model.to(device).eval(), task)
 
@@ -203,6 +238,14 @@ def _load_weights(module: nn.Module, tensors: Mapping[str, Tensor], folder: Path
         raise UserError(f"{folder / WEIGHTS}: does not match {CONFIG}: {reason}") from error
 
 
+def _link(path: Path, new: Path) -> None:
+    """Give a file a second name, or copy it where the file system has no hard links."""
+    try:
+        new.hardlink_to(path)
+    except OSError:
+        shutil.copy2(path, new)
+
+
 def _portable(nodes: Mapping[str, Any]) -> dict[str, Any]:
     """Return the nodes without options that have no meaning on another machine.
 
@@ -215,7 +258,3 @@ def _portable(nodes: Mapping[str, Any]) -> dict[str, Any]:
                 part[group][key] = None
         part.pop("augment", None)
     return result
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()

@@ -6,12 +6,14 @@ import csv
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 import pyarrow
 import pyarrow.parquet
 
 from dxn.errors import UserError
+from dxn.files import atomic_file
+from dxn.printable import csv_cell, json_text, valid_text, without_secrets
 
 SUFFIXES = (".csv", ".jsonl", ".json", ".parquet")
 
@@ -41,36 +43,48 @@ def list_suffixes(suffixes: Sequence[str]) -> str:
 def write_records(path: Path, records: Sequence[Record], *, separator: str = "|") -> None:
     """Write one row per record. The suffix of the path determines the format.
 
-    A .json file contains a list of objects, and a .jsonl file one object per line.
+    A .json file contains a list of objects, and a .jsonl file one object per line. Texts of a .csv
+    file cannot be formulas of a spreadsheet or escape codes of a terminal, see
+    `dxn.printable.csv_cell`. The other formats contain them as they are.
 
     Args:
         path: File to write.
         records: The rows. A value that a record lacks is missing in its row.
         separator: Separator of the items of a list in a CSV cell.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     # A dict keeps the order in which the columns first appear, unlike a set.
     columns: dict[str, None] = {}
     for record in records:
         columns |= dict.fromkeys(record)
     suffix = path.suffix.lower()
-    if suffix == ".parquet":
-        arrays = {name: _array([record.get(name) for record in records]) for name in columns}
-        pyarrow.parquet.write_table(pyarrow.table(arrays), path)
-        return
-    if suffix == ".json":
-        # One line per row: the lists in a row, such as words, would take one line per item.
-        lines = ",\n".join(map(_as_json, records))
-        path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
-        return
-    with path.open("w", newline="", encoding="utf-8") as file:
-        if suffix == ".jsonl":
-            file.writelines(f"{_as_json(record)}\n" for record in records)
+    with atomic_file(path) as partial:
+        if suffix == ".parquet":
+            arrays = {
+                valid_text(name): _array([record.get(name) for record in records])
+                for name in columns
+            }
+            pyarrow.parquet.write_table(pyarrow.table(arrays), partial)
             return
-        writer = csv.writer(file)
-        writer.writerow(columns)
-        for record in records:
-            writer.writerow([format_cell(record.get(name), separator) for name in columns])
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            if suffix == ".csv":
+                _write_csv(file, records, list(columns), separator)
+                return
+            lines = map(_as_json, records)
+            if suffix == ".jsonl":
+                file.writelines(f"{line}\n" for line in lines)
+                return
+            # One line per row: the lists in a row, such as words, would take one line per item.
+            file.write("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def _write_csv(
+    file: TextIO, records: Sequence[Record], columns: Sequence[str], separator: str
+) -> None:
+    writer = csv.writer(file)
+    # The name of a column comes from a table too.
+    writer.writerow(map(csv_cell, columns))
+    for record in records:
+        writer.writerow([format_cell(record.get(name), separator) for name in columns])
 
 
 def format_cell(value: Any, separator: str = "|") -> str:
@@ -88,13 +102,15 @@ def format_cell(value: Any, separator: str = "|") -> str:
         return repr(value).removesuffix(".0")
     if isinstance(value, list | tuple | dict):
         is_joined = isinstance(value, list | tuple) and all(_is_plain(v, separator) for v in value)
-        return separator.join(value) if is_joined else json.dumps(value, ensure_ascii=False)
-    return str(value)
+        text = separator.join(value) if is_joined else json.dumps(value, ensure_ascii=False)
+        return csv_cell(text)
+    # A number cannot be a formula, not even a negative one.
+    return str(value) if isinstance(value, int) else csv_cell(str(value))
 
 
 def _as_json(record: Mapping[str, Any]) -> str:
     # Cells of Excel and Parquet tables can be dates, which JSON does not have.
-    return json.dumps(record, ensure_ascii=False, default=str)
+    return json_text(json.dumps(record, ensure_ascii=False, default=str))
 
 
 def _is_plain(item: Any, separator: str) -> bool:
@@ -105,7 +121,11 @@ def _is_plain(item: Any, separator: str) -> bool:
 def _array(values: Sequence[Any]) -> pyarrow.Array:
     """Return a column of a Parquet file."""
     try:
-        return pyarrow.array(values)
-    except pyarrow.ArrowException:
+        return pyarrow.array([_parquet_text(v) if isinstance(v, str) else v for v in values])
+    except (pyarrow.ArrowException, UnicodeEncodeError, OverflowError):
         # A column of a JSON lines file can mix types, such as numbers and texts.
         return pyarrow.array([None if value is None else format_cell(value) for value in values])
+
+
+def _parquet_text(text: str) -> str:
+    return valid_text(without_secrets(text))

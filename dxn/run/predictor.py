@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dxn.data.batches import BatchOrder, make_loader
 from dxn.data.layouts import Layout
 from dxn.data.opening import Opened, survey_rows
 from dxn.data.rows import OnBad, Rows
@@ -24,7 +23,7 @@ from dxn.tasks import ClassifiesByExample, Task, Writes
 from dxn.tasks.probabilities import list_names
 from dxn.tokenize.adapter import Preprocessor, has_words
 from dxn.tokens import Tokens, join
-from dxn.train.evaluate import Predictions, predict, to_device
+from dxn.train.evaluate import Predictions, embed, predict, to_device
 
 MAX_LABELS = 5  # class names in the representation of a model
 
@@ -135,8 +134,19 @@ class Predictor:
         return answers
 
     def run(self, samples: Samples, *, batch_size: int = 64) -> Predictions:
-        """Predict for opened samples."""
-        return predict(self.model, self.task, samples, batch_size=batch_size, device=self.device)
+        """Predict for opened samples.
+
+        Raises:
+            UserError: If an output of the model is not finite.
+        """
+        return predict(
+            self.model,
+            self.task,
+            samples,
+            batch_size=batch_size,
+            device=self.device,
+            finite=True,
+        )
 
     def require_answers(self) -> None:
         """Check that the model predicts one value per sample.
@@ -177,15 +187,12 @@ class Predictor:
 
         Returns:
             The row of each sample in the opened split, and the embeddings (n, E) in this order.
+
+        Raises:
+            UserError: If an embedding is not finite.
         """
-        rows: list[int] = []
-        vectors: list[Tensor] = []
         # The rows are returned too, because a row without a usable input has no sample.
-        for batch in make_loader(BatchOrder(samples, batch_size)):
-            _, pooled = self.model.encode(self.model.embed(to_device(batch, self.device)))
-            rows += batch["index"]
-            vectors.append(self.model.embedding(pooled).float().cpu())
-        return rows, torch.cat(vectors)
+        return embed(self.model, samples, batch_size=batch_size, device=self.device)
 
     # Generated texts and vocabulary
 

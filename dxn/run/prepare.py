@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from typing import Any
 import torch
 
 from dxn.data.check import Truncation
+from dxn.data.fingerprint import fingerprint
 from dxn.data.quality import find_warnings
 from dxn.data.samples import LoaderOptions, Samples
 from dxn.data.stream import make_samples
@@ -39,14 +41,19 @@ from dxn.run.build import (
 from dxn.run.card import Card, data_name
 from dxn.run.filling import InitialWeights
 from dxn.run.initial_weights import read_initial_weights, with_weights
-from dxn.run.run_folder import (
-    create_run_folder,
-    keep_initial_state,
-    read_loaded,
-    run_folder,
-    run_name,
-)
+from dxn.run.lock import locked
+from dxn.run.run_folder import refuse_other_run, run_folder, run_name
 from dxn.run.settings import Settings
+from dxn.run.start import (
+    FOLDER,
+    Decisions,
+    check_config,
+    check_data,
+    launch,
+    read_loaded,
+    restore_initial,
+    write_start,
+)
 from dxn.tasks import Task
 from dxn.tokenize.adapter import Preprocessor
 from dxn.train.finetune import Finetune
@@ -70,6 +77,7 @@ class Prepared:
         finetune: Freezes weights and adds LoRA weights.
         make_optimizer: Creates the optimizer of a model.
         schedule: Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.
+        batch_size: Number of samples per batch over all processes.
         loader: Options for loading samples.
         seed: Random seed of augmentation.
         truncations: Inputs of the training split that are truncated, by input name.
@@ -87,6 +95,7 @@ class Prepared:
     finetune: Finetune
     make_optimizer: Callable[[Model], torch.optim.Optimizer]
     schedule: Schedule
+    batch_size: int
     loader: LoaderOptions
     seed: int
     truncations: Mapping[str, Truncation]
@@ -101,9 +110,9 @@ class Prepared:
     @property
     def overrides(self) -> tuple[str, ...]:
         """The options of the training as the user typed them, with those of resuming it."""
-        if not self.settings.values["resume"]:
+        if not self.settings.is_resumed:
             return self.settings.overrides
-        added = [line for line in self.settings.overrides if not line.startswith("resume=")]
+        added = [line for line in self.settings.overrides if not line.startswith("resume")]
         return (*Settings.load(self.folder, self.settings.trust).overrides, *added)
 
     @property
@@ -174,17 +183,28 @@ class Prepared:
         model_folder.save(folder, model=model, nodes=card.nodes, task=card.task, card=text)
 
 
-def prepare(settings: Settings, trainer: Trainer) -> Prepared:
+def prepare(settings: Settings, trainer: Trainer, stack: ExitStack) -> Prepared:
     """Read the data, fit and build all parts, and only then create the run folder.
 
     The order of the steps is the order of the random draws. Do not change it: equal seeds must keep
     giving equal models.
 
+    Args:
+        settings: The settings.
+        trainer: The trainer.
+        stack: Receives the lock of the run folder, which is held until the stack is closed.
+
     Raises:
         UserError: If the settings, the data or the weights cannot be used.
     """
     trust = settings.trust
-    resume = bool(settings.values["resume"])
+    resume = settings.is_resumed
+    num_processes = trainer.accelerator.num_processes
+    batch_size = trainer.batch_size * num_processes
+    if resume:
+        folder = Path(settings.values["resume"]["run"])
+        stack.enter_context(locked(folder, main=trainer.main))
+        batch_size = check_config(folder, settings, num_processes)
     # A resumed run takes its weights from its own checkpoint, and its saved configuration contains
     # the options that the initial weights determined.
     start = InitialWeights() if resume else read_initial_weights(settings)
@@ -216,12 +236,15 @@ def prepare(settings: Settings, trainer: Trainer) -> Prepared:
     if resume:
         # Training a tokenizer again can give another one: ties of a unigram model are broken by the
         # order of a hash table.
-        model_folder.load_fitted(folder / "checkpoints", adapters, task)
+        model_folder.load_fitted(folder / FOLDER, adapters, task)
 
     find_formats(adapters, inputs, source)
     named = by_input(adapters, inputs.adapters)
     prepare_input = {name: adapter.prepare for name, adapter in named.items()}
     data = open_splits(source, prepare_input, task, cache_gb=loader.cache_gb)
+    rows = fingerprint(data.splits)
+    if resume:
+        check_data(folder, settings, rows)
     train = data.splits["train"]
     fit_adapters(adapters, inputs, train, task.vocabulary_texts(train.targets or ()))
     task.bind(named)
@@ -248,9 +271,24 @@ def prepare(settings: Settings, trainer: Trainer) -> Prepared:
     loaded = read_loaded(folder) if resume else start.loaded(model)
     _finetune(finetune, model, loaded, postponed=pretraining is not None)
     if not resume and trainer.main:
-        create_run_folder(folder, settings, model, task, loaded)
-    if pretraining is not None:
-        keep_initial_state(folder, model, main=trainer.main, resume=resume)
+        stack.enter_context(locked(folder, main=True))
+        # Another training may have started in the same folder since the first check.
+        refuse_other_run(folder)
+        decisions = Decisions(
+            precision="bf16" if trainer.bf16 else "float32", batch_size=batch_size, launch=launch()
+        )
+        write_start(
+            folder,
+            settings,
+            decisions,
+            data=rows,
+            model=model,
+            task=task,
+            loaded=loaded,
+            initial=pretraining is not None,
+        )
+    if resume and pretraining is not None:
+        restore_initial(folder, model)
     report.print_line(f"run folder: {folder}")
     report.print_line(f"precision: {trainer.precision_note}; device: {trainer.accelerator.device}")
     report.print_line(_size(model))
@@ -266,6 +304,7 @@ def prepare(settings: Settings, trainer: Trainer) -> Prepared:
         finetune=finetune,
         make_optimizer=make_optimizer,
         schedule=schedule,
+        batch_size=batch_size,
         loader=loader,
         seed=trainer.seed,
         truncations=truncations,

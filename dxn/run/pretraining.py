@@ -19,13 +19,14 @@ from pathlib import Path
 import torch
 from safetensors.torch import load_file
 
+from dxn.files import write_text
 from dxn.instantiate import build
 from dxn.models import Model
 from dxn.run import model_folder, report
 from dxn.run.build import adapters_of, make_head
 from dxn.run.prepare import Prepared
+from dxn.run.run_folder import has_checkpoint
 from dxn.tasks import Task
-from dxn.train.checkpoint import NAME as CHECKPOINT
 from dxn.train.optim import adamw, cosine
 from dxn.train.trainer import Trainer
 
@@ -68,15 +69,17 @@ def pretrain(run: Prepared, task: Task) -> None:
         folder=folder,
         keep=save_best,
         # A run that was interrupted before the first checkpoint starts pretraining again.
-        resume=bool(config["resume"]) and (folder / "checkpoints" / CHECKPOINT).exists(),
+        resume=run.settings.is_resumed and has_checkpoint(folder),
+        batch_size=run.batch_size,
         num_workers=run.loader.num_workers,
+        timeout=run.loader.timeout,
         name="pretraining",
     )
     trainer.accelerator.wait_for_everyone()  # until the main process has written the weights
     _load_all_but_head(run.model, folder / "model" / model_folder.WEIGHTS)
     if trainer.main:
         metrics = report.training_figures(state, student)
-        (folder / "metrics.json").write_text(json.dumps(metrics, indent=1), encoding="utf-8")
+        write_text(folder / "metrics.json", json.dumps(metrics, indent=1))
 
 
 def _with_head(model: Model, task: Task) -> Model:

@@ -20,7 +20,9 @@ from dxn.data.opening import Opened
 from dxn.data.raws import memory_lines
 from dxn.data.samples import Samples
 from dxn.display import count, is_main_process
+from dxn.files import write_text
 from dxn.models import Model, count_parameters
+from dxn.printable import json_text, printable
 from dxn.run.build import Data, Inputs
 from dxn.run.input_groups import MAX_LINES, input_lines
 from dxn.tasks import Task
@@ -41,9 +43,9 @@ Figures = Mapping[str, Mapping[str, float]]
 
 
 def print_line(line: str) -> None:
-    """Print a line verbatim."""
+    """Print a line verbatim, except for control characters and secrets."""
     # With markup, rich would remove brackets, such as those of a list of columns.
-    console.print(line, markup=False)
+    console.print(printable(line), markup=False)
 
 
 def next_step(line: str) -> None:
@@ -128,7 +130,7 @@ def figures_table(results: Figures, task: Task, title: str) -> None:
             for metric in metrics
         ]
         # Text, because rich would read brackets in the name of a column as markup.
-        table.add_row(Text(name), *cells)
+        table.add_row(Text(printable(name)), *cells)
     # A title of the table itself would be broken into lines as narrow as the table.
     print_line(title)
     print_table(table)
@@ -152,11 +154,12 @@ def records_table(records: Sequence[Mapping[str, object]]) -> None:
         columns |= dict.fromkeys(record)
     table = Table()
     for name in columns:
-        table.add_column(Text(name))
+        table.add_column(Text(printable(name)))
     for record in records:
         cells = [record.get(name, "") for name in columns]
         # Text, because rich would read brackets in a cell as markup.
-        table.add_row(*(Text(f"{c:.4f}" if isinstance(c, float) else str(c)) for c in cells))
+        texts = [f"{c:.4f}" if isinstance(c, float) else printable(str(c)) for c in cells]
+        table.add_row(*map(Text, texts))
     print_table(table)
 
 
@@ -174,7 +177,7 @@ def write_metrics(path: Path, results: Figures, extra: Mapping[str, object]) -> 
         split, _, shown = name.partition("/")
         for metric, value in figures.items():
             flat[f"{split}/{metric}[{shown}]" if shown else f"{split}/{metric}"] = value
-    path.write_text(json.dumps({**flat, **extra}, indent=1, ensure_ascii=False), encoding="utf-8")
+    write_text(path, json_text(json.dumps({**flat, **extra}, indent=1, ensure_ascii=False)))
 
 
 def training_figures(state: State, model: Model) -> dict[str, object]:
@@ -233,7 +236,7 @@ def plain_text(text: str) -> Text:
     """
     # A text of nothing but whitespace is shown by its escape sequences, such as '\n'.
     spaces = len(text) - len(text.lstrip())
-    return Text("·" * spaces + text.strip()) if text.strip() else Text(repr(text))
+    return Text("·" * spaces + printable(text.strip())) if text.strip() else Text(repr(text))
 
 
 def now() -> str:

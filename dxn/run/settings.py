@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from dxn.environment import Texts, with_interpolations
 from dxn.errors import UserError
-from dxn.targets import check_targets, load_plain
+from dxn.files import write_text
+from dxn.targets import check_targets
+from dxn.untrusted import load_any_yaml, load_yaml
 
 FOLDER = ".hydra"  # the name in the output folders of other programs that use Hydra
 
@@ -27,6 +30,8 @@ class Settings:
         folder_trust: Those that a loaded run, model or checkpoint folder may use as well: only the
             packages that the command names, because the folder may come from a stranger.
         notes: Lines to print, such as the run that `resume=latest` means.
+        hidden: Interpolations of the values that come from the environment, which are saved and
+            shown instead of the values, by path.
     """
 
     values: dict[str, Any]
@@ -35,17 +40,26 @@ class Settings:
     trust: tuple[str, ...] = ()
     folder_trust: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    hidden: Texts = field(default_factory=dict)
+
+    @property
+    def is_resumed(self) -> bool:
+        """Whether the settings are those of a run that continues."""
+        return bool(self.values["resume"]["run"])
+
+    def plain(self) -> dict[str, Any]:
+        """Return the values as they are read from the saved configuration."""
+        return yaml.safe_load(self.yaml())
 
     def yaml(self) -> str:
         """Return the values as YAML, in the order of composition."""
-        return dump_yaml(self.values)
+        return dump_yaml(with_interpolations(self.values, self.hidden))
 
     def save(self, folder: Path) -> None:
         """Write .hydra/config.yaml (the values) and .hydra/overrides.yaml in a run folder."""
         directory = folder / FOLDER
-        directory.mkdir(parents=True, exist_ok=True)
-        (directory / "config.yaml").write_text(self.yaml(), encoding="utf-8")
-        (directory / "overrides.yaml").write_text(dump_yaml(list(self.overrides)), encoding="utf-8")
+        write_text(directory / "config.yaml", self.yaml())
+        write_text(directory / "overrides.yaml", dump_yaml(list(self.overrides)))
 
     @classmethod
     def load(cls, folder: Path, trust: Sequence[str] = ()) -> Settings:
@@ -61,7 +75,7 @@ class Settings:
         path = folder / FOLDER / "config.yaml"
         if not path.is_file():
             raise UserError(f"{folder}: not a run folder, it has no {FOLDER}/config.yaml")
-        values = load_plain(path)
+        values = load_yaml(path)
         try:
             check_targets(values, trust)
         except UserError as error:
@@ -74,7 +88,7 @@ class Settings:
 
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
-        """Write an object in full each time it occurs, because `load_plain` refuses aliases."""
+        """Write an object in full each time it occurs, because `load_yaml` refuses aliases."""
         return True
 
 
@@ -89,8 +103,8 @@ def _read_overrides(path: Path) -> tuple[str, ...]:
     if not path.is_file():
         return ()
     try:
-        lines = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (yaml.YAMLError, ValueError, RecursionError):
+        lines = load_any_yaml(path)
+    except UserError:
         return ()
     return tuple(line for line in lines if isinstance(line, str)) if isinstance(lines, list) else ()
 

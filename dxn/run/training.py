@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -26,8 +27,10 @@ from dxn.run.evaluation import ALL, by_split, evaluate_subsets
 from dxn.run.evaluation_data import default_split
 from dxn.run.prepare import Prepared, prepare
 from dxn.run.pretraining import pretrain
+from dxn.run.run_folder import after_restart, has_checkpoint
 from dxn.run.settings import Settings
-from dxn.train.checkpoint import NAME as CHECKPOINT
+from dxn.run.start import read_decisions
+from dxn.train.progress import read_log
 from dxn.train.trainer import State, Trainer
 
 LOG = "metrics.jsonl"
@@ -59,11 +62,26 @@ def train_one(settings: Settings) -> Trained:
         UserError: If the settings, the data or the weights cannot be used.
         Interrupted: If the user interrupts the training. The message says how to continue it.
     """
+    settings = after_restart(settings)
     # The trainer first, because it starts the process group.
-    trainer: Trainer = build(settings.values["trainer"], key="trainer", trust=settings.trust)
+    trainer: Trainer = build(_trainer_node(settings), key="trainer", trust=settings.trust)
     # Before anything is built: the seed determines the initial weights.
     torch.manual_seed(settings.values["seed"])
-    run = prepare(settings, trainer)
+    with ExitStack() as stack:
+        run = prepare(settings, trainer, stack)
+        return _train_and_evaluate(trainer, run)
+
+
+def _trainer_node(settings: Settings) -> dict[str, Any]:
+    """Return the configuration of the trainer, with the precision that a run measured before."""
+    node = settings.values["trainer"]
+    if not settings.is_resumed or node.get("precision", "auto") != "auto":
+        return node
+    decisions = read_decisions(Path(settings.values["resume"]["run"]))
+    return {**node, "precision": decisions.precision}
+
+
+def _train_and_evaluate(trainer: Trainer, run: Prepared) -> Trained:
     card = run.card(run.model, run.task, run.settings.values["head"], run.name)
     try:
         state = _train(trainer, run, card)
@@ -71,6 +89,8 @@ def train_one(settings: Settings) -> Trained:
         # process.
         trainer.accelerator.end_training()
         metrics = _evaluate(trainer, run, state, card) if trainer.main else {}
+    except Interrupted as error:
+        raise Interrupted(f"{error}; {_how_to_continue(run)}", error.code) from None
     except KeyboardInterrupt:
         raise Interrupted(f"interrupted; {_how_to_continue(run)}") from None
     return Trained(
@@ -86,9 +106,7 @@ def _train(trainer: Trainer, run: Prepared, card: Card) -> State:
     """Pretrain if the run has pretraining, then train, and save the best epoch in model/."""
     # A run that was interrupted during pretraining has no checkpoint of the main task yet. It
     # resumes pretraining, and the main task starts from the beginning.
-    resume = bool(run.settings.values["resume"]) and (
-        _has_checkpoint(run) or run.pretraining is None
-    )
+    resume = run.settings.is_resumed and (has_checkpoint(run.folder) or run.pretraining is None)
     if run.pretraining is not None:
         if not resume:
             pretrain(run, run.pretraining)
@@ -109,7 +127,9 @@ def _train(trainer: Trainer, run: Prepared, card: Card) -> State:
         folder=run.folder,
         keep=save_best,
         resume=resume,
+        batch_size=run.batch_size,
         num_workers=run.loader.num_workers,
+        timeout=run.loader.timeout,
     )
     if not state.best_epoch:
         raise UserError(
@@ -164,23 +184,15 @@ def _validation_figures(folder: Path, state: State) -> dict[str, float]:
     """Return the validation metrics of the best epoch from the log, which a resumed run has too."""
     prefix = "validation/"
     figures: dict[str, float] = {}
-    for line in (folder / LOG).read_text(encoding="utf-8").splitlines():
-        row = json.loads(line)
+    for row in read_log(folder / LOG):
         if row["epoch"] == state.best_epoch:
             names = [name for name in row if name.startswith(prefix)]
             figures |= {name.removeprefix(prefix): row[name] for name in names}
     return figures
 
 
-def _has_checkpoint(run: Prepared) -> bool:
-    return (run.folder / "checkpoints" / CHECKPOINT).exists()
-
-
 def _how_to_continue(run: Prepared) -> str:
     # Pretraining can always be resumed: it starts again if it has no checkpoint either.
-    if _has_checkpoint(run) or run.pretraining is not None:
+    if has_checkpoint(run.folder) or run.pretraining is not None:
         return f"continue with: {resume(run.folder)}"
-    return (
-        "there is no checkpoint to continue from yet (trainer.checkpoint_every=100 writes one "
-        "every 100 steps)"
-    )
+    return "there is no checkpoint yet, so start the training again"

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
+from dxn.files import atomic_file
 from dxn.run.output import write_records
 from dxn.tasks.probabilities import significant
 
@@ -28,9 +29,9 @@ def write_vectors(path: Path, ids: Sequence[Mapping[str, Any]], vectors: Tensor)
         The files that were written. An array cannot contain the ids, so they are in a CSV file
         beside it.
     """
-    path.parent.mkdir(parents=True, exist_ok=True)
     if path.suffix.lower() == ".npy":
-        np.save(path, vectors.numpy())
+        with atomic_file(path) as partial:
+            np.save(partial, vectors.numpy())
         beside = path.with_suffix(".ids.csv")
         write_records(beside, ids)
         return [path, beside]

@@ -42,6 +42,7 @@ from dxn.run.search import with_model
 from dxn.run.settings import Settings
 from dxn.run.tokenizing import tokenize_sample
 from dxn.run.training import train_one
+from dxn.run.verify import verify as verify_run
 
 MAX_PRINTED = 20  # rows; a file has all of them
 
@@ -280,6 +281,21 @@ def check(settings: Settings) -> int:
     # The output of the check is a file, and that of the training is a folder.
     options = [o for o in settings.overrides if not o.startswith("output=")]
     next_step(shlex.join(["dxn", "train", *options]))
+    return 0
+
+
+def verify(settings: Settings) -> int:
+    """Check the files of a run folder. All problems are listed."""
+    if settings.values["run"] is None:
+        raise UserError("run: set run=RUN to the run folder to check")
+    result = verify_run(Path(settings.values["run"]), trust=settings.folder_trust)
+    for line in result.checked:
+        print_line(f"intact: {line}")
+    for line in result.notes:
+        print_line(f"note: {line}")
+    if result.problems:
+        raise UserError("\n".join(result.problems))
+    print_line("no problems found")
     return 0
 
 

@@ -13,6 +13,7 @@ from dxn.models import LanguageModel, Model
 from dxn.models.generation import Sampler, generate
 from dxn.tokenize.adapter import VocabularyAdapter
 from dxn.tokenize.target import ENDS, token_of
+from dxn.tokenize.text_tokenizer import encode
 
 
 def vocabulary_adapter(adapters: Mapping[str, Any], name: str | None) -> VocabularyAdapter:
@@ -76,7 +77,7 @@ def continue_prompt(
     tokenizer = vocabulary_adapter(adapters, None).prepare.tokenizer
     end = token_of(tokenizer, ENDS)
     # Special tokens such as [SEP] at the end would end the text before it is continued.
-    ids = tokenizer.encode(prompt, add_special_tokens=False).ids
+    ids = encode(tokenizer, prompt, add_special_tokens=False).ids
     if not ids and end is None:
         raise UserError(
             "prompt: must not be empty, because this model's tokenizer has no end token to "
@@ -97,7 +98,7 @@ def _token_id(tokenizer: Any, token: str) -> int:
     """
     # Encoding applies the normalization of the tokenizer, such as lowercase. A token such as
     # "##ing" is split by it and only found by its exact name.
-    ids = tokenizer.encode(token, add_special_tokens=False).ids
+    ids = encode(tokenizer, token, add_special_tokens=False).ids
     index = ids[0] if len(ids) == 1 else tokenizer.token_to_id(token)
     unknown = getattr(tokenizer.model, "unk_token", None)
     if index is not None and (tokenizer.id_to_token(index) != unknown or token == unknown):

@@ -10,15 +10,16 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import model_validator
 from torch import Tensor, nn
 
-from dxn.errors import UserError
+from dxn.schema import validated
 from dxn.tasks.cells import are_lists, problem_of
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
-from dxn.tasks.labels import Labels, balanced_weights, describe_names, is_number
+from dxn.tasks.labels import Labels, LabelsState, balanced_weights, describe_names
 from dxn.tasks.number_notes import explain_classes
 from dxn.tasks.probabilities import MAX_CLASS_COLUMNS, TOP, probability_fields, significant
-from dxn.tasks.task import IGNORED, Batch, Task
+from dxn.tasks.task import IGNORED, STATE_FILE, Batch, Task
 
 
 class Classify(Task):
@@ -203,21 +204,29 @@ class Classify(Task):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the class names, weights and frequencies."""
         self.classes = Labels.from_state(state)
-        self.frequencies = read_frequencies(state, len(self.labels))
+        self.frequencies = read_frequencies(state)
 
     def _encode_all(self, truths: Sequence[str]) -> Tensor:
         index = self.classes.index
         return torch.tensor([index.get(truth, IGNORED) for truth in truths])
 
 
-def read_frequencies(state: Mapping[str, Any], count: int) -> tuple[float, ...]:
+class FrequenciesState(LabelsState):
+    """The state of class names with the frequency of each."""
+
+    frequencies: list[float] | None = None
+
+    @model_validator(mode="after")
+    def _check_frequencies(self) -> FrequenciesState:
+        if self.frequencies and len(self.frequencies) != len(self.labels):
+            raise ValueError(f"frequencies must be a list of {len(self.labels)} numbers")
+        return self
+
+
+def read_frequencies(state: Mapping[str, Any]) -> tuple[float, ...]:
     """Return the frequencies in the content of labels.json; () if it has none.
 
     Raises:
         UserError: If there is not one number per class.
     """
-    values = state.get("frequencies") or []
-    is_valid = isinstance(values, list) and all(is_number(value) for value in values)
-    if not is_valid or len(values) not in (0, count):
-        raise UserError(f"labels.json: frequencies must be a list of {count} numbers")
-    return tuple(float(value) for value in values)
+    return tuple(validated(FrequenciesState, dict(state), STATE_FILE).frequencies or ())

@@ -6,12 +6,14 @@ import itertools
 import random
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Literal, get_args
+from typing import Annotated, Any, Literal, get_args
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
 from dxn.errors import UserError
+from dxn.schema import Strict, validated
 from dxn.tasks.forecast_head import ForecastHead, count_tokens
 from dxn.tasks.futures import (
     Future,
@@ -24,12 +26,14 @@ from dxn.tasks.futures import (
 )
 from dxn.tasks.heads import Hidden, PreHead, check_hidden
 from dxn.tasks.probabilities import significant
-from dxn.tasks.task import Batch, Task
+from dxn.tasks.task import STATE_FILE, Batch, Task
 from dxn.tokenize.adapter import Adapter, has_steps
+from dxn.untrusted import shortened
 
 Residual = Literal["season", "last", "none"]
 Read = Literal["tokens", "pooled"]
-MAX_SIZE = 100_000  # of numbers in labels.json, which may come from a stranger
+# A number in labels.json, which may come from a stranger.
+Size = Annotated[int, Field(ge=1, le=100_000)]
 MAX_VALUES = 10_000_000  # of a history, as in the series adapter
 NAIVE = "seasonal naive"
 
@@ -312,30 +316,35 @@ class Forecast(Task):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the sizes, the season and the names of the channels."""
-        keys = ("horizon", "season", "context", "num_channels")
-        sizes: list[Any] = [state.get(key) for key in keys]
-        if not all(type(size) is int and 1 <= size <= MAX_SIZE for size in sizes):
-            raise UserError(
-                f"labels.json: {', '.join(keys)} must be positive integers, got {sizes}"
-            )
+        saved = validated(_State, dict(state), STATE_FILE)
+        self.horizon = saved.horizon
+        self.season = saved.season
+        self.context = (saved.context, saved.num_channels)
+        self.names = tuple(saved.channels)
+
+
+class _State(Strict):
+    """The content of labels.json."""
+
+    horizon: Size
+    season: Size
+    context: Size
+    num_channels: Size
+    channels: Annotated[list[str], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check(self) -> _State:
         # Two large sizes would fill the memory together.
-        if sizes[2] * sizes[3] > MAX_VALUES:
-            raise UserError(
-                f"labels.json: context times num_channels must be at most {MAX_VALUES:,}, got "
-                f"{sizes[2:]}"
+        if self.context * self.num_channels > MAX_VALUES:
+            raise ValueError(
+                f"context times num_channels must be at most {MAX_VALUES:,}, got "
+                f"{[self.context, self.num_channels]}"
             )
-        self.horizon, self.season, *shape = sizes
-        self.context = (shape[0], shape[1])
-        names = state.get("channels")
-        if (
-            not isinstance(names, list)
-            or not all(isinstance(name, str) for name in names)
-            or not 1 <= len(names) <= self.context[1]
-        ):
-            raise UserError(
-                f"labels.json: channels must be 1 to {self.context[1]} names, got {str(names)[:80]}"
+        if len(self.channels) > self.num_channels:
+            raise ValueError(
+                f"channels must be 1 to {self.num_channels} names, got {shortened(self.channels)}"
             )
-        self.names = tuple(names)
+        return self
 
 
 def _rounded(values: Tensor) -> list[Any]:

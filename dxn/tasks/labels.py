@@ -7,13 +7,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, TypeGuard
+from typing import Annotated, Any
 
 import torch
+from pydantic import Field, model_validator
 from torch import Tensor
 
-from dxn.errors import UserError
-from dxn.tasks.task import IGNORED
+from dxn.schema import Strict, validated
+from dxn.tasks.task import IGNORED, STATE_FILE
+from dxn.untrusted import shortened
 
 SHOWN = 12  # names in a description, so that it fits on about two lines of a terminal
 
@@ -64,24 +66,28 @@ class Labels:
             UserError: If the labels are not distinct strings, or the weights are not one number per
                 label.
         """
-        # A model folder may come from an untrusted source, so types and lengths are validated.
-        names = state.get("labels")
-        weights = state.get("class_weights")
-        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-            raise UserError(f"labels.json: labels must be a list of strings, got {_short(names)}")
-        if not names or len(set(names)) < len(names):
-            raise UserError(f"labels.json: labels must be distinct, got {_short(names)}")
-        if weights is None:
-            return cls(tuple(names))
-        if not isinstance(weights, list) or not all(is_number(weight) for weight in weights):
-            message = f"must be a list of numbers or null, got {_short(weights)}"
-            raise UserError(f"labels.json: class_weights {message}")
-        if len(weights) != len(names):
-            raise UserError(
-                f"labels.json: class_weights must have one number per label, got {len(weights)} "
-                f"class_weights for {len(names)} labels"
+        saved = validated(LabelsState, dict(state), STATE_FILE)
+        weights = saved.class_weights
+        return cls(tuple(saved.labels), None if weights is None else tuple(weights))
+
+
+class LabelsState(Strict):
+    """The state of labels in a model folder, which may come from a stranger."""
+
+    labels: Annotated[list[str], Field(min_length=1)]
+    class_weights: list[float] | None = None
+
+    @model_validator(mode="after")
+    def _check(self) -> LabelsState:
+        if len(set(self.labels)) < len(self.labels):
+            raise ValueError(f"labels must be distinct, got {shortened(self.labels)}")
+        weights = self.class_weights
+        if weights is not None and len(weights) != len(self.labels):
+            raise ValueError(
+                f"class_weights must have one number per label, got {len(weights)} class_weights "
+                f"for {len(self.labels)} labels"
             )
-        return cls(tuple(names), tuple(float(weight) for weight in weights))
+        return self
 
 
 def balanced_weights(names: Sequence[str], occurrences: Iterable[str]) -> tuple[float, ...]:
@@ -113,12 +119,6 @@ def describe_names(occurrences: Iterable[str], singular: str, plural: str) -> st
     return f"{len(counts)} {noun} ({', '.join(parts)}{more})"
 
 
-def is_number(value: Any) -> TypeGuard[int | float]:
-    """Return whether a value from a JSON file is a finite number."""
-    # bool is a subclass of int in Python, and Python's JSON parser accepts NaN and Infinity.
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
-
-
 def _sort_key(name: str) -> tuple[float, str]:
     """Sort numbers by value, then all other names alphabetically."""
     try:
@@ -127,9 +127,3 @@ def _sort_key(name: str) -> tuple[float, str]:
         value = math.nan
     # float() also parses a class called "nan". NaN has no order, so it is not a number here.
     return math.inf if math.isnan(value) else value, name
-
-
-def _short(value: Any) -> str:
-    """Return the repr of a value, limited to 60 characters for an error message."""
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:60]}..."

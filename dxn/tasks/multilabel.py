@@ -11,14 +11,15 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from pydantic import model_validator
 from torch import Tensor, nn
 
-from dxn.errors import UserError
+from dxn.schema import validated
 from dxn.tasks.cells import are_lists, parse_list
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
-from dxn.tasks.labels import Labels, describe_names
+from dxn.tasks.labels import Labels, LabelsState, describe_names
 from dxn.tasks.probabilities import list_names, probability_fields
-from dxn.tasks.task import Batch, Task
+from dxn.tasks.task import STATE_FILE, Batch, Task
 from dxn.tokenize.number_format import are_numbers
 
 SEPARATOR = "|"  # between the labels of one cell, as in "red|round"
@@ -202,10 +203,7 @@ class Multilabel(Task):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the label names and weights, and the constant prediction."""
         self.names = Labels.from_state(state)
-        constant = state.get("constant")
-        if constant is not None and not _are_names(constant, self.labels):
-            raise UserError("labels.json: constant must be a list of labels or null")
-        self.constant = constant
+        self.constant = validated(_State, dict(state), STATE_FILE).constant
 
     def _chosen(self, probabilities: Tensor) -> list[str]:
         indices = (probabilities >= self.threshold).nonzero()[:, 0].tolist()
@@ -219,6 +217,13 @@ def _most_frequent_set(values: Sequence[Sequence[str]]) -> list[str]:
     return list(counts.most_common(1)[0][0]) if counts else []
 
 
-def _are_names(values: Any, labels: Sequence[str]) -> bool:
-    """Whether a value from labels.json is a list of these labels."""
-    return isinstance(values, list) and all(value in labels for value in values)
+class _State(LabelsState):
+    """The content of labels.json."""
+
+    constant: list[str] | None = None
+
+    @model_validator(mode="after")
+    def _check_constant(self) -> _State:
+        if not set(self.constant or ()) <= set(self.labels):
+            raise ValueError("constant must be a list of labels or null")
+        return self

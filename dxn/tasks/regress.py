@@ -5,20 +5,23 @@ from __future__ import annotations
 import random
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from pydantic import Field
 from torch import Tensor, nn
 
 from dxn.errors import UserError
+from dxn.schema import Strict, validated
 from dxn.tasks.cells import are_amounts
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
-from dxn.tasks.labels import is_number
 from dxn.tasks.number_notes import explain_amounts, explain_format
 from dxn.tasks.probabilities import significant
-from dxn.tasks.task import Batch, Task
+from dxn.tasks.task import STATE_FILE, Batch, Task
 from dxn.tokenize.number_format import NumberFormat, find_format
+
+MAX_TARGET = 1e37  # predictions are computed in float32, whose largest number is 3.4e38
 
 
 class Regress(Task):
@@ -170,23 +173,20 @@ class Regress(Task):
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the mean and the standard deviation."""
-        # labels.json may come from an untrusted source. With std = 0, all predictions would be the
-        # mean.
-        mean, std = state.get("mean"), state.get("std")
-        if not is_number(mean) or not is_number(std) or std <= 0:
-            raise UserError(
-                "labels.json: mean and std must be numbers and std must be positive, "
-                f"got {mean!r} and {std!r}"
-            )
-        decimal, unit = state.get("decimal", "."), state.get("unit", "")
-        if decimal not in (".", ",") or not isinstance(unit, str):
-            raise UserError(
-                f"labels.json: decimal must be a point or a comma and unit a string, got "
-                f"{decimal!r} and {unit!r}"
-            )
-        self.mean = float(mean)
-        self.std = float(std)
-        self.format = NumberFormat(decimal, unit)
+        saved = validated(_State, dict(state), STATE_FILE)
+        self.mean = saved.mean
+        self.std = saved.std
+        self.format = NumberFormat(saved.decimal, saved.unit)
+
+
+class _State(Strict):
+    """The content of labels.json."""
+
+    mean: Annotated[float, Field(ge=-MAX_TARGET, le=MAX_TARGET)]
+    # With 0, all predictions would be the mean.
+    std: Annotated[float, Field(gt=0, le=MAX_TARGET)]
+    decimal: Literal[".", ","] = "."
+    unit: str = ""
 
 
 def _format_number(value: float) -> str:

@@ -25,7 +25,9 @@ import torch
 from torch import Tensor, nn
 
 from dxn.errors import UserError
+from dxn.schema import Strict, validated
 from dxn.tokens import Tokens
+from dxn.untrusted import load_json
 
 # The keys are "size" (int, the number of samples), "index" (list of row indices), "target" (the
 # result of `Task.collate`), and the name of each input (its collated samples).
@@ -498,6 +500,12 @@ class ClassifiesByExample(Protocol):
         ...
 
 
+class TaskState(Strict):
+    """The content of labels.json that all tasks have in common."""
+
+    task: str
+
+
 def read_state(folder: Path, name: str | None = None) -> dict[str, Any]:
     """Read labels.json of a model folder.
 
@@ -509,17 +517,12 @@ def read_state(folder: Path, name: str | None = None) -> dict[str, Any]:
         UserError: If the file is missing or invalid, or belongs to another task.
     """
     path = folder / STATE_FILE
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if not path.exists():
         raise UserError(
             f"{path}: file not found, but every model folder has one; check the path of the folder"
-        ) from None
-    # A deeply nested file raises a RecursionError.
-    except (OSError, ValueError, RecursionError) as error:
-        raise UserError(f"{path}: cannot be read as JSON: {error}") from error
-    if not isinstance(state, dict) or not isinstance(state.get("task"), str):
-        raise UserError(f'{path}: must be a JSON object with the key "task"')
+        )
+    state = load_json(path)
+    validated(TaskState, state, path)
     if name is not None and state["task"] != name:
         raise UserError(
             f"{path}: was saved for the task {state['task']!r}, but the head is for {name!r}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from fractions import Fraction
 from functools import lru_cache
@@ -12,8 +13,9 @@ import torch
 import torchaudio
 from torch import Tensor
 
-from dxn.tokenize.container import check_seconds
+from dxn.tokenize.container import check_rate, check_seconds, check_values
 from dxn.tokenize.media import BadMedia, bytes_or_path, head, is_container
+from dxn.tokenize.mp3_frames import is_cut_mp3
 from dxn.tokenize.sound_track import read_sound_track, sound_track_rate
 
 # libsndfile reads a truncated file without an error, but its log contains the expected length.
@@ -27,6 +29,12 @@ UNKNOWN_LENGTH = 2**40  # libsndfile reports a huge number of frames if it canno
 # ratio is exact. For other pairs, such as 22255 to 16000, the pitch changes by less than 0.1%. An
 # exact filter would need a gigabyte.
 MAX_DENOMINATOR = 640
+# Maximum product of numerator and denominator, which the size of the filter grows with. The largest
+# of a common pair is 282,240, that of 11025 to 16000 hertz.
+MAX_FILTER = 500_000
+BLOCK = 1 << 20  # values that are decoded at once
+# The largest plausible sample. The range is -1 to 1, and float files can exceed it a little.
+MAX_AMPLITUDE = 1e6
 
 
 def read_audio(source: Any, *, sample_rate: int, max_seconds: float = 60.0) -> Tensor:
@@ -50,8 +58,9 @@ def read_audio(source: Any, *, sample_rate: int, max_seconds: float = 60.0) -> T
         samples, rate = _decode(source, max_seconds)
     if samples.shape[-1] == 0:
         raise BadMedia("no samples in it")
-    if not bool(torch.isfinite(samples).all()):
-        raise BadMedia("samples that are NaN or infinite")
+    # NaN is not smaller than any number.
+    if not bool(samples.abs().amax() < MAX_AMPLITUDE):
+        raise BadMedia(f"samples that are NaN, infinite or above {MAX_AMPLITUDE:,.0f}")
     # Again, because the duration in the header can be missing or wrong.
     check_seconds(samples.shape[-1] / rate, max_seconds)
     mono = samples.mean(0) if samples.ndim == 2 else samples
@@ -82,11 +91,12 @@ def _from_array(array: Any, rate: float) -> tuple[Tensor, int]:
     """Convert an array to float32 samples, (T,) or (channels, T), and its sample rate in hertz."""
     samples = torch.as_tensor(array)
     is_int16 = samples.dtype == torch.int16
-    if samples.ndim not in (1, 2) or not (samples.is_floating_point() or is_int16) or rate <= 0:
+    if samples.ndim not in (1, 2) or not (samples.is_floating_point() or is_int16):
         raise BadMedia(
             "an audio array must be float or int16, (T,) or (channels, T), with a rate in hertz, "
             f"got {samples.dtype} {tuple(samples.shape)} at {rate}"
         )
+    check_rate(rate)
     # This does not copy an array that is float32 already.
     samples = samples.to(torch.float32)
     # 32768 scales int16 to -1 to 1.
@@ -94,14 +104,16 @@ def _from_array(array: Any, rate: float) -> tuple[Tensor, int]:
 
 
 def _decode(source: Any, max_seconds: float) -> tuple[Tensor, int]:
-    """Decode a file to float32 samples (channels, T) and their sample rate in hertz."""
+    """Decode a file to mono float32 samples (T,) and their sample rate in hertz."""
     with _open_audio(source) as file:
+        check_rate(file.samplerate)
         # One frame more than allowed, so that a file without a known length is still rejected.
         max_frames = int(max_seconds * file.samplerate) + 1
         if file.frames < UNKNOWN_LENGTH:
             check_seconds(file.frames / file.samplerate, max_seconds)
+            check_values(file.frames * file.channels, max_seconds)
         try:
-            data = file.read(min(file.frames, max_frames), dtype="float32", always_2d=True)
+            data = _read_mono(file, min(file.frames, max_frames), max_seconds)
         except soundfile.LibsndfileError as error:
             raise BadMedia(f"damaged or truncated audio ({error.error_string})") from None
         header = SHORTENED.search(file.extra_info)
@@ -111,7 +123,25 @@ def _decode(source: Any, max_seconds: float) -> tuple[Tensor, int]:
         exact = file.format != "MP3" or re.search(b"Xing|Info", head(source, 4096))
         if exact and len(data) < min(file.frames, max_frames):
             raise BadMedia(f"truncated: {len(data):,} of {file.frames:,} samples")
-        return torch.from_numpy(data.T.copy()), file.samplerate
+        if not exact and is_cut_mp3(source):
+            raise BadMedia("truncated: the file ends within a frame")
+        return data, file.samplerate
+
+
+def _read_mono(file: soundfile.SoundFile, num_frames: int, max_seconds: float) -> Tensor:
+    """Decode up to num_frames frames, and return the mean of the channels (T,)."""
+    pieces: list[Tensor] = []
+    length = 0
+    block = max(BLOCK // file.channels, 1)
+    # In blocks: only the mean of many channels is held, and an unknown length allocates nothing.
+    while length < num_frames:
+        data = file.read(min(block, num_frames - length), dtype="float32", always_2d=True)
+        pieces.append(torch.from_numpy(data.T.copy()).mean(0))
+        length += len(data)
+        check_values(length * file.channels, max_seconds)
+        if len(data) < block:
+            break
+    return torch.cat(pieces) if pieces else torch.empty(0)
 
 
 def _open_audio(source: Any) -> soundfile.SoundFile:
@@ -127,5 +157,6 @@ def _open_audio(source: Any) -> soundfile.SoundFile:
 @lru_cache(maxsize=64)
 def _resampler(rate: int, sample_rate: int) -> torchaudio.transforms.Resample:
     """Return the resampling filter. It is cached, because its computation is slow."""
-    ratio = Fraction(rate, sample_rate).limit_denominator(MAX_DENOMINATOR)
+    limit = math.isqrt(int(MAX_FILTER * sample_rate / rate))
+    ratio = Fraction(rate, sample_rate).limit_denominator(max(min(MAX_DENOMINATOR, limit), 1))
     return torchaudio.transforms.Resample(max(ratio.numerator, 1), ratio.denominator)

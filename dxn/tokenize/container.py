@@ -22,6 +22,15 @@ MICROSECONDS = 1_000_000  # unit of the duration of a container
 # A file that ends before this fraction of its duration is truncated. The durations of good files
 # differ a little from those of their streams.
 MIN_COMPLETE = 0.9
+# Hertz. Signals of sensors are stored with 100 and more, and studios record with up to 768,000.
+MIN_RATE = 100
+MAX_RATE = 768_000
+# Values of all channels per second of the allowed duration: 8 channels of 192,000 hertz.
+MAX_VALUES_PER_SECOND = 1_600_000
+# FFmpeg compares the size of a picture with its limit after padding it to whole blocks. The exact
+# size is checked in the header and after decoding.
+PADDING = 4
+MIN_PADDED = 1_000_000  # pixels; a narrow picture is padded to 64 columns
 TOLERANCE = 0.2  # seconds; short clips with a few frames less than announced are not truncated
 
 
@@ -43,7 +52,7 @@ def open_container(
     options = {"format_whitelist": DEMUXERS, "protocol_whitelist": "file"}
     if max_pixels is not None:
         # The decoder checks this before it allocates memory, also while it inspects the header.
-        options["max_pixels"] = str(max_pixels)
+        options["max_pixels"] = str(padded(max_pixels))
     # With "file:", a name such as "http:x.mp4" is not an address.
     target = file if isinstance(file, io.BytesIO) else f"file:{file}"
     try:
@@ -75,6 +84,28 @@ def check_seconds(seconds: float, max_seconds: float) -> None:
     """Raise BadMedia if a clip is longer than max_seconds."""
     if seconds > max_seconds:
         raise BadMedia(f"{seconds:.1f} s, more than max_seconds={max_seconds:g}")
+
+
+def padded(max_pixels: int) -> int:
+    """Return the limit for FFmpeg of the number of pixels, which includes its padding."""
+    return max(PADDING * max_pixels, MIN_PADDED)
+
+
+def check_rate(rate: float) -> None:
+    """Raise BadMedia if a sample rate in hertz is not plausible."""
+    if not MIN_RATE <= rate <= MAX_RATE:
+        raise BadMedia(
+            f"a sample rate of {rate:,} hertz; it must be from {MIN_RATE} to {MAX_RATE:,}"
+        )
+
+
+def check_values(num_values: int, max_seconds: float) -> None:
+    """Raise BadMedia if a clip has more values, of all channels, than its duration can need."""
+    limit = int(max_seconds * MAX_VALUES_PER_SECOND)
+    if num_values > limit:
+        raise BadMedia(
+            f"{num_values:,} values in all channels, more than {limit:,}; store fewer channels"
+        )
 
 
 def check_complete(seconds: float, announced: float | None) -> None:

@@ -33,6 +33,10 @@ ORIENTATIONS: dict[int, tuple[bool, tuple[int, ...]]] = {
     8: (True, (1,)),
 }
 WARNINGS_LOCK = threading.Lock()  # see _no_warnings
+# A decoded image of 50 million pixels needs up to 200 MB, and its conversion as much again.
+LARGE_PIXELS = 8_000_000
+LARGE_LOCK = threading.Lock()
+STRIP_PIXELS = 2_000_000  # pixels that are converted at once
 # A JPEG with more pixels than this is decoded at 1/2, 1/4 or 1/8 of its size if it is reduced
 # anyway, which takes a fraction of the time and memory. Smaller photos are decoded quickly, so
 # their pixels need not change.
@@ -83,12 +87,16 @@ def read_image(
             check_pixels(image.width, image.height, max_pixels)
             # `draft` changes the size of an image, so an image of the caller is decoded completely.
             may_draft = not isinstance(source, Image.Image)
-            return _decode(image, channels, reduced_size, interpolation, may_draft=may_draft)
+            # One large image after the other, although several threads read files.
+            is_large = image.width * image.height > LARGE_PIXELS
+            with LARGE_LOCK if is_large else nullcontext():
+                return _decode(image, channels, reduced_size, interpolation, may_draft=may_draft)
     except BadMedia:
         raise
     except Image.DecompressionBombError as error:
         raise BadMedia(f"more than max_pixels={max_pixels:,} pixels") from error
-    except (OSError, ValueError, SyntaxError, EOFError) as error:
+    # Pillow raises, among others, OSError, ValueError, SyntaxError, struct.error and IndexError.
+    except Exception as error:
         raise BadMedia(f"damaged or truncated image ({error})") from error
 
 
@@ -107,8 +115,12 @@ def image_size(source: Any) -> tuple[int, int]:
             if image.format == "PNG" and "exif" not in image.info:
                 return image.height, image.width
             return _upright_size(image)
+    except BadMedia:
+        raise
     except Image.DecompressionBombError as error:
         raise BadMedia("too many pixels") from error
+    except Exception as error:  # see read_image
+        raise BadMedia(f"damaged or truncated image ({error})") from error
 
 
 def resize(
@@ -152,6 +164,8 @@ def _decode(
     content = _draft(image, stored_size) if may_draft and stored_size is not None else None
     image.load()
     pixels = _to_tensor(image, channels)
+    if may_draft:
+        image.close()  # frees its pixels before they are resized
     if stored_size is not None and content is not None:
         pixels = resize(pixels, stored_size, interpolation, content=content)
     if exchanged:
@@ -254,6 +268,20 @@ def _to_tensor(image: Image.Image, channels: int) -> Tensor:
     """Convert a PIL image of any mode to uint8 (C, H, W)."""
     if image.mode == "F":
         raise BadMedia("floating-point images have no defined range: convert the image to uint8")
+    if image.width * image.height <= STRIP_PIXELS:
+        return _strip_to_tensor(image, channels)
+    # Each conversion copies the pixels, so a large image is converted in strips.
+    pixels = torch.empty(channels, image.height, image.width, dtype=torch.uint8)
+    rows = max(STRIP_PIXELS // image.width, 1)
+    for top in range(0, image.height, rows):
+        bottom = min(top + rows, image.height)
+        strip = image.crop((0, top, image.width, bottom))
+        strip.info = image.info  # which can name a transparent color
+        pixels[:, top:bottom] = _strip_to_tensor(strip, channels)
+    return pixels
+
+
+def _strip_to_tensor(image: Image.Image, channels: int) -> Tensor:
     if image.mode.startswith("I"):
         image = _to_8_bits(image)
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:

@@ -109,11 +109,18 @@ def bytes_or_path(source: Any) -> io.BytesIO | str:
     if not isinstance(source, str | Path):
         raise BadMedia(f"must be a path, bytes or an array, got {type(source).__name__}")
     path = Path(source)
-    if not path.is_file():
+    size = 0
+    try:
+        # Not a pipe or a device: reading them could wait forever, or never end.
+        is_file = path.is_file()
+        size = path.stat().st_size if is_file else 0
+    except (OSError, ValueError):  # the name is too long, or contains a zero byte
+        is_file = False
+    if not is_file:
         if URL.search(str(source)):
             raise BadMedia("is a URL: download the file, and write its path instead")
         raise BadMedia("file not found")
-    if path.stat().st_size == 0:
+    if size == 0:
         raise BadMedia("empty file")
     return str(path)
 

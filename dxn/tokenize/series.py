@@ -303,5 +303,5 @@ def _state_path(folder: Path, name: str) -> Path:
     file = f"{name}.series.json"
     # Security: the name can come from a downloaded model, and could point outside of the folder.
     if Path(file).name != file:
-        raise ValueError(f"the name of an adapter must not contain a path separator, got {name!r}")
+        raise UserError(f"adapters.{name}: the name must not contain a path separator")
     return folder / file

@@ -13,7 +13,9 @@ from torch import Tensor
 from dxn.tokenize.container import (
     KINDS,
     check_complete,
+    check_rate,
     check_seconds,
+    check_values,
     header_seconds,
     open_container,
     streams_of,
@@ -28,7 +30,7 @@ class NoSoundTrack(BadMedia):
 
 
 def read_sound_track(source: Any, max_seconds: float) -> tuple[Tensor, int]:
-    """Decode the sound of a container to float32 samples (channels, T) and their rate in hertz.
+    """Decode the sound of a container to mono float32 samples (T,) and their rate in hertz.
 
     Args:
         source: Path or bytes.
@@ -42,29 +44,34 @@ def read_sound_track(source: Any, max_seconds: float) -> tuple[Tensor, int]:
         stream = _sound_stream(container)
         announced = header_seconds(container, stream)
         check_seconds(announced or 0, max_seconds)
-        rate = stream.codec_context.sample_rate
+        rate = 0
         # Converts the samples of any codec to float32, one row per channel.
         resampler = AudioResampler(format="fltp")
         pieces: list[Tensor] = []
         length = 0
+        num_values = 0
         for frame in container.decode(stream):
+            # The rate in the header of the container can be wrong.
+            rate = rate or frame.sample_rate
+            check_rate(rate)
             try:
                 converted = resampler.resample(frame)
             except ValueError:
                 raise BadMedia("damaged file (the format of its sound track changes)") from None
             for piece in converted:
-                pieces.append(torch.from_numpy(piece.to_ndarray()))
+                values = torch.from_numpy(piece.to_ndarray())
+                num_values += values.numel()
+                # Only the mean of many channels is held. Their number can change in a broken file.
+                pieces.append(values.mean(0))
                 length += piece.samples
             check_seconds(length / rate, max_seconds)
+            check_values(num_values, max_seconds)
         if not pieces:
             raise BadMedia("no samples in it")
         # The duration of the container can be that of longer pictures.
         if stream.duration is not None:
             check_complete(length / rate, announced)
-        # The number of channels can change within a broken file.
-        if len({len(piece) for piece in pieces}) > 1:
-            pieces = [piece.mean(0, keepdim=True) for piece in pieces]
-        return torch.cat(pieces, 1), rate
+        return torch.cat(pieces), rate
 
 
 def sound_track_rate(source: Any) -> int:

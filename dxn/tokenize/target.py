@@ -17,9 +17,11 @@ from dxn.tokenize.subword_split import SubwordSplitter
 from dxn.tokenize.text_options import TokenizerOptions
 from dxn.tokenize.text_tokenizer import (
     check_vocab_size,
+    encode,
     load_tokenizer,
     make_tokenizer,
     num_embeddings,
+    save_tokenizer,
     special_ids,
     token_of,
     token_texts,
@@ -115,7 +117,7 @@ class TargetTokenizer:
         Returns:
             (n + 2,). A truncated text has max_len + 1 ids, without the end token.
         """
-        ids = self._fitted().encode(text, add_special_tokens=False).ids
+        ids = encode(self._fitted(), text, add_special_tokens=False).ids
         if rand is not None and self.subword_dropout:
             parts = [self._split(i, rand) for i in ids]
             ids = list(chain.from_iterable(parts))
@@ -138,7 +140,7 @@ class TargetTokenizer:
 
     def save(self, folder: Path) -> None:
         """Save the tokenizer to target_tokenizer.json in folder."""
-        self._fitted().save(str(folder / FILE))
+        save_tokenizer(self._fitted(), folder / FILE)
 
     def load(self, folder: Path) -> TargetTokenizer:
         """Load the tokenizer that `save` wrote to folder."""

@@ -29,6 +29,7 @@ from dxn.tokenize.text_tokenizer import (
     load_tokenizer,
     make_tokenizer,
     num_embeddings,
+    save_tokenizer,
     token_texts,
 )
 from dxn.tokens import Span, Tokens
@@ -168,7 +169,7 @@ class TextAdapter(nn.Module):
 
     def save(self, folder: Path, name: str) -> None:
         """Save the tokenizer to tokenizer.json, or NAME.tokenizer.json if name is not "text"."""
-        self.prepare.tokenizer.save(str(_tokenizer_path(folder, name)))
+        save_tokenizer(self.prepare.tokenizer, _tokenizer_path(folder, name))
 
     def load(self, folder: Path, name: str) -> None:
         """Load the tokenizer that `save` wrote."""
@@ -242,7 +243,7 @@ def _tokenizer_path(folder: Path, name: str) -> Path:
     file = "tokenizer.json" if name == TextAdapter.modality else f"{name}.tokenizer.json"
     # Security: the name can come from a downloaded model, and could point outside of the folder.
     if Path(file).name != file:
-        raise ValueError(f"the name of an adapter must not contain a path separator, got {name!r}")
+        raise UserError(f"adapters.{name}: the name must not contain a path separator")
     return folder / file
 
 

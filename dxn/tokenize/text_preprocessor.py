@@ -17,7 +17,7 @@ from dxn.tokenize.grid import collate_grids
 from dxn.tokenize.media import MAX_INSPECTED, BadMedia
 from dxn.tokenize.subword_split import SubwordSplitter
 from dxn.tokenize.text_options import TextAugment
-from dxn.tokenize.text_tokenizer import special_ids, token_of
+from dxn.tokenize.text_tokenizer import encode, special_ids, token_of
 
 PAD = 0  # id of padding; any valid id is suitable, because the mask excludes padding
 SENTENCE_WORDS = 4  # mean number of words from which the cells of a column are sentences
@@ -138,7 +138,8 @@ class TextPreprocessor:
 
     def num_tokens(self, raw: RawText) -> float:
         """Return the number of tokens of a text without augmentation."""
-        ids = self.tokenizer.encode(
+        ids = encode(
+            self.tokenizer,
             self._first(raw),
             is_pretokenized=isinstance(raw, list),
             add_special_tokens=self.special_tokens,
@@ -194,8 +195,11 @@ class TextPreprocessor:
     def _encode(self, raw: RawText) -> tuple[list[Token], list[Token], list[Token]]:
         """Return the special tokens before the text, its own tokens, and those after it."""
         words = raw if isinstance(raw, list) else None
-        encoding = self.tokenizer.encode(
-            raw, is_pretokenized=words is not None, add_special_tokens=self.special_tokens
+        encoding = encode(
+            self.tokenizer,
+            raw,
+            is_pretokenized=words is not None,
+            add_special_tokens=self.special_tokens,
         )
         # For a str, word_ids are the indices of pre-tokens, which have no meaning for the caller.
         owners = [-1 if w is None or words is None else w for w in encoding.word_ids]

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 from tokenizers import (
+    Encoding,
+    Regex,
     Tokenizer,
     decoders,
     models,
@@ -19,7 +22,11 @@ from tokenizers import (
 
 from dxn.errors import UserError
 from dxn.tokenize.text_options import TokenizerKind, TokenizerOptions, check_kind
+from dxn.tokenize.tokenizer_check import check_tokenizer, trust_tokenizer
+from dxn.untrusted import shortened
 
+# Text without spaces, such as an encoded file. Only the training of a tokenizer cuts it.
+LONG_WORD = re.compile(r"(\S{1000})(?=\S)")
 SPECIALS = ("[PAD]", "[UNK]", "[MASK]", "[BOS]", "[EOS]")  # special tokens of a trained tokenizer
 
 
@@ -44,6 +51,8 @@ def train_tokenizer(
         ValueError: If kind is unknown.
     """
     check_kind(kind)
+    # Training takes time that grows with the square of the longest word.
+    texts = (LONG_WORD.sub(r"\1 ", text) for text in texts)
     tokenizer, trainer = _untrained(kind, vocab_size)
     # NFC composes a letter and its combining marks. Without it, "é" could have two tokenizations.
     steps: list[Any] = [normalizers.NFC()]
@@ -62,16 +71,42 @@ def train_tokenizer(
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Load a tokenizer.json of the tokenizers library.
+    """Load a tokenizer.json of the tokenizers library, which may come from a stranger.
 
     Raises:
-        UserError: If the file does not exist or is not a tokenizer.
+        UserError: If the file does not exist or is not a tokenizer, or the tokenizer takes too much
+            time or memory.
     """
+    check_tokenizer(Path(path))
     try:
         return Tokenizer.from_file(str(path))
     except Exception as error:  # the library raises Exception itself, not a subclass
         raise UserError(
             f"{path}: not a tokenizer.json of the tokenizers library ({error}); check the path"
+        ) from error
+
+
+def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+    """Write a tokenizer.json, which this process can load without checking it again."""
+    tokenizer.save(str(path))
+    trust_tokenizer(path)
+
+
+def encode(tokenizer: Tokenizer, text: Any, **options: Any) -> Encoding:
+    """Encode a text, or a list of words, as `Tokenizer.encode` does.
+
+    Raises:
+        UserError: If the tokenizer fails, such as one that has no token for unknown words.
+    """
+    try:
+        return tokenizer.encode(text, **options)
+    except BaseException as error:
+        # The library raises Exception itself. A PanicException, such as that of a regular
+        # expression with too many steps, is no Exception but a BaseException.
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(
+            f"the tokenizer cannot encode {shortened(text)} ({error}); use another tokenizer"
         ) from error
 
 
@@ -147,6 +182,29 @@ def _with_specials_only(tokenizer: Tokenizer) -> Tokenizer:
     return Tokenizer.from_str(json.dumps(state))
 
 
+def _word_decoder() -> Any:
+    """Return a decoder that joins words by spaces, without those around punctuation.
+
+    Spaces are not tokens, so "left, then up" would be decoded as "left , then up" otherwise.
+    """
+    # "don't" is three tokens. Before other letters, the apostrophe can be a quotation mark.
+    ending = r"(?:s|t|m|d|re|ve|ll)\b"
+    no_space = (
+        r" (?=[.,;:!?)\]}])",
+        r"(?<=[(\[{]) ",
+        rf"(?<=\w) (?=['’] {ending})",
+        rf"(?<=\w['’]) (?={ending})",
+    )
+    return decoders.Sequence(
+        [
+            # Each token except the first gets a space. No token starts with the prefix.
+            decoders.WordPiece(prefix=" ", cleanup=False),
+            decoders.Fuse(),
+            *(decoders.Replace(Regex(pattern), "") for pattern in no_space),
+        ]
+    )
+
+
 def _untrained(kind: TokenizerKind, vocab_size: int) -> tuple[Any, Any]:
     """Return a tokenizer of this kind and its trainer."""
     common: dict[str, Any] = {
@@ -175,6 +233,7 @@ def _untrained(kind: TokenizerKind, vocab_size: int) -> tuple[Any, Any]:
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     if kind == "word":
         tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        tokenizer.decoder = _word_decoder()
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
         tokenizer.decoder = decoders.Fuse()

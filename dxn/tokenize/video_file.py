@@ -19,6 +19,7 @@ from dxn.tokenize.container import (
     check_seconds,
     header_seconds,
     open_container,
+    padded,
     streams_of,
 )
 from dxn.tokenize.image_file import ReducedSize, check_pixels, read_image, resize
@@ -188,7 +189,7 @@ def _video_stream(container: InputContainer, max_pixels: int | None = None) -> V
         raise BadMedia(f"damaged or truncated file{reason}")
     if max_pixels is not None:
         check_pixels(context.width, context.height, max_pixels)
-        context.options = {"max_pixels": str(max_pixels)}
+        context.options = {"max_pixels": str(padded(max_pixels))}
     return stream
 
 

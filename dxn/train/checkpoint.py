@@ -1,8 +1,13 @@
-"""Checkpoints: everything that a bit-exact resume needs, in safetensors instead of pickle."""
+"""Checkpoints: everything that a bit-exact resume needs, in safetensors instead of pickle.
+
+A checkpoint is a folder with one file of tensors and its SHA-256 sum. The last two are kept. If the
+newest one is damaged, the one before it is used.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +15,18 @@ from typing import Any
 
 import torch
 from accelerate import Accelerator
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from dxn.errors import UserError
+from dxn.files import SUMS, atomic_file, check_sums, replace_folder, write_sums
 
-NAME = "last.safetensors"  # a new checkpoint replaces the previous one
+FILE = "training.safetensors"
+PREFIX = "step-"
+DAMAGED = "damaged-"
+KEPT = 2
 
 
 @dataclass(frozen=True)
@@ -27,10 +36,12 @@ class Restored:
     Args:
         state: Fields of the training's State.
         log: Tensors of `Progress.pending`.
+        notes: Sentences about damaged checkpoints that were not used.
     """
 
     state: dict[str, Any]
     log: dict[str, Tensor]
+    notes: list[str]
 
 
 def save(
@@ -42,22 +53,28 @@ def save(
     state: Mapping[str, Any],
     generators: Mapping[str, Tensor],
     log: Mapping[str, Tensor],
-) -> None:
-    """Write a checkpoint as one file, which replaces the previous checkpoint.
+) -> Path:
+    """Write a checkpoint, and remove all but the last two.
 
     Args:
-        folder: Folder of the checkpoint. It is created if it does not exist.
+        folder: Folder of all checkpoints of the training.
         model: Model whose weights are saved.
         optimizer: Optimizer whose state is saved.
         ema: Moving average of the weights, or None.
         state: Fields of the training's State. They must be JSON data.
         generators: States of the random generators (P, bytes) of all P processes.
         log: Losses that have not been written to metrics.jsonl yet.
+
+    Returns:
+        The folder of this checkpoint.
+
+    Raises:
+        UserError: If a weight is not finite, or there is no space left.
     """
-    folder.mkdir(parents=True, exist_ok=True)
     tensors = _prefixed("model", model.state_dict())
     if ema is not None:
         tensors |= _prefixed("ema", ema.state_dict())
+    check_finite(tensors)
     # The state dict of an optimizer numbers the parameters in the order of its groups. safetensors
     # stores only tensors, so scalars such as the step become tensors.
     for i, values in optimizer.state_dict()["state"].items():
@@ -67,7 +84,13 @@ def save(
     tensors |= _prefixed("log", log)
     # safetensors stores only contiguous tensors; weights in channels_last format are not.
     contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    write_safely(folder / NAME, contiguous, {"state": json.dumps(state)})
+    target = folder / f"{PREFIX}{state['step']:09}"
+    with replace_folder(target) as new:
+        write_tensors(new / FILE, contiguous, {"state": json.dumps(state)})
+        write_sums(new)
+    for path in all_checkpoints(folder)[KEPT:]:
+        shutil.rmtree(path)
+    return target
 
 
 def load(
@@ -77,6 +100,7 @@ def load(
     optimizer: torch.optim.Optimizer,
     ema: AveragedModel | None,
     process: int = 0,
+    main: bool = True,
 ) -> Restored:
     """Restore the weights, the optimizer, the moving average and the random generators in place.
 
@@ -86,26 +110,27 @@ def load(
         optimizer: Optimizer with the same parameter groups as the saved one.
         ema: Moving average of the weights, or None.
         process: Index (rank) of this process in distributed training.
+        main: Whether this is the main process, which renames damaged checkpoints.
 
     Raises:
-        UserError: If there is no checkpoint in the folder.
+        UserError: If there is no checkpoint, or none is intact.
     """
-    path = folder / NAME
-    if not path.exists():
+    tensors, state, notes = _read_newest(folder, main=main)
+    try:
+        model.load_state_dict(_without_prefix("model", tensors))
+        averaged = _without_prefix("ema", tensors)
+        # A run may turn averaging on or off when it resumes.
+        if ema is not None and averaged:
+            ema.load_state_dict(averaged)
+        elif ema is not None:
+            # The resumed run turned averaging on, so the average starts at the restored weights.
+            ema.module.load_state_dict(model.state_dict())
+    except RuntimeError as error:
+        reason = str(error).splitlines()[0]
         raise UserError(
-            f"resume: no checkpoint in {folder}; a run can be resumed once it has saved one"
-        )
-    tensors = load_file(path)
-    with safe_open(path, "pt") as file:
-        state = json.loads(file.metadata()["state"])
-    model.load_state_dict(_without_prefix("model", tensors))
-    averaged = _without_prefix("ema", tensors)
-    # A run may turn averaging on or off when it resumes.
-    if ema is not None and averaged:
-        ema.load_state_dict(averaged)
-    elif ema is not None:
-        # The resumed run turned averaging on, so the average starts at the restored weights.
-        ema.module.load_state_dict(model.state_dict())
+            f"{folder}: the checkpoints do not fit the model of the configuration ({reason}); "
+            "resume with the options of the training"
+        ) from error
     # Undo the flattening of `save`: optimizer/3/exp_avg becomes entries[3]["exp_avg"].
     entries: dict[int, dict[str, Tensor]] = {}
     for name, tensor in _without_prefix("optimizer", tensors).items():
@@ -114,17 +139,58 @@ def load(
     # The groups keep the options of the resumed run, such as a new weight decay.
     optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
     _restore_generators(_without_prefix("generators", tensors), process)
-    return Restored(state, _without_prefix("log", tensors))
+    return Restored(state, _without_prefix("log", tensors), notes)
 
 
-def generator_states(accelerator: Accelerator) -> dict[str, Tensor]:
-    """Return the states of the random generators of all P processes, (P, bytes) each.
+def all_checkpoints(folder: Path) -> list[Path]:
+    """Return the folders of the checkpoints, the newest one first."""
+    # By number of steps, because a copy of the folder can have other times.
+    return sorted((path for path in folder.glob(f"{PREFIX}*") if path.is_dir()), reverse=True)
+
+
+def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+    """Read one checkpoint, and verify its SHA-256 sum.
+
+    Returns:
+        Its tensors by name, and the fields of the training's State.
+
+    Raises:
+        UserError: If it is damaged.
+    """
+    path = folder / FILE
+    for name in (SUMS, FILE):
+        if not (folder / name).is_file():
+            raise UserError(f"{folder}: {name} is missing")
+    check_sums(folder)
+    try:
+        tensors = load_file(path)
+        with safe_open(path, "pt") as file:
+            state = json.loads(file.metadata()["state"])
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
+        raise UserError(f"{path}: cannot be read: {error}") from error
+    return tensors, state
+
+
+def generator_states(device: torch.device) -> dict[str, Tensor]:
+    """Return the states of the random generators of this process, (bytes,) each."""
+    states = {"cpu": torch.get_rng_state()}
+    if device.type == "cuda":
+        states["cuda"] = torch.cuda.get_rng_state(device)
+    return states
+
+
+def set_generator_states(states: Mapping[str, Tensor], device: torch.device) -> None:
+    """Restore the states of `generator_states`."""
+    torch.set_rng_state(states["cpu"])
+    if "cuda" in states and torch.cuda.is_available():
+        torch.cuda.set_rng_state(states["cuda"], device)
+
+
+def gather_states(states: Mapping[str, Tensor], accelerator: Accelerator) -> dict[str, Tensor]:
+    """Return the generator states of all P processes, (P, bytes) each.
 
     This is a collective operation: every process must call it.
     """
-    states = {"cpu": torch.get_rng_state()}
-    if accelerator.device.type == "cuda":
-        states["cuda"] = torch.cuda.get_rng_state(accelerator.device)
     gathered: dict[str, Tensor] = {}
     for name, state in states.items():
         # NCCL can only gather tensors on the GPU.
@@ -134,21 +200,57 @@ def generator_states(accelerator: Accelerator) -> dict[str, Tensor]:
     return gathered
 
 
-def write_safely(
+def write_tensors(
     path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
 ) -> None:
-    """Write a safetensors file under a temporary name, then rename it.
+    """Write a safetensors file atomically.
 
-    A rename is atomic, so an interruption never leaves an incomplete file at `path`.
+    Raises:
+        UserError: If there is no space left.
     """
-    partial = path.with_suffix(".tmp")
-    # safetensors creates files that only the owner can read. An ordinary new file has the
-    # permissions that the user chose (umask), so that a container can read the model, for example.
-    partial.touch()
-    mode = partial.stat().st_mode
-    save_file(tensors, partial, metadata)
-    partial.chmod(mode)
-    partial.replace(path)
+    with atomic_file(path) as partial:
+        # safetensors creates files that only the owner can read. An ordinary new file has the
+        # permissions that the user chose (umask), so that a container can read it, for example.
+        partial.touch()
+        mode = partial.stat().st_mode
+        save_file(tensors, partial, metadata)
+        partial.chmod(mode)
+
+
+def check_finite(tensors: Mapping[str, Tensor]) -> None:
+    """Raise a UserError if a weight is NaN or infinite."""
+    for name, tensor in tensors.items():
+        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+            raise UserError(
+                f"the weight {name} is not finite, so nothing was saved; the last checkpoint and "
+                "the best model so far are unchanged; lower optimizer.lr"
+            )
+
+
+def _read_newest(
+    folder: Path, *, main: bool
+) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+    """Read the newest checkpoint that is intact, and put those aside that are damaged."""
+    paths = all_checkpoints(folder)
+    notes: list[str] = []
+    for path in paths:
+        try:
+            tensors, state = read(path)
+        except UserError as error:
+            notes.append(f"warning: damaged checkpoint, the one before it is used: {error}")
+            continue
+        damaged = paths[: len(notes)]
+        for each in damaged if main else ():
+            # Otherwise it would be taken for the newest one again.
+            each.replace(each.with_name(DAMAGED + each.name))
+        return tensors, state, notes
+    if notes:
+        reasons = "\n".join(note.partition(": ")[2] for note in notes)
+        raise UserError(f"resume: all checkpoints in {folder} are damaged:\n{reasons}")
+    raise UserError(
+        f"resume: no checkpoint in {folder}, so the run stopped before its training began; start "
+        "it again"
+    )
 
 
 def _restore_generators(states: Mapping[str, Tensor], process: int) -> None:

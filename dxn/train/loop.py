@@ -5,50 +5,30 @@ from __future__ import annotations
 import math
 import random
 import time
-import typing
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import cast
 
 import torch
-from accelerate import Accelerator
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
-from dxn.data.batches import BatchOrder, make_loader
+from dxn.data.batches import BatchOrder
+from dxn.data.loader import make_loader
 from dxn.data.samples import Samples
 from dxn.display import duration
+from dxn.errors import Interrupted
 from dxn.models import Model
 from dxn.tasks.task import Task
 from dxn.train import checkpoint
-from dxn.train.ema import make_ema, use_ema
-from dxn.train.evaluate import as_float, predict, score, to_device
+from dxn.train.evaluate import predict, score, to_device
+from dxn.train.options import Options
 from dxn.train.progress import Progress
+from dxn.train.signals import StopRequested, StopSignals
 from dxn.train.state import State
-
-# Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.
-Schedule = Callable[[float], float]
-
-
-class Options(Protocol):
-    """The options of a training. `Trainer` describes them."""
-
-    epochs: int
-    batch_size: int
-    seed: int
-    max_grad_norm: float
-    grad_accum_steps: int
-    patience: int
-    max_minutes: float | None
-    ema_decay: float
-    mixup: float
-    log_every: int
-    checkpoint_every: int
-    accelerator: Accelerator
-    bf16: bool
-    main: bool
+from dxn.train.step import BatchLoss, is_out_of_memory
+from dxn.train.stepper import Schedule, Stepper
 
 
 @dataclass(kw_only=True, eq=False)
@@ -64,35 +44,39 @@ class Run:
     validation: Samples | None
     folder: Path
     keep: Callable[[dict[str, float]], None]
+    batch_size: int
     num_workers: int | None
+    timeout: float | None
     name: str
+    signals: StopSignals
 
     def __post_init__(self):
         settings = self.settings
-        accelerator = settings.accelerator
-        self.device = accelerator.device
         self.state = State()
-        # The optimizer and the average refer to the parameters, so these must be on the device.
-        self.model.to(self.device)
-        # The average is a deep copy of the model, so it is made before `prepare` replaces
-        # `model.forward` for bf16: a copied wrapper would still refer to the original model.
-        self.ema = make_ema(self.model, settings.ema_decay) if settings.ema_decay else None
-        # The schedule multiplies these. `step` overwrites the rates in the groups, so they are
-        # stored before the first step, and before a checkpoint restores overwritten ones.
-        self.base_lrs = [group["lr"] for group in self.optimizer.param_groups]
-        # The annotation of `prepare` does not say that it returns as many objects as it gets.
-        prepared = typing.cast("tuple[Any, Any]", accelerator.prepare(self.model, self.optimizer))
-        # With several processes, `wrapped` is the model in DDP; only its forward synchronizes the
-        # gradients. `model` is used for everything else, such as saving and validation.
-        self.wrapped, self.optimizer = prepared
-        self.shard = (accelerator.process_index, accelerator.num_processes)
-        # BatchOrder also distributes the batches over the processes, so the loader does not go
-        # through `prepare`.
-        self.order = BatchOrder(
-            self.train, settings.batch_size, seed=settings.seed, shuffle=True, shard=self.shard
+        self.stepper = Stepper(
+            settings=settings,
+            model=self.model,
+            task=self.task,
+            optimizer=self.optimizer,
+            schedule=self.schedule,
+            samples=self.train,
+            batch_size=self.batch_size,
+            state=self.state,
+            report=self.print,
         )
-        self.loader = make_loader(self.order, num_workers=self.num_workers)
+        self.num_processes = self.stepper.num_processes
+        # BatchOrder also distributes the samples of a batch over the processes, so the loader does
+        # not go through the accelerator.
+        self.order = BatchOrder(
+            self.train,
+            self.batch_size,
+            seed=settings.seed,
+            shuffle=True,
+            shard=(self.stepper.rank, self.num_processes),
+        )
+        self.loader = make_loader(self.order, num_workers=self.num_workers, timeout=self.timeout)
         self.steps_per_epoch = math.ceil(len(self.order) / settings.grad_accum_steps)
+        self.saved_at = time.monotonic()
         self.progress = Progress(
             self.folder,
             batches=len(self.order),
@@ -120,21 +104,21 @@ class Run:
         """Whether no epoch is left."""
         return self.state.epoch >= self.epochs or self.has_lost_patience
 
-    @property
-    def lr(self) -> float:
-        """Learning rate of the first parameter group, which is the one that is logged."""
-        return self.optimizer.param_groups[0]["lr"]
-
     def restore(self) -> None:
         """Continue from the last checkpoint."""
         restored = checkpoint.load(
             self.folder / "checkpoints",
             model=self.model,
-            optimizer=self.optimizer,
-            ema=self.ema,
-            process=self.shard[0],
+            optimizer=self.stepper.optimizer,
+            ema=self.stepper.ema,
+            process=self.stepper.rank,
+            main=self.settings.main,
         )
-        self.state = State(**restored.state)
+        for note in restored.notes:
+            self.progress.print(note)
+        vars(self.state).update(restored.state)
+        # A resume with other options, such as a lower learning rate, gets all attempts again.
+        self.state.skipped_in_row = 0
         self.progress.epochs = self.epochs
         self.progress.restore(self.state, restored.log)
 
@@ -143,50 +127,48 @@ class Run:
 
         Only the main process writes the file.
         """
-        generators = checkpoint.generator_states(self.settings.accelerator)
+        own = checkpoint.generator_states(self.stepper.device)
+        generators = checkpoint.gather_states(own, self.settings.accelerator)
         if self.settings.main:
             checkpoint.save(
                 self.folder / "checkpoints",
                 model=self.model,
-                optimizer=self.optimizer,
-                ema=self.ema,
+                optimizer=self.stepper.optimizer,
+                ema=self.stepper.ema,
                 state=asdict(self.state),
                 generators=generators,
                 log=self.progress.pending(),
             )
+        self.saved_at = time.monotonic()
 
     def epoch(self) -> None:
         """Train for the rest of this epoch, validate, and save a checkpoint."""
         state = self.state
-        settings = self.settings
         started = time.perf_counter()
-        # The order of the samples depends only on the seed and the epoch, so a resumed training
-        # can skip the batches that are done.
-        self.order.epoch = state.epoch
-        self.order.skip = state.batch
-        if self.shard[1] > 1 and not state.batch:
-            # Processes that share a seed would draw the same dropout masks for different samples,
-            # so each process has its own seed. When a training resumes in the middle of an epoch,
-            # the checkpoint has already restored the generator of this process.
-            seed = random.Random(f"{settings.seed}/{state.epoch}/{self.shard[0]}").getrandbits(63)
-            torch.manual_seed(seed)
-        self.wrapped.train()
-        for batch in self.loader:
-            loss = self.backward(to_device(batch, self.device))
-            state.batch += 1
-            # The last batches of an epoch also make a step, even if they are fewer than
-            # grad_accum_steps: gradients must not leak into the next epoch.
-            if state.batch % settings.grad_accum_steps == 0 or state.batch == len(self.order):
-                self.step()
-            self.progress.batch(
-                loss, batch["size"], lr=self.lr, state=state, log_every=settings.log_every
-            )
-            if self._is_checkpoint_due():
-                self.save()
+        self._seed_process()
+        self.stepper.wrapped.train()
+        while state.batch < len(self.order):
+            is_short = False
+            try:
+                self._train_batches()
+            except Exception as error:
+                is_short = is_out_of_memory(error)
+                if not is_short:
+                    raise
+            # Outside of `except`: the traceback keeps the tensors of the failed batch in memory.
+            if is_short:
+                self.stepper.divide_batches()
         state.epoch += 1
         state.batch = 0
         state.seconds += time.perf_counter() - started
-        metrics = self.validate()
+        try:
+            metrics = self.validate()
+        except StopRequested:
+            # The resumed training validates first, because no batch of the epoch is left.
+            state.epoch -= 1
+            state.batch = len(self.order)
+            self._stop()
+            raise
         elapsed = state.elapsed + time.perf_counter() - started
         # The number of epochs depends on the time, and all processes must agree on it, so the clock
         # of the first process decides.
@@ -195,51 +177,6 @@ class Run:
         self.progress.epoch(metrics, state, last=self.is_finished)
         self.save()
 
-    def backward(self, batch: dict[str, Any]) -> Tensor:
-        """Add the gradients of one batch.
-
-        Returns:
-            The loss (), detached.
-        """
-        mixing = None
-        if self.settings.mixup:
-            # The model mixes the tokens and the task mixes the targets, with the same permutation
-            # and the same share of the partner.
-            alpha = self.settings.mixup
-            share = float(torch.distributions.Beta(alpha, alpha).sample())
-            order = torch.randperm(batch["size"]).to(self.device)
-            mixing = (order, share)
-            batch = {**batch, "target": self.task.mix_targets(batch["target"], order, share)}
-        output = self.wrapped(batch, mixing)
-        # The loss is computed in float32 even if the model runs in bf16, which has too few digits
-        # for sums over many terms.
-        loss = self.task.loss(as_float(output), batch)
-        # The division makes the sum of the gradients the mean over the batches. A shorter group at
-        # the end of an epoch therefore makes a smaller step.
-        self.settings.accelerator.backward(loss / self.settings.grad_accum_steps)
-        return loss.detach()
-
-    def step(self) -> None:
-        """Take one optimizer step with the accumulated gradients."""
-        # N steps divide the schedule, which spans all epochs, into N + 1 equal parts. Neither the
-        # first step (of a warm-up) nor the last one (of a decay to 0) has a learning rate of 0, so
-        # none is lost even if there are only a few.
-        steps = self.epochs * self.steps_per_epoch
-        factor = self.schedule((self.state.step + 1) / (steps + 1))
-        for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
-            group["lr"] = base_lr * factor
-        max_norm = self.settings.max_grad_norm
-        if max_norm:
-            # Clip the accumulated gradient, not that of each batch: accumulated batches must make
-            # the same step as one large batch.
-            self.settings.accelerator.clip_grad_norm_(self.wrapped.parameters(), max_norm)
-        self.optimizer.step()
-        # None instead of zeros: AdamW then skips parameters that received no gradient.
-        self.optimizer.zero_grad(set_to_none=True)
-        self.state.step += 1
-        if self.ema is not None:
-            self.ema.update_parameters(self.model)
-
     def validate(self) -> dict[str, float]:
         """Compute the validation metrics, and keep the weights if they are the best so far.
 
@@ -247,7 +184,7 @@ class Run:
             The metrics by name. Empty without a validation split.
         """
         # The averaged weights are validated, because they are the ones that are kept.
-        with nullcontext() if self.ema is None else use_ema(self.model, self.ema):
+        with self.stepper.averaged():
             metrics = self._validation_metrics()
             if self.validation is None:
                 # Nothing tells which epoch is the best.
@@ -271,14 +208,81 @@ class Run:
             epochs = f"{self.state.epoch} of {settings.epochs} epochs"
             self.progress.print(f"stopped early: {epochs} fit into the time limit of {limit}")
 
+    def print(self, text: str) -> None:
+        """Print a line above the progress bar."""
+        self.progress.print(text)
+
     def close(self) -> None:
         """Remove the progress bar, and undo the changes that accelerate made to the model."""
         self.progress.close()
-        # `prepare` replaced model.forward for bf16. A second training would wrap it again.
-        accelerator = self.settings.accelerator
-        accelerator.unwrap_model(self.wrapped, keep_fp32_wrapper=False)
-        # Otherwise the accelerator keeps references to the model and the optimizer.
-        accelerator.free_memory()
+        self.stepper.close()
+
+    def _log(self, losses: Sequence[BatchLoss]) -> None:
+        for loss in losses:
+            self.progress.batch(
+                loss, lr=self.stepper.lr, state=self.state, log_every=self.settings.log_every
+            )
+
+    def _seed_process(self) -> None:
+        """Give each of several processes its own random generator for this epoch."""
+        # Processes that share a seed would draw the same dropout masks for different samples. When
+        # a training resumes in the middle of an epoch, the checkpoint has already restored the
+        # generator of this process.
+        if self.num_processes > 1 and not self.state.batch:
+            text = f"{self.settings.seed}/{self.state.epoch}/{self.stepper.rank}"
+            torch.manual_seed(random.Random(text).getrandbits(63))
+
+    def _train_batches(self) -> None:
+        """Train on the batches of the epoch that are left."""
+        state = self.state
+        # The order of the samples depends only on the seed and the epoch, so a resumed training
+        # can skip the batches that are done.
+        self.order.epoch = state.epoch
+        self.order.skip = state.batch
+        self.order.parts = state.parts
+        parts: list[BatchLoss] = []
+        for part in self.loader:
+            parts.append(self.stepper.backward(to_device(part, self.stepper.device)))
+            if len(parts) < state.parts:
+                continue
+            state.batch += 1
+            batch, must_stop, is_due = self._agree(BatchLoss.sum(parts))
+            self.stepper.group.append(batch)
+            parts = []
+            # The last batches of an epoch also make a step, even if they are fewer than
+            # grad_accum_steps: gradients must not leak into the next epoch.
+            if state.batch % self.settings.grad_accum_steps == 0 or state.batch == len(self.order):
+                losses = self.stepper.step(self.epochs * self.steps_per_epoch)
+                self._log(losses)
+                if is_due or self._is_step_due():
+                    self.save()
+            if must_stop:
+                self._stop()
+
+    def _agree(self, batch: BatchLoss) -> tuple[BatchLoss, bool, bool]:
+        """Return the loss over all processes, and whether one must stop or save a checkpoint.
+
+        All processes must take these decisions at the same batch. The first one has the clock.
+        """
+        must_stop = self.signals.received is not None
+        minutes = (time.monotonic() - self.saved_at) / 60
+        is_due = minutes >= self.settings.checkpoint_minutes > 0
+        if self.num_processes == 1:
+            return batch, must_stop, is_due
+        flags = [batch.count, batch.size, must_stop, is_due and self.settings.main]
+        own = torch.tensor([float(batch.total), *map(float, flags)], device=self.stepper.device)
+        summed = cast("Tensor", self.settings.accelerator.reduce(own))
+        total, count, size, stops, due = summed.unbind()
+        all_processes = BatchLoss(total, float(count), int(size), batch.rows)
+        return all_processes, bool(stops), bool(due)
+
+    def _stop(self) -> None:
+        """Save a checkpoint, and end the training because of a signal."""
+        # The batches since the last step are computed again when the training is resumed.
+        if self.stepper.group:
+            self.stepper.rewind()
+        self.save()
+        raise Interrupted.by(self.signals.received)
 
     def _validation_metrics(self) -> dict[str, float]:
         samples = self.validation
@@ -287,6 +291,9 @@ class Run:
 
         def show(done: int) -> None:
             self.progress.validation(done, len(samples), self.state)
+            # Several processes would have to stop at the same sample, so they finish first.
+            if self.num_processes == 1 and self.signals.received is not None:
+                raise StopRequested
 
         # Every process validates on all samples, so all of them agree on the best epoch without
         # communication.
@@ -295,16 +302,16 @@ class Run:
             self.task,
             samples,
             # Without gradients there is enough memory for twice the batch size.
-            batch_size=2 * self.settings.batch_size,
-            device=self.device,
+            batch_size=2 * math.ceil(self.batch_size / self.num_processes),
+            device=self.stepper.device,
             bf16=self.settings.bf16,
             # Fast decoding is enough to compare epochs.
             draft=True,
             on_batch=show,
+            timeout=self.timeout,
         )
         return score(predictions, samples, self.task)
 
-    def _is_checkpoint_due(self) -> bool:
-        # Only after an optimizer step: a checkpoint does not contain accumulated gradients.
+    def _is_step_due(self) -> bool:
         every = self.settings.checkpoint_every * self.settings.grad_accum_steps
         return bool(every) and self.state.batch % every == 0

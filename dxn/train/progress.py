@@ -13,7 +13,10 @@ import torch
 from torch import Tensor
 
 from dxn.display import Display, duration
+from dxn.errors import UserError
+from dxn.files import append_line, write_text
 from dxn.train.state import State
+from dxn.train.step import BatchLoss
 
 # The loss that is shown within an epoch is the mean of this many batches: one batch has too few
 # samples for a steady number.
@@ -87,30 +90,30 @@ class Progress:
         self.epoch_losses = list(pending["epoch_losses"])
         if not self.main or not self.path.exists():
             return
-        kept = ""
-        for line in self.path.read_text().splitlines():
-            row = json.loads(line)
-            # Comparing the step is not enough: if a run stops between the line of an epoch and its
-            # checkpoint, the last checkpoint has the same step, and the epoch is validated again.
-            if row["step"] <= state.step and row["epoch"] <= state.epoch:
-                kept += f"{line}\n"
-        self.path.write_text(kept)
+        # Comparing the step is not enough: if a run stops between the line of an epoch and its
+        # checkpoint, the last checkpoint has the same step, and the epoch is validated again.
+        kept = [
+            json.dumps(row)
+            for row in read_log(self.path)
+            if row["step"] <= state.step and row["epoch"] <= state.epoch
+        ]
+        write_text(self.path, "".join(f"{line}\n" for line in kept))
 
-    def batch(self, loss: Tensor, size: int, *, lr: float, state: State, log_every: int) -> None:
+    def batch(self, batch: BatchLoss, *, lr: float, state: State, log_every: int) -> None:
         """Record a batch. After every `log_every` batches, write a line of metrics.jsonl.
 
         Args:
-            loss: Loss () of the batch.
-            size: Number of samples in the batch.
+            batch: Loss of the batch, over all processes.
             lr: Current learning rate.
             state: State after the batch.
             log_every: Number of batches between two lines of metrics.jsonl.
         """
+        loss = batch.mean
         self.losses.append(loss)
-        self.sizes.append(size)
+        self.sizes.append(batch.size)
         self.epoch_losses.append(loss)
         self.batches_done += 1
-        self.samples_done += size
+        self.samples_done += batch.size
         if self.display.is_due():
             self._show_batch(state)
         if len(self.losses) < log_every:
@@ -202,12 +205,34 @@ class Progress:
 
     def _write(self, row: Mapping[str, Any]) -> None:
         if self.main:
-            with self.path.open("a") as file:
-                file.write(json.dumps(row) + "\n")
+            append_line(self.path, json.dumps(row))
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl.
+
+    Raises:
+        UserError: If a line is damaged. The last line may be incomplete, because the process was
+            killed while it wrote it; it is left out.
+    """
+    lines = path.read_bytes().split(b"\n")
+    rows: list[dict[str, Any]] = []
+    for i, line in enumerate(lines[:-1]):
+        try:
+            row = json.loads(line)
+            rows.append({**row, "step": int(row["step"]), "epoch": int(row["epoch"])})
+        except (ValueError, TypeError, KeyError) as error:
+            raise UserError(
+                f"{path} line {i + 1}: not a row of a log: {line[:60]!r}; remove this line"
+            ) from error
+    return rows
 
 
 def _mean(losses: list[Tensor]) -> float:
-    return sum(float(loss) for loss in losses) / max(len(losses), 1)
+    """Return the mean of the finite losses; NaN if there are none."""
+    # A batch whose loss is not finite makes no optimizer step, so it is left out here too.
+    finite = [value for loss in losses if math.isfinite(value := float(loss))]
+    return sum(finite) / len(finite) if finite else math.nan
 
 
 def _stacked(losses: list[Tensor]) -> Tensor:

@@ -16,7 +16,10 @@ class State:
     Args:
         epoch: Number of finished epochs.
         batch: Number of finished batches of the current epoch.
-        step: Number of optimizer steps.
+        step: Number of optimizer steps, with those that were skipped.
+        parts: Number of parts into which each batch is divided because memory is short.
+        skipped: Number of skipped steps, because the loss or a gradient was not finite.
+        skipped_in_row: Number of skipped steps since the last one that was taken.
         best: Best value of the monitored metric so far.
         best_epoch: Epoch whose weights are kept, counted from 1. 0 before the first one.
         best_loss: Lowest validation loss so far.
@@ -28,6 +31,9 @@ class State:
     epoch: int = 0
     batch: int = 0
     step: int = 0
+    parts: int = 1
+    skipped: int = 0
+    skipped_in_row: int = 0
     best: float | None = None
     best_epoch: int = 0
     best_loss: float | None = None

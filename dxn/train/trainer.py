@@ -10,12 +10,15 @@ from typing import Literal
 import torch
 
 from dxn.data.samples import Samples
+from dxn.files import remove_unfinished
 from dxn.models import Model
 from dxn.tasks.task import Task
 from dxn.train.accelerator import make_accelerator
-from dxn.train.loop import Run, Schedule
+from dxn.train.loop import Run
 from dxn.train.precision import Precision
+from dxn.train.signals import StopSignals
 from dxn.train.state import State
+from dxn.train.stepper import Schedule
 
 __all__ = ["Run", "Schedule", "State", "Trainer"]
 
@@ -26,7 +29,8 @@ class Trainer:
 
     Args:
         epochs: Number of passes over the training split.
-        batch_size: Number of samples per batch and process.
+        batch_size: Number of samples per batch and process. Each optimizer step averages over all
+            targets in the batches of all processes.
         seed: Seed of the order of the samples, of augmentation and of dropout.
         device: Device to train on: auto, cpu, cuda or mps.
         precision: Precision of matrix products: auto, float32 or bf16. auto measures both on this
@@ -43,8 +47,12 @@ class Trainer:
         mixup: Parameter alpha of the Beta distribution of mixup (arXiv:1710.09412). 0 turns mixup
             off.
         log_every: Number of batches between two lines of metrics.jsonl.
-        checkpoint_every: Number of optimizer steps between two checkpoints within an epoch. 0 saves
-            one checkpoint per epoch.
+        checkpoint_minutes: Minutes between two checkpoints within an epoch. There is also one at
+            the start, and one at the end of each epoch. 0: only these.
+        checkpoint_every: Number of optimizer steps between two checkpoints within an epoch, in
+            addition to those by time. 0: only by time.
+        max_skipped_steps: Number of optimizer steps in a row that may be skipped because the loss
+            or a gradient is not finite, before the training stops. 0: never stop.
 
     Raises:
         ValueError: If an option is out of range, or the device is not available.
@@ -62,13 +70,18 @@ class Trainer:
     ema_decay: float = 0.0
     mixup: float = 0.0
     log_every: int = 10
+    checkpoint_minutes: float = 10.0
     checkpoint_every: int = 0
+    max_skipped_steps: int = 10
 
     def __post_init__(self):
         for name in ("epochs", "batch_size", "grad_accum_steps", "log_every"):
             if not getattr(self, name) >= 1:  # NaN is out of range too
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
-        for name in ("max_grad_norm", "patience", "mixup", "checkpoint_every"):
+        for name in (
+            *("max_grad_norm", "patience", "mixup"),
+            *("checkpoint_minutes", "checkpoint_every", "max_skipped_steps"),
+        ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.max_minutes is not None and not self.max_minutes > 0:
@@ -92,7 +105,9 @@ class Trainer:
         folder: Path,
         keep: Callable[[dict[str, float]], None],
         resume: bool = False,
+        batch_size: int | None = None,
         num_workers: int | None = None,
+        timeout: float | None = None,
         name: str = "",
     ) -> State:
         """Train `model` in place, and write metrics.jsonl and checkpoints/ in `folder`.
@@ -109,40 +124,52 @@ class Trainer:
             keep: Callback that saves the model. It is called with the validation metrics after each
                 epoch that is the best so far; the model then holds the weights to save.
             resume: Continue from the last checkpoint in `folder`.
+            batch_size: Number of samples per batch over all processes, which a resumed training
+                takes from its start. Default: the option batch_size times the number of processes.
             num_workers: Number of processes that prepare batches. 0: the training process itself.
                 Default: see `make_loader`.
+            timeout: Time limit for the preparation of one sample in seconds. Default: none.
             name: Word that is printed before each epoch, such as "pretraining".
 
         Returns:
             The state at the end of the training.
 
         Raises:
-            UserError: If there is no checkpoint to resume from.
+            UserError: If there is no intact checkpoint to resume from, the loss or the gradients
+                are not finite, or the memory or the disk space is too small.
+            Interrupted: After SIGTERM, SIGUSR1, SIGHUP or Ctrl+C. A checkpoint has been saved.
         """
-        # Before the first checkpoint: the log is written first.
         folder.mkdir(parents=True, exist_ok=True)
-        run = Run(
-            settings=self,
-            model=model,
-            task=task,
-            optimizer=optimizer,
-            schedule=schedule,
-            train=train,
-            validation=validation,
-            folder=folder,
-            keep=keep,
-            num_workers=num_workers,
-            name=name,
-        )
-        # An interrupted training must also remove its progress bar and unwrap the model.
-        try:
-            if resume:
-                run.restore()
-            else:
-                run.progress.clear_log()
-            while not run.is_finished:
-                run.epoch()
-            run.say_why_it_stopped()
-        finally:
-            run.close()
+        if self.main:
+            for each in (folder, folder / "checkpoints"):
+                remove_unfinished(each)
+        with StopSignals() as signals:
+            run = Run(
+                settings=self,
+                model=model,
+                task=task,
+                optimizer=optimizer,
+                schedule=schedule,
+                train=train,
+                validation=validation,
+                folder=folder,
+                keep=keep,
+                batch_size=batch_size or self.batch_size * self.accelerator.num_processes,
+                num_workers=num_workers,
+                timeout=timeout,
+                name=name,
+                signals=signals,
+            )
+            # An interrupted training must also remove its progress bar and unwrap the model.
+            try:
+                if resume:
+                    run.restore()
+                else:
+                    run.progress.clear_log()
+                    run.save()
+                while not run.is_finished:
+                    run.epoch()
+                run.say_why_it_stopped()
+            finally:
+                run.close()
         return run.state

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pickle
 import re
+import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,7 +17,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from dxn.errors import UserError
+from dxn.schema import validated
 from dxn.weights.files import read_json
+from dxn.weights.public_config import PublicConfig, shards
 from dxn.weights.vocabulary import read_tokenizer
 
 # Names of weight files in a folder, in the order of preference. Safetensors files come first,
@@ -31,6 +34,7 @@ TENSOR_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
 # Files to download from the hub. *.bin is added only if a repository has no safetensors file.
 HUB_PATTERNS = ("*.json", "*.txt", "*.safetensors")
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+MAX_SHARING = 4  # how often the bytes of a .pth file can occur in its tensors, such as tied weights
 # Keys of a .pth file that contain the state dict, in common training scripts.
 NESTED_KEYS = ("model", "state_dict", "module")
 
@@ -101,10 +105,13 @@ def read_checkpoint(
     if (path / "model" / "config.yaml").exists():
         path = path / "model"
     folder = path if path.is_dir() else path.parent
+    config = read_json(folder / "config.json")
+    # Before the weights are read, because this is fast.
+    validated(PublicConfig, config, f"weights: {folder / 'config.json'}")
     return Checkpoint(
         source=source,
         tensors={name: _to_float32(tensor) for name, tensor in _read_path(path).items()},
-        config=read_json(folder / "config.json"),
+        config=config,
         preprocessor=_read_preprocessor(folder),
         folder=folder,
         trust=trust,
@@ -122,6 +129,9 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
             f"weights: {path}: file not found, although the index of the checkpoint lists it; "
             "download the missing file"
         )
+    # A named pipe or a device would block forever or never end.
+    if not path.is_file():
+        raise UserError(f"weights: {path}: must be a regular file; download it again")
     if path.suffix == ".safetensors":
         try:
             return load_file(path)
@@ -155,23 +165,15 @@ def _read_path(path: Path) -> dict[str, Tensor]:
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
     """Return the tensors of all files (shards) that an index lists."""
-    weight_map = read_json(index).get("weight_map")
-    if not isinstance(weight_map, dict):
-        raise UserError(f"weights: {index}: the key weight_map is missing; download the file again")
-    shards = sorted(set(map(str, weight_map.values())))
     tensors: dict[str, Tensor] = {}
-    for shard in shards:
-        # An untrusted checkpoint must not make dxn read files outside of its folder.
-        if Path(shard).name != shard:
-            raise UserError(
-                f"weights: {index}: must contain names of files in the same folder, got {shard!r}"
-            )
+    for shard in shards(index, read_json(index)):
         tensors |= read_tensors(index.parent / shard)
     return tensors
 
 
 def _read_torch(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file that was written by torch.save."""
+    _refuse_compressed(path)
     try:
         # weights_only=True does not execute code in the pickle, but raises an error.
         state = torch.load(path, map_location="cpu", weights_only=True)
@@ -196,7 +198,60 @@ def _read_torch(path: Path) -> dict[str, Tensor]:
             f"weights: {path}: must contain a state dict (tensors by name), and nothing else; save "
             "model.state_dict()"
         )
+    # A tensor can repeat a few bytes any number of times, and copying it would fill the memory.
+    # Tied weights are stored once, so the sum can be larger than the file.
+    size = sum(tensor.nbytes for tensor in state.values() if tensor.layout == torch.strided)
+    limit = MAX_SHARING * path.stat().st_size
+    if size > limit or any(tensor.layout != torch.strided for tensor in state.values()):
+        raise UserError(
+            f"weights: {path}: must contain dense tensors of at most {limit:,} bytes, "
+            f"{MAX_SHARING} times the size of the file, got {size:,} bytes; use a safetensors file"
+        )
     return {str(name): tensor for name, tensor in state.items()}
+
+
+def _refuse_compressed(path: Path) -> None:
+    """Refuse a file with compressed data, which torch.save never writes.
+
+    Raises:
+        UserError: If the file is a zip archive whose content is larger than the file.
+    """
+    if not zipfile.is_zipfile(path):
+        return  # the format of torch before version 1.6
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise UserError(
+            f"weights: {path}: damaged or truncated file ({error}); download it again"
+        ) from error
+    if size > path.stat().st_size:
+        raise UserError(
+            f"weights: {path}: must not be compressed, got {size:,} bytes in a file of "
+            f"{path.stat().st_size:,}; use a safetensors file"
+        )
+
+
+def refuse_non_finite(name: str, tensor: Tensor, source: str | Path) -> None:
+    """Raise a UserError if a tensor contains NaN or infinity.
+
+    Args:
+        name: Name of the tensor.
+        tensor: The tensor.
+        source: The file or checkpoint, for the message.
+
+    Raises:
+        UserError: If a value is not finite.
+    """
+    is_number = tensor.is_floating_point() or tensor.is_complex()
+    if not is_number or tensor.is_meta:  # a meta tensor has no values
+        return
+    count = int(tensor.numel() - tensor.isfinite().sum())
+    if count:
+        raise UserError(
+            f"weights: {source}: {name} has {count:,} values that are NaN or infinite, of "
+            f"{tensor.numel():,}; use another checkpoint"
+        )
 
 
 def _to_float32(tensor: Tensor) -> Tensor:

@@ -2,33 +2,47 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
 from dxn.errors import UserError
-from dxn.targets import MODEL_PACKAGES, check_targets, load_plain
+from dxn.files import SUMS, check_sums
+from dxn.instantiate import build
+from dxn.schema import Strict, validated
+from dxn.targets import MODEL_PACKAGES, check_targets
 from dxn.tokenize.target import FILE as TOKENIZER_FILE
-from dxn.tokenize.text_tokenizer import load_tokenizer
+from dxn.tokenize.text_tokenizer import load_tokenizer, num_embeddings
+from dxn.untrusted import check_file, load_json, load_yaml
+from dxn.weights.build_limit import build_limit
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import copied
 from dxn.weights.family import Architecture, Family, Options, TensorMap
+from dxn.weights.model_config import ModelConfig
 
 CONFIG_FILE = "config.yaml"
 LABELS_FILE = "labels.json"
-SUMS_FILE = "SHA256SUMS"
 CARD_FILE = "README.md"
+# Suffixes of the files that dxn reads from a model folder.
+SUFFIXES = (".json", ".yaml", ".safetensors")
+MAX_FILES = 10_000
 # Tensors that depend on the order of the inputs. The embedding has one row per input, and the names
 # of the layers contain the index of the input: fusion.mix.0.weight.
 INPUT_EMBEDDING = "fusion.input_embedding.weight"
 INPUT_LAYERS = ("fusion.mix.", "backbone.towers.", "head.pre.layers.")
 # Keys of config.yaml whose value is a node, a mapping with the key _target_.
 PARTS = ("fusion", "backbone", "head")
+
+
+class Labels(Strict):
+    """What labels.json of every task has: the name of the task, and the names of its classes."""
+
+    task: str
+    labels: list[str] | None = None
 
 
 def matches(checkpoint: Checkpoint) -> bool:
@@ -38,7 +52,7 @@ def matches(checkpoint: Checkpoint) -> bool:
     # Other programs also write a config.yaml, but not together with a labels.json.
     if (checkpoint.folder / LABELS_FILE).exists():
         return True
-    return {"adapters", *PARTS} <= load_plain(checkpoint.folder / CONFIG_FILE).keys()
+    return {"adapters", *PARTS} <= load_yaml(checkpoint.folder / CONFIG_FILE).keys()
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
@@ -49,7 +63,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             classes that are not trusted.
     """
     folder = _folder(checkpoint)
-    check_sums(folder)  # verify the files before reading them
+    check_files(folder)  # before reading them
     labels = folder / LABELS_FILE
     if not labels.exists():
         raise UserError(
@@ -57,8 +71,9 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             "copy the whole folder `model` of a run"
         )
     config = read_config(folder, trust=checkpoint.trust)
-    state = _read_labels(labels)
+    state = validated(Labels, load_json(labels), labels)
     tokenizer = target_tokenizer(checkpoint)
+    _check_size(config, checkpoint, tokenizer)
     backbone = dict(config["backbone"])
     return Architecture(
         dim=backbone.pop("dim"),
@@ -68,9 +83,32 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
         fusion=_without(config["fusion"], "dim", "inputs"),
         head=dict(config["head"]),
         inputs=tuple(config["inputs"]),
-        labels=vocabulary(tokenizer) if tokenizer is not None else state.get("labels"),
-        task=state["task"],
+        labels=vocabulary(tokenizer) if tokenizer is not None else state.labels,
+        task=state.task,
     )
+
+
+def _check_size(
+    config: Mapping[str, Any], checkpoint: Checkpoint, tokenizer: Tokenizer | None
+) -> None:
+    """Build the parts that a new training would build from config.yaml, and discard them.
+
+    Raises:
+        UserError: If they cannot be built, or are much larger than the weights.
+    """
+    trust = checkpoint.trust
+    path = _folder(checkpoint) / CONFIG_FILE
+    # Initial weights are drawn, so the generator is restored.
+    with build_limit(checkpoint.tensors, path), torch.random.fork_rng(devices=[]):
+        for key, node in config["adapters"].items():
+            build(node, key=f"{path}: adapters.{key}", trust=trust)
+        build(config["fusion"], key=f"{path}: fusion", trust=trust, inputs=list(config["inputs"]))
+        build(config["backbone"], key=f"{path}: backbone", trust=trust)
+        # A head creates its decoder later, when the vocabulary is known.
+        decoder = config["head"].get("decoder")
+        if tokenizer is not None and isinstance(decoder, Mapping):
+            make = build({**decoder, "_partial_": True}, key=f"{path}: head.decoder", trust=trust)
+            make(vocab_size=num_embeddings(tokenizer))
 
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
@@ -124,46 +162,37 @@ def read_config(folder: Path, *, trust: tuple[str, ...] = ()) -> dict[str, Any]:
             not trusted.
     """
     path = folder / CONFIG_FILE
-    config = load_plain(path)
-    # Report all problems together, instead of failing at the first one when the model is built.
-    problems = _structure_problems(config)
-    if problems:
-        raise UserError(f"{path}: not the configuration of a model: {'; '.join(problems)}")
+    config = load_yaml(path)
+    validated(ModelConfig, config, path)
     # Only the packages of models are allowed: a model has no data source or trainer.
     check_targets(config, trust, packages=MODEL_PACKAGES, key=str(path))
     return config
 
 
-def check_sums(folder: Path) -> None:
-    """Compare the files of a model folder with the saved SHA-256 checksums, if there are any.
+def check_files(folder: Path) -> None:
+    """Check the files of a model folder, which may come from a stranger, before reading them.
 
     Raises:
-        UserError: If a file is missing or has changed.
+        UserError: If a file is missing, has changed since it was saved, is not listed in
+            SHA256SUMS, or is a link to another place.
     """
-    sums = folder / SUMS_FILE
-    if not sums.exists():
-        return
-    try:
-        lines = sums.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"{sums}: cannot be read as UTF-8 text: {error}") from error
-    # The format of the program sha256sum: the digest, two spaces, and the file name.
-    for line in lines:
-        expected, _, name = line.partition("  ")
-        path = folder / name
-        # An untrusted folder must not make dxn read files outside of it.
-        if Path(name).name != name:
-            raise UserError(f"{sums}: must contain file names without a folder, got {name!r}")
-        if not path.is_file():
-            raise UserError(
-                f"{path}: file not found, although {SUMS_FILE} lists it; copy the whole folder"
-            )
-        # Users may edit the model card, which has no effect on the model.
-        if name != CARD_FILE and hashlib.sha256(path.read_bytes()).hexdigest() != expected:
-            raise UserError(
-                f"{path}: the file changed after it was saved (its SHA-256 checksum differs from "
-                f"{SUMS_FILE}); copy it again, or delete {SUMS_FILE} if you trust the change"
-            )
+    paths = sorted(folder.iterdir())
+    if len(paths) > MAX_FILES:
+        raise UserError(f"{folder}: must have at most {MAX_FILES:,} files, got {len(paths):,}")
+    read = [path for path in paths if path.suffix in SUFFIXES]
+    for path in read:
+        check_file(path)
+    if (folder / SUMS).exists():
+        check_file(folder / SUMS)
+    # Users may edit the model card, which has no effect on the model.
+    listed = check_sums(folder, may_differ=[CARD_FILE])
+    # A damaged file could otherwise be hidden by removing its line, or the whole list.
+    unlisted = [path.name for path in read if path.name not in listed]
+    if unlisted:
+        raise UserError(
+            f"{folder / SUMS}: must list {unlisted[0]}; copy the whole folder again, or run "
+            f"`sha256sum *.* > {SUMS}` in this folder if you trust its files"
+        )
 
 
 def target_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
@@ -176,54 +205,6 @@ def vocabulary(tokenizer: Tokenizer) -> list[str]:
     """Return the tokens of a tokenizer, sorted by id."""
     ids = tokenizer.get_vocab()
     return sorted(ids, key=ids.__getitem__)
-
-
-def _structure_problems(config: Mapping[str, Any]) -> list[str]:
-    """Return descriptions of missing or invalid keys of config.yaml."""
-    problems = [f"{key} must have a _target_" for key in PARTS if not _is_node(config.get(key))]
-    adapters = config.get("adapters")
-    if not isinstance(adapters, Mapping) or not adapters:
-        return [*problems, "adapters must have at least one adapter"]
-    problems += [
-        f"adapters.{key} must have a _target_"
-        for key, node in adapters.items()
-        if not _is_node(node)
-    ]
-    dim = config["backbone"].get("dim") if not problems else None
-    # bool is a subclass of int in Python.
-    if not problems and (not isinstance(dim, int) or isinstance(dim, bool)):
-        problems.append(f"backbone.dim must be an integer, got {dim!r}")
-    return problems + _input_problems(config.get("inputs"), adapters)
-
-
-def _input_problems(inputs: Any, adapters: Mapping[str, Any]) -> list[str]:
-    if not isinstance(inputs, Mapping) or not inputs:
-        return ["inputs must have at least one input"]
-    problems: list[str] = []
-    for name, spec in inputs.items():
-        if not isinstance(spec, Mapping) or not isinstance(spec.get("modality"), str):
-            problems.append(f"inputs.{name}.modality must be a string")
-        elif spec.get("adapter") not in adapters:
-            problems.append(f"inputs.{name}.adapter must be one of {', '.join(adapters)}")
-    return problems
-
-
-def _is_node(node: Any) -> bool:
-    return isinstance(node, Mapping) and isinstance(node.get("_target_"), str)
-
-
-def _read_labels(path: Path) -> dict[str, Any]:
-    """Read labels.json, which contains the name of the task and the result of `Task.state`."""
-    try:
-        state = json.loads(path.read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise UserError(f"weights: {path}: invalid JSON ({error})") from error
-    if not isinstance(state, dict) or not isinstance(state.get("task"), str):
-        raise UserError(f'weights: {path}: must be a JSON object with the key "task"')
-    names = state.get("labels", [])
-    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
-        raise UserError(f"weights: {path}: labels must be a list of strings")
-    return state
 
 
 def _folder(checkpoint: Checkpoint) -> Path:

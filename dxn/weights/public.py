@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dxn.errors import UserError
 from dxn.models import module_key, shared_name
 from dxn.tokenize.adapter import ADAPTERS, Adapter, VocabularyAdapter
-from dxn.weights.checkpoint import Checkpoint
+from dxn.weights.checkpoint import Checkpoint, refuse_non_finite
 from dxn.weights.family import Architecture, Family, TensorMap, TensorSource
 from dxn.weights.own import reorder_inputs
 from dxn.weights.resize import resize_tensor
@@ -241,8 +241,17 @@ class PublicModel:
                 tensor = self._zero_bias(name)
             if tensor is None:
                 return None
+            refuse_non_finite(name, tensor, self.checkpoint.source)
             tensors.append(tensor.double() if tensor.is_floating_point() else tensor)
-        return source.convert(*tensors)
+        try:
+            return source.convert(*tensors)
+        # The shapes come from the file, and each conversion expects its own.
+        except (RuntimeError, ValueError, IndexError, TypeError) as error:
+            shapes = ", ".join(str(tuple(tensor.shape)) for tensor in tensors)
+            raise UserError(
+                f"weights: {self.checkpoint.source}: {' + '.join(source.names)} cannot be "
+                f"converted, got the shapes {shapes} ({error}); download it again"
+            ) from error
 
     def _zero_bias(self, name: str) -> Tensor | None:
         """Return zeros for a missing optional bias, and None for any other tensor."""

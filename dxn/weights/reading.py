@@ -33,18 +33,36 @@ def read_public(
     # `trust` has an effect only on models that were trained with dxn. The metadata of public
     # checkpoints does not refer to classes.
     checkpoint = read_checkpoint(source, revision=revision, trust=tuple(trust))
-    family = _family_of(checkpoint, part)
-    # Families read required settings and tensors with [...]. A KeyError therefore means that the
-    # checkpoint is incomplete.
+    try:
+        family = _family_of(checkpoint, part)
+    except (TypeError, ValueError, AttributeError) as error:
+        raise _damaged(source, "a checkpoint", error) from error
     try:
         architecture = family.architecture(checkpoint)
         tensor_map = family.tensor_map(checkpoint, architecture)
+    except UserError:
+        raise
+    # Families read required settings and tensors with [...]. A KeyError therefore means that the
+    # checkpoint is incomplete.
     except KeyError as error:
         raise UserError(
             f"weights: {source}: looks like {family.name}, but neither its tensors nor its "
             f"config.json contain {error}; download it again"
         ) from error
+    # Everything comes from the files of the checkpoint, so any other failure means that they are
+    # damaged, or contradict each other.
+    except Exception as error:
+        raise _damaged(source, family.name, error) from error
     return PublicModel(checkpoint, family, architecture, tensor_map)
+
+
+def _damaged(source: str, name: str, error: Exception) -> UserError:
+    if isinstance(error, UserError):
+        return error
+    return UserError(
+        f"weights: {source}: looks like {name}, but its tensors and its config.json do not fit "
+        f"together ({type(error).__name__}: {error}); download it again"
+    )
 
 
 def _family_of(checkpoint: Checkpoint, part: str | None) -> Family:

@@ -15,13 +15,23 @@ from tokenizers import (
 )
 
 from dxn.errors import UserError
+from dxn.schema import Strict, validated
 from dxn.tokenize.text_tokenizer import load_tokenizer
+from dxn.tokenize.tokenizer_check import MAX_BYTES
+from dxn.untrusted import check_file, read_text
 from dxn.weights.files import read_json
 
 # Special tokens of BERT.
 WORDPIECE_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Special tokens of RoBERTa (the first four) and GPT-2.
 BPE_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>")
+
+
+class _Options(Strict):
+    """The content of tokenizer_config.json, with the defaults of BERT."""
+
+    do_lower_case: bool = True
+    strip_accents: bool | None = None  # None: accents are removed if do_lower_case is set
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
@@ -36,13 +46,12 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
     if (folder / "tokenizer.json").exists():
         return load_tokenizer(folder / "tokenizer.json")
     if (folder / "vocab.txt").exists():
-        options = read_json(folder / "tokenizer_config.json")
+        path = folder / "tokenizer_config.json"
+        options = validated(_Options, read_json(path), f"weights: {path}")
         return wordpiece(
             folder / "vocab.txt",
-            # The defaults of BERT. If strip_accents is None, accents are removed if lowercase is
-            # set.
-            lowercase=options.get("do_lower_case", True),
-            strip_accents=options.get("strip_accents"),
+            lowercase=options.do_lower_case,
+            strip_accents=options.strip_accents,
         )
     if (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
         return byte_bpe(folder / "vocab.json", folder / "merges.txt")
@@ -61,7 +70,11 @@ def wordpiece(vocab: Path, *, lowercase: bool, strip_accents: bool | None = None
         UserError: If the vocabulary lacks a special token.
     """
     # str.splitlines would also split at characters such as U+2028, which may be tokens.
-    lines = vocab.read_text(encoding="utf-8").removesuffix("\n").split("\n")
+    try:
+        text = read_text(vocab, max_bytes=MAX_BYTES, allow_links=True)
+    except UserError as error:
+        raise UserError(f"weights: {error}; download it again") from error
+    lines = text.removesuffix("\n").split("\n")
     pieces = {piece: i for i, piece in enumerate(lines)}
     missing = [name for name in ("[UNK]", "[CLS]", "[SEP]") if name not in pieces]
     if missing:
@@ -94,7 +107,15 @@ def byte_bpe(vocab: Path, merges: Path) -> Tokenizer:
     Raises:
         UserError: If it is CLIP's vocabulary.
     """
-    tokenizer = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    for path in (vocab, merges):
+        check_file(path, allow_links=True)
+    try:
+        tokenizer = Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
+    except Exception as error:  # the library raises Exception itself, not a subclass
+        raise UserError(
+            f"weights: {vocab}: {vocab.name} and {merges.name} are not the files of a byte-level "
+            f"BPE ({error}); download them again"
+        ) from error
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     pieces = tokenizer.get_vocab()

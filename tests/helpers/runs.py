@@ -7,7 +7,8 @@ import torch
 from safetensors.torch import load_file
 
 from dxn.cli import main
-from dxn.train.trainer import Run
+from dxn.train.checkpoint import FILE, all_checkpoints
+from dxn.train.stepper import Stepper
 
 # A model that trains in a second, with the built-in data, and with a text input.
 SMALL = [
@@ -32,17 +33,18 @@ def table_of(count):
 def interrupt(monkeypatch, *, step):
     """Stop the training after this many optimizer steps, as Ctrl+C does."""
     count = 0
-    take_step = Run.step
+    take_step = Stepper.step
 
-    def counted(run):
+    def counted(stepper, num_steps):
         nonlocal count
-        take_step(run)
+        losses = take_step(stepper, num_steps)
         count += 1
         if count == step:
             raise KeyboardInterrupt
+        return losses
 
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "step", counted)
+        patch.setattr(Stepper, "step", counted)
         yield
 
 
@@ -75,7 +77,7 @@ def weights_of(folder):
 
 def checkpoint_of(folder):
     """The tensors of a run's last checkpoint."""
-    return load_file(folder / "checkpoints" / "last.safetensors")
+    return load_file(all_checkpoints(folder / "checkpoints")[0] / FILE)
 
 
 def refused(capsys, arguments):

@@ -101,6 +101,14 @@ def make_model(task, *, seed=0, dropout=0.2, depth=1):
     )
 
 
+def without_randomness():
+    """A model without dropout, in which the other samples of a batch have no effect."""
+    model = make_model(make_task(), dropout=0.0)
+    model.adapters["series"].norm = nn.Identity()
+    model.head.pre.dropout = nn.Identity()
+    return model
+
+
 class Saved(list):
     """Collects the metrics and a copy of the weights whenever the trainer keeps an epoch."""
 

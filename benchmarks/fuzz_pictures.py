@@ -1,0 +1,119 @@
+"""The kind "pictures" of benchmarks/fuzz.py: image and video files of a stranger."""
+
+from __future__ import annotations
+
+import io
+import random
+from pathlib import Path
+from typing import Any
+
+import av
+import numpy as np
+import torch
+from fuzz_bytes import mutate
+from PIL import Image
+
+from dxn.tokenize import ImageAdapter, VideoAdapter
+from dxn.tokenize.image_file import image_size
+
+SIZE = 32
+FRAMES = 6
+VIDEOS = {"mp4": "mpeg4", "avi": "mpeg4", "mkv": "h264", "webm": "vp9"}
+
+
+class Pictures:
+    """Mutated image and video files, which are read and prepared as samples."""
+
+    name = "pictures"
+
+    def prepare(self, folder: Path) -> None:
+        """Create valid files of all formats."""
+        self.files = {**_images(), **_videos()}
+        self.image = ImageAdapter(dim=8, image_size=SIZE, patch_size=8).prepare
+        self.video = VideoAdapter(dim=8, image_size=SIZE, patch_size=8).prepare
+        for name, content in self.files.items():
+            path = folder / name
+            path.write_bytes(content)
+            self._use(path)
+
+    def mutate(self, rand: random.Random, folder: Path) -> str:
+        """Write a mutated file."""
+        name = rand.choice(sorted(self.files))
+        content, description = mutate(self.files[name], rand, list(self.files.values()))
+        # A file can have the suffix of another format.
+        wrong = rand.choice(sorted(self.files)) if rand.random() < 0.02 else name
+        (folder / wrong).write_bytes(content)
+        return f"{name} as {wrong}: {description}"
+
+    def use(self, folder: Path) -> Any:
+        """Read the file as a path, which is how a data set names it."""
+        (path,) = folder.iterdir()
+        return self._use(path)
+
+    def _use(self, path: Path) -> Any:
+        is_video = path.suffix[1:] in VIDEOS or path.stem == "moving"
+        prepare = self.video if is_video else self.image
+        raw = prepare.read(str(path))
+        assert raw is not None and raw.dtype == torch.uint8 and raw.shape[-3] == 3, raw
+        assert raw[..., 0, 0].numel() * SIZE * SIZE >= raw.numel(), raw.shape
+        sample = prepare(raw)
+        prepare.collate([sample, sample])
+        if not is_video:
+            # The summary of a data set opens the file again.
+            height, width = image_size(str(path))
+            assert height * width > 0
+        return tuple(raw.shape)
+
+
+def make_kind() -> Pictures:
+    """Return the kind, for benchmarks/fuzz.py."""
+    return Pictures()
+
+
+def _images() -> dict[str, bytes]:
+    pixels = np.random.default_rng(0).integers(0, 255, (40, 50, 3), dtype=np.uint8)
+    rgb = Image.fromarray(pixels)
+    deep = Image.fromarray(np.arange(2000, dtype=np.uint16).reshape(40, 50) * 30)
+    exif = Image.Exif()
+    exif[0x112] = 6  # orientation: turned by 90 degrees
+    moving = {"save_all": True, "append_images": [rgb.rotate(90 * i) for i in range(1, FRAMES)]}
+    variants: dict[str, tuple[Image.Image, dict[str, Any]]] = {
+        "rgb.png": (rgb, {"exif": exif}),
+        "alpha.png": (rgb.convert("RGBA"), {}),
+        "palette.png": (rgb.quantize(16), {"transparency": 3}),
+        "deep.png": (deep, {}),
+        "bits.png": (rgb.convert("1"), {}),
+        "photo.jpg": (rgb, {"exif": exif}),
+        "steps.jpg": (rgb, {"progressive": True}),
+        "print.jpg": (rgb.convert("CMYK"), {}),
+        "lossy.webp": (rgb, {"exif": exif}),
+        "exact.webp": (rgb.convert("RGBA"), {"lossless": True}),
+        "moving.webp": (rgb, moving),
+        "rgb.bmp": (rgb, {}),
+        "palette.bmp": (rgb.quantize(16), {}),
+        "still.gif": (rgb, {}),
+        "moving.gif": (rgb, moving),
+    }
+    files = {}
+    for name, (image, options) in variants.items():
+        file = io.BytesIO()
+        image.save(file, {"jpg": "JPEG"}.get(name[-3:], name.rpartition(".")[2].upper()), **options)
+        files[name] = file.getvalue()
+    # A WebP file with frames is read as an image.
+    files["frames.webp"] = files.pop("moving.webp")
+    return files
+
+
+def _videos() -> dict[str, bytes]:
+    files = {}
+    for suffix, codec in VIDEOS.items():
+        file = io.BytesIO()
+        with av.open(file, "w", format={"mkv": "matroska"}.get(suffix, suffix)) as container:
+            stream: Any = container.add_stream(codec, rate=10)
+            stream.width, stream.height, stream.pix_fmt = 48, 32, "yuv420p"
+            for i in range(FRAMES):
+                pixels = np.full((32, 48, 3), 40 * i, np.uint8)
+                container.mux(stream.encode(av.VideoFrame.from_ndarray(pixels)))
+            container.mux(stream.encode())
+        files[f"clip.{suffix}"] = file.getvalue()
+    return files

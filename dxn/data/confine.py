@@ -1,0 +1,62 @@
+"""Paths of a data set stay inside its folder, also through symbolic links.
+
+A table or a folder can come from a stranger. Without this check, it could make dxn read any file of
+the user, whose content or existence would then be part of a report or a model.
+"""
+
+from __future__ import annotations
+
+import os
+from functools import lru_cache
+from pathlib import Path
+
+KEY = "data.confine"
+
+
+class OutsidePath(str):
+    """A path that leads out of the data folder, so its file is not read.
+
+    Attributes:
+        reason: Why it is refused, and what to do.
+    """
+
+    reason: str
+
+
+def confined(path: str | Path, root: Path, key: str = KEY) -> str:
+    """Return a path, as an `OutsidePath` if it leads out of a folder.
+
+    Args:
+        path: Path of a file, which need not exist.
+        root: The data folder.
+        key: Option that turns the check off, for the message.
+    """
+    text = str(path)
+    try:
+        real = _real_path(text)
+        folder = _real_folder(str(root))
+    except (OSError, ValueError):  # too long, or with a zero byte: there is no such file
+        return text
+    if real == folder or real.startswith(f"{folder.rstrip(os.sep)}{os.sep}"):
+        return text
+    outside = OutsidePath(text)
+    outside.reason = (
+        f"leads out of the data folder {folder}; copy the file into the folder, or set {key}=false "
+        "if you trust the data"
+    )
+    return outside
+
+
+def _real_path(path: str) -> str:
+    """Return os.path.realpath of a file, with one system call for most files of a folder."""
+    folder, name = os.path.split(path)
+    if name in ("", ".", ".."):
+        return os.path.realpath(path)
+    real = Path(_real_folder(folder), name)
+    return os.path.realpath(real) if real.is_symlink() else str(real)
+
+
+# Cached, because each part of a path takes a system call, and a data set has few folders.
+@lru_cache(maxsize=4096)
+def _real_folder(folder: str) -> str:
+    return os.path.realpath(folder)

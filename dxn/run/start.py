@@ -1,0 +1,222 @@
+"""What a run decided when it started, so that a resumed run continues in the same way.
+
+The folder checkpoints/start contains the configuration, the fitted tokenizers and labels, the
+precision that was measured, and a fingerprint of the data.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal
+
+import torch
+from pydantic import PositiveInt
+from safetensors.torch import load_file
+
+from dxn.data.fingerprint import Fingerprint, differences
+from dxn.errors import UserError
+from dxn.files import SUMS, check_sums, replace_folder, write_sums
+from dxn.keys import leaves, lookup
+from dxn.models import Model
+from dxn.run import model_folder
+from dxn.run.build import adapters_of
+from dxn.run.settings import Settings
+from dxn.schema import Strict, validated
+from dxn.tasks import Task
+from dxn.train.checkpoint import write_tensors
+from dxn.untrusted import load_json, load_yaml
+
+FOLDER = Path("checkpoints") / "start"
+CONFIG = "config.yaml"
+DECISIONS = "decisions.json"
+DATA = "data.json"
+LOADED = "loaded.json"  # names of the tensors that were loaded from a checkpoint
+# Model and random generator before pretraining. A run that is interrupted during pretraining has no
+# checkpoint of the head yet. Resuming loads the tokenizers instead of training them, which draws
+# fewer random numbers, so without this file the head would start from other weights.
+INITIAL = "initial.safetensors"
+GENERATOR = "generator"
+# Keys that have no effect on the weights, or only on the end of the training.
+MAY_CHANGE = (
+    *("resume", "run", "output", "name", "trust"),
+    *("loader.num_workers", "loader.cache_gb", "loader.timeout"),
+    *("trainer.epochs", "trainer.patience", "trainer.max_minutes"),
+    *("trainer.log_every", "trainer.checkpoint_minutes", "trainer.checkpoint_every"),
+    "trainer.max_skipped_steps",
+    # The fingerprint tells whether it is the same data.
+    *("data.path", "data.train", "data.validation", "data.test"),
+    # Compared as the batch size over all processes.
+    *("batch_size", "trainer.batch_size"),
+)
+# torchrun sets these. All processes of a training, and those of its restarts, have the same parent.
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+LAUNCH = "TORCHELASTIC_RUN_ID"
+
+
+class Decisions(Strict):
+    """Decisions that a resumed run does not take again.
+
+    Args:
+        precision: Precision of matrix products, which is measured by default.
+        batch_size: Number of samples per batch over all processes.
+        launch: Identifies the torchrun that started the run. Empty without torchrun.
+    """
+
+    precision: Literal["float32", "bf16"]
+    batch_size: PositiveInt
+    launch: str = ""
+
+
+def write_start(
+    folder: Path,
+    settings: Settings,
+    decisions: Decisions,
+    *,
+    data: Mapping[str, Fingerprint],
+    model: Model,
+    task: Task,
+    loaded: set[str],
+    initial: bool,
+) -> None:
+    """Write the files of a new run that resuming needs besides checkpoints.
+
+    Args:
+        folder: The run folder.
+        settings: The settings.
+        decisions: The decisions of this start.
+        data: Fingerprint of the data.
+        model: The model, with its fitted adapters.
+        task: The fitted task.
+        loaded: Names of the tensors that were loaded from a checkpoint.
+        initial: Whether to write the weights, for a training after pretraining.
+    """
+    settings.save(folder)
+    with replace_folder(folder / FOLDER) as new:
+        model_folder.save_fitted(new, adapters_of(model), task)
+        (new / CONFIG).write_text(settings.yaml(), encoding="utf-8")
+        (new / DECISIONS).write_text(decisions.model_dump_json(), encoding="utf-8")
+        (new / DATA).write_text(json.dumps(data), encoding="utf-8")
+        if loaded:
+            (new / LOADED).write_text(json.dumps(sorted(loaded)), encoding="utf-8")
+        if initial:
+            state = {name: t.cpu().contiguous() for name, t in model.state_dict().items()}
+            write_tensors(new / INITIAL, {**state, GENERATOR: torch.get_rng_state()})
+        write_sums(new)
+
+
+def read_decisions(folder: Path) -> Decisions:
+    """Return the decisions of a run, after checking the files of its start.
+
+    Raises:
+        UserError: If a file is missing or damaged.
+    """
+    start = folder / FOLDER
+    if not (start / SUMS).is_file():
+        raise UserError(
+            f"resume: {start} is missing, so the run stopped before its training began; start it "
+            "again"
+        )
+    check_sums(start)
+    return validated(Decisions, load_json(start / DECISIONS), start / DECISIONS)
+
+
+def check_config(folder: Path, settings: Settings, num_processes: int) -> int:
+    """Compare the settings with those of the start of the run.
+
+    Args:
+        folder: The run folder.
+        settings: The settings of the resumed run.
+        num_processes: Number of processes of the resumed run.
+
+    Returns:
+        Number of samples per batch over all processes.
+
+    Raises:
+        UserError: If an option changed, and resume.force is not set.
+    """
+    decisions = read_decisions(folder)
+    old = load_yaml(folder / FOLDER / CONFIG)
+    # Written and read in the same way as the old ones, so that equal values are equal.
+    new = settings.plain()
+    keys = [key for key in dict.fromkeys([*leaves(old), *leaves(new)]) if not _may_change(key)]
+    changed = [
+        f"{key} was {lookup(old, key)[1]!r} and is now {lookup(new, key)[1]!r}"
+        for key in keys
+        if lookup(old, key) != lookup(new, key)
+    ]
+    batch_size = decisions.batch_size
+    # A run that continues with another number of processes keeps its batches. Only a user who
+    # asks for another number of samples per process changes them.
+    if old["batch_size"] != new["batch_size"]:
+        batch_size = new["batch_size"] * num_processes
+    if batch_size != decisions.batch_size:
+        changed.append(
+            f"batch_size: {decisions.batch_size} samples per batch over all processes, and now "
+            f"{batch_size}"
+        )
+    stop_if_changed(changed, settings, "the configuration")
+    return batch_size
+
+
+def check_data(folder: Path, settings: Settings, data: Mapping[str, Fingerprint]) -> None:
+    """Compare the data with that of the start of the run.
+
+    Raises:
+        UserError: If it changed, and resume.force is not set.
+    """
+    old = load_json(folder / FOLDER / DATA)
+    # Through JSON, as the old one.
+    stop_if_changed(differences(old, json.loads(json.dumps(data))), settings, "the data")
+
+
+def stop_if_changed(changes: Sequence[str], settings: Settings, what: str) -> None:
+    """Raise an error that lists the changes, unless resume.force is set."""
+    if changes and not settings.values["resume"]["force"]:
+        raise UserError(
+            f"resume: {what} changed since the run started: {'; '.join(changes)}; undo the change, "
+            "train a new run, or set resume.force=true to continue nevertheless"
+        )
+
+
+def restore_initial(folder: Path, model: Model) -> None:
+    """Restore the model and the random generator before pretraining.
+
+    Raises:
+        UserError: If the run was not started with pretraining.
+    """
+    path = folder / FOLDER / INITIAL
+    if not path.exists():
+        raise UserError(f"{path}: file not found; this run cannot be resumed, start a new one")
+    state = load_file(path)
+    torch.set_rng_state(state.pop(GENERATOR))
+    model.load_state_dict(state)
+
+
+def read_loaded(folder: Path) -> set[str]:
+    """Return the names of the tensors that were loaded from a checkpoint when the run started."""
+    # The file exists only if the run started from a checkpoint.
+    path = folder / FOLDER / LOADED
+    return set(load_json(path)) if path.exists() else set()
+
+
+def launch() -> str:
+    """Return what identifies the torchrun that started this process; "" without torchrun."""
+    return f"{os.environ[LAUNCH]}/{os.getppid()}" if LAUNCH in os.environ else ""
+
+
+def is_restart() -> bool:
+    """Whether torchrun has started this process again, after one of the processes failed."""
+    return os.environ.get(RESTARTS, "0") != "0"
+
+
+def started_by(folder: Path, launched: str) -> bool:
+    """Whether a folder is the run of this torchrun."""
+    path = folder / FOLDER / DECISIONS
+    return bool(launched) and path.is_file() and read_decisions(folder).launch == launched
+
+
+def _may_change(key: str) -> bool:
+    return any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)

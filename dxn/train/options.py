@@ -1,0 +1,27 @@
+"""The options of a training that the loop reads."""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from accelerate import Accelerator
+
+
+class Options(Protocol):
+    """The options of a training. `Trainer` describes them."""
+
+    epochs: int
+    seed: int
+    max_grad_norm: float
+    grad_accum_steps: int
+    patience: int
+    max_minutes: float | None
+    ema_decay: float
+    mixup: float
+    log_every: int
+    checkpoint_every: int
+    checkpoint_minutes: float
+    max_skipped_steps: int
+    accelerator: Accelerator
+    bf16: bool
+    main: bool

@@ -1,0 +1,234 @@
+"""The optimizer steps of a training, with every decision in the place where it is made."""
+
+from __future__ import annotations
+
+import math
+import typing
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
+
+from dxn.data.samples import Samples
+from dxn.errors import UserError
+from dxn.models import Model
+from dxn.runtime import release_memory
+from dxn.tasks.task import Task
+from dxn.train.ema import make_ema, use_ema
+from dxn.train.evaluate import as_float
+from dxn.train.options import Options
+from dxn.train.state import State
+from dxn.train.step import BatchLoss, Start, name_rows
+
+# Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.
+Schedule = Callable[[float], float]
+
+
+@dataclass(kw_only=True, eq=False)
+class Stepper:
+    """Accumulates the gradients of batches, and takes optimizer steps with them.
+
+    Args:
+        settings: Options of the training.
+        model: Model to train. It is moved to the device of the accelerator.
+        task: Task that computes the loss.
+        optimizer: Optimizer of the model's parameters.
+        schedule: Multiplier of the learning rate.
+        samples: Samples of the training split.
+        batch_size: Number of samples per batch, over all processes.
+        state: State of the training, which this class updates.
+        report: Function that prints a line.
+    """
+
+    settings: Options
+    model: Model
+    task: Task
+    optimizer: torch.optim.Optimizer
+    schedule: Schedule
+    samples: Samples
+    batch_size: int
+    state: State
+    report: Callable[[str], None]
+
+    def __post_init__(self):
+        accelerator = self.settings.accelerator
+        self.device = accelerator.device
+        self.rank = accelerator.process_index
+        self.num_processes = accelerator.num_processes
+        # The optimizer and the average refer to the parameters, so these must be on the device.
+        self.model.to(self.device)
+        # The average is a deep copy of the model, so it is made before `prepare` replaces
+        # `model.forward` for bf16: a copied wrapper would still refer to the original model.
+        decay = self.settings.ema_decay
+        self.ema = make_ema(self.model, decay) if decay else None
+        # The schedule multiplies these. `step` overwrites the rates in the groups, so they are
+        # stored before the first step, and before a checkpoint restores overwritten ones.
+        self.base_lrs = [group["lr"] for group in self.optimizer.param_groups]
+        # The annotation of `prepare` does not say that it returns as many objects as it gets.
+        prepared = typing.cast("tuple[Any, Any]", accelerator.prepare(self.model, self.optimizer))
+        # With several processes, `wrapped` is the model in DDP; only its forward synchronizes the
+        # gradients. `model` is used for everything else, such as saving and validation.
+        self.wrapped, self.optimizer = prepared
+        # The batches since the last step, and the state before the first of them.
+        self.group: list[BatchLoss] = []
+        self.start: Start | None = None
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether several batches make one step, so each counts by its number of targets."""
+        return self.num_processes * self.settings.grad_accum_steps * self.state.parts > 1
+
+    @property
+    def lr(self) -> float:
+        """Learning rate of the first parameter group, which is the one that is logged."""
+        return self.optimizer.param_groups[0]["lr"]
+
+    def backward(self, batch: dict[str, Any]) -> BatchLoss:
+        """Add the gradients of one batch, or of a part of one."""
+        if self.start is None:
+            self.start = Start.of(self.model, self.device, self.state.batch)
+        mixing = None
+        if self.settings.mixup:
+            # The model mixes the tokens and the task mixes the targets, with the same permutation
+            # and the same share of the partner.
+            alpha = self.settings.mixup
+            share = float(torch.distributions.Beta(alpha, alpha).sample())
+            order = torch.randperm(batch["size"]).to(self.device)
+            mixing = (order, share)
+            batch = {**batch, "target": self.task.mix_targets(batch["target"], order, share)}
+        output = self.wrapped(batch, mixing)
+        # The loss is computed in float32 even if the model runs in bf16, which has too few digits
+        # for sums over many terms.
+        loss = self.task.loss(as_float(output), batch)
+        size, count, rows = batch["size"], 1, batch["index"]
+        if batch.get("filler"):
+            # It only keeps this process in step with the others, which have one more sample.
+            size, count, rows = 0, 0, []
+        elif self.is_weighted:
+            count = self.task.num_targets(batch)
+        # The sum over all targets. `step` divides the gradients by the number of targets, so the
+        # step is that of one large batch, however many batches and processes it is divided into.
+        total = loss if count == 1 else loss * count
+        self.settings.accelerator.backward(total)
+        return BatchLoss(total.detach(), count, size, rows)
+
+    def step(self, num_steps: int) -> Sequence[BatchLoss]:
+        """Take one optimizer step with the accumulated gradients, if they are finite.
+
+        Args:
+            num_steps: Number of steps of the whole training.
+
+        Returns:
+            The losses of the batches of this step.
+
+        Raises:
+            UserError: If too many steps in a row were skipped.
+        """
+        state = self.state
+        # N steps divide the schedule, which spans all epochs, into N + 1 equal parts. Neither the
+        # first step (of a warm-up) nor the last one (of a decay to 0) has a learning rate of 0, so
+        # none is lost even if there are only a few.
+        factor = self.schedule((state.step + 1) / (num_steps + 1))
+        for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            group["lr"] = base_lr * factor
+        parameters = [p for p in self.wrapped.parameters() if p.grad is not None]
+        gradients = [typing.cast("Tensor", p.grad) for p in parameters]
+        batches = BatchLoss.sum(self.group)
+        if self.is_weighted and batches.count:
+            # DDP has already divided the sum over the processes by their number.
+            for gradient in gradients:
+                gradient.div_(batches.count / self.num_processes)
+        # Of the accumulated gradient, not of each batch: accumulated batches must make the same
+        # step as one large batch.
+        norm = get_total_norm(gradients)
+        state.step += 1
+        if math.isfinite(float(norm)) and math.isfinite(float(batches.total)):
+            if self.settings.max_grad_norm:
+                clip_grads_with_norm_(parameters, self.settings.max_grad_norm, norm)
+            self.optimizer.step()
+            state.skipped_in_row = 0
+            if self.ema is not None:
+                self.ema.update_parameters(self.model)
+        else:
+            self._skip(batches)
+        losses = self.group
+        self.clear()
+        return losses
+
+    def averaged(self) -> AbstractContextManager[None]:
+        """Return a context in which the model has the averaged weights, if they are averaged."""
+        return nullcontext() if self.ema is None else use_ema(self.model, self.ema)
+
+    def clear(self) -> None:
+        """Remove the accumulated gradients."""
+        # None instead of zeros: AdamW then skips parameters that received no gradient.
+        self.optimizer.zero_grad(set_to_none=True)
+        self.group = []
+        self.start = None
+
+    def rewind(self) -> None:
+        """Return to the state before the optimizer step that is in progress."""
+        if self.start is not None:
+            self.start.restore(self.device)
+            self.state.batch = self.start.batch
+        self.clear()
+
+    def divide_batches(self) -> None:
+        """Return to the start of the step, and compute its batches in twice as many parts.
+
+        Raises:
+            UserError: If the batches cannot be divided.
+        """
+        parts = 2 * self.state.parts
+        self.rewind()
+        release_memory()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+        advice = "use a smaller model, shorter inputs or a smaller batch_size"
+        if self.num_processes > 1:
+            # The other processes wait for the gradients of this one, and cannot go back.
+            raise UserError(f"out of memory in process {self.rank}; {advice}")
+        if self.task.compares_rows:
+            raise UserError(
+                f"out of memory with {self.batch_size} samples per batch; this task compares all "
+                f"samples of a batch, so batches cannot be divided; {advice}"
+            )
+        if parts > self.batch_size:
+            raise UserError(f"out of memory with a single sample; {advice}")
+        self.state.parts = parts
+        self.report(
+            f"note: out of memory; each batch of {self.batch_size} samples is now computed in "
+            f"{parts} parts of at most {math.ceil(self.batch_size / parts)} samples, whose "
+            "gradients are added up"
+        )
+
+    def close(self) -> None:
+        """Undo the changes that accelerate made to the model."""
+        # `prepare` replaced model.forward for bf16. A second training would wrap it again.
+        accelerator = self.settings.accelerator
+        accelerator.unwrap_model(self.wrapped, keep_fp32_wrapper=False)
+        # Otherwise the accelerator keeps references to the model and the optimizer.
+        accelerator.free_memory()
+
+    def _skip(self, batches: BatchLoss) -> None:
+        """Say that a step is not taken because its loss or gradient is not finite."""
+        state = self.state
+        if self.start is not None:
+            self.start.restore_statistics()
+        state.skipped += 1
+        state.skipped_in_row += 1
+        what = "gradient" if math.isfinite(float(batches.total)) else "loss"
+        rows = name_rows(self.samples, state.epoch, batches.rows)
+        where = f"step {state.step} (epoch {state.epoch + 1}), where the {what} is not finite"
+        limit = self.settings.max_skipped_steps
+        if limit and state.skipped_in_row >= limit:
+            raise UserError(
+                f"training stopped: {limit} optimizer steps in a row were not possible; the last "
+                f"one was {where} ({rows}); lower optimizer.lr, or look for extreme values with "
+                "dxn check"
+            )
+        self.report(f"warning: no optimizer step at {where} ({rows})")

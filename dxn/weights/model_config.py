@@ -1,0 +1,98 @@
+"""The pydantic models of config.yaml in a model folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Any
+
+from pydantic import ConfigDict, Field, model_validator
+
+from dxn.schema import Strict
+from dxn.untrusted import shortened
+
+MAX_INPUTS = 10_000
+# Limits of integers anywhere in the file. Most of them are sizes, and a size of billions fills the
+# memory, or takes hours, before the model can be compared with its weights.
+MAX_INTEGER = 100_000_000
+# Lower limits of options that determine how many layers are built, or how large a sample becomes.
+LIMITS = {
+    "dim": 65_536,
+    "depth": 1_000,
+    "num_heads": 4_096,
+    "registers": 4_096,
+    "image_size": 4_096,
+}
+# Options that name a file. A model folder contains its files under fixed names.
+FILE_OPTION = "path"
+
+Name = Annotated[str, Field(min_length=1, max_length=1_000)]
+# Files such as NAME.tokenizer.json contain the key of an adapter in their names.
+AdapterKey = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^/\\\x00]+$")]
+
+
+class Node(Strict):
+    """A part of the model: the class, and its arguments, which its signature checks."""
+
+    model_config = ConfigDict(extra="allow")
+
+    target: str = Field(alias="_target_", max_length=300)
+
+    @model_validator(mode="after")
+    def _check_values(self) -> Node:
+        for name, value in _leaves(self.model_extra or {}):
+            last = name.rpartition(".")[2]
+            if last == FILE_OPTION and value is not None:
+                raise ValueError(f"{name} must be null in a model folder, got {shortened(value)}")
+            limit = LIMITS.get(last, MAX_INTEGER)
+            if isinstance(value, int | float) and not -limit <= value <= limit:
+                raise ValueError(f"{name} must be at most {limit:,}, got {shortened(value)}")
+        return self
+
+
+class Backbone(Node):
+    """The backbone, whose width is that of all tokens."""
+
+    dim: int = Field(ge=1, le=LIMITS["dim"])
+
+
+class Input(Strict):
+    """An input of the model."""
+
+    modality: Name
+    column: Name | None = None
+    adapter: Name
+
+
+class ModelConfig(Strict):
+    """The content of config.yaml."""
+
+    inputs: Annotated[dict[Name, Input], Field(min_length=1, max_length=MAX_INPUTS)]
+    adapters: Annotated[dict[AdapterKey, Node], Field(min_length=1, max_length=MAX_INPUTS)]
+    fusion: Node
+    backbone: Backbone
+    head: Node
+    share_backbone: bool = True
+    target: str | None = None
+    layout: dict[str, Any] | None = None
+
+    @model_validator(mode="after")
+    def _check_adapters(self) -> ModelConfig:
+        for name, spec in self.inputs.items():
+            if spec.adapter not in self.adapters:
+                known = ", ".join(list(self.adapters)[:5])
+                raise ValueError(
+                    f"inputs.{name}.adapter must be one of {known}, got {shortened(spec.adapter)}"
+                )
+        return self
+
+
+def _leaves(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the dotted name and the value of each option at any depth."""
+    if isinstance(node, Mapping):
+        for key, value in node.items():
+            yield from _leaves(value, f"{name}.{key}" if name else str(key))
+    elif isinstance(node, list):
+        for value in node:
+            yield from _leaves(value, name)
+    else:
+        yield name, node

@@ -1,0 +1,317 @@
+"""Signals, values that are not finite, short memory and damaged checkpoints."""
+
+import json
+import math
+import os
+import signal
+from itertools import pairwise
+
+import pytest
+import torch
+from helpers.runs import checkpoint_of, log_of, same_tensors
+from helpers.training import fit, without_randomness, without_time
+
+from dxn.errors import Interrupted, UserError
+from dxn.train import stepper as steppers
+from dxn.train.checkpoint import FILE, all_checkpoints, read
+from dxn.train.optim import sgd
+from dxn.train.stepper import Stepper
+from dxn.train.trainer import Run
+
+EVERYTHING = {"ema_decay": 0.9, "mixup": 0.5, "epochs": 3, "log_every": 3}
+BAD = math.nan
+
+
+@pytest.fixture
+def backward(monkeypatch):
+    """Replaces the backward pass by a function of (the original one, the batch, its number)."""
+
+    def patch(function):
+        original = Stepper.backward
+        count = 0
+
+        def counted(stepper, batch):
+            nonlocal count
+            count += 1
+            return function(lambda changed: original(stepper, changed), batch, count)
+
+        monkeypatch.setattr(Stepper, "backward", counted)
+
+    return patch
+
+
+def send(number):
+    return lambda original, batch, count: (
+        os.kill(os.getpid(), number) if count == 8 else None,
+        original(batch),
+    )[1]
+
+
+def folders(run):
+    return [path.name for path in all_checkpoints(run / "checkpoints")]
+
+
+# Checkpoints
+
+
+def test_there_is_a_checkpoint_before_the_first_step_and_two_are_kept(tmp_path, monkeypatch):
+    seen = []
+    original = Run.save
+    monkeypatch.setattr(Run, "save", lambda run: (original(run), seen.append(folders(tmp_path)))[0])
+    fit(tmp_path, epochs=3)
+    steps = [f"step-{step:09}" for step in (0, 5, 10, 15)]
+    assert seen == [steps[:1], *([b, a] for a, b in pairwise(steps))]
+
+
+def test_checkpoints_are_also_written_by_time(tmp_path, monkeypatch):
+    steps = []
+    original = Run.save
+    monkeypatch.setattr(Run, "save", lambda run: (original(run), steps.append(run.state.step)))
+    fit(tmp_path, epochs=1, checkpoint_minutes=1e-9)
+    assert steps == [0, 1, 2, 3, 4, 5, 5]
+
+
+def test_a_training_killed_before_its_first_step_is_resumed(tmp_path, monkeypatch):
+    whole, state, _ = fit(tmp_path / "whole", **EVERYTHING)
+    with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
+        patch.setattr(Run, "epoch", lambda run: 1 / 0)
+        fit(tmp_path / "cut", **EVERYTHING)
+    resumed, resumed_state, _ = fit(tmp_path / "cut", resume=True, **EVERYTHING)
+    assert same_tensors(whole.state_dict(), resumed.state_dict())
+    assert without_time(state) == without_time(resumed_state)
+
+
+def damage(path, how):
+    content = bytearray(path.read_bytes())
+    if how == "bit":
+        content[-3] ^= 0x40
+    path.write_bytes({"cut": content[:-100], "empty": b"", "junk": b"junk"}.get(how, content))
+
+
+@pytest.mark.parametrize("how", ["bit", "cut", "empty", "junk"])
+def test_the_checkpoint_before_a_damaged_one_is_used(tmp_path, capsys, how):
+    whole, _, _ = fit(tmp_path / "whole", **EVERYTHING)
+    fit(tmp_path / "cut", **{**EVERYTHING, "epochs": 2})
+    newest = all_checkpoints(tmp_path / "cut" / "checkpoints")[0]
+    damage(newest / FILE, how)
+    capsys.readouterr()
+    resumed, _, _ = fit(tmp_path / "cut", resume=True, **EVERYTHING)
+    assert f"damaged checkpoint, the one before it is used: {newest}" in capsys.readouterr().out
+    assert (newest.parent / f"damaged-{newest.name}").is_dir()
+    # The epochs set the schedule, so only the third epoch of `whole` differs from that of `cut`.
+    assert log_of(tmp_path / "cut")[-1]["step"] == 15
+    assert whole.state_dict().keys() == resumed.state_dict().keys()
+
+
+def test_without_an_intact_checkpoint_each_damage_is_named(tmp_path):
+    fit(tmp_path, epochs=1)
+    for path in all_checkpoints(tmp_path / "checkpoints"):
+        damage(path / FILE, "bit")
+    with pytest.raises(UserError) as error:
+        fit(tmp_path, epochs=2, resume=True)
+    assert str(error.value).startswith("resume: all checkpoints in ")
+    assert str(error.value).count("the file changed after it was saved") == 2
+
+
+def test_a_cut_line_of_the_log_is_written_again(tmp_path):
+    fit(tmp_path / "whole", **EVERYTHING)
+    fit(tmp_path / "cut", **{**EVERYTHING, "epochs": 3})
+    log = tmp_path / "cut" / "metrics.jsonl"
+    expected = log_of(tmp_path / "cut")
+    with log.open("a") as file:
+        file.write('{"step": 28, "epo')
+    fit(tmp_path / "cut", resume=True, **EVERYTHING)
+    assert log_of(tmp_path / "cut") == expected
+    assert all(json.loads(line) for line in log.read_text().splitlines())
+
+
+def test_a_damaged_line_of_the_log_is_named(tmp_path):
+    fit(tmp_path, epochs=1)
+    log = tmp_path / "metrics.jsonl"
+    log.write_text("junk\n" + log.read_text())
+    with pytest.raises(UserError, match=r"metrics.jsonl line 1: not a row of a log: b'junk'"):
+        fit(tmp_path, epochs=2, resume=True)
+
+
+# Signals
+
+
+@pytest.mark.parametrize("accumulated", [1, 3])
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [(signal.SIGTERM, 143), (signal.SIGUSR1, 138), (signal.SIGHUP, 129), (signal.SIGINT, 130)],
+)
+def test_a_signal_saves_a_checkpoint_from_which_the_training_continues(
+    tmp_path, monkeypatch, backward, number, code, accumulated
+):
+    options = {**EVERYTHING, "grad_accum_steps": accumulated}
+    whole, state, _ = fit(tmp_path / "whole", **options)
+    handlers = {name: signal.getsignal(name) for name in (signal.SIGTERM, signal.SIGINT)}
+    with monkeypatch.context():
+        backward(send(number))
+        with pytest.raises(Interrupted) as error:
+            fit(tmp_path / "cut", **options)
+    monkeypatch.undo()
+    assert error.value.code == code
+    assert handlers == {name: signal.getsignal(name) for name in handlers}
+    # The batches of a step that is not finished are computed again.
+    _, saved = read(all_checkpoints(tmp_path / "cut" / "checkpoints")[0])
+    assert (saved["epoch"], saved["batch"]) == (1, 3)
+    resumed, resumed_state, _ = fit(tmp_path / "cut", resume=True, **options)
+    assert same_tensors(whole.state_dict(), resumed.state_dict())
+    assert same_tensors(checkpoint_of(tmp_path / "whole"), checkpoint_of(tmp_path / "cut"))
+    assert log_of(tmp_path / "whole") == log_of(tmp_path / "cut")
+    assert without_time(state) == without_time(resumed_state)
+
+
+def test_a_signal_during_validation_leaves_the_validation_for_the_resumed_training(
+    tmp_path, monkeypatch
+):
+    whole, state, _ = fit(tmp_path / "whole", **EVERYTHING)
+    original = Run._validation_metrics
+
+    def interrupted(run):
+        if run.state.epoch == 2:
+            os.kill(os.getpid(), signal.SIGTERM)
+        return original(run)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted):
+        patch.setattr(Run, "_validation_metrics", interrupted)
+        fit(tmp_path / "cut", **EVERYTHING)
+    resumed, resumed_state, _ = fit(tmp_path / "cut", resume=True, **EVERYTHING)
+    assert same_tensors(whole.state_dict(), resumed.state_dict())
+    assert log_of(tmp_path / "whole") == log_of(tmp_path / "cut")
+    assert without_time(state) == without_time(resumed_state)
+
+
+def test_a_second_interrupt_stops_at_once(tmp_path, backward):
+    def twice(original, batch, count):
+        os.kill(os.getpid(), signal.SIGINT)
+        os.kill(os.getpid(), signal.SIGINT)
+        return original(batch)
+
+    backward(twice)
+    with pytest.raises(KeyboardInterrupt) as error:
+        fit(tmp_path, epochs=1)
+    assert not isinstance(error.value, Interrupted)
+
+
+# Values that are not finite
+
+
+def spoil(batch):
+    values = batch["series"]["values"].clone()
+    values[0] = BAD
+    return {**batch, "series": {**batch["series"], "values": values}}
+
+
+def test_a_step_whose_loss_is_not_finite_is_left_out_and_named(tmp_path, capsys, backward):
+    backward(lambda original, batch, count: original(spoil(batch) if count == 3 else batch))
+    _, state, _ = fit(tmp_path, epochs=2, log_every=1)
+    assert (state.step, state.skipped, state.skipped_in_row) == (10, 1, 0)
+    printed = capsys.readouterr().out
+    assert (
+        "warning: no optimizer step at step 3 (epoch 1), where the loss is not finite (" in printed
+    )
+    assert all(
+        bool(t.isfinite().all()) for t in checkpoint_of(tmp_path).values() if t.is_floating_point()
+    )
+    losses = [row["train/epoch_loss"] for row in log_of(tmp_path) if "train/epoch_loss" in row]
+    assert len(losses) == 2 and all(map(math.isfinite, losses))
+
+
+def test_the_rows_with_values_that_are_not_finite_are_named(tmp_path, capsys, monkeypatch):
+    from helpers import training
+
+    original = training.make_rows
+
+    def rows(count, *, seed=0):
+        opened = original(count, seed=seed)
+        if seed == 0:
+            opened.raws["series"][7][0][0] = BAD
+        return opened
+
+    monkeypatch.setattr(training, "make_rows", rows)
+    fit(tmp_path, epochs=1)
+    assert "(values that are not finite in row 7)" in capsys.readouterr().out
+
+
+def test_an_infinite_gradient_makes_no_step(tmp_path, capsys, monkeypatch):
+    original = Stepper.step
+
+    def step(stepper, num_steps):
+        if stepper.state.step == 3:
+            next(p for p in stepper.model.parameters() if p.grad is not None).grad[0] = math.inf
+        return original(stepper, num_steps)
+
+    monkeypatch.setattr(Stepper, "step", step)
+    _, state, _ = fit(tmp_path, epochs=1, ema_decay=0.9, max_grad_norm=0.0)
+    assert state.skipped == 1
+    assert "where the gradient is not finite" in capsys.readouterr().out
+
+
+def test_a_training_stops_after_too_many_steps_without_a_finite_loss(tmp_path, backward):
+    backward(lambda original, batch, count: original(spoil(batch) if count > 2 else batch))
+    message = (
+        "^training stopped: 4 optimizer steps in a row were not possible; the last one was step 6 "
+        r"\(epoch 2\), where the loss is not finite \(rows row 19, row 41, row 22\); lower "
+    )
+    with pytest.raises(UserError, match=message):
+        fit(tmp_path, epochs=3, max_skipped_steps=4)
+
+
+def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
+    original = Stepper.step
+
+    def step(stepper, num_steps):
+        losses = original(stepper, num_steps)
+        if stepper.state.step == 7:
+            with torch.no_grad():
+                next(stepper.model.parameters()).fill_(BAD)
+        return losses
+
+    monkeypatch.setattr(Stepper, "step", step)
+    monkeypatch.setattr(steppers, "name_rows", lambda *_: "rows")
+    with pytest.raises(UserError):
+        fit(tmp_path, epochs=2, checkpoint_every=1)
+    newest = all_checkpoints(tmp_path / "checkpoints")[0]
+    assert newest.name == "step-000000006"
+
+
+# Memory
+
+
+def short_of_memory(limit):
+    """Fail as torch does if a batch has more samples than the memory can hold."""
+
+    def function(original, batch, count):
+        if batch["size"] > limit:
+            original(batch)  # the gradients of a part of the model can be there already
+            raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 1 TB")
+        return original(batch)
+
+    return function
+
+
+@pytest.mark.parametrize("accumulated", [1, 2])
+def test_a_batch_that_does_not_fit_is_divided_with_the_same_result(
+    tmp_path, capsys, backward, accumulated
+):
+    # Dropout would draw other numbers for smaller batches.
+    options = {"epochs": 2, "grad_accum_steps": accumulated, "optimizer": sgd}
+    whole, state, _ = fit(tmp_path / "whole", model=without_randomness(), **options)
+    backward(short_of_memory(3))
+    parted, parted_state, _ = fit(tmp_path / "parted", model=without_randomness(), **options)
+    assert (
+        "out of memory; each batch of 11 samples is now computed in 4 parts"
+        in capsys.readouterr().out
+    )
+    assert parted_state.parts == 4 and parted_state.step == state.step
+    for name, tensor in whole.state_dict().items():
+        torch.testing.assert_close(parted.state_dict()[name], tensor, rtol=0, atol=1e-5)
+
+
+def test_a_sample_that_does_not_fit_alone_ends_the_training_with_advice(tmp_path, backward):
+    backward(short_of_memory(0))
+    with pytest.raises(UserError, match=r"^out of memory with a single sample; use a"):
+        fit(tmp_path, epochs=1)
