@@ -66,7 +66,7 @@ class Start:
     Args:
         batch: Number of finished batches of the epoch.
         generators: States of the random generators.
-        statistics: Buffers of batch norms, the only ones that the forward pass changes.
+        statistics: Buffers of batch norms, and copies of them.
     """
 
     batch: int
@@ -74,17 +74,16 @@ class Start:
     statistics: Sequence[tuple[Tensor, Tensor]]
 
     @classmethod
-    def of(cls, model: nn.Module, device: torch.device, batch: int) -> Start:
+    def of(cls, statistics: Sequence[Tensor], device: torch.device, batch: int) -> Start:
         """Copy the present state.
 
         Args:
-            model: The model.
+            statistics: Return value of `statistics_of`.
             device: Device of the training.
             batch: Number of finished batches of the epoch.
         """
-        norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-        statistics = [(buffer, buffer.clone()) for norm in norms for buffer in norm.buffers()]
-        return cls(batch, generator_states(device), statistics)
+        copies = [(buffer, buffer.clone()) for buffer in statistics]
+        return cls(batch, generator_states(device), copies)
 
     def restore(self, device: torch.device) -> None:
         """Restore the generators and the statistics in place."""
@@ -95,6 +94,12 @@ class Start:
         """Restore only the statistics, which a batch that is not finite has damaged."""
         for buffer, value in self.statistics:
             buffer.copy_(value)
+
+
+def statistics_of(model: nn.Module) -> list[Tensor]:
+    """Return the buffers of all batch norms, the only ones that the forward pass changes."""
+    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
+    return [buffer for norm in norms for buffer in norm.buffers()]
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -22,7 +22,7 @@ from dxn.train.ema import make_ema, use_ema
 from dxn.train.evaluate import as_float
 from dxn.train.options import Options
 from dxn.train.state import State
-from dxn.train.step import BatchLoss, Start, name_rows
+from dxn.train.step import BatchLoss, Start, name_rows, statistics_of
 
 # Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.
 Schedule = Callable[[float], float]
@@ -73,6 +73,9 @@ class Stepper:
         # With several processes, `wrapped` is the model in DDP; only its forward synchronizes the
         # gradients. `model` is used for everything else, such as saving and validation.
         self.wrapped, self.optimizer = prepared
+        # Collecting these in each step would take as long as clipping the gradients.
+        self.parameters = list(self.wrapped.parameters())
+        self.statistics = statistics_of(self.model)
         # The batches since the last step, and the state before the first of them.
         self.group: list[BatchLoss] = []
         self.start: Start | None = None
@@ -90,7 +93,7 @@ class Stepper:
     def backward(self, batch: dict[str, Any]) -> BatchLoss:
         """Add the gradients of one batch, or of a part of one."""
         if self.start is None:
-            self.start = Start.of(self.model, self.device, self.state.batch)
+            self.start = Start.of(self.statistics, self.device, self.state.batch)
         mixing = None
         if self.settings.mixup:
             # The model mixes the tokens and the task mixes the targets, with the same permutation
@@ -135,7 +138,7 @@ class Stepper:
         factor = self.schedule((state.step + 1) / (num_steps + 1))
         for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base_lr * factor
-        parameters = [p for p in self.wrapped.parameters() if p.grad is not None]
+        parameters = [p for p in self.parameters if p.grad is not None]
         gradients = [typing.cast("Tensor", p.grad) for p in parameters]
         batches = BatchLoss.sum(self.group)
         if self.is_weighted and batches.count:
