@@ -23,37 +23,39 @@ Rows = list[list[str]]
 def faults(options: argparse.Namespace) -> list[Fault]:
     """Return the faults of this group."""
     changes: dict[str, tuple[Callable[[Rows], Rows], tuple[str, ...]]] = {
-        "rows in another order": (lambda rows: rows[::-1], ("in another order",)),
+        "rows in another order": (
+            lambda rows: rows[::-1],
+            ("resume: the data changed", "split has"),
+        ),
         "two rows exchanged": (lambda rows: [rows[1], rows[0], *rows[2:]], ("train split",)),
         "one row less": (lambda rows: rows[:-1], ("rows instead of",)),
         "one row more": (lambda rows: [*rows, ["new text", "good"]], ("rows instead of",)),
         "a row twice, another one removed": (lambda rows: [*rows[:-1], rows[0]], ("split",)),
-        "labels swapped": (_swapped, ("other values of target",)),
-        "one label changed": (_one_label, ("other values of target",)),
+        "labels swapped": (_swapped, ("resume: the data changed", "target")),
+        "one label changed": (_one_label, ("resume: the data changed", "target")),
         "a third label": (lambda rows: [*rows[:-1], [rows[-1][0], "odd"]], ("target",)),
         "texts changed": (lambda rows: [["x " + t, n] for t, n in rows], ("values of text",)),
         "one letter changed": (_one_letter, ("other values of text",)),
-        "a text deleted": (lambda rows: [["", rows[0][1]], *rows[1:]], ("split",)),
+        "a text deleted": (lambda rows: [["", rows[0][1]], *rows[1:]], ("t.csv row 2: no input",)),
     }
     rows = [
         Fault(f"data: {name}", "refused, says what changed", _data(change, words))
         for name, (change, words) in changes.items()
     ]
     rows += [
-        Fault(f"{option} at the resume", "refused, names the key", _option(option, name))
-        for option, name in (
-            ("optimizer.lr=0.01", "optimizer.lr was 0.001"),
-            ("batch_size=4", "batch_size: 8 samples"),
-            ("dim=64", "dim was 32"),
-            ("seed=9", "seed was 0"),
-            ("trainer.grad_accum_steps=2", "trainer.grad_accum_steps was 1"),
-            ("trainer.precision=bf16", "trainer.precision was 'float32'"),
-            ("trainer.mixup=0.2", "trainer.mixup was 0.0"),
-            ("loader.input_dropout=0.1", "loader.input_dropout was 0.0"),
-            ("scheduler=linear", "scheduler"),
-            ("data.split=null", "data.split"),
+        Fault(f"{option} at the resume", "refused, names the key", _option(option, *words))
+        for option, *words in (
+            ("optimizer.lr=0.01", "resume:", "optimizer.lr was 0.001"),
+            ("batch_size=4", "resume:", "batch_size: 8 samples"),
+            ("dim=64", "dim: cannot be changed in a saved run"),
+            ("seed=9", "seed: cannot be changed in a saved run"),
+            ("trainer.grad_accum_steps=2", "resume:", "trainer.grad_accum_steps was 1"),
+            ("trainer.precision=bf16", "resume:", "trainer.precision was 'float32'"),
+            ("trainer.mixup=0.2", "resume:", "trainer.mixup was 0.0"),
+            ("loader.input_dropout=0.1", "resume:", "loader.input_dropout was 0.0"),
+            ("scheduler=linear", "the parts of a saved run cannot be changed"),
+            ("data.on_bad=skip", "resume:", "data.on_bad was 'error'"),
         )
-        if name
     ]
     return [
         *rows,
@@ -92,13 +94,13 @@ def _data(change: Callable[[Rows], Rows], words: tuple[str, ...]) -> Callable[[P
     def inject(folder: Path) -> Seen:
         path = _cut_run(folder)
         write_table(folder / "t.csv", change(table_rows()))
-        return refused(resumed(path), "resume:", *words)
+        return refused(resumed(path), *words)
 
     return inject
 
 
-def _option(option: str, name: str) -> Callable[[Path], Seen]:
-    return lambda folder: refused(resumed(_cut_run(folder), option), "resume:", name)
+def _option(option: str, *words: str) -> Callable[[Path], Seen]:
+    return lambda folder: refused(resumed(_cut_run(folder), option), *words)
 
 
 def _swapped(rows: Rows) -> Rows:

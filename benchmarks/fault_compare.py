@@ -16,8 +16,6 @@ from safetensors.torch import load_file
 
 from dxn.train.checkpoint import FILE, all_checkpoints
 
-STEPS = 60  # of a training with the options TINY
-
 
 def reference(*options: object) -> Path:
     """Return the folder of an undisturbed training with these options, which runs once."""

@@ -10,11 +10,16 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from fault_compare import STEPS, checkpoint_step, compare, reference, sha256
+from fault_compare import checkpoint_step, compare, reference, sha256
 from fault_process import TINY, Fault, Process, Seen, run, start, wait_until
 
-# Checkpoints also within epochs, at times that differ from one attempt to the next.
-OPTIONS = ("trainer.checkpoint_minutes=0.002",)
+# Checkpoints also within epochs, at times that differ from one attempt to the next. The training
+# is small, because it is started more than a hundred times.
+OPTIONS = (
+    *("adapters=[text]", "data.num_train=300", "data.num_validation=20", "data.num_test=20"),
+    *("trainer.checkpoint_minutes=0.001", "trainer.patience=0"),
+)
+STEPS = 45  # of this training
 
 
 def faults(options: argparse.Namespace) -> list[Fault]:

@@ -125,7 +125,8 @@ class Process:
 def preload() -> None:
     """Import everything that a training imports, so that forked processes start fast."""
     torch.set_num_threads(1)
-    for name in ("dxn.run.verbs", "dxn.early_checks", "dxn.explain", "dxn.data.workers"):
+    libraries = ("torchmetrics.functional.classification", "matplotlib.pyplot", "torchaudio")
+    for name in ("dxn.run.verbs", "dxn.early_checks", "dxn.data.workers", *libraries):
         importlib.import_module(name)
     compose = importlib.import_module("dxn.config").compose
     compose("train", list(TINY))

@@ -41,7 +41,7 @@ def _killed(times: int) -> Callable[[Path], Seen]:
         ended = train(folder / "run", WORKERS, before=lambda: after_step(kill_worker))
         if times > 1:
             return refused(ended, "worker")
-        note = [line for line in ended.output.splitlines() if line.startswith("note: ")]
+        note = [line for line in ended.output.splitlines() if "was killed" in line]
         seen = compare(folder / "run", reference())
         passed = ended.code == 0 and seen.passed and len(note) == 1
         return Seen(passed, f"code {ended.code}; {note or ended.said}; {seen.text}")
@@ -66,7 +66,7 @@ def _hangs(*more: str) -> Callable[[Path], Seen]:
     def inject(folder: Path) -> Seen:
         arguments = ("train", *TINY, *more, "loader.timeout=3", f"run={folder / 'run'}")
         process = start(*arguments, before=lambda: _in_sample(lambda: time.sleep(1000)))
-        seen = refused(process.wait(60), str(HANGING))
+        seen = refused(process.wait(60), f"row {HANGING + 1}: preparing this sample takes longer")
         return Seen(seen.passed, f"after {process.seconds:.0f} s: {seen.text}")
 
     return inject

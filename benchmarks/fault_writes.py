@@ -24,6 +24,11 @@ EVENTS = {
     *("os.truncate", "shutil.rmtree", "shutil.copyfile", "ctypes.dlsym"),
 }
 MAX_EVENTS = 200
+# Small, because there are about a hundred trainings.
+SHORT = (
+    *("adapters=[text]", "data.num_train=60", "data.num_validation=20", "data.num_test=20"),
+    "trainer.patience=0",
+)
 
 
 def faults(options: argparse.Namespace) -> list[Fault]:
@@ -41,7 +46,7 @@ def _inject_all(cut: bool) -> Any:
         for number in range(1, MAX_EVENTS):
             path = folder / "run"
             shutil.rmtree(path, ignore_errors=True)
-            ended = train(path, before=lambda: kill_at_write(path, number, cut=cut))  # noqa: B023
+            ended = train(path, *SHORT, before=lambda: kill_at_write(path, number, cut=cut))  # noqa: B023
             if ended.code != -signal.SIGKILL:
                 return Seen(not bad and number > 1, f"{number - 1} writes; {'; '.join(bad)}")
             bad += _problems(path, ended, number)
@@ -55,7 +60,7 @@ def _problems(path: Path, ended: Process, number: int) -> Sequence[str]:
     event = (path.parent / "event.txt").read_text()
     loaded = run("predict", f"run={path / 'model'}", "input.text=one")
     problems = [f"model/ does not load: {loaded.said}"] if loaded.code else []
-    seen = finished_equal(path)
+    seen = finished_equal(path, *SHORT)
     if not seen.passed:
         problems.append(seen.text)
     left = [each.name for each in path.rglob(".unfinished-*")]

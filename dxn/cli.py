@@ -44,11 +44,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         # would print a warning when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
+    except (MemoryError, RuntimeError, ImportError) as error:
+        if not _is_out_of_memory(error) or os.environ.get("DXN_DEBUG"):
+            raise
+        return _failed(
+            "out of memory; close other programs, or use fewer rows, smaller files, a smaller "
+            "model or a smaller batch_size",
+            2,
+        )
     except OSError as error:
         # A file that cannot be written, for example. Without a file name it is no user's problem.
         if error.filename is None or os.environ.get("DXN_DEBUG"):
             raise
         return _failed(f"{error.filename}: {error.strerror}", 2)
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    # A library that is imported late may not fit into the memory that is left.
+    if isinstance(error, MemoryError) or "failed to map segment" in str(error):
+        return True
+    # This module imports torch, without which no other error means that memory is short.
+    return "torch" in sys.modules and importlib.import_module("dxn.train.step").is_out_of_memory(
+        error
+    )
 
 
 def _failed(message: str, code: int) -> int:

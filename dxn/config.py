@@ -71,6 +71,10 @@ def compose(verb: str, overrides: Sequence[str] = ()) -> Settings:
         values = {**settings.values, "resume": resume, "run": str(folder)}
         notes = () if note is None else (note,)
         return replace(settings, values=values, overrides=tuple(overrides), notes=notes)
+    if verb == "train" and request.value("resume.force"):
+        request.faults.append(
+            "resume.force: has an effect only together with resume=RUN, the run to continue"
+        )
     # Hydra composes only the files. Whether the keys of the other overrides exist is known after
     # that: Hydra itself stops at the first unknown key, and does not suggest the right one.
     files = _compose_files(verb, _checked_groups(request, verb), request)
@@ -126,6 +130,8 @@ def settings_of_run(
         request.stop_on_faults()
         used = {k: v for k, v in saved.values.items() if k not in UNUSED_IN_RUN}
         require_no_interpolations(used)
+        request.faults += _type_faults(saved.values, request.trust)
+        request.stop_on_faults()
         return replace(saved, trust=request.trust, folder_trust=request.trust)
     values = saved.values
     for override in request.groups:

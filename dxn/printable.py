@@ -6,7 +6,10 @@ which a spreadsheet would execute. A value from an environment variable can be a
 
 from __future__ import annotations
 
+import json
 import re
+from collections.abc import Mapping
+from typing import Any
 
 # Control characters except for newline and tab; the marks that reverse the direction of writing,
 # with which a text can look like another one; and surrogates, which stand for bytes of a file name
@@ -20,6 +23,7 @@ FORMULA = re.compile(r"\s*[=+\-@\uff0b\uff0d\uff1d\uff20]|[\t\r]")
 NUMBER = re.compile(r"[-+]?(?:inf|nan|[\d.,\s%]*(?:[eE][-+]?\d+)?)")
 # A shorter secret would also occur by chance in other words, which would become illegible.
 MIN_SECRET = 4
+MIN_SECRET_NUMBER = 10  # such as 0.01, which is a part of many figures
 
 # Values that must not be shown, and what is shown instead.
 _secrets: dict[str, str] = {}
@@ -32,7 +36,8 @@ def hide(value: str, shown: str) -> None:
         value: The secret.
         shown: Text that is shown in its place, such as ${oc.env:TOKEN}.
     """
-    if len(value) >= MIN_SECRET:
+    is_number = NUMBER.fullmatch(value) is not None
+    if len(value) >= (MIN_SECRET_NUMBER if is_number else MIN_SECRET):
         _secrets[value] = shown
 
 
@@ -59,14 +64,31 @@ def csv_cell(text: str) -> str:
     return f"'{printable(lines)}" if is_formula else printable(lines)
 
 
-def json_text(text: str) -> str:
-    r"""Return JSON with control characters as escapes of JSON, so that the values are the same."""
-    return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", without_secrets(text))
+def json_text(content: Any, *, indent: int | None = None) -> str:
+    r"""Return plain data as JSON. Control characters are escapes of JSON, such as \u001b.
+
+    Args:
+        content: The data. Values that JSON does not have, such as dates, become texts.
+        indent: Number of spaces per level. Default: everything in one line.
+    """
+    # Not in the JSON itself: a secret can occur in a number, and a quotation mark is an escape.
+    shown = _hidden(content) if _secrets else content
+    text = json.dumps(shown, indent=indent, ensure_ascii=False, default=str)
+    return UNSAFE.sub(lambda match: f"\\u{ord(match[0]):04x}", text)
 
 
 def valid_text(text: str) -> str:
     """Return a text without lone surrogates, which UTF-8 and tokenizers do not allow."""
     return SURROGATE.sub("\ufffd", text)
+
+
+def _hidden(value: Any) -> Any:
+    """Return plain data without hidden values in its texts."""
+    if isinstance(value, Mapping):
+        return {_hidden(name): _hidden(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_hidden(item) for item in value]
+    return without_secrets(value) if isinstance(value, str) else value
 
 
 def _escape(match: re.Match[str]) -> str:

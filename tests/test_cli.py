@@ -343,3 +343,20 @@ def test_show_prints_every_value(capsys):
     printed = capsys.readouterr().out
     assert "qk_norm: false" in printed
     assert "label_smoothing" in printed
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory"),
+        ImportError("ft2font.so: failed to map segment from shared object"),
+    ],
+)
+def test_short_memory_outside_of_the_training_is_one_sentence(monkeypatch, capsys, error):
+    def fails(settings):
+        raise error
+
+    monkeypatch.setattr("dxn.run.verbs.train", fails)
+    assert main(["train"]) == 2
+    assert capsys.readouterr().err.startswith("dxn: out of memory; close other programs")

@@ -87,6 +87,7 @@ def messages(call, *arguments, **named):
         (["dim=${nothing}"], "dim: Interpolation key 'nothing' not found"),
         (["input.text=x"], "input.text: dxn train has no such key"),
         (["conf_dir=nowhere"], "conf_dir: folder not found: "),
+        (["resume.force=true"], "resume.force: has an effect only together with resume=RUN"),
         (["head._target_=os.system"], "head: os.system does not belong to dxn"),
         (["head._target_=dxn.tasks.torch.load"], "head: dxn has no part dxn.tasks.torch.load"),
     ],
@@ -478,7 +479,8 @@ def test_the_part_of_a_trusted_package_is_allowed_in_a_run(run, project, monkeyp
 
 def test_settings_survive_saving(tmp_path):
     shared = [1, 2]
-    settings = Settings({"a": shared, "b": shared, "c": "ü ${x}", "d": None}, ("k=v",))
+    values = {**compose("train").values, "a": shared, "b": shared, "name": "ü ${x}"}
+    settings = Settings(values, ("k=v",))
     settings.save(tmp_path)
     again = Settings.load(tmp_path)
     assert (again.values, again.overrides) == (settings.values, settings.overrides)

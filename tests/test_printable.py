@@ -55,7 +55,7 @@ def test_every_text_is_harmless_in_a_cell_and_complete_in_json(text):
     cell = csv_cell(text)
     assert UNSAFE.search(cell) is None
     assert not cell.lstrip().startswith(("=", "@"))
-    encoded = json_text(json.dumps(text, ensure_ascii=False))
+    encoded = json_text(text)
     assert UNSAFE.search(encoded) is None
     assert json.loads(encoded) == text
     valid_text(text).encode()
@@ -106,3 +106,15 @@ def test_a_hidden_value_is_replaced_everywhere(secrets, capsys, tmp_path):
     for suffix in (".csv", ".jsonl", ".parquet"):
         write_records(tmp_path / f"out{suffix}", [{"a": "x/geheim-1/y"}])
         assert b"geheim" not in (tmp_path / f"out{suffix}").read_bytes()
+
+
+def test_figures_and_the_syntax_of_json_are_left_as_they_are(secrets, capsys, tmp_path):
+    printable.hide("0.25", "${oc.env:RATE}")
+    printable.hide("0.123456789", "${oc.env:NUMBER}")
+    printable.hide('quo"ted\\', "${oc.env:QUOTED}")
+    report.print_line("loss 0.2500")
+    assert capsys.readouterr().out == "loss 0.2500\n"
+    path = tmp_path / "metrics.json"
+    report.write_metrics(path, {"test": {"loss": 0.12345678912}}, {"command": ['a=quo"ted\\']})
+    content = json.loads(path.read_text())
+    assert content == {"test/loss": 0.12345678912, "command": ["a=${oc.env:QUOTED}"]}

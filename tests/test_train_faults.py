@@ -184,6 +184,34 @@ def test_a_signal_during_validation_leaves_the_validation_for_the_resumed_traini
     assert without_time(state) == without_time(resumed_state)
 
 
+def test_a_signal_after_the_last_batch_ends_the_training_with_its_code(tmp_path, monkeypatch):
+    whole, state, _ = fit(tmp_path / "whole", **EVERYTHING)
+    original = Run.save
+
+    def interrupted(run):
+        original(run)
+        if run.is_finished:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    with monkeypatch.context() as patch, pytest.raises(Interrupted) as error:
+        patch.setattr(Run, "save", interrupted)
+        fit(tmp_path / "cut", **EVERYTHING)
+    assert error.value.code == 143
+    resumed, resumed_state, _ = fit(tmp_path / "cut", resume=True, **EVERYTHING)
+    assert same_tensors(whole.state_dict(), resumed.state_dict())
+    assert without_time(state) == without_time(resumed_state)
+
+
+def test_a_signal_that_nohup_ignores_does_not_stop_the_training(tmp_path, monkeypatch, backward):
+    previous = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        backward(send(signal.SIGHUP))
+        _, state, _ = fit(tmp_path, **EVERYTHING)
+    finally:
+        signal.signal(signal.SIGHUP, previous)
+    assert state.epoch == EVERYTHING["epochs"]
+
+
 def test_a_second_interrupt_stops_at_once(tmp_path, backward):
     def twice(original, batch, count):
         os.kill(os.getpid(), signal.SIGINT)
@@ -254,7 +282,7 @@ def test_a_training_stops_after_too_many_steps_without_a_finite_loss(tmp_path, b
     backward(lambda original, batch, count: original(spoil(batch) if count > 2 else batch))
     message = (
         "^training stopped: 4 optimizer steps in a row were not possible; the last one was step 6 "
-        r"\(epoch 2\), where the loss is not finite \(rows row 19, row 41, row 22\); lower "
+        r"\(epoch 2\), where the loss is not finite \(batch with row 19, row 41, row 22\); lower "
     )
     with pytest.raises(UserError, match=message):
         fit(tmp_path, epochs=3, max_skipped_steps=4)
@@ -314,4 +342,15 @@ def test_a_batch_that_does_not_fit_is_divided_with_the_same_result(
 def test_a_sample_that_does_not_fit_alone_ends_the_training_with_advice(tmp_path, backward):
     backward(short_of_memory(0))
     with pytest.raises(UserError, match=r"^out of memory with a single sample; use a"):
+        fit(tmp_path, epochs=1)
+
+
+def test_too_little_memory_for_the_optimizer_is_no_reason_for_smaller_batches(
+    tmp_path, monkeypatch
+):
+    def step(optimizer, *arguments):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    with pytest.raises(UserError, match=r"^out of memory for the state of the optimizer, whose"):
         fit(tmp_path, epochs=1)

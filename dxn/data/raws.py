@@ -282,7 +282,9 @@ def _read_sources(
     values: dict[Any, Any] = {}
     with ThreadPoolExecutor(READERS) as pool:
         # Results are handled one by one, so that values that do not fit are freed immediately.
-        results = track(pool.map(read, sources.values()), len(sources), "reading files")
+        # A number takes less time to read than to pass to a thread.
+        read_all = pool.map if is_limited else map
+        results = track(read_all(read, sources.values()), len(sources), "reading files")
         for (key, source), (raw, version) in zip(sources.items(), results, strict=True):
             # None: there is nothing to read, such as a video without a sound track.
             is_raw = raw is not None and not isinstance(raw, BadMedia)

@@ -11,7 +11,7 @@ import torch
 
 from dxn.display import duration
 from dxn.run.predictor import Predictor
-from dxn.run.prepare import Prepared
+from dxn.run.prepared import Prepared
 from dxn.tasks import Task
 from dxn.train.evaluate import score
 from dxn.train.state import State

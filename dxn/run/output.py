@@ -69,7 +69,7 @@ def write_records(path: Path, records: Sequence[Record], *, separator: str = "|"
             if suffix == ".csv":
                 _write_csv(file, records, list(columns), separator)
                 return
-            lines = map(_as_json, records)
+            lines = map(json_text, records)
             if suffix == ".jsonl":
                 file.writelines(f"{line}\n" for line in lines)
                 return
@@ -106,11 +106,6 @@ def format_cell(value: Any, separator: str = "|") -> str:
         return csv_cell(text)
     # A number cannot be a formula, not even a negative one.
     return str(value) if isinstance(value, int) else csv_cell(str(value))
-
-
-def _as_json(record: Mapping[str, Any]) -> str:
-    # Cells of Excel and Parquet tables can be dates, which JSON does not have.
-    return json_text(json.dumps(record, ensure_ascii=False, default=str))
 
 
 def _is_plain(item: Any, separator: str) -> bool:

@@ -24,7 +24,7 @@ from dxn.instantiate import build
 from dxn.models import Model
 from dxn.run import model_folder, report
 from dxn.run.build import adapters_of, make_head
-from dxn.run.prepare import Prepared
+from dxn.run.prepared import Prepared
 from dxn.run.run_folder import has_checkpoint
 from dxn.tasks import Task
 from dxn.train.optim import adamw, cosine

@@ -177,7 +177,7 @@ def write_metrics(path: Path, results: Figures, extra: Mapping[str, object]) -> 
         split, _, shown = name.partition("/")
         for metric, value in figures.items():
             flat[f"{split}/{metric}[{shown}]" if shown else f"{split}/{metric}"] = value
-    write_text(path, json_text(json.dumps({**flat, **extra}, indent=1, ensure_ascii=False)))
+    write_text(path, json_text({**flat, **extra}, indent=1))
 
 
 def training_figures(state: State, model: Model) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -69,13 +70,16 @@ class Settings:
         resolved. The overrides are only for display.
 
         Raises:
-            UserError: If it is not a run folder, or a `_target_` belongs neither to dxn nor to a
-                trusted package.
+            UserError: If it is not a run folder, its configuration is damaged, or a `_target_`
+                belongs neither to dxn nor to a trusted package.
         """
         path = folder / FOLDER / "config.yaml"
         if not path.is_file():
             raise UserError(f"{folder}: not a run folder, it has no {FOLDER}/config.yaml")
         values = load_yaml(path)
+        # Imported here, because pydantic takes time to import, and most commands do not need it.
+        schema = importlib.import_module("dxn.schema")
+        schema.validated(importlib.import_module("dxn.run.run_config").RunConfig, values, path)
         try:
             check_targets(values, trust)
         except UserError as error:

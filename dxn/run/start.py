@@ -119,7 +119,10 @@ def read_decisions(folder: Path) -> Decisions:
             f"resume: {start} is missing, so the run stopped before its training began; start it "
             "again"
         )
-    check_sums(start)
+    unlisted = [name for name in (CONFIG, DECISIONS, DATA) if name not in check_sums(start)]
+    if unlisted:
+        # A cut or empty list would otherwise hide damage.
+        raise UserError(f"{start / SUMS}: must list {unlisted[0]}; copy the whole folder again")
     return validated(Decisions, load_json(start / DECISIONS), start / DECISIONS)
 
 

@@ -25,11 +25,13 @@ from dxn.run.conclusion import (
 )
 from dxn.run.evaluation import ALL, by_split, evaluate_subsets
 from dxn.run.evaluation_data import default_split
-from dxn.run.prepare import Prepared, prepare
+from dxn.run.prepare import prepare
+from dxn.run.prepared import Prepared
 from dxn.run.pretraining import pretrain
 from dxn.run.run_folder import after_restart, has_checkpoint
 from dxn.run.settings import Settings
 from dxn.run.start import read_decisions
+from dxn.train.accelerator import is_lost_connection
 from dxn.train.progress import read_log
 from dxn.train.trainer import State, Trainer
 
@@ -59,7 +61,8 @@ def train_one(settings: Settings) -> Trained:
     """Train and evaluate a model, and write the run folder.
 
     Raises:
-        UserError: If the settings, the data or the weights cannot be used.
+        UserError: If the settings, the data or the weights cannot be used, or another process of
+            the training has stopped.
         Interrupted: If the user interrupts the training. The message says how to continue it.
     """
     settings = after_restart(settings)
@@ -68,8 +71,16 @@ def train_one(settings: Settings) -> Trained:
     # Before anything is built: the seed determines the initial weights.
     torch.manual_seed(settings.values["seed"])
     with ExitStack() as stack:
-        run = prepare(settings, trainer, stack)
-        return _train_and_evaluate(trainer, run)
+        try:
+            return _train_and_evaluate(trainer, prepare(settings, trainer, stack))
+        except RuntimeError as error:
+            if not is_lost_connection(error):
+                raise
+            raise UserError(
+                f"process {trainer.accelerator.process_index}: lost the connection to another "
+                "process of this training, whose own message says why; continue from the last "
+                "checkpoint with resume="
+            ) from error
 
 
 def _trainer_node(settings: Settings) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from dxn.display import count
 from dxn.errors import UserError
-from dxn.files import SUMS, UNFINISHED, check_sums
+from dxn.files import UNFINISHED, check_sums
 from dxn.run import model_folder, start
 from dxn.run.pretraining import FOLDER as PRETRAINING
 from dxn.run.run_paths import is_run
@@ -24,7 +24,6 @@ from dxn.run.settings import Settings
 from dxn.train import checkpoint
 from dxn.train.progress import read_log
 from dxn.untrusted import check_file, load_json, load_yaml
-from dxn.weights.checkpoint import refuse_non_finite
 
 LOG = "metrics.jsonl"
 METRICS = "metrics.json"
@@ -74,8 +73,8 @@ def verify(folder: Path, *, trust: Sequence[str] = ()) -> Verified:
     if not is_run(folder):
         raise UserError(f"run: {folder}: not a run folder, it has no .hydra/config.yaml")
     result = Verified()
-    result.attempt(lambda: Settings.load(folder, trust))
-    _check_start(folder, result)
+    settings = result.attempt(lambda: Settings.load(folder, trust))
+    _check_start(folder, settings, result)
     for path in (folder / PRETRAINING, folder):
         if path.is_dir():
             _check_training(path, result, trust)
@@ -88,8 +87,14 @@ def verify(folder: Path, *, trust: Sequence[str] = ()) -> Verified:
     return result
 
 
-def _check_start(folder: Path, result: Verified) -> None:
-    """Check what a resumed training reads besides the checkpoints."""
+def _check_start(folder: Path, settings: Settings | None, result: Verified) -> None:
+    """Check what a resumed training reads besides the checkpoints.
+
+    Args:
+        folder: The run folder.
+        settings: Its configuration. None: it cannot be read.
+        result: Receives what was found.
+    """
     path = folder / start.FOLDER
     if not path.is_dir():
         result.problems.append(f"{path}: not found, so this run cannot be resumed")
@@ -97,7 +102,13 @@ def _check_start(folder: Path, result: Verified) -> None:
     if result.attempt(lambda: start.read_decisions(folder)) is None:
         return
     problems = len(result.problems)
-    result.attempt(lambda: load_yaml(path / start.CONFIG))
+    config = result.attempt(lambda: load_yaml(path / start.CONFIG))
+    # .hydra/config.yaml has no checksum, but the start of the run has the same content.
+    if config is not None and settings is not None and config != settings.values:
+        result.problems.append(
+            f"{folder / '.hydra' / start.CONFIG}: differs from {path / start.CONFIG}; copy that "
+            "file to it"
+        )
     result.attempt(lambda: load_json(path / start.DATA))
     if (path / start.INITIAL).exists():
         result.attempt(lambda: _check_tensors(path / start.INITIAL))
@@ -140,8 +151,6 @@ def _check_model(
         else:
             result.notes.append(f"{path}: not there yet, no epoch has finished")
         return {}
-    if not (path / SUMS).is_file():
-        result.problems.append(f"{path / SUMS}: file not found, so damage would not be noticed")
     predictor = result.attempt(lambda: model_folder.load(path, trust=trust))
     if predictor is None:
         return {}
@@ -171,7 +180,7 @@ def _check_checkpoint(folder: Path, weights: Mapping[str, Tensor]) -> dict[str, 
     path = folder / checkpoint.FILE
     for name, tensor in tensors.items():
         if not name.startswith(LOSSES):
-            refuse_non_finite(name, tensor, path)
+            _check_finite(name, tensor, path)
     if not isinstance(state, dict) or not isinstance(state.get("step"), int):
         raise UserError(f"{path}: its state has no number of steps")
     prefix = "model/"
@@ -189,13 +198,19 @@ def _check_checkpoint(folder: Path, weights: Mapping[str, Tensor]) -> dict[str, 
     return state
 
 
+def _check_finite(name: str, tensor: Tensor, path: Path) -> None:
+    number = int((~tensor.isfinite()).sum()) if tensor.is_floating_point() else 0
+    if number:
+        raise UserError(f"{path}: {name} has {number:,} values that are NaN or infinite")
+
+
 def _check_tensors(path: Path) -> None:
     """Check that all tensors of a safetensors file are finite."""
     check_file(path)
     try:
         with safe_open(path, "pt") as file:
             for name in file.keys():  # noqa: SIM118, it is not a dict
-                refuse_non_finite(name, file.get_tensor(name), path)
+                _check_finite(name, file.get_tensor(name), path)
     except SafetensorError as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
 
@@ -203,6 +218,7 @@ def _check_tensors(path: Path) -> None:
 def _check_figures(folder: Path, result: Verified, *, finished: bool) -> None:
     """Check that all figures of metrics.jsonl and metrics.json are finite."""
     log = folder / LOG
+    problems = len(result.problems)
     rows: list[dict[str, Any]] = []
     if log.exists():
         rows = result.attempt(lambda: _read_log(log)) or []
@@ -217,7 +233,7 @@ def _check_figures(folder: Path, result: Verified, *, finished: bool) -> None:
     else:
         result.notes.append(f"{folder / METRICS}: not there yet, the training has not finished")
         names = LOG
-    if rows:
+    if rows and len(result.problems) == problems:
         result.checked.append(f"{folder}: {names}: {count(len(rows), 'line')}")
 
 

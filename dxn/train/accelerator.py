@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import os
+from typing import Any
+
 import torch
 from accelerate import Accelerator, DistributedDataParallelKwargs, PartialState
 from accelerate.state import AcceleratorState
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
 
 from dxn.train.precision import Precision, choose
+
+# Environment variables that torchrun sets.
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 
 
 def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, str]:
@@ -28,7 +37,7 @@ def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, st
     # Accelerate runs several processes on CPUs only with cpu=True, so this is also set on a machine
     # without a GPU.
     on_cpu = device == "cpu" or (device == "auto" and not torch.accelerator.is_available())
-    selected = torch.device(PartialState(cpu=on_cpu).device or "cpu")
+    selected = torch.device(PartialState(cpu=on_cpu, **_own_store()).device or "cpu")
     if device not in ("auto", selected.type):
         raise ValueError(f"device: {device} is not available on this machine; set device=auto")
     bf16, note = choose(precision, selected)
@@ -40,3 +49,24 @@ def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, st
         kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
     )
     return accelerator, note
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether another process of the training has stopped, or cannot be reached."""
+    return isinstance(error, torch.distributed.DistError) or (
+        isinstance(error, RuntimeError) and "gloo" in str(error).lower()
+    )
+
+
+def _own_store() -> dict[str, Any]:
+    """Return the arguments of `init_process_group` after torchrun has restarted the processes.
+
+    torchrun keeps its store of addresses at a restart (--max-restarts). Without a prefix, a process
+    could read the address of a process that was killed, and would fail to connect to it.
+    """
+    restarts = os.environ.get(RESTARTS, "0")
+    if restarts == "0" or os.environ.get(HAS_STORE) != "True":
+        return {}
+    store, rank, world_size = next(rendezvous("env://"))
+    own = distributed_c10d.PrefixStore(f"restart-{restarts}", store)
+    return {"store": own, "rank": rank, "world_size": world_size}

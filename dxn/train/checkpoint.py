@@ -161,7 +161,9 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for name in (SUMS, FILE):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: {name} is missing")
-    check_sums(folder)
+    # A cut or empty list would otherwise hide damage.
+    if FILE not in check_sums(folder):
+        raise UserError(f"{folder / SUMS}: must list {FILE}")
     try:
         tensors = load_file(path)
         with safe_open(path, "pt") as file:

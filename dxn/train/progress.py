@@ -221,7 +221,7 @@ def read_log(path: Path) -> list[dict[str, Any]]:
         try:
             row = json.loads(line)
             rows.append({**row, "step": int(row["step"]), "epoch": int(row["epoch"])})
-        except (ValueError, TypeError, KeyError) as error:
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
             raise UserError(
                 f"{path} line {i + 1}: not a row of a log: {line[:60]!r}; remove this line"
             ) from error

@@ -22,6 +22,7 @@ class StopSignals:
 
     The training reads `received` after each batch. A second Ctrl+C raises KeyboardInterrupt at
     once. Without the main thread of the process, which alone can handle signals, nothing happens.
+    A signal that the process ignores stays ignored.
     """
 
     def __init__(self):
@@ -33,7 +34,8 @@ class StopSignals:
         if threading.current_thread() is threading.main_thread():
             for name in NAMES:
                 number = getattr(signal, name, None)
-                if number is not None:
+                # `nohup dxn train` ignores SIGHUP, so that the training survives its terminal.
+                if number is not None and signal.getsignal(number) != signal.SIG_IGN:
                     self._previous[number] = signal.signal(number, self._handle)
         return self
 

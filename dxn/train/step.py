@@ -126,7 +126,7 @@ def name_rows(samples: Samples, epoch: int, rows: Sequence[int]) -> str:
     """
     positions = {row: i for i, row in enumerate(samples.rows)}
     bad = [row for row in rows if not _is_finite(samples[epoch, positions[row]])]
-    kind = "values that are not finite in" if bad else "rows"
+    kind = "values that are not finite in" if bad else "batch with"
     named = bad or list(rows)
     # A stream of tokens has windows instead of rows.
     origin = samples.opened.origin if len(samples.opened) == len(samples.rows) else ()

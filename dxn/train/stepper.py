@@ -22,7 +22,7 @@ from dxn.train.ema import make_ema, use_ema
 from dxn.train.evaluate import as_float
 from dxn.train.options import Options
 from dxn.train.state import State
-from dxn.train.step import BatchLoss, Start, name_rows, statistics_of
+from dxn.train.step import BatchLoss, Start, is_out_of_memory, name_rows, statistics_of
 
 # Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.
 Schedule = Callable[[float], float]
@@ -129,7 +129,8 @@ class Stepper:
             The losses of the batches of this step.
 
         Raises:
-            UserError: If too many steps in a row were skipped.
+            UserError: If too many steps in a row were skipped, or the memory is too small for the
+                state of the optimizer.
         """
         state = self.state
         # N steps divide the schedule, which spans all epochs, into N + 1 equal parts. Neither the
@@ -152,10 +153,8 @@ class Stepper:
         if math.isfinite(float(norm)) and math.isfinite(float(batches.total)):
             if self.settings.max_grad_norm:
                 clip_grads_with_norm_(parameters, self.settings.max_grad_norm, norm)
-            self.optimizer.step()
+            self._update()
             state.skipped_in_row = 0
-            if self.ema is not None:
-                self.ema.update_parameters(self.model)
         else:
             self._skip(batches)
         losses = self.group
@@ -216,6 +215,22 @@ class Stepper:
         accelerator.unwrap_model(self.wrapped, keep_fp32_wrapper=False)
         # Otherwise the accelerator keeps references to the model and the optimizer.
         accelerator.free_memory()
+
+    def _update(self) -> None:
+        """Change the weights and their average."""
+        try:
+            self.optimizer.step()
+            if self.ema is not None:
+                self.ema.update_parameters(self.model)
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+            # Some weights may have changed already, so the step cannot be repeated. It needs the
+            # same memory for smaller batches.
+            raise UserError(
+                "out of memory for the state of the optimizer, whose size does not depend on the "
+                "batch size; use a smaller model"
+            ) from error
 
     def _skip(self, batches: BatchLoss) -> None:
         """Say that a step is not taken because its loss or gradient is not finite."""

@@ -10,6 +10,7 @@ from typing import Literal
 import torch
 
 from dxn.data.samples import Samples
+from dxn.errors import Interrupted
 from dxn.files import remove_unfinished
 from dxn.models import Model
 from dxn.tasks.task import Task
@@ -169,6 +170,9 @@ class Trainer:
                     run.save()
                 while not run.is_finished:
                     run.epoch()
+                # It arrived after the last batch. Everything is in the checkpoint of the epoch.
+                if signals.received is not None:
+                    raise Interrupted.by(signals.received)
                 run.say_why_it_stopped()
             finally:
                 run.close()
