@@ -74,6 +74,8 @@ def replace_folder(folder: Path) -> Iterator[Path]:
         UserError: If there is no space left.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
+    # The target of a link is replaced, and not the link: it may lead to a larger disk.
+    folder = folder.resolve()
     partial = folder.with_name(_unfinished_name(folder))
     partial.mkdir()
     try:
@@ -106,6 +108,14 @@ def append_line(path: Path, line: str) -> None:
     """
     with _explained(path, path), path.open("a", encoding="utf-8") as file:
         file.write(f"{line}\n")
+
+
+def link(path: Path, new: Path) -> None:
+    """Give a file a second name, or copy it where the file system has no hard links."""
+    try:
+        new.hardlink_to(path)
+    except OSError:
+        shutil.copy2(path, new)
 
 
 def remove_unfinished(folder: Path) -> None:

@@ -134,6 +134,31 @@ def test_options_without_effect_on_the_weights_may_change(killed, tmp_path):
     assert main(["train", f"resume={run}", *more, "trainer.checkpoint_minutes=1"]) == 0
 
 
+def test_the_options_of_a_resume_are_saved_for_the_next_one(killed, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(killed[0], run)
+    changes = ["optimizer.lr=0.5", "trainer.epochs=3"]
+    assert main(["train", f"resume={run}", *changes, "resume.force=true"]) == 0
+    saved = yaml.safe_load((run / ".hydra" / "config.yaml").read_text())
+    assert (saved["optimizer"]["lr"], saved["trainer"]["epochs"]) == (0.5, 3)
+    # The permission to change something is not saved.
+    assert saved["resume"] == {"run": None, "force": False}
+    (line,) = refused(capsys, ["train", f"resume={run}", "optimizer.lr=0.1"])
+    assert "optimizer.lr was 0.5 and is now 0.1" in line
+    assert main(["train", f"resume={run}", "trainer.epochs=4"]) == 0
+    assert {row["epoch"] for row in log_of(run) if "validation/loss" in row} == {1, 2, 3, 4}
+
+
+def test_another_batch_size_starts_the_epoch_again(killed, tmp_path, capsys):
+    run = tmp_path / "run"
+    shutil.copytree(killed[0], run)
+    (line,) = refused(capsys, ["train", f"resume={run}", "batch_size=7"])
+    assert "batch_size: 11 samples per batch over all processes, and now 7" in line
+    assert main(["train", f"resume={run}", "batch_size=7", "resume.force=true"]) == 0
+    # 30 rows are five batches of seven, after an epoch of three batches of eleven.
+    assert log_of(run)[-1]["step"] == 10
+
+
 def test_the_measured_precision_is_kept(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     with interrupt(monkeypatch, step=2):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -13,7 +12,7 @@ from torch import Tensor, nn
 
 from dxn.data.layouts import layout_of
 from dxn.errors import UserError
-from dxn.files import SUMS, replace_folder, sha256, write_sums, write_text
+from dxn.files import SUMS, link, replace_folder, sha256, write_sums, write_text
 from dxn.instantiate import build
 from dxn.models import Model, module_key
 from dxn.run.build import adapters_of, build_model, by_input
@@ -65,8 +64,8 @@ def write_card(folder: Path, card: str) -> None:
     """Replace the card of a model folder, and its line in the checksums."""
     with replace_folder(folder) as new:
         for path in folder.iterdir():
-            if path.name != CARD:
-                _link(path, new / path.name)
+            if path.name != CARD and path.is_file():
+                link(path, new / path.name)
         (new / CARD).write_text(card, encoding="utf-8")
         # The other checksums are kept: calculated again, they would hide a damaged file.
         lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
@@ -236,14 +235,6 @@ def _load_weights(module: nn.Module, tensors: Mapping[str, Tensor], folder: Path
     except RuntimeError as error:
         reason = " ".join(str(error).split())[:MAX_REASON]
         raise UserError(f"{folder / WEIGHTS}: does not match {CONFIG}: {reason}") from error
-
-
-def _link(path: Path, new: Path) -> None:
-    """Give a file a second name, or copy it where the file system has no hard links."""
-    try:
-        new.hardlink_to(path)
-    except OSError:
-        shutil.copy2(path, new)
 
 
 def _portable(nodes: Mapping[str, Any]) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from dxn.run.start import (
     launch,
     read_loaded,
     restore_initial,
+    write_changes,
     write_start,
 )
 from dxn.train.finetune import Finetune
@@ -157,6 +158,8 @@ def prepare(settings: Settings, trainer: Trainer, stack: ExitStack) -> Prepared:
             loaded=loaded,
             initial=pretraining is not None,
         )
+    if resume and trainer.main:
+        write_changes(folder, settings, batch_size, rows)
     if resume and pretraining is not None:
         restore_initial(folder, model)
     report.print_line(f"run folder: {folder}")

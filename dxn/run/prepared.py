@@ -16,7 +16,7 @@ from dxn.models import Model, count_parameters
 from dxn.run import model_folder
 from dxn.run.build import Data, Inputs, model_nodes
 from dxn.run.card import Card, data_name
-from dxn.run.settings import Settings
+from dxn.run.settings import Settings, merge_overrides
 from dxn.tasks import Task
 from dxn.tokenize.adapter import Preprocessor
 from dxn.train.finetune import Finetune
@@ -74,8 +74,8 @@ class Prepared:
         """The options of the training as the user typed them, with those of resuming it."""
         if not self.settings.is_resumed:
             return self.settings.overrides
-        added = [line for line in self.settings.overrides if not line.startswith("resume")]
-        return (*Settings.load(self.folder, self.settings.trust).overrides, *added)
+        saved = Settings.load(self.folder, self.settings.trust)
+        return merge_overrides(saved.overrides, self.settings.overrides)
 
     @property
     def sizes(self) -> dict[str, int]:

@@ -90,6 +90,12 @@ class Settings:
         return cls(values, overrides=overrides, trust=tuple(trust))
 
 
+def merge_overrides(old: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:
+    """Return the overrides of a run and those of its resume. The last one of a key counts."""
+    lines = {line.partition("=")[0]: line for line in (*old, *new) if not line.startswith("resume")}
+    return tuple(lines.values())
+
+
 class _Dumper(yaml.SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         """Write an object in full each time it occurs, because `load_yaml` refuses aliases."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
@@ -18,12 +19,12 @@ from safetensors.torch import load_file
 
 from dxn.data.fingerprint import Fingerprint, differences
 from dxn.errors import UserError
-from dxn.files import SUMS, check_sums, replace_folder, write_sums
+from dxn.files import SUMS, check_sums, link, replace_folder, write_sums
 from dxn.keys import leaves, lookup
 from dxn.models import Model
 from dxn.run import model_folder
 from dxn.run.build import adapters_of
-from dxn.run.settings import Settings
+from dxn.run.settings import Settings, merge_overrides
 from dxn.schema import Strict, validated
 from dxn.tasks import Task
 from dxn.train.checkpoint import write_tensors
@@ -47,7 +48,7 @@ MAY_CHANGE = (
     *("trainer.log_every", "trainer.checkpoint_minutes", "trainer.checkpoint_every"),
     "trainer.max_skipped_steps",
     # The fingerprint tells whether it is the same data.
-    *("data.path", "data.train", "data.validation", "data.test"),
+    *("data.path", "data.train", "data.validation", "data.test", "data.confine"),
     # Compared as the batch size over all processes.
     *("batch_size", "trainer.batch_size"),
 )
@@ -182,6 +183,41 @@ def stop_if_changed(changes: Sequence[str], settings: Settings, what: str) -> No
             f"resume: {what} changed since the run started: {'; '.join(changes)}; undo the change, "
             "train a new run, or set resume.force=true to continue nevertheless"
         )
+
+
+def write_changes(
+    folder: Path, settings: Settings, batch_size: int, data: Mapping[str, Fingerprint]
+) -> None:
+    """Save the options of a resumed run, so that the next resume continues with them.
+
+    Args:
+        folder: The run folder.
+        settings: The settings of the resumed run.
+        batch_size: Number of samples per batch over all processes.
+        data: Fingerprint of the data.
+    """
+    start = folder / FOLDER
+    # The next resume must be asked again, and it may be a resume of a copy of this folder.
+    values = {**settings.values, "resume": {"run": None, "force": False}}
+    saved = Settings.load(folder, settings.trust)
+    overrides = merge_overrides(saved.overrides, settings.overrides)
+    settings = replace(settings, values=values, overrides=overrides)
+    decisions = read_decisions(folder).model_copy(update={"batch_size": batch_size})
+    files = {
+        CONFIG: settings.yaml(),
+        DECISIONS: decisions.model_dump_json(),
+        DATA: json.dumps(data),
+    }
+    if all((start / name).read_text(encoding="utf-8") == text for name, text in files.items()):
+        return
+    settings.save(folder)
+    with replace_folder(start) as new:
+        for path in start.iterdir():
+            if path.name not in (*files, SUMS):
+                link(path, new / path.name)
+        for name, text in files.items():
+            (new / name).write_text(text, encoding="utf-8")
+        write_sums(new)
 
 
 def restore_initial(folder: Path, model: Model) -> None:

@@ -136,6 +136,14 @@ def load(
     for name, tensor in _without_prefix("optimizer", tensors).items():
         i, key = name.split("/")
         entries.setdefault(int(i), {})[key] = tensor
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for i, values in entries.items():
+        shapes = {tuple(value.shape) for value in values.values() if value.ndim}
+        if i >= len(parameters) or not shapes <= {tuple(parameters[i].shape)}:
+            raise UserError(
+                f"{folder}: the state of the optimizer does not fit the trained weights; resume "
+                "with the options of the training, or start from its model with weights=RUN"
+            )
     # The groups keep the options of the resumed run, such as a new weight decay.
     optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
     _restore_generators(_without_prefix("generators", tensors), process)

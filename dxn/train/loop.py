@@ -52,7 +52,7 @@ class Run:
 
     def __post_init__(self):
         settings = self.settings
-        self.state = State()
+        self.state = State(batch_size=self.batch_size)
         self.stepper = Stepper(
             settings=settings,
             model=self.model,
@@ -119,6 +119,12 @@ class Run:
         vars(self.state).update(restored.state)
         # A resume with other options, such as a lower learning rate, gets all attempts again.
         self.state.skipped_in_row = 0
+        if self.state.batch_size != self.batch_size:
+            # With resume.force. The batches that are done do not exist in the new order.
+            self.print(f"note: epoch {self.state.epoch + 1} starts again with the new batch size")
+            self.state.batch_size = self.batch_size
+            self.state.batch = 0
+            self.state.step = self.state.epoch * self.steps_per_epoch
         self.progress.epochs = self.epochs
         self.progress.restore(self.state, restored.log)
 

@@ -17,6 +17,7 @@ class State:
         epoch: Number of finished epochs.
         batch: Number of finished batches of the current epoch.
         step: Number of optimizer steps, with those that were skipped.
+        batch_size: Number of samples per batch over all processes.
         parts: Number of parts into which each batch is divided because memory is short.
         skipped: Number of skipped steps, because the loss or a gradient was not finite.
         skipped_in_row: Number of skipped steps since the last one that was taken.
@@ -31,6 +32,7 @@ class State:
     epoch: int = 0
     batch: int = 0
     step: int = 0
+    batch_size: int = 0
     parts: int = 1
     skipped: int = 0
     skipped_in_row: int = 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import math
 import typing
 from collections.abc import Callable, Sequence
@@ -187,6 +188,8 @@ class Stepper:
         """
         parts = 2 * self.state.parts
         self.rewind()
+        # The failed iterator of the loader too: new data workers must not inherit it.
+        gc.collect()
         release_memory()
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
