@@ -148,6 +148,8 @@ def _check_numbers(value: Any) -> Any:
 def _change(folder: Path, rand: random.Random) -> str:
     """Change one file of a folder; return a description."""
     files = sorted(path for path in folder.iterdir() if path.name != "README.md")
+    if not files:  # an earlier change moved the last one away
+        return "nothing"
     path = rand.choice(files)
     if path.is_symlink() or not path.is_file():
         return "nothing"

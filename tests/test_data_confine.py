@@ -102,3 +102,11 @@ def test_a_folder_with_the_same_start_is_outside():
     assert isinstance(confined("/data/x2/a.png", Path("/data/x")), OutsidePath)
     assert not isinstance(confined("/data/x/a.png", Path("/data/x")), OutsidePath)
     assert not isinstance(confined("/data/x/a.png", Path("/")), OutsidePath)
+
+
+def test_a_relative_path_is_that_of_the_current_folder(tmp_path, monkeypatch):
+    for name in ("a", "b"):
+        (tmp_path / name / "photos").mkdir(parents=True)
+        monkeypatch.chdir(tmp_path / name)
+        path = confined("photos/1.png", Path())
+        assert not isinstance(path, OutsidePath)

@@ -34,7 +34,7 @@ def confined(path: str | Path, root: Path, key: str = KEY) -> str:
     text = str(path)
     try:
         real = _real_path(text)
-        folder = _real_folder(str(root))
+        folder = _real_folder(str(Path(root).absolute()))
     except (OSError, ValueError):  # too long, or with a zero byte: there is no such file
         return text
     if real == folder or real.startswith(f"{folder.rstrip(os.sep)}{os.sep}"):
@@ -52,11 +52,12 @@ def _real_path(path: str) -> str:
     folder, name = os.path.split(path)
     if name in ("", ".", ".."):
         return os.path.realpath(path)
-    real = Path(_real_folder(folder), name)
+    real = Path(_real_folder(str(Path(folder).absolute())), name)
     return os.path.realpath(real) if real.is_symlink() else str(real)
 
 
-# Cached, because each part of a path takes a system call, and a data set has few folders.
+# Cached, because each part of a path takes a system call, and a data set has few folders. The path
+# is absolute, because the current folder can change.
 @lru_cache(maxsize=4096)
 def _real_folder(folder: str) -> str:
     return os.path.realpath(folder)
