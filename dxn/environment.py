@@ -44,7 +44,11 @@ def resolve(values: Mapping[str, Any]) -> tuple[dict[str, Any], Texts]:
         UserError: If an environment variable is used in another way than as a value of an option.
     """
 
+    is_read = False
+
     def read(*args: Any) -> Any:
+        nonlocal is_read
+        is_read = True
         value = oc.env(*args)
         if value is not None:
             hide(str(value), f"${{{RESOLVER}:{args[0]}}}")
@@ -52,7 +56,8 @@ def resolve(values: Mapping[str, Any]) -> tuple[dict[str, Any], Texts]:
 
     with _replaced(read):
         resolved: Any = OmegaConf.to_container(OmegaConf.create(dict(values)), resolve=True)
-    if RESOLVER not in str(values):
+    # The text of the configuration does not tell: ${oc.${x}:TOKEN} is resolved in steps.
+    if not is_read:
         return resolved, {}
     # What differs in another environment depends on a variable, also through another key.
     try:

@@ -85,7 +85,9 @@ def valid_text(text: str) -> str:
 def _hidden(value: Any) -> Any:
     """Return plain data without hidden values in its texts."""
     if isinstance(value, Mapping):
-        return {_hidden(name): _hidden(item) for name, item in value.items()}
+        # The names, such as test/accuracy, do not come from the environment. A short value, such
+        # as "test", could be a part of one.
+        return {name: _hidden(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
         return [_hidden(item) for item in value]
     return without_secrets(value) if isinstance(value, str) else value

@@ -204,6 +204,8 @@ def model_folder(folder: Path) -> Path:
     """
     if (folder / "model" / CONFIG).exists():
         folder = folder / "model"
+    if not folder.is_dir():
+        raise UserError(f"{folder}: folder not found (current directory: {Path.cwd()})")
     for name in (WEIGHTS, CONFIG, STATE_FILE):
         if not (folder / name).exists():
             raise UserError(f"{folder}: not a run folder or model folder; {name} is missing")

@@ -27,6 +27,7 @@ from dxn.run.build import adapters_of
 from dxn.run.settings import Settings, merge_overrides
 from dxn.schema import Strict, validated
 from dxn.tasks import Task
+from dxn.train.accelerator import RESTARTS
 from dxn.train.checkpoint import write_tensors
 from dxn.untrusted import load_json, load_yaml
 
@@ -52,8 +53,7 @@ MAY_CHANGE = (
     # Compared as the batch size over all processes.
     *("batch_size", "trainer.batch_size"),
 )
-# torchrun sets these. All processes of a training, and those of its restarts, have the same parent.
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+# torchrun sets it. All processes of a training, and those of its restarts, have the same parent.
 LAUNCH = "TORCHELASTIC_RUN_ID"
 
 

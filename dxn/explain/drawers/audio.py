@@ -14,7 +14,15 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
 from dxn.explain.drawers.drawer import InputAttention, Shown, Thumbnails, check_weights
-from dxn.explain.drawers.panel import Panel, draw_boxes, draw_heat, draw_panel, page_panel
+from dxn.explain.drawers.panel import (
+    Panel,
+    draw_boxes,
+    draw_heat,
+    draw_panel,
+    page_panel,
+    shrink_axes,
+    thinned,
+)
 from dxn.explain.drawers.sound import sound_panel, waveform
 from dxn.explain.figures import color_bar, heat_colors, heat_scale, new_figure, save, set_title
 from dxn.explain.labels import font_size, shortened
@@ -38,13 +46,11 @@ class AudioDrawer:
     def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
         boxes = self.boxes(shown, coords)
         starts = np.unique(coords[:, 0])
-        every = -(-len(starts) // MAX_MARKS) or 1
-        is_marked = np.isin(coords[:, 0], starts[::every])
+        is_marked, left_unmarked = thinned(coords[:, 0], MAX_MARKS)
         note = draw_boxes(axis, sound_panel(shown), boxes[is_marked])
         bands = len(coords) // max(len(starts), 1)
         parts = f", {len(starts)} frames × {bands} bands" if bands > 1 else ""
-        thinned = f", every {every}th is outlined" if every > 1 else ""
-        return f"{parts}{thinned}{note}"
+        return f"{parts}{left_unmarked}{note}"
 
     def draw_shares(
         self, axis: Axes, shown: Shown, coords: np.ndarray, shares: np.ndarray, scale: Normalize
@@ -55,8 +61,7 @@ class AudioDrawer:
         self, axis: Axes, shown: Shown, coords: np.ndarray, weights: np.ndarray, scale: Normalize
     ) -> None:
         draw_heat(axis, sound_panel(shown), self.boxes(shown, coords), weights, scale)
-        axis.set(xlabel="", ylabel="")
-        axis.tick_params(labelsize=6, length=2)
+        shrink_axes(axis)
 
     def draw_reading(
         self,

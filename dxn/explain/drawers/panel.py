@@ -49,6 +49,28 @@ class Panel:
     y_label: str = ""
 
 
+def shrink_axes(axis: Axes) -> None:
+    """Adapt the axes to a thumbnail: no labels, and small ticks."""
+    axis.set(xlabel="", ylabel="")
+    axis.tick_params(labelsize=6, length=2)
+
+
+def thinned(starts: np.ndarray, max_marks: int) -> tuple[np.ndarray, str]:
+    """Return which tokens to outline, so that not too many of them cover a picture.
+
+    Args:
+        starts: Start of each token (N,). Tokens with the same start are outlined together.
+        max_marks: Number of different starts that may be outlined.
+
+    Returns:
+        A mask (N,), and a note about the tokens that are left out.
+    """
+    unique = np.unique(starts)
+    every = -(-len(unique) // max_marks) or 1
+    note = f", every {every}th is outlined" if every > 1 else ""
+    return np.isin(starts, unique[::every]), note
+
+
 def draw_panel(axis: Axes, panel: Panel, pixels: np.ndarray | None = None) -> None:
     """Draw the picture of a panel, or other pixels (H, W, 3) in its place."""
     extent = (0, panel.width, panel.height, 0)

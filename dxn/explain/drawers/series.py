@@ -15,7 +15,7 @@ from PIL import Image
 
 from dxn.explain.drawers.audio import draw_rows
 from dxn.explain.drawers.drawer import InputAttention, Shown, Thumbnails
-from dxn.explain.drawers.panel import Panel, draw_boxes, draw_heat, page_panel
+from dxn.explain.drawers.panel import Panel, draw_boxes, draw_heat, page_panel, shrink_axes, thinned
 from dxn.explain.figures import new_figure
 
 MAX_CHANNELS = 16  # curves in one picture; further channels would be too flat
@@ -40,17 +40,14 @@ class SeriesDrawer:
         return INCHES, _height(shown) + 0.7
 
     def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
-        starts = np.unique(coords[:, 0])
-        every = -(-len(starts) // MAX_MARKS) or 1
-        is_marked = np.isin(coords[:, 0], starts[::every])
+        is_marked, left_unmarked = thinned(coords[:, 0], MAX_MARKS)
         boxes = self.boxes(shown, coords)
         is_marked &= ~np.isnan(boxes[:, 0])
         note = draw_boxes(axis, series_panel(shown), boxes[is_marked])
-        thinned = f", every {every}th is outlined" if every > 1 else ""
         channels = shown.raw.shape[1]
         hidden = channels - MAX_CHANNELS
         left_out = f", {hidden} more channels are not drawn" if hidden > 0 else ""
-        return f"{thinned}{left_out}{note}"
+        return f"{left_unmarked}{left_out}{note}"
 
     def draw_shares(
         self, axis: Axes, shown: Shown, coords: np.ndarray, shares: np.ndarray, scale: Normalize
@@ -61,8 +58,7 @@ class SeriesDrawer:
         self, axis: Axes, shown: Shown, coords: np.ndarray, weights: np.ndarray, scale: Normalize
     ) -> None:
         draw_heat(axis, series_panel(shown), self.boxes(shown, coords), weights, scale)
-        axis.set(xlabel="", ylabel="")
-        axis.tick_params(labelsize=6, length=2)
+        shrink_axes(axis)
 
     def draw_reading(
         self,
