@@ -3,7 +3,7 @@ PYTHON ?= python3
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 RUN := .venv/bin
 
-.PHONY: demo test check format docs clean
+.PHONY: demo test check format docs bench clean
 
 demo: .venv/ready ## train on the built-in data set and print the table of figures
 	$(RUN)/dxn train
@@ -18,6 +18,10 @@ check: .venv/ready ## check lint, format and types
 
 docs: .venv/ready ## regenerate docs/config.md and the stored signatures
 	$(RUN)/python docs/reference.py
+
+# The group dev includes the group bench. DATA=DIR adds the rows of whole runs, see benchmarks/bench.py.
+bench: .venv/ready ## compare the speed with that of other libraries; writes BENCHMARKS.md
+	$(RUN)/python benchmarks/bench.py $(if $(DATA),--data $(DATA))
 
 format: .venv/ready ## fix lint and format automatically
 	$(RUN)/ruff check --fix .

@@ -20,8 +20,8 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
+from dxn.dropout import Dropout  # noqa: E402
 from dxn.models.attention import attend  # noqa: E402
-from dxn.models.dropout import Dropout  # noqa: E402
 from dxn.models.losses import linear_cross_entropy  # noqa: E402
 
 REPEATS = 15

@@ -57,6 +57,7 @@ def faults(options: argparse.Namespace) -> list[Fault]:
         Fault("1 process killed, resumed with 2, killed, resumed with 1", same, _back_and_forth),
         Fault("--max-restarts=2, one process killed", "continues; equal", _restarted("run")),
         Fault("--max-restarts=2 without run=", "continues; one folder", _restarted("output")),
+        Fault("torchrun killed with kill -9", "checkpoint; resumed, equal", _orphans),
         Fault("SIGTERM to torchrun", "checkpoint; resumed, equal", _terminated),
         Fault("2 processes, run folder by date and time", "one folder", _one_folder),
         Fault("10 samples for 2 processes with batches of 4", same, _few_samples),
@@ -288,6 +289,28 @@ def _terminated(folder: Path) -> Seen:
     seen = close(run, _pair(), again, exact=True)
     passed = ended.code not in (0, TIMEOUT) and saved == at and seen.passed
     return Seen(passed, f"code {ended.code}; step {at}, checkpoint at {saved}; {seen.text}")
+
+
+def _orphans(folder: Path) -> Seen:
+    run = folder / "run"
+    ranks: list[int] = []
+
+    def kill_launcher(pid: int) -> None:
+        ranks.extend(_children(pid))
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: not _running(ranks))
+
+    command = ("train", *LONG, "batch_size=10", f"run={run}")
+    launch(2, *command, during=at_step(run, 133, kill_launcher))
+    left, at, saved = _running(ranks), max(steps_of(run)), checkpoint_step(run)
+    seen = close(run, _pair(), launch(2, "train", f"resume={run}"), exact=True)
+    passed = not left and saved == at and seen.passed
+    return Seen(passed, f"step {at}, checkpoint at {saved}; left: {left}; {seen.text}")
+
+
+def _running(pids: Sequence[int]) -> list[int]:
+    # A process that has ended, but that its parent has not noticed yet, has no program.
+    return [pid for pid in pids if Path(f"/proc/{pid}/exe").exists()]
 
 
 def _one_folder(folder: Path) -> Seen:

@@ -26,6 +26,7 @@ from fuzz_pool import FAILURES, SECONDS, Kind, Outcome, random_of, run_all
 # The module of each kind. It has a function `make_kind()`.
 KINDS = {
     "folders": "fuzz_folders",
+    "runs": "fuzz_runs",
     "tables": "fuzz_tables",
     "pictures": "fuzz_pictures",
     "sounds": "fuzz_sounds",

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import io
-import random
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
 import torch
-from fuzz_bytes import mutate
+from fuzz_media import MediaFiles
 from PIL import Image
 
 from dxn.tokenize import ImageAdapter, VideoAdapter
@@ -21,38 +20,14 @@ FRAMES = 6
 VIDEOS = {"mp4": "mpeg4", "avi": "mpeg4", "mkv": "h264", "webm": "vp9"}
 
 
-class Pictures:
-    """Mutated image and video files, which are read and prepared as samples."""
+def make_kind() -> MediaFiles:
+    """Return the kind, for benchmarks/fuzz.py."""
+    image = ImageAdapter(dim=8, image_size=SIZE, patch_size=8).prepare
+    video = VideoAdapter(dim=8, image_size=SIZE, patch_size=8).prepare
 
-    name = "pictures"
-
-    def prepare(self, folder: Path) -> None:
-        """Create valid files of all formats."""
-        self.files = {**_images(), **_videos()}
-        self.image = ImageAdapter(dim=8, image_size=SIZE, patch_size=8).prepare
-        self.video = VideoAdapter(dim=8, image_size=SIZE, patch_size=8).prepare
-        for name, content in self.files.items():
-            path = folder / name
-            path.write_bytes(content)
-            self._use(path)
-
-    def mutate(self, rand: random.Random, folder: Path) -> str:
-        """Write a mutated file."""
-        name = rand.choice(sorted(self.files))
-        content, description = mutate(self.files[name], rand, list(self.files.values()))
-        # A file can have the suffix of another format.
-        wrong = rand.choice(sorted(self.files)) if rand.random() < 0.02 else name
-        (folder / wrong).write_bytes(content)
-        return f"{name} as {wrong}: {description}"
-
-    def use(self, folder: Path) -> Any:
-        """Read the file as a path, which is how a data set names it."""
-        (path,) = folder.iterdir()
-        return self._use(path)
-
-    def _use(self, path: Path) -> Any:
+    def read(path: Path) -> tuple[int, ...]:
         is_video = path.suffix[1:] in VIDEOS or path.stem == "moving"
-        prepare = self.video if is_video else self.image
+        prepare = video if is_video else image
         raw = prepare.read(str(path))
         assert raw is not None and raw.dtype == torch.uint8 and raw.shape[-3] == 3, raw
         assert raw[..., 0, 0].numel() * SIZE * SIZE >= raw.numel(), raw.shape
@@ -64,10 +39,7 @@ class Pictures:
             assert height * width > 0
         return tuple(raw.shape)
 
-
-def make_kind() -> Pictures:
-    """Return the kind, for benchmarks/fuzz.py."""
-    return Pictures()
+    return MediaFiles("pictures", {**_images(), **_videos()}, read)
 
 
 def _images() -> dict[str, bytes]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import random
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +10,7 @@ import av
 import numpy as np
 import soundfile
 import torch
-from fuzz_bytes import mutate
+from fuzz_media import MediaFiles
 
 from dxn.tokenize import AudioAdapter
 from dxn.tokenize.audio_file import audio_rate
@@ -34,49 +33,23 @@ FORMATS = {
 CONTAINERS = {"m4a": ("mp4", "aac"), "aac": ("adts", "aac"), "mkv": ("matroska", "pcm_s16le")}
 
 
-class Sounds:
-    """Mutated audio files, which are read and prepared as samples."""
+def make_kind() -> MediaFiles:
+    """Return the kind, for benchmarks/fuzz.py."""
+    spectrogram = SpectrogramOptions(n_mels=16, max_seconds=SECONDS)
+    adapter = AudioAdapter(dim=8, sample_rate=RATE, spectrogram=spectrogram).prepare
 
-    name = "sounds"
-
-    def prepare(self, folder: Path) -> None:
-        """Create valid files of all formats."""
-        self.files = {**_sounds(), **_tracks()}
-        spectrogram = SpectrogramOptions(n_mels=16, max_seconds=SECONDS)
-        self.adapter = AudioAdapter(dim=8, sample_rate=RATE, spectrogram=spectrogram).prepare
-        for name, content in self.files.items():
-            path = folder / name
-            path.write_bytes(content)
-            self._use(path)
-
-    def mutate(self, rand: random.Random, folder: Path) -> str:
-        """Write a mutated file."""
-        name = rand.choice(sorted(self.files))
-        content, description = mutate(self.files[name], rand, list(self.files.values()))
-        wrong = rand.choice(sorted(self.files)) if rand.random() < 0.02 else name
-        (folder / wrong).write_bytes(content)
-        return f"{name} as {wrong}: {description}"
-
-    def use(self, folder: Path) -> Any:
-        """Read the file as a path, which is how a data set names it."""
-        (path,) = folder.iterdir()
-        return self._use(path)
-
-    def _use(self, path: Path) -> Any:
-        raw = self.adapter.read(str(path))
+    def read(path: Path) -> tuple[int, ...] | None:
+        raw = adapter.read(str(path))
         if raw is None:  # a video without a sound track
             return None
         assert raw.dtype == torch.float32 and raw.ndim == 1, raw
         assert bool(raw.isfinite().all()) and 0 < len(raw) <= SECONDS * RATE + RATE, raw.shape
-        features = self.adapter(raw)["features"]
+        features = adapter(raw)["features"]
         assert bool(features.isfinite().all()), features
         assert audio_rate(str(path)) > 0
         return tuple(features.shape)
 
-
-def make_kind() -> Sounds:
-    """Return the kind, for benchmarks/fuzz.py."""
-    return Sounds()
+    return MediaFiles("sounds", {**_sounds(), **_tracks()}, read)
 
 
 def _sounds() -> dict[str, bytes]:

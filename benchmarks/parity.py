@@ -213,7 +213,10 @@ def hidden_states(
 def differences(p: Pair, sizes: Sizes, dtype: torch.dtype) -> list[float]:
     """Return the maximum differences after the embedding, after each block, and at the output."""
     batch, peer_batch = inputs(p, sizes, dtype)
-    states, answer = hidden_states(list(p.model.backbone.blocks), lambda: p.model(batch))
+    # The blocks get the tokens of all samples in one axis; here with the columns of the batch.
+    with p.model.backbone.unpacked():
+        states, answer = hidden_states(list(p.model.backbone.blocks), lambda: p.model(batch))
+    states = [state.unflatten(0, (batch["size"], -1)) for state in states]
     peer_states, expected = hidden_states(
         p.case.blocks(p.peer), lambda: p.case.answer(p.peer, peer_batch)
     )

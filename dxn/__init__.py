@@ -21,6 +21,7 @@ import dxn.train  # noqa: F401 (the package is made callable below)
 from dxn.runtime import configure
 
 if TYPE_CHECKING:
+    from dxn.run.dtypes import Dtype
     from dxn.run.predictor import Predictor
     from dxn.tokens import Tokens
 
@@ -36,13 +37,19 @@ configure()
 
 
 def load(
-    folder: str | PathLike[str], *, device: str = "cpu", trust: Sequence[str] = ()
+    folder: str | PathLike[str],
+    *,
+    device: str = "cpu",
+    dtype: Dtype = "auto",
+    trust: Sequence[str] = (),
 ) -> Predictor:
     """Load a trained model from its run folder or model folder.
 
     Args:
         folder: Path of the folder.
         device: Device to run on, such as "cuda".
+        dtype: Data type of the weights: float32, bf16, int8, or auto, which is bf16 if the model is
+            large and bf16 is measured faster.
         trust: Top-level packages besides dxn whose code the folder may use.
 
     Raises:
@@ -51,7 +58,7 @@ def load(
     """
     from dxn.run import model_folder
 
-    return model_folder.load(folder, device=device, trust=trust)
+    return model_folder.load(folder, device=device, dtype=dtype, trust=trust)
 
 
 def from_public(
@@ -61,6 +68,7 @@ def from_public(
     part: str | None = None,
     strict: bool = True,
     device: str = "cpu",
+    dtype: Dtype = "auto",
     trust: Sequence[str] = (),
 ) -> Predictor:
     """Load a public checkpoint, such as ViT, BERT or AST, with the interface of a trained model.
@@ -71,6 +79,8 @@ def from_public(
         part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
         strict: Whether missing and unexpected tensors are an error.
         device: Device to run on, such as "cuda".
+        dtype: Data type of the weights: float32, bf16, int8, or auto, which is bf16 if the model is
+            large and bf16 is measured faster.
         trust: Top-level packages besides dxn whose code the family of the checkpoint may use.
 
     Raises:
@@ -79,7 +89,13 @@ def from_public(
     from dxn.run import model_folder
 
     return model_folder.from_public(
-        source, revision=revision, part=part, strict=strict, device=device, trust=trust
+        source,
+        revision=revision,
+        part=part,
+        strict=strict,
+        device=device,
+        dtype=dtype,
+        trust=trust,
     )
 
 
@@ -111,6 +127,8 @@ class _TrainPackage(ModuleType):
 
 # A type checker does not see the change of class, so for it `train` is the function.
 if TYPE_CHECKING:
+    from dxn.run.dtypes import Dtype
+
     train = _train
 else:
     sys.modules["dxn.train"].__class__ = _TrainPackage

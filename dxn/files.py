@@ -8,10 +8,12 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import TextIO
 
 from dxn.errors import UserError
 
@@ -71,11 +73,18 @@ def replace_folder(folder: Path) -> Iterator[Path]:
         Path of the new folder, which is empty.
 
     Raises:
-        UserError: If there is no space left.
+        UserError: If there is no space left, or the folder is a link to one with other files.
     """
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # The target of a link is replaced, and not the link: it may lead to a larger disk.
+    # The target of a link is replaced, and not the link: it may lead to a larger disk. In a
+    # stranger's folder, it may also lead to the documents of the user.
+    is_link = folder.is_symlink()
     folder = folder.resolve()
+    if is_link and not (folder / SUMS).is_file() and folder.exists() and any(folder.iterdir()):
+        raise UserError(
+            f"{folder}: would be replaced with all its files, because a link in the run folder "
+            f"leads to it, but it has no {SUMS}; remove the link or empty the folder"
+        )
     partial = folder.with_name(_unfinished_name(folder))
     partial.mkdir()
     try:
@@ -106,8 +115,28 @@ def append_line(path: Path, line: str) -> None:
     Raises:
         UserError: If there is no space left.
     """
-    with _explained(path, path), path.open("a", encoding="utf-8") as file:
+    with _explained(path, path), open_own(path) as file:
         file.write(f"{line}\n")
+
+
+def open_own(path: Path) -> TextIO:
+    """Open a file to read it and to append to it. It is created if necessary.
+
+    Raises:
+        UserError: If it is a link, which could lead to any file of the user, or a device.
+    """
+    # Non-blocking, because opening a pipe would otherwise wait for its reader.
+    flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_NONBLOCK", 0)
+    try:
+        descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    except OSError as error:
+        if error.errno not in (errno.ELOOP, errno.EISDIR):
+            raise
+        raise UserError(f"{path}: must be a regular file, got {_what(path)}; remove it") from error
+    if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+        os.close(descriptor)
+        raise UserError(f"{path}: must be a regular file, got {_what(path)}; remove it")
+    return os.fdopen(descriptor, "a+", encoding="utf-8")
 
 
 def link(path: Path, new: Path) -> None:
@@ -229,6 +258,12 @@ def is_disk_full(error: BaseException) -> bool:
         return True
     cause = error.__cause__ or error.__context__
     return cause is not None and is_disk_full(cause)
+
+
+def _what(path: Path) -> str:
+    if path.is_symlink():
+        return "a link"
+    return "a folder" if path.is_dir() else "a device or pipe"
 
 
 def _size(path: Path) -> int:

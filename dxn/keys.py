@@ -20,6 +20,7 @@ TOP: dict[str, Hint] = {
     "count": "int",
     "device": {"choices": ["auto", "cpu", "cuda", "mps"]},
     "dim": "int",
+    "dtype": {"choices": ["auto", "float32", "bf16", "int8"]},
     "encoding": ["str", "null"],
     "index": "str",
     "k": "int",

@@ -21,16 +21,17 @@ SURROGATE = re.compile(r"[\ud800-\udfff]")
 FORMULA = re.compile(r"\s*[=+\-@\uff0b\uff0d\uff1d\uff20]|[\t\r]")
 # A signed number contains no reference and no function, so it is left as it is.
 NUMBER = re.compile(r"[-+]?(?:inf|nan|[\d.,\s%]*(?:[eE][-+]?\d+)?)")
-# A shorter secret would also occur by chance in other words, which would become illegible.
-MIN_SECRET = 4
-MIN_SECRET_NUMBER = 10  # such as 0.01, which is a part of many figures
+# A shorter value is an ordinary word or option value, such as cuda, test or bf16. It would also be
+# replaced in names of classes and figures. Passwords and tokens are longer.
+MIN_SECRET = 8
+MIN_SECRET_NUMBER = 10  # such as 0.000125, which is a part of many figures
 
 # Values that must not be shown, and what is shown instead.
 _secrets: dict[str, str] = {}
 
 
 def hide(value: str, shown: str) -> None:
-    """Never show a value again.
+    """Never show a value again, unless it is shorter than a secret.
 
     Args:
         value: The secret.

@@ -33,6 +33,7 @@ FILES = sorted(PACKAGE.rglob("*.py"))
 BOTTOM = {
     "tokens",
     "errors",
+    "dropout",
     "files",
     "printable",
     "environment",
@@ -49,6 +50,7 @@ BOTTOM = {
 MODULES = {
     "tokens": {"errors"},
     "errors": set(),
+    "dropout": set(),
     "untrusted": {"errors"},
     "schema": {"errors", "untrusted"},
     "files": {"errors"},

@@ -83,7 +83,8 @@ def test_the_cross_attention_weights_reproduce_the_output_of_each_block(options)
         for b in range(B):
             heads = [weights[b, i, h] @ values[b][:, h * width : (h + 1) * width] for h in range(H)]
             expected = block.cross.proj(torch.cat(heads, -1))
-            torch.testing.assert_close(expected, output[b], rtol=0, atol=1e-12)
+            rows = output.unflatten(0, (B, T))
+            torch.testing.assert_close(expected, rows[b], rtol=0, atol=1e-12)
 
 
 def has_hooks(decoder):
@@ -291,13 +292,13 @@ def test_the_shares_follow_the_answer_through_the_encoder(tmp_path, unsaved):
     predictor = make_writer(inputs=("text", "image"))
     captured = []
     hooks = [
-        block.cross.register_forward_pre_hook(lambda m, args: captured.append(m.weights(*args)))
+        block.cross.register_forward_pre_hook(
+            lambda m, args: captured.append(m.weights(args[0], args[1][0], *args[2:]))
+        )
         for block in predictor.model.head.decoder.backbone.blocks
     ]
     for block in predictor.model.backbone.blocks:
-        block.attn.weights = lambda x, attn_mask=None, rope=None: torch.eye(x.shape[1]).expand(
-            1, 2, -1, -1
-        )
+        block.attn.weights = lambda x, group: torch.eye(x.shape[0]).expand(1, 2, -1, -1)
     sample = {name: SAMPLE[name] for name in ("text", "image")}
     drawn = draw_attention(predictor, sample, tmp_path)
     for hook in hooks:

@@ -44,6 +44,49 @@ def test_a_folder_is_replaced_with_all_its_files(tmp_path):
     assert names(tmp_path) == ["model"]
 
 
+def test_the_target_of_a_link_is_replaced_and_not_the_link(tmp_path):
+    """A user can link model/ to a larger disk."""
+    (tmp_path / "disk").mkdir()
+    (tmp_path / "disk" / "old.txt").touch()
+    write_sums(tmp_path / "disk")
+    folder = tmp_path / "model"
+    folder.symlink_to(tmp_path / "disk", target_is_directory=True)
+    with replace_folder(folder) as new:
+        (new / "new.txt").touch()
+    assert folder.is_symlink()
+    assert names(tmp_path / "disk") == ["new.txt"]
+    assert names(tmp_path) == ["disk", "model"]
+
+
+def test_a_link_to_a_folder_with_other_files_is_refused(tmp_path):
+    (tmp_path / "documents").mkdir()
+    (tmp_path / "documents" / "thesis.txt").touch()
+    folder = tmp_path / "model"
+    folder.symlink_to(tmp_path / "documents", target_is_directory=True)
+    refused = pytest.raises(UserError, match="would be replaced with all its files")
+    with refused, replace_folder(folder):
+        pass
+    assert names(tmp_path / "documents") == ["thesis.txt"]
+
+
+@pytest.mark.parametrize("kind", ["link", "dangling link", "device", "folder", "pipe"])
+def test_a_line_is_not_written_through_a_link_or_to_a_device(tmp_path, kind):
+    path, target = tmp_path / "metrics.jsonl", tmp_path / "notes.txt"
+    if kind == "link":
+        target.write_text("mine")
+    if "link" in kind:
+        path.symlink_to(target)
+    elif kind == "device":
+        path.symlink_to("/dev/null")
+    elif kind == "folder":
+        path.mkdir()
+    else:
+        os.mkfifo(path)
+    with pytest.raises(UserError, match="must be a regular file"):
+        append_line(path, "line")
+    assert not target.exists() or target.read_text() == "mine"
+
+
 def test_an_error_while_a_folder_is_written_leaves_the_old_one(tmp_path):
     folder = tmp_path / "model"
     folder.mkdir()
@@ -107,7 +150,8 @@ def test_a_full_disk_is_named_with_the_size_and_the_free_space(tmp_path, code):
     assert names(tmp_path) == ["weights.bin"]
 
 
-def test_a_log_that_cannot_grow_names_the_disk():
+def test_a_log_that_cannot_grow_names_the_disk(monkeypatch):
+    monkeypatch.setattr(files, "open_own", lambda path: path.open("a"))  # it refuses devices
     with pytest.raises(UserError, match=r"/dev/full: cannot be written: .* no space left"):
         append_line(Path("/dev/full"), "{}")
 

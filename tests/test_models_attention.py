@@ -2,13 +2,13 @@
 
 import pytest
 import torch
-from helpers.reference import backbone_of, block_of, tokens_of
+from helpers.reference import backbone_of, block_of, run_padded, tokens_of
 from torch import nn
 
 from dxn.models import Attention
 from dxn.models.attention import attend
 from dxn.models.blocks import DropPath, Mlp
-from dxn.models.positions import alibi_slopes, apply_rope, make_attn_mask, rope_angles, token_index
+from dxn.models.positions import alibi_slopes, apply_rope, make_attn_mask, rope_factors, token_index
 
 B, N, D, H = 3, 7, 20, 5
 
@@ -29,7 +29,7 @@ def test_attention_equals_torchs_multihead_attention():
     )
     x, mask = torch.randn(B, N, D, dtype=torch.float64), mask_of([7, 3, 5])
     expected, _ = theirs(x, x, x, key_padding_mask=~mask)
-    actual = ours(x, make_attn_mask(mask))
+    actual = run_padded(ours, x, attn_mask=make_attn_mask(mask))
     torch.testing.assert_close(actual[mask], expected[mask], rtol=0, atol=1e-12)
 
 
@@ -57,7 +57,10 @@ def test_a_block_equals_torchs_encoder_layer(pre_norm):
     theirs.train()  # its fast path in evaluation mode returns zeros at padding
     expected = theirs(x, src_key_padding_mask=~mask)
     torch.testing.assert_close(
-        ours(x, make_attn_mask(mask))[mask], expected[mask], rtol=0, atol=1e-12
+        run_padded(ours, x, attn_mask=make_attn_mask(mask))[mask],
+        expected[mask],
+        rtol=0,
+        atol=1e-12,
     )
 
 
@@ -147,7 +150,7 @@ def test_a_sample_without_a_real_token_gives_finite_numbers():
 
 def test_rotary_scores_depend_only_on_the_distance():
     q, k = torch.randn(2, 1, 1, 1, 6, dtype=torch.float64).expand(2, 1, 1, N, 6)
-    angles = rope_angles(torch.ones(1, N, dtype=torch.bool), 6)
+    angles = rope_factors(torch.arange(N)[None], 6)
     scores = apply_rope(q, angles) @ apply_rope(k, angles).transpose(-2, -1)
     for offset in range(N):
         diagonal = scores[0, 0].diagonal(offset)

@@ -25,6 +25,7 @@ from helpers.reference import (
     pre_and_post,
     reference_norm,
     reference_rope,
+    run_padded,
     tokens_of,
 )
 from hypothesis import given, settings
@@ -33,7 +34,7 @@ from torch import nn
 
 from dxn.models import Attention, Mlp
 from dxn.models.blocks import LayerScale, make_norm
-from dxn.models.positions import rope_angles
+from dxn.models.positions import rope_factors
 
 
 @both_norms
@@ -41,7 +42,7 @@ from dxn.models.positions import rope_angles
 def test_qk_norm_normalizes_queries_and_keys_of_each_head_before_the_rotation(norm, rotary):
     eps, d = 0.05, D // H
     block = lively(block_of(D, num_heads=H, norm=norm, norm_eps=eps, qk_norm=True))
-    attn, x, mask = block.attn, numbers(B, N, D), torch.ones(B, N, dtype=torch.bool)
+    attn, x = block.attn, numbers(B, N, D)
     q, k, v = (x @ attn.qkv.weight.T + attn.qkv.bias).view(B, N, 3, H, d).permute(2, 0, 3, 1, 4)
     q, k = reference_norm(q, attn.q_norm, eps), reference_norm(k, attn.k_norm, eps)
     if rotary:
@@ -50,8 +51,8 @@ def test_qk_norm_normalizes_queries_and_keys_of_each_head_before_the_rotation(no
                 heads[b, h, at] = reference_rope(heads[b, h, at], at, 10000.0)
     out = (q @ k.transpose(-2, -1) / math.sqrt(d)).softmax(-1) @ v
     expected = out.transpose(1, 2).reshape(B, N, D) @ attn.proj.weight.T + attn.proj.bias
-    rope = rope_angles(mask, d) if rotary else None
-    assert_same(attn(x, rope=rope), expected, atol=1e-6 if rotary else 1e-12)
+    rope = rope_factors(torch.arange(N)[None], d) if rotary else None
+    assert_same(run_padded(attn, x, rope=rope), expected, atol=1e-6 if rotary else 1e-12)
 
 
 def test_qk_norms_have_the_width_of_a_head_and_are_absent_by_default():
@@ -66,11 +67,11 @@ def test_qk_norms_have_the_width_of_a_head_and_are_absent_by_default():
 def test_qk_norm_makes_the_scale_of_queries_and_keys_irrelevant():
     attention = Attention(D, num_heads=H, norm=lambda d: make_norm("rms", d, eps=0.0)).double()
     x = numbers(B, N, D)
-    before = attention(x)
+    before = run_padded(attention, x)
     with torch.no_grad():
         attention.qkv.weight[: 2 * D] *= 3
         attention.qkv.bias[: 2 * D] *= 3
-    assert_same(attention(x), before)
+    assert_same(run_padded(attention, x), before)
 
 
 @both_norms
@@ -98,12 +99,12 @@ def test_layer_scale_multiplies_each_feature_of_each_branch_before_the_sum(pre_n
     attn_factor, mlp_factor = block.attn_scale.factor, block.mlp_scale.factor
     assert len(attn_factor.unique()) == len(mlp_factor.unique()) == D  # one factor per feature
     if pre_norm:
-        middle = x + attn_factor * block.attn(block.attn_norm(x))
+        middle = x + attn_factor * run_padded(block.attn, block.attn_norm(x))
         expected = middle + mlp_factor * block.mlp(block.mlp_norm(middle))
     else:
-        middle = block.attn_norm(x + attn_factor * block.attn(x))
+        middle = block.attn_norm(x + attn_factor * run_padded(block.attn, x))
         expected = block.mlp_norm(middle + mlp_factor * block.mlp(middle))
-    assert_same(block(x), expected)
+    assert_same(run_padded(block, x), expected)
 
 
 @pytest.mark.parametrize("initial", [1e-5, 0.1, 0.0, 1])
@@ -122,8 +123,8 @@ def test_layer_scale_starts_at_its_initial_value_in_every_block(initial):
 
 def test_with_a_layer_scale_of_zero_only_the_final_norm_remains():
     backbone, x = backbone_of(D, num_heads=H, layer_scale=0.0).double(), numbers(B, N, D)
-    assert torch.equal(backbone.run(x, MASK), x)
-    assert torch.equal(backbone(tokens_of(x, MASK)).x, backbone.norm(x))
+    assert torch.equal(backbone.run(x, MASK)[MASK], x[MASK])
+    assert torch.equal(backbone(tokens_of(x, MASK)).x[MASK], backbone.norm(x)[MASK])
 
 
 def test_there_is_no_layer_scale_by_default():
@@ -165,10 +166,10 @@ def test_norm_eps_reaches_every_norm(norm, pre_norm):
 def test_without_the_input_norm_the_first_block_attends_to_the_unnormalized_tokens():
     backbone, x = make(input_norm=False), numbers(B, N, D)
     first = backbone.blocks[0]
-    middle = x + first.attn(x)
+    middle = x + run_padded(first.attn, x)
     expected = middle + first.mlp(first.mlp_norm(middle))
     for block in backbone.blocks[1:]:
-        expected = expected + block.attn(block.attn_norm(expected))
+        expected = expected + run_padded(block.attn, block.attn_norm(expected))
         expected = expected + block.mlp(block.mlp_norm(expected))
     assert_same(backbone(tokens_of(x)).x, backbone.norm(expected))
     assert all(isinstance(block.attn_norm, nn.LayerNorm) for block in backbone.blocks[1:])

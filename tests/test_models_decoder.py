@@ -4,19 +4,15 @@ from itertools import product
 
 import pytest
 import torch
-from helpers.reference import backbone_of
+from helpers.reference import backbone_of, run_padded
 from torch import nn
 
 from dxn.models import Decoder
-from dxn.models.attention import CrossAttention, Memory
-from dxn.models.generation import (
-    Hypothesis,
-    beam_search,
-    generate,
-    greedy,
-    length_normalized,
-    random_sampler,
-)
+from dxn.models.attention import CrossAttention
+from dxn.models.cache import Memory
+from dxn.models.generation import beam_search, generate
+from dxn.models.sampling import greedy, random_sampler
+from dxn.models.search import Hypothesis, length_normalized
 from dxn.tokens import Tokens, sinusoidal
 
 B, T, M, D, V = 3, 7, 5, 12, 11
@@ -143,7 +139,7 @@ def test_cross_attention_equals_its_formula():
     cross = lively(CrossAttention(D, num_heads=3))
     x, tokens = numbers(B, T, D), tokens_of()
     memory = Memory.from_tokens(tokens)
-    actual = cross(x, cross.keys_and_values(memory.x), memory.attn_mask)
+    actual = run_padded(cross, x, cross.keys_and_values(memory.x), memory.attn_mask)
     for b in range(B):
         real = tokens.x[b, tokens.mask[b]]
         q, (k, v) = cross.query(x[b]), cross.memory(real).chunk(2, -1)

@@ -8,11 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dxn.models.attention import Memory
+from dxn.models.cache import Memory
 from dxn.models.fusion import BottleneckFusion, EarlyFusion
-from dxn.models.generation import Hypothesis, beam_search, generate, greedy, length_normalized
+from dxn.models.generation import beam_search, generate
 from dxn.models.recurrent import Recurrent
-from dxn.models.recurrent_decoder import RecurrentDecoder, both_ends
+from dxn.models.recurrent_decoder import RecurrentDecoder
+from dxn.models.sampling import greedy
+from dxn.models.search import Hypothesis, length_normalized
+from dxn.models.state_attention import both_ends
 from dxn.tokens import Span, Tokens
 
 B, T, M, D, V = 3, 7, 5, 12, 11
@@ -286,7 +289,7 @@ def test_a_cache_continues_with_the_selected_rows(kind):
     )
     rows, caches = torch.tensor([2, 0, 0, 1]), decoder.caches()
     decoder(ids[:, :4], all_real(ids[:, :4]), memory, caches)
-    caches[0].select(rows)
+    caches[0].select(rows, rows)
     actual = decoder(ids[rows, 4:], all_real(ids[rows]), memory.select(rows), caches)
     assert_same(actual, decoder(ids, all_real(ids), memory)[rows, 4:])
 

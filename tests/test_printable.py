@@ -108,6 +108,12 @@ def test_a_hidden_value_is_replaced_everywhere(secrets, capsys, tmp_path):
         assert b"geheim" not in (tmp_path / f"out{suffix}").read_bytes()
 
 
+@pytest.mark.parametrize("word", ["cuda", "test", "bf16", "float32"])
+def test_ordinary_words_are_no_secrets(secrets, word):
+    printable.hide(word, "${oc.env:DEVICE}")
+    assert printable.without_secrets(f"{word} {word}/accuracy") == f"{word} {word}/accuracy"
+
+
 def test_figures_and_the_syntax_of_json_are_left_as_they_are(secrets, capsys, tmp_path):
     printable.hide("0.25", "${oc.env:RATE}")
     printable.hide("0.123456789", "${oc.env:NUMBER}")

@@ -16,6 +16,7 @@ from helpers.runs import (
     checkpoint_of,
     interrupt,
     log_of,
+    metrics_of,
     refused,
     same_tensors,
     table_of,
@@ -228,6 +229,24 @@ def test_the_resume_of_a_finished_run_changes_nothing(whole, tmp_path):
     assert main(["train", f"resume={run}"]) == 0
     assert log_of(run) == log_of(whole)
     assert same_tensors(weights_of(run), weights_of(whole))
+
+
+def test_a_training_that_ends_in_its_final_evaluation_is_evaluated_by_a_resume(
+    whole, tmp_path, monkeypatch, capsys
+):
+    run = shutil.copytree(whole, tmp_path / "run")
+    (run / "metrics.json").unlink()
+
+    def stop(*arguments, **options):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr("dxn.run.training.evaluate_subsets", stop)
+        assert main(["train", f"resume={run}"]) == 130
+    assert f"continue with: dxn train resume={run}" in capsys.readouterr().err
+    assert main(["train", f"resume={run}"]) == 0
+    assert metrics_of(run)["test/accuracy"] == metrics_of(whole)["test/accuracy"]
+    assert log_of(run) == log_of(whole)
 
 
 # Killed at a write

@@ -175,7 +175,7 @@ def test_the_model_embeds_but_has_no_answer(masked):
 def test_what_is_hidden_is_learned_for_every_modality(place, tmp_path):
     columns = ("text", "image", "audio")
     ratios = ["head.mask_ratio.text=0.3", "head.span=3"]
-    asked = ["head=masked", *ratios, "trainer.epochs=25", "optimizer.lr=0.02"]
+    asked = ["head=masked", *ratios, "trainer.epochs=25", "optimizer.lr=0.01"]
     train(place, tmp_path / "run", *asked, columns=columns)
     rows = [row for row in log_of(tmp_path / "run") if "validation/loss" in row]
     for name in columns:

@@ -98,6 +98,29 @@ def test_a_run_folder_cannot_read_the_environment(place, tmp_path, capsys, monke
         assert "hunter2" not in "".join(refused(capsys, command))
 
 
+def test_a_run_folder_cannot_decide_that_its_data_leads_outside(
+    place, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("dxn.run.evaluation.draw_tokens", lambda *_: None)
+    copy = tmp_path / "copy"
+    shutil.copytree(place / "run", copy)
+    config = copy / ".hydra" / "config.yaml"
+    edit(config, lambda content: content["data"].__setitem__("confine", False))
+    command = ["evaluate", f"run={copy}", f"output={tmp_path / 'out'}"]
+    assert "set confine=false if you trust this run folder" in refused(capsys, command)[0]
+    assert main([*command, "confine=false"]) == 0
+    shown = "".join(capsys.readouterr().out.split())
+    assert f"dataoftherun:{place / 'table.csv'}" in shown
+
+
+def test_a_model_folder_without_checksums_is_refused(place, tmp_path, capsys):
+    model = tmp_path / "model"
+    shutil.copytree(place / "run" / "model", model)
+    (model / "SHA256SUMS").unlink()
+    lines = refused(capsys, ["predict", f"run={model}", "input.text=fig"])
+    assert "SHA256SUMS: file not found; copy the whole folder again" in lines[0]
+
+
 def tensors_of(content):
     return safetensors.torch.load(content)
 

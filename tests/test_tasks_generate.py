@@ -15,7 +15,8 @@ from torch import nn
 
 from dxn.errors import UserError
 from dxn.models import Backbone, Decoder, Memory, RecurrentDecoder, beam_search
-from dxn.models.generation import length_normalized, random_sampler
+from dxn.models.sampling import random_sampler
+from dxn.models.search import length_normalized
 from dxn.tasks import IGNORED, Generate, Generated, Writes
 from dxn.tasks.generate import GenerateHead, text_metrics
 from dxn.tokenize import (

@@ -4,8 +4,12 @@ Starting two processes takes longer than the trainings, so they are started once
 """
 
 import json
+import os
+import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -14,9 +18,11 @@ from helpers.runs import TINY_DIGITS, checkpoint_of, log_of, same_tensors
 from helpers.training import fit, without_randomness
 
 import dxn
+from dxn.train.checkpoint import all_checkpoints
 from dxn.train.optim import sgd
 
 ROOT = Path(__file__).parents[1]
+LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 ASKED = ["train", *TINY_DIGITS, "trainer.epochs=2", "trainer.log_every=1"]
 SCRIPT = """
 import json, sys
@@ -56,7 +62,33 @@ except KeyboardInterrupt:
     pass
 Stepper.step = step
 # Last, because it ends the process group.
-assert main([*json.loads(sys.argv[2]), f"run={folder / 'digits'}"]) == 0
+assert main([*json.loads(sys.argv[2]), f"output={folder}", "name=digits"]) == 0
+"""
+# A long training of slow steps, which writes the process id of each rank.
+ORPHAN = """
+import os, sys, time
+from pathlib import Path
+sys.path.insert(0, "tests")
+from helpers.training import fit
+from dxn.errors import Interrupted
+from dxn.train import parent
+from dxn.train.stepper import Stepper
+
+folder = Path(sys.argv[1])
+parent.INTERVAL, parent.GRACE = 0.1, float(sys.argv[2])
+step = Stepper.step
+
+def slow(stepper, num_steps):
+    losses = step(stepper, num_steps)
+    (folder / f"rank-{stepper.rank}").write_text(str(os.getpid()))
+    time.sleep(0.05)
+    return losses
+
+Stepper.step = slow
+try:
+    fit(folder / "run", epochs=1000, patience=0)
+except Interrupted as error:
+    (folder / f"code-{os.environ['RANK']}").write_text(str(error.code))
 """
 
 
@@ -65,8 +97,7 @@ def trained(tmp_path_factory):
     """The folder of the runs, and what was printed."""
     folder = tmp_path_factory.mktemp("processes")
     (folder / "script.py").write_text(SCRIPT)
-    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-    command = [*launch, str(folder / "script.py"), str(folder), json.dumps(ASKED)]
+    command = [*LAUNCH, str(folder / "script.py"), str(folder), json.dumps(ASKED)]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT, timeout=300)
     assert done.returncode == 0, done.stderr[:6000]
     return folder, done.stdout
@@ -74,11 +105,13 @@ def trained(tmp_path_factory):
 
 def test_the_command_line_trains_and_evaluates_one_model(trained):
     folder, output = trained
+    # Each process has another time, and that of the first one names the folder.
+    (run,) = (folder / "digits").iterdir()
     # 47 samples are three batches of 22, of which each process gets half.
-    log = log_of(folder / "digits")
+    log = log_of(run)
     assert [row["step"] for row in log if "train/loss" in row] == [1, 2, 3, 4, 5, 6]
     assert output.count("run folder: ") == output.count("next: dxn predict ") == 1
-    assert dxn.load(folder / "digits").predict(text="seven")
+    assert dxn.load(run).predict(text="seven")
 
 
 def test_each_process_takes_its_share_and_one_of_them_prints(trained):
@@ -116,3 +149,70 @@ def test_one_process_continues_a_training_of_two_and_loses_no_sample(trained, tm
         for path in (tmp_path / "alone", folder / "shared")
     )
     assert left == pytest.approx(right, abs=1e-5)
+
+
+@pytest.fixture
+def orphans(tmp_path, request):
+    """torchrun with two processes that train, and their process ids.
+
+    The parameter is the number of seconds that they have to save a checkpoint.
+    """
+    (tmp_path / "script.py").write_text(ORPHAN)
+    command = [*LAUNCH, str(tmp_path / "script.py"), str(tmp_path), str(request.param)]
+    with (tmp_path / "log.txt").open("w") as log:
+        launcher = subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+    files = [tmp_path / f"rank-{rank}" for rank in range(2)]
+
+    def is_training():
+        return all(path.exists() and path.read_text() for path in files)
+
+    wait_until(lambda: is_training() or launcher.poll() is not None, 120)
+    assert is_training(), (tmp_path / "log.txt").read_text()[:6000]
+    ranks = [int(path.read_text()) for path in files]
+    yield launcher, ranks
+    launcher.kill()
+    launcher.wait()
+    for pid in ranks:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("orphans", [60], indirect=True)
+def test_processes_save_a_checkpoint_and_end_when_torchrun_was_killed(orphans, tmp_path):
+    launcher, ranks = orphans
+    launcher.kill()
+    assert wait_until(lambda: not any(map(is_running, ranks)), 60)
+    codes = [(tmp_path / f"code-{rank}").read_text() for rank in range(2)]
+    assert codes == [str(128 + signal.SIGTERM)] * 2
+    steps = [row["step"] for row in log_of(tmp_path / "run") if "train/loss" in row]
+    checkpoints = all_checkpoints(tmp_path / "run" / "checkpoints")
+    assert int(checkpoints[0].name.removeprefix("step-")) >= max(steps, default=0)
+
+
+@pytest.mark.parametrize("orphans", [1], indirect=True)
+def test_a_process_that_waits_for_another_one_ends_when_torchrun_was_killed(orphans):
+    launcher, ranks = orphans
+    os.kill(ranks[1], signal.SIGSTOP)
+    launcher.kill()
+    assert wait_until(lambda: not is_running(ranks[0]), 60)
+    os.kill(ranks[1], signal.SIGCONT)
+    assert wait_until(lambda: not is_running(ranks[1]), 60)
+
+
+def is_running(pid):
+    """Whether a process has not ended. A zombie has ended."""
+    path = Path(f"/proc/{pid}/stat")
+    try:
+        return path.read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def wait_until(condition, seconds):
+    """Wait until a condition holds; False after a time limit."""
+    end = time.monotonic() + seconds
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.05)
+    return True

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from dxn.data.opening import Opened
-from dxn.data.raws import digest, digest_of, is_present
+from dxn.data.raws import RawColumn, digest, digest_of, is_present
 from dxn.display import count
 
 TARGET = "target"
 ORDER = "order"  # the digest of the rows, and below the one that does not depend on their order
 SET = "set"
+NUM_BYTES = 16  # of each digest, also of those of `dxn.data.raws`
+EMPTY = bytes(NUM_BYTES)
 
 # {"rows": number of rows, "columns": {name: digest}, "order": digest, "set": digest}
 Fingerprint = dict[str, Any]
@@ -45,25 +50,39 @@ def _difference(old: Fingerprint, new: Fingerprint) -> str:
 
 
 def _of_split(opened: Opened) -> Fingerprint:
-    columns = {
-        name: [digest_of(raws, row) if is_present(raws, row) else b"" for row in range(len(opened))]
-        for name, raws in sorted(opened.raws.items())
-    }
+    columns = {name: _cells(raws) for name, raws in sorted(opened.raws.items())}
     if opened.targets is not None:
-        columns[TARGET] = [digest(target) for target in opened.targets]
-    rows = [b"".join(cells) for cells in zip(*columns.values(), strict=True)]
+        columns[TARGET] = _cells(opened.targets)
+    # One digest per row, of all its cells. The widths tell apart rows whose joined cells are equal.
+    widths = repr([cells.shape[1] for cells in columns.values()]).encode()
+    matrix = np.hstack([np.zeros((len(opened), 0), np.uint8), *columns.values()])
+    rows = [hashlib.blake2b(row, digest_size=NUM_BYTES).digest() for row in matrix]
     return {
         "rows": len(opened),
-        "columns": {name: _joined(digests) for name, digests in columns.items()},
-        ORDER: _joined(rows),
-        SET: _joined(sorted(rows)),
+        "columns": {name: _digest(cells.tobytes()) for name, cells in columns.items()},
+        ORDER: _digest(widths + b"".join(rows)),
+        SET: _digest(widths + b"".join(sorted(rows))),
     }
 
 
-def _joined(parts: Iterable[bytes]) -> str:
-    content = hashlib.blake2b(digest_size=16)
-    for part in parts:
-        # With its length, so that two cells cannot be taken for other ones.
-        content.update(len(part).to_bytes(4, "big"))
-        content.update(part)
-    return content.hexdigest()
+def _cells(column: Sequence[Any]) -> npt.NDArray[np.uint8]:
+    """Return the content of a column as bytes, (rows, bytes per cell).
+
+    Plain numbers are their own content. Hashing each of them would take seconds for a large table.
+    """
+    types = set() if isinstance(column, RawColumn) else set(map(type, column))
+    present = np.array([is_present(column, row) for row in range(len(column))], np.uint8)
+    if types <= {float, type(None)} and float in types:
+        # A missing number becomes NaN, and the byte after it tells it apart from a NaN in the data.
+        content = np.array(column, np.float64)
+    elif types == {str}:
+        known = {text: digest(text) for text in set(column)}
+        content = np.array([known[text] for text in column], f"V{NUM_BYTES}")
+    else:
+        digests = [digest_of(column, row) if present[row] else EMPTY for row in range(len(column))]
+        content = np.array(digests, f"V{NUM_BYTES}")
+    return np.hstack([content[:, None].view(np.uint8), present[:, None]])
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=NUM_BYTES).hexdigest()

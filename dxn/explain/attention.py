@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -27,19 +26,21 @@ def recorded(backbone: Backbone) -> Iterator[list[Tensor]]:
     """
     maps: list[Tensor] = []
 
-    def record(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def record(module: nn.Module, args: tuple[Any, ...]) -> None:
         # The fused attention kernels do not return the weights, so they are computed a second time
         # from the inputs of the module, by its method `weights`.
-        inputs = inspect.signature(module.forward).bind(*args, **kwargs).arguments
+        x, groups, *_ = args
         weights: Any = module.weights
-        maps.append(weights(inputs["x"], inputs.get("attn_mask"), inputs.get("rope")))
+        maps.append(weights(x, groups[0]))
 
     hooks = []
     for block in backbone.blocks:
         attn: Any = block.attn
-        hooks.append(attn.register_forward_pre_hook(record, with_kwargs=True))
+        hooks.append(attn.register_forward_pre_hook(record))
     try:
-        yield maps
+        # One group with all samples, so that the maps have the columns of the batch.
+        with backbone.unpacked():
+            yield maps
     finally:
         for hook in hooks:
             hook.remove()

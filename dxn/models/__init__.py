@@ -4,18 +4,21 @@ The code of this package does not depend on modalities or tasks. Adapters and he
 as arguments.
 """
 
-from dxn.models.attention import Attention, CrossAttention, KVCache, Memory
+from dxn.models.attention import Attention, CrossAttention
 from dxn.models.backbone import Backbone
 from dxn.models.blocks import Block, Mlp
+from dxn.models.cache import KVCache, Memory
 from dxn.models.decoder import Decoder
 from dxn.models.fusion import BottleneckFusion, EarlyFusion, LateFusion
-from dxn.models.generation import Hypothesis, beam_search, generate, greedy, make_sampler
+from dxn.models.generation import beam_search, generate
 from dxn.models.language_model import LanguageModel
 from dxn.models.losses import linear_cross_entropy
 from dxn.models.model import InputVectors, Model, count_parameters, module_key
 from dxn.models.options import BlockOptions, NormOptions, PositionOptions
 from dxn.models.recurrent import Recurrent
 from dxn.models.recurrent_decoder import RecurrentDecoder
+from dxn.models.sampling import greedy, make_sampler
+from dxn.models.search import Hypothesis
 from dxn.models.separate import SeparateBackbones, backbone_of, shared_name
 
 __all__ = [

@@ -2,77 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.models.dropout import check_rate, drop
+from dxn.dropout import check_rate
+from dxn.models.cache import KVCache
+from dxn.models.packing import Group
 from dxn.models.positions import apply_rope
 from dxn.models.scores import Additive, ScaledDot, Score, ScoreKind, make_score
-from dxn.tokens import Tokens
 
 # In bf16 on a CPU, two matrix products are faster than the fused kernel up to this number of keys
 # (measured by benchmarks/attention.py).
 MAX_UNFUSED_KEYS = 1024
-
-
-@dataclass(frozen=True, slots=True)
-class Memory:
-    """The sequence to which cross-attention attends, such as the output of an encoder.
-
-    Args:
-        x: (B, M, D). Vectors of the tokens.
-        attn_mask: (B, 1, 1, M) bool. True at real tokens. None: all tokens are real.
-    """
-
-    x: Tensor
-    attn_mask: Tensor | None
-
-    @classmethod
-    def from_tokens(cls, tokens: Tokens) -> Memory:
-        """Convert encoded Tokens to a memory.
-
-        A sample without real tokens attends to its padding, because a softmax over no keys is NaN.
-        """
-        # Without a mask, torch can choose its fastest kernel.
-        if bool(tokens.mask.all()):
-            return cls(tokens.x, None)
-        readable = tokens.mask | ~tokens.mask.any(1, keepdim=True)
-        return cls(tokens.x, rearrange(readable, "b m -> b 1 1 m"))
-
-    def select(self, rows: Tensor) -> Memory:
-        """Return the memory of these rows (b,) of the batch."""
-        return Memory(self.x[rows], None if self.attn_mask is None else self.attn_mask[rows])
-
-
-class KVCache:
-    """Keys and values of one block, for the previous tokens and for the memory.
-
-    In generation, each step computes only the new tokens and reads all others from the cache.
-    """
-
-    def __init__(self):
-        self.tokens: tuple[Tensor, Tensor] | None = None
-        self.memory: tuple[Tensor, Tensor] | None = None
-
-    def extend(self, key: Tensor, value: Tensor) -> tuple[Tensor, Tensor]:
-        """Append keys and values (B, H, n, d) of new tokens, and return all (B, H, N, d)."""
-        if self.tokens is not None:
-            key = torch.cat([self.tokens[0], key], 2)
-            value = torch.cat([self.tokens[1], value], 2)
-        self.tokens = key, value
-        return self.tokens
-
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows (b,) of the batch. Beam search repeats some rows and drops others."""
-        if self.tokens is not None:
-            self.tokens = self.tokens[0][rows], self.tokens[1][rows]
-        if self.memory is not None:
-            self.memory = self.memory[0][rows], self.memory[1][rows]
 
 
 class Attention(nn.Module):
@@ -109,49 +54,47 @@ class Attention(nn.Module):
         self.k_norm = norm(dim // num_heads) if norm is not None else nn.Identity()
         self.score = make_score(score, dim // num_heads)
 
-    def forward(
-        self,
-        x: Tensor,
-        attn_mask: Tensor | None = None,
-        rope: Tensor | None = None,
-        cache: KVCache | None = None,
-    ) -> Tensor:
+    def forward(self, x: Tensor, groups: Sequence[Group], cache: KVCache | None = None) -> Tensor:
         """Apply self-attention.
 
         Args:
-            x: (B, N, D). With a cache, only the new tokens (B, n, D).
-            attn_mask: (B, H or 1, N or 1, N). Bool, True where attention is allowed, or float,
-                added to the scores. With a cache, (B, H or 1, n, N).
-            rope: Angles of the rotary positions, see `rope_angles`.
+            x: (T, D). Tokens of all samples. With a cache, only the new tokens.
+            groups: Groups of samples that together have all tokens. With a cache, one group.
             cache: Keys and values of the tokens before x. The new ones are appended.
 
         Returns:
             A tensor of the shape of x.
         """
-        q, k, v = self._project(x, rope)
+        qkv = self.qkv(x)
+        return self.proj(joined([self._attend(qkv, group, cache) for group in groups]))
+
+    def weights(self, x: Tensor, group: Group) -> Tensor:
+        """Return the attention weights (B, H, N, N) of the tokens x (B N, D) of one group."""
+        q, k, _ = self._split(self.qkv(x), group)
+        return attention_weights(q, k, group.attn_mask, causal=group.causal, score=self.score)
+
+    def _attend(self, qkv: Tensor, group: Group, cache: KVCache | None) -> Tensor:
+        """Apply attention to the samples of one group, and return their rows (t, D)."""
+        q, k, v = self._split(qkv, group)
         # Keys are cached after the rotation, because the position of a token does not change.
+        attn_mask = group.attn_mask
         if cache is not None:
             k, v = cache.extend(k, v)
+            attn_mask = cache.mask(attn_mask)
         rate = self.dropout if self.training else 0.0
-        out = attend(q, k, v, attn_mask, score=self.score, dropout=rate)
-        return self.proj(rearrange(out, "b h n d -> b n (h d)"))
+        out = attend(q, k, v, attn_mask, causal=group.causal, score=self.score, dropout=rate)
+        return group.unpad(rearrange(out, "b h n d -> b n (h d)"))
 
-    def weights(
-        self, x: Tensor, attn_mask: Tensor | None = None, rope: Tensor | None = None
-    ) -> Tensor:
-        """Return the attention weights (B, H, N, N). The arguments are those of `forward`."""
-        q, k, _ = self._project(x, rope)
-        return attention_weights(q, k, attn_mask, score=self.score)
-
-    def _project(self, x: Tensor, rope: Tensor | None) -> tuple[Tensor, Tensor, Tensor]:
-        """Compute normalized and rotated queries and keys, and values: (B, H, N, d) each."""
-        q, k, v = rearrange(self.qkv(x), "b n (qkv h d) -> qkv b h n d", qkv=3, h=self.num_heads)
+    def _split(self, qkv: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the normalized and rotated queries and keys, and the values: (b, H, n, d) each."""
+        padded = group.pad(qkv)
+        q, k, v = rearrange(padded, "b n (qkv h d) -> qkv b h n d", qkv=3, h=self.num_heads)
         # Norms come first: their weights would scale both features of a rotated pair differently.
         q = self.q_norm(q)
         k = self.k_norm(k)
-        if rope is not None:
-            q = apply_rope(q, rope)
-            k = apply_rope(k, rope)
+        if group.rope is not None:
+            q = apply_rope(q, group.rope)
+            k = apply_rope(k, group.rope)
         return q, k, v
 
 
@@ -192,30 +135,53 @@ class CrossAttention(nn.Module):
         return key, value
 
     def forward(
-        self, x: Tensor, memory: tuple[Tensor, Tensor], attn_mask: Tensor | None = None
+        self,
+        x: Tensor,
+        groups: Sequence[Group],
+        memory: tuple[Tensor, Tensor],
+        attn_mask: Tensor | None = None,
     ) -> Tensor:
         """Apply cross-attention.
 
         Args:
-            x: (B, N, D).
+            x: (T, D). Tokens of all samples.
+            groups: Groups of samples that together have all tokens.
             memory: Keys and values of the memory, see `keys_and_values`.
             attn_mask: (B, 1, 1, M) bool. True at the real tokens of the memory.
 
         Returns:
-            (B, N, D).
+            (T, D).
         """
+        query = self.query(x)
+        parts: list[Tensor] = []
         rate = self.dropout if self.training else 0.0
-        out = attend(self._queries(x), *memory, attn_mask, score=self.score, dropout=rate)
-        return self.proj(rearrange(out, "b h n d -> b n (h d)"))
+        for group in groups:
+            key, value = (part[group.samples] for part in memory)
+            mask = None if attn_mask is None else attn_mask[group.samples]
+            padded = group.pad(query)
+            # Several rows of a sample, such as beams, are further queries of the same memory.
+            x = padded.reshape(len(key), -1, padded.shape[-1])
+            q = rearrange(x, "b n (h d) -> b h n d", h=self.num_heads)
+            out = attend(q, key, value, mask, score=self.score, dropout=rate)
+            out = rearrange(out, "b h n d -> b n (h d)")
+            parts.append(group.unpad(out.reshape(padded.shape)))
+        return self.proj(joined(parts))
 
     def weights(
-        self, x: Tensor, memory: tuple[Tensor, Tensor], attn_mask: Tensor | None = None
+        self,
+        x: Tensor,
+        group: Group,
+        memory: tuple[Tensor, Tensor],
+        attn_mask: Tensor | None = None,
     ) -> Tensor:
-        """Return the attention weights (B, H, N, M). The arguments are those of `forward`."""
-        return attention_weights(self._queries(x), memory[0], attn_mask, score=self.score)
+        """Return the attention weights (B, H, N, M) of the tokens x (B N, D) of one group."""
+        q = rearrange(group.pad(self.query(x)), "b n (h d) -> b h n d", h=self.num_heads)
+        return attention_weights(q, memory[0], attn_mask, score=self.score)
 
-    def _queries(self, x: Tensor) -> Tensor:
-        return rearrange(self.query(x), "b n (h d) -> b h n d", h=self.num_heads)
+
+def joined(parts: Sequence[Tensor]) -> Tensor:
+    """Concatenate the rows of all groups."""
+    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
 
 
 def attend(
@@ -224,6 +190,7 @@ def attend(
     value: Tensor,
     attn_mask: Tensor | None = None,
     *,
+    causal: bool = False,
     score: Score | ScoreKind = "scaled_dot",
     dropout: float = 0.0,
 ) -> Tensor:
@@ -237,6 +204,8 @@ def attend(
         value: (..., N, e).
         attn_mask: Broadcastable to (..., M, N). Bool, True where attention is allowed, or float,
             added to the scores.
+        causal: Each query attends only to its own position and those before it. M must be N, and
+            attn_mask None.
         score: Score of a query and a key: a name (scaled_dot, dot or cosine) or a module of
             dxn.models.scores.
         dropout: Dropout probability of the attention weights.
@@ -253,15 +222,16 @@ def attend(
         # The fused kernels require the dtype of the query, which is bf16 under autocast.
         attn_mask = attn_mask.to(query.dtype)
     if isinstance(measure, Additive) or _prefers_unfused(query, key):
-        return drop(_weights(query, key, attn_mask, measure), dropout) @ value
+        weights = _weights(query, key, attn_mask, causal, measure)
+        return F.dropout(weights, dropout, training=dropout > 0) @ value
     if isinstance(measure, ScaledDot):
         return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=attn_mask, dropout_p=dropout
+            query, key, value, attn_mask=attn_mask, dropout_p=dropout, is_causal=causal
         )
     # `sides` includes the scaling, so the kernel must not divide by sqrt(d) again.
     query, key = measure.sides(query, key)
     return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=attn_mask, dropout_p=dropout, scale=1.0
+        query, key, value, attn_mask=attn_mask, dropout_p=dropout, is_causal=causal, scale=1.0
     )
 
 
@@ -270,25 +240,43 @@ def attention_weights(
     key: Tensor,
     attn_mask: Tensor | None = None,
     *,
+    causal: bool = False,
     score: Score | ScoreKind = "scaled_dot",
 ) -> Tensor:
     """Return the weights (..., M, N) that `attend` applies to the values. Each row sums to 1."""
-    return _weights(query, key, attn_mask, _as_score(score, query.shape[-1]))
+    return _weights(query, key, attn_mask, causal, _as_score(score, query.shape[-1]))
 
 
-def _weights(query: Tensor, key: Tensor, attn_mask: Tensor | None, measure: Score) -> Tensor:
+def _weights(
+    query: Tensor, key: Tensor, attn_mask: Tensor | None, causal: bool, measure: Score
+) -> Tensor:
     """Compute the attention weights without a fused kernel, which would not return them."""
     if isinstance(measure, Additive):
         scores = measure.scores(query, key)
+    elif isinstance(measure, ScaledDot):
+        scores = _dot_products(query, key, query.shape[-1] ** -0.5)
     else:
-        left, right = measure.sides(query, key)
-        scores = left @ right.transpose(-2, -1)
+        scores = _dot_products(*measure.sides(query, key), 1.0)
+    if causal:
+        attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
+    # In place, because the scores are large, and nothing else refers to them.
     if attn_mask is not None and attn_mask.dtype == torch.bool:
         # -inf gives a weight of exactly 0 in every dtype.
-        scores = scores.masked_fill(~attn_mask, -torch.inf)
+        scores.masked_fill_(~attn_mask, -torch.inf)
     elif attn_mask is not None:
-        scores = scores + attn_mask
+        scores += attn_mask
     return scores.softmax(-1)
+
+
+def _dot_products(query: Tensor, key: Tensor, scale: float) -> Tensor:
+    """Return scale * query @ key^T: (..., M, N) of query (..., M, d) and key (..., N, d)."""
+    batch = query.shape[:-2]
+    if not batch or batch != key.shape[:-2]:
+        return query @ key.mT * scale
+    # The matrix product multiplies by the scale without a pass over the queries.
+    nothing = query.new_empty(())
+    left, right = query.flatten(0, -3), key.flatten(0, -3)
+    return torch.baddbmm(nothing, left, right.mT, beta=0, alpha=scale).unflatten(0, batch)
 
 
 def _prefers_unfused(query: Tensor, key: Tensor) -> bool:

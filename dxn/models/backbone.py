@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
 from functools import partial
 
 import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dxn.models.attention import Attention, CrossAttention, KVCache, Memory
+from dxn.dropout import Keys
+from dxn.models.attention import Attention, CrossAttention
 from dxn.models.blocks import Block, Mlp, make_norm
+from dxn.models.cache import KVCache, Memory
 from dxn.models.options import BlockOptions, NormOptions, PositionOptions
-from dxn.models.positions import alibi_slopes, make_attn_mask, rope_angles
+from dxn.models.packing import Group, Packing
+from dxn.models.positions import alibi_slopes, make_attn_mask, rope_factors, token_index
 from dxn.tokens import Tokens
 
 
@@ -61,6 +66,8 @@ class Backbone(nn.Module):
         self.causal = causal
         self.cross = cross
         self.activation_checkpointing = activation_checkpointing
+        # Remove padding before the blocks, if there is enough of it, see dxn.models.packing.
+        self.packed = True
         slopes = alibi_slopes(num_heads) if position.kind == "alibi" else None
         # Not persistent, because the slopes can be computed from num_heads.
         self.register_buffer("slopes", slopes, persistent=False)
@@ -130,34 +137,89 @@ class Backbone(nn.Module):
                 "a backbone needs a memory if cross=true, and must not get one if cross=false: "
                 f"got cross={self.cross} and {received}"
             )
-        num_new = x.shape[1]
-        # Once per window size instead of once per block, because most blocks share a window size.
-        by_window = {
-            window: self._mask_and_rope(mask, window, num_new)
-            for window in set(self.windows[start:stop])
-        }
+        # Generation has no padding to remove, and few tokens.
+        packing = Packing.of(mask) if self.packed and caches is None else None
+        keys = Keys.of_mask(mask) if self.training else None
+        shape = x.shape[:2]
+        if packing is None:
+            x = x.flatten(0, 1)
+            by_window = self._padded_groups(mask, shape[1], start, stop)
+            keys = keys and keys.select(torch.arange(len(x), device=x.device))
+        else:
+            x = packing.pack(x)
+            by_window = self._packed_groups(packing, start, stop)
+            keys = keys and keys.select(packing.index)
+            memory = memory and memory.select(packing.order)
         for layer, block in enumerate(self.blocks[start:stop], start):
-            attn_mask, rope = by_window[self.windows[layer]]
+            groups = by_window[self.windows[layer]]
             cache = caches[layer] if caches is not None else None
             # Checkpointing needs no cache: caches are used only for generation, not for training.
             if self.activation_checkpointing and self.training:
-                x = checkpoint(block, x, attn_mask, rope, memory, use_reentrant=False)  # pyright: ignore
+                x = checkpoint(block, x, groups, memory, None, keys, use_reentrant=False)  # pyright: ignore
             else:
-                x = block(x, attn_mask, rope, memory, cache)
-        return x
+                x = block(x, groups, memory, cache, keys)
+        return x.unflatten(0, shape) if packing is None else packing.unpack(x)
 
-    def _mask_and_rope(
-        self, mask: Tensor, window: int | None, num_new: int
-    ) -> tuple[Tensor | None, Tensor | None]:
-        """Return the attention mask and rotary angles of the new tokens for one window size."""
-        attn_mask = make_attn_mask(mask, causal=self.causal, slopes=self.slopes, window=window)
-        # A mask of one row (B, 1, 1, N) is the same for all queries, so it is not sliced.
-        if attn_mask is not None and attn_mask.shape[2] > num_new:
-            attn_mask = attn_mask[:, :, -num_new:]
+    @contextmanager
+    def unpacked(self) -> Iterator[None]:
+        """Keep padding inside of the context: each block gets one group with all samples."""
+        before, self.packed = self.packed, False
+        try:
+            yield
+        finally:
+            self.packed = before
+
+    def _padded_groups(
+        self, mask: Tensor, num_new: int, start: int, stop: int | None
+    ) -> dict[int | None, list[Group]]:
+        """Return one group with the new tokens of all samples, padding included, by window size."""
+        group = Group(slice(None), slice(None), (len(mask), num_new))
+        # Without padding, no mask is necessary, so torch can choose its fastest kernel.
+        is_causal = self.causal and num_new == mask.shape[1] and bool(mask.all())
+        index = token_index(mask)[:, -num_new:]
+        result: dict[int | None, list[Group]] = {}
+        # Once per window size instead of once per block, because most blocks share a window size.
+        for window in set(self.windows[start:stop]):
+            rope = self._rope(index, window)
+            if is_causal and window is None and self.slopes is None:
+                result[window] = [replace(group, causal=True, rope=rope)]
+                continue
+            attn_mask = make_attn_mask(
+                mask, num_queries=num_new, causal=self.causal, slopes=self.slopes, window=window
+            )
+            result[window] = [replace(group, attn_mask=attn_mask, rope=rope)]
+        return result
+
+    def _packed_groups(
+        self, packing: Packing, start: int, stop: int | None
+    ) -> dict[int | None, list[Group]]:
+        """Return the groups of a packed batch, by window size."""
+        device = packing.index.device
+        result: dict[int | None, list[Group]] = {}
+        for window in set(self.windows[start:stop]):
+            result[window] = groups = []
+            for group in packing.groups():
+                length = group.shape[1]
+                rope = self._rope(torch.arange(length, device=device)[None], window)
+                # Padding is at the end of each sample, where no real token can attend to it.
+                if self.causal and window is None and self.slopes is None:
+                    groups.append(replace(group, causal=True, rope=rope))
+                    continue
+                mask = group.mask
+                if mask is None:
+                    mask = torch.ones(1, length, dtype=torch.bool, device=device)
+                attn_mask = make_attn_mask(
+                    mask, causal=self.causal, slopes=self.slopes, window=window
+                )
+                groups.append(replace(group, attn_mask=attn_mask, rope=rope))
+        return result
+
+    def _rope(self, index: Tensor, window: int | None) -> tuple[Tensor, Tensor] | None:
+        """Return the factors of the rotary positions of tokens with index (B, N)."""
         if self.head_dim is None:
-            return attn_mask, None
+            return None
         theta = self.rope_theta if window is None else self.window_rope_theta
-        return attn_mask, rope_angles(mask, self.head_dim, theta)[:, :, -num_new:]
+        return rope_factors(index, self.head_dim, theta)
 
     def _init_weights(self, num_branches: int) -> None:
         """Initialize the linear layers with a normal distribution.

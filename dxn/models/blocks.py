@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Literal
 
@@ -10,17 +10,25 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dxn.models.attention import Attention, CrossAttention, KVCache, Memory
-from dxn.models.dropout import Dropout, check_rate
+from dxn.dropout import Dropout, DropPath, Keys
+from dxn.models.attention import Attention, CrossAttention
+from dxn.models.cache import KVCache, Memory
+from dxn.models.packing import Group
 
 NormKind = Literal["layer", "rms"]
 MlpKind = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu"]
 GATED = ("swiglu", "geglu")
-# quick_gelu is the sigmoid approximation of arXiv:1606.08415, section 2.
+
+
+def quick_gelu(x: Tensor) -> Tensor:
+    """Return the sigmoid approximation of GELU (arXiv:1606.08415, section 2)."""
+    return x * torch.sigmoid(1.702 * x)
+
+
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu": F.gelu,
     "gelu_tanh": partial(F.gelu, approximate="tanh"),
-    "quick_gelu": lambda x: x * torch.sigmoid(1.702 * x),
+    "quick_gelu": quick_gelu,
     "swiglu": F.silu,
     "geglu": F.gelu,
 }
@@ -81,8 +89,8 @@ class Mlp(nn.Module):
         self.down = nn.Linear(hidden, dim, bias=bias)
         self.dropout = Dropout(dropout)
 
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply the network to x (..., D)."""
+    def forward(self, x: Tensor, keys: Keys | None = None) -> Tensor:
+        """Apply the network to x (..., D). `keys` are those of the dropout."""
         # One matrix product computes both the value and the gate.
         x = self.up(x)
         if self.gated:
@@ -90,27 +98,7 @@ class Mlp(nn.Module):
             x = x * self.act(gate)
         else:
             x = self.act(x)
-        return self.down(self.dropout(x))
-
-
-class DropPath(nn.Module):
-    """Stochastic depth: drops a residual branch for random samples in training.
-
-    The branch of the other samples is scaled to keep the expected value. See arXiv:1603.09382.
-    """
-
-    def __init__(self, rate: float):
-        super().__init__()
-        check_rate("drop_path", rate)
-        self.rate = rate
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Apply stochastic depth to the output x (B, N, D) of a branch."""
-        if not self.training or self.rate == 0:
-            return x
-        # One draw per sample, which applies to all of its tokens.
-        keep = torch.rand(len(x), 1, 1, device=x.device) >= self.rate
-        return x * (keep.to(x.dtype) / (1 - self.rate))
+        return self.down(self.dropout(x, keys))
 
 
 class LayerScale(nn.Module):
@@ -174,50 +162,59 @@ class Block(nn.Module):
     def forward(
         self,
         x: Tensor,
-        attn_mask: Tensor | None = None,
-        rope: Tensor | None = None,
+        groups: Sequence[Group],
         memory: Memory | None = None,
         cache: KVCache | None = None,
+        keys: Keys | None = None,
     ) -> Tensor:
         """Apply all branches.
 
         Args:
-            x: (B, N, D).
-            attn_mask: See `Attention.forward`.
-            rope: See `Attention.forward`.
+            x: (T, D). Tokens of all samples.
+            groups: Groups of samples that together have all tokens. With a cache, one group.
             memory: Sequence to which `cross` attends. Required if the block has a `cross`.
             cache: See `Attention.forward`.
+            keys: Keys of the T tokens for dropout.
 
         Returns:
             A tensor of the shape of x.
         """
         # Pre-norm: arXiv:2002.04745, figure 1b. Post-norm: arXiv:1706.03762, section 3.1.
         if self.pre_norm:
-            attended = self.attn(self.attn_norm(x), attn_mask, rope, cache)
-            x = x + self._drop(self.attn_scale(attended))
+            attended = self.attn(self.attn_norm(x), groups, cache)
+            x = x + self._drop(self.attn_scale(attended), keys, 0)
             if self.cross is not None:
-                x = x + self._drop(self._cross(self.cross, self.cross_norm(x), memory, cache))
-            return x + self._drop(self.mlp_scale(self.mlp(self.mlp_norm(x))))
-        attended = self.attn(x, attn_mask, rope, cache)
-        x = self.attn_norm(x + self._drop(self.attn_scale(attended)))
+                crossed = self._cross(self.cross, self.cross_norm(x), groups, memory, cache)
+                x = x + self._drop(crossed, keys, 1)
+            return x + self._drop(self.mlp_scale(self.mlp(self.mlp_norm(x), keys)), keys, 2)
+        attended = self.attn(x, groups, cache)
+        x = self.attn_norm(x + self._drop(self.attn_scale(attended), keys, 0))
         if self.cross is not None:
-            x = self.cross_norm(x + self._drop(self._cross(self.cross, x, memory, cache)))
-        return self.mlp_norm(x + self._drop(self.mlp_scale(self.mlp(x))))
+            crossed = self._cross(self.cross, x, groups, memory, cache)
+            x = self.cross_norm(x + self._drop(crossed, keys, 1))
+        return self.mlp_norm(x + self._drop(self.mlp_scale(self.mlp(x, keys)), keys, 2))
 
     def _cross(
-        self, cross: CrossAttention, x: Tensor, memory: Memory | None, cache: KVCache | None
+        self,
+        cross: CrossAttention,
+        x: Tensor,
+        groups: Sequence[Group],
+        memory: Memory | None,
+        cache: KVCache | None,
     ) -> Tensor:
-        """Apply the cross-attention to x (B, N, D)."""
+        """Apply the cross-attention to x (T, D)."""
         assert memory is not None  # Backbone.run checks it
         if cache is None:
-            return cross(x, cross.keys_and_values(memory.x), memory.attn_mask)
+            return cross(x, groups, cross.keys_and_values(memory.x), memory.attn_mask)
         # The memory does not change during generation, so its keys and values are computed once.
         if cache.memory is None:
-            cache.memory = cross.keys_and_values(memory.x)
-        return cross(x, cache.memory, memory.attn_mask)
+            key, value = cross.keys_and_values(memory.x)
+            # Contiguous, because otherwise every step would copy them.
+            cache.memory = key.contiguous(), value.contiguous()
+        return cross(x, groups, cache.memory, memory.attn_mask)
 
-    def _drop(self, branch: Tensor) -> Tensor:
-        return self.drop_path(self.dropout(branch))
+    def _drop(self, x: Tensor, keys: Keys | None, branch: int) -> Tensor:
+        return self.drop_path(self.dropout(x, keys, branch=branch), keys, branch=branch)
 
 
 def _make_scale(dim: int, initial: float | None) -> nn.Module:

@@ -6,11 +6,13 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dxn.models.attention import KVCache, Memory
+from dxn.dropout import Dropout, Keys, check_rate, uniform
 from dxn.models.backbone import Backbone
-from dxn.models.dropout import check_rate
+from dxn.models.cache import KVCache, Memory
+from dxn.models.positions import token_index
 from dxn.tokens import sinusoidal
 
 DecoderPosition = Literal["learned", "sinusoidal", "none"]
@@ -66,7 +68,7 @@ class Decoder(nn.Module):
                 weight = sinusoidal(torch.arange(max_len), backbone.dim)
             # Not persistent, because it can be computed from max_len and dim.
             self.register_buffer("pos_embed", weight, persistent=False)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.token_dropout = token_dropout
 
     def tie(self, embedding: nn.Embedding) -> None:
@@ -112,8 +114,13 @@ class Decoder(nn.Module):
         x = self.embedding(ids) * self.backbone.dim**0.5
         # Before the positions are added, so that the decoder still knows where it is.
         if self.training and self.token_dropout:
-            x = x * (torch.rand(ids.shape, device=x.device) >= self.token_dropout)[..., None]
-        x = self.dropout(x + self.pos_embed[total - ids.shape[1] : total])
+            keys = Keys.of(ids.shape, ids.device)
+            x = x * (uniform(keys.tokens, self.dropout.layer) >= self.token_dropout)[..., None]
+        if caches is None:
+            pos_embed = self.pos_embed[:total]
+        else:  # there can be padding between a prompt and the new tokens
+            pos_embed = self.pos_embed[token_index(mask)[:, -ids.shape[1] :]]
+        x = self.dropout(x + pos_embed)
         return self.backbone.norm(self.backbone.run(x, mask, memory=memory, caches=caches))
 
     def cross_attention_weights(self, ids: Tensor, mask: Tensor, memory: Memory) -> Tensor:
@@ -138,12 +145,15 @@ class Decoder(nn.Module):
         weights: list[Tensor] = []
 
         def record(module: Any, args: tuple[Any, ...]) -> None:
-            weights.append(module.weights(*args))
+            x, groups, *rest = args
+            weights.append(module.weights(x, groups[0], *rest))
 
         # A hook receives the arguments of the attention, so they need not be computed again here.
         hooks = [module.register_forward_pre_hook(record) for module in modules]
         try:
-            self.states(ids, mask, memory)
+            # One group with all samples, so that the weights have the columns of the batch.
+            with self.backbone.unpacked():
+                self.states(ids, mask, memory)
         finally:
             # Even after an error, because a remaining hook would record all later calls.
             for hook in hooks:
@@ -153,6 +163,27 @@ class Decoder(nn.Module):
     def caches(self) -> list[KVCache]:
         """Create an empty cache for each block."""
         return [KVCache() for _ in self.backbone.blocks]
+
+    def next_logits(
+        self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[KVCache]
+    ) -> Tensor:
+        """Compute the logits (R, V) after the last real token of each row, see `StepDecoder`."""
+        x = at_last(self.states(ids, mask, memory, caches), mask)
+        return F.linear(x, self.embedding.weight)
+
+
+def at_last(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the vectors (R, D) of the last real token of each row.
+
+    Args:
+        x: (R, n, D). Vectors of the last n tokens.
+        mask: (R, N) bool. True at the real tokens. Rows without real tokens have any vector.
+    """
+    n = x.shape[1]
+    if n == 1:
+        return x[:, 0]
+    index = n - 1 - mask[:, -n:].flip(1).int().argmax(1)  # argmax returns the first maximum
+    return x[torch.arange(len(x), device=x.device), index]
 
 
 def make_token_embedding(vocab_size: int, dim: int) -> nn.Embedding:

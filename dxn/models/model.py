@@ -8,6 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
+from dxn.dropout import selected
 from dxn.models.fusion import Encoder
 from dxn.tokens import Tokens, check_columns, join
 
@@ -108,10 +109,12 @@ class Model(nn.Module):
             The Tokens of each input, in the order of the inputs.
         """
         parts: list[Tokens] = []
-        for name in self.inputs:
+        for number, name in enumerate(self.inputs):
             if name in batch:
-                tokens: Tokens = self.adapter(name)(batch[name])
-                parts.append(tokens.spread(batch[name]["rows"], batch["size"]).renamed(name))
+                rows = batch[name]["rows"]
+                with selected(rows, number):
+                    tokens: Tokens = self.adapter(name)(batch[name])
+                parts.append(tokens.spread(rows, batch["size"]).renamed(name))
         return parts
 
     @property
@@ -135,13 +138,14 @@ class Model(nn.Module):
         encoded: dict[str, Tokens] = {}
         vectors: dict[str, Tensor] = {}
         masks: dict[str, Tensor] = {}
-        for part in parts:
+        for number, part in enumerate(parts):
             name, size = part.spans[-1].name, len(part)
             masks[name] = part.mask.any(1)
             rows = masks[name].nonzero().flatten()
             if not len(rows):  # every sample has an input, but this one is empty in all of them
                 continue
-            tokens, pooled = self.fusion([part.take(rows)], self.backbone)
+            with selected(rows, number):
+                tokens, pooled = self.fusion([part.take(rows)], self.backbone)
             encoded[name] = tokens.spread(rows, size)
             vectors[name] = pooled.new_zeros(size, pooled.shape[1]).index_copy(0, rows, pooled)
         some = next(iter(vectors.values()))

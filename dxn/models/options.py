@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, get_args
 
+from dxn.dropout import check_rate
 from dxn.models.blocks import MlpKind, NormKind
-from dxn.models.dropout import check_rate
 from dxn.models.positions import BackbonePosition
 from dxn.models.scores import ScoreKind
 

@@ -12,7 +12,12 @@ BackbonePosition = Literal["none", "rotary", "alibi"]
 
 
 def make_attn_mask(
-    mask: Tensor, *, causal: bool = False, slopes: Tensor | None = None, window: int | None = None
+    mask: Tensor,
+    *,
+    num_queries: int | None = None,
+    causal: bool = False,
+    slopes: Tensor | None = None,
+    window: int | None = None,
 ) -> Tensor | None:
     """Create the attention mask of a sequence from its padding mask.
 
@@ -22,29 +27,36 @@ def make_attn_mask(
 
     Args:
         mask: (B, N) bool. True at real tokens.
+        num_queries: Number M of queries, which are the last tokens. Default: all N tokens.
         causal: Let each token attend only to itself and the tokens before it.
         slopes: (H,). ALiBi slopes of the heads (arXiv:2108.12409). Default: no ALiBi.
         window: Maximum distance between a query and a key (arXiv:2004.05150, section 3.1). Default:
             no limit. Distances count only real tokens.
 
     Returns:
-        None if there is no restriction. Without slopes, (B, 1, 1 or N, N) bool, True where
-        attention is allowed. With slopes, (B, H, N, N) float, which is added to the scores.
+        None if there is no restriction. Without slopes, (B, 1, 1 or M, N) bool, True where
+        attention is allowed. With slopes, (B, H, M, N) float, which is added to the scores.
     """
     n = mask.shape[1]
+    m = n if num_queries is None else num_queries
+    # A single new token is the last one of its sequence.
+    causal = causal and m > 1
     # Depends on the values, because torch can choose its fastest kernel without a mask.
     unrestricted = not causal and window is None and bool(mask.all())
     allowed = rearrange(mask | ~mask.any(1, keepdim=True), "b n -> b 1 1 n")
+    past = torch.ones(())
+    if causal or window is not None:
+        past = torch.ones(m, n, dtype=torch.bool, device=mask.device).tril(n - m)
     if causal:
-        allowed = allowed & torch.ones(n, n, dtype=torch.bool, device=mask.device).tril()
+        allowed = allowed & past
     distance = torch.zeros(())
     if slopes is not None or window is not None:
-        distance = _distances(mask)
+        distance = _distances(mask, m)
     if window is not None:
         allowed = allowed & (distance <= window)
     # The diagonal is allowed, so that padding can attend at least to itself.
     if causal or window is not None:
-        allowed = allowed | torch.eye(n, dtype=torch.bool, device=mask.device)
+        allowed = allowed | past.triu(n - m)
     if slopes is None:
         return None if unrestricted else allowed
     offset = -rearrange(slopes, "h -> 1 h 1 1") * distance
@@ -64,26 +76,33 @@ def alibi_slopes(num_heads: int) -> Tensor:
     return 2 ** (-8 * torch.arange(1, num_heads + 1) / num_heads)
 
 
-def rope_angles(mask: Tensor, head_dim: int, theta: float = 10000.0) -> Tensor:
-    """Return the rotary angles (B, 1, N, head_dim / 2) of a sequence with mask (B, N).
+def rope_factors(index: Tensor, head_dim: int, theta: float = 10000.0) -> tuple[Tensor, Tensor]:
+    """Return the factors of the rotary positions (arXiv:2104.09864, section 3.2.2).
 
-    There is one angle per pair of features (arXiv:2104.09864, section 3.2.2).
+    Args:
+        index: (B, N). Position of each token.
+        head_dim: Number d of features of a head.
+        theta: Base of the wavelengths.
+
+    Returns:
+        Cosine and sine of the angles of all pairs of features, (B, 1, N, d / 2) each.
     """
     # The wavelengths form a geometric progression from 2 pi to 2 pi * theta tokens.
-    frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2, device=mask.device) / head_dim)
-    return rearrange(token_index(mask)[..., None] * frequency, "b n f -> b 1 n f")
+    frequency = 1.0 / theta ** (torch.arange(0, head_dim, 2, device=index.device) / head_dim)
+    # float32, because bf16 would round the angles of large positions to wrong values.
+    angles = rearrange(index[..., None] * frequency, "b n f -> b 1 n f")
+    return angles.cos(), angles.sin()
 
 
-def apply_rope(x: Tensor, angles: Tensor) -> Tensor:
-    """Rotate the pairs (x[i], x[i + d/2]) of x (B, H, N, d) by angles (B, 1, N, d/2)."""
-    # The angles are float32, because bf16 would round those of large positions to wrong values.
-    sin = angles.sin().to(x.dtype)
-    cos = angles.cos().to(x.dtype)
+def apply_rope(x: Tensor, factors: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate the pairs (x[i], x[i + d/2]) of x (B, H, N, d), see `rope_factors`."""
+    cos, sin = (factor.to(x.dtype) for factor in factors)
     first, second = x.chunk(2, -1)
     return torch.cat([first * cos - second * sin, first * sin + second * cos], -1)
 
 
-def _distances(mask: Tensor) -> Tensor:
-    """Return the distance (B, 1, N, N) between any two tokens, counted in real tokens."""
+def _distances(mask: Tensor, num_queries: int) -> Tensor:
+    """Return the distances (B, 1, M, N) of the last M tokens to all tokens, in real tokens."""
     index = token_index(mask)
-    return rearrange((index[:, :, None] - index[:, None, :]).abs(), "b m n -> b 1 m n")
+    queries = index[:, mask.shape[1] - num_queries :]
+    return rearrange((queries[:, :, None] - index[:, None, :]).abs(), "b m n -> b 1 m n")

@@ -10,7 +10,7 @@ from einops import repeat
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from dxn.models.dropout import Dropout
+from dxn.dropout import Dropout, Keys
 from dxn.models.positions import token_index
 from dxn.tokens import Tokens
 
@@ -71,14 +71,19 @@ class Recurrent(nn.Module):
         layers = list(self.blocks)[start:stop]
         # Packing is slow, and not necessary without padding.
         if bool(mask.all()):
-            for layer in layers:
-                x = self.dropout(layer(x)[0])
+            for number, layer in enumerate(layers, start):
+                x = self.dropout(layer(x)[0], branch=number)
             return x
         packed = pack(x, mask)
-        for layer in layers:
+        keys = None
+        if self.training:
+            keys = Keys.of_mask(mask)
+            columns = torch.arange(mask.numel(), device=mask.device).view(*mask.shape, 1)
+            keys = keys.select(pack(columns, mask).data[:, 0])
+        for number, layer in enumerate(layers, start):
             packed = layer(packed)[0]
             # packed.data contains only the real tokens.
-            packed = packed._replace(data=self.dropout(packed.data))
+            packed = packed._replace(data=self.dropout(packed.data, keys, branch=number))
         return unpack(packed, mask)
 
 

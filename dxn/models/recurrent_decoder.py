@@ -11,11 +11,12 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from dxn.models.attention import Memory
+from dxn.dropout import Dropout
+from dxn.models.cache import Memory
 from dxn.models.decoder import check_length, make_token_embedding, tie_embedding
-from dxn.models.dropout import Dropout
 from dxn.models.recurrent import CELLS, CellKind, State, check_cell, run_layer, step
-from dxn.models.scores import Additive, ScoreKind, make_score
+from dxn.models.scores import ScoreKind
+from dxn.models.state_attention import StateAttention, both_ends
 
 
 @dataclass(slots=True)
@@ -25,10 +26,11 @@ class RecurrentCache:
     states: list[State] = field(default_factory=list)
     memory: tuple[Tensor, ...] = ()
 
-    def select(self, rows: Tensor) -> None:
-        """Keep these rows (b,) of the batch. Beam search repeats some rows and drops others."""
+    def select(self, rows: Tensor, samples: Tensor | None = None) -> None:
+        """Keep these rows (r,), and the memory of these samples (b,). Default: all samples."""
         self.states = [tuple(part[rows] for part in state) for state in self.states]
-        self.memory = tuple(part[rows] for part in self.memory)
+        if samples is not None:
+            self.memory = tuple(part[samples] for part in self.memory)
 
 
 class Steps(NamedTuple):
@@ -166,6 +168,26 @@ class RecurrentDecoder(nn.Module):
         """Create one empty cache for all layers."""
         return [RecurrentCache()]
 
+    def next_logits(
+        self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[RecurrentCache]
+    ) -> Tensor:
+        """Compute the logits (R, V) after the last real token of each row, see `StepDecoder`."""
+        n = ids.shape[1]
+        real = mask[:, -n:]
+        # A prompt is computed token by token, because padding must not change the state.
+        x = self.states(ids[:, :1], mask[:, : mask.shape[1] - n + 1], memory, caches)[:, 0]
+        for t in range(1, n):
+            before = list(caches[0].states)
+            prefix = mask[:, : mask.shape[1] - n + t + 1]
+            new = self.states(ids[:, t : t + 1], prefix, memory, caches)[:, 0]
+            keep = real[:, t, None]
+            x = torch.where(keep, new, x)
+            caches[0].states = [
+                tuple(torch.where(keep, a, b) for a, b in zip(after, old, strict=True))
+                for after, old in zip(caches[0].states, before, strict=True)
+            ]
+        return F.linear(x, self.embedding.weight)
+
     def _steps(
         self,
         ids: Tensor,
@@ -183,16 +205,21 @@ class RecurrentDecoder(nn.Module):
             self._begin(memory, cache)
         embedded = self.dropout(self.embedding(ids) * self.dim**0.5)
         if self.look is None:
-            context = repeat(cache.memory[0], "b d -> b n d", n=ids.shape[1])
+            context = repeat(
+                cache.memory[0],
+                "b d -> (b k) n d",
+                k=len(ids) // len(cache.memory[0]),
+                n=ids.shape[1],
+            )
             weights = context[..., :0]  # there are no weights: (B, n, 0)
             x = torch.cat([embedded, context], -1)
             x, cache.states[0] = run_layer(self.blocks[0], x, cache.states[0])
         else:
             x, context, weights = self._attend_and_step(self.look, embedded, memory, cache)
-        x = self.dropout(x)
+        x = self.dropout(x, branch=1)
         for i, block in enumerate(self.blocks[1:], 1):
             x, cache.states[i] = run_layer(block, x, cache.states[i])
-            x = self.dropout(x)
+            x = self.dropout(x, branch=i + 1)
         return Steps(embedded, x, context, weights)
 
     def _begin(self, memory: Memory, cache: RecurrentCache) -> None:
@@ -233,75 +260,17 @@ class RecurrentDecoder(nn.Module):
         for token in inputs.unbind(1):
             weights = look(state[0], keys, readable)
             scaled = look.apply_gate(weights, state[0])
-            state = step(block, token + (scaled @ values)[:, 0], state)
+            state = step(block, token + (scaled @ values).flatten(0, 1), state)
             states.append(state[0])
             gated.append(scaled)
             ungated.append(weights)
         cache.states[0] = state
         # The loop does not need the contexts, so one product computes them for all steps.
-        context = torch.cat(gated, 1) @ memory.x
-        return torch.stack(states, 1), context, torch.cat(ungated, 1)
-
-
-class StateAttention(nn.Module):
-    """Attention of one state to the memory, with keys that are computed once for all steps.
-
-    See arXiv:1409.0473, appendix A.1.2.
-
-    Args:
-        dim: Width D of the state and of the memory.
-        score: Kind of the attention score.
-        gate: Create the layer of `apply_gate`.
-    """
-
-    def __init__(self, dim: int, *, score: ScoreKind, gate: bool):
-        super().__init__()
-        self.score = make_score(score, dim)
-        self.gate = nn.Linear(dim, 1) if gate else None
-
-    def keys(self, x: Tensor) -> Tensor:
-        """Compute the part (B, M, D) of the score that depends only on the memory x (B, M, D)."""
-        if isinstance(self.score, Additive):
-            return self.score.of_key(x)
-        return self.score.sides(x, x)[1]
-
-    def forward(self, state: Tensor, keys: Tensor, attn_mask: Tensor | None) -> Tensor:
-        """Compute the attention weights (B, 1, M) of a state.
-
-        Args:
-            state: (B, D).
-            keys: (B, M, D). Keys of the memory, see `keys`.
-            attn_mask: (B, 1, M) bool. True at real tokens.
-        """
-        query = state[:, None]
-        if isinstance(self.score, Additive):
-            hidden = (self.score.of_query(query) + keys).tanh()
-            scores = (hidden @ self.score.weight.to(hidden.dtype))[:, None]
-        else:
-            scores = self.score.sides(query, query)[0] @ keys.mT
-        if attn_mask is not None:
-            scores = scores.masked_fill(~attn_mask, -torch.inf)
-        return scores.softmax(-1)
-
-    def apply_gate(self, weights: Tensor, state: Tensor) -> Tensor:
-        """Multiply weights (B, 1, M) by the gate, a factor that depends on the state (B, D)."""
-        return weights if self.gate is None else weights * self.gate(state).sigmoid()[:, None]
-
-
-def both_ends(memory: Memory) -> Tensor:
-    """Return the final states (B, D) of both directions of a bidirectional encoder.
-
-    The forward direction, the first half of the features, ends at the last real token. The backward
-    direction, the second half, ends at the first real token.
-    """
-    x = memory.x
-    rows = torch.arange(len(x), device=x.device)
-    if memory.attn_mask is None:
-        first = torch.zeros_like(rows)
-        last = torch.full_like(rows, x.shape[1] - 1)
-    else:
-        real = memory.attn_mask[:, 0, 0].int()
-        first = real.argmax(1)
-        last = x.shape[1] - 1 - real.flip(1).argmax(1)  # argmax returns the first maximum
-    half = x.shape[-1] // 2
-    return torch.cat([x[rows, last, :half], x[rows, first, half:]], -1)
+        weights = torch.stack([part.flatten(0, 1) for part in gated], 1)  # (R, n, M)
+        context = weights.unflatten(0, (len(memory.x), -1)).flatten(1, 2) @ memory.x
+        context = context.view(len(inputs), -1, context.shape[-1])
+        return (
+            torch.stack(states, 1),
+            context,
+            torch.stack([part.flatten(0, 1) for part in ungated], 1),
+        )

@@ -14,8 +14,10 @@ from dxn.display import count
 from dxn.errors import UserError
 from dxn.run import report
 from dxn.run.attention import draw_tokens
+from dxn.run.dtypes import difference
 from dxn.run.evaluation_data import open_evaluation_data
 from dxn.run.input_groups import Groups, evaluated_groups
+from dxn.run.loading import load_predictor
 from dxn.run.output import write_records
 from dxn.run.prediction_table import prediction_records
 from dxn.run.predictor import Predictor
@@ -59,8 +61,13 @@ def evaluate_model(settings: Settings, predictor: Predictor) -> Path:
         only=values["only"],
         about=about,
     )
-    extra = {"data": about, "rows": len(opened)}
+    extra = {"data": about, "rows": len(opened), "dtype": predictor.dtype}
     report.write_metrics(folder / "metrics.json", by_split(split, results), extra)
+    if predictor.dtype != "float32":
+        samples = predictor.task_samples(opened, only=values["only"])
+        reference = load_predictor(settings, dtype="float32")
+        line = difference(predictor, reference, samples, batch_size=values["batch_size"])
+        report.print_line(line)
     return folder
 
 

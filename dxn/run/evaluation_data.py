@@ -24,6 +24,8 @@ from dxn.targets import signature_of
 
 # Options that describe the table `input`. A data set has options of its own, such as data.sep.
 INPUT_OPTIONS = ("columns", "keep", "sep", "encoding", "on_bad", "confine")
+# Options of data sources that name files.
+PATHS = ("path", "train", "validation", "test")
 
 
 @dataclass(frozen=True)
@@ -88,7 +90,9 @@ def _open_input(values: Mapping[str, Any], predictor: Predictor) -> EvaluationDa
 def _open_data(settings: Settings, predictor: Predictor) -> EvaluationData:
     """Open a split of the data set `data`, or of the data set of the run."""
     values = settings.values
-    if wrong := [key for key in INPUT_OPTIONS if _is_chosen(key, settings.chosen)]:
+    # The data of the run has no options on the command line, so `confine` also applies to it.
+    unused = INPUT_OPTIONS if values.get("data") else set(INPUT_OPTIONS) - {"confine"}
+    if wrong := sorted(key for key in unused if _is_chosen(key, settings.chosen)):
         raise UserError(
             f"{wrong[0]}: only applies to input=TABLE; remove it, or set input instead of data"
         )
@@ -137,7 +141,34 @@ def _source(settings: Settings, predictor: Predictor) -> tuple[Source, str]:
     )
     # Options that were inferred in the training, such as the season, must not be inferred again.
     node = _with_layout(saved["data"], predictor, settings.folder_trust, chosen=())
+    node = _confined(node, folder, confine=values["confine"])
     return open_source({"data": node}, preprocessors, settings.folder_trust), _path_of(node)
+
+
+def _confined(node: Mapping[str, Any], folder: Path, *, confine: bool) -> dict[str, Any]:
+    """Print the files that a run folder, which may come from a stranger, names as its data.
+
+    Args:
+        node: The saved data source.
+        folder: The run folder.
+        confine: The option `confine` of the command.
+
+    Returns:
+        The data source, which reads files outside of its folder only if the user allows it.
+
+    Raises:
+        UserError: If the training did so, and the user does not allow it.
+    """
+    paths = [str(path) for key in PATHS if node.get(key) for path in as_list(node[key])]
+    if paths:
+        report.print_line(f"data of the run: {', '.join(paths)}")
+    # Only false of the folder needs a decision of the user.
+    if node.get("confine", True) or not confine:
+        return dict(node)
+    raise UserError(
+        f"confine: {folder} was trained with data.confine=false, so its data may lead to any file "
+        "of this machine; set confine=false if you trust this run folder, or set data=..."
+    )
 
 
 def _for_evaluation(

@@ -9,15 +9,20 @@ import torch
 
 from dxn.errors import UserError
 from dxn.run import model_folder
+from dxn.run.dtypes import Dtype
 from dxn.run.predictor import Predictor
 from dxn.run.settings import Settings
 from dxn.run.zero_shot import classifier
 
 
-def load_predictor(settings: Settings) -> Predictor:
+def load_predictor(settings: Settings, *, dtype: Dtype | None = None) -> Predictor:
     """Load the trained model `run`, or the public checkpoint `weights`.
 
     With the option `labels`, the model becomes a classifier of these labels.
+
+    Args:
+        settings: Settings of the command.
+        dtype: Data type of the weights. Default: that of the settings, or float32.
 
     Raises:
         UserError: If not exactly one of them is set, or it cannot be loaded.
@@ -33,8 +38,12 @@ def load_predictor(settings: Settings) -> Predictor:
     if device == "auto":
         # Only CUDA is chosen automatically: some operations do not exist on mps.
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    # Commands that show what happens inside of a model have no key dtype.
+    chosen: Dtype = dtype or values.get("dtype", "float32")
     if values["run"] is not None:
-        predictor = model_folder.load(values["run"], device=device, trust=settings.folder_trust)
+        predictor = model_folder.load(
+            values["run"], device=device, dtype=chosen, trust=settings.folder_trust
+        )
     else:
         predictor = model_folder.from_public(
             weights["source"],
@@ -42,6 +51,7 @@ def load_predictor(settings: Settings) -> Predictor:
             part=weights["part"],
             strict=weights["strict"],
             device=device,
+            dtype=chosen,
             trust=settings.folder_trust,
         )
     labels = values.get("labels")

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from dxn.errors import UserError
+from dxn.files import open_own
 
 try:
     import fcntl
@@ -29,14 +30,14 @@ def locked(folder: Path, *, main: bool) -> Iterator[None]:
         main: Whether this is the main process, which alone takes the lock.
 
     Raises:
-        UserError: If another process holds the lock.
+        UserError: If another process holds the lock, or its file is a link.
     """
     if not main or fcntl is None:
         yield
         return
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / FILE
-    with path.open("a+", encoding="utf-8") as file:
+    with open_own(path) as file:
         try:
             fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError as error:

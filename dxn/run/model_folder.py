@@ -16,6 +16,7 @@ from dxn.files import SUMS, link, replace_folder, sha256, write_sums, write_text
 from dxn.instantiate import build
 from dxn.models import Model, module_key
 from dxn.run.build import adapters_of, build_model, by_input
+from dxn.run.dtypes import Dtype, set_dtype
 from dxn.run.predictor import Predictor
 from dxn.run.settings import dump_yaml, plain
 from dxn.tasks import Task
@@ -75,13 +76,18 @@ def write_card(folder: Path, card: str) -> None:
 
 
 def load(
-    folder: str | PathLike[str], *, device: str = "cpu", trust: Sequence[str] = ()
+    folder: str | PathLike[str],
+    *,
+    device: str = "cpu",
+    dtype: Dtype = "float32",
+    trust: Sequence[str] = (),
 ) -> Predictor:
     """Load a trained model from its model folder, or from the run folder that contains it.
 
     Args:
         folder: Model folder or run folder.
         device: Device that the model is moved to, such as "cuda".
+        dtype: Data type of the weights, see `dxn.run.dtypes.set_dtype`.
         trust: Top-level packages besides dxn whose code config.yaml may use.
 
     Raises:
@@ -112,12 +118,10 @@ def load(
             f"{shorten(str(error), MAX_REASON)}); copy the whole folder again"
         ) from error
     columns = {name: spec.get("column") or name for name, spec in nodes["inputs"].items()}
+    model = model.to(device).eval()
+    used = set_dtype(model, dtype)
     return Predictor(
-        model.to(device).eval(),
-        task,
-        columns=columns,
-        target=nodes.get("target"),
-        layout=layout,
+        model, task, columns=columns, target=nodes.get("target"), layout=layout, dtype=used
     )
 
 
@@ -153,6 +157,7 @@ def from_public(
     part: str | None = None,
     strict: bool = True,
     device: str = "cpu",
+    dtype: Dtype = "float32",
     trust: Sequence[str] = (),
 ) -> Predictor:
     """Load a public checkpoint. It can predict if the checkpoint contains a classifier.
@@ -163,6 +168,7 @@ def from_public(
         part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
         strict: Whether missing and unexpected tensors are an error.
         device: Device that the model is moved to, such as "cuda".
+        dtype: Data type of the weights, see `dxn.run.dtypes.set_dtype`.
         trust: Top-level packages besides dxn whose parts the family of the checkpoint may name.
 
     Raises:
@@ -193,7 +199,8 @@ def from_public(
             f"({type(error).__name__}: {shorten(str(error), MAX_REASON)}); download it again"
         ) from error
     public.fill(model, strict=strict)
-    return Predictor(model.to(device).eval(), task)
+    model = model.to(device).eval()
+    return Predictor(model, task, dtype=set_dtype(model, dtype))
 
 
 def model_folder(folder: Path) -> Path:

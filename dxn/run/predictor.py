@@ -16,7 +16,7 @@ from dxn.data.samples import Samples
 from dxn.data.stream import make_samples
 from dxn.errors import UserError
 from dxn.models import Model, count_parameters
-from dxn.models.generation import Sampler, greedy
+from dxn.models.sampling import Sampler, greedy
 from dxn.run.python_values import to_cell
 from dxn.run.vocabulary import continue_prompt, nearest_tokens, vocabulary_adapter
 from dxn.tasks import ClassifiesByExample, Task, Writes
@@ -41,6 +41,7 @@ class Predictor:
             unknown, as for a public checkpoint.
         target: Column of the target in the training table.
         layout: How the training table was rearranged, which new tables need too.
+        dtype: Data type of the weights: float32, bf16 or int8.
 
     Example:
         >>> model = dxn.load("outputs/reviews/2026-01-31_12-00-00.00")
@@ -56,12 +57,14 @@ class Predictor:
         columns: Mapping[str, str] | None = None,
         target: str | None = None,
         layout: Layout | None = None,
+        dtype: str = "float32",
     ):
         self.model = model
         self.task = task
         self.columns = dict(columns or {})
         self.target = target
         self.layout = layout
+        self.dtype = dtype
         self.device = next(model.parameters()).device
 
     def __repr__(self) -> str:
@@ -74,8 +77,9 @@ class Predictor:
         task = f"{self.task.name} {self.target}" if self.target else self.task.name
         labels = self.labels or ()
         classes = f"; {len(labels):,} labels: {list_names(labels, MAX_LABELS)}" if labels else ""
-        size = count_parameters(self.model)
-        return f"Predictor({task} from {', '.join(inputs)}{classes}; {size:,} parameters)"
+        size = f"{count_parameters(self.model):,} parameters"
+        dtype = f" in {self.dtype}" if self.dtype != "float32" else ""
+        return f"Predictor({task} from {', '.join(inputs)}{classes}; {size}{dtype})"
 
     @property
     def inputs(self) -> list[str]:

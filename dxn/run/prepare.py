@@ -14,7 +14,7 @@ from dxn.data.fingerprint import fingerprint
 from dxn.data.quality import find_warnings
 from dxn.instantiate import build
 from dxn.models import Model, count_parameters
-from dxn.run import model_folder, report
+from dxn.run import report
 from dxn.run.build import (
     assign_inputs,
     build_adapters,
@@ -38,11 +38,11 @@ from dxn.run.prepared import Prepared
 from dxn.run.run_folder import refuse_other_run, run_folder, run_name
 from dxn.run.settings import Settings
 from dxn.run.start import (
-    FOLDER,
     Decisions,
     check_config,
     check_data,
     launch,
+    read_fitted,
     read_loaded,
     restore_initial,
     write_changes,
@@ -107,7 +107,7 @@ def prepare(settings: Settings, trainer: Trainer, stack: ExitStack) -> Prepared:
     if resume:
         # Training a tokenizer again can give another one: ties of a unigram model are broken by the
         # order of a hash table.
-        model_folder.load_fitted(folder / FOLDER, adapters, task)
+        read_fitted(folder, adapters, task)
 
     find_formats(adapters, inputs, source)
     named = by_input(adapters, inputs.adapters)

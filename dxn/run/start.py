@@ -11,10 +11,11 @@ import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import PositiveInt
+from safetensors import SafetensorError
 from safetensors.torch import load_file
 
 from dxn.data.fingerprint import Fingerprint, differences
@@ -24,12 +25,15 @@ from dxn.keys import leaves, lookup
 from dxn.models import Model
 from dxn.run import model_folder
 from dxn.run.build import adapters_of
+from dxn.run.run_config import RunConfig
 from dxn.run.settings import Settings, merge_overrides
 from dxn.schema import Strict, validated
 from dxn.tasks import Task
 from dxn.train.accelerator import RESTARTS
 from dxn.train.checkpoint import write_tensors
-from dxn.untrusted import load_json, load_yaml
+from dxn.train.parent import LAUNCH
+from dxn.train.saved import check_weights
+from dxn.untrusted import check_file, load_json, load_yaml
 
 FOLDER = Path("checkpoints") / "start"
 CONFIG = "config.yaml"
@@ -53,8 +57,6 @@ MAY_CHANGE = (
     # Compared as the batch size over all processes.
     *("batch_size", "trainer.batch_size"),
 )
-# torchrun sets it. All processes of a training, and those of its restarts, have the same parent.
-LAUNCH = "TORCHELASTIC_RUN_ID"
 
 
 class Decisions(Strict):
@@ -69,6 +71,27 @@ class Decisions(Strict):
     precision: Literal["float32", "bf16"]
     batch_size: PositiveInt
     launch: str = ""
+
+
+class SavedFingerprint(Strict):
+    """The fingerprint of one split."""
+
+    rows: int
+    columns: dict[str, str]
+    order: str
+    set: str
+
+
+class SavedData(Strict):
+    """The content of data.json."""
+
+    splits: dict[str, SavedFingerprint]
+
+
+class SavedNames(Strict):
+    """The content of loaded.json."""
+
+    names: list[str]
 
 
 def write_start(
@@ -142,7 +165,9 @@ def check_config(folder: Path, settings: Settings, num_processes: int) -> int:
         UserError: If an option changed, and resume.force is not set.
     """
     decisions = read_decisions(folder)
-    old = load_yaml(folder / FOLDER / CONFIG)
+    path = folder / FOLDER / CONFIG
+    old = load_yaml(path)
+    validated(RunConfig, old, path)
     # Written and read in the same way as the old ones, so that equal values are equal.
     new = settings.plain()
     keys = [key for key in dict.fromkeys([*leaves(old), *leaves(new)]) if not _may_change(key)]
@@ -171,7 +196,9 @@ def check_data(folder: Path, settings: Settings, data: Mapping[str, Fingerprint]
     Raises:
         UserError: If it changed, and resume.force is not set.
     """
-    old = load_json(folder / FOLDER / DATA)
+    path = folder / FOLDER / DATA
+    old = load_json(path)
+    validated(SavedData, {"splits": old}, path)
     # Through JSON, as the old one.
     stop_if_changed(differences(old, json.loads(json.dumps(data))), settings, "the data")
 
@@ -224,13 +251,19 @@ def restore_initial(folder: Path, model: Model) -> None:
     """Restore the model and the random generator before pretraining.
 
     Raises:
-        UserError: If the run was not started with pretraining.
+        UserError: If the run was not started with pretraining, or the file is damaged.
     """
     path = folder / FOLDER / INITIAL
     if not path.exists():
         raise UserError(f"{path}: file not found; this run cannot be resumed, start a new one")
-    state = load_file(path)
-    torch.set_rng_state(state.pop(GENERATOR))
+    check_file(path)
+    try:
+        state = load_file(path)
+        generator = state.pop(GENERATOR)
+        check_weights(state, model.state_dict(), path)
+        torch.set_rng_state(generator)
+    except (SafetensorError, OSError, KeyError, RuntimeError, TypeError) as error:
+        raise UserError(f"{path}: not the initial weights of this run: {error}") from error
     model.load_state_dict(state)
 
 
@@ -238,7 +271,28 @@ def read_loaded(folder: Path) -> set[str]:
     """Return the names of the tensors that were loaded from a checkpoint when the run started."""
     # The file exists only if the run started from a checkpoint.
     path = folder / FOLDER / LOADED
-    return set(load_json(path)) if path.exists() else set()
+    if not path.exists():
+        return set()
+    return set(validated(SavedNames, {"names": load_json(path)}, path).names)
+
+
+def read_fitted(folder: Path, adapters: Mapping[str, Any], task: Task) -> None:
+    """Read what adapters and task learned from the training split, such as vocabularies.
+
+    Raises:
+        UserError: If a file is missing or damaged, or does not fit the configuration.
+    """
+    path = folder / FOLDER
+    try:
+        model_folder.load_fitted(path, adapters, task)
+    except UserError:
+        raise
+    # Everything comes from the files, so any other failure means that they contradict each other.
+    except Exception as error:
+        raise UserError(
+            f"{path}: its files do not fit the configuration ({type(error).__name__}: {error}); "
+            "copy the whole run folder again"
+        ) from error
 
 
 def launch() -> str:

@@ -23,6 +23,7 @@ from dxn.run.run_paths import is_run
 from dxn.run.settings import Settings
 from dxn.train import checkpoint
 from dxn.train.progress import read_log
+from dxn.train.saved import check_log, check_state
 from dxn.untrusted import check_file, load_json, load_yaml
 
 LOG = "metrics.jsonl"
@@ -181,8 +182,8 @@ def _check_checkpoint(folder: Path, weights: Mapping[str, Tensor]) -> dict[str, 
     for name, tensor in tensors.items():
         if not name.startswith(LOSSES):
             _check_finite(name, tensor, path)
-    if not isinstance(state, dict) or not isinstance(state.get("step"), int):
-        raise UserError(f"{path}: its state has no number of steps")
+    state = check_state(state, path)
+    check_log({n.removeprefix(LOSSES): t for n, t in tensors.items() if n.startswith(LOSSES)}, path)
     prefix = "model/"
     own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
     wrong = [

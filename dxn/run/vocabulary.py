@@ -10,7 +10,8 @@ import torch.nn.functional as F
 
 from dxn.errors import UserError
 from dxn.models import LanguageModel, Model
-from dxn.models.generation import Sampler, generate
+from dxn.models.generation import generate
+from dxn.models.sampling import Sampler
 from dxn.tokenize.adapter import VocabularyAdapter
 from dxn.tokenize.target import ENDS, token_of
 from dxn.tokenize.text_tokenizer import encode
@@ -84,8 +85,10 @@ def continue_prompt(
             "start from"
         )
     # In training, the end token separates texts, so a new text starts after it.
-    start = torch.tensor([ids or [end]] * count, device=next(model.parameters()).device)
-    hypotheses = generate(language, None, prompt=start, end=end, max_new=max_new, sampler=sampler)
+    start = torch.tensor([ids or [end]], device=next(model.parameters()).device)
+    hypotheses = generate(
+        language, None, prompt=start, end=end, max_new=max_new, sampler=sampler, count=count
+    )
     # Decoded together: the space between two tokens can depend on both of them.
     return [tokenizer.decode([*ids, *hypothesis.ids]) for hypothesis in hypotheses]
 

@@ -57,5 +57,9 @@ def classifier(predictor: Predictor, labels: Sequence[str], template: str) -> Pr
     smaller = Model(adapters, inputs=kept, fusion=model.fusion, backbone=model.backbone, head=head)
     columns = {name: column for name, column in predictor.columns.items() if name in kept}
     return Predictor(
-        smaller.to(predictor.device).eval(), task, columns=columns, layout=predictor.layout
+        smaller.to(predictor.device).eval(),
+        task,
+        columns=columns,
+        layout=predictor.layout,
+        dtype=predictor.dtype,
     )

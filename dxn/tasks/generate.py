@@ -13,9 +13,11 @@ import torch
 from torch import Tensor, nn
 
 from dxn.errors import UserError
-from dxn.models.attention import Memory
-from dxn.models.generation import Hypothesis, Sampler, beam_search, generate, greedy
+from dxn.models.cache import Memory
+from dxn.models.generation import beam_search, generate
 from dxn.models.losses import linear_cross_entropy
+from dxn.models.sampling import Sampler, greedy
+from dxn.models.search import Hypothesis
 from dxn.tasks.cells import problem_of
 from dxn.tasks.task import IGNORED, Batch, Task
 from dxn.tokenize.adapter import VocabularyAdapter

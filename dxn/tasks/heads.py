@@ -6,6 +6,7 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
+from dxn.dropout import Dropout
 from dxn.tasks.task import Batch
 from dxn.tokens import Tokens
 
@@ -55,7 +56,7 @@ class PreHead(nn.Module):
         self.norm = nn.LayerNorm(self.width, eps=norm_eps) if norm else nn.Identity()
         # Dropout is the last layer: in evaluation mode the output is exactly the vector that the
         # output layer of the head receives.
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
 
     def forward(self, pooled: Tensor) -> Tensor:
         """Map (B, D) to (B, width)."""

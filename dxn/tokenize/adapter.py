@@ -23,6 +23,7 @@ optional member only through a function of this module, which returns the defaul
 | `fit(raws) -> Self` | nothing to fit | `fit_adapter(adapter, raws)` |
 | `describe(raw) -> str` | "" | `describe_columns(adapter, raw)` |
 | `masking(*, ratio, span) -> Masking or None` | None | `make_masking(adapter, ...)` |
+| `lookback: int` | all previous tokens | `LanguageModel` of dxn.models |
 | `save(folder, name)` | only weights | `save_adapter(adapter, folder, name)` |
 | `load(folder, name)` | only weights | `load_adapter(adapter, folder, name)` |
 """

@@ -10,6 +10,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from dxn.dropout import Dropout
 from dxn.tokenize.adapter import to_tokens
 from dxn.tokenize.audio_options import (
     AudioAugment,
@@ -99,7 +100,7 @@ class AudioAdapter(nn.Module):
             self.pos_embed = PosEmbed2d(pos_embed, dim=dim, grid=(steps, self.bands))
         else:
             self.pos_embed = PosEmbed1d(pos_embed, dim=dim, max_len=max_len)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         # Zeros instead of random numbers, so that the initialization of all later parameters does
         # not depend on this one.
         self.mask_embedding = nn.Parameter(torch.zeros(dim))

@@ -58,8 +58,9 @@ def read_audio(source: Any, *, sample_rate: int, max_seconds: float = 60.0) -> T
         samples, rate = _decode(source, max_seconds)
     if samples.shape[-1] == 0:
         raise BadMedia("no samples in it")
-    # NaN is not smaller than any number.
-    if not bool(samples.abs().amax() < MAX_AMPLITUDE):
+    low, high = samples.aminmax()
+    # NaN is neither larger nor smaller than any number.
+    if not (float(low) > -MAX_AMPLITUDE and float(high) < MAX_AMPLITUDE):
         raise BadMedia(f"samples that are NaN, infinite or above {MAX_AMPLITUDE:,.0f}")
     # Again, because the duration in the header can be missing or wrong.
     check_seconds(samples.shape[-1] / rate, max_seconds)
@@ -136,11 +137,16 @@ def _read_mono(file: soundfile.SoundFile, num_frames: int, max_seconds: float) -
     # In blocks: only the mean of many channels is held, and an unknown length allocates nothing.
     while length < num_frames:
         data = file.read(min(block, num_frames - length), dtype="float32", always_2d=True)
-        pieces.append(torch.from_numpy(data.T.copy()).mean(0))
+        if file.channels == 1:  # the usual case, which needs no copy
+            pieces.append(torch.from_numpy(data[:, 0]))
+        else:
+            pieces.append(torch.from_numpy(data.T.copy()).mean(0))
         length += len(data)
         check_values(length * file.channels, max_seconds)
         if len(data) < block:
             break
+    if len(pieces) == 1:
+        return pieces[0]
     return torch.cat(pieces) if pieces else torch.empty(0)
 
 

@@ -10,6 +10,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from dxn.dropout import Dropout
 from dxn.tokenize.adapter import to_tokens
 from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.image_options import ImageAugment, ImageNormalization, ResizeOptions
@@ -98,7 +99,7 @@ class ImageAdapter(nn.Module):
         grid = (self.grid.count(height, 0), self.grid.count(width, 1))
         self.pos_embed = PosEmbed2d(pos_embed, dim=dim, grid=grid)
         self.norm = nn.Identity() if norm is None else nn.LayerNorm(dim, norm.eps, bias=norm.bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         self.token_dropout = augment.token_dropout
         # Zeros instead of random numbers, so that the initialization of all later parameters does
         # not depend on this one.

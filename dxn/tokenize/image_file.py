@@ -15,6 +15,7 @@ from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
 from dxn.tokenize.image_options import Interpolation
+from dxn.tokenize.jpeg import decode_jpeg
 from dxn.tokenize.media import BadMedia, bytes_or_path, head
 
 # Only common formats. Pillow supports many more, whose decoders are rarely tested or maintained.
@@ -162,8 +163,10 @@ def _decode(
     # The same before the rotation, which is how the file stores the image.
     stored_size = size if size is None or not exchanged else (size[1], size[0])
     content = _draft(image, stored_size) if may_draft and stored_size is not None else None
-    image.load()
-    pixels = _to_tensor(image, channels)
+    pixels = decode_jpeg(image, channels) if may_draft and content is None else None
+    if pixels is None:
+        image.load()
+        pixels = _to_tensor(image, channels)
     if may_draft:
         image.close()  # frees its pixels before they are resized
     if stored_size is not None and content is not None:
@@ -173,7 +176,7 @@ def _decode(
     if flipped:
         pixels = pixels.flip(flipped)
     if size is not None and content is None:
-        pixels = resize(pixels.contiguous(), size, interpolation)
+        pixels = resize(pixels, size, interpolation)
     return pixels.contiguous()
 
 

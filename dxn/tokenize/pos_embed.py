@@ -74,6 +74,12 @@ class PosEmbed1d(nn.Module):
             )
         return self.weight[:n]
 
+    def at(self, index: Tensor) -> Tensor:
+        """Return the position embeddings (..., D) of these indices (...), or a scalar 0 ()."""
+        if self.kind == "none":
+            return torch.zeros((), device=index.device)
+        return sinusoidal(index, self.dim) if self.kind == "sinusoidal" else self.weight[index]
+
 
 class PosEmbed2d(nn.Module):
     """Position embedding of the cells of a grid.

@@ -13,6 +13,7 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from dxn.dropout import Dropout
 from dxn.errors import UserError
 from dxn.tokenize.adapter import to_tokens
 from dxn.tokenize.grid import MASKED, PatchGrid
@@ -102,7 +103,7 @@ class SeriesAdapter(nn.Module):
         self.fitted = False  # set by _create_layers
         self.grid: PatchGrid
         self.pos_embed = PosEmbed1d(pos_embed, dim=dim, max_len=max_len)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         # Zeros instead of random numbers, so that the initialization of all later parameters does
         # not depend on this one.
         self.mask_embedding = nn.Parameter(torch.zeros(dim))

@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer, models
 from torch import Tensor, nn
 
+from dxn.dropout import Dropout
 from dxn.errors import UserError
 from dxn.tokenize.adapter import to_tokens
 from dxn.tokenize.masking import TextMasking, check_ratio
@@ -108,7 +109,7 @@ class TextAdapter(nn.Module):
         self.norm = nn.Identity()
         if norm is not None:
             self.norm = nn.LayerNorm(dim, eps=norm.eps, bias=norm.bias)
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         if tokenizer.path is not None:
             self.use_tokenizer(load_tokenizer(tokenizer.path))
 
@@ -175,6 +176,12 @@ class TextAdapter(nn.Module):
         """Load the tokenizer that `save` wrote."""
         self.use_tokenizer(load_tokenizer(_tokenizer_path(folder, name)))
 
+    @property
+    def lookback(self) -> int:
+        """Number of previous tokens on which the embedding of a token depends."""
+        kernel = 0 if self.conv is None else self.conv.kernel_size[0]
+        return max([kernel // 2, *(n - 1 for n in self.ngrams.lengths)])
+
     def tokens(self, raws: Sequence[RawText]) -> Tokens:
         """Convert texts to Tokens."""
         return to_tokens(self, raws)
@@ -202,7 +209,10 @@ class TextAdapter(nn.Module):
             # Padding is set to 0, so that it does not affect its neighbors.
             padded = rearrange(x * mask[..., None], "b n d -> b d n")
             x = x + F.gelu(rearrange(self.conv(padded), "b d n -> b n d"))
-        x = x + self.pos_embed(x.shape[1], x.device)
+        if "token_index" in batch:  # the columns are not the first ones of the text, see `lookback`
+            x = x + self.pos_embed.at(batch["token_index"])
+        else:
+            x = x + self.pos_embed(x.shape[1], x.device)
         if self.ngrams.columns and grams:
             # N columns per n-gram length follow the tokens, with the coordinates of the last token
             # of each n-gram.

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
+from dxn.dropout import Dropout
 from dxn.tokenize.adapter import to_tokens
 from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.image_options import ImageNormalization, ResizeOptions
@@ -102,7 +103,7 @@ class VideoAdapter(nn.Module):
         steps = -(-sampling.num_frames // tubelet_frames)  # rounded up
         self.time_embed = PosEmbed1d(pos_embed, dim=dim, max_len=steps)
         self.pool = FramePool(dim) if tokens == "frame" else None
-        self.dropout = nn.Dropout(dropout)
+        self.dropout = Dropout(dropout)
         # Zeros instead of random numbers, so that the initialization of all later parameters does
         # not depend on this one.
         self.mask_embedding = nn.Parameter(torch.zeros(dim))

@@ -11,6 +11,7 @@ from accelerate.state import AcceleratorState
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 
+from dxn.train.parent import end_with_launcher
 from dxn.train.precision import Precision, choose
 
 # Environment variables that torchrun sets.
@@ -31,6 +32,8 @@ def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, st
     Raises:
         ValueError: If the device is not available.
     """
+    # Before anything waits for the other processes.
+    end_with_launcher()
     # Accelerate keeps its settings in a singleton. Without the reset, the second training of a
     # process (in a sweep, for example) would silently use the device and precision of the first.
     AcceleratorState._reset_state(reset_partial_state=True)

@@ -22,6 +22,14 @@ from torch.optim.swa_utils import AveragedModel
 
 from dxn.errors import UserError
 from dxn.files import SUMS, atomic_file, check_sums, replace_folder, write_sums
+from dxn.train.saved import (
+    check_generators,
+    check_log,
+    check_state,
+    check_weights,
+    optimizer_state,
+)
+from dxn.untrusted import check_file
 
 FILE = "training.safetensors"
 PREFIX = "step-"
@@ -113,41 +121,38 @@ def load(
         main: Whether this is the main process, which renames damaged checkpoints.
 
     Raises:
-        UserError: If there is no checkpoint, or none is intact.
+        UserError: If there is no checkpoint, none is intact, or the newest one that is intact does
+            not fit the model and the optimizer.
     """
-    tensors, state, notes = _read_newest(folder, main=main)
-    try:
-        model.load_state_dict(_without_prefix("model", tensors))
-        averaged = _without_prefix("ema", tensors)
-        # A run may turn averaging on or off when it resumes.
-        if ema is not None and averaged:
-            ema.load_state_dict(averaged)
-        elif ema is not None:
-            # The resumed run turned averaging on, so the average starts at the restored weights.
-            ema.module.load_state_dict(model.state_dict())
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise UserError(
-            f"{folder}: the checkpoints do not fit the model of the configuration ({reason}); "
-            "resume with the options of the training"
-        ) from error
-    # Undo the flattening of `save`: optimizer/3/exp_avg becomes entries[3]["exp_avg"].
-    entries: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in _without_prefix("optimizer", tensors).items():
-        i, key = name.split("/")
-        entries.setdefault(int(i), {})[key] = tensor
-    parameters = [p for group in optimizer.param_groups for p in group["params"]]
-    for i, values in entries.items():
-        shapes = {tuple(value.shape) for value in values.values() if value.ndim}
-        if i >= len(parameters) or not shapes <= {tuple(parameters[i].shape)}:
-            raise UserError(
-                f"{folder}: the state of the optimizer does not fit the trained weights; resume "
-                "with the options of the training, or start from its model with weights=RUN"
-            )
+    path, tensors, state, notes = _read_newest(folder, main=main)
+    file = path / FILE
+    state = check_state(state, file)
+    weights = _without_prefix("model", tensors)
+    averaged = _without_prefix("ema", tensors)
+    generators = _without_prefix("generators", tensors)
+    log = _without_prefix("log", tensors)
+    # Everything is checked before anything is changed.
+    check_weights(weights, model.state_dict(), file)
+    if ema is not None and averaged:
+        check_weights(averaged, ema.state_dict(), file)
+    entries = optimizer_state(_without_prefix("optimizer", tensors), optimizer, file)
+    own = generator_states(next(model.parameters()).device)
+    check_generators(generators, own, file)
+    check_log(log, file)
+    model.load_state_dict(weights)
+    # A run may turn averaging on or off when it resumes.
+    if ema is not None and averaged:
+        ema.load_state_dict(averaged)
+    elif ema is not None:
+        # The resumed run turned averaging on, so the average starts at the restored weights.
+        ema.module.load_state_dict(model.state_dict())
     # The groups keep the options of the resumed run, such as a new weight decay.
     optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
-    _restore_generators(_without_prefix("generators", tensors), process)
-    return Restored(state, _without_prefix("log", tensors), notes)
+    try:
+        _restore_generators(generators, process)
+    except RuntimeError as error:
+        raise UserError(f"{file}: generators: not a state of a generator") from error
+    return Restored(state, log, notes)
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
@@ -156,11 +161,11 @@ def all_checkpoints(folder: Path) -> list[Path]:
     return sorted((path for path in folder.glob(f"{PREFIX}*") if path.is_dir()), reverse=True)
 
 
-def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
+def read(folder: Path) -> tuple[dict[str, Tensor], Any]:
     """Read one checkpoint, and verify its SHA-256 sum.
 
     Returns:
-        Its tensors by name, and the fields of the training's State.
+        Its tensors by name, and the fields of the training's State, which are not checked yet.
 
     Raises:
         UserError: If it is damaged.
@@ -169,6 +174,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
     for name in (SUMS, FILE):
         if not (folder / name).is_file():
             raise UserError(f"{folder}: {name} is missing")
+        check_file(folder / name)
     # A cut or empty list would otherwise hide damage.
     if FILE not in check_sums(folder):
         raise UserError(f"{folder / SUMS}: must list {FILE}")
@@ -176,7 +182,7 @@ def read(folder: Path) -> tuple[dict[str, Tensor], dict[str, Any]]:
         tensors = load_file(path)
         with safe_open(path, "pt") as file:
             state = json.loads(file.metadata()["state"])
-    except (SafetensorError, OSError, ValueError, TypeError, KeyError) as error:
+    except (SafetensorError, OSError, ValueError, TypeError, KeyError, RecursionError) as error:
         raise UserError(f"{path}: cannot be read: {error}") from error
     return tensors, state
 
@@ -237,9 +243,7 @@ def check_finite(tensors: Mapping[str, Tensor]) -> None:
             )
 
 
-def _read_newest(
-    folder: Path, *, main: bool
-) -> tuple[dict[str, Tensor], dict[str, Any], list[str]]:
+def _read_newest(folder: Path, *, main: bool) -> tuple[Path, dict[str, Tensor], Any, list[str]]:
     """Read the newest checkpoint that is intact, and put those aside that are damaged."""
     paths = all_checkpoints(folder)
     notes: list[str] = []
@@ -253,7 +257,7 @@ def _read_newest(
         for each in damaged if main else ():
             # Otherwise it would be taken for the newest one again.
             each.replace(each.with_name(DAMAGED + each.name))
-        return tensors, state, notes
+        return path, tensors, state, notes
     if notes:
         reasons = "\n".join(note.partition(": ")[2] for note in notes)
         raise UserError(f"resume: all checkpoints in {folder} are damaged:\n{reasons}")

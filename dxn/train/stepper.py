@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import random
 import typing
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -15,6 +16,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dxn.data.samples import Samples
+from dxn.dropout import MAX_SEED, Noise, keyed, number_layers
 from dxn.errors import UserError
 from dxn.models import Model
 from dxn.runtime import release_memory
@@ -74,6 +76,7 @@ class Stepper:
         # With several processes, `wrapped` is the model in DDP; only its forward synchronizes the
         # gradients. `model` is used for everything else, such as saving and validation.
         self.wrapped, self.optimizer = prepared
+        number_layers(self.model)
         # Collecting these in each step would take as long as clipping the gradients.
         self.parameters = list(self.wrapped.parameters())
         self.statistics = statistics_of(self.model)
@@ -104,6 +107,17 @@ class Stepper:
             order = torch.randperm(batch["size"]).to(self.device)
             mixing = (order, share)
             batch = {**batch, "target": self.task.mix_targets(batch["target"], order, share)}
+        with keyed(self._noise(batch)):
+            return self._backward(batch, mixing)
+
+    def _noise(self, batch: dict[str, Any]) -> Noise:
+        """Return the random numbers of the dropouts. They depend on the step and the samples."""
+        text = f"{self.settings.seed}/{self.state.epoch}/{self.state.step}"
+        rows = torch.tensor(batch["index"], device=self.device)
+        return Noise.of_step(rows, random.Random(text).randrange(MAX_SEED))
+
+    def _backward(self, batch: dict[str, Any], mixing: tuple[Tensor, float] | None) -> BatchLoss:
+        """Compute the loss of a batch, and add its gradients."""
         output = self.wrapped(batch, mixing)
         # The loss is computed in float32 even if the model runs in bf16, which has too few digits
         # for sums over many terms.

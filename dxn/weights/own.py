@@ -189,8 +189,9 @@ def check_files(folder: Path) -> None:
     # A damaged file could otherwise be hidden by removing its line, or the whole list.
     unlisted = [path.name for path in read if path.name not in listed]
     if unlisted:
+        problem = f"must list {unlisted[0]}" if (folder / SUMS).exists() else "file not found"
         raise UserError(
-            f"{folder / SUMS}: must list {unlisted[0]}; copy the whole folder again, or run "
+            f"{folder / SUMS}: {problem}; copy the whole folder again, or run "
             f"`sha256sum *.* > {SUMS}` in this folder if you trust its files"
         )
 

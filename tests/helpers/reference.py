@@ -21,6 +21,7 @@ from dxn.models import (
     NormOptions,
     PositionOptions,
 )
+from dxn.models.packing import Group
 from dxn.tokens import Span, Tokens
 
 B, N, D, H, DEPTH = 3, 11, 20, 5, 4
@@ -205,3 +206,14 @@ def exact_gelu(h):
 def expected_width(kind, registers):
     """The width of a pooled vector."""
     return D * {"cls_mean": 2, "leading_cat": 1 + registers}.get(kind, 1)
+
+
+def whole(x, **restriction):
+    """Return one group with all samples of x (B, N, D)."""
+    return Group(slice(None), slice(None), (x.shape[0], x.shape[1]), **restriction)
+
+
+def run_padded(module, x, *args, attn_mask=None, rope=None):
+    """Apply a block or an attention to x (B, N, D), as one group."""
+    group = whole(x, attn_mask=attn_mask, rope=rope)
+    return module(x.flatten(0, 1), [group], *args).unflatten(0, x.shape[:2])

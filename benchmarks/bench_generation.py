@@ -1,0 +1,255 @@
+"""Rows of benchmarks/bench.py: generation. Both sides hold their weights in bf16."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from bench_row import OURS, Goal, Options, Row, Unequal, Work
+from parity import build_model
+from tokenizers import Tokenizer, models
+from torch import Tensor, nn
+
+from dxn.models import (
+    Backbone,
+    BlockOptions,
+    Decoder,
+    LanguageModel,
+    Memory,
+    Model,
+    NormOptions,
+    beam_search,
+    generate,
+)
+from dxn.models.inference import convert
+from dxn.tokens import Tokens, sinusoidal
+from dxn.weights import read_public
+
+T: Any = transformers
+BF16 = torch.bfloat16
+PROMPT, NEW, BATCH = 16, 128, 8
+# Tokens that are compared in float32 before the measurement.
+COMPARED = 8
+
+# An encoder-decoder of 2.6 million parameters.
+DIM, DEPTH, HEADS, VOCAB = 128, 3, 4, 9400
+SENTENCES, SENTENCES_PER_BATCH, BEAMS, WRITTEN = 1000, 100, 4, 20
+BEGIN, END = 0, 1
+
+
+def gpt2(options: Options) -> Work:
+    """GPT-2 small of dxn and of transformers: 128 new tokens for 8 prompts of 16."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    torch.manual_seed(0)
+    peer: Any = T.GPT2LMHeadModel(T.GPT2Config()).eval()
+    model = _gpt2_of_dxn(peer, options.folder)
+    rand = torch.Generator().manual_seed(1)
+    prompt = torch.randint(peer.config.vocab_size, (BATCH, PROMPT), generator=rand)
+    expected = _continued(peer, prompt, COMPARED)
+    found = generate(LanguageModel(model), None, prompt=prompt, end=None, max_new=COMPARED)
+    _check_ids([hypothesis.ids for hypothesis in found], expected)
+    device = options.device
+    model, peer, prompt = model.to(device), peer.to(device, BF16), prompt.to(device)
+    convert(model, BF16)
+    language = LanguageModel(model)
+
+    def ours() -> None:
+        generate(language, None, prompt=prompt, end=None, max_new=NEW)
+
+    def theirs() -> None:
+        _continued(peer, prompt, NEW)
+
+    # Two operations per weight and token: every block, and the logits of the new tokens.
+    blocks = sum(p.numel() for p in model.backbone.parameters())
+    logits = language.adapter.embedding.weight.numel()
+    flop = 2 * BATCH * (blocks * (PROMPT + NEW - 1) + logits * NEW)
+    return Work({OURS: ours, "transformers": theirs}, flop, BF16)
+
+
+def translation(options: Options) -> Work:
+    """Beam search of an encoder-decoder, in dxn and in transformers (Marian)."""
+    torch.manual_seed(0)
+    peer: Any = T.MarianMTModel(_marian_config()).eval()
+    with torch.no_grad():
+        # Larger weights than the initial ones, so that the sentences differ.
+        for parameter in peer.parameters():
+            if parameter.ndim > 1 and parameter.requires_grad:
+                nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
+    ours = Translation(peer)
+    rand = torch.Generator().manual_seed(1)
+    lengths = torch.randint(6, 31, (SENTENCES,), generator=rand).sort().values
+    sentences = [torch.randint(2, VOCAB, (int(n),), generator=rand) for n in lengths]
+    batches = [
+        nn.utils.rnn.pad_sequence(sentences[i : i + SENTENCES_PER_BATCH], True, BEGIN)
+        for i in range(0, SENTENCES, SENTENCES_PER_BATCH)
+    ]
+    first = batches[0][:8]
+    _check_ids(ours.translate(first), _translated(peer, first))
+    device = options.device
+    ours, peer = ours.to(device, BF16).eval(), peer.to(device, BF16)
+    batches = [batch.to(device) for batch in batches]
+
+    def translate() -> None:
+        for batch in batches:
+            ours.translate(batch)
+
+    def translate_peer() -> None:
+        for batch in batches:
+            _translated(peer, batch)
+
+    return Work({OURS: translate, "transformers": translate_peer}, None, BF16)
+
+
+class Translation(nn.Module):
+    """The encoder and the decoder of dxn with the weights of a Marian model."""
+
+    def __init__(self, peer: Any):
+        super().__init__()
+        options: dict[str, Any] = {
+            "depth": DEPTH,
+            "num_heads": HEADS,
+            "norm": NormOptions(pre_norm=False),
+            "block": BlockOptions(mlp="gelu"),
+        }
+        self.encoder = Backbone(DIM, **options)
+        backbone = Backbone(DIM, causal=True, cross=True, **options)
+        self.decoder = Decoder(backbone, vocab_size=VOCAB, max_len=WRITTEN + 1)
+        self.decoder.embedding.weight = peer.model.shared.weight
+        for block, layer in zip(self.encoder.blocks, peer.model.encoder.layers, strict=True):
+            _fill_block(block, layer)
+        decoder_blocks: Any = backbone.blocks
+        for block, layer in zip(decoder_blocks, peer.model.decoder.layers, strict=True):
+            _fill_block(block, layer)
+            _copy(block.cross.query, layer.encoder_attn.q_proj)
+            _copy(block.cross.memory, layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)
+            _copy(block.cross.proj, layer.encoder_attn.out_proj)
+            _copy(block.cross_norm, layer.encoder_attn_layer_norm)
+        self.eval()
+
+    @torch.inference_mode()
+    def translate(self, ids: Tensor) -> list[list[int]]:
+        """Translate sentences (B, N) by beam search."""
+        mask = ids != BEGIN
+        weight = self.decoder.embedding.weight
+        positions = sinusoidal(torch.arange(ids.shape[1], device=ids.device), DIM)
+        x = self.decoder.embedding(ids) * DIM**0.5 + positions.to(weight.dtype)
+        memory = Memory.from_tokens(self.encoder(Tokens(x, mask)))
+        found = beam_search(
+            self.decoder,
+            memory,
+            prompt=torch.full((len(ids), 1), BEGIN, device=ids.device),
+            end=END,
+            max_new=WRITTEN,
+            beams=BEAMS,
+        )
+        return [hypothesis.ids for hypothesis in found]
+
+
+def _gpt2_of_dxn(peer: Any, folder: Path) -> Model:
+    """Build GPT-2 in dxn with the weights of transformers."""
+    peer.save_pretrained(folder)
+    vocabulary = {str(i): i for i in range(peer.config.vocab_size)}
+    Tokenizer(models.WordLevel(vocabulary, unk_token="0")).save(str(folder / "tokenizer.json"))
+    public = read_public(str(folder))
+    model = build_model(public)
+    public.fill(model)
+    return model.eval()
+
+
+@torch.inference_mode()
+def _continued(peer: Any, prompt: Tensor, count: int) -> list[list[int]]:
+    """Return the greedy continuations of a model of transformers."""
+    ids = peer.generate(
+        prompt,
+        attention_mask=torch.ones_like(prompt),
+        do_sample=False,
+        max_new_tokens=count,
+        min_new_tokens=count,
+        pad_token_id=0,
+    )
+    return ids[:, prompt.shape[1] :].tolist()
+
+
+@torch.inference_mode()
+def _translated(peer: Any, ids: Tensor) -> list[list[int]]:
+    """Return the translations of a Marian model, without the end token."""
+    found = peer.generate(
+        input_ids=ids,
+        attention_mask=(ids != BEGIN).long(),
+        num_beams=BEAMS,
+        max_new_tokens=WRITTEN,
+        do_sample=False,
+        length_penalty=0.0,
+    )
+    texts = found[:, 1:].tolist()
+    return [text[: text.index(END)] if END in text else text for text in texts]
+
+
+def _marian_config() -> Any:
+    return T.MarianConfig(
+        vocab_size=VOCAB,
+        d_model=DIM,
+        encoder_layers=DEPTH,
+        decoder_layers=DEPTH,
+        encoder_attention_heads=HEADS,
+        decoder_attention_heads=HEADS,
+        encoder_ffn_dim=4 * DIM,
+        decoder_ffn_dim=4 * DIM,
+        max_position_embeddings=64,
+        activation_function="gelu",
+        scale_embedding=True,
+        pad_token_id=BEGIN,
+        decoder_start_token_id=BEGIN,
+        eos_token_id=END,
+        bos_token_id=BEGIN,
+        forced_eos_token_id=None,
+    )
+
+
+def _fill_block(block: Any, layer: Any) -> None:
+    """Copy the self-attention and the MLP of a layer of Marian to a block of dxn."""
+    attention = layer.self_attn
+    _copy(block.attn.qkv, attention.q_proj, attention.k_proj, attention.v_proj)
+    _copy(block.attn.proj, attention.out_proj)
+    _copy(block.attn_norm, layer.self_attn_layer_norm)
+    _copy(block.mlp.up, layer.fc1)
+    _copy(block.mlp.down, layer.fc2)
+    _copy(block.mlp_norm, layer.final_layer_norm)
+
+
+@torch.no_grad()
+def _copy(target: Any, *sources: Any) -> None:
+    """Copy the weights and biases of layers, concatenated, to one layer."""
+    target.weight.copy_(torch.cat([source.weight for source in sources]))
+    target.bias.copy_(torch.cat([source.bias for source in sources]))
+
+
+def _check_ids(ours: list[list[int]], theirs: list[list[int]]) -> None:
+    """Check that both sides generate the same tokens."""
+    equal = sum(a == b for a, b in zip(ours, theirs, strict=True))
+    if equal < len(ours):
+        raise Unequal(f"only {equal} of {len(ours)} generated sequences are equal")
+
+
+ROWS: tuple[Row, ...] = (
+    Row(
+        "gpt2_generation",
+        f"GPT-2 small, {BATCH} prompts, {PROMPT} + {NEW} tokens",
+        "generation",
+        gpt2,
+        (Goal(at_least=1.3),),
+        rounds=5,
+    ),
+    Row(
+        "beam_search",
+        f"{BEAMS} beams, encoder-decoder of 2.6 M parameters, {SENTENCES:,} sentences of 6 to 30 "
+        f"tokens, {WRITTEN} new tokens",
+        "generation",
+        translation,
+        (Goal(at_least=2),),
+        rounds=5,
+    ),
+)

@@ -1,0 +1,267 @@
+"""Dropout and stochastic depth, with masks that do not depend on the rest of the batch.
+
+A mask is a hash of the training step, the sample, the token and the layer. So a sample gets the
+same mask in a batch of any size, with any amount of padding, and in any of several processes.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+
+import torch
+from torch import Tensor, nn
+
+# Random numbers of a step: ROWS rows of WIDTH numbers. Each token and each WIDTH of its features
+# use one of the rows, so a step needs few random numbers, however many features are dropped.
+ROWS = 1024  # a power of two
+WIDTH = 64
+MAX_SEED = 2**62
+MAX_BRANCHES = 256  # tensors to which a model applies the same module
+
+# Odd multipliers that spread consecutive numbers over all 64 bits.
+ROW_FACTOR = 0x1E3779B97F4A7C15
+TOKEN_FACTOR = 0x5851F42D4C957F2D
+LAYER_FACTOR = 0x14057B7EF767814F
+FEATURE_FACTOR = 0x2545F4914F6CDD1D
+
+
+@dataclass(frozen=True, slots=True)
+class Noise:
+    """The random numbers of a training step.
+
+    Args:
+        rows: (B,) int64. A random number per sample of the batch.
+        uniform: (ROWS, WIDTH). Random numbers from 0 to 1.
+        cache: Results of `factors`.
+    """
+
+    rows: Tensor
+    uniform: Tensor
+    cache: dict[tuple[float, torch.dtype], Tensor] = field(default_factory=dict)
+
+    @classmethod
+    def of_step(cls, samples: Tensor, seed: int) -> Noise:
+        """Create the random numbers of a step.
+
+        Args:
+            samples: (B,) int64. A number that identifies each sample.
+            seed: Seed of the step, from 0 to MAX_SEED - 1.
+        """
+        generator = torch.Generator().manual_seed(seed)
+        uniform = torch.rand(ROWS, WIDTH, generator=generator).to(samples.device)
+        return cls(mix(samples * ROW_FACTOR + seed), uniform)
+
+    @classmethod
+    def random(cls, count: int, device: torch.device) -> Noise:
+        """Create random numbers for `count` samples from the global random generator."""
+        return cls.of_step(torch.arange(count, device=device), int(torch.randint(MAX_SEED, ())))
+
+    def factors(self, rate: float, dtype: torch.dtype) -> Tensor:
+        """Return random factors (ROWS, WIDTH): 0 with probability `rate`, otherwise 1 / (1 - rate).
+
+        Calls with the same rate return the same numbers.
+        """
+        key = rate, dtype
+        if key not in self.cache:
+            self.cache[key] = (self.uniform >= rate).to(dtype) * (1 / (1 - rate))
+        return self.cache[key]
+
+
+@dataclass(frozen=True, slots=True)
+class Keys:
+    """The numbers that select the masks of the tokens of a batch.
+
+    Args:
+        noise: Random numbers of the step.
+        tokens: (...) int64. A number per token. The shape is that of the tensor without its
+            features.
+        rows: int64, broadcastable to the shape of `tokens`. A number per sample.
+    """
+
+    noise: Noise
+    tokens: Tensor
+    rows: Tensor
+
+    @classmethod
+    def of(cls, shape: torch.Size, device: torch.device) -> Keys:
+        """Return the keys of a tensor whose axes before the features are shape (B, ...).
+
+        Samples have the numbers of the step in progress (see `keyed`), or random ones outside of a
+        step. The other axes are counted.
+        """
+        noise = _noise
+        if noise is None or len(noise.rows) != shape[0]:
+            noise = Noise.random(shape[0], device)
+        rows = noise.rows.view(-1, *[1] * (len(shape) - 1))
+        tokens = rows
+        for axis, size in enumerate(shape[1:], 1):
+            index = torch.arange(size, device=device).view(-1, *[1] * (len(shape) - 1 - axis))
+            tokens = mix(tokens + index * TOKEN_FACTOR)
+        return cls(noise, tokens, rows)
+
+    @classmethod
+    def of_mask(cls, mask: Tensor) -> Keys:
+        """Return the keys of sequences with mask (B, N) bool: padding does not count as a token."""
+        keys = cls.of(mask.shape[:1], mask.device)
+        rows = keys.rows[:, None]
+        return cls(keys.noise, mix(rows + mask.cumsum(1) * TOKEN_FACTOR), rows)
+
+    def select(self, index: Tensor) -> Keys:
+        """Return the keys of the tokens of index (T,), among all tokens in one axis."""
+        rows = self.rows.expand_as(self.tokens).flatten()
+        return replace(self, tokens=self.tokens.flatten()[index], rows=rows[index])
+
+
+class Dropout(nn.Module):
+    """Sets each element to zero with probability `rate` in training (arXiv:1207.0580).
+
+    The distribution is that of `torch.nn.Dropout`. On a CPU, it takes a fraction of the time.
+    """
+
+    def __init__(self, rate: float):
+        super().__init__()
+        check_rate("dropout", rate)
+        self.rate = rate
+        self.layer = next(_layers)
+
+    def forward(self, x: Tensor, keys: Keys | None = None, *, branch: int = 0) -> Tensor:
+        """Apply dropout to x (..., D).
+
+        Args:
+            x: (B, ..., D), or a tensor whose axes before the last are those of `keys`.
+            keys: Keys of the tokens. Default: `Keys.of` the shape of x.
+            branch: Number of the tensor, below MAX_BRANCHES, if a model applies the module to
+                several of them.
+        """
+        if not self.training:
+            return x
+        return drop(x, self.rate, keys, layer=MAX_BRANCHES * self.layer + branch)
+
+    def extra_repr(self) -> str:
+        """Show the rate when the module is printed."""
+        return f"{self.rate}"
+
+
+class DropPath(nn.Module):
+    """Stochastic depth: drops a residual branch for random samples in training.
+
+    The branch of the other samples is scaled to keep the expected value. See arXiv:1603.09382.
+    """
+
+    def __init__(self, rate: float):
+        super().__init__()
+        check_rate("drop_path", rate)
+        self.rate = rate
+        self.layer = next(_layers)
+
+    def forward(self, x: Tensor, keys: Keys | None = None, *, branch: int = 0) -> Tensor:
+        """Apply stochastic depth to the output x (B, ..., D) of a branch.
+
+        Args:
+            x: (B, ..., D), or a tensor whose axes before the last are those of `keys`.
+            keys: Keys of the tokens. Default: `Keys.of` the shape of x.
+            branch: Number of the branch, below MAX_BRANCHES.
+        """
+        if not self.training or self.rate == 0:
+            return x
+        if keys is None:
+            keys = Keys.of(x.shape[:-1], x.device)
+        # One draw per sample, which applies to all of its tokens.
+        keep = uniform(keys.rows, MAX_BRANCHES * self.layer + branch) >= self.rate
+        return x * (keep.to(x.dtype) / (1 - self.rate))[..., None]
+
+
+def check_rate(name: str, rate: float) -> None:
+    """Raise a ValueError if the dropout probability `name` is outside [0, 1)."""
+    if not 0 <= rate < 1:
+        raise ValueError(f"{name} must be at least 0 and below 1, got {rate}")
+
+
+def drop(x: Tensor, rate: float, keys: Keys | None = None, *, layer: int = 0) -> Tensor:
+    """Set each element of x (B, ..., D) to zero with probability `rate`, and scale the others.
+
+    The factor 1 / (1 - rate) keeps the expected value.
+
+    Args:
+        x: (B, ..., D), or a tensor whose axes before the last are those of `keys`.
+        rate: Probability in [0, 1).
+        keys: Keys of the tokens. Default: `Keys.of` the shape of x.
+        layer: Number of the layer. Layers with different numbers have different masks.
+    """
+    if rate == 0:
+        return x
+    if keys is None:
+        keys = Keys.of(x.shape[:-1], x.device)
+    width = x.shape[-1]
+    parts = torch.arange(-(-width // WIDTH), device=x.device) * FEATURE_FACTOR
+    chosen = mix((keys.tokens + _salt(layer))[..., None] + parts) & (ROWS - 1)
+    factors = keys.noise.factors(rate, x.dtype).index_select(0, chosen.flatten())
+    return x * factors.view(*keys.tokens.shape, -1)[..., :width]
+
+
+def uniform(keys: Tensor, layer: int) -> Tensor:
+    """Return a random number from 0 to 1 for each of the keys (...) int64."""
+    # The upper 24 of 63 bits, which a float32 represents exactly.
+    return (mix(keys + _salt(layer)) >> 39).float() / 2**24
+
+
+def mix(keys: Tensor) -> Tensor:
+    """Hash int64 numbers to numbers from 0 to 2^63 - 1. Similar numbers have unrelated hashes.
+
+    These are the multiplications and shifts of SplitMix64 (doi:10.1145/2714064.2660195, figure 15).
+    Overflows are intended. A shift repeats the sign, so the last line removes it.
+    """
+    keys = (keys ^ (keys >> 30)) * -0x40A7B892E31B1A47
+    keys = (keys ^ (keys >> 27)) * -0x6B2FB644ECCEEE15
+    return keys ^ (keys >> 31)
+
+
+def number_layers(model: nn.Module) -> None:
+    """Number the dropouts of a model, so that the masks do not depend on other models."""
+    layers = (m for m in model.modules() if isinstance(m, Dropout | DropPath))
+    for number, module in enumerate(layers):
+        module.layer = number
+
+
+@contextmanager
+def keyed(noise: Noise) -> Iterator[None]:
+    """Use these random numbers for all dropouts inside of the context.
+
+    The backward pass belongs to the context, because activation checkpointing computes layers
+    again there.
+    """
+    # Not a context variable: torch runs the backward pass of a GPU in another thread.
+    global _noise
+    before, _noise = _noise, noise
+    try:
+        yield
+    finally:
+        _noise = before
+
+
+@contextmanager
+def selected(rows: Tensor, salt: int = 0) -> Iterator[None]:
+    """Inside of the context, a batch consists of these rows (b,) of the batch.
+
+    Args:
+        rows: Indices of the samples.
+        salt: A number that makes the masks differ from those of the other selections.
+    """
+    if _noise is None:
+        yield
+        return
+    with keyed(replace(_noise, rows=mix(_noise.rows[rows] + _salt(salt)))):
+        yield
+
+
+def _salt(number: int) -> int:
+    """Return an int64 that depends on `number`, for an addition to keys."""
+    return number * LAYER_FACTOR % 2**63
+
+
+# Each layer has another number at first, see `number_layers`.
+_layers = itertools.count()
+_noise: Noise | None = None

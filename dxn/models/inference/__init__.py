@@ -1,0 +1,15 @@
+"""Models that are only used: linear layers with packed or int8 weights, and the data type."""
+
+from dxn.models.inference.convert import convert, foreign_parts, restore
+from dxn.models.inference.linear import Activation, InferenceLinear, PackedLinear
+from dxn.models.inference.quantized import Int8Linear
+
+__all__ = [
+    "Activation",
+    "InferenceLinear",
+    "Int8Linear",
+    "PackedLinear",
+    "convert",
+    "foreign_parts",
+    "restore",
+]

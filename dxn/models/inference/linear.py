@@ -1,0 +1,161 @@
+"""Linear layers whose weights are stored in the layout of the CPU kernel.
+
+An nn.Linear on a CPU converts its weights to this layout in every call. With few tokens, this takes
+longer than the product.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+# An activation that the kernel applies to its result.
+Activation = Literal["none", "gelu", "gelu_tanh"]
+# The name and the algorithm of each activation in oneDNN.
+KERNEL_NAMES = {"none": ("none", ""), "gelu": ("gelu", "none"), "gelu_tanh": ("gelu", "tanh")}
+PACKED_DTYPES = (torch.float32, torch.bfloat16)
+
+
+class InferenceLinear(nn.Module):
+    """Base class of linear layers that replace nn.Linear in a model that is only used.
+
+    The input can have another dtype than the weights: the layer computes in that of the weights,
+    and returns that of the input.
+
+    Args:
+        linear: Layer to replace.
+        activation: Activation that is applied to the output.
+    """
+
+    weight: Tensor
+    bias: nn.Parameter | None
+
+    def __init__(self, linear: nn.Linear, activation: Activation = "none"):
+        super().__init__()
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.activation: Activation = activation
+
+    def extra_repr(self) -> str:
+        """Describe the layer like an nn.Linear."""
+        return (
+            f"in_features={self.in_features}, out_features={self.out_features}, "
+            f"bias={self.bias is not None}, activation={self.activation}"
+        )
+
+    def plain(self) -> nn.Linear:
+        """Return an nn.Linear with the same weights, without the activation."""
+        linear = nn.Linear(
+            self.in_features, self.out_features, bias=self.bias is not None, device="meta"
+        )
+        linear.weight = nn.Parameter(self.weight, requires_grad=False)
+        if self.bias is not None:
+            linear.bias = self.bias
+        return linear
+
+    def reference(self, x: Tensor) -> Tensor:
+        """Compute the layer with operators that support gradients with respect to x (..., D)."""
+        return _REFERENCE(self, x)
+
+
+class PackedLinear(InferenceLinear):
+    """A linear layer with weights in the layout of oneDNN, on a CPU.
+
+    Args:
+        linear: Layer to replace, in float32 or bf16 on a CPU.
+        activation: Activation that is applied to the output.
+    """
+
+    packed: nn.Parameter
+
+    def __init__(self, linear: nn.Linear, activation: Activation = "none"):
+        super().__init__(linear, activation)
+        self.bias = _fixed(linear.bias)
+        self.dtype = linear.weight.dtype
+        self._pack(linear.weight)
+
+    @staticmethod
+    def supports(linear: nn.Linear) -> bool:
+        """Return whether a layer can be replaced."""
+        weight = linear.weight
+        return (
+            weight.device.type == "cpu"
+            and weight.dtype in PACKED_DTYPES
+            and weight.numel() > 0
+            and torch.backends.mkldnn.is_available()
+            and hasattr(torch.ops.mkldnn, "_linear_pointwise")
+            # oneDNN has no fast kernels for bf16 on older processors.
+            and (weight.dtype == torch.float32 or torch.ops.mkldnn._is_mkldnn_bf16_supported())
+        )
+
+    @property
+    def weight(self) -> Tensor:  # pyright: ignore[reportIncompatibleVariableOverride]
+        """The weights (O, D) in the layout of an nn.Linear, as a copy."""
+        return self.packed.detach().to_dense()
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Apply the layer to x (..., D)."""
+        if x.requires_grad or torch.compiler.is_compiling():
+            return self.reference(x)
+        name, algorithm = KERNEL_NAMES[self.activation]
+        if x.dtype == self.dtype:
+            return _KERNEL(x, self.packed, self.bias, name, [], algorithm)
+        y = _KERNEL(x.to(self.dtype), self.packed, self.bias, name, [], algorithm)
+        return y.to(x.dtype)
+
+    def _pack(self, weight: Tensor) -> None:
+        packed = torch.ops.mkldnn._reorder_linear_weight(weight.detach())
+        self.packed = nn.Parameter(packed, requires_grad=False)
+
+    def _apply(self, fn: Any, recurse: bool = True) -> PackedLinear:
+        """Refuse `to`, `half` and similar methods, which cannot convert packed weights."""
+        moved = fn(torch.empty(0, dtype=self.dtype))
+        if moved.dtype == self.dtype and moved.device == self.packed.device:
+            return self
+        raise TypeError(
+            "a model with packed weights cannot be moved or converted: load it with the device "
+            "and dtype that you need, or call dxn.models.inference.restore(model) first"
+        )
+
+    def _save_to_state_dict(self, destination: Any, prefix: str, keep_vars: bool) -> None:
+        destination[prefix + "weight"] = self.weight
+        if self.bias is not None:
+            destination[prefix + "bias"] = self.bias if keep_vars else self.bias.detach()
+
+    # Packed tensors can be neither copied nor pickled, so the weights take their place.
+    def __getstate__(self) -> dict[str, Any]:
+        parameters = dict(self._parameters)
+        parameters["packed"] = nn.Parameter(self.weight, requires_grad=False)
+        return {**self.__dict__, "_parameters": parameters}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._pack(self.packed)
+
+
+def activate(x: Tensor, activation: Activation) -> Tensor:
+    """Apply an activation to x (..., D)."""
+    if activation == "none":
+        return x
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")
+
+
+def _reference(layer: InferenceLinear, x: Tensor) -> Tensor:
+    weight = layer.weight
+    out = F.linear(x.to(weight.dtype), weight, layer.bias)
+    return activate(out, layer.activation).to(x.dtype)
+
+
+def _fixed(parameter: Tensor | None) -> nn.Parameter | None:
+    return None if parameter is None else nn.Parameter(parameter.detach(), requires_grad=False)
+
+
+# torch.compile cannot read the layout of the weights, so it calls this function as it is.
+_REFERENCE: Any = torch.compiler.disable(_reference)
+# The overload is chosen once: the choice takes a few microseconds in each call.
+_KERNEL: Any = None
+if hasattr(torch.ops.mkldnn, "_linear_pointwise"):
+    _KERNEL = torch.ops.mkldnn._linear_pointwise.default

@@ -1,0 +1,157 @@
+"""Dropout: its rate, its independence, its gradients, and masks that do not depend on the batch."""
+
+import math
+
+import pytest
+import torch
+
+from dxn.dropout import WIDTH, Dropout, DropPath, Keys, Noise, drop, keyed, number_layers, selected
+from dxn.models.attention import attend
+
+
+def deviations(hits, count, probability):
+    """How many standard deviations the number of hits is away from its mean."""
+    mean = count * probability
+    return abs(hits - mean) / math.sqrt(mean * (1 - probability))
+
+
+def noise(rows, seed=0):
+    return Noise.of_step(torch.tensor(rows), seed)
+
+
+@pytest.mark.parametrize("rate", [0.003, 0.1, 0.15, 0.3, 0.5, 0.9, 0.997])
+def test_the_rate_is_exact_over_many_steps(rate):
+    # A step has 2^16 random numbers, which all of its masks share.
+    steps, size = 101, 2**16
+    zeros = 0
+    for _ in range(steps):
+        out = Dropout(rate).train()(torch.ones(64, 16, WIDTH))
+        zeros += int((out == 0).sum())
+    assert out.unique().tolist() == pytest.approx([0, 1 / (1 - rate)])
+    # Rows that are used twice add to the variance: at most as if only a half of them counted.
+    assert deviations(zeros, steps * size, rate) < 4.5 * math.sqrt(3)
+
+
+@pytest.mark.parametrize("size", [1, 7, WIDTH - 1, WIDTH, WIDTH + 1, 200])
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_every_position_is_dropped_at_the_same_rate(size, rate):
+    repeats = 2003
+    zeros = sum((drop(torch.ones(1, size), rate)[0] == 0).int() for _ in range(repeats))
+    worst = max(deviations(int(n), repeats, rate) for n in (zeros.min(), zeros.max()))
+    assert worst < 6
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+def test_features_tokens_and_samples_are_dropped_independently(rate):
+    """Two features of different parts, two tokens and two samples, in every combination."""
+    draws = []
+    for _ in range(3001):
+        out = drop(torch.ones(2, 2, WIDTH + 8), rate)
+        draws.append(out[..., [0, 1, WIDTH]].flatten())
+    kept = (torch.stack(draws) > 0).double()
+    assert float((torch.corrcoef(kept.T) - torch.eye(12)).abs().max()) < 0.1
+
+
+def test_layers_and_steps_have_different_masks():
+    x = torch.ones(8, 5, 16)
+    with keyed(noise(range(8))):
+        first = drop(x, 0.5, layer=0)
+        assert torch.equal(drop(x, 0.5, layer=0), first)
+        assert not torch.equal(drop(x, 0.5, layer=1), first)
+    with keyed(noise(range(8), seed=1)):
+        assert not torch.equal(drop(x, 0.5, layer=0), first)
+
+
+def test_a_sample_has_the_same_mask_in_any_batch_and_with_any_padding():
+    x = torch.ones(4, 6, 100)
+    with keyed(noise([30, 10, 20, 40])):
+        together = drop(x, 0.5)
+    with keyed(noise([20])):
+        assert torch.equal(drop(x[:1], 0.5), together[2:3])
+        assert torch.equal(drop(torch.ones(1, 9, 100), 0.5)[:, :6], together[2:3])
+
+
+def test_padding_between_tokens_does_not_change_their_masks():
+    mask = torch.tensor([[True, False, True, True], [True, True, True, False]])
+    x = torch.ones(2, 4, 32)
+    with keyed(noise([7, 7])):
+        out = drop(x, 0.5, Keys.of_mask(mask))
+        assert torch.equal(out[0][mask[0]], out[1][mask[1]])
+        packed = drop(x[mask], 0.5, Keys.of_mask(mask).select(mask.flatten().nonzero().flatten()))
+    assert torch.equal(packed, out[mask])
+
+
+def test_rows_of_a_part_of_the_batch_keep_their_masks():
+    x = torch.ones(4, 3, 32)
+    with keyed(noise([5, 6, 7, 8])):
+        with selected(torch.tensor([1, 3])):
+            part = drop(x[:2], 0.5)
+        with selected(torch.arange(4)):
+            assert torch.equal(drop(x, 0.5)[[1, 3]], part)
+        with selected(torch.arange(4), salt=1):
+            assert not torch.equal(drop(x, 0.5)[[1, 3]], part)
+
+
+def test_drop_path_decides_by_sample_in_a_packed_batch_too():
+    mask = torch.tensor([[True] * 5, [True, True, False, False, False]] * 20)
+    index = mask.flatten().nonzero().flatten()
+    module = DropPath(0.5).train()
+    with keyed(noise(range(40))):
+        out = module(torch.ones(40, 5, 3), Keys.of_mask(mask))
+        packed = module(torch.ones(len(index), 3), Keys.of_mask(mask).select(index))
+        plain = module(torch.ones(40, 5, 3))
+    assert torch.equal(packed, out[mask])
+    assert torch.equal(plain, out)
+
+
+def test_the_numbers_of_layers_depend_only_on_the_model():
+    def model():
+        return torch.nn.Sequential(Dropout(0.1), torch.nn.Linear(2, 2), DropPath(0.1))
+
+    first, second = model(), model()
+    assert first[0].layer != second[0].layer
+    for one in (first, second):
+        number_layers(one)
+    assert [first[0].layer, first[2].layer] == [second[0].layer, second[2].layer] == [0, 1]
+
+
+@pytest.mark.parametrize("rate", [0.1, 0.5])
+@pytest.mark.parametrize("size", [503, 20_011])
+def test_dropped_numbers_get_no_gradient(rate, size):
+    x = torch.ones(1, size, requires_grad=True)
+    out = Dropout(rate).train()(x)
+    out.sum().backward()
+    assert torch.equal(x.grad, out.detach())
+
+
+def test_high_rates_keep_the_mean_and_finite_numbers():
+    out = Dropout(0.999).train()(torch.ones(503, 509))
+    assert bool(torch.isfinite(out).all())
+    assert float(out.mean()) == pytest.approx(1, abs=0.3)
+
+
+def test_a_rate_of_zero_returns_the_same_tensor():
+    x = torch.ones(3)
+    assert drop(x, 0.0) is x
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_dropout_of_attention_drops_single_weights_and_scales_the_others(dtype):
+    query, key = torch.randn(2, 2, 3, 101, 8, dtype=dtype).sin()
+    key = key[..., :64, :]
+    identity = torch.eye(64, dtype=dtype).expand(2, 3, 64, 64)  # the output is the weights
+    dropped = attend(query, key, identity, dropout=0.25)
+    weights = attend(query, key, identity)
+    assert float((dropped == 0).float().mean()) == pytest.approx(0.25, abs=0.02)
+    kept = dropped != 0
+    torch.testing.assert_close(dropped[kept], (weights / 0.75)[kept], rtol=2e-2, atol=0)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [lambda rate: Dropout(rate), lambda rate: attend(*[torch.ones(1, 3, 8)] * 3, dropout=rate)],
+)
+@pytest.mark.parametrize("rate", [1.0, -0.1])
+def test_an_invalid_rate_raises_a_clear_error(build, rate):
+    with pytest.raises(ValueError, match=f"dropout must be at least 0 and below 1, got {rate}"):
+        build(rate)
