@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -16,15 +17,17 @@ from dxn.models import (
     Backbone,
     BlockOptions,
     Decoder,
+    EarlyFusion,
     LanguageModel,
     Memory,
     Model,
     NormOptions,
-    beam_search,
     generate,
 )
 from dxn.models.inference import convert
-from dxn.tokens import Tokens, sinusoidal
+from dxn.tasks.generate_head import GenerateHead
+from dxn.tokenize.text import TextAdapter
+from dxn.tokenize.text_options import EmbeddingOptions
 from dxn.weights import read_public
 
 T: Any = transformers
@@ -78,7 +81,7 @@ def translation(options: Options) -> Work:
         for parameter in peer.parameters():
             if parameter.ndim > 1 and parameter.requires_grad:
                 nn.init.normal_(parameter, std=parameter.shape[1] ** -0.5)
-    ours = Translation(peer)
+    model = _translator(peer)
     rand = torch.Generator().manual_seed(1)
     lengths = torch.randint(6, 31, (SENTENCES,), generator=rand).sort().values
     sentences = [torch.randint(2, VOCAB, (int(n),), generator=rand) for n in lengths]
@@ -87,14 +90,16 @@ def translation(options: Options) -> Work:
         for i in range(0, SENTENCES, SENTENCES_PER_BATCH)
     ]
     first = batches[0][:8]
-    _check_ids(ours.translate(first), _translated(peer, first))
+    _check_ids(_translated_by_dxn(model, first), _translated(peer, first))
     device = options.device
-    ours, peer = ours.to(device, BF16).eval(), peer.to(device, BF16)
+    # Copied to bf16 by both sides, which share the embedding.
+    peer = copy.deepcopy(peer).to(device, BF16)
+    convert(model.to(device), BF16)
     batches = [batch.to(device) for batch in batches]
 
     def translate() -> None:
         for batch in batches:
-            ours.translate(batch)
+            _translated_by_dxn(model, batch)
 
     def translate_peer() -> None:
         for batch in batches:
@@ -103,56 +108,67 @@ def translation(options: Options) -> Work:
     return Work({OURS: translate, "transformers": translate_peer}, None, BF16)
 
 
-class Translation(nn.Module):
-    """The encoder and the decoder of dxn with the weights of a Marian model."""
+def _translator(peer: Any) -> Model:
+    """Build an encoder-decoder of dxn with the weights of a Marian model."""
+    options: dict[str, Any] = {
+        "depth": DEPTH,
+        "num_heads": HEADS,
+        "norm": NormOptions(pre_norm=False),
+        "block": BlockOptions(mlp="gelu"),
+    }
+    adapter = TextAdapter(
+        DIM, max_len=64, pos_embed="sinusoidal", embedding=EmbeddingOptions(scale=True)
+    )
+    adapter.use_tokenizer(_tokenizer(VOCAB))
+    adapter.embedding.weight = peer.model.shared.weight
+    backbone = Backbone(DIM, **options)
+    decoder_backbone = Backbone(DIM, causal=True, cross=True, **options)
+    decoder = Decoder(decoder_backbone, vocab_size=VOCAB, max_len=WRITTEN + 1)
+    decoder.tie(adapter.embedding)
+    for block, layer in zip(backbone.blocks, peer.model.encoder.layers, strict=True):
+        _fill_block(block, layer)
+    decoder_blocks: Any = decoder_backbone.blocks
+    for block, layer in zip(decoder_blocks, peer.model.decoder.layers, strict=True):
+        _fill_block(block, layer)
+        _copy(block.cross.query, layer.encoder_attn.q_proj)
+        _copy(block.cross.memory, layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)
+        _copy(block.cross.proj, layer.encoder_attn.out_proj)
+        _copy(block.cross_norm, layer.encoder_attn_layer_norm)
+    model = Model(
+        {"text": adapter},
+        inputs={"text": "text"},
+        fusion=EarlyFusion(DIM),
+        backbone=backbone,
+        head=GenerateHead(decoder),
+    )
+    return model.eval()
 
-    def __init__(self, peer: Any):
-        super().__init__()
-        options: dict[str, Any] = {
-            "depth": DEPTH,
-            "num_heads": HEADS,
-            "norm": NormOptions(pre_norm=False),
-            "block": BlockOptions(mlp="gelu"),
-        }
-        self.encoder = Backbone(DIM, **options)
-        backbone = Backbone(DIM, causal=True, cross=True, **options)
-        self.decoder = Decoder(backbone, vocab_size=VOCAB, max_len=WRITTEN + 1)
-        self.decoder.embedding.weight = peer.model.shared.weight
-        for block, layer in zip(self.encoder.blocks, peer.model.encoder.layers, strict=True):
-            _fill_block(block, layer)
-        decoder_blocks: Any = backbone.blocks
-        for block, layer in zip(decoder_blocks, peer.model.decoder.layers, strict=True):
-            _fill_block(block, layer)
-            _copy(block.cross.query, layer.encoder_attn.q_proj)
-            _copy(block.cross.memory, layer.encoder_attn.k_proj, layer.encoder_attn.v_proj)
-            _copy(block.cross.proj, layer.encoder_attn.out_proj)
-            _copy(block.cross_norm, layer.encoder_attn_layer_norm)
-        self.eval()
 
-    @torch.inference_mode()
-    def translate(self, ids: Tensor) -> list[list[int]]:
-        """Translate sentences (B, N) by beam search."""
-        mask = ids != BEGIN
-        weight = self.decoder.embedding.weight
-        positions = sinusoidal(torch.arange(ids.shape[1], device=ids.device), DIM)
-        x = self.decoder.embedding(ids) * DIM**0.5 + positions.to(weight.dtype)
-        memory = Memory.from_tokens(self.encoder(Tokens(x, mask)))
-        found = beam_search(
-            self.decoder,
-            memory,
-            prompt=torch.full((len(ids), 1), BEGIN, device=ids.device),
-            end=END,
-            max_new=WRITTEN,
-            beams=BEAMS,
-        )
-        return [hypothesis.ids for hypothesis in found]
+@torch.inference_mode()
+def _translated_by_dxn(model: Model, ids: Tensor) -> list[list[int]]:
+    """Translate sentences (B, N) by beam search."""
+    text = {
+        "ids": ids,
+        "mask": ids != BEGIN,
+        "coords": torch.zeros(*ids.shape, 2, device=ids.device),
+        "rows": torch.arange(len(ids), device=ids.device),
+    }
+    tokens, _ = model.encode(model.embed({"text": text, "size": len(ids)}))
+    memory = Memory.from_tokens(tokens)
+    found = model.head.write(memory, begin=BEGIN, end=END, max_new=WRITTEN, beams=BEAMS)
+    return [hypothesis.ids for hypothesis in found]
+
+
+def _tokenizer(size: int) -> Tokenizer:
+    """Return a tokenizer whose tokens are the numbers below `size`."""
+    vocabulary = {str(i): i for i in range(size)}
+    return Tokenizer(models.WordLevel(vocabulary, unk_token="0"))
 
 
 def _gpt2_of_dxn(peer: Any, folder: Path) -> Model:
     """Build GPT-2 in dxn with the weights of transformers."""
     peer.save_pretrained(folder)
-    vocabulary = {str(i): i for i in range(peer.config.vocab_size)}
-    Tokenizer(models.WordLevel(vocabulary, unk_token="0")).save(str(folder / "tokenizer.json"))
+    _tokenizer(peer.config.vocab_size).save(str(folder / "tokenizer.json"))
     public = read_public(str(folder))
     model = build_model(public)
     public.fill(model)

@@ -20,19 +20,23 @@ ENDED = 17  # exit code of FIRST_STEP
 # Runs dxn, and ends the process after the first step of the optimizer. The patch is applied when
 # dxn imports the module, so that the order of its imports stays the same.
 FIRST_STEP = """
-import os, sys, importlib.abc
+import os, sys, importlib.abc, importlib.util
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name != "dxn.train.stepper":
             return None
         sys.meta_path.remove(self)
-        import dxn.train.stepper as stepper
-        step = stepper.Stepper.step
-        def patched(*args, **kwargs):
-            step(*args, **kwargs)
-            os._exit(17)
-        stepper.Stepper.step = patched
-        return stepper.__spec__
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+        def exec_module(module):
+            execute(module)
+            step = module.Stepper.step
+            def patched(*args, **kwargs):
+                step(*args, **kwargs)
+                os._exit(17)
+            module.Stepper.step = patched
+        spec.loader.exec_module = exec_module
+        return spec
 sys.meta_path.insert(0, Finder())
 from dxn.cli import main
 sys.argv[0] = "dxn"

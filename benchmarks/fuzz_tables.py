@@ -21,7 +21,7 @@ from PIL import Image
 
 from dxn.config import compose
 from dxn.printable import UNSAFE
-from dxn.run.verbs import check
+from dxn.run.checking import check
 
 ROWS = 24
 COLUMNS = ("text", "size", "color", "day", "image", "label")

@@ -111,7 +111,8 @@ def _run(arguments: list[str]) -> int:
     for note in settings.notes:
         print(printable(note))
     # These modules import torch, which takes seconds.
-    return getattr(importlib.import_module("dxn.run.verbs"), verb)(settings)
+    module = "dxn.run.checking" if verb == "check" else "dxn.run.verbs"
+    return getattr(importlib.import_module(module), verb)(settings)
 
 
 def _no_such_command(verb: str) -> str:

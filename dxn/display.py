@@ -5,13 +5,15 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeVar
-
-from rich.console import Console
-from rich.progress import BarColumn, TextColumn
-from rich.progress import Progress as Bar
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
 
 from dxn.printable import printable
+
+# rich is imported when something is printed: a single prediction ends before.
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
 
 Item = TypeVar("Item")
 
@@ -40,12 +42,31 @@ class Display:
         clock: Callable[[], float] = time.perf_counter,
     ):
         self.main = is_main_process() if main is None else main
+        self.stderr = stderr
         self.clock = clock
+        self.intervals = iter(LINE_INTERVALS)
+        self._wait()
+
+    @cached_property
+    def console(self) -> Console:
+        """The console, without any output if this process does not print."""
+        from rich.console import Console
+
         # soft_wrap: the terminal wraps long lines. Rich would insert line breaks at 80 columns when
         # the output goes to a file.
-        self.console = Console(highlight=False, soft_wrap=True, stderr=stderr, quiet=not self.main)
-        self.has_bar = self.main and self.console.is_terminal
-        self.bar = Bar(
+        return Console(highlight=False, soft_wrap=True, stderr=self.stderr, quiet=not self.main)
+
+    @cached_property
+    def has_bar(self) -> bool:
+        """Whether the progress is shown as a bar."""
+        return self.main and self.console.is_terminal
+
+    @cached_property
+    def bar(self) -> Bar:
+        """The bar, with a single task."""
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        bar = Progress(
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.fields[status]}"),
@@ -53,16 +74,19 @@ class Display:
             transient=True,
             disable=not self.has_bar,
         )
-        self.bar_task = self.bar.add_task("", total=None, status="")
-        self.intervals = iter(LINE_INTERVALS)
-        self._wait()
+        bar.add_task("", total=None, status="")
+        return bar
 
     def is_due(self) -> bool:
         """Whether it is time to call `update`. Between the updates, this is all that is computed.
 
         A caller whose status is expensive, such as a loss that is still on the GPU, asks first.
         """
-        return self.main and self.clock() >= self.next
+        waited = self.clock() - self.since
+        # First without `has_bar`, which creates the console.
+        if not self.main or waited < BAR_INTERVAL:
+            return False
+        return self.has_bar or waited >= self.interval
 
     def update(self, title: str, done: int, total: int, status: str = "") -> None:
         """Show the progress, whether or not it is due.
@@ -78,9 +102,8 @@ class Display:
         if self.has_bar:
             # Started only now, so that short work shows no bar.
             self.bar.start()
-            self.bar.update(
-                self.bar_task, description=title, completed=done, total=total, status=text
-            )
+            task = self.bar.task_ids[0]
+            self.bar.update(task, description=title, completed=done, total=total, status=text)
         else:
             self.console.print(f"{title}  {text}", markup=False)
         self._wait()
@@ -89,16 +112,17 @@ class Display:
         """Print a line that stays, above the bar if there is one."""
         self.console.print(printable(text), markup=False)
         # Any line in a log file shows that the work continues, so the interval starts again.
-        self.next = self.clock() + self.interval
+        self.since = self.clock()
 
     def close(self) -> None:
         """Remove the bar."""
-        self.bar.stop()
+        if "bar" in self.__dict__:
+            self.bar.stop()
 
     def _wait(self) -> None:
         """Start the next interval."""
-        self.interval = BAR_INTERVAL if self.has_bar else next(self.intervals, LAST_INTERVAL)
-        self.next = self.clock() + self.interval
+        self.interval = next(self.intervals, LAST_INTERVAL)
+        self.since = self.clock()
 
 
 def track(items: Iterable[Item], total: int, title: str) -> Iterator[Item]:

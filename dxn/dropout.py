@@ -64,9 +64,12 @@ class Noise:
 
         Calls with the same rate return the same numbers.
         """
+        if torch.compiler.is_compiling():
+            # The result becomes part of a kernel. A check of the cache would compile it again.
+            return _factors(self.uniform, rate, dtype)
         key = rate, dtype
         if key not in self.cache:
-            self.cache[key] = (self.uniform >= rate).to(dtype) * (1 / (1 - rate))
+            self.cache[key] = _factors(self.uniform, rate, dtype)
         return self.cache[key]
 
 
@@ -170,7 +173,8 @@ class DropPath(nn.Module):
         if keys is None:
             keys = Keys.of(x.shape[:-1], x.device)
         # One draw per sample, which applies to all of its tokens.
-        keep = uniform(keys.rows, MAX_BRANCHES * self.layer + branch) >= self.rate
+        draw = _uniform_op if torch.compiler.is_compiling() else uniform
+        keep = draw(keys.rows, MAX_BRANCHES * self.layer + branch) >= self.rate
         return x * (keep.to(x.dtype) / (1 - self.rate))[..., None]
 
 
@@ -195,11 +199,8 @@ def drop(x: Tensor, rate: float, keys: Keys | None = None, *, layer: int = 0) ->
         return x
     if keys is None:
         keys = Keys.of(x.shape[:-1], x.device)
-    width = x.shape[-1]
-    parts = torch.arange(-(-width // WIDTH), device=x.device) * FEATURE_FACTOR
-    chosen = mix((keys.tokens + _salt(layer))[..., None] + parts) & (ROWS - 1)
-    factors = keys.noise.factors(rate, x.dtype).index_select(0, chosen.flatten())
-    return x * factors.view(*keys.tokens.shape, -1)[..., :width]
+    select = _select_op if torch.compiler.is_compiling() else _select
+    return x * select(keys.noise.factors(rate, x.dtype), keys.tokens, layer, x.shape[-1])
 
 
 def uniform(keys: Tensor, layer: int) -> Tensor:
@@ -255,6 +256,39 @@ def selected(rows: Tensor, salt: int = 0) -> Iterator[None]:
         return
     with keyed(replace(_noise, rows=mix(_noise.rows[rows] + _salt(salt)))):
         yield
+
+
+def _factors(uniform: Tensor, rate: float, dtype: torch.dtype) -> Tensor:
+    return (uniform >= rate).to(dtype) * (1 / (1 - rate))
+
+
+def _select(table: Tensor, keys: Tensor, layer: int, width: int) -> Tensor:
+    """Return (..., width): parts of random rows of table (ROWS, WIDTH) for each of keys (...)."""
+    parts = torch.arange(-(-width // WIDTH), device=keys.device) * FEATURE_FACTOR
+    chosen = mix((keys + _salt(layer))[..., None] + parts) & (ROWS - 1)
+    return table.index_select(0, chosen.flatten()).view(*keys.shape, -1)[..., :width]
+
+
+# torch.compile cannot look into an operator, so it calls these as they are. Inside of a kernel, it
+# would compute the hash of a token again for each of its features.
+@torch.library.custom_op("dxn::select", mutates_args=())
+def _select_op(table: Tensor, keys: Tensor, layer: int, width: int) -> Tensor:
+    return _select(table, keys, layer, width).contiguous()
+
+
+@_select_op.register_fake
+def _(table: Tensor, keys: Tensor, layer: int, width: int) -> Tensor:
+    return table.new_empty(*keys.shape, width)
+
+
+@torch.library.custom_op("dxn::uniform", mutates_args=())
+def _uniform_op(keys: Tensor, layer: int) -> Tensor:
+    return uniform(keys, layer)
+
+
+@_uniform_op.register_fake
+def _(keys: Tensor, layer: int) -> Tensor:
+    return torch.empty_like(keys, dtype=torch.float32)
 
 
 def _salt(number: int) -> int:

@@ -55,6 +55,7 @@ EXAMPLES = {
     "generate": (
         'dxn generate run=RUN prompt="ROMEO:" temperature=0.8',
         'dxn generate weights=openai-community/gpt2 prompt="Once upon a time" top_p=0.9',
+        "dxn generate run=RUN prompts=prompts.txt output=texts.csv",
         "dxn generate run=RUN input.image=photo.jpg temperature=0",
     ),
     "embed": (

@@ -360,3 +360,18 @@ def test_short_memory_outside_of_the_training_is_one_sentence(monkeypatch, capsy
     monkeypatch.setattr("dxn.run.verbs.train", fails)
     assert main(["train"]) == 2
     assert capsys.readouterr().err.startswith("dxn: out of memory; close other programs")
+
+
+def test_a_check_imports_neither_the_training_nor_libraries_that_it_does_not_use(tmp_path):
+    (tmp_path / "my.csv").write_text("text,label\na b,x\nc d,y\ne f,x\n")
+    heavy = ["torch._dynamo", "pyarrow", "av", "torchaudio", "accelerate", "matplotlib"]
+    code = f"""
+import sys
+from dxn.cli import main
+main(["check", "my.csv"])
+print(sorted(set(sys.modules) & {{*{heavy}, "dxn.train.trainer"}}))
+"""
+    done = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True
+    )
+    assert done.stdout.splitlines()[-1] == "[]"

@@ -6,6 +6,7 @@ from itertools import combinations
 import numpy as np
 import pytest
 from helpers.data import sizes
+from sklearn.datasets import load_digits as sklearn_digits
 from sklearn.feature_extraction.text import TfidfVectorizer
 from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
@@ -13,7 +14,7 @@ from sklearn.preprocessing import StandardScaler
 
 from dxn.data import InputSpec
 from dxn.data.synthetic import digits
-from dxn.data.synthetic.digits import HIGH_TONES, LOW_TONES, SAMPLE_RATE, WORDS, dial
+from dxn.data.synthetic.digits import HIGH_TONES, LOW_TONES, SAMPLE_RATE, WORDS, dial, load_digits
 from dxn.errors import UserError
 from dxn.tokenize.audio_file import read_audio
 from dxn.tokenize.image_file import read_image
@@ -179,3 +180,10 @@ def test_no_view_is_sufficient_and_each_one_helps():
 def test_invalid_options_are_refused(changed, message):
     with pytest.raises(UserError, match=message):
         small(**changed)
+
+
+def test_the_digits_are_those_of_scikit_learn():
+    images, labels = load_digits()
+    expected_images, expected_labels = sklearn_digits(return_X_y=True)
+    assert np.array_equal(images, expected_images) and images.dtype == expected_images.dtype
+    assert np.array_equal(labels, expected_labels)

@@ -160,6 +160,36 @@ def test_workers_make_the_batches_of_the_main_process(adapters, preprocessors, m
     assert all(are_same(a, b) for a, b in zip(here, there, strict=True))
 
 
+@pytest.mark.parametrize("augment", [False, True])
+@pytest.mark.parametrize("token_dropout", [0.0, 0.3])
+def test_a_batch_equals_its_collated_samples(preprocessors, augment, token_dropout):
+    text = TextAdapter(8, vocab_size=300, augment=TextAugment(token_dropout=token_dropout))
+    prepare = {**preprocessors, "text": text.fit(TEXTS).prepare}
+    rows = make_rows(lacking=[("text", 2), ("image", 3)])
+    samples = samples_of(prepare, rows, augment=augment, input_dropout=0.3, seed=7)
+    keys = [(1, i) for i in (3, 2, 7, 0)]
+    begun: list[int] = []
+    batch, reference = (
+        samples.batch(keys, begun.append),
+        samples.collate([samples[k] for k in keys]),
+    )
+    assert begun == [3, 2, 7, 0]
+    # Texts without augmentation are encoded together, without coordinates.
+    coords = batch["text"].pop("coords"), reference["text"].pop("coords")
+    assert are_same(batch, reference)
+    assert bool(coords[0].isnan().all()) != (augment and token_dropout > 0)
+    assert coords[0].shape == coords[1].shape
+
+
+def test_a_task_that_changes_the_inputs_gets_prepared_ones(adapters):
+    task = Masked()
+    task.bind({"text": adapters["text"]})
+    samples = samples_of({"text": adapters["text"].prepare}, task=task)
+    batch = samples.batch([(0, 0), (0, 1)], lambda i: None)
+    assert are_same(batch, samples.collate([samples[0, 0], samples[0, 1]]))
+    assert "masked" in batch["text"]
+
+
 def test_a_sample_does_not_depend_on_its_batch(adapters, preprocessors):
     samples = samples_of(preprocessors, task=masked_task(adapters), seed=7, augment=True)
     alone = [samples.collate([samples[0, i]]) for i in range(11)]

@@ -80,6 +80,15 @@ def test_beam_search_of_a_batch_equals_the_plain_search_of_each_sample(kind, pen
         assert hypothesis.score == pytest.approx(score, abs=1e-4)
 
 
+def test_there_can_be_more_beams_than_tokens_in_the_vocabulary():
+    decoder, memory = decoder_of(), memory_of((5,))
+    options = {"beams": 70, "max_new": 3}
+    (found,) = beam_search(decoder, memory, prompt=torch.tensor([[2]]), end=END, **options)
+    ids, score = plain_beam_search(decoder, memory, [2], penalty=0, **options)
+    assert found.ids == ids
+    assert found.score == pytest.approx(score, abs=1e-4)
+
+
 @pytest.mark.parametrize("kind", ["rotary", "alibi", "none", "gru"])
 def test_prompts_of_different_lengths_give_the_results_of_single_prompts(kind):
     decoder, sizes = decoder_of(kind), (4, 1, 3)
@@ -139,7 +148,10 @@ class Script:
     def select(self, rows, samples=None):
         self.left = self.left[rows]
 
-    def next_logits(self, ids, mask, memory, caches):
+    def output_layer(self):
+        return torch.nn.Identity()
+
+    def next_states(self, ids, mask, memory, caches):
         self.rows.append(len(ids))
         if mask.shape[1] == ids.shape[1]:
             self.left = torch.arange(len(ids)) + 2
@@ -180,7 +192,7 @@ def test_a_cache_writes_new_tokens_into_existing_room():
     for _ in range(40):
         key, _ = cache.extend(new, new)
         addresses.add(key.data_ptr())
-    assert len(addresses) <= 2
+    assert len(addresses) <= 6
     assert cache.length == 45
     mask = cache.mask(None)
     assert mask.sum() == 45
@@ -197,9 +209,14 @@ def test_a_batch_of_bf16_is_generated_like_its_samples():
 
 
 @pytest.mark.parametrize("size", [5, 64, 1000, 1283])
-def test_the_best_tokens_are_those_of_a_sort(size):
-    logits = torch.randn(7, size, generator=torch.Generator().manual_seed(0))
-    values, ids = best_tokens(logits, 8)
-    expected = logits.log_softmax(-1).sort(-1, descending=True)
-    torch.testing.assert_close(values, expected.values[:, :8])
-    assert torch.equal(ids, expected.indices[:, :8])
+@pytest.mark.parametrize("beams", [1, 3])
+def test_the_best_tokens_are_those_of_a_sort(size, beams):
+    rand = torch.Generator().manual_seed(0)
+    logits = 9 * torch.randn(67 * beams, size, generator=rand)
+    scores = torch.randn(67, beams, generator=rand)
+    count = min(8, beams * size)
+    values, parents, ids = best_tokens(logits, scores, count)
+    total = logits.log_softmax(-1) + scores.view(-1, 1)
+    expected = total.view(67, -1).sort(-1, descending=True)
+    torch.testing.assert_close(values, expected.values[:, :count])
+    assert torch.equal(parents * size + ids, expected.indices[:, :count])

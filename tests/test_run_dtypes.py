@@ -9,6 +9,7 @@ from torch import nn
 
 import dxn
 from dxn.cli import main
+from dxn.models import compiling
 from dxn.models.inference import Int8Linear, PackedLinear
 from dxn.run import dtypes
 
@@ -110,3 +111,33 @@ def test_evaluate_compares_nothing_in_float32(run, tmp_path, capsys):
 def test_a_wrong_dtype_on_the_command_line_is_refused(run, capsys):
     lines = refused(capsys, ["predict", f"run={run}", "input.text=seven", "dtype=fp8"])
     assert any("dtype" in line and "fp8" in line for line in lines)
+
+
+@pytest.mark.usefixtures("large")
+def test_the_commands_name_the_dtype_once_on_stderr(run, capfd):
+    sample = "input.text=a three"
+    assert main(["predict", f"run={run}", sample, "device=cpu"]) == 0
+    out, err = capfd.readouterr()
+    assert err.count("dtype: bf16") == 1
+    assert "dtype" not in out
+    assert main(["predict", f"run={run}", sample, "device=cpu", "dtype=float32"]) == 0
+    assert "dtype" not in capfd.readouterr().err
+
+
+@pytest.mark.usefixtures("large")
+def test_a_compiled_model_in_use_has_plain_layers_and_the_same_answers(run, monkeypatch, capfd):
+    monkeypatch.setattr(compiling, "BACKEND", "eager")
+    compiling._compiled.cache_clear()
+    answers = []
+    for compiled in ("auto", "true"):
+        options = ["device=cpu", "dtype=float32", f"compile={compiled}"]
+        assert main(["predict", f"run={run}", "input.text=a three", *options]) == 0
+        answers.append(capfd.readouterr().out)
+    assert answers[0] == answers[1]
+    assert compiling.failure() is None
+    compiling._compiled.cache_clear()
+
+
+def test_an_unknown_value_of_compile_is_refused(run, capfd):
+    lines = refused(capfd, ["predict", f"run={run}", "input.text=a", "compile=maybe"])
+    assert lines[-1] == "dxn: compile: must be true, false or auto, got maybe"

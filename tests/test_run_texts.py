@@ -244,6 +244,72 @@ def test_a_language_model_continues_a_text(language, capsys):
     assert told.startswith("embedding: 16 numbers")
 
 
+PROMPTS = ["the red cat sits and", "a", "the blue"]
+
+
+def test_several_prompts_are_continued_like_each_of_them(language):
+    model = dxn.load(language)
+    single = [model.write(prompt=prompt, max_new=9)[0] for prompt in PROMPTS]
+    assert model.write(prompt=PROMPTS, max_new=9) == single
+    assert model.write(prompt=PROMPTS, max_new=9, batch_size=2) == single
+    twice = [text for text in single for _ in range(2)]
+    assert model.write(prompt=PROMPTS, max_new=9, count=2) == twice
+    assert model.write(prompt=[]) == []
+
+
+def test_several_samples_are_written_about_like_each_of_them(writer):
+    model, samples = dxn.load(writer), [{"text": "red ball"}, {"text": "a blue bird sings"}]
+    single = [model.write(inputs=sample)[0] for sample in samples]
+    assert model.write(inputs=samples) == single
+    assert model.write(inputs=samples, batch_size=1, count=2) == [
+        text for text in single for _ in range(2)
+    ]
+
+
+@pytest.mark.parametrize("name", ["prompts.txt", "prompts.csv", "prompts.jsonl"])
+def test_a_file_of_prompts_is_continued_into_a_table(language, tmp_path, capsys, name):
+    lines = {
+        "prompts.txt": "{}\n\n{}\n{}\n",
+        "prompts.csv": "number,prompt\n1,{}\n2,{}\n3,{}\n",
+        "prompts.jsonl": '{{"prompt": "{}"}}\n{{"prompt": "{}"}}\n{{"prompt": "{}"}}\n',
+    }
+    (tmp_path / name).write_text(lines[name].format(*PROMPTS))
+    told = [f"run={language}", f"prompts={tmp_path / name}", "max_new=9", "temperature=0"]
+    expected = dxn.load(language).write(prompt=PROMPTS, max_new=9)
+    output = tmp_path / "texts.csv"
+    said = answer_of(capsys, "generate", *told, f"output={output}", "count=2")
+    assert said == f"written: {output} (6 rows)\n"
+    with output.open() as file:
+        rows = list(csv.DictReader(file))
+    assert [row["prompt"] for row in rows[::2]] == PROMPTS
+    written = [row["generated"] for row in rows]
+    assert written[::2] == written[1::2] == expected
+    shown = answer_of(capsys, "generate", *told)
+    assert all(text in shown for text in expected)
+
+
+@pytest.mark.parametrize(
+    ("content", "asked", "message"),
+    [
+        ("text\nred\n", [], "prompts: no column 'prompt' in p.csv; its columns are text"),
+        ("prompt,n\nred,1\n,2\n", [], "prompts: p.csv row 3: the prompt is empty; remove"),
+        ("prompt\n", [], "contains no prompts; write one per line or row"),
+        ("prompt\nred\n", ["prompt=red"], "prompt, prompts: set only one of them"),
+        ("prompt\nred\n", ["output=x.doc"], "output: must be a file that ends in .csv"),
+        ("prompt\nred\n", ["batch_size=0"], "batch_size: must be at least 1, got 0"),
+        ("prompt\nred\n", ["prompts=q.csv"], "q.csv"),
+    ],
+)
+def test_a_file_of_prompts_that_cannot_be_used_is_explained(
+    language, tmp_path, capsys, content, asked, message
+):
+    (tmp_path / "p.csv").write_text(content)
+    given = [f"prompts={tmp_path / 'p.csv'}", *asked]
+    if "prompts=q.csv" in asked:
+        given = asked
+    assert message in refused(capsys, ["generate", f"run={language}", *given])[0]
+
+
 # What cannot be
 
 

@@ -18,7 +18,8 @@ from dxn.models import Backbone, Decoder, Memory, RecurrentDecoder, beam_search
 from dxn.models.sampling import random_sampler
 from dxn.models.search import length_normalized
 from dxn.tasks import IGNORED, Generate, Generated, Writes
-from dxn.tasks.generate import GenerateHead, text_metrics
+from dxn.tasks.generate_head import GenerateHead
+from dxn.tasks.text_metrics import text_metrics
 from dxn.tokenize import (
     AudioAdapter,
     ImageAdapter,

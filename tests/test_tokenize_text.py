@@ -1,5 +1,6 @@
 """Text to Tokens: every kind of token, coordinates in the raw text, augmentation, padding."""
 
+import json
 import pickle
 import random
 
@@ -9,6 +10,7 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import save_file
+from tokenizers import Tokenizer, processors
 
 from dxn.errors import UserError
 from dxn.tokenize import (
@@ -609,3 +611,44 @@ def test_a_summary_gives_lengths_in_characters_or_words():
 def test_wrong_option_groups_are_refused_with_their_values(build, message):
     with pytest.raises(ValueError, match=message):
         build()
+
+
+def test_sinusoidal_positions_keep_the_dtype_of_the_weights():
+    adapter = TextAdapter(8, pos_embed="sinusoidal", norm=EmbeddingNormOptions())
+    adapter.fit(SENTENCES).bfloat16()
+    assert adapter.tokens(SENTENCES).x.dtype == torch.bfloat16
+
+
+# Batches
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("max_len", [2, 5, 100])
+@pytest.mark.parametrize("special_tokens", [False, True])
+def test_texts_that_are_encoded_together_equal_texts_that_are_encoded_alone(
+    kind, max_len, special_tokens
+):
+    prepare = adapter_of(kind, max_len=max_len, max_chars=30).prepare
+    if special_tokens:
+        bos, eos = (prepare.tokenizer.token_to_id(name) for name in ("[BOS]", "[EOS]"))
+        prepare.tokenizer.post_processor = processors.TemplateProcessing(
+            single="[BOS] $A [EOS]", special_tokens=[("[BOS]", bos), ("[EOS]", eos)]
+        )
+        prepare.special_tokens = True
+    for raws in (SENTENCES, SENTENCES[3:4], [["two", "words"], ["one"]]):
+        alone = prepare.collate([prepare(raw) for raw in raws])
+        together = prepare.encode_batch(raws)
+        assert together.keys() == alone.keys()
+        for key in ("ids", "mask", "words"):
+            assert together[key].dtype == alone[key].dtype
+            assert together[key].tolist() == alone[key].tolist()
+        assert together["coords"].shape == alone["coords"].shape
+
+
+def test_the_error_of_a_batch_names_the_text_that_cannot_be_encoded():
+    prepare = adapter_of("word").prepare
+    state = json.loads(prepare.tokenizer.to_str())
+    del state["model"]["vocab"]["[UNK]"]
+    prepare.tokenizer = Tokenizer.from_str(json.dumps(state))
+    with pytest.raises(UserError, match="cannot encode 'xylophone'"):
+        prepare.encode_batch(["the boats", "xylophone"])

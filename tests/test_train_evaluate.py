@@ -112,10 +112,10 @@ def test_preparing_smaller_batches_can_need_less_memory_too():
     samples = make_samples(COUNT, make_task())
     collate = samples.collate
 
-    def limited(items):
+    def limited(items, *others):
         if len(items) > 2:
             raise MemoryError
-        return collate(items)
+        return collate(items, *others)
 
     samples.collate = limited
     assert run(make_model(make_task()), samples=samples).rows == list(range(COUNT))

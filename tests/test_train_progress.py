@@ -1,5 +1,7 @@
 """What is shown and logged of a training."""
 
+import math
+
 import pytest
 import torch
 from helpers.runs import log_of
@@ -107,10 +109,10 @@ def test_only_the_main_process_shows_progress(capsys, monkeypatch):
 
 def test_progress_within_an_epoch_has_the_loss_the_speed_and_the_time_left(tmp_path, capsys):
     progress = Progress(tmp_path, batches=4, epochs=3)
-    progress.display.next = 0.0
+    progress.display.since = -math.inf
     state = State(epoch=0, batch=1, step=1)
     progress.batch(BatchLoss(torch.tensor(0.5), 1, 4), lr=0.1, state=state, log_every=10)
-    progress.display.next = 0.0
+    progress.display.since = -math.inf
     progress.validation(10, 20, State(epoch=1))
     progress.close()
     first, second = capsys.readouterr().out.splitlines()

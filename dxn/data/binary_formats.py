@@ -6,15 +6,16 @@ import datetime
 import warnings
 import zipfile
 from pathlib import Path
-from typing import Any
-
-import pyarrow
-import pyarrow.compute
-import pyarrow.parquet
+from typing import TYPE_CHECKING, Any
 
 from dxn.data.csv_format import check_names
 from dxn.data.limits import check_expansion, check_num_cells
 from dxn.errors import UserError
+
+# pyarrow takes time to import, and few tables need it.
+if TYPE_CHECKING:
+    import pyarrow
+    import pyarrow.parquet
 
 BATCH_ROWS = 10_000  # rows of a Parquet file that are read at once
 MAX_NAMES = 10  # columns in a message
@@ -31,6 +32,8 @@ def read_parquet(path: Path) -> tuple[dict[str, list], list[int]]:
     Raises:
         UserError: If the file is damaged, or exceeds a limit of `dxn.data.limits`.
     """
+    import pyarrow
+
     columns: dict[str, list] = {}
     count = 0
     num_bytes = 0
@@ -55,6 +58,8 @@ def read_parquet(path: Path) -> tuple[dict[str, list], list[int]]:
 
 def _open_parquet(path: Path) -> pyarrow.parquet.ParquetFile:
     """Open a file after checking the sizes that its header states."""
+    import pyarrow.parquet
+
     with pyarrow.parquet.ParquetFile(path) as file:
         header = file.metadata
         groups = [header.row_group(i) for i in range(header.num_row_groups)]
@@ -77,6 +82,8 @@ def _open_parquet(path: Path) -> pyarrow.parquet.ParquetFile:
 
 def _num_bytes(array: pyarrow.Array) -> int:
     """Return the size of the values of a column, each counted as often as it occurs."""
+    import pyarrow.compute
+
     if isinstance(array, pyarrow.DictionaryArray):
         lengths = pyarrow.compute.call_function("binary_length", [array.dictionary])
         return pyarrow.compute.call_function("sum", [lengths.take(array.indices)]).as_py() or 0
@@ -89,6 +96,8 @@ def _num_bytes(array: pyarrow.Array) -> int:
 
 def _cells(array: pyarrow.Array) -> list:
     """Return a column as Python values. Equal texts are the same object."""
+    import pyarrow
+
     if not isinstance(array, pyarrow.DictionaryArray):
         return array.to_pylist()
     values = array.dictionary.to_pylist()

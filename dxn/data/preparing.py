@@ -49,8 +49,10 @@ class Batches(Dataset):
     def __init__(self, samples: Any, *, timeout: float | None, num_workers: int):
         self.samples = samples
         self.timeout = timeout
-        self.progress = torch.zeros(max(num_workers, 1), 3, dtype=torch.int64).share_memory_()
+        self.progress = torch.zeros(max(num_workers, 1), 3, dtype=torch.int64)
         self.progress[:, SAMPLE] = NOTHING
+        if num_workers:
+            self.progress.share_memory_()
 
     def __getitems__(self, keys: Keys) -> Any:
         """Return the batch of these samples. torch calls this method, not __getitem__."""
@@ -58,14 +60,14 @@ class Batches(Dataset):
         # A view without torch's overhead of a few microseconds per assignment.
         progress = self.progress[worker.id if worker else 0].numpy()
         timeout = None if worker else self.timeout
-        items = []
         try:
             with _alarm(timeout) as restart_timer:
-                for key in keys:
-                    progress[:] = key[1], progress[BEGUN] + 1, os.getpid()
+
+                def begin(i: int) -> None:
+                    progress[:] = i, progress[BEGUN] + 1, os.getpid()
                     restart_timer()
-                    items.append(self.samples[key])
-            batch = self.samples.collate(items)
+
+                batch = self._prepared(keys, begin)
             # Otherwise a thread of torch would do this later, and only print an error.
             if worker:
                 _share(batch)
@@ -80,6 +82,18 @@ class Batches(Dataset):
         if keys.filler:
             batch["filler"] = True
         return batch
+
+    def _prepared(self, keys: Keys, begin: Callable[[int], None]) -> Any:
+        """Return the collated batch, and call `begin` before each sample."""
+        # A data set of a test may have only the methods of `Sized`.
+        prepare = getattr(self.samples, "batch", None)
+        if prepare is not None:
+            return prepare(keys, begin)
+        items = []
+        for key in keys:
+            begin(key[1])
+            items.append(self.samples[key])
+        return self.samples.collate(items)
 
     def name_of(self, i: int) -> str:
         """Return the origin and the files of sample i, such as "train.csv row 17 (17.png)"."""

@@ -6,6 +6,7 @@ import hashlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, overload
@@ -27,6 +28,8 @@ CACHE_GB = 1.0
 # Number of threads that read files. Image and audio decoders release the GIL, so threads run in
 # parallel; more than two are not faster if the disk is the bottleneck.
 READERS = 2
+# From this number of files on, unused memory is returned. This takes as long as a prediction.
+MANY_FILES = 100
 # Less than this needs no line in the description of a run.
 MIN_PRINTED_GB = 0.5
 
@@ -263,27 +266,30 @@ def _read_sources(
 ) -> dict[Any, Any]:
     """Read sources by key. A value is a raw value, `Unloaded`, or the error of a bad source."""
 
+    # Values that are not read from files are in memory anyway, as the cells of the table.
+    is_limited = reads_files(prepare)
+
     def read(source: Any) -> tuple[Any, Any]:
         if isinstance(source, OutsidePath):
             return BadMedia(source.reason), None
         # The version before reading: a change during the reading is detected later.
-        version = file_version(source)
+        version = file_version(source) if is_limited else None
         try:
             return prepare.read(source), version
         except BadMedia as error:
             # Return the error as a value: each row that shares this source gets a fault.
             return error, version
 
-    # Values that are not read from files are in memory anyway, as the cells of the table.
-    is_limited = reads_files(prepare)
     if is_limited:
         # The bytes of an archive cannot be read again, so they are not dropped, but they count.
         budget.take_anyway(_bytes_in_memory(sources))
     values: dict[Any, Any] = {}
-    with ThreadPoolExecutor(READERS) as pool:
-        # Results are handled one by one, so that values that do not fit are freed immediately.
+    with ExitStack() as stack:
+        read_all: Any = map
         # A number takes less time to read than to pass to a thread.
-        read_all = pool.map if is_limited else map
+        if is_limited and len(sources) > 1:
+            read_all = stack.enter_context(ThreadPoolExecutor(READERS)).map
+        # Results are handled one by one, so that values that do not fit are freed immediately.
         results = track(read_all(read, sources.values()), len(sources), "reading files")
         for (key, source), (raw, version) in zip(sources.items(), results, strict=True):
             # None: there is nothing to read, such as a video without a sound track.
@@ -292,7 +298,7 @@ def _read_sources(
             values[key] = raw
             if not fits:
                 values[key] = Unloaded(source, version, num_tokens(prepare, raw), digest(raw))
-    if is_limited:
+    if is_limited and len(sources) >= MANY_FILES:
         release_memory()
     return values
 

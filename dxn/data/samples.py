@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from dxn.data.opening import Opened
 from dxn.data.raws import CACHE_GB, RawColumn, digest_of, is_present, num_tokens_of
 from dxn.data.rows import TARGET
 from dxn.tasks.task import Task
-from dxn.tokenize.adapter import Preprocessor, is_path
+from dxn.tokenize.adapter import Preprocessor, encodes_batches, is_path, reads_files
 
 TIMEOUT = 300.0  # default number of seconds that preparing a sample may take
 MAX_TIMEOUT = 10_000_000  # seconds; the timer of the operating system has a limit too
@@ -141,6 +141,41 @@ class Samples(Dataset):
         return self.opened.origin[row] + (f" ({', '.join(files)})" if files else "")
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
+        return self._sample(key)
+
+    def batch(
+        self, keys: Sequence[tuple[int, int]], begin: Callable[[int], None]
+    ) -> dict[str, Any]:
+        """Return the collated batch of these samples.
+
+        It equals `collate` of the samples, but texts are encoded together, without coordinates.
+
+        Args:
+            keys: Keys (epoch, i) of the samples.
+            begin: Function that is called with i before sample i is prepared.
+        """
+        together = self._encoded_together()
+        samples: list[dict[str, Any]] = []
+        for key in keys:
+            begin(key[1])
+            samples.append(self._sample(key, together))
+        return self.collate(samples, together)
+
+    def _encoded_together(self) -> list[str]:
+        """Return the inputs whose raw values `batch` prepares together."""
+        # Other tasks read or change the prepared inputs of each sample.
+        if self.task is not None and type(self.task).encode_sample is not Task.encode_sample:
+            return []
+        # A file can take long to read, so the time limit applies to each of them.
+        return [
+            name
+            for name in self.inputs
+            if encodes_batches(self.preprocessors[name], augment=self.augment)
+            and not reads_files(self.preprocessors[name])
+        ]
+
+    def _sample(self, key: tuple[int, int], together: Container[str] = ()) -> dict[str, Any]:
+        """Return a sample. The inputs in `together` remain raw values."""
         epoch, i = key
         row = self.rows[i]
         # Seed with the row index, not with i, which changes if other rows are left out.
@@ -153,12 +188,19 @@ class Samples(Dataset):
         # is reproducible.
         sample: dict[str, Any] = {}
         for name in present:
-            sample[name] = self.preprocessors[name](self.opened.raws[name][row], rand)
+            raw = self.opened.raws[name][row]
+            sample[name] = raw if name in together else self.preprocessors[name](raw, rand)
         sample = self._with_target(sample, row, epoch, rand)
         return {**sample, "index": row}
 
-    def collate(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    def collate(
+        self, samples: Sequence[Mapping[str, Any]], together: Container[str] = ()
+    ) -> dict[str, Any]:
         """Collate samples into the batch format of `dxn.models.Model`.
+
+        Args:
+            samples: The samples.
+            together: Inputs whose values are raw, and are prepared together.
 
         Returns:
             A dict with "size" (number of samples), "index" (list of row indices), "target" if there
@@ -174,7 +216,9 @@ class Samples(Dataset):
             rows = [i for i, sample in enumerate(samples) if name in sample]
             # Missing inputs are not padded, so they need neither memory nor computation.
             if rows:
-                batch[name] = self.preprocessors[name].collate([samples[i][name] for i in rows])
+                prepare: Any = self.preprocessors[name]
+                join = prepare.encode_batch if name in together else prepare.collate
+                batch[name] = join([samples[i][name] for i in rows])
                 batch[name]["rows"] = torch.tensor(rows)
         if self.task is not None and TARGET in samples[0]:
             batch[TARGET] = self.task.collate([sample[TARGET] for sample in samples])

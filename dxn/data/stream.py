@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from typing import Any, cast
 
 import torch
@@ -78,7 +78,10 @@ class Stream(Samples):
         """Return the name of a window for messages, such as "book.txt row 1, window 17"."""
         return f"{self.opened.origin[0]}, window {row + 1}"
 
-    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
+    def _encoded_together(self) -> list[str]:
+        return []  # the whole stream is encoded already
+
+    def _sample(self, key: tuple[int, int], together: Container[str] = ()) -> dict[str, Any]:
         epoch, i = key
         start = self.rows[i] * self.max_len
         rand = random.Random(f"{self.seed}/{epoch}/{i}") if self.augment else None

@@ -138,12 +138,14 @@ class Backbone(nn.Module):
                 f"got cross={self.cross} and {received}"
             )
         # Generation has no padding to remove, and few tokens.
-        packing = Packing.of(mask) if self.packed and caches is None else None
+        is_full = bool(mask.all())
+        can_pack = self.packed and caches is None and not is_full
+        packing = Packing.of(mask) if can_pack else None
         keys = Keys.of_mask(mask) if self.training else None
         shape = x.shape[:2]
         if packing is None:
             x = x.flatten(0, 1)
-            by_window = self._padded_groups(mask, shape[1], start, stop)
+            by_window = self._padded_groups(mask, shape[1], start, stop, is_full=is_full)
             keys = keys and keys.select(torch.arange(len(x), device=x.device))
         else:
             x = packing.pack(x)
@@ -170,17 +172,25 @@ class Backbone(nn.Module):
             self.packed = before
 
     def _padded_groups(
-        self, mask: Tensor, num_new: int, start: int, stop: int | None
+        self, mask: Tensor, num_new: int, start: int, stop: int | None, *, is_full: bool
     ) -> dict[int | None, list[Group]]:
-        """Return one group with the new tokens of all samples, padding included, by window size."""
+        """Return one group with the new tokens of all samples, padding included, by window size.
+
+        `is_full` tells whether there is no padding.
+        """
         group = Group(slice(None), slice(None), (len(mask), num_new))
         # Without padding, no mask is necessary, so torch can choose its fastest kernel.
-        is_causal = self.causal and num_new == mask.shape[1] and bool(mask.all())
-        index = token_index(mask)[:, -num_new:]
+        is_causal = self.causal and num_new == mask.shape[1] and is_full
+        is_free = is_full and not self.causal and self.slopes is None
         result: dict[int | None, list[Group]] = {}
         # Once per window size instead of once per block, because most blocks share a window size.
         for window in set(self.windows[start:stop]):
-            rope = self._rope(index, window)
+            rope = None
+            if self.head_dim is not None:
+                rope = self._rope(token_index(mask)[:, -num_new:], window)
+            if is_free and window is None:
+                result[window] = [replace(group, rope=rope)]
+                continue
             if is_causal and window is None and self.slopes is None:
                 result[window] = [replace(group, causal=True, rope=rope)]
                 continue

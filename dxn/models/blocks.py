@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.dropout import Dropout, DropPath, Keys
+from dxn.models import compiling
 from dxn.models.attention import Attention, CrossAttention
 from dxn.models.cache import KVCache, Memory
 from dxn.models.packing import Group
@@ -158,6 +159,8 @@ class Block(nn.Module):
         self.mlp_scale = _make_scale(dim, layer_scale)
         self.dropout = Dropout(dropout)
         self.drop_path = DropPath(drop_path)
+        # Whether torch.compile is used, see dxn.models.compiling.
+        self.compiled = False
 
     def forward(
         self,
@@ -180,19 +183,36 @@ class Block(nn.Module):
             A tensor of the shape of x.
         """
         # Pre-norm: arXiv:2002.04745, figure 1b. Post-norm: arXiv:1706.03762, section 3.1.
-        if self.pre_norm:
-            attended = self.attn(self.attn_norm(x), groups, cache)
-            x = x + self._drop(self.attn_scale(attended), keys, 0)
-            if self.cross is not None:
-                crossed = self._cross(self.cross, self.cross_norm(x), groups, memory, cache)
-                x = x + self._drop(crossed, keys, 1)
-            return x + self._drop(self.mlp_scale(self.mlp(self.mlp_norm(x), keys)), keys, 2)
-        attended = self.attn(x, groups, cache)
-        x = self.attn_norm(x + self._drop(self.attn_scale(attended), keys, 0))
+        branch = self.attn(self.attn_norm(x) if self.pre_norm else x, groups, cache)
         if self.cross is not None:
-            crossed = self._cross(self.cross, x, groups, memory, cache)
-            x = self.cross_norm(x + self._drop(crossed, keys, 1))
-        return self.mlp_norm(x + self._drop(self.mlp_scale(self.mlp(x, keys)), keys, 2))
+            x = self._add_attended(x, branch, keys)
+            query = self.cross_norm(x) if self.pre_norm else x
+            branch = self._cross(self.cross, query, groups, memory, cache)
+        if self.compiled:
+            return compiling.finish(self, x, branch, keys)
+        return self.finish(x, branch, keys)
+
+    def finish(self, x: Tensor, branch: Tensor, keys: Keys | None = None) -> Tensor:
+        """Apply what comes after the last attention. It processes each token separately.
+
+        Args:
+            x: (T, D). Tokens of all samples.
+            branch: (T, D). Output of the last attention.
+            keys: Keys of the T tokens for dropout.
+        """
+        if self.cross is None:
+            x = self._add_attended(x, branch, keys)
+        else:
+            x = x + self._drop(branch, keys, 1)
+            x = x if self.pre_norm else self.cross_norm(x)
+        branch = self.mlp(self.mlp_norm(x) if self.pre_norm else x, keys)
+        x = x + self._drop(self.mlp_scale(branch), keys, 2)
+        return x if self.pre_norm else self.mlp_norm(x)
+
+    def _add_attended(self, x: Tensor, attended: Tensor, keys: Keys | None) -> Tensor:
+        """Add the output of the self-attention to x (T, D)."""
+        x = x + self._drop(self.attn_scale(attended), keys, 0)
+        return x if self.pre_norm else self.attn_norm(x)
 
     def _cross(
         self,
@@ -214,7 +234,20 @@ class Block(nn.Module):
         return cross(x, groups, cache.memory, memory.attn_mask)
 
     def _drop(self, x: Tensor, keys: Keys | None, branch: int) -> Tensor:
+        if not self.training:  # these calls would take a tenth of the time of a short text
+            return x
         return self.drop_path(self.dropout(x, keys, branch=branch), keys, branch=branch)
+
+
+def blocks_of(model: nn.Module) -> list[Block]:
+    """Return all transformer blocks of a model."""
+    return [module for module in model.modules() if isinstance(module, Block)]
+
+
+def set_compiled(model: nn.Module, on: bool) -> None:
+    """Use torch.compile in all blocks of a model, or stop to use it."""
+    for block in blocks_of(model):
+        block.compiled = on
 
 
 def _make_scale(dim: int, initial: float | None) -> nn.Module:

@@ -12,7 +12,7 @@ from torch import Tensor
 from dxn.tokens import Tokens
 
 # Number of tokens by which a cache grows: the attention computes on all of its columns.
-BLOCK = 32
+BLOCK = 8
 
 
 @dataclass(frozen=True, slots=True)

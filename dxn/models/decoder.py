@@ -6,12 +6,12 @@ from collections.abc import Sequence
 from typing import Any, Literal, get_args
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.dropout import Dropout, Keys, check_rate, uniform
 from dxn.models.backbone import Backbone
 from dxn.models.cache import KVCache, Memory
+from dxn.models.inference.linear import PackedLinear
 from dxn.models.positions import token_index
 from dxn.tokens import sinusoidal
 
@@ -164,12 +164,15 @@ class Decoder(nn.Module):
         """Create an empty cache for each block."""
         return [KVCache() for _ in self.backbone.blocks]
 
-    def next_logits(
+    def output_layer(self) -> nn.Module:
+        """Create the layer from output vectors to logits, see `StepDecoder`."""
+        return make_output_layer(self.embedding.weight)
+
+    def next_states(
         self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[KVCache]
     ) -> Tensor:
-        """Compute the logits (R, V) after the last real token of each row, see `StepDecoder`."""
-        x = at_last(self.states(ids, mask, memory, caches), mask)
-        return F.linear(x, self.embedding.weight)
+        """Compute the vectors (R, D) after the last real token of each row, see `StepDecoder`."""
+        return at_last(self.states(ids, mask, memory, caches), mask)
 
 
 def at_last(x: Tensor, mask: Tensor) -> Tensor:
@@ -184,6 +187,14 @@ def at_last(x: Tensor, mask: Tensor) -> Tensor:
         return x[:, 0]
     index = n - 1 - mask[:, -n:].flip(1).int().argmax(1)  # argmax returns the first maximum
     return x[torch.arange(len(x), device=x.device), index]
+
+
+def make_output_layer(weight: Tensor) -> nn.Module:
+    """Create a layer that computes logits (..., V) with the embedding (V, D) as weights."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    # The layer is one of the largest, and packing it takes only as long as a few tokens.
+    return PackedLinear(linear) if PackedLinear.supports(linear) else linear
 
 
 def make_token_embedding(vocab_size: int, dim: int) -> nn.Embedding:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dxn.models.cache import Memory
 from dxn.models.sampling import Sampler, greedy
@@ -37,8 +37,12 @@ class StepDecoder(Protocol):
         """Create empty caches. Each one is a `StepCache`."""
         ...
 
-    def next_logits(self, ids: Tensor, mask: Tensor, memory: Any, caches: Any, /) -> Tensor:
-        """Compute the logits (R, V) after the last real token of each row.
+    def output_layer(self) -> nn.Module:
+        """Return the layer that computes logits (R, V) from the vectors of `next_states`."""
+        ...
+
+    def next_states(self, ids: Tensor, mask: Tensor, memory: Any, caches: Any, /) -> Tensor:
+        """Compute the output vectors (R, D) after the last real token of each row.
 
         Args:
             ids: (R, n). New token ids.
@@ -146,12 +150,9 @@ def _run(
         mask = torch.arange(longest, device=device) < lengths.to(device)[:, None]
     caches = decoder.caches()
     # The prompt is computed once for all rows of a sample.
-    logits = decoder.next_logits(prompt, mask, memory, caches)
-    rows = torch.arange(batch, device=device).repeat_interleave(search.width)
-    logits, mask = logits[rows], mask[rows]
-    if search.width > 1:
-        for cache in caches:
-            cache.select(rows)
+    output = decoder.output_layer()
+    logits = output(decoder.next_states(prompt, mask, memory, caches))
+    mask = mask.repeat_interleave(search.width, 0)
     found: dict[int, list[Hypothesis]] = {}
     samples = list(range(batch))  # the samples that are not finished, as indices in the batch
     check_every = 1 if device.type == "cpu" else CHECK_EVERY
@@ -181,7 +182,7 @@ def _run(
                 memory = memory and memory.select(index)
                 ids, mask = ids[rows], mask[rows]
         mask = torch.cat([mask, mask.new_ones(len(mask), 1)], 1)
-        logits = decoder.next_logits(ids[:, None], mask, memory, caches)
+        logits = output(decoder.next_states(ids[:, None], mask, memory, caches))
     for i, sample in enumerate(samples):
         found[sample] = search.hypotheses(i)
     return [hypothesis for sample in range(batch) for hypothesis in found[sample]]

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.models.cache import KVCache
-from dxn.models.decoder import at_last
-from dxn.models.inference import PackedLinear
+from dxn.models.decoder import at_last, make_output_layer
 from dxn.models.model import Model
 from dxn.tokens import Tokens
 
@@ -107,7 +106,7 @@ class LanguageModel:
         # Number of previous tokens on which the embedding of a token depends. An adapter with this
         # attribute accepts batches with the key token_index (B, N): indices of tokens in a text.
         self.lookback: int | None = getattr(self.adapter, "lookback", None)
-        self.output = _output_layer(self.adapter.embedding.weight)
+        self.output = make_output_layer(self.adapter.embedding.weight)
 
     def caches(self) -> list[TokenCache | KVCache]:
         """Create an empty cache for the token ids, and one for each block."""
@@ -120,11 +119,15 @@ class LanguageModel:
         x, _ = self._states(ids, mask, caches)
         return self.output(x[:, -ids.shape[1] :])
 
-    def next_logits(
+    def output_layer(self) -> nn.Module:
+        """Return the layer from output vectors to logits, see `StepDecoder`."""
+        return self.output
+
+    def next_states(
         self, ids: Tensor, mask: Tensor, memory: None, caches: Sequence[TokenCache | KVCache], /
     ) -> Tensor:
-        """Compute the logits (R, V) after the last real token of each row, see `StepDecoder`."""
-        return self.output(at_last(*self._states(ids, mask, caches)))
+        """Compute the vectors (R, D) after the last real token of each row, see `StepDecoder`."""
+        return at_last(*self._states(ids, mask, caches))
 
     def _states(
         self, ids: Tensor, mask: Tensor, caches: Sequence[TokenCache | KVCache]
@@ -179,11 +182,3 @@ class LanguageModel:
             batch["token_index"] = index
         tokens: Tokens = self.adapter(batch)
         return tokens.x[:, : ids.shape[1]]
-
-
-def _output_layer(weight: Tensor) -> nn.Module:
-    """Return a layer that computes logits (..., V) with the embedding (V, D) as weights."""
-    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
-    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
-    # The layer is one of the largest, and packing it takes only as long as a few tokens.
-    return PackedLinear(linear) if PackedLinear.supports(linear) else linear

@@ -13,7 +13,12 @@ from torch import Tensor, nn
 
 from dxn.dropout import Dropout
 from dxn.models.cache import Memory
-from dxn.models.decoder import check_length, make_token_embedding, tie_embedding
+from dxn.models.decoder import (
+    check_length,
+    make_output_layer,
+    make_token_embedding,
+    tie_embedding,
+)
 from dxn.models.recurrent import CELLS, CellKind, State, check_cell, run_layer, step
 from dxn.models.scores import ScoreKind
 from dxn.models.state_attention import StateAttention, both_ends
@@ -168,10 +173,14 @@ class RecurrentDecoder(nn.Module):
         """Create one empty cache for all layers."""
         return [RecurrentCache()]
 
-    def next_logits(
+    def output_layer(self) -> nn.Module:
+        """Create the layer from output vectors to logits, see `StepDecoder`."""
+        return make_output_layer(self.embedding.weight)
+
+    def next_states(
         self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[RecurrentCache]
     ) -> Tensor:
-        """Compute the logits (R, V) after the last real token of each row, see `StepDecoder`."""
+        """Compute the vectors (R, D) after the last real token of each row, see `StepDecoder`."""
         n = ids.shape[1]
         real = mask[:, -n:]
         # A prompt is computed token by token, because padding must not change the state.
@@ -186,7 +195,7 @@ class RecurrentDecoder(nn.Module):
                 tuple(torch.where(keep, a, b) for a, b in zip(after, old, strict=True))
                 for after, old in zip(caches[0].states, before, strict=True)
             ]
-        return F.linear(x, self.embedding.weight)
+        return x
 
     def _steps(
         self,

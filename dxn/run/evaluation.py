@@ -16,6 +16,7 @@ from dxn.run import report
 from dxn.run.attention import draw_tokens
 from dxn.run.dtypes import difference
 from dxn.run.evaluation_data import open_evaluation_data
+from dxn.run.figures import draw
 from dxn.run.input_groups import Groups, evaluated_groups
 from dxn.run.loading import load_predictor
 from dxn.run.output import write_records
@@ -131,7 +132,7 @@ def evaluate_subsets(
     report.figures_table({**parts, **named, **trivial}, predictor.task, title)
     # Only now, so that a wrong `only` leaves no empty folder.
     folder.mkdir(parents=True, exist_ok=True)
-    report.draw(folder / "plots", predictions, samples, predictor.task, results, about or split)
+    draw(folder / "plots", predictions, samples, predictor.task, results, about or split)
     if predictor.task.answers:
         _write_predictions(predictor, samples, predictions, folder)
     return {**parts, **results, **trivial}

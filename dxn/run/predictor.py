@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import torch
@@ -12,13 +13,14 @@ from torch import Tensor
 from dxn.data.layouts import Layout
 from dxn.data.opening import Opened, survey_rows
 from dxn.data.rows import OnBad, Rows
-from dxn.data.samples import Samples
+from dxn.data.samples import TIMEOUT, Samples
 from dxn.data.stream import make_samples
 from dxn.errors import UserError
 from dxn.models import Model, count_parameters
 from dxn.models.sampling import Sampler, greedy
 from dxn.run.python_values import to_cell
-from dxn.run.vocabulary import continue_prompt, nearest_tokens, vocabulary_adapter
+from dxn.run.vocabulary import nearest_tokens, vocabulary_adapter
+from dxn.run.writing import continue_prompts, write_for_samples
 from dxn.tasks import ClassifiesByExample, Task, Writes
 from dxn.tasks.probabilities import list_names
 from dxn.tokenize.adapter import Preprocessor, has_words
@@ -150,6 +152,8 @@ class Predictor:
             batch_size=batch_size,
             device=self.device,
             finite=True,
+            # To set a timer takes longer than to prepare a text.
+            timeout=TIMEOUT if samples.reads_files else None,
         )
 
     def require_answers(self) -> None:
@@ -204,36 +208,42 @@ class Predictor:
     def write(
         self,
         *,
-        prompt: str = "",
-        inputs: Sample | None = None,
+        prompt: str | Sequence[str] = "",
+        inputs: Sample | Sequence[Sample] | None = None,
         count: int = 1,
         max_new: int = 200,
         sampler: Sampler = greedy,
+        batch_size: int = 16,
     ) -> list[str]:
-        """Generate texts: continuations of a prompt, or texts for a sample.
+        """Generate texts: continuations of prompts, or texts for samples.
 
         Args:
-            prompt: Text to continue, for a language model.
-            inputs: Sample to generate a text for, for a model with head=generate.
-            count: Number of texts.
+            prompt: Text to continue, or several, for a language model.
+            inputs: Sample to generate a text for, or several, for a model with head=generate.
+            count: Number of texts per prompt or sample.
             max_new: Maximum number of tokens to generate.
             sampler: Chooses each token, see `dxn.models.make_sampler`.
+            batch_size: Number of prompts or samples per batch.
+
+        Returns:
+            `count` texts per prompt or sample, one prompt or sample after the other.
 
         Raises:
-            UserError: If the model does not generate text, or a language model gets inputs, or a
-                model with head=generate gets a prompt.
+            UserError: If the model does not generate text, or cannot use what it gets.
         """
-        if not isinstance(self.task, Writes):
-            adapters = self.adapters
-            return continue_prompt(self.model, adapters, prompt, inputs, count, max_new, sampler)
-        if not inputs or prompt:
-            names = " or ".join(f"input.{name}=..." for name in self.inputs)
-            got = "a prompt" if prompt else "no input"
-            raise UserError(f"input: this model generates a text for {names}; got {got}")
-        # Copies of the sample, because a sampler draws another text for each row of the batch.
-        batch = self.batch(self.samples([inputs]), 0, count=count)
-        encoded, _ = self.model.encode(self.model.embed(batch))
-        return self.task.write(self.model.head, encoded, max_new=max_new, sampler=sampler)
+        if isinstance(self.task, Writes):
+            if not inputs or prompt:
+                names = " or ".join(f"input.{name}=..." for name in self.inputs)
+                got = "a prompt" if prompt else "no input"
+                raise UserError(f"input: this model generates a text for {names}; got {got}")
+            samples = self.samples([inputs] if isinstance(inputs, Mapping) else inputs)
+            write = partial(write_for_samples, self.model, self.task, samples)
+        else:
+            if inputs:
+                raise UserError("input: a language model continues a text; set prompt=... instead")
+            prompts = [prompt] if isinstance(prompt, str) else prompt
+            write = partial(continue_prompts, self.model, self.adapters, prompts)
+        return write(count=count, max_new=max_new, sampler=sampler, batch_size=batch_size)
 
     @torch.inference_mode()
     def neighbors(
@@ -262,17 +272,16 @@ class Predictor:
         Raises:
             UserError: If a file cannot be read or an input is unknown.
         """
-        unknown: set[str] = set()
-        for sample in samples:
-            unknown |= {name for name, value in sample.items() if value is not None}
-        unknown -= set(self.inputs)
+        used = {name for each in samples for name, value in each.items() if value is not None}
+        unknown = used - set(self.inputs)
         if unknown:
             raise UserError(
                 f"this model has the inputs {', '.join(self.inputs)}, "
                 f"got {', '.join(sorted(unknown))}"
             )
         cells = {}
-        for name, prepare in self.preprocessors.items():
+        preprocessors = self.preprocessors
+        for name, prepare in preprocessors.items():
             values = [sample.get(name) for sample in samples]
             cells[name] = [to_cell(name, value, self.task, prepare) for value in values]
         opened = self.survey(Rows(cells, [f"sample {i + 1}" for i in range(len(samples))]))
@@ -280,7 +289,7 @@ class Predictor:
             # The number of the sample is noise if the caller passed only one.
             first = min(opened.bad, key=lambda fault: fault.row)
             raise UserError(f"{first.origin}: {first}" if len(samples) > 1 else str(first))
-        return Samples(opened, self.preprocessors)
+        return Samples(opened, preprocessors)
 
     def survey(self, rows: Rows, *, on_bad: OnBad = "missing", with_target: bool = False) -> Opened:
         """Read the inputs of rows, and collect their problems in `Opened.bad`.
@@ -291,13 +300,14 @@ class Predictor:
             with_target: Whether to parse the targets, and whether every row needs one.
         """
         cells = dict(rows.cells)
-        for name, prepare in self.preprocessors.items():
+        preprocessors = self.preprocessors
+        for name, prepare in preprocessors.items():
             # Tagging predicts one tag per word, and its tables contain lists of words.
             if self.task.wants_words and has_words(prepare) and name in cells:
                 cells[name] = [c.split() if isinstance(c, str) else c for c in cells[name]]
         opened = survey_rows(
             replace(rows, cells=cells),
-            self.preprocessors,
+            preprocessors,
             task=self.task if with_target else None,
             on_bad=on_bad,
             need_target=with_target,
@@ -313,6 +323,6 @@ class Predictor:
         """Return the samples of opened rows with their targets, without augmentation."""
         return make_samples(self.task, opened, self.preprocessors, only=only)
 
-    def batch(self, samples: Samples, i: int, *, count: int = 1) -> dict[str, Any]:
-        """Return a batch of `count` copies of opened sample i, on the model's device."""
-        return to_device(samples.collate([samples[0, i]] * count), self.device)
+    def batch(self, samples: Samples, i: int) -> dict[str, Any]:
+        """Return a batch with opened sample i, on the model's device."""
+        return to_device(samples.collate([samples[0, i]]), self.device)

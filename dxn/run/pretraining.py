@@ -22,8 +22,9 @@ from safetensors.torch import load_file
 from dxn.files import write_text
 from dxn.instantiate import build
 from dxn.models import Model
-from dxn.run import model_folder, report
+from dxn.run import model_folder
 from dxn.run.build import adapters_of, make_head
+from dxn.run.figures import training_figures
 from dxn.run.prepared import Prepared
 from dxn.run.run_folder import has_checkpoint
 from dxn.tasks import Task
@@ -78,7 +79,7 @@ def pretrain(run: Prepared, task: Task) -> None:
     trainer.accelerator.wait_for_everyone()  # until the main process has written the weights
     _load_all_but_head(run.model, folder / "model" / model_folder.WEIGHTS)
     if trainer.main:
-        metrics = report.training_figures(state, student)
+        metrics = training_figures(state, student)
         write_text(folder / "metrics.json", json.dumps(metrics, indent=1))
 
 

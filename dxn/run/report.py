@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -14,21 +13,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dxn import explain
 from dxn.data.check import Truncation, count_truncated
 from dxn.data.opening import Opened
 from dxn.data.raws import memory_lines
-from dxn.data.samples import Samples
 from dxn.display import count, is_main_process
 from dxn.files import write_text
-from dxn.models import Model, count_parameters
 from dxn.printable import json_text, printable
 from dxn.run.build import Data, Inputs
 from dxn.run.input_groups import MAX_LINES, input_lines
 from dxn.tasks import Task
 from dxn.tokenize.adapter import Preprocessor
-from dxn.train.evaluate import Predictions
-from dxn.train.trainer import State
 
 # Without highlighting, numbers are not coloured. Soft wrapping leaves long lines to the terminal:
 # rich would break them at 80 columns when the output is a pipe or a file.
@@ -178,55 +172,6 @@ def write_metrics(path: Path, results: Figures, extra: Mapping[str, object]) -> 
         for metric, value in figures.items():
             flat[f"{split}/{metric}[{shown}]" if shown else f"{split}/{metric}"] = value
     write_text(path, json_text({**flat, **extra}, indent=1))
-
-
-def training_figures(state: State, model: Model) -> dict[str, object]:
-    """Return the keys of metrics.json that describe the training itself."""
-    return {
-        "validation/best": state.best,
-        "best_epoch": state.best_epoch,
-        "epochs": state.epoch,
-        "train_seconds": round(state.seconds, 1),
-        "parameters": count_parameters(model),
-    }
-
-
-def draw(
-    folder: Path,
-    predictions: Predictions,
-    samples: Samples,
-    task: Task,
-    results: Figures,
-    rows: str,
-) -> None:
-    """Draw the learning curves, the plot of the task, and the metric for each subset of inputs.
-
-    Args:
-        folder: Folder to write to. Its parent folder is the run or the evaluation.
-        predictions: Predictions from all inputs.
-        samples: The samples that they are for.
-        task: The fitted task.
-        results: Metrics by subset of the inputs.
-        rows: Name of the rows in the titles, such as "test".
-    """
-    folder.mkdir(exist_ok=True)
-    # The last parts of outputs/NAME/DATE, or of outputs/NAME/DATE/evaluate/DATE.
-    parts = folder.parent.parts
-    run = "/".join(parts[-4:] if "evaluate" in parts[-2:] else parts[-2:])
-    about = f"{run}; {rows}: {count(len(samples), 'row')}"
-    # `dxn evaluate` writes to a folder of its own, which has no log and gets no learning curves.
-    log = folder.parent / "metrics.jsonl"
-    if log.exists():
-        lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
-        best = explain.curves.best_epoch(lines, task)
-        explain.curves.draw_curves(lines, folder / "curves.png", best=best, about=run)
-    targets = samples.opened.targets
-    if targets is not None and task.plots is not None:
-        truths = [targets[row] for row in predictions.rows]
-        explain.plots.draw_task(task, predictions.predicted, truths, folder, about=about)
-    bars = {name: figures[task.monitored] for name, figures in results.items()}
-    if len(bars) > 1:  # a single bar compares nothing
-        explain.plots.input_bars(bars, task.monitored, folder / "inputs.png", about=about)
 
 
 def plain_text(text: str) -> Text:

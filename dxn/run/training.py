@@ -25,6 +25,7 @@ from dxn.run.conclusion import (
 )
 from dxn.run.evaluation import ALL, by_split, evaluate_subsets
 from dxn.run.evaluation_data import default_split
+from dxn.run.figures import training_figures
 from dxn.run.prepare import prepare
 from dxn.run.prepared import Prepared
 from dxn.run.pretraining import pretrain
@@ -169,7 +170,7 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
     for line in [*about_split(split), *about_overfitting(run, best, batch_size)]:
         report.print_line(line)
     extra = {
-        **report.training_figures(state, run.model),
+        **training_figures(state, run.model),
         "precision": "bf16" if trainer.bf16 else "float32",
         "rows": run.sizes,
         "skipped": {name: opened.skipped for name, opened in splits.items()},

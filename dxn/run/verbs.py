@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-import torch
-
-from dxn.data.check import check as check_source
-from dxn.data.check import remove_earlier, write_bad
 from dxn.data.opening import Opened
 from dxn.data.samples import Samples
 from dxn.display import count
@@ -18,23 +13,13 @@ from dxn.errors import UserError
 from dxn.models import make_sampler
 from dxn.run import report, vectors
 from dxn.run.attention import draw_attention
-from dxn.run.build import (
-    assign_inputs,
-    build_adapters,
-    build_task,
-    by_input,
-    decide_task,
-    find_formats,
-    fit_adapters,
-    open_source,
-    preprocessors_of,
-)
 from dxn.run.evaluation import evaluate_model
 from dxn.run.index import check_only, read_index, write_index
 from dxn.run.input_rows import has_many_samples, open_input
 from dxn.run.loading import load_predictor
 from dxn.run.output import check_suffix, list_suffixes, write_records
 from dxn.run.prediction_table import answer_lines, identify, prediction_records, record_line
+from dxn.run.prompts import read_prompts, write_texts
 from dxn.run.report import console, next_step, print_line
 from dxn.run.samples import read_sample
 from dxn.run.search import search as run_search
@@ -106,8 +91,11 @@ def predict(settings: Settings) -> int:
 def generate(settings: Settings) -> int:
     """Generate text: continue a prompt, or generate a text for an input."""
     values = settings.values
+    # Before the model is loaded, so that a mistake is reported at once.
+    output = check_suffix(values["output"])
+    prompts = read_prompts(values)
     predictor = load_predictor(settings)
-    _check_positive(values, "count", "max_new")
+    _check_positive(values, "count", "max_new", "batch_size")
     try:
         sampler = make_sampler(
             values["temperature"],
@@ -121,14 +109,18 @@ def generate(settings: Settings) -> int:
         raise UserError(f"temperature, top_k, top_p: {error}") from error
     inputs = values["input"]
     texts = predictor.write(
-        prompt=str(values["prompt"]),
+        prompt=prompts,
         inputs=None
         if inputs is None
         else read_sample(inputs, predictor.preprocessors, predictor.columns),
         count=values["count"],
         max_new=values["max_new"],
         sampler=sampler,
+        batch_size=values["batch_size"],
     )
+    if output is not None:
+        write_texts(output, prompts, texts)
+        return 0
     for i, text in enumerate(texts):
         if i:
             console.rule(style="none")
@@ -235,52 +227,6 @@ def tokenize(settings: Settings) -> int:
     predictor = load_predictor(settings) if settings.values["run"] else None
     for line in tokenize_sample(settings, predictor):
         print_line(line)
-    return 0
-
-
-def check(settings: Settings) -> int:
-    """Read a whole data set and report what it contains. The exit code is 1 if rows are bad."""
-    config = settings.values
-    trust = settings.trust
-    output = Path(config["output"])
-    remove_earlier(output)
-    torch.manual_seed(config["seed"])
-    task = build_task(config, trust)
-    preprocessors = preprocessors_of(config, trust)
-    source = open_source(config, preprocessors, trust)
-    decided, errors = None, []
-    # A data set without a target can be checked too, for example to train head=language on it.
-    if source.target is not None:
-        try:
-            decided, _, source = decide_task(task, config, source)
-        except UserError as error:
-            # The rest of the data is checked nevertheless, so that all problems are listed.
-            errors = [str(error)]
-    inputs = assign_inputs(config, source.inputs, preprocessors)
-    adapters = build_adapters(inputs, trust)
-    find_formats(adapters, inputs, source)
-
-    def fit(splits: Mapping[str, Any]) -> None:
-        # Only a fitted tokenizer can tell which texts are truncated.
-        fit_adapters(adapters, inputs, splits["train"], ())
-
-    named = {n: a.prepare for n, a in by_input(adapters, inputs.adapters).items()}
-    result = check_source(source, named, task=decided, fit=fit, errors=errors)
-    for line in result.lines():
-        print_line(line)
-    if result.listed:
-        write_bad(result, output)
-        print_line(f"written: {output} ({count(len(result.listed), 'line')})")
-    if result.errors or result.bad:
-        next_step(
-            f"correct the rows in {output}, or train with data.on_bad=skip"
-            if result.bad
-            else "correct the data or the options, see the errors above"
-        )
-        return 1
-    # The output of the check is a file, and that of the training is a folder.
-    options = [o for o in settings.overrides if not o.startswith("output=")]
-    next_step(shlex.join(["dxn", "train", *options]))
     return 0
 
 

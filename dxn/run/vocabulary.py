@@ -1,4 +1,4 @@
-"""The vocabulary of a model: its nearest tokens, and texts that continue a prompt."""
+"""The vocabulary of a model, and its nearest tokens."""
 
 from __future__ import annotations
 
@@ -9,11 +9,7 @@ import torch
 import torch.nn.functional as F
 
 from dxn.errors import UserError
-from dxn.models import LanguageModel, Model
-from dxn.models.generation import generate
-from dxn.models.sampling import Sampler
 from dxn.tokenize.adapter import VocabularyAdapter
-from dxn.tokenize.target import ENDS, token_of
 from dxn.tokenize.text_tokenizer import encode
 
 
@@ -53,44 +49,6 @@ def nearest_tokens(adapter: VocabularyAdapter, token: str, count: int) -> list[t
     ids = best.indices.tolist()
     names = [tokenizer.decode([i], skip_special_tokens=False) for i in ids]
     return list(zip(names, best.values.tolist(), strict=True))
-
-
-def continue_prompt(
-    model: Model,
-    adapters: Mapping[str, Any],
-    prompt: str,
-    inputs: Mapping[str, Any] | None,
-    count: int,
-    max_new: int,
-    sampler: Sampler,
-) -> list[str]:
-    """Return texts that continue a prompt, see `Predictor.write`.
-
-    Raises:
-        UserError: If the model is no language model, or there are inputs.
-    """
-    try:
-        language = LanguageModel(model)
-    except ValueError as error:
-        raise UserError(f"generate: {error}") from error
-    if inputs:
-        raise UserError("input: a language model continues a text; set prompt=... instead")
-    tokenizer = vocabulary_adapter(adapters, None).prepare.tokenizer
-    end = token_of(tokenizer, ENDS)
-    # Special tokens such as [SEP] at the end would end the text before it is continued.
-    ids = encode(tokenizer, prompt, add_special_tokens=False).ids
-    if not ids and end is None:
-        raise UserError(
-            "prompt: must not be empty, because this model's tokenizer has no end token to "
-            "start from"
-        )
-    # In training, the end token separates texts, so a new text starts after it.
-    start = torch.tensor([ids or [end]], device=next(model.parameters()).device)
-    hypotheses = generate(
-        language, None, prompt=start, end=end, max_new=max_new, sampler=sampler, count=count
-    )
-    # Decoded together: the space between two tokens can depend on both of them.
-    return [tokenizer.decode([*ids, *hypothesis.ids]) for hypothesis in hypotheses]
 
 
 def _token_id(tokenizer: Any, token: str) -> int:

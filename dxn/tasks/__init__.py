@@ -5,7 +5,8 @@ from dxn.tasks.classify import Classify
 from dxn.tasks.contrastive import Contrastive
 from dxn.tasks.embed import Embed
 from dxn.tasks.forecast import Forecast
-from dxn.tasks.generate import Generate, Generated
+from dxn.tasks.generate import Generate
+from dxn.tasks.generate_head import Generated
 from dxn.tasks.heads import LinearHead, PreHead, TokenHead
 from dxn.tasks.language import Language
 from dxn.tasks.masked import Masked

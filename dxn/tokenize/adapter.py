@@ -17,6 +17,8 @@ optional member only through a function of this module, which returns the defaul
 | `summarize(raws, sources) -> str` | "" | `summarize(prepare, raws, sources)` |
 | `without_augment() -> Preprocessor` | itself | `without_augment(prepare)` |
 | `truncated(sample) -> (kept, total) or None` | None | `truncated(prepare, sample)` |
+| `encode_batch(raws) -> batch` | one by one | `encodes_batches(prepare, ...)` |
+| `augments: bool` | True | `encodes_batches(prepare, ...)` |
 
 | optional member of an adapter | default | function |
 |---|---|---|
@@ -263,6 +265,23 @@ def truncated(prepare: Preprocessor, sample: Mapping[str, Tensor]) -> tuple[int,
     """Return (kept, total) numbers of tokens of a truncated sample; None if it is complete."""
     count = getattr(prepare, "truncated", None)
     return None if count is None else count(sample)
+
+
+def encodes_batches(prepare: Preprocessor, *, augment: bool) -> bool:
+    """Whether raw values can be prepared together, which is faster.
+
+    The preprocessor then has the method `encode_batch(raws)`, which returns the same batch as
+    `collate` of the samples without augmentation, except that coordinates can be NaN: they explain
+    a model, but do not affect its output. With `augments = False`, augmentation is off, so that
+    training samples can be prepared in this way too.
+
+    Args:
+        prepare: The preprocessor.
+        augment: Whether samples are augmented.
+    """
+    if not hasattr(prepare, "encode_batch"):
+        return False
+    return not augment or not getattr(prepare, "augments", True)
 
 
 def fit_adapter(adapter: Adapter, raws: Iterable[Any]) -> None:

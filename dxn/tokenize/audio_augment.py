@@ -7,7 +7,6 @@ import random
 
 import torch
 import torch.nn.functional as F
-import torchaudio
 from torch import Tensor
 
 from dxn.tokenize.audio_options import AudioAugment
@@ -54,6 +53,8 @@ def augment_spectrogram(mel: Tensor, options: AudioAugment, rand: random.Random)
 
     Masked cells get the mean of the clip. The number of frames can change.
     """
+    import torchaudio  # it takes time to import
+
     if options.tempo:
         steps = round(len(mel) * (1 + rand.uniform(-options.tempo, options.tempo)))
         mel = F.interpolate(mel.T[None], max(steps, 1), mode="linear")[0].T

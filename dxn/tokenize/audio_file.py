@@ -10,8 +10,7 @@ from typing import Any
 
 import soundfile
 import torch
-import torchaudio
-from torch import Tensor
+from torch import Tensor, nn
 
 from dxn.tokenize.container import check_rate, check_seconds, check_values
 from dxn.tokenize.media import BadMedia, bytes_or_path, head, is_container
@@ -161,8 +160,10 @@ def _open_audio(source: Any) -> soundfile.SoundFile:
 
 
 @lru_cache(maxsize=64)
-def _resampler(rate: int, sample_rate: int) -> torchaudio.transforms.Resample:
+def _resampler(rate: int, sample_rate: int) -> nn.Module:
     """Return the resampling filter. It is cached, because its computation is slow."""
+    import torchaudio  # it takes time to import
+
     limit = math.isqrt(int(MAX_FILTER * sample_rate / rate))
     ratio = Fraction(rate, sample_rate).limit_denominator(max(min(MAX_DENOMINATOR, limit), 1))
     return torchaudio.transforms.Resample(max(ratio.numerator, 1), ratio.denominator)

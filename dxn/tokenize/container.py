@@ -5,14 +5,14 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
-
-import av
-from av.container import InputContainer
-from av.error import FFmpegError
-from av.stream import Disposition, Stream
+from typing import TYPE_CHECKING, Any
 
 from dxn.tokenize.media import BadMedia, bytes_or_path, head, is_container
+
+# PyAV takes time to import, so it is imported for the first container.
+if TYPE_CHECKING:
+    from av.container import InputContainer
+    from av.stream import Stream
 
 # Names of FFmpeg's demuxers. Others are never used: some of them, such as hls and concat, open
 # further files or addresses that the file names.
@@ -48,6 +48,9 @@ def open_container(
     Raises:
         BadMedia: If the file cannot be read.
     """
+    import av
+    from av.error import FFmpegError
+
     file = bytes_or_path(source)
     options = {"format_whitelist": DEMUXERS, "protocol_whitelist": "file"}
     if max_pixels is not None:
@@ -66,6 +69,8 @@ def open_container(
 
 def streams_of(container: InputContainer, kind: str) -> list[Stream]:
     """Return the streams of a kind, "video" or "audio", without pictures of a cover."""
+    from av.stream import Disposition
+
     return [
         stream
         for stream in container.streams

@@ -47,7 +47,7 @@ MIN_DRAFT_PIXELS = 1_000_000
 # reason is that the decoder averages blocks of pixels, without a smooth filter.
 DRAFT_MARGIN = 3
 
-# Maps the height and width of an image to those that it is reduced to.
+# Returns the reduced height and width of an image.
 ReducedSize = Callable[[int, int], tuple[int, int]]
 
 
@@ -115,7 +115,8 @@ def image_size(source: Any) -> tuple[int, int]:
             # The EXIF data of a PNG can be at its end. Pillow would decode the image to reach it.
             if image.format == "PNG" and "exif" not in image.info:
                 return image.height, image.width
-            return _upright_size(image)
+            exchanged, _ = _orientation(image)
+            return (image.width, image.height) if exchanged else (image.height, image.width)
     except BadMedia:
         raise
     except Image.DecompressionBombError as error:
@@ -158,7 +159,7 @@ def _decode(
 ) -> Tensor:
     """Decode an opened image, turn it upright and reduce it."""
     exchanged, flipped = _orientation(image)
-    height, width = _upright_size(image)
+    height, width = (image.width, image.height) if exchanged else (image.height, image.width)
     size = _target_size(height, width, reduced_size)
     # The same before the rotation, which is how the file stores the image.
     stored_size = size if size is None or not exchanged else (size[1], size[0])
@@ -190,12 +191,6 @@ def _target_size(
     return size if size[0] * size[1] < height * width else None
 
 
-def _upright_size(image: Image.Image) -> tuple[int, int]:
-    """Return the height and width of an image after EXIF rotation."""
-    exchanged, _ = _orientation(image)
-    return (image.width, image.height) if exchanged else (image.height, image.width)
-
-
 def _orientation(image: Image.Image) -> tuple[bool, tuple[int, ...]]:
     """Return how to turn an image upright, see ORIENTATIONS."""
     with _no_warnings():
@@ -216,9 +211,8 @@ def _draft(image: Image.Image, size: tuple[int, int]) -> tuple[float, float] | N
     """
     if image.width * image.height < MIN_DRAFT_PIXELS:
         return None
-    height, width = size
     before = image.size
-    draft = image.draft(None, (width * DRAFT_MARGIN, height * DRAFT_MARGIN))
+    draft = image.draft(None, (size[1] * DRAFT_MARGIN, size[0] * DRAFT_MARGIN))
     if draft is None or image.size == before:
         return None
     _, (_, _, exact_width, exact_height) = draft

@@ -8,16 +8,17 @@ import json
 import math
 import re
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import pyarrow
-import pyarrow.parquet
 import torch
 from torch import Tensor
 
 from dxn.tokenize.media import BadMedia, bytes_or_path
 from dxn.tokenize.npy_file import NPY, read_npy
+
+if TYPE_CHECKING:
+    import pyarrow
 
 SUFFIXES = (".npy", ".csv", ".parquet")
 # Values of one series. It is checked before a file is decoded, because a header can promise more
@@ -196,6 +197,8 @@ def _read_csv(path: str) -> list[list[str]]:
 
 
 def _read_parquet(path: str) -> np.ndarray:
+    import pyarrow.parquet  # it takes time to import, and few data sets need it
+
     rows: list[tuple] = []
     num_values = 0
     try:
@@ -215,6 +218,8 @@ def _read_parquet(path: str) -> np.ndarray:
 
 def _check_type(field: pyarrow.Field) -> None:
     """Raise BadMedia for a column without numbers, whose cells can be of any size."""
+    import pyarrow
+
     kinds = pyarrow.types
     is_number = kinds.is_integer(field.type) or kinds.is_floating(field.type)
     if not is_number and not kinds.is_null(field.type):

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
-from av import AudioResampler
-from av.audio.stream import AudioStream
-from av.container import InputContainer
 from torch import Tensor
 
 from dxn.tokenize.container import (
@@ -21,6 +18,10 @@ from dxn.tokenize.container import (
     streams_of,
 )
 from dxn.tokenize.media import BadMedia
+
+if TYPE_CHECKING:  # see dxn.tokenize.container
+    from av.audio.stream import AudioStream
+    from av.container import InputContainer
 
 UNSUPPORTED = f"not a supported audio file (M4A, AAC, or the sound track of {KINDS})"
 
@@ -46,6 +47,8 @@ def read_sound_track(source: Any, max_seconds: float) -> tuple[Tensor, int]:
         check_seconds(announced or 0, max_seconds)
         rate = 0
         # Converts the samples of any codec to float32, one row per channel.
+        from av import AudioResampler
+
         resampler = AudioResampler(format="fltp")
         pieces: list[Tensor] = []
         length = 0
@@ -91,6 +94,8 @@ def _sound_stream(container: InputContainer) -> AudioStream:
     if not streams:
         raise NoSoundTrack("has no sound track")
     stream = streams[0]
+    from av.audio.stream import AudioStream
+
     assert isinstance(stream, AudioStream)
     # A stream of an unknown codec has no context, and a damaged one has no rate.
     if stream.codec_context is None or not stream.codec_context.sample_rate:

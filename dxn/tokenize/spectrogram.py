@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch.nn.functional as F
-import torchaudio
 from einops import rearrange
-from torch import Tensor
+from torch import Tensor, nn
 
 from dxn.tokenize.audio_options import SpectrogramOptions
 
@@ -34,11 +35,16 @@ class Spectrogram:
         self.sample_rate = sample_rate
         self.n_fft = options.n_fft or sample_rate // 40  # 25 ms
         self.hop_length = hop_samples(options, sample_rate)
-        if options.frontend == "kaldi":
-            return  # torchaudio provides it as a function without state
+
+    @cached_property
+    def mel(self) -> nn.Module:
+        """Module that computes the mel power (F, frames). Kaldi's is a function without state."""
+        import torchaudio  # it takes time to import, which commands without audio save
+
+        options = self.options
         whisper = options.frontend == "whisper"
-        self.mel = torchaudio.transforms.MelSpectrogram(
-            sample_rate,
+        return torchaudio.transforms.MelSpectrogram(
+            self.sample_rate,
             n_fft=self.n_fft,
             hop_length=self.hop_length,
             n_mels=options.n_mels,
@@ -70,6 +76,8 @@ class Spectrogram:
 
     def _kaldi(self, raw: Tensor) -> Tensor:
         """Kaldi's filter banks with a Hann window, as in AST (arXiv:2104.01778, section 2.1)."""
+        import torchaudio
+
         bank = torchaudio.compliance.kaldi.fbank(
             # fbank returns no frame for less than one window.
             F.pad(raw, (0, max(self.n_fft - len(raw), 0)))[None],

@@ -210,9 +210,11 @@ class TextAdapter(nn.Module):
             padded = rearrange(x * mask[..., None], "b n d -> b d n")
             x = x + F.gelu(rearrange(self.conv(padded), "b d n -> b n d"))
         if "token_index" in batch:  # the columns are not the first ones of the text, see `lookback`
-            x = x + self.pos_embed.at(batch["token_index"])
+            positions = self.pos_embed.at(batch["token_index"])
         else:
-            x = x + self.pos_embed(x.shape[1], x.device)
+            positions = self.pos_embed(x.shape[1], x.device)
+        # Sinusoidal positions are float32, even if the weights are bf16.
+        x = x + positions.to(x.dtype)
         if self.ngrams.columns and grams:
             # N columns per n-gram length follow the tokens, with the coordinates of the last token
             # of each n-gram.

@@ -7,7 +7,7 @@ import random
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
+from typing import Any, cast
 
 import torch
 from tokenizers import Tokenizer
@@ -16,10 +16,11 @@ from torch import Tensor, nn
 from dxn.tokenize.grid import collate_grids
 from dxn.tokenize.media import MAX_INSPECTED, BadMedia
 from dxn.tokenize.subword_split import SubwordSplitter
+from dxn.tokenize.text_batch import PAD, encode_texts, special_ends
+from dxn.tokenize.text_offsets import with_marks, word_starts
 from dxn.tokenize.text_options import TextAugment
 from dxn.tokenize.text_tokenizer import encode, special_ids, token_of
 
-PAD = 0  # id of padding; any valid id is suitable, because the mask excludes padding
 SENTENCE_WORDS = 4  # mean number of words from which the cells of a column are sentences
 MASK_TOKENS = ("[MASK]", "<mask>")
 
@@ -136,6 +137,29 @@ class TextPreprocessor:
             **collate_grids(samples),
         }
 
+    @property
+    def augments(self) -> bool:
+        """Whether training samples are augmented."""
+        augment = self.augment
+        return bool(augment.subword_dropout or augment.token_dropout or augment.token_mask)
+
+    def encode_batch(self, raws: Sequence[RawText]) -> dict[str, Tensor]:
+        """Return the same as `collate` of the samples without augmentation, in less time.
+
+        The coordinates can be NaN.
+        """
+        texts = [self._first(raw) for raw in raws]
+        batch = None
+        if all(isinstance(text, str) for text in texts):
+            batch = encode_texts(
+                self.tokenizer,
+                cast("list[str]", texts),
+                max_len=self.max_len,
+                special_tokens=self.special_tokens,
+            )
+        # Lists of words are encoded one by one, and the error of a text has to name it.
+        return self.collate([self(raw) for raw in raws]) if batch is None else batch
+
     def num_tokens(self, raw: RawText) -> float:
         """Return the number of tokens of a text without augmentation."""
         ids = encode(
@@ -206,15 +230,15 @@ class TextPreprocessor:
         offsets = encoding.offsets
         if words is not None:
             # The offsets of the library are relative to the start of each word.
-            starts = _word_starts(words)
+            starts = word_starts(words)
             offsets = [
                 (a + starts[w], b + starts[w]) for (a, b), w in zip(offsets, owners, strict=True)
             ]
-        offsets = _with_marks(offsets, raw if isinstance(raw, str) else " ".join(raw))
+        offsets = with_marks(offsets, raw if isinstance(raw, str) else " ".join(raw))
         tokens: list[Token] = list(zip(encoding.ids, offsets, owners, strict=True))
         if not self.special_tokens:
             return [], tokens, []
-        lead, tail = _special_ends(encoding.special_tokens_mask)
+        lead, tail = special_ends(encoding.special_tokens_mask)
         end = len(tokens) - tail
         return _without_coords(tokens[:lead]), tokens[lead:end], _without_coords(tokens[end:])
 
@@ -273,41 +297,9 @@ def _padded(samples: Sequence[Mapping[str, Tensor]], key: str, value: float) -> 
     return nn.utils.rnn.pad_sequence(rows, batch_first=True, padding_value=value)
 
 
-def _with_marks(offsets: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
-    """Extend the offsets of each token over the combining marks that follow it.
-
-    The normalizer composes a letter with its marks, but the offsets of the library exclude them.
-    """
-    if text.isascii():  # the usual case: there are no combining marks
-        return offsets
-    starts = {start for start, _ in offsets}
-    extended = []
-    for start, stop in offsets:
-        while start < stop < len(text) and stop not in starts and not text[stop].isspace():
-            stop += 1
-        extended.append((start, stop))
-    return extended
-
-
-def _special_ends(special: Sequence[int]) -> tuple[int, int]:
-    """Return the numbers of special tokens before and after the text."""
-    text = [i for i, is_special in enumerate(special) if not is_special]
-    return (text[0], len(special) - 1 - text[-1]) if text else (len(special), 0)
-
-
 def _without_coords(tokens: Iterable[Token]) -> list[Token]:
     """Return special tokens with NaN as coordinates, because they have no position in the text."""
     return [(token, (math.nan, math.nan), -1) for token, _, _ in tokens]
-
-
-def _word_starts(words: Sequence[str]) -> list[int]:
-    """Return the position of each word in " ".join(words)."""
-    starts = []
-    position = 0
-    for word in words:
-        starts.append(position)
-        position += len(word) + 1  # 1 for the space
-    return starts
 
 
 def _is_words(value: Any) -> bool:

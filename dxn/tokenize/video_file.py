@@ -4,13 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
-from av import VideoFrame
-from av.container import InputContainer
-from av.video.stream import VideoStream
 from torch import Tensor
 
 from dxn.tokenize.container import (
@@ -26,6 +23,11 @@ from dxn.tokenize.image_file import ReducedSize, check_pixels, read_image, resiz
 from dxn.tokenize.image_options import Interpolation
 from dxn.tokenize.media import BadMedia
 from dxn.tokenize.video_options import VideoSampling
+
+if TYPE_CHECKING:  # see dxn.tokenize.container
+    from av import VideoFrame
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
 
 UNSUPPORTED = f"not a supported video ({KINDS})"
 USUAL_FPS = 25  # frames per second, for the last frame of a file that does not say how long it is
@@ -181,6 +183,8 @@ def _video_stream(container: InputContainer, max_pixels: int | None = None) -> V
     if not streams:
         raise BadMedia("has no pictures: it is an audio file")
     stream = streams[0]
+    from av.video.stream import VideoStream
+
     assert isinstance(stream, VideoStream)
     context = stream.codec_context
     # A stream has no size if its codec is unknown, or if the decoder refused to exceed the limit.

@@ -8,7 +8,6 @@ from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, TypeVar
 
 import torch
-from accelerate.utils.memory import clear_device_cache
 from torch import Tensor
 
 from dxn.data.batches import BatchOrder
@@ -89,12 +88,14 @@ def predict(
         loss = float(task.loss(output, batch)) if count else 0.0
         return Predictions(batch["index"], predicted, loss, count)
 
-    # Batches without gradients need blocks of other sizes than the training, so they would not
-    # reuse its memory.
-    release_memory()
     was_training = model.training
-    # Without dropout, and with the running statistics of batch norms.
-    model.eval()
+    if was_training:
+        # Batches without gradients need blocks of other sizes than the training, so they would not
+        # reuse its memory.
+        release_memory()
+        # Without dropout, and with the running statistics of batch norms. A model that is only used
+        # is in this mode already, and to visit all of its modules takes longer than a sample.
+        model.eval()
     display = Display(stderr=True)
     rows: list[int] = []
     predicted: list[Any] = []
@@ -110,7 +111,8 @@ def predict(
                 display.update("predicting", len(rows), len(samples))
     finally:
         display.close()
-        model.train(was_training)
+        if was_training:
+            model.train()
     return Predictions(rows, predicted, _weighted_mean(losses), sum(n for _, n in losses))
 
 
@@ -185,6 +187,8 @@ def run_batches(
 
 def _use_more_parts(order: BatchOrder, largest: int, sample: str) -> None:
     """Halve the batches, because memory was too short for those of `largest` samples or a part."""
+    from accelerate.utils.memory import clear_device_cache  # it takes time to import
+
     clear_device_cache(garbage_collection=True)
     release_memory()
     size = math.ceil(largest / order.parts)
@@ -216,8 +220,10 @@ def check_finite(output: Any, batch: Mapping[str, Any], samples: Samples) -> Non
     bad: set[int] = set()
     for tensor in _tensors(output):
         if tensor.ndim and len(tensor) == batch["size"]:
-            is_finite = tensor.isfinite().reshape(len(tensor), -1).all(1)
-            bad |= set((~is_finite).nonzero().flatten().tolist())
+            is_finite = tensor.isfinite()
+            if not is_finite.all():
+                is_bad = ~is_finite.reshape(len(tensor), -1).all(1)
+                bad |= set(is_bad.nonzero().flatten().tolist())
     if not bad:
         return
     names = [samples.describe_index(batch["index"][i]) for i in sorted(bad)[:MAX_NAMED]]

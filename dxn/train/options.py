@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from typing import Literal, Protocol, TypeAlias
 
 from accelerate import Accelerator
+
+Compile: TypeAlias = bool | Literal["auto"]
 
 
 class Options(Protocol):
@@ -22,6 +24,7 @@ class Options(Protocol):
     checkpoint_every: int
     checkpoint_minutes: float
     max_skipped_steps: int
+    compile: Compile
     accelerator: Accelerator
     bf16: bool
     main: bool

@@ -37,6 +37,7 @@ class SavedState(Strict):
     worse: Count
     seconds: Seconds
     elapsed: Seconds
+    compiled: bool | None = None
 
     @model_validator(mode="after")
     def _check(self) -> SavedState:

@@ -27,6 +27,7 @@ class State:
         worse: Number of epochs since the monitored metric or the validation loss improved.
         seconds: Time spent in training, without validation.
         elapsed: Time spent in training and validation, in seconds.
+        compiled: Whether trainer.compile=auto uses torch.compile. None: not decided yet.
     """
 
     epoch: int = 0
@@ -42,6 +43,7 @@ class State:
     worse: int = 0
     seconds: float = 0.0
     elapsed: float = 0.0
+    compiled: bool | None = None
 
     def record(self, metrics: Mapping[str, float], task: Task) -> bool:
         """Record the validation metrics of an epoch.

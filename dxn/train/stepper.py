@@ -6,8 +6,8 @@ import gc
 import math
 import random
 import typing
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from dxn.errors import UserError
 from dxn.models import Model
 from dxn.runtime import release_memory
 from dxn.tasks.task import Task
+from dxn.train.compiling import Compiling
 from dxn.train.ema import make_ema, use_ema
 from dxn.train.evaluate import as_float
 from dxn.train.options import Options
@@ -77,6 +78,7 @@ class Stepper:
         # gradients. `model` is used for everything else, such as saving and validation.
         self.wrapped, self.optimizer = prepared
         number_layers(self.model)
+        self.compiling = Compiling(self.model, self.settings, report=self.report)
         # Collecting these in each step would take as long as clipping the gradients.
         self.parameters = list(self.wrapped.parameters())
         self.statistics = statistics_of(self.model)
@@ -107,6 +109,7 @@ class Stepper:
             order = torch.randperm(batch["size"]).to(self.device)
             mixing = (order, share)
             batch = {**batch, "target": self.task.mix_targets(batch["target"], order, share)}
+        self.compiling.before_batch(self.state)
         with keyed(self._noise(batch)):
             return self._backward(batch, mixing)
 
@@ -172,13 +175,17 @@ class Stepper:
             state.skipped_in_row = 0
         else:
             self._skip(batches)
+        self.compiling.after_step(state, num_steps, num_batches=len(self.group) * state.parts)
         losses = self.group
         self.clear()
         return losses
 
-    def averaged(self) -> AbstractContextManager[None]:
-        """Return a context in which the model has the averaged weights, if they are averaged."""
-        return nullcontext() if self.ema is None else use_ema(self.model, self.ema)
+    @contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Prepare the model for a validation: it has the averaged weights, if they are averaged."""
+        average = nullcontext() if self.ema is None else use_ema(self.model, self.ema)
+        with self.compiling.paused(), average:
+            yield
 
     def clear(self) -> None:
         """Remove the accumulated gradients."""
@@ -228,6 +235,7 @@ class Stepper:
     def close(self) -> None:
         """Undo the changes that accelerate made to the model."""
         # `prepare` replaced model.forward for bf16. A second training would wrap it again.
+        self.compiling.close()
         accelerator = self.settings.accelerator
         accelerator.unwrap_model(self.wrapped, keep_fp32_wrapper=False)
         # Otherwise the accelerator keeps references to the model and the optimizer.

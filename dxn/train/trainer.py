@@ -16,6 +16,7 @@ from dxn.models import Model
 from dxn.tasks.task import Task
 from dxn.train.accelerator import make_accelerator
 from dxn.train.loop import Run
+from dxn.train.options import Compile
 from dxn.train.precision import Precision
 from dxn.train.signals import StopSignals
 from dxn.train.state import State
@@ -54,6 +55,8 @@ class Trainer:
             addition to those by time. 0: only by time.
         max_skipped_steps: Number of optimizer steps in a row that may be skipped because the loss
             or a gradient is not finite, before the training stops. 0: never stop.
+        compile: Use torch.compile: true, false or auto. auto measures the gain if the training
+            takes more than an hour, and compiles if this saves time.
 
     Raises:
         ValueError: If an option is out of range, or the device is not available.
@@ -74,6 +77,7 @@ class Trainer:
     checkpoint_minutes: float = 10.0
     checkpoint_every: int = 0
     max_skipped_steps: int = 10
+    compile: Compile = "auto"
 
     def __post_init__(self):
         for name in ("epochs", "batch_size", "grad_accum_steps", "log_every"):
@@ -89,6 +93,8 @@ class Trainer:
             raise ValueError(f"max_minutes must be above 0 or null, got {self.max_minutes}")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay must be at least 0 and less than 1, got {self.ema_decay}")
+        if self.compile not in (True, False, "auto"):
+            raise ValueError(f"compile must be true, false or auto, got {self.compile}")
         self.accelerator, self.precision_note = make_accelerator(self.device, self.precision)
         self.bf16 = self.accelerator.mixed_precision == "bf16"
         # Only the main process prints and writes files.

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import gzip
 import math
+from importlib.metadata import distribution
 from typing import Any
 
 import numpy as np
-from sklearn.datasets import load_digits
 
 from dxn.data.rows import TARGET, InputSpec, Rows, Source
 from dxn.data.splits import SPLITS
@@ -90,7 +91,7 @@ def digits(
     if not 0 <= missing < 1:
         raise UserError(f"data.missing: must be in [0, 1), got {missing}")
     rng = np.random.default_rng(seed)
-    flat, digit_labels = load_digits(return_X_y=True)
+    flat, digit_labels = load_digits()
     images = np.asarray(flat).reshape(-1, 8, 8) / 16  # pixels are integers from 0 to 16
     labels = np.asarray(digit_labels)
     order = rng.permutation(len(labels))
@@ -205,3 +206,14 @@ def _mistype(rng: np.random.Generator, word: str) -> str:
     if kind == 2 and at + 1 < len(word):
         return word[:at] + word[at + 1] + word[at] + word[at + 2 :]
     return word[:at] + str(rng.choice(list(ALPHABET))) + word[at + 1 :]
+
+
+def load_digits() -> tuple[np.ndarray, np.ndarray]:
+    """Return the images (1797, 64) and labels (1797,) that scikit-learn contains.
+
+    They equal those of `sklearn.datasets.load_digits`, which takes as long to import as torch.
+    """
+    path = distribution("scikit-learn").locate_file("sklearn/datasets/data/digits.csv.gz")
+    with gzip.open(str(path), "rt", encoding="utf-8") as file:
+        table = np.loadtxt(file, delimiter=",")
+    return table[:, :-1], table[:, -1].astype(int)

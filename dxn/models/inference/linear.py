@@ -58,7 +58,8 @@ class InferenceLinear(nn.Module):
 
     def reference(self, x: Tensor) -> Tensor:
         """Compute the layer with operators that support gradients with respect to x (..., D)."""
-        return _REFERENCE(self, x)
+        # The decorator imports the compiler, which takes as long as the import of torch.
+        return _REFERENCE(self, x) if torch.compiler.is_compiling() else _reference(self, x)
 
 
 class PackedLinear(InferenceLinear):
@@ -154,7 +155,8 @@ def _fixed(parameter: Tensor | None) -> nn.Parameter | None:
 
 
 # torch.compile cannot read the layout of the weights, so it calls this function as it is.
-_REFERENCE: Any = torch.compiler.disable(_reference)
+# Unlike torch.compiler.disable, this decorator imports the compiler only when it is used.
+_REFERENCE: Any = torch._disable_dynamo(_reference)  # pyright: ignore[reportPrivateImportUsage]
 # The overload is chosen once: the choice takes a few microseconds in each call.
 _KERNEL: Any = None
 if hasattr(torch.ops.mkldnn, "_linear_pointwise"):

@@ -1,0 +1,74 @@
+"""The command check, apart from the others because it imports a fraction of what they need."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dxn.data.check import check as check_source
+from dxn.data.check import remove_earlier, write_bad
+from dxn.display import count
+from dxn.errors import UserError
+from dxn.run.build import (
+    assign_inputs,
+    build_adapters,
+    build_task,
+    by_input,
+    decide_task,
+    find_formats,
+    fit_adapters,
+    open_source,
+    preprocessors_of,
+)
+from dxn.run.report import next_step, print_line
+from dxn.run.settings import Settings
+
+
+def check(settings: Settings) -> int:
+    """Read a whole data set and report what it contains. The exit code is 1 if rows are bad."""
+    config = settings.values
+    trust = settings.trust
+    output = Path(config["output"])
+    remove_earlier(output)
+    torch.manual_seed(config["seed"])
+    task = build_task(config, trust)
+    preprocessors = preprocessors_of(config, trust)
+    source = open_source(config, preprocessors, trust)
+    decided, errors = None, []
+    # A data set without a target can be checked too, for example to train head=language on it.
+    if source.target is not None:
+        try:
+            decided, _, source = decide_task(task, config, source)
+        except UserError as error:
+            # The rest of the data is checked nevertheless, so that all problems are listed.
+            errors = [str(error)]
+    inputs = assign_inputs(config, source.inputs, preprocessors)
+    adapters = build_adapters(inputs, trust)
+    find_formats(adapters, inputs, source)
+
+    def fit(splits: Mapping[str, Any]) -> None:
+        # Only a fitted tokenizer can tell which texts are truncated.
+        fit_adapters(adapters, inputs, splits["train"], ())
+
+    named = {n: a.prepare for n, a in by_input(adapters, inputs.adapters).items()}
+    result = check_source(source, named, task=decided, fit=fit, errors=errors)
+    for line in result.lines():
+        print_line(line)
+    if result.listed:
+        write_bad(result, output)
+        print_line(f"written: {output} ({count(len(result.listed), 'line')})")
+    if result.errors or result.bad:
+        next_step(
+            f"correct the rows in {output}, or train with data.on_bad=skip"
+            if result.bad
+            else "correct the data or the options, see the errors above"
+        )
+        return 1
+    # The output of the check is a file, and that of the training is a folder.
+    options = [o for o in settings.overrides if not o.startswith("output=")]
+    next_step(shlex.join(["dxn", "train", *options]))
+    return 0

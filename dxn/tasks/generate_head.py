@@ -1,0 +1,116 @@
+"""The head that generates texts: a decoder with cross-attention."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dxn.models.cache import Memory
+from dxn.models.generation import beam_search, generate
+from dxn.models.losses import linear_cross_entropy
+from dxn.models.sampling import Sampler, greedy
+from dxn.models.search import Hypothesis
+from dxn.tasks.task import IGNORED, Batch
+from dxn.tokens import Tokens
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Output of the head.
+
+    Args:
+        loss_sum: Sum () of the cross-entropies of all target tokens. None for a batch without
+            targets.
+        memory: Encoded tokens that the decoder attends to.
+    """
+
+    loss_sum: Tensor | None
+    memory: Memory
+
+
+class GenerateHead(nn.Module):
+    """A decoder that predicts each token of a text from its previous tokens and the encoded tokens.
+
+    Args:
+        decoder: Decoder with the attributes `states`, `caches`, `embedding` and `max_len`.
+        label_smoothing: Amount of label smoothing, from 0 (none) to 1.
+    """
+
+    def __init__(self, decoder: nn.Module, *, label_smoothing: float = 0.0):
+        super().__init__()
+        self.pre = nn.Identity()
+        self.decoder: Any = decoder
+        self.label_smoothing = label_smoothing
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Generated:
+        """Compute the loss with teacher forcing, if the batch has targets.
+
+        The output contains the loss instead of logits: the logits (B, N, V) of all tokens would
+        need more memory than the rest of the model.
+        """
+        memory = Memory.from_tokens(tokens)
+        if "target" not in batch:
+            return Generated(None, memory)
+        # The decoder predicts token i + 1 at position i.
+        inputs = batch["target"][:, :-1]
+        following = batch["target"][:, 1:]
+        real = following != IGNORED
+        # Padding has the negative id IGNORED, which has no row in the embedding. Any valid id can
+        # replace it, because the mask hides these positions.
+        states = self.decoder.states(inputs.clamp(min=0), inputs != IGNORED, memory)
+        loss_sum = linear_cross_entropy(
+            states[real],
+            self.decoder.embedding.weight,
+            following[real],
+            label_smoothing=self.label_smoothing,
+        )
+        return Generated(loss_sum, memory)
+
+    def write(
+        self,
+        memory: Memory,
+        *,
+        begin: int,
+        end: int,
+        beams: int = 1,
+        length_penalty: float = 0.0,
+        max_new: int | None = None,
+        sampler: Sampler | None = None,
+    ) -> list[Hypothesis]:
+        """Generate the token ids of one text per sample.
+
+        Args:
+            memory: Encoded tokens that the decoder attends to.
+            begin: Id of the token that begins a text (BOS).
+            end: Id of the token that ends a text (EOS).
+            beams: Beam width; 1 for greedy decoding.
+            length_penalty: Exponent of the length by which scores are divided.
+            max_new: Maximum number of tokens to generate. Default: the maximum length of the
+                decoder.
+            sampler: Function that chooses the next token. Default: greedy decoding or beam search.
+        """
+        prompt = torch.full((len(memory.x), 1), begin, device=memory.x.device)
+        # The BOS token occupies the first of max_len positions.
+        num_positions = self.decoder.max_len - 1
+        limit = min(max_new or num_positions, num_positions)
+        if beams == 1 or sampler is not None:
+            return generate(
+                self.decoder,
+                memory,
+                prompt=prompt,
+                end=end,
+                max_new=limit,
+                sampler=sampler or greedy,
+            )
+        return beam_search(
+            self.decoder,
+            memory,
+            prompt=prompt,
+            end=end,
+            max_new=limit,
+            beams=beams,
+            length_penalty=length_penalty,
+        )

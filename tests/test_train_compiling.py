@@ -1,0 +1,185 @@
+"""torch.compile in a training: equal results, the decision, and a machine that cannot compile."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from helpers.runs import checkpoint_of, interrupt, same_tensors
+from helpers.training import fit, make_model, make_task, without_time
+
+from dxn.dropout import Noise, keyed, number_layers
+from dxn.models import Backbone, BlockOptions, NormOptions, compiling
+from dxn.models.blocks import blocks_of, set_compiled
+from dxn.train import compiling as choice
+from dxn.train.compiling import Trial
+from dxn.train.trainer import Trainer
+
+
+@pytest.fixture(autouse=True)
+def _without_kernels(monkeypatch):
+    """Trace the compiled functions, but run them without generated code, which takes long."""
+    monkeypatch.setattr(compiling, "BACKEND", "eager")
+    _forget()
+    yield
+    _forget()
+
+
+def _forget():
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    compiling._compiled.cache_clear()
+    compiling._failures.clear()
+
+
+def _run(model, lengths, seed):
+    """Return the output and the gradients of a batch of sequences with these lengths."""
+    mask = torch.arange(max(lengths)) < torch.tensor(lengths)[:, None]
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(*mask.shape, 24, generator=generator, requires_grad=True)
+    model.zero_grad()
+    with keyed(Noise.of_step(torch.arange(len(lengths)), seed)):
+        out = model.run(x, mask)
+    out.square().sum().backward()
+    return out.detach(), [p.grad.clone() for p in model.parameters() if p.grad is not None]
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"dropout": 0.3, "drop_path": 0.2},
+        {"dropout": 0.3, "activation_checkpointing": True},
+        {"norm": NormOptions(kind="rms", pre_norm=False), "block": BlockOptions(mlp="swiglu")},
+    ],
+    ids=["plain", "dropout", "checkpointing", "post-norm"],
+)
+def test_compiled_blocks_compute_the_same_as_eager_ones(options, monkeypatch):
+    if "drop_path" in options:  # once with the graph of the backward pass, which takes longer
+        monkeypatch.setattr(compiling, "BACKEND", "aot_eager")
+    torch.manual_seed(0)
+    eager = Backbone(24, depth=2, num_heads=2, **options).train()
+    number_layers(eager)
+    compiled = copy.deepcopy(eager)
+    set_compiled(compiled, True)
+    for seed, lengths in enumerate([[7, 5, 2], [11, 3], [13, 13, 1, 6, 2]]):
+        expected, expected_grads = _run(eager, lengths, seed)
+        out, grads = _run(compiled, lengths, seed)
+        torch.testing.assert_close(out, expected)
+        torch.testing.assert_close(grads, expected_grads, atol=1e-4, rtol=1e-4)
+    assert compiling.failure() is None
+
+
+def test_all_blocks_and_ragged_batches_share_one_compilation():
+    model = Backbone(24, depth=6, num_heads=2, dropout=0.1, drop_path=0.3).train()
+    number_layers(model)
+    set_compiled(model, True)
+    _run(model, [9, 4, 2], 0)
+    before = torch._dynamo.utils.counters["stats"]["unique_graphs"]
+    for seed in range(1, 8):
+        lengths = torch.randint(2, 30, (2 + seed,), generator=torch.manual_seed(seed)).tolist()
+        _run(model, lengths, seed)
+    assert torch._dynamo.utils.counters["stats"]["unique_graphs"] == before
+    # The first block has no drop path, and the others do.
+    assert before <= 3
+
+
+def test_names_of_weights_copies_and_pickles_do_not_change():
+    model = make_model(make_task())
+    names = list(model.state_dict())
+    set_compiled(model, True)
+    assert list(model.state_dict()) == names
+    assert list(pickle.loads(pickle.dumps(model)).state_dict()) == names
+    assert list(copy.deepcopy(model).state_dict()) == names
+
+
+def test_a_compiled_training_is_resumed_bit_for_bit(tmp_path, monkeypatch):
+    options = {"compile": True, "epochs": 2, "checkpoint_every": 2, "ema_decay": 0.9}
+    whole, _, _ = fit(tmp_path / "whole", **options)
+    with interrupt(monkeypatch, step=7), pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "cut", **options)
+    _forget()
+    resumed, _, _ = fit(tmp_path / "cut", resume=True, **options)
+    assert compiling.failure() is None
+    assert same_tensors(whole.state_dict(), resumed.state_dict())
+    assert same_tensors(checkpoint_of(tmp_path / "whole"), checkpoint_of(tmp_path / "cut"))
+    assert not any(block.compiled for block in blocks_of(resumed))
+
+
+def _decide(monkeypatch, trial, *, seconds=0.0):
+    monkeypatch.setattr(choice, "WARMUP_STEPS", 1)
+    monkeypatch.setattr(choice, "TIMED_STEPS", 2)
+    monkeypatch.setattr(choice, "MIN_SECONDS", seconds)
+    monkeypatch.setattr(choice, "measure", lambda *args, **options: trial)
+
+
+SLOW = Trial(eager=1.0, compiled=1.1, compilation=0.0)
+FAST = Trial(eager=1e6, compiled=1.0, compilation=1.0)
+
+
+@pytest.mark.parametrize(
+    ("trial", "expected"),
+    [(SLOW, "off, torch.compile would save nothing"), (FAST, "on, torch.compile would save")],
+    ids=["slow", "fast"],
+)
+def test_auto_compiles_only_if_this_saves_time(tmp_path, monkeypatch, capfd, trial, expected):
+    _decide(monkeypatch, trial)
+    _, state, _ = fit(tmp_path, epochs=3)
+    assert state.compiled == (trial is FAST)
+    assert f"compile: {expected}" in capfd.readouterr().out
+
+
+def test_auto_does_not_try_in_a_short_training(tmp_path, monkeypatch):
+    _decide(monkeypatch, FAST, seconds=3600.0)
+    _, state, _ = fit(tmp_path, epochs=3)
+    assert state.compiled is False
+
+
+def test_a_time_limit_is_part_of_the_remaining_time(tmp_path, monkeypatch):
+    _decide(monkeypatch, FAST, seconds=30.0)
+    _, state, _ = fit(tmp_path, epochs=3, max_minutes=0.4)
+    assert state.compiled is False
+
+
+def test_a_resumed_training_keeps_the_decision(tmp_path, monkeypatch):
+    _decide(monkeypatch, FAST)
+    options = {"epochs": 3, "checkpoint_every": 1}
+    whole, state, _ = fit(tmp_path / "whole", **options)
+    with interrupt(monkeypatch, step=9), pytest.raises(KeyboardInterrupt):
+        fit(tmp_path / "cut", **options)
+    _decide(monkeypatch, SLOW)
+    resumed, resumed_state, _ = fit(tmp_path / "cut", resume=True, **options)
+    assert without_time(state) == without_time(resumed_state)
+    assert same_tensors(whole.state_dict(), resumed.state_dict())
+
+
+def test_the_trial_changes_neither_the_random_numbers_nor_the_gradients(tmp_path, monkeypatch):
+    monkeypatch.setattr(choice, "REPEATS", 1)
+    real = choice.measure
+    _decide(monkeypatch, SLOW)
+    expected, _, _ = fit(tmp_path / "without", epochs=2)
+
+    def measure(*args, **options):
+        assert real(*args, **options) is not None
+        return SLOW
+
+    monkeypatch.setattr(choice, "measure", measure)
+    model, _, _ = fit(tmp_path / "with", epochs=2)
+    assert same_tensors(model.state_dict(), expected.state_dict())
+
+
+def test_without_a_compiler_the_training_continues_with_a_note(tmp_path, monkeypatch, capfd):
+    monkeypatch.setattr(compiling, "BACKEND", _broken)
+    model, _, _ = fit(tmp_path / "broken", compile=True, epochs=1)
+    assert "note: training without torch.compile: " in capfd.readouterr().out
+    expected, _, _ = fit(tmp_path / "eager", compile=False, epochs=1)
+    assert same_tensors(model.state_dict(), expected.state_dict())
+
+
+def _broken(graph, inputs):
+    raise RuntimeError("no C++ compiler found")
+
+
+def test_other_values_of_the_option_are_refused():
+    with pytest.raises(ValueError, match="compile must be true, false or auto, got maybe"):
+        Trainer(device="cpu", compile="maybe")
