@@ -38,7 +38,7 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
 def no_pictures() -> Iterator[None]:
     """Runs without pictures, which take most of the time of a tiny run and are tested elsewhere."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.run.report.draw", lambda *_, **__: None)
+        patch.setattr("dxn.run.evaluation.draw", lambda *_, **__: None)
         patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_, **__: None)
         yield
 

@@ -28,7 +28,7 @@ def trained(tmp_path_factory):
     (folder / "table.csv").write_text(f"text,label\n{rows}")
     data = ["data=table", f"data.path={folder / 'table.csv'}", "data.target=label"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.run.report.draw", lambda *_: None)
+        patch.setattr("dxn.run.evaluation.draw", lambda *_: None)
         patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_: None)
         train(folder / "run", *data, *TINY, *CPU)
     return folder / "run" / "model"

@@ -59,7 +59,7 @@ def place(tmp_path_factory):
 def run(place):
     folder = place / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.run.report.draw", lambda *_, **__: None)
+        patch.setattr("dxn.run.evaluation.draw", lambda *_, **__: None)
         patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_, **__: None)
         train(folder, str(place / "clips.csv"), *BOTH, *TINY)
     return folder
