@@ -118,10 +118,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         result["machine"] = bench_report.machine(torch.device(args.device))
         results.append(result)
         print(bench_report.line(result), flush=True)
+        # After each row, so that nothing is lost if the program is interrupted.
+        if not args.json and (args.only is None or args.write):
+            bench_report.write([result], order=[row.name for row in ROWS])
     if args.json:
         args.json.write_text(json.dumps(results[0]), encoding="utf-8")
-    elif args.only is None or args.write:
-        bench_report.write(results, order=[row.name for row in ROWS])
     return int(any("error" in result for result in results))
 
 

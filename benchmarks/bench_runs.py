@@ -60,7 +60,7 @@ def whole_run(options: Options, *, name: str) -> Work:
             partial(call, [*train, f"trainer.epochs={run.epochs}", *run.options]), options.device, 1
         )
         metrics = json.loads((folder / "metrics.json").read_text(encoding="utf-8"))
-        work.facts["accuracy of dxn"] = metrics["test"]["accuracy"]
+        work.facts["accuracy of dxn"] = metrics["test/accuracy"]
         return seconds
 
     def peer() -> float:

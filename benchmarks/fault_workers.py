@@ -52,14 +52,14 @@ def _killed(times: int) -> Callable[[Path], Seen]:
 def _in_sample(action: Callable[[], object]) -> None:
     """Call a function when one sample of the training split is prepared."""
     samples = importlib.import_module("dxn.data.samples").Samples
-    original = samples.__getitem__
+    original = samples._with_target
 
-    def get(self: Any, key: tuple[int, int]) -> Any:
-        if key == (0, HANGING):
+    def with_target(self: Any, sample: Any, row: int, *rest: Any) -> Any:
+        if self.augment and row == HANGING:
             action()
-        return original(self, key)
+        return original(self, sample, row, *rest)
 
-    samples.__getitem__ = get
+    samples._with_target = with_target
 
 
 def _hangs(*more: str) -> Callable[[Path], Seen]:

@@ -13,9 +13,9 @@ import yaml
 
 import dxn
 from dxn import signature_index
+from dxn.commands import VERBS
 from dxn.conf_files import CONF, groups, node_of, options
 from dxn.describe import REQUIRED, Row, option_rows, purpose, rows_of, verb_rows
-from dxn.help import VERBS
 from dxn.targets import functions_of_dxn, resolve, signature_of
 
 PAGE = Path(__file__).with_name("config.md")

@@ -8,9 +8,8 @@ import sys
 from collections.abc import Sequence
 
 import dxn
+from dxn.commands import VERBS, overview
 from dxn.errors import Interrupted, UserError
-from dxn.help import VERBS, topic_page
-from dxn.hints import similar
 from dxn.printable import printable
 from dxn.runtime import configure
 
@@ -76,8 +75,11 @@ def _failed(message: str, code: int) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    if not arguments or arguments[0] in (*HELP, "help"):
-        print(topic_page(arguments[1:]))
+    if not arguments or arguments in [[flag] for flag in (*HELP, "help")]:
+        print(overview())
+        return 0
+    if arguments[0] in (*HELP, "help"):
+        print(_topic_page(arguments[1:]))
         return 0
     if arguments[0] == "--version":
         print(f"dxn {dxn.__version__}")
@@ -86,7 +88,7 @@ def _run(arguments: list[str]) -> int:
     if verb not in VERBS:
         raise UserError(_no_such_command(verb))
     if set(HELP) & set(rest):
-        print(topic_page(arguments))
+        print(_topic_page(arguments))
         return 0
     is_sweep = bool(set(SWEEP) & set(rest))
     overrides = [argument for argument in rest if argument not in SWEEP]
@@ -115,7 +117,12 @@ def _run(arguments: list[str]) -> int:
     return getattr(importlib.import_module(module), verb)(settings)
 
 
+def _topic_page(words: Sequence[str]) -> str:
+    # Imported here, because the pages read the files of the configuration.
+    return importlib.import_module("dxn.help").topic_page(words)
+
+
 def _no_such_command(verb: str) -> str:
-    close = similar(verb, VERBS)
+    close = importlib.import_module("dxn.hints").similar(verb, VERBS)
     hint = f"; did you mean {close}?" if close else "."
     return f"'{verb}' is not a command{hint} Commands: {', '.join(VERBS)}"

@@ -9,26 +9,12 @@ from dataclasses import replace
 from pathlib import Path
 
 from dxn.arguments import SHORT, is_path
+from dxn.commands import VERBS, overview
 from dxn.conf_files import CONF, add_folders, defaults_of, groups, options
 from dxn.describe import Row, group_comments, option_rows, purpose, rows_of, verb_rows
 from dxn.errors import UserError
 from dxn.hints import similar, suggestion
 
-VERBS = {
-    "train": "Train a model on text, images, audio or any mix of them, and evaluate it",
-    "evaluate": "Compute the metrics of a trained model, with all inputs and with subsets of them",
-    "predict": "Predict for one sample or a table with a trained model",
-    "generate": "Generate text with a trained model: continue a prompt, or describe an input",
-    "embed": "Compute one embedding per sample with a trained model or a public checkpoint",
-    "index": "Embed the rows of a table or data set, and write an index for dxn search",
-    "search": "Find the rows of an index that are most similar to a query, such as a text",
-    "attend": "Draw the attention of a model for one sample",
-    "neighbors": "List the tokens with the embeddings most similar to the embedding of one token",
-    "tokenize": "Convert one sample to its D×N matrix and draw it",
-    "check": "Read a whole data set and report its contents and errors",
-    "verify": "Check the files of a run: checksums, whether they load, whether figures are finite",
-    "show": "Print the complete configuration of a training run",
-}
 EXAMPLES = {
     "train": (
         "dxn train",
@@ -117,18 +103,6 @@ USUAL = {"data": "table"}
 MAX_WIDTH = 100
 KEY_WIDTH = 28
 MAX_LISTED = 6  # options of a group in one line
-
-
-def overview() -> str:
-    """Return the page of `dxn --help`."""
-    width = max(map(len, VERBS))
-    verbs = "\n".join(f"  dxn {name:<{width}}  {text}" for name, text in VERBS.items())
-    return (
-        "dxn converts text, images and audio to D×N token matrices, and trains one transformer "
-        f"on them.\n\n{verbs}\n\n"
-        "dxn VERB --help lists the keys of a command, and dxn help KEY describes one key. A path "
-        "needs no\nkey. All other options are written key=value, and dxn show prints their values."
-    )
 
 
 def verb_page(verb: str) -> str:

@@ -14,6 +14,7 @@ from dxn.targets import signature_of
 # of parts, such as backbone.depth, have the types of the signatures.
 TOP: dict[str, Hint] = {
     "approximate": "bool",
+    "baseline": {"choices": ["auto", "none"]},
     "batch_size": "int",
     "columns": {"mapping": "str"},
     "confine": "bool",
@@ -22,6 +23,7 @@ TOP: dict[str, Hint] = {
     "dim": "int",
     "dtype": {"choices": ["auto", "float32", "bf16", "int8"]},
     "encoding": ["str", "null"],
+    "ensemble": "int",
     "index": "str",
     "k": "int",
     "keep": {"list": "str"},
@@ -31,6 +33,7 @@ TOP: dict[str, Hint] = {
     "on_bad": {"choices": ["error", "skip", "missing"]},
     "only": [{"list": "str"}, "null"],
     "output": ["str", "null"],
+    "preset": {"choices": ["auto", "plain"]},
     "resume.force": "bool",
     "resume.run": ["str", "null"],
     "run": ["str", "null"],

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+from collections.abc import Iterator
 
 # Parameters of glibc's mallopt, from malloc.h.
 TRIM_THRESHOLD = -1
@@ -36,6 +37,19 @@ def release_memory() -> None:
     # Only glibc has malloc_trim. On macOS and Windows the call fails, and is not needed.
     with contextlib.suppress(OSError, AttributeError, TypeError):
         ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use this number of threads inside of the context."""
+    import torch  # which must not be imported before `configure`
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def _keep_memory() -> None:

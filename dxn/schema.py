@@ -33,7 +33,6 @@ SENTENCES = {
     "too_long": "must have at most {max_length} items",
     "string_too_short": "must have at least {min_length} characters",
     "string_too_long": "must have at most {max_length} characters",
-    "string_pattern_mismatch": "must not contain / or \\",
     "literal_error": "must be one of {expected}",
 }
 

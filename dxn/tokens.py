@@ -141,6 +141,34 @@ class Tokens:
         return Tokens(self.x[:, columns], self.mask[:, columns], (moved,))
 
 
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Features of one input of each sample, which need no training. A baseline learns from them.
+
+    Args:
+        about: Name of the features, such as "TF-IDF".
+        dense: (B, F) float. Numbers, NaN where unknown. F can be 0.
+        counted: Blocks of features that are counted: (2, n) int64 each, the sample and the code of
+            each occurrence. A code is a number from 0 to 2^31.
+    """
+
+    about: str
+    dense: Tensor
+    counted: tuple[Tensor, ...] = ()
+
+    def spread(self, rows: Tensor, batch_size: int) -> Summary:
+        """Return the summary of a larger batch.
+
+        Args:
+            rows: (B,). Index of each sample in the larger batch. Other samples lack the input: they
+                have NaN, and no counted features.
+            batch_size: Number of samples of the larger batch.
+        """
+        empty = self.dense.new_full((batch_size, self.dense.shape[1]), torch.nan)
+        counted = [torch.stack([rows[samples], codes]) for samples, codes in self.counted]
+        return Summary(self.about, empty.index_copy(0, rows, self.dense), tuple(counted))
+
+
 def join(parts: Sequence[Tokens]) -> Tokens:
     """Concatenate the columns of several `Tokens` of the same batch.
 

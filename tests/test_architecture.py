@@ -17,9 +17,10 @@ from helpers import wording
 import dxn.models
 import dxn.tasks
 import dxn.tokenize
+from dxn.commands import VERBS
 from dxn.conf_files import CONF, groups, node_of, options
 from dxn.config import compose
-from dxn.help import EXAMPLES, VERBS
+from dxn.help import EXAMPLES
 from dxn.instantiate import build, type_errors
 from dxn.targets import resolve
 from dxn.tasks.task import TASKS

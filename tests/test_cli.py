@@ -15,8 +15,9 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
+from dxn.commands import VERBS
 from dxn.errors import Interrupted
-from dxn.help import EXAMPLES, VERBS
+from dxn.help import EXAMPLES
 
 TINY = [
     "dim=16",

@@ -256,6 +256,20 @@ def test_input_dropout_shows_every_combination_in_training(preprocessors):
     assert all("text" in lacking[epoch, 0] for epoch in range(7)), "its only input"
 
 
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_inputs_are_dropped_until_a_part_of_the_training_is_finished(preprocessors, num_workers):
+    options = {"seed": 7, "augment": True, "input_dropout": 0.9, "input_dropout_until": 0.5}
+    samples = samples_of(preprocessors, **options)
+    order = BatchOrder(samples, len(samples))
+    loader = make_loader(order, num_workers=num_workers)
+    counts = {}
+    for order.progress in (0.0, 0.49, 0.5, 1.0):
+        [batch] = loader
+        counts[order.progress] = [len(batch[name]["rows"]) for name in INPUTS if name in batch]
+    assert sum(counts[0.0]) < 2 * len(samples) and counts[0.49] == counts[0.0]
+    assert counts[0.5] == counts[1.0] == [len(samples)] * 3
+
+
 def test_a_required_input_is_never_dropped_and_rows_without_it_are_not_used(preprocessors):
     task = Tag()
     task.input = "text"
@@ -514,6 +528,7 @@ def test_a_sample_is_named_by_its_origin_and_its_files(adapters, tmp_path):
     [
         ({"input_dropout": 1.0}, r"^input_dropout must be in \[0, 1\), got 1\.0$"),
         ({"input_dropout": -0.1}, r"^input_dropout must be in \[0, 1\), got -0\.1$"),
+        ({"input_dropout_until": 1.1}, r"^input_dropout_until must be in \[0, 1\], got 1\.1$"),
         ({"num_workers": -1}, r"^num_workers must be at least 0, got -1$"),
         ({"overfit": -1}, r"^overfit must be at least 0, got -1$"),
         ({"timeout": 0}, r"^timeout must be null or in \(0, 10,000,000\] seconds, got 0$"),

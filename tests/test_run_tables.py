@@ -178,3 +178,21 @@ def test_groups_of_columns_are_bounded():
     few = evaluated_groups(preprocessors, ["n0", "n1", "title"])
     assert few == {"n0": ("n0",), "n1": ("n1",), "title": ("title",)}
     assert input_lines({}) == []
+
+
+def test_columns_can_have_any_name(tmp_path):
+    long = "How satisfied are you with " + "everything " * 40
+    names = ["280/315 of wines", "C:\\temp", "é.ü", long.strip(), "../up"]
+    words = ["good and red", "bad and blue", "fine and dry"]
+    rows = []
+    for i in range(40):
+        numbers = {name: f"{(i * 7 + j) % 11}.5" for j, name in enumerate(names)}
+        texts = {"a/b": f"{words[i % 3]} {i}", "c\\d": f"{words[i % 2]} number {i}"}
+        rows.append({**numbers, **texts, "label": "xy"[i % 2]})
+    write(tmp_path / "wines.csv", rows)
+    options = [str(tmp_path / "wines.csv"), "target=label", "share_adapters=false"]
+    folder = tmp_path / "run"
+    assert main(["train", *options, "trainer.epochs=1", f"run={folder}", *SMALL]) == 0
+    model = dxn.load(folder)
+    assert {"a/b", "c\\d", *names} <= set(model.inputs)
+    assert model.predict(**{"a/b": "good", "280/315 of wines": 3.5})["prediction"] in "xy"

@@ -96,13 +96,15 @@ def test_log_mels_equal_those_of_torchaudio():
         RATE, n_fft=200, hop_length=80, n_mels=23, pad_mode="constant"
     )
     expected = (theirs(sound()) + 1e-6).log().T
-    assert torch.equal(adapter_of().prepare(sound())["features"], expected)
+    # dxn computes the power as a product of complex numbers, which is faster, and rounds otherwise.
+    got = adapter_of().prepare(sound())["features"]
+    torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
 def test_windows_are_25_ms_and_10_ms_apart_by_default():
     assert adapter_of().prepare.spectrogram.n_fft == 200 and adapter_of().prepare.hop_length == 80
     other = adapter_of(spectrogram={"n_fft": 256, "hop_length": 64}).prepare
-    assert other.spectrogram.mel.n_fft == 256 and other.hop_length == 64
+    assert other.spectrogram.mel[0].n_fft == 256 and other.hop_length == 64
 
 
 def test_a_higher_tone_is_in_a_higher_bin():

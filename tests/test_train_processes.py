@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.runs import TINY_DIGITS, checkpoint_of, log_of, same_tensors
-from helpers.training import fit, without_randomness
+from helpers.training import fit, without_batch_norm, without_randomness
 
 import dxn
 from dxn.train.checkpoint import all_checkpoints
@@ -28,7 +28,7 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, "tests")
-from helpers.training import fit, without_randomness
+from helpers.training import fit, without_batch_norm, without_randomness
 from dxn.cli import main
 from dxn.train.optim import sgd
 from dxn.train.stepper import Stepper
@@ -61,6 +61,7 @@ try:
 except KeyboardInterrupt:
     pass
 Stepper.step = step
+fit(folder / "twice", model=without_batch_norm(), r_drop=0.7, epochs=1, batch_size=6, optimizer=sgd)
 # Last, because it ends the process group.
 assert main([*json.loads(sys.argv[2]), f"output={folder}", "name=digits"]) == 0
 """
@@ -149,6 +150,16 @@ def test_one_process_continues_a_training_of_two_and_loses_no_sample(trained, tm
         for path in (tmp_path / "alone", folder / "shared")
     )
     assert left == pytest.approx(right, abs=1e-5)
+
+
+def test_two_processes_take_the_steps_of_one_with_r_drop(trained, tmp_path):
+    folder, _ = trained
+    options = {"r_drop": 0.7, "epochs": 1, "batch_size": 12, "optimizer": sgd}
+    fit(tmp_path / "alone", model=without_batch_norm(), **options)
+    alone, shared = checkpoint_of(tmp_path / "alone"), checkpoint_of(folder / "twice")
+    weights = [name for name in alone if name.startswith("model/")]
+    for name in weights:
+        torch.testing.assert_close(shared[name], alone[name], rtol=0, atol=1e-5)
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ import torch
 from helpers.runs import log_of
 from helpers.training import fit, make_model, make_samples, make_task
 
+from dxn.data.samples import Samples
 from dxn.train.optim import adamw, constant, sgd
 from dxn.train.trainer import State, Trainer
 
@@ -178,6 +179,20 @@ def test_without_validation_every_epoch_is_kept(tmp_path):
     assert state.best_epoch == 3  # the epoch that is kept
 
 
+def test_the_data_set_is_told_how_much_of_the_training_is_finished(tmp_path, monkeypatch):
+    seen = []
+    batch = Samples.batch
+
+    def record(samples, keys, begin):
+        if samples.augment:
+            seen.append(keys.progress)
+        return batch(samples, keys, begin)
+
+    monkeypatch.setattr(Samples, "batch", record)
+    fit(tmp_path, count=22, epochs=4)
+    assert seen == [0, 0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75]
+
+
 def test_mixup_asks_the_task_to_mix_the_targets(tmp_path):
     task = make_task()
     calls = []
@@ -205,6 +220,7 @@ def test_mixup_asks_the_task_to_mix_the_targets(tmp_path):
         ({"log_every": 0}, "log_every must be at least 1, got 0"),
         ({"max_grad_norm": -1.0}, "max_grad_norm must be at least 0, got -1.0"),
         ({"mixup": -0.1}, "mixup must be at least 0, got -0.1"),
+        ({"r_drop": -0.1}, "r_drop must be at least 0, got -0.1"),
         ({"patience": -1}, "patience must be at least 0, got -1"),
         ({"max_minutes": 0.0}, "max_minutes must be above 0 or null, got 0.0"),
         ({"checkpoint_every": -1}, "checkpoint_every must be at least 0, got -1"),

@@ -31,11 +31,19 @@ class Keys(list[tuple[int, int]]):
     Args:
         keys: Keys (epoch, i).
         filler: Whether the batch only keeps the processes in step, so that its loss does not count.
+        progress: Fraction of the training that is finished.
     """
 
-    def __init__(self, keys: Iterable[tuple[int, int]] = (), *, filler: bool = False):
+    def __init__(
+        self,
+        keys: Iterable[tuple[int, int]] = (),
+        *,
+        filler: bool = False,
+        progress: float = 0.0,
+    ):
         super().__init__(keys)
         self.filler = filler
+        self.progress = progress
 
 
 class BatchOrder(Sampler):
@@ -51,6 +59,7 @@ class BatchOrder(Sampler):
 
     Attributes:
         epoch: Number of the epoch. Set it before each epoch.
+        progress: Fraction of the training that is finished. Set it before each epoch.
         skip: Number of batches to leave out, to resume in the middle of an epoch.
         parts: Number of parts of each batch that are yielded one after another, because the batch
             is too large for the memory. If a process has fewer samples than parts, the missing
@@ -80,6 +89,7 @@ class BatchOrder(Sampler):
         self.shuffle = shuffle
         self.shard = shard
         self.epoch = 0
+        self.progress = 0.0
         self.skip = 0
         self.parts = 1
         lengths = [samples.num_tokens(i) for i in range(len(samples))] if shuffle else []
@@ -98,7 +108,7 @@ class BatchOrder(Sampler):
             own = batch[process::num_processes]
             for part in _split(own, self.parts):
                 keys = [(self.epoch, i) for i in part or batch[:1]]
-                yield Keys(keys, filler=not part)
+                yield Keys(keys, filler=not part, progress=self.progress)
 
     def _batches(self) -> list[list[int]]:
         order = list(range(len(self.samples)))

@@ -27,6 +27,10 @@ class LoaderOptions:
     Args:
         input_dropout: Probability of dropping each input of a training sample. At least one input
             is kept.
+        input_dropout_until: Fraction of the training in which inputs are dropped. 0.5: the model
+            learns from all inputs in the second half.
+        repeats: Number of times that each training row occurs per epoch, each time with other
+            augmentation.
         num_workers: Number of processes that prepare batches. 0: the training process prepares
             them. Default: 0 if all decoded files are in memory, otherwise one per processor core.
         timeout: Number of seconds that preparing one sample may take, for example on a network
@@ -39,6 +43,8 @@ class LoaderOptions:
     """
 
     input_dropout: float = 0.0
+    input_dropout_until: float = 1.0
+    repeats: int = 1
     num_workers: int | None = None
     timeout: float | None = TIMEOUT
     cache_gb: float = CACHE_GB
@@ -47,6 +53,12 @@ class LoaderOptions:
     def __post_init__(self):
         if not 0 <= self.input_dropout < 1:
             raise ValueError(f"input_dropout must be in [0, 1), got {self.input_dropout}")
+        if not 0 <= self.input_dropout_until <= 1:
+            raise ValueError(
+                f"input_dropout_until must be in [0, 1], got {self.input_dropout_until}"
+            )
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
         for name in ("num_workers", "cache_gb", "overfit"):
             if (getattr(self, name) or 0) < 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
@@ -59,9 +71,12 @@ class LoaderOptions:
 class Samples(Dataset):
     """A map-style data set of opened rows. Item (epoch, i) is sample i, prepared for this epoch.
 
-    An item depends only on (seed, epoch, row), not on its batch or on the worker that prepares it.
-    It contains "index" (the row index), "target" if there are targets, and a dict of tensors for
-    each input that the row has.
+    An item depends only on (seed, epoch, row, copy), not on its batch or on the worker that
+    prepares it. It contains "index" (see `rows`), "target" if there are targets, and a dict of
+    tensors for each input that the row has.
+
+    Attributes:
+        rows: Row of each sample. With `repeats`, the number of rows times c is added for copy c.
 
     Args:
         opened: Opened rows.
@@ -71,6 +86,8 @@ class Samples(Dataset):
         augment: Whether to augment samples, as in training.
         input_dropout: Probability of dropping each input, if `augment` is set. At least one input
             is kept.
+        input_dropout_until: Fraction of the training in which inputs are dropped.
+        repeats: Number of copies of each row, if `augment` is set.
         only: Names of the inputs to use. Default: all inputs.
     """
 
@@ -83,6 +100,8 @@ class Samples(Dataset):
         seed: int = 0,
         augment: bool = False,
         input_dropout: float = 0.0,
+        input_dropout_until: float = 1.0,
+        repeats: int = 1,
         only: Sequence[str] | None = None,
     ):
         self.opened = opened
@@ -91,6 +110,7 @@ class Samples(Dataset):
         self.seed = seed
         self.augment = augment
         self.input_dropout = input_dropout
+        self.input_dropout_until = input_dropout_until
         self.inputs = [
             name for name in preprocessors if name in opened.raws and (only is None or name in only)
         ]
@@ -100,7 +120,11 @@ class Samples(Dataset):
         # target in some rows only; these targets are not used.
         targets = opened.targets
         self.targets = None if targets is None or any(t is None for t in targets) else targets
-        self.rows = [row for row in range(len(opened)) if self._is_usable(row)]
+        usable = [row for row in range(len(opened)) if self._is_usable(row)]
+        copies = range(repeats if augment else 1)
+        self.rows = [row + copy * len(opened) for copy in copies for row in usable]
+        # Copies of a row share its length: that of a text takes as long as encoding it.
+        self._lengths: dict[int, float] = {}
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -120,7 +144,12 @@ class Samples(Dataset):
 
         It is used to batch samples of similar length, which need less padding.
         """
-        row = self.rows[i]
+        row = self.rows[i] % len(self.opened)
+        if row not in self._lengths:
+            self._lengths[row] = self._num_tokens(row)
+        return self._lengths[row]
+
+    def _num_tokens(self, row: int) -> float:
         length = 0.0
         for name in self._present(row):
             length += num_tokens_of(self.opened.raws[name], row, self.preprocessors[name])
@@ -134,6 +163,7 @@ class Samples(Dataset):
 
     def describe_index(self, row: int) -> str:
         """Return the same for a value of "index" in a batch."""
+        row %= len(self.opened)
         cells = self.opened.cells
         inputs = [name for name in self.inputs if name in cells]
         values = [(cells[name][row], self.preprocessors[name]) for name in inputs]
@@ -151,14 +181,15 @@ class Samples(Dataset):
         It equals `collate` of the samples, but texts are encoded together, without coordinates.
 
         Args:
-            keys: Keys (epoch, i) of the samples.
+            keys: Keys (epoch, i) of the samples. `Keys` also tell the progress of the training.
             begin: Function that is called with i before sample i is prepared.
         """
         together = self._encoded_together()
+        progress = getattr(keys, "progress", 0.0)
         samples: list[dict[str, Any]] = []
         for key in keys:
             begin(key[1])
-            samples.append(self._sample(key, together))
+            samples.append(self._sample(key, together, progress))
         return self.collate(samples, together)
 
     def _encoded_together(self) -> list[str]:
@@ -174,14 +205,18 @@ class Samples(Dataset):
             and not reads_files(self.preprocessors[name])
         ]
 
-    def _sample(self, key: tuple[int, int], together: Container[str] = ()) -> dict[str, Any]:
+    def _sample(
+        self, key: tuple[int, int], together: Container[str] = (), progress: float = 0.0
+    ) -> dict[str, Any]:
         """Return a sample. The inputs in `together` remain raw values."""
         epoch, i = key
-        row = self.rows[i]
-        # Seed with the row index, not with i, which changes if other rows are left out.
-        rand = random.Random(f"{self.seed}/{epoch}/{row}") if self.augment else None
+        copy, row = divmod(self.rows[i], len(self.opened))
+        # Seed with the row index, not with i, which changes if other rows are left out. The first
+        # copy is the sample that there is without repeats.
+        number = f"{row}/{copy}" if copy else f"{row}"
+        rand = random.Random(f"{self.seed}/{epoch}/{number}") if self.augment else None
         present = self._present(row)
-        if rand is not None and self.input_dropout:
+        if rand is not None and self.input_dropout and progress < self.input_dropout_until:
             kept = drop_inputs(present, self.input_dropout, rand)
             present = [name for name in present if name in kept or name in self.required]
         # All inputs and the target draw from one generator. Their order is fixed, so that a sample
@@ -190,8 +225,11 @@ class Samples(Dataset):
         for name in present:
             raw = self.opened.raws[name][row]
             sample[name] = raw if name in together else self.preprocessors[name](raw, rand)
-        sample = self._with_target(sample, row, epoch, rand)
-        return {**sample, "index": row}
+        # For a task that is random in validation, where `rand` is None. There the seed is the same
+        # in every epoch, so that metrics of different epochs are comparable.
+        hidden = f"{self.seed}/{epoch if self.augment else 'always'}/{number}/hidden"
+        sample = self._with_target(sample, row, rand, hidden)
+        return {**sample, "index": self.rows[i]}
 
     def collate(
         self, samples: Sequence[Mapping[str, Any]], together: Container[str] = ()
@@ -203,7 +241,7 @@ class Samples(Dataset):
             together: Inputs whose values are raw, and are prepared together.
 
         Returns:
-            A dict with "size" (number of samples), "index" (list of row indices), "target" if there
+            A dict with "size" (number of samples), "index" (list of `rows`), "target" if there
             are targets, and one key per input. The value of an input is the collated dict of the
             samples that have this input, together with "rows", the indices of these samples in the
             batch. An input that no sample has is left out.
@@ -232,17 +270,14 @@ class Samples(Dataset):
         return bool(present) and all(name in present for name in self.required)
 
     def _with_target(
-        self, sample: dict[str, Any], row: int, epoch: int, rand: random.Random | None
+        self, sample: dict[str, Any], row: int, rand: random.Random | None, hidden: str
     ) -> dict[str, Any]:
         """Add the target to a sample, if there is a task and its targets are available."""
         task = self.task
         if task is None or (task.needs_target and self.targets is None):
             return sample
         if task.random_in_validation:
-            # Use a separate generator, because `rand` is None in validation. There it has the same
-            # seed in every epoch, so that metrics of different epochs are comparable.
-            when = epoch if self.augment else "always"
-            rand = random.Random(f"{self.seed}/{when}/{row}/hidden")
+            rand = random.Random(hidden)
         value = None if self.targets is None else self.targets[row]
         if task.compares_rows:
             value = self._hashes(row)

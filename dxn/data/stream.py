@@ -32,6 +32,7 @@ class Stream(Samples):
         task: Task that encodes and collates the targets.
         seed: Seed of the random positions.
         augment: Whether windows start at random positions, as in training.
+        repeats: Factor of the number of windows, if `augment` is set.
 
     Raises:
         UserError: If the texts have fewer than two tokens.
@@ -45,6 +46,7 @@ class Stream(Samples):
         task: Task,
         seed: int = 0,
         augment: bool = False,
+        repeats: int = 1,
     ):
         (self.name,) = task.required_inputs
         preprocessor = preprocessors[self.name]
@@ -63,7 +65,8 @@ class Stream(Samples):
         texts = (" ".join(raw) if isinstance(raw, list) else raw for raw in raws)
         self.num_chars = sum(len(text) for text in texts)
         num_predicted = len(self.ids) - 1
-        self.rows = list(range(math.ceil(num_predicted / self.max_len)))
+        copies = repeats if augment else 1
+        self.rows = list(range(copies * math.ceil(num_predicted / self.max_len)))
 
     @property
     def chars_per_token(self) -> float:
@@ -81,7 +84,9 @@ class Stream(Samples):
     def _encoded_together(self) -> list[str]:
         return []  # the whole stream is encoded already
 
-    def _sample(self, key: tuple[int, int], together: Container[str] = ()) -> dict[str, Any]:
+    def _sample(
+        self, key: tuple[int, int], together: Container[str] = (), progress: float = 0.0
+    ) -> dict[str, Any]:
         epoch, i = key
         start = self.rows[i] * self.max_len
         rand = random.Random(f"{self.seed}/{epoch}/{i}") if self.augment else None
@@ -104,15 +109,17 @@ def make_samples(
     seed: int = 0,
     augment: bool = False,
     input_dropout: float = 0.0,
+    input_dropout_until: float = 1.0,
+    repeats: int = 1,
     only: Sequence[str] | None = None,
 ) -> Samples:
     """Create the data set of a task: `Stream` if the task needs a token stream, else `Samples`.
 
     The arguments are those of `Samples`. A `Stream` has a single input, so it ignores
-    `input_dropout` and `only`.
+    `input_dropout`, `input_dropout_until` and `only`.
     """
     if task.streams:
-        return Stream(opened, preprocessors, task=task, seed=seed, augment=augment)
+        return Stream(opened, preprocessors, task=task, seed=seed, augment=augment, repeats=repeats)
     return Samples(
         opened,
         preprocessors,
@@ -120,6 +127,8 @@ def make_samples(
         seed=seed,
         augment=augment,
         input_dropout=input_dropout,
+        input_dropout_until=input_dropout_until,
+        repeats=repeats,
         only=only,
     )
 

@@ -9,6 +9,7 @@ from dxn.models.backbone import Backbone
 from dxn.models.blocks import Block, Mlp
 from dxn.models.cache import KVCache, Memory
 from dxn.models.decoder import Decoder
+from dxn.models.ensemble import Ensemble
 from dxn.models.fusion import BottleneckFusion, EarlyFusion, LateFusion
 from dxn.models.generation import beam_search, generate
 from dxn.models.language_model import LanguageModel
@@ -30,6 +31,7 @@ __all__ = [
     "CrossAttention",
     "Decoder",
     "EarlyFusion",
+    "Ensemble",
     "Hypothesis",
     "InputVectors",
     "KVCache",

@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from dxn.dropout import selected
+from dxn.errors import UserError
+from dxn.models.baseline import Baseline
 from dxn.models.fusion import Encoder
-from dxn.tokens import Tokens, check_columns, join
+from dxn.tokens import Summary, Tokens, check_columns, join
 
 # A batch has the collated tensors of each input under the name of the input, "size" (number of
 # samples), "index" (their row numbers in the data set), and the keys of the task, such as "target".
@@ -66,6 +68,12 @@ class Model(nn.Module):
         backbone: Transformer that processes all inputs.
         head: Module that computes the output of the task.
 
+    Attributes:
+        baseline: Small classical model, whose output is mixed with that of the head. None: no such
+            model.
+        mix: (2,). Factors of the outputs of the head and of the baseline in evaluation mode. None:
+            the output is that of the head.
+
     Raises:
         ValueError: If an input has no adapter, an adapter has no input, or a name is reserved.
     """
@@ -93,6 +101,9 @@ class Model(nn.Module):
         self.fusion = fusion
         self.backbone = backbone
         self.head = head
+        self.baseline: Baseline | None = None
+        self.mix: Tensor | None
+        self.register_buffer("mix", None)
 
     def adapter(self, name: str) -> Any:
         """Return the adapter of the input `name`."""
@@ -156,16 +167,69 @@ class Model(nn.Module):
         return join(list(encoded.values())), InputVectors(x, mask)
 
     def forward(self, batch: Batch, mixing: tuple[Tensor, float] | None = None) -> Any:
-        """Compute the output of the head for a batch.
+        """Compute the output for a batch: that of the head, in evaluation mode after `mixed`.
 
         Args:
             batch: See `embed`.
             mixing: Arguments `order` and `share` of `mix`. Default: no mixup.
         """
+        output = self.head_output(batch, mixing)
+        return output if self.training or self.mix is None else self.mixed(output, batch)
+
+    def head_output(self, batch: Batch, mixing: tuple[Tensor, float] | None = None) -> Any:
+        """Compute the output of the head for a batch. The arguments are those of `forward`."""
         parts = self.embed(batch)
         if mixing is not None:
             parts = [mix(part, *mixing) for part in parts]
         return self.head(*self.encode(parts), batch)
+
+    def set_baseline(self, baseline: Baseline | None, mix: Tensor | None) -> None:
+        """Set the attributes `baseline` and `mix`."""
+        self.baseline = baseline
+        self.mix = mix
+
+    def mixed(self, output: Tensor, batch: Batch) -> Tensor:
+        """Return the weighted sum of the outputs of the head and the baseline (stacking).
+
+        Args:
+            output: (B, K). Output of the head.
+            batch: See `embed`.
+
+        Raises:
+            UserError: If the outputs of both have different sizes.
+        """
+        assert self.mix is not None
+        scaled = self.mix[0] * output.float()
+        if self.baseline is None:
+            return scaled
+        other = self.baseline_output(batch)
+        if other.shape != output.shape:
+            raise UserError(
+                f"baseline: must have {output.shape[-1]} outputs like the head, got "
+                f"{other.shape[-1]}; copy the model folder again"
+            )
+        return scaled + self.mix[1] * other
+
+    def baseline_output(self, batch: Batch) -> Tensor:
+        """Compute the output (B, K) of the baseline for a batch."""
+        assert self.baseline is not None
+        return self.baseline(self.summaries(batch), batch["size"])
+
+    def summaries(self, batch: Batch) -> dict[str, Summary]:
+        """Return the features for a baseline of each input whose adapter computes them."""
+        result: dict[str, Summary] = {}
+        for name in self.inputs:
+            summarize = getattr(self.adapter(name), "summary", None)
+            if name in batch and summarize is not None:
+                summary = summarize(batch[name])
+                if summary is not None:
+                    result[name] = summary.spread(batch[name]["rows"], batch["size"])
+        return result
+
+    def vectors(self, batch: Batch) -> Tensor:
+        """Compute the embedding (B, E) of each sample of a batch."""
+        _, pooled = self.encode(self.embed(batch))
+        return self.embedding(pooled)
 
     def embedding(self, pooled: Any) -> Tensor:
         """Compute the embedding of each sample from the vectors that `encode` returns."""

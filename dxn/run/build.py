@@ -42,11 +42,14 @@ class Inputs:
         specs: Column and modality of each input, by input name.
         adapters: Adapter key of each input, by input name. Several inputs may share one adapter.
         nodes: Configuration of each adapter, by adapter key.
+        chosen: Key in the configuration of the adapter of each input, by input name. Inputs with
+            equal keys can have separate adapters of the same configuration.
     """
 
     specs: Mapping[str, InputSpec]
     adapters: Mapping[str, str]
     nodes: Mapping[str, Config]
+    chosen: Mapping[str, str]
 
 
 @dataclass(frozen=True)
@@ -142,7 +145,8 @@ def assign_inputs(
             adapters[name] = key
     adapters = {name: adapters[name] for name in names}
     used = {key: nodes[readers[name]] for name, key in adapters.items()}
-    return Inputs({name: specs[name] for name in names}, adapters, used)
+    chosen = {name: readers[name] for name in names}
+    return Inputs({name: specs[name] for name in names}, adapters, used, chosen)
 
 
 def build_adapters(inputs: Inputs, trust: Sequence[str] = ()) -> dict[str, Adapter]:
@@ -258,9 +262,10 @@ def build_pretraining_task(config: Config, trust: Sequence[str] = ()) -> Task | 
         raise UserError(
             f"pretrain.task: must be a task that needs no targets, such as masked, got {task.name}"
         )
-    # Pretraining never uses mixup, see MAIN_TASK_ONLY in pretraining.py. With mixup > 0, the check
-    # of a task that does not support it would fail although the main task may support it.
-    task.check({**config, "head": node["task"], "trainer": {**config["trainer"], "mixup": 0.0}})
+    # Pretraining uses neither mixup nor R-Drop, see MAIN_TASK_ONLY in pretraining.py. With them,
+    # the check of a task that does not support them would fail, but the main task may support them.
+    trainer = {**config["trainer"], "mixup": 0.0, "r_drop": 0.0}
+    task.check({**config, "head": node["task"], "trainer": trainer})
     _check_backbones(config, task, trust)
     return task
 

@@ -14,6 +14,7 @@ from dxn.display import count
 from dxn.errors import UserError
 from dxn.run import report
 from dxn.run.attention import draw_tokens
+from dxn.run.baseline import figures_alone
 from dxn.run.dtypes import difference
 from dxn.run.evaluation_data import open_evaluation_data
 from dxn.run.figures import draw
@@ -81,6 +82,7 @@ def evaluate_subsets(
     batch_size: int,
     only: Sequence[str] | None = None,
     about: str | None = None,
+    extra: Figures | None = None,
 ) -> Figures:
     """Print the metrics for every subset of the inputs, and write predictions.csv and plots/.
 
@@ -92,9 +94,11 @@ def evaluate_subsets(
         batch_size: Number of samples per batch.
         only: The inputs of the only subset to evaluate. Default: all of `subsets`.
         about: Description of the rows for the title of the table. Default: the name of the split.
+        extra: Metrics of further rows of the table, by the name of the row.
 
     Returns:
-        Metrics by name of the subset, "all" after the others, and then those of the trivial answer.
+        Metrics by name of the subset, "all" after the others, then those of the model without its
+        baseline and of the baseline, and then those of the trivial answer.
 
     Raises:
         UserError: If `only` names an input that the data or the model does not have, or no row has
@@ -129,13 +133,14 @@ def evaluate_subsets(
     is_single = len(everything) == 1
     named = {everything[0]: results[best]} if is_single else results
     title = f"{about or split}: {count(len(samples), 'row')}"
-    report.figures_table({**parts, **named, **trivial}, predictor.task, title)
+    alone = {**figures_alone(predictor, samples, batch_size=batch_size), **(extra or {})}
+    report.figures_table({**parts, **named, **alone, **trivial}, predictor.task, title)
     # Only now, so that a wrong `only` leaves no empty folder.
     folder.mkdir(parents=True, exist_ok=True)
     draw(folder / "plots", predictions, samples, predictor.task, results, about or split)
     if predictor.task.answers:
         _write_predictions(predictor, samples, predictions, folder)
-    return {**parts, **results, **trivial}
+    return {**parts, **results, **alone, **trivial}
 
 
 def trivial_figures(task: Task, opened: Opened, predictions: Predictions) -> Figures:

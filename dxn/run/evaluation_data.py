@@ -58,6 +58,24 @@ def open_evaluation_data(settings: Settings, predictor: Predictor) -> Evaluation
     return _open_data(settings, predictor)
 
 
+def open_data_of_run(
+    node: Mapping[str, Any], predictor: Predictor, trust: Sequence[str]
+) -> EvaluationData:
+    """Open the split that a training evaluates.
+
+    Args:
+        node: Configuration node of the data of the training.
+        predictor: The model.
+        trust: Top-level packages besides dxn whose code the node may use.
+    """
+    node = _with_layout(node, predictor, trust, chosen=())
+    source = open_source({"data": node}, predictor.preprocessors, trust)
+    split = default_split(source.splits)
+    rows = _rows_for_model(predictor, source, split)
+    opened = open_rows(rows, predictor.preprocessors, task=predictor.task, on_bad=source.on_bad)
+    return EvaluationData(split, split, opened)
+
+
 def default_split(splits: Mapping[str, Sized]) -> str:
     """Return the split that is evaluated by default: the first with rows, the test split first."""
     return next(name for name in (*SPLITS[::-1], UNDIVIDED) if splits.get(name))

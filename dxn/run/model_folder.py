@@ -8,15 +8,19 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from dxn.data.layouts import layout_of
 from dxn.errors import UserError
 from dxn.files import SUMS, link, replace_folder, sha256, write_sums, write_text
 from dxn.instantiate import build
-from dxn.models import Model, module_key
+from dxn.models import Ensemble, Model, module_key
+from dxn.models.baseline import Baseline
+from dxn.models.ensemble import split_tensors
 from dxn.run.build import adapters_of, build_model, by_input
 from dxn.run.dtypes import Dtype, set_dtype
+from dxn.run.members import MEMBERS
 from dxn.run.predictor import Predictor
 from dxn.run.settings import dump_yaml, plain
 from dxn.tasks import Task
@@ -58,6 +62,39 @@ def save(folder: Path, *, model: Model, nodes: Mapping[str, Any], task: Task, ca
         (new / CONFIG).write_text(dump_yaml(_portable(nodes)), encoding="utf-8")
         (new / CARD).write_text(card, encoding="utf-8")
         save_fitted(new, adapters_of(model), task)
+        write_sums(new)
+
+
+def save_baseline(
+    folder: Path, baseline: Baseline | None, mix: Tensor, *, trust: Sequence[str] = ()
+) -> None:
+    """Add a baseline and the factors `mix` to a model folder, see `dxn.models.Model`.
+
+    Args:
+        folder: The model folder.
+        baseline: The baseline. None: only the output of the head is scaled.
+        mix: (2,). Factors of the outputs of the head and of the baseline.
+        trust: Top-level packages besides dxn whose code config.yaml may use.
+    """
+    names = ("baseline.", "mix")
+    tensors = {
+        name: tensor
+        for name, tensor in read_tensors(folder / WEIGHTS).items()
+        if not name.startswith(names)
+    }
+    tensors["mix"] = mix.cpu()
+    nodes = {**read_config(folder, trust=tuple(trust)), "baseline": None}
+    if baseline is not None:
+        nodes["baseline"] = baseline.sizes()
+        for name, tensor in baseline.state_dict().items():
+            tensors[f"baseline.{name}"] = tensor.cpu().contiguous()
+    check_finite(tensors)
+    with replace_folder(folder) as new:
+        for path in folder.iterdir():
+            if path.name not in (WEIGHTS, CONFIG, SUMS) and path.is_file():
+                link(path, new / path.name)
+        write_tensors(new / WEIGHTS, tensors)
+        (new / CONFIG).write_text(dump_yaml(nodes), encoding="utf-8")
         write_sums(new)
 
 
@@ -103,7 +140,7 @@ def load(
         refuse_non_finite(name, tensor, folder / WEIGHTS)
     try:
         with build_limit(tensors, folder / CONFIG):
-            model, task = _build(folder, nodes, tensors, trust)
+            model, task = _build_any(folder, nodes, tensors, trust)
         layout = None if nodes.get("layout") is None else layout_of(nodes["layout"])
     except UserError as error:
         if str(folder) in str(error):
@@ -119,10 +156,29 @@ def load(
         ) from error
     columns = {name: spec.get("column") or name for name, spec in nodes["inputs"].items()}
     model = model.to(device).eval()
-    used = set_dtype(model, dtype)
+    members = model.models if isinstance(model, Ensemble) else [model]
+    used = [set_dtype(member, dtype) for member in members]
     return Predictor(
-        model, task, columns=columns, target=nodes.get("target"), layout=layout, dtype=used
+        model, task, columns=columns, target=nodes.get("target"), layout=layout, dtype=used[0]
     )
+
+
+def _build_any(
+    folder: Path, nodes: Mapping[str, Any], tensors: Mapping[str, Tensor], trust: Sequence[str]
+) -> tuple[Model | Ensemble, Task]:
+    """Build the model or the ensemble of a model folder, and its task."""
+    specs = nodes.get(MEMBERS)
+    if not specs:
+        return _build(folder, nodes, tensors, trust)
+    parts = split_tensors(tensors, len(specs))
+    built = [
+        _build(folder, {**nodes, **spec}, part, trust)
+        for spec, part in zip(specs, parts, strict=True)
+    ]
+    task = built[0][1]
+    if type(task).combine is Task.combine:
+        raise UserError(f"{folder / CONFIG}: {task.name} models cannot be combined")
+    return Ensemble([model for model, _ in built], task.combine), task
 
 
 def _build(
@@ -146,6 +202,9 @@ def _build(
     inputs = {name: spec["adapter"] for name, spec in nodes["inputs"].items()}
     task.bind(by_input(adapters, inputs))
     model = build_model(nodes, task, adapters, inputs, trust=trust)
+    sizes = nodes.get("baseline")
+    baseline = None if sizes is None else Baseline(**sizes)
+    model.set_baseline(baseline, torch.zeros(2) if "mix" in tensors else None)
     _load_weights(model, tensors, folder)
     return model, task
 

@@ -16,17 +16,19 @@ from dxn.data.rows import OnBad, Rows
 from dxn.data.samples import TIMEOUT, Samples
 from dxn.data.stream import make_samples
 from dxn.errors import UserError
-from dxn.models import Model, count_parameters
+from dxn.models import Ensemble, Model, count_parameters
 from dxn.models.sampling import Sampler, greedy
 from dxn.run.python_values import to_cell
 from dxn.run.vocabulary import nearest_tokens, vocabulary_adapter
 from dxn.run.writing import continue_prompts, write_for_samples
+from dxn.runtime import threads
 from dxn.tasks import ClassifiesByExample, Task, Writes
 from dxn.tasks.probabilities import list_names
-from dxn.tokenize.adapter import Preprocessor, has_words
+from dxn.tokenize.adapter import Preprocessor, has_words, reads_files
 from dxn.tokens import Tokens, join
 from dxn.train.evaluate import Predictions, embed, predict, to_device
 
+MAX_SMALL = 5_000_000  # parameters of a model that predicts short samples on one thread
 MAX_LABELS = 5  # class names in the representation of a model
 
 # One sample: raw values by input name. Missing inputs are left out or None.
@@ -53,7 +55,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: Model,
+        model: Model | Ensemble,
         task: Task,
         *,
         columns: Mapping[str, str] | None = None,
@@ -61,13 +63,19 @@ class Predictor:
         layout: Layout | None = None,
         dtype: str = "float32",
     ):
-        self.model = model
+        # The model or ensemble that predicts, and the model whose inside can be shown.
+        self.network = model
+        self.model = model.first if isinstance(model, Ensemble) else model
         self.task = task
         self.columns = dict(columns or {})
         self.target = target
         self.layout = layout
         self.dtype = dtype
         self.device = next(model.parameters()).device
+        # A text or the cells of a row: to wake other threads would take longer than their part of
+        # the work of a small model.
+        is_small = self.device.type == "cpu" and count_parameters(model) < MAX_SMALL
+        self._is_short = is_small and not any(map(reads_files, self.preprocessors.values()))
 
     def __repr__(self) -> str:
         inputs = [
@@ -79,14 +87,21 @@ class Predictor:
         task = f"{self.task.name} {self.target}" if self.target else self.task.name
         labels = self.labels or ()
         classes = f"; {len(labels):,} labels: {list_names(labels, MAX_LABELS)}" if labels else ""
-        size = f"{count_parameters(self.model):,} parameters"
+        size = f"{count_parameters(self.network):,} parameters"
         dtype = f" in {self.dtype}" if self.dtype != "float32" else ""
+        if self.num_members > 1:
+            size += f" in {self.num_members} members"
         return f"Predictor({task} from {', '.join(inputs)}{classes}; {size}{dtype})"
 
     @property
     def inputs(self) -> list[str]:
         """Names of the inputs that the model takes, in order."""
         return list(self.model.inputs)
+
+    @property
+    def num_members(self) -> int:
+        """Number of models whose outputs are combined, 1 without an ensemble."""
+        return len(self.network.members) if isinstance(self.network, Ensemble) else 1
 
     @property
     def adapters(self) -> dict[str, Any]:
@@ -119,7 +134,8 @@ class Predictor:
         Raises:
             UserError: If a file cannot be read, an input is unknown, or all inputs are missing.
         """
-        return self.predict_many([inputs])[0]
+        with threads(1 if self._is_short else torch.get_num_threads()):
+            return self.predict_many([inputs])[0]
 
     def predict_many(
         self, samples: Sequence[Sample], *, batch_size: int = 64
@@ -146,7 +162,7 @@ class Predictor:
             UserError: If an output of the model is not finite.
         """
         return predict(
-            self.model,
+            self.network,
             self.task,
             samples,
             batch_size=batch_size,
@@ -200,7 +216,7 @@ class Predictor:
             UserError: If an embedding is not finite.
         """
         # The rows are returned too, because a row without a usable input has no sample.
-        return embed(self.model, samples, batch_size=batch_size, device=self.device)
+        return embed(self.network, samples, batch_size=batch_size, device=self.device)
 
     # Generated texts and vocabulary
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import torch
 from accelerate.utils import broadcast_object_list
 
 from dxn.data.fingerprint import fingerprint
 from dxn.data.quality import find_warnings
+from dxn.data.samples import LoaderOptions
 from dxn.instantiate import build
 from dxn.models import Model, count_parameters
 from dxn.run import report
@@ -34,7 +37,9 @@ from dxn.run.build import (
 from dxn.run.filling import InitialWeights
 from dxn.run.initial_weights import read_initial_weights, with_weights
 from dxn.run.lock import locked
+from dxn.run.members import Member
 from dxn.run.prepared import Prepared
+from dxn.run.preset import with_preset
 from dxn.run.run_folder import refuse_other_run, run_folder, run_name
 from dxn.run.settings import Settings
 from dxn.run.start import (
@@ -49,11 +54,22 @@ from dxn.run.start import (
     write_start,
 )
 from dxn.train.finetune import Finetune
-from dxn.train.trainer import Trainer
+from dxn.train.trainer import Schedule, Trainer
 from dxn.weights.recommended import recommended_weights
 
 
-def prepare(settings: Settings, trainer: Trainer, stack: ExitStack) -> Prepared:
+class Parts(NamedTuple):
+    """The parts of a training that need no data, see `Prepared`."""
+
+    finetune: Finetune
+    loader: LoaderOptions
+    make_optimizer: Callable[[Model], torch.optim.Optimizer]
+    schedule: Schedule
+
+
+def prepare(
+    settings: Settings, trainer: Trainer, stack: ExitStack, member: Member | None = None
+) -> Prepared:
     """Read the data, fit and build all parts, and only then create the run folder.
 
     The order of the steps is the order of the random draws. Do not change it: equal seeds must keep
@@ -63,6 +79,7 @@ def prepare(settings: Settings, trainer: Trainer, stack: ExitStack) -> Prepared:
         settings: The settings.
         trainer: The trainer.
         stack: Receives the lock of the run folder, which is held until the stack is closed.
+        member: The member of an ensemble that the model is. Default: it is not one.
 
     Raises:
         UserError: If the settings, the data or the weights cannot be used.
@@ -83,22 +100,28 @@ def prepare(settings: Settings, trainer: Trainer, stack: ExitStack) -> Prepared:
     # All parts that need no data are built first: reading the data can take minutes, and a wrong
     # option should be reported before.
     task = build_task(config, trust)
-    check_combinations(config, task, trust)
+    check_combinations(_of_ensemble(config, member), task, trust)
     pretraining = build_pretraining_task(config, trust)
-    finetune = build(config["finetune"], key="finetune", trust=trust)
-    loader = build(config["loader"], key="loader")
-    make_optimizer = build(config["optimizer"], key="optimizer", trust=trust)
-    schedule = build(config["scheduler"], key="scheduler", trust=trust)
+    _build_parts(config, trust)  # a wrong option
 
     preprocessors = preprocessors_of(config, trust)
     source = open_source(config, preprocessors, trust)
     task, head, source = decide_task(task, config, source)
     settings = replace(settings, values={**config, "head": head})
     # Once more, now that head=auto has been replaced by the task that fits the targets.
-    check_combinations(settings.values, task, trust)
+    check_combinations(_of_ensemble(settings.values, member), task, trust)
     if not task.needs_target:
         source = without_target(source)
     inputs = assign_inputs(config, source.inputs, preprocessors)
+    settings, chosen = with_preset(settings, task, source, inputs, preprocessors)
+    if member is not None and not resume:
+        settings = replace(settings, values=member.with_time(settings.values))
+    if chosen or member is not None:
+        config = settings.values
+        trainer = _rebuilt(trainer, config["trainer"], trust)
+        batch_size = trainer.batch_size * num_processes
+        inputs = assign_inputs(config, source.inputs, preprocessors)
+    finetune, loader, make_optimizer, schedule = _build_parts(config, trust)
     adapters = build_adapters(inputs, trust)
     name = run_name(config, source)
     # Each process has another time, and the time of the first one names the folder.
@@ -108,6 +131,8 @@ def prepare(settings: Settings, trainer: Trainer, stack: ExitStack) -> Prepared:
         # Training a tokenizer again can give another one: ties of a unigram model are broken by the
         # order of a hash table.
         read_fitted(folder, adapters, task)
+    elif member is not None and member.fitted_in is not None:
+        read_fitted(member.fitted_in, adapters, task)
 
     find_formats(adapters, inputs, source)
     named = by_input(adapters, inputs.adapters)
@@ -119,7 +144,7 @@ def prepare(settings: Settings, trainer: Trainer, stack: ExitStack) -> Prepared:
     train = data.splits["train"]
     fit_adapters(adapters, inputs, train, task.vocabulary_texts(train.targets or ()))
     task.bind(named)
-    if not resume:
+    if not resume and (member is None or member.fitted_in is None):
         task.fit(train.targets or ())
     if pretraining is not None:
         pretraining.bind(named)
@@ -127,6 +152,8 @@ def prepare(settings: Settings, trainer: Trainer, stack: ExitStack) -> Prepared:
     report.describe(data, task, inputs, truncations)
     for warning in find_warnings(source, data.splits, task):
         report.print_line(f"warning: {warning}")
+    for line in chosen:
+        report.print_line(line)
     if not start.checkpoints and not resume:
         modalities = [spec.modality for spec in inputs.specs.values()]
         advice = recommended_weights(modalities, len(train))
@@ -167,6 +194,7 @@ def prepare(settings: Settings, trainer: Trainer, stack: ExitStack) -> Prepared:
     report.print_line(_size(model))
     return Prepared(
         settings=settings,
+        trainer=trainer,
         folder=folder,
         name=name,
         data=data,
@@ -183,6 +211,31 @@ def prepare(settings: Settings, trainer: Trainer, stack: ExitStack) -> Prepared:
         truncations=truncations,
         loaded=loaded,
     )
+
+
+def _of_ensemble(config: Mapping[str, Any], member: Member | None) -> Mapping[str, Any]:
+    """Return the configuration with the option of the ensemble, which that of a member lacks."""
+    return config if member is None else {**config, "ensemble": member.size}
+
+
+def _build_parts(config: Mapping[str, Any], trust: Sequence[str]) -> Parts:
+    """Build the parts that need no data."""
+    return Parts(
+        build(config["finetune"], key="finetune", trust=trust),
+        build(config["loader"], key="loader"),
+        build(config["optimizer"], key="optimizer", trust=trust),
+        build(config["scheduler"], key="scheduler", trust=trust),
+    )
+
+
+def _rebuilt(trainer: Trainer, node: Mapping[str, Any], trust: Sequence[str]) -> Trainer:
+    """Return a trainer with other options. The precision is not measured again."""
+    if node["precision"] != "auto":
+        return build(node, key="trainer", trust=trust)
+    measured = "bf16" if trainer.bf16 else "float32"
+    new: Trainer = build({**node, "precision": measured}, key="trainer", trust=trust)
+    new.precision_note = trainer.precision_note
+    return new
 
 
 def _finetune(finetune: Finetune, model: Model, loaded: set[str], *, postponed: bool) -> None:

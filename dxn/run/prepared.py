@@ -20,7 +20,7 @@ from dxn.run.settings import Settings, merge_overrides
 from dxn.tasks import Task
 from dxn.tokenize.adapter import Preprocessor
 from dxn.train.finetune import Finetune
-from dxn.train.trainer import Schedule
+from dxn.train.trainer import Schedule, Trainer
 
 
 @dataclass(frozen=True)
@@ -29,6 +29,7 @@ class Prepared:
 
     Args:
         settings: The settings, including the options that weights and data determine.
+        trainer: The trainer, with the options of the preset.
         folder: The run folder.
         name: Name of the run, which is the title of its model card.
         data: The opened data.
@@ -47,6 +48,7 @@ class Prepared:
     """
 
     settings: Settings
+    trainer: Trainer
     folder: Path
     name: str
     data: Data
@@ -87,8 +89,15 @@ class Prepared:
 
         With loader.overfit, these are the first few samples, without augmentation.
         """
-        dropout = self.loader.input_dropout
-        return self._samples(task, "train", augment=not self.loader.overfit, input_dropout=dropout)
+        loader = self.loader
+        return self._samples(
+            task,
+            "train",
+            augment=not loader.overfit,
+            input_dropout=loader.input_dropout,
+            input_dropout_until=loader.input_dropout_until,
+            repeats=loader.repeats,
+        )
 
     def validation_samples(self, task: Task) -> Samples | None:
         """Return the samples that select the best epoch; None if there is no validation split."""

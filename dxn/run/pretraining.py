@@ -35,7 +35,13 @@ FOLDER = "pretrain"
 # Options of the trainer that are for the main task only, because they are tuned to its targets and
 # its metric. Pretraining runs all of its epochs and does not average weights, and a masked sample
 # has no target that mixup could mix.
-MAIN_TASK_ONLY = {"patience": 0, "max_minutes": None, "ema_decay": 0.0, "mixup": 0.0}
+MAIN_TASK_ONLY = {
+    "patience": 0,
+    "max_minutes": None,
+    "ema_decay": 0.0,
+    "mixup": 0.0,
+    "r_drop": 0.0,
+}
 
 
 def pretrain(run: Prepared, task: Task) -> None:

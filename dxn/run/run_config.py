@@ -36,6 +36,8 @@ class Pretrain(Strict):
 class RunConfig(Strict):
     """The keys that a resumed training reads. The types of numbers are checked when it resumes."""
 
+    baseline: Any
+    ensemble: Any
     dim: Any
     seed: Any
     batch_size: Any

@@ -7,10 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from accelerate.utils import broadcast_object_list
+
 from dxn.data.rows import Source
+from dxn.display import is_main_process
 from dxn.environment import fill
 from dxn.errors import UserError
 from dxn.run import report
+from dxn.run.members import MEMBERS, member_folders
 from dxn.run.settings import Settings
 from dxn.run.start import is_restart, launch, started_by
 from dxn.train.checkpoint import all_checkpoints
@@ -79,4 +83,32 @@ def after_restart(settings: Settings) -> Settings:
 def _folder_of_launch(output: Path) -> Path | None:
     """Return the run folder that this torchrun created below the folder `output`."""
     folders = [folder for folder in output.glob("*/*") if started_by(folder, launch())]
+    # The folder of an ensemble has no checkpoints of its own.
+    members = [path for path in output.glob(f"*/*/{MEMBERS}/*") if started_by(path, launch())]
+    folders += [path.parent.parent for path in members]
     return folders[0] if folders else None
+
+
+def ensemble_folder(settings: Settings) -> Path:
+    """Return the run folder of an ensemble: that of the resumed run, `run`, or a new one.
+
+    Raises:
+        UserError: If a new run would overwrite another one.
+    """
+    values = settings.values
+    if values["resume"]["run"]:
+        return Path(values["resume"]["run"])
+    restarted = _folder_of_launch(Path(values["output"])) if is_restart() else None
+    if restarted is not None:
+        return restarted
+    data = values["data"]
+    # The target is inferred when the data is read, so only one that the user set is known.
+    name = str(values["name"] or data.get("target") or "ensemble")
+    # All processes must use the same folder, and each has another time.
+    (folder,) = broadcast_object_list([run_folder(values, name, main=is_main_process())])
+    if is_main_process() and member_folders(folder):
+        raise UserError(
+            f"run: {folder} already contains an ensemble; set resume={folder} to continue it, or "
+            "choose another folder"
+        )
+    return folder

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dxn.errors import UserError
 from dxn.hints import similar
+from dxn.run.members import is_member
 from dxn.run.settings import FOLDER
 
 LATEST = "latest"
@@ -95,7 +96,8 @@ def _runs_below(folder: Path) -> list[Path]:
     runs = []
     for depth in range(1, MAX_DEPTH + 1):
         pattern = "/".join(["*"] * depth)
-        runs += [path for path in folder.glob(pattern) if is_run(path)]
+        # A member of an ensemble is a part of another run.
+        runs += [path for path in folder.glob(pattern) if is_run(path) and not is_member(path)]
     return runs
 
 

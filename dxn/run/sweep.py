@@ -16,10 +16,11 @@ from rich.text import Text
 from dxn.display import count
 from dxn.errors import UserError
 from dxn.run import report
+from dxn.run.ensemble import run_training
 from dxn.run.output import write_records
 from dxn.run.report import console, print_line
 from dxn.run.settings import Settings
-from dxn.run.training import Trained, train_one
+from dxn.run.training import Trained
 
 FOLDER = "sweeps"
 FILE = "sweep.csv"
@@ -175,7 +176,7 @@ def differing(runs: Sequence[Settings]) -> list[dict[str, str]]:
 
 def _run(settings: Settings, options: Mapping[str, str]) -> Outcome:
     try:
-        return Outcome(options, train_one(settings))
+        return Outcome(options, run_training(settings))
     except UserError as error:
         return Outcome(options, error=str(error))
     except Exception as error:

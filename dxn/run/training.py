@@ -14,6 +14,7 @@ import torch
 from dxn.errors import Interrupted, UserError
 from dxn.instantiate import build
 from dxn.run import model_folder, report
+from dxn.run.baseline import add_baseline, baseline_figures, warn_about
 from dxn.run.card import Card
 from dxn.run.conclusion import (
     about_epochs,
@@ -26,6 +27,7 @@ from dxn.run.conclusion import (
 from dxn.run.evaluation import ALL, by_split, evaluate_subsets
 from dxn.run.evaluation_data import default_split
 from dxn.run.figures import training_figures
+from dxn.run.members import Member
 from dxn.run.prepare import prepare
 from dxn.run.prepared import Prepared
 from dxn.run.pretraining import pretrain
@@ -58,8 +60,12 @@ class Trained:
     next_commands: Sequence[str]
 
 
-def train_one(settings: Settings) -> Trained:
+def train_one(settings: Settings, member: Member | None = None) -> Trained:
     """Train and evaluate a model, and write the run folder.
+
+    Args:
+        settings: The settings.
+        member: The member of an ensemble that the model is. Default: it is not one.
 
     Raises:
         UserError: If the settings, the data or the weights cannot be used, or another process of
@@ -73,7 +79,8 @@ def train_one(settings: Settings) -> Trained:
     torch.manual_seed(settings.values["seed"])
     with ExitStack() as stack:
         try:
-            return _train_and_evaluate(trainer, prepare(settings, trainer, stack))
+            run = prepare(settings, trainer, stack, member)
+            return _train_and_evaluate(run.trainer, run)
         except RuntimeError as error:
             if not is_lost_connection(error):
                 raise
@@ -166,11 +173,17 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
     split = default_split(splits)
     # Without gradients and optimizer state, twice the batch size fits in memory.
     batch_size = 2 * trainer.batch_size
+    add_baseline(run, best, batch_size=batch_size)
     results = evaluate_subsets(best, splits[split], split, run.folder, batch_size=batch_size)
-    for line in [*about_split(split), *about_overfitting(run, best, batch_size)]:
+    for line in [
+        *warn_about(results, best.task),
+        *about_split(split),
+        *about_overfitting(run, best, batch_size),
+    ]:
         report.print_line(line)
     extra = {
         **training_figures(state, run.model),
+        **baseline_figures(best.model),
         "precision": "bf16" if trainer.bf16 else "float32",
         "rows": run.sizes,
         "skipped": {name: opened.skipped for name, opened in splits.items()},

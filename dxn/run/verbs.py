@@ -13,6 +13,7 @@ from dxn.errors import UserError
 from dxn.models import make_sampler
 from dxn.run import report, vectors
 from dxn.run.attention import draw_attention
+from dxn.run.ensemble import run_training
 from dxn.run.evaluation import evaluate_model
 from dxn.run.index import check_only, read_index, write_index
 from dxn.run.input_rows import has_many_samples, open_input
@@ -26,7 +27,6 @@ from dxn.run.search import search as run_search
 from dxn.run.search import with_model
 from dxn.run.settings import Settings
 from dxn.run.tokenizing import tokenize_sample
-from dxn.run.training import train_one
 from dxn.run.verify import verify as verify_run
 
 MAX_PRINTED = 20  # rows; a file has all of them
@@ -34,7 +34,7 @@ MAX_PRINTED = 20  # rows; a file has all of them
 
 def train(settings: Settings) -> int:
     """Train, evaluate on the test split, and write the run folder."""
-    for command in train_one(settings).next_commands:
+    for command in run_training(settings).next_commands:
         next_step(command)
     return 0
 

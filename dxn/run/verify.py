@@ -18,6 +18,7 @@ from dxn.display import count
 from dxn.errors import UserError
 from dxn.files import UNFINISHED, check_sums
 from dxn.run import model_folder, start
+from dxn.run.members import member_folders
 from dxn.run.pretraining import FOLDER as PRETRAINING
 from dxn.run.run_paths import is_run
 from dxn.run.settings import Settings
@@ -75,10 +76,15 @@ def verify(folder: Path, *, trust: Sequence[str] = ()) -> Verified:
         raise UserError(f"run: {folder}: not a run folder, it has no .hydra/config.yaml")
     result = Verified()
     settings = result.attempt(lambda: Settings.load(folder, trust))
-    _check_start(folder, settings, result)
-    for path in (folder / PRETRAINING, folder):
-        if path.is_dir():
-            _check_training(path, result, trust)
+    members = member_folders(folder)
+    for path in members:
+        _check_run(path, result.attempt(lambda: Settings.load(path, trust)), result, trust)  # noqa: B023
+    if members:
+        # The ensemble itself has no checkpoints.
+        finished = (folder / METRICS).exists()
+        _check_model(folder, result, trust, finished=finished)
+    else:
+        _check_run(folder, settings, result, trust)
     # A killed process leaves these behind. The next training in this folder removes them.
     unfinished = [path.name for path in sorted(folder.rglob(f"{UNFINISHED}*"))]
     if unfinished:
@@ -86,6 +92,16 @@ def verify(folder: Path, *, trust: Sequence[str] = ()) -> Verified:
             f"{folder}: unfinished files of a killed process: {_listed(unfinished)}"
         )
     return result
+
+
+def _check_run(
+    folder: Path, settings: Settings | None, result: Verified, trust: Sequence[str]
+) -> None:
+    """Check the training in a run folder, with its pretraining."""
+    _check_start(folder, settings, result)
+    for path in (folder / PRETRAINING, folder):
+        if path.is_dir():
+            _check_training(path, result, trust)
 
 
 def _check_start(folder: Path, settings: Settings | None, result: Verified) -> None:
@@ -189,7 +205,9 @@ def _check_checkpoint(folder: Path, weights: Mapping[str, Tensor]) -> dict[str, 
     wrong = [
         name
         for name, tensor in weights.items()
-        if name not in own or own[name].shape != tensor.shape
+        # The baseline is trained after the last checkpoint.
+        if not name.startswith(("baseline.", "mix"))
+        and (name not in own or own[name].shape != tensor.shape)
     ]
     if wrong and not any(LORA in name for name in own):
         raise UserError(

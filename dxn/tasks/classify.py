@@ -15,11 +15,18 @@ from torch import Tensor, nn
 
 from dxn.schema import validated
 from dxn.tasks.cells import are_lists, problem_of
+from dxn.tasks.divergences import between_classes
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
 from dxn.tasks.labels import Labels, LabelsState, balanced_weights, describe_names
 from dxn.tasks.number_notes import explain_classes
-from dxn.tasks.probabilities import MAX_CLASS_COLUMNS, TOP, probability_fields, significant
-from dxn.tasks.task import IGNORED, STATE_FILE, Batch, Task
+from dxn.tasks.probabilities import (
+    MAX_CLASS_COLUMNS,
+    TOP,
+    mean_probabilities,
+    probability_fields,
+    significant,
+)
+from dxn.tasks.task import IGNORED, STATE_FILE, Batch, ScoreTargets, Task
 
 
 class Classify(Task):
@@ -36,6 +43,7 @@ class Classify(Task):
     """
 
     name = "classify"
+    has_preset = True
     plots = "confusion"
     monitored = "accuracy"
     higher_is_better = True
@@ -132,6 +140,14 @@ class Classify(Task):
             label_smoothing=self.label_smoothing,
         )
 
+    def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
+        """Return the mean symmetric KL divergence of logits (B, K)."""
+        return between_classes(output, other).mean()
+
+    def combine(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the logarithm (B, K) of the mean of the members' probabilities."""
+        return mean_probabilities(outputs)
+
     def num_targets(self, batch: Batch) -> int:
         """Count the samples whose class is known."""
         return int((batch["target"] != IGNORED).sum())
@@ -141,6 +157,11 @@ class Classify(Task):
     ) -> list[Tensor]:
         """Return the probabilities (K,) of each sample."""
         return list(output.float().softmax(-1).cpu())
+
+    def score_targets(self, values: Sequence[str]) -> ScoreTargets:
+        """Return 1 for the class of each sample, and -1 for the other classes."""
+        one_hot = F.one_hot(self._encode_all(values), len(self.labels)).float()
+        return ScoreTargets(2 * one_hot - 1, are_classes=True)
 
     def metrics(
         self, predictions: Sequence[Tensor], truths: Sequence[str], loss: float

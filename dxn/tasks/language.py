@@ -20,6 +20,7 @@ from dxn.tokens import Tokens
 INCOMPATIBLE = (
     ("conv_kernel",),
     ("ngrams", "columns"),
+    ("ngrams", "chars"),
     ("augment", "token_dropout"),
     ("augment", "token_mask"),
     ("augment", "subword_dropout"),

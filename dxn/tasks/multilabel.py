@@ -16,10 +16,11 @@ from torch import Tensor, nn
 
 from dxn.schema import validated
 from dxn.tasks.cells import are_lists, parse_list
+from dxn.tasks.divergences import between_labels
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
 from dxn.tasks.labels import Labels, LabelsState, describe_names
 from dxn.tasks.probabilities import list_names, probability_fields
-from dxn.tasks.task import STATE_FILE, Batch, Task
+from dxn.tasks.task import STATE_FILE, Batch, ScoreTargets, Task
 from dxn.tokenize.number_format import are_numbers
 
 SEPARATOR = "|"  # between the labels of one cell, as in "red|round"
@@ -40,6 +41,7 @@ class Multilabel(Task):
     """
 
     name = "multilabel"
+    has_preset = True
     separator = SEPARATOR
     monitored = "f1_micro"
     higher_is_better = True
@@ -142,11 +144,26 @@ class Multilabel(Task):
         # float32, because bfloat16 logits are too coarse for the loss.
         return F.binary_cross_entropy_with_logits(output.float(), target, pos_weight=weights)
 
+    def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
+        """Return the mean symmetric KL divergence of the labels, from logits (B, K)."""
+        return between_labels(output, other).mean()
+
+    def combine(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the logits (B, K) of the mean of the members' probabilities."""
+        stacked = torch.stack(list(outputs))
+        # The difference of two logarithms is exact where a probability rounds to 0 or 1.
+        return F.logsigmoid(stacked).logsumexp(0) - F.logsigmoid(-stacked).logsumexp(0)
+
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
     ) -> list[Tensor]:
         """Return the independent probabilities (K,) of the labels for each sample."""
         return list(output.float().sigmoid().cpu())
+
+    def score_targets(self, values: Sequence[Sequence[str]]) -> ScoreTargets:
+        """Return 1 for the labels of each sample, and -1 for the other labels."""
+        multi_hot = torch.stack([self.encode(value) for value in values])
+        return ScoreTargets(2 * multi_hot - 1, are_classes=True)
 
     def metrics(
         self, predictions: Sequence[Tensor], truths: Sequence[Sequence[str]], loss: float

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
 # With more classes, a table with one column per class is too wide to read and large on disk.
@@ -44,3 +46,13 @@ def list_names(names: Sequence[str], count: int = 3) -> str:
     """Return the first names of a list and the number of the others, such as "a, b and 7 more"."""
     more = f" and {len(names) - count} more" if len(names) > count else ""
     return f"{', '.join(names[:count])}{more}"
+
+
+def mean_probabilities(logits: Sequence[Tensor]) -> Tensor:
+    """Return the logarithm of the mean of the probabilities of several models.
+
+    Args:
+        logits: (..., K). Logits of each model.
+    """
+    log_probabilities = torch.stack(list(logits)).float().log_softmax(-1)
+    return log_probabilities.logsumexp(0) - math.log(len(logits))

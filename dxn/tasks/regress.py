@@ -18,7 +18,7 @@ from dxn.tasks.cells import are_amounts
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
 from dxn.tasks.number_notes import explain_amounts, explain_format
 from dxn.tasks.probabilities import significant
-from dxn.tasks.task import STATE_FILE, Batch, Task
+from dxn.tasks.task import STATE_FILE, Batch, ScoreTargets, Task
 from dxn.tokenize.number_format import NumberFormat, find_format
 
 MAX_TARGET = 1e37  # predictions are computed in float32, whose largest number is 3.4e38
@@ -38,6 +38,7 @@ class Regress(Task):
     """
 
     name = "regress"
+    has_preset = True
     plots = "scatter"
     monitored = "rmse"
 
@@ -125,11 +126,29 @@ class Regress(Task):
         # The loss is computed in float32 even if the model uses bfloat16.
         return F.mse_loss(output.float().squeeze(-1), (batch["target"] - self.mean) / self.std)
 
+    def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
+        """Return the mean squared difference of outputs (B, 1).
+
+        The loss is twice the negative log-likelihood of a normal distribution with a standard
+        deviation of 1, and this is twice the KL divergence of two such distributions.
+        """
+        return F.mse_loss(output.float(), other.float())
+
+    def combine(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the mean (B, 1) of the members' standardized numbers."""
+        return torch.stack(list(outputs)).mean(0)
+
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
     ) -> list[Tensor]:
         """Return the predicted number () of each sample in the original unit."""
         return list((output.float().squeeze(-1) * self.std + self.mean).cpu())
+
+    def score_targets(self, values: Sequence[float]) -> ScoreTargets:
+        """Return the standardized numbers (n, 1)."""
+        numbers = torch.tensor(values, dtype=torch.float64)
+        standardized = (numbers - self.mean) / self.std
+        return ScoreTargets(standardized.float()[:, None], are_classes=False)
 
     def metrics(
         self, predictions: Sequence[Tensor], truths: Sequence[float], loss: float

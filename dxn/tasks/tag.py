@@ -15,9 +15,11 @@ from torch import Tensor, nn
 
 from dxn.errors import UserError
 from dxn.tasks.cells import parse_list
+from dxn.tasks.divergences import between_classes
 from dxn.tasks.entities import OUTSIDE, describe_entities, entities, split_words
 from dxn.tasks.heads import TokenHead
 from dxn.tasks.labels import Labels, balanced_weights, describe_names, encode_names
+from dxn.tasks.probabilities import mean_probabilities
 from dxn.tasks.task import IGNORED, Batch, Task
 from dxn.tokenize.adapter import has_words
 
@@ -186,6 +188,17 @@ class Tag(Task):
             weight=self.tags.weights_on(output.device),
             label_smoothing=self.label_smoothing,
         )
+
+    def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
+        """Return the mean symmetric KL divergence of the tags of words, from logits (B, N, K)."""
+        valid = batch["target"] != IGNORED
+        width = valid.shape[1]
+        each = between_classes(output[:, :width], other[:, :width])
+        return (each * valid).sum() / valid.sum().clamp(min=1)
+
+    def combine(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the logarithm (B, N, K) of the mean of the members' probabilities."""
+        return mean_probabilities(outputs)
 
     def num_targets(self, batch: Batch) -> int:
         """Count the words whose tag is known."""

@@ -66,6 +66,20 @@ class Window:
     chars_per_token: float
 
 
+@dataclass(frozen=True, slots=True)
+class ScoreTargets:
+    """What a baseline learns to predict in place of the output of the head.
+
+    Args:
+        values: (n, K) float. Classes: 1 for each class of a sample and -1 for the others. Otherwise
+            numbers in the space of the output.
+        are_classes: Whether the values are classes.
+    """
+
+    values: Tensor
+    are_classes: bool
+
+
 class Task(ABC):
     """Base class of tasks. A subclass must define `make_head`, `loss` and `predict`.
 
@@ -77,6 +91,8 @@ class Task(ABC):
         needs_target: Whether the data needs a target column. False if targets are computed from the
             inputs.
         answers: Whether the task has a prediction for each row, to be written to predictions.csv.
+        has_preset: Whether preset=auto chooses options for this task. Its rules were found with
+            tasks that predict one class, label set or number per sample.
         streams: Whether all rows are concatenated to a stream of tokens, which is cut into windows.
             `encode_sample` then receives a `Window` as `value`, and `required_inputs` contains the
             only input.
@@ -98,6 +114,7 @@ class Task(ABC):
     name: ClassVar[str]
     needs_target: ClassVar[bool] = True
     answers: ClassVar[bool] = True
+    has_preset: ClassVar[bool] = False
     streams: ClassVar[bool] = False
     wants_words: ClassVar[bool] = False
     separator: ClassVar[str] = "|"
@@ -151,10 +168,17 @@ class Task(ABC):
         Raises:
             UserError: If an option cannot be combined with this task.
         """
-        mixup = config.get("trainer", {}).get("mixup")
-        # A task supports mixup if it overrides mix_targets, whose default raises an error.
-        if mixup and type(self).mix_targets is Task.mix_targets:
-            raise self._mixup_error()
+        options = config.get("trainer", {})
+        # A task supports an option if it overrides the method, whose default raises an error.
+        if options.get("mixup") and type(self).mix_targets is Task.mix_targets:
+            raise self._refusal("mixup")
+        if options.get("r_drop") and type(self).divergence is Task.divergence:
+            raise self._refusal("r_drop")
+        if config.get("ensemble", 1) > 1 and type(self).combine is Task.combine:
+            raise UserError(
+                f"ensemble: cannot be combined with head={self.name}; set ensemble=1, got "
+                f"{config['ensemble']}"
+            )
 
     def parse(self, value: Any, origin: str) -> Any:
         """Convert a raw cell to a target value.
@@ -263,7 +287,7 @@ class Task(ABC):
         Raises:
             UserError: If the task does not support mixup, which is the default.
         """
-        raise self._mixup_error()
+        raise self._refusal("mixup")
 
     # The model
 
@@ -280,6 +304,37 @@ class Task(ABC):
     @abstractmethod
     def loss(self, output: Any, batch: Batch) -> Tensor:
         """Return the mean loss () of a batch from the head's output."""
+
+    def divergence(self, output: Any, other: Any, batch: Batch) -> Tensor:
+        """Return how much two outputs for the same batch differ, for R-Drop (arXiv:2106.14448).
+
+        Args:
+            output: Output of the head.
+            other: Output of the head with other dropout.
+            batch: The batch.
+
+        Returns:
+            The mean () of a symmetric divergence, over the same targets as in `loss`.
+
+        Raises:
+            UserError: If the task does not support R-Drop, which is the default.
+        """
+        raise self._refusal("r_drop")
+
+    def combine(self, outputs: Sequence[Any]) -> Any:
+        """Combine the outputs of the members of an ensemble for the same batch.
+
+        Args:
+            outputs: Output of the head of each member, in float32.
+
+        Returns:
+            An output in the same space, which `loss` and `predict` accept.
+
+        Raises:
+            NotImplementedError: If the task does not support ensembles, which is the default.
+                `check` then refuses the option.
+        """
+        raise NotImplementedError(f"head={self.name} cannot be part of an ensemble")
 
     def num_targets(self, batch: Batch) -> int:
         """Count the items that the loss averages over, such as samples or tokens.
@@ -301,6 +356,17 @@ class Task(ABC):
             draft: Whether to use the fastest decoding, such as greedy decoding instead of beam
                 search.
         """
+
+    def score_targets(self, values: Sequence[Any]) -> ScoreTargets | None:
+        """Return what a baseline learns, in the space of outputs (n, K).
+
+        Args:
+            values: Parsed targets of the training split.
+
+        Returns:
+            None, the default: a baseline is not possible for this task.
+        """
+        return None
 
     # Results
 
@@ -451,9 +517,10 @@ class Task(ABC):
         self.load_state(read_state(folder, self.name))
         return self
 
-    def _mixup_error(self) -> UserError:
+    def _refusal(self, option: str) -> UserError:
+        """Return the error of an option of the trainer that the task does not support."""
         return UserError(
-            f"trainer.mixup: cannot be combined with head={self.name}; set trainer.mixup=0"
+            f"trainer.{option}: cannot be combined with head={self.name}; set trainer.{option}=0"
         )
 
 

@@ -15,6 +15,7 @@ optional member only through a function of this module, which returns the defaul
 | `accepts(values) -> float` | 0.0 | `accepts(prepare, values)` |
 | `find_format(cells)` | nothing to find | `find_format(prepare, cells)` |
 | `summarize(raws, sources) -> str` | "" | `summarize(prepare, raws, sources)` |
+| `advise(cells, facts) -> list[Advice]` | [] | `advise` of dxn.tokenize.advice |
 | `without_augment() -> Preprocessor` | itself | `without_augment(prepare)` |
 | `truncated(sample) -> (kept, total) or None` | None | `truncated(prepare, sample)` |
 | `encode_batch(raws) -> batch` | one by one | `encodes_batches(prepare, ...)` |
@@ -25,6 +26,7 @@ optional member only through a function of this module, which returns the defaul
 | `fit(raws) -> Self` | nothing to fit | `fit_adapter(adapter, raws)` |
 | `describe(raw) -> str` | "" | `describe_columns(adapter, raw)` |
 | `masking(*, ratio, span) -> Masking or None` | None | `make_masking(adapter, ...)` |
+| `summary(batch) -> Summary or None` | None | `Model.summaries` of dxn.models |
 | `lookback: int` | all previous tokens | `LanguageModel` of dxn.models |
 | `save(folder, name)` | only weights | `save_adapter(adapter, folder, name)` |
 | `load(folder, name)` | only weights | `load_adapter(adapter, folder, name)` |
@@ -34,8 +36,10 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
+from urllib.parse import quote
 
 from tokenizers import Tokenizer
 from torch import Tensor, nn
@@ -54,6 +58,8 @@ ADAPTERS: dict[str, str] = {
     "category": "dxn.tokenize.CategoryAdapter",
     "date": "dxn.tokenize.DateAdapter",
 }
+
+MAX_FILE_NAME = 200  # bytes of the key of an adapter in the name of its file
 
 
 class Preprocessor(Protocol):
@@ -336,6 +342,22 @@ def save_adapter(adapter: Adapter, folder: Path, name: str) -> None:
     save = getattr(adapter, "save", None)
     if save is not None:
         save(folder, name)
+
+
+def file_of_adapter(folder: Path, name: str, suffix: str) -> Path:
+    """Return the path of a file of an adapter in a model folder.
+
+    Args:
+        folder: The model folder.
+        name: Key of the adapter. It can be the name of a column, with any characters, and it can
+            come from a downloaded model.
+        suffix: Rest of the file name, such as "tokenizer.json".
+    """
+    # A separator would point to another folder, and a long name is refused by the file system.
+    stem = quote(name, safe=" ")
+    if len(stem.encode()) > MAX_FILE_NAME:
+        stem = blake2b(name.encode(), digest_size=16).hexdigest()
+    return folder / f"{stem}.{suffix}"
 
 
 def load_adapter(adapter: Adapter, folder: Path, name: str) -> None:

@@ -24,13 +24,16 @@ from dxn.tokenize.audio_preprocessor import AudioPreprocessor
 from dxn.tokenize.grid import MASKED, PatchGrid
 from dxn.tokenize.masking import AudioMasking, check_ratio
 from dxn.tokenize.pos_embed import PosEmbed1d, PosEmbed2d, PosEmbedKind
+from dxn.tokenize.statistics import means_of_parts, time_statistics
 from dxn.tokenize.stem import ConvStem, WhisperStem
-from dxn.tokens import Span, Tokens
+from dxn.tokens import Span, Summary, Tokens
 
 StemKind = Literal["patch", "conv", "whisper"]
 
 MASK_RATIO = 0.4  # fraction of the columns that masked pretraining hides by default
 MAX_FITTED = 1000  # clips are enough for stable statistics and fit into memory
+NUM_MFCC = 20  # cepstral coefficients of a summary, as many as librosa computes
+NUM_PARTS = 4  # parts of a clip that a summary describes separately
 MIN_STD = 1e-3  # bins above the bandwidth of the recordings are constant: avoid a division by 0
 
 
@@ -156,6 +159,20 @@ class AudioAdapter(nn.Module):
         duration = self.grid.size[0] * self.prepare.seconds
         rate = self.prepare.sample_rate
         return f"{steps} frames of {duration:.3g} s{bands}, {len(raw) / rate:.2f} s at {rate} Hz"
+
+    def summary(self, batch: Mapping[str, Tensor]) -> Summary | None:
+        """Return statistics of the spectrogram and of its MFCC. None: there is no spectrogram."""
+        if self.prepare.spectrogram is None:
+            return None
+        from torchaudio.functional import create_dct  # it takes time to import
+
+        x, lengths = batch["features"].float(), batch["lengths"]
+        mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+        count = x.shape[2]
+        mfcc = x @ create_dct(min(NUM_MFCC, count), count, "ortho").to(x.device)
+        parts = [time_statistics(mfcc, mask), time_statistics(x, mask)]
+        dense = torch.cat([*parts, means_of_parts(mfcc, lengths, NUM_PARTS)], 1)
+        return Summary("MFCC statistics", dense)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D).

@@ -9,13 +9,14 @@ from typing import Literal, get_args
 from dxn.tokenize.grid import as_pair
 
 Frontend = Literal["mel", "kaldi", "whisper"]
+Scale = Literal["log", "pcen"]
 AudioTokens = Literal["frames", "patches", "waveform"]
 NormalizationKind = Literal["dataset", "clip", "none"]
 
 
 @dataclass(frozen=True)
 class SpectrogramOptions:
-    """Options of the log-mel spectrogram of a clip.
+    """Options of the mel spectrogram of a clip.
 
     Args:
         n_fft: Window length in samples. Default: 25 ms.
@@ -25,6 +26,9 @@ class SpectrogramOptions:
         f_max: Highest frequency of the mel bins in hertz. Default: sample_rate / 2.
         frontend: Implementation of the spectrogram: mel (torchaudio), kaldi (Kaldi's filter banks,
             as used by AST) or whisper.
+        scale: With frontend=mel, the scale of the power: log, or pcen (per-channel energy
+            normalization, arXiv:1607.05666), which divides each bin by its mean over the last
+            0.4 s, so that constant noise and the distance of the microphone matter less.
         top_db: With frontend=mel, clamp values to this many decibels below the maximum of the clip.
             Default: no clamping.
         num_frames: Number of frames to which every clip is truncated or padded. Default: keep the
@@ -38,6 +42,7 @@ class SpectrogramOptions:
     f_min: float = 0.0
     f_max: float | None = None
     frontend: Frontend = "mel"
+    scale: Scale = "log"
     top_db: float | None = None
     num_frames: int | None = None
     max_seconds: float = 60.0
@@ -49,6 +54,12 @@ class SpectrogramOptions:
             raise ValueError(
                 f"frontend={self.frontend} has a fixed frequency and dynamic range: leave out "
                 f"f_min, f_max and top_db, got {self.f_min}, {self.f_max} and {self.top_db}"
+            )
+        if self.scale not in get_args(Scale):
+            raise ValueError(f"scale must be log or pcen, got {self.scale!r}")
+        if self.frontend != "mel" and self.scale != "log":
+            raise ValueError(
+                f"frontend={self.frontend} has a fixed scale: leave out scale, got {self.scale}"
             )
         if self.top_db is not None and self.top_db <= 0:
             raise ValueError(f"top_db must be above 0, got {self.top_db}")

@@ -13,6 +13,8 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from dxn.tokenize.advice import Advice, Facts
+from dxn.tokenize.audio_advice import advise_audio
 from dxn.tokenize.audio_augment import augment_spectrogram, augment_waveform, draw_gains
 from dxn.tokenize.audio_file import audio_rate, read_audio
 from dxn.tokenize.audio_options import (
@@ -115,6 +117,10 @@ class AudioPreprocessor:
             return read_audio(source, sample_rate=self.sample_rate, max_seconds=self.max_seconds)
         except NoSoundTrack:
             return None  # a missing input: a table can have videos with and without sound
+
+    def advise(self, cells: Sequence[Any], facts: Facts) -> list[Advice]:
+        """Return the options that preset=auto sets."""
+        return advise_audio(cells, facts)
 
     def __call__(self, raw: Tensor, rand: random.Random | None = None) -> dict[str, Tensor]:
         """Return the features of a clip raw (T,), augmented if rand is not None.

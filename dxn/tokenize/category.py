@@ -28,7 +28,7 @@ from dxn.tokenize.masking import check_ratio
 from dxn.tokenize.media import MAX_INSPECTED, BadMedia
 from dxn.tokenize.missing import has_no_value
 from dxn.tokenize.number_format import are_codes, are_numbers
-from dxn.tokens import Tokens
+from dxn.tokens import Summary, Tokens
 
 RawCategory = tuple[str, ...]
 
@@ -40,6 +40,8 @@ MAX_CHARS = 200  # characters of a value
 # Values with at least this many words on average are sentences, which the text adapter reads.
 SENTENCE_WORDS = 4
 MAX_LISTED = 3  # values in a summary
+# A column with more values is summarized by counts, because most of its numbers would be 0.
+MAX_DENSE = 64
 
 
 @dataclass(frozen=True)
@@ -248,6 +250,16 @@ class CategoryAdapter(nn.Module):
         known = [self.prepare.id_of(value) != UNKNOWN for value in raw]
         pairs = zip(raw, known, strict=True)
         return ", ".join(value if is_known else f"{value} (unknown)" for value, is_known in pairs)
+
+    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
+        """Return how often each value occurs in each sample of a batch."""
+        ids, mask = batch["ids"], batch["mask"]
+        size = NUM_SPECIAL + len(self.prepare.values)
+        if size > MAX_DENSE:
+            none = torch.zeros(len(ids), 0, device=ids.device)
+            return Summary("columns", none, (torch.stack([mask.nonzero()[:, 0], ids[mask]]),))
+        dense = torch.zeros(len(ids), size, device=ids.device)
+        return Summary("columns", dense.scatter_add_(1, ids, mask.float()))
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D), one per value."""

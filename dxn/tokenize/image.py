@@ -16,11 +16,12 @@ from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.image_options import ImageAugment, ImageNormalization, ResizeOptions
 from dxn.tokenize.image_preprocessor import ImagePreprocessor
 from dxn.tokenize.masking import ImageMasking, check_ratio
+from dxn.tokenize.picture_summary import picture_features
 from dxn.tokenize.pixels import normalize_pixels, register_statistics, set_statistics
 from dxn.tokenize.pos_embed import PosEmbed2d, PosEmbedKind
 from dxn.tokenize.stem import ConvStem
 from dxn.tokenize.text_options import EmbeddingNormOptions
-from dxn.tokens import Span, Tokens
+from dxn.tokens import Span, Summary, Tokens
 
 MASK_RATIO = 0.6  # fraction of the patches that masked pretraining hides by default
 MAX_FITTED = 1000  # images are enough for stable statistics
@@ -145,6 +146,10 @@ class ImageAdapter(nn.Module):
         rows, columns = self.grid.count(height, 0), self.grid.count(width, 1)
         patch = f"{self.patch_size}×{self.patch_size}"
         return f"{rows}×{columns} patches of {patch} pixels of {height}×{width} (height×width)"
+
+    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
+        """Return a small picture and histograms of gradients of each image of a batch."""
+        return Summary("small pictures", picture_features(batch["pixels"], batch["sizes"]))
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D) with N patches, row by row."""

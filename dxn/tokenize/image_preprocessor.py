@@ -11,7 +11,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dxn.tokenize.advice import Advice, Facts
 from dxn.tokenize.grid import as_pair, collate_grids
+from dxn.tokenize.image_advice import advise_images
 from dxn.tokenize.image_augment import Frame, ImageAugmenter
 from dxn.tokenize.image_file import image_size, read_image, resize
 from dxn.tokenize.image_options import ImageAugment, ResizeOptions
@@ -82,6 +84,10 @@ class ImagePreprocessor:
             in_channels=self.in_channels,
             augment=ImageAugment(),
         )
+
+    def advise(self, cells: Sequence[Any], facts: Facts) -> list[Advice]:
+        """Return the options that preset=auto sets."""
+        return advise_images(cells, facts)
 
     def __call__(self, raw: Tensor, rand: random.Random | None = None) -> dict[str, Tensor]:
         """Resize a raw image uint8 (C, H, W), after augmentation if rand is not None.

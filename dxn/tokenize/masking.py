@@ -63,8 +63,14 @@ class TextMasking:
         if self.num_copies > 1:
             columns = torch.zeros(self.num_copies, len(masked), dtype=torch.bool)
             columns[0] = masked
+        hidden: dict[str, Tensor] = {}
+        if "chars" in sample:
+            # The n-grams of a word also belong to its other tokens, so all of them would tell which
+            # tokens were masked.
+            hidden["chars"] = torch.zeros_like(sample["chars"])
         return {
             **sample,
+            **hidden,
             "ids": torch.where(is_random, random_ids, new_ids),
             "masked": columns,
             "masked_target": ids[masked],

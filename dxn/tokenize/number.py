@@ -31,7 +31,7 @@ from dxn.tokenize.masking import check_ratio
 from dxn.tokenize.media import BadMedia
 from dxn.tokenize.missing import has_no_number
 from dxn.tokenize.number_format import NumberFormat, are_codes, are_numbers, find_format
-from dxn.tokens import Tokens
+from dxn.tokens import Summary, Tokens
 
 NumberEmbedding = Literal["piecewise", "periodic", "linear"]
 # Standardized numbers approach this limit smoothly (arXiv:2407.04491, section 3), so that an
@@ -237,6 +237,10 @@ class NumberAdapter(nn.Module):
     def describe(self, raw: float) -> str:
         """Return the number and its standardized value."""
         return f"{raw:,g} (standardized: {self.prepare.standardize(raw):.2f})"
+
+    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
+        """Return the standardized number of each sample of a batch."""
+        return Summary("columns", batch["value"][:, 0])
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, 1, D)."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from dxn.dropout import Dropout
 from dxn.errors import UserError
-from dxn.tokenize.adapter import to_tokens
+from dxn.tokenize.adapter import file_of_adapter, to_tokens
 from dxn.tokenize.grid import MASKED, PatchGrid
 from dxn.tokenize.masking import check_ratio
 from dxn.tokenize.pos_embed import PosEmbed1d, PosEmbedKind
@@ -27,8 +27,9 @@ from dxn.tokenize.series_options import (
     SeriesStem,
 )
 from dxn.tokenize.series_preprocessor import SeriesPreprocessor, channel_statistics
+from dxn.tokenize.statistics import time_statistics
 from dxn.tokenize.stem import ConvStem
-from dxn.tokens import Span, Tokens
+from dxn.tokens import Span, Summary, Tokens
 
 MASK_RATIO = 0.4  # fraction of the patches that masked pretraining hides by default (PatchTST)
 MAX_FITTED = 10_000  # series are enough for stable statistics
@@ -194,6 +195,15 @@ class SeriesAdapter(nn.Module):
             f"{steps} time steps, {channels} channel{plural}{missing}"
         )
 
+    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
+        """Return statistics over time of each channel, NaN for a channel without values."""
+        x, observed = batch["values"], batch["observed"]
+        # The padding of a batch counts as not observed.
+        low = x.masked_fill(~observed, torch.inf).amin(1)
+        high = x.masked_fill(~observed, -torch.inf).amax(1)
+        dense = torch.cat([time_statistics(x, observed), low, high], 1)
+        return Summary("statistics", dense.masked_fill(dense.isinf(), torch.nan))
+
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D).
 
@@ -301,8 +311,4 @@ def _usual_patch_size(length: float) -> int:
 
 def _state_path(folder: Path, name: str) -> Path:
     """Return the path of the file that describes the adapter with key `name`."""
-    file = f"{name}.series.json"
-    # Security: the name can come from a downloaded model, and could point outside of the folder.
-    if Path(file).name != file:
-        raise UserError(f"adapters.{name}: the name must not contain a path separator")
-    return folder / file
+    return file_of_adapter(folder, name, "series.json")

@@ -1,9 +1,11 @@
-"""Log-mel spectrograms as computed by torchaudio, Kaldi and Whisper."""
+"""Mel spectrograms as computed by torchaudio, Kaldi and Whisper."""
 
 from __future__ import annotations
 
+import math
 from functools import cached_property
 
+import torch
 import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
@@ -14,9 +16,17 @@ from dxn.tokenize.audio_options import SpectrogramOptions
 # 60 dB below the power of a full-scale sine, which is below the noise of usual recordings.
 FLOOR = 1e-6
 
+# Constants of PCEN (arXiv:1607.05666, section 2). The time constant is that of the smoothing
+# coefficient 0.025 of the paper, whose frames are 10 ms apart.
+PCEN_SECONDS = 0.4
+PCEN_EPS = 1e-6
+PCEN_GAIN = 0.98
+PCEN_BIAS = 2.0
+PCEN_ROOT = 0.5
+
 
 class Spectrogram:
-    """Computes the log-mel spectrogram (frames, F) of a waveform (T,). It can be pickled.
+    """Computes the mel spectrogram (frames, F) of a waveform (T,). It can be pickled.
 
     Args:
         options: Options of the spectrogram.
@@ -43,17 +53,22 @@ class Spectrogram:
 
         options = self.options
         whisper = options.frontend == "whisper"
-        return torchaudio.transforms.MelSpectrogram(
-            self.sample_rate,
-            n_fft=self.n_fft,
+        spectrogram = torchaudio.transforms.Spectrogram(
+            self.n_fft,
             hop_length=self.hop_length,
-            n_mels=options.n_mels,
+            power=None,
+            pad_mode="reflect" if whisper else "constant",
+        )
+        mel_scale = torchaudio.transforms.MelScale(
+            options.n_mels,
+            self.sample_rate,
             f_min=options.f_min,
             f_max=options.f_max,
-            pad_mode="reflect" if whisper else "constant",
+            n_stft=self.n_fft // 2 + 1,
             norm="slaney" if whisper else None,
             mel_scale="slaney" if whisper else "htk",
         )
+        return nn.Sequential(spectrogram, _Power(), mel_scale)
 
     def __call__(self, raw: Tensor, gains: Tensor | None = None) -> Tensor:
         """Compute the spectrogram (frames, F).
@@ -63,16 +78,20 @@ class Spectrogram:
             gains: Factors (F,) of the mel power. Only frontend=mel applies them.
         """
         if self.options.frontend == "mel":
-            return self._log_mel(raw, gains)
+            return self._mel(raw, gains)
         return self._kaldi(raw) if self.options.frontend == "kaldi" else self._whisper(raw)
 
-    def _log_mel(self, raw: Tensor, gains: Tensor | None) -> Tensor:
-        """Natural logarithm of torchaudio's mel power, 1 + T // hop_length frames."""
+    def _mel(self, raw: Tensor, gains: Tensor | None) -> Tensor:
+        """Natural logarithm or PCEN of torchaudio's mel power, 1 + T // hop_length frames."""
         power = self.mel(raw) if gains is None else self.mel(raw) * gains[:, None]
         if self.options.top_db is not None:
             # Relative to the maximum of the clip, so that quiet clips keep their dynamic range.
             power = power.clamp(min=float(power.max()) * 10 ** (-self.options.top_db / 10))
-        return self._truncate_or_pad(rearrange((power + FLOOR).log(), "f t -> t f"))
+        if self.options.scale == "pcen":
+            scaled = pcen(power, self.hop_length / self.sample_rate)
+        else:
+            scaled = (power + FLOOR).log()
+        return self._truncate_or_pad(rearrange(scaled, "f t -> t f"))
 
     def _kaldi(self, raw: Tensor) -> Tensor:
         """Kaldi's filter banks with a Hann window, as in AST (arXiv:2104.01778, section 2.1)."""
@@ -112,6 +131,42 @@ class Spectrogram:
         if num_frames is None:
             return mel
         return F.pad(mel[:num_frames], (0, 0, 0, max(num_frames - len(mel), 0)))
+
+
+class _Power(nn.Module):
+    """The power of a complex spectrogram.
+
+    torchaudio computes the square of the absolute value, which takes half as long as the Fourier
+    transform, and seven times as long as this product.
+    """
+
+    def forward(self, spectrogram: Tensor) -> Tensor:
+        return (spectrogram * spectrogram.conj()).real
+
+
+def pcen(power: Tensor, seconds: float) -> Tensor:
+    """Return the per-channel energy normalization of a spectrogram (arXiv:1607.05666, equation 1).
+
+    The result is (E / (eps + M)^gain + bias)^root - bias^root for the power E and its moving
+    average M over time. A frame depends only on itself and the frames before it.
+
+    Args:
+        power: (F, T). Power of each bin and frame.
+        seconds: Duration between two frames.
+    """
+    import torchaudio
+
+    weight = 1 - math.exp(-seconds / PCEN_SECONDS)
+    # The average starts at the first frame, which therefore has the weight 1 instead of `weight`.
+    # With an average that starts at 0, every clip would begin with a loud onset.
+    first = power[:, :1] / weight
+    coefficients = torch.tensor([[1.0, weight - 1], [weight, 0.0]])
+    average = torchaudio.functional.lfilter(
+        torch.cat([first, power[:, 1:]], 1), *coefficients, clamp=False
+    )
+    relative = power * (PCEN_EPS + average) ** -PCEN_GAIN
+    # The difference in the formula would lose the digits of a small `relative`.
+    return PCEN_BIAS**PCEN_ROOT * torch.expm1(PCEN_ROOT * torch.log1p(relative / PCEN_BIAS))
 
 
 def hop_samples(options: SpectrogramOptions, sample_rate: int) -> int:

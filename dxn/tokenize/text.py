@@ -14,9 +14,10 @@ from torch import Tensor, nn
 
 from dxn.dropout import Dropout
 from dxn.errors import UserError
-from dxn.tokenize.adapter import to_tokens
+from dxn.tokenize.adapter import file_of_adapter, to_tokens
 from dxn.tokenize.masking import TextMasking, check_ratio
 from dxn.tokenize.pos_embed import PosEmbed1d, PosEmbedKind
+from dxn.tokenize.text_chars import CharNgrams
 from dxn.tokenize.text_options import (
     EmbeddingNormOptions,
     EmbeddingOptions,
@@ -25,6 +26,7 @@ from dxn.tokenize.text_options import (
     TokenizerOptions,
 )
 from dxn.tokenize.text_preprocessor import MASK_TOKENS, RawText, TextPreprocessor
+from dxn.tokenize.text_summary import TextCodes
 from dxn.tokenize.text_tokenizer import (
     check_vocab_size,
     load_tokenizer,
@@ -33,9 +35,11 @@ from dxn.tokenize.text_tokenizer import (
     save_tokenizer,
     token_texts,
 )
-from dxn.tokens import Span, Tokens
+from dxn.tokens import Span, Summary, Tokens
 
 MASK_RATIO = 0.15  # as in BERT (arXiv:1810.04805, section 3.1)
+# Of a character n-gram. The mean over about 16 n-grams then has the standard deviation 0.02.
+CHAR_STD = 0.08
 MAX_DESCRIBED = 16  # tokens that `describe` lists, to fit into one line
 
 
@@ -98,11 +102,20 @@ class TextAdapter(nn.Module):
             max_chars=max_chars,
             special_tokens=tokenizer.special_tokens,
             augment=augment,
+            chars=CharNgrams(ngrams.chars, ngrams.buckets) if ngrams.chars else None,
         )
         self.pos_embed = PosEmbed1d(pos_embed, dim=dim, max_len=max_len)
         self.ngram_embedding = nn.Embedding(ngrams.buckets, dim) if ngrams.lengths else None
         if self.ngram_embedding is not None:
             nn.init.normal_(self.ngram_embedding.weight, std=0.02)
+        self.char_embedding = None
+        if ngrams.chars:
+            # Row 0 stands for no n-gram.
+            self.char_embedding = nn.EmbeddingBag(
+                ngrams.buckets + 1, dim, mode="mean", padding_idx=0
+            )
+            nn.init.normal_(self.char_embedding.weight, std=CHAR_STD)
+            nn.init.zeros_(self.char_embedding.weight[0])
         self.conv = None
         if conv_kernel:
             self.conv = nn.Conv1d(dim, dim, conv_kernel, padding=conv_kernel // 2)
@@ -124,6 +137,7 @@ class TextAdapter(nn.Module):
         """Use this tokenizer and create the embedding of its tokens."""
         # A new embedding even if the size is the same, because its rows belong to other tokens.
         self.prepare.use_tokenizer(tokenizer)
+        self.codes: TextCodes | None = None  # of this tokenizer, created by `summary`
         self.fitted = True
         self.embedding = nn.Embedding(num_embeddings(tokenizer), self.dim)
         # With scaling, the scaled values have a standard deviation of 1 (arXiv:1706.03762). Without
@@ -192,6 +206,14 @@ class TextAdapter(nn.Module):
         texts = token_texts(self.prepare.tokenizer, ids[:MAX_DESCRIBED])
         return " | ".join(texts) + (" | ..." if len(ids) > MAX_DESCRIBED else "")
 
+    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
+        """Return the words, pairs of words and character n-grams of each text of a batch."""
+        if self.codes is None:
+            self.codes = TextCodes(self.prepare.tokenizer)
+        ids = batch["ids"]
+        blocks = self.codes(ids, batch["mask"])
+        return Summary("TF-IDF", torch.zeros(len(ids), 0, device=ids.device), blocks)
+
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D)."""
         if not self.fitted:
@@ -205,6 +227,9 @@ class TextAdapter(nn.Module):
         grams = [self._ngram_vectors(ids, n) for n in self.ngrams.lengths]
         if grams and not self.ngrams.columns:
             x = x + sum(grams)
+        if self.char_embedding is not None:
+            vectors = self.char_embedding(rearrange(batch["chars"], "b n g -> (b n) g"))
+            x = x + rearrange(vectors, "(b n) d -> b n d", b=len(ids))
         if self.conv is not None:
             # Padding is set to 0, so that it does not affect its neighbors.
             padded = rearrange(x * mask[..., None], "b n d -> b d n")
@@ -252,11 +277,9 @@ def _strings(raws: Iterable[RawText]) -> Iterable[str]:
 
 def _tokenizer_path(folder: Path, name: str) -> Path:
     """Return the path of the tokenizer of the adapter with key `name`."""
-    file = "tokenizer.json" if name == TextAdapter.modality else f"{name}.tokenizer.json"
-    # Security: the name can come from a downloaded model, and could point outside of the folder.
-    if Path(file).name != file:
-        raise UserError(f"adapters.{name}: the name must not contain a path separator")
-    return folder / file
+    if name == TextAdapter.modality:
+        return folder / "tokenizer.json"
+    return file_of_adapter(folder, name, "tokenizer.json")
 
 
 def _load_vectors(path: str, shape: torch.Size) -> Tensor:

@@ -59,23 +59,30 @@ class EmbeddingOptions:
 
 @dataclass(frozen=True)
 class NgramOptions:
-    """Hashed embeddings of n-grams of tokens (arXiv:1607.01759, section 2).
+    """Hashed embeddings of n-grams of tokens (arXiv:1607.01759, section 2) and of characters.
 
     Args:
-        lengths: Lengths n of the n-grams. An empty list disables n-grams.
-        buckets: Number of rows of the n-gram embedding.
-        columns: Append n-grams as additional columns. False: add each one to its last token.
+        lengths: Lengths n of the n-grams of tokens. An empty list disables them.
+        buckets: Number of rows of each n-gram embedding.
+        columns: Append n-grams of tokens as additional columns. False: add each one to its last
+            token.
+        chars: Lengths n of character n-grams, such as [3, 4, 5]. Their mean over the word that a
+            token belongs to is added to the token, so that a rare or unknown word resembles words
+            with the same parts (arXiv:1607.04606, section 3.2). An empty list disables them.
     """
 
     lengths: Sequence[int] = ()
     buckets: int = 20000
     columns: bool = False
+    chars: Sequence[int] = ()
 
     def __post_init__(self) -> None:
-        # object.__setattr__, because the dataclass is frozen.
-        object.__setattr__(self, "lengths", tuple(self.lengths))
-        if any(n < 2 for n in self.lengths):
-            raise ValueError(f"ngrams.lengths must be at least 2, got {list(self.lengths)}")
+        for name in ("lengths", "chars"):
+            values = tuple(getattr(self, name))
+            # object.__setattr__, because the dataclass is frozen.
+            object.__setattr__(self, name, values)
+            if any(n < 2 for n in values):
+                raise ValueError(f"ngrams.{name} must be at least 2, got {list(values)}")
         if self.buckets < 1:
             raise ValueError(f"ngrams.buckets must be at least 1, got {self.buckets}")
 

@@ -13,16 +13,20 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from dxn.tokenize.advice import Advice, Facts
 from dxn.tokenize.grid import collate_grids
-from dxn.tokenize.media import MAX_INSPECTED, BadMedia
+from dxn.tokenize.media import BadMedia
 from dxn.tokenize.subword_split import SubwordSplitter
+from dxn.tokenize.text_advice import advise_text
 from dxn.tokenize.text_batch import PAD, encode_texts, special_ends
+from dxn.tokenize.text_chars import CharNgrams, collate_chars
+from dxn.tokenize.text_columns import text_score
 from dxn.tokenize.text_offsets import with_marks, word_starts
 from dxn.tokenize.text_options import TextAugment
 from dxn.tokenize.text_tokenizer import encode, special_ids, token_of
 
-SENTENCE_WORDS = 4  # mean number of words from which the cells of a column are sentences
 MASK_TOKENS = ("[MASK]", "<mask>")
+NO_COORDS = (math.nan, math.nan)  # of a token that has no position in the text
 
 RawText = str | list[str]
 
@@ -41,6 +45,7 @@ class TextPreprocessor:
             not read, so that a huge text costs little time, and it counts as truncated.
         special_tokens: Add the special tokens of the tokenizer, such as [CLS] and [SEP].
         augment: Augmentation of training texts. Default: no augmentation.
+        chars: Character n-grams of the words. Default: no n-grams.
     """
 
     modality = "text"
@@ -55,6 +60,7 @@ class TextPreprocessor:
         max_chars: int = 100_000,
         special_tokens: bool = False,
         augment: TextAugment | None = None,
+        chars: CharNgrams | None = None,
     ):
         if max_len < 1 or max_chars < 1:
             raise ValueError(
@@ -64,6 +70,7 @@ class TextPreprocessor:
         self.max_chars = max_chars
         self.special_tokens = special_tokens
         self.augment = augment or TextAugment()
+        self.chars = chars
         self.use_tokenizer(tokenizer)
 
     def use_tokenizer(self, tokenizer: Tokenizer) -> None:
@@ -99,6 +106,10 @@ class TextPreprocessor:
             raise BadMedia("blank text")
         return source if isinstance(source, str) else list(words)
 
+    def advise(self, cells: Sequence[Any], facts: Facts) -> list[Advice]:
+        """Return the options that preset=auto sets."""
+        return advise_text(cells, facts)
+
     def __call__(self, raw: RawText, rand: random.Random | None = None) -> dict[str, Tensor]:
         """Tokenize a text or a list of words, with augmentation if rand is not None.
 
@@ -108,6 +119,7 @@ class TextPreprocessor:
                 characters of " ".join(words).
             words (n,): Index of the word of each token. -1 if raw is not a list of words.
             num_cut (): Number of tokens that were truncated. Those behind max_chars are estimated.
+            chars (n, G): Hashed n-grams of the word of each token, 0 for none. Only with `chars`.
         """
         text = self._first(raw)
         lead, tokens, tail = self._encode(text)
@@ -119,21 +131,31 @@ class TextPreprocessor:
         num_cut = max(len(tokens) - room, 0) + num_unread
         tokens = [*lead, *tokens[:room], *tail]
         coords = torch.tensor([offsets for _, offsets, _ in tokens], dtype=torch.float32)
-        return {
+        sample = {
             "ids": torch.tensor([token for token, _, _ in tokens], dtype=torch.long),
             "coords": coords.reshape(-1, 2),
             "words": torch.tensor([word for _, _, word in tokens], dtype=torch.long),
             "num_cut": torch.tensor(num_cut),
         }
+        if self.chars is not None:
+            # Masked tokens have no n-grams, which would tell what they were.
+            offsets = [NO_COORDS if token == self.mask_id else at for token, at, _ in tokens]
+            sample["chars"] = self.chars(text, offsets)
+        return sample
 
     def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Collate ids (B, N), mask (B, N), coords (B, N, 2) and words (B, N), padded at the end."""
+        """Collate ids (B, N), mask (B, N), coords (B, N, 2) and words (B, N), padded at the end.
+
+        With `chars`, also chars (B, N, G).
+        """
         lengths = torch.tensor([len(sample["ids"]) for sample in samples])
+        grams = {} if self.chars is None else {"chars": collate_chars(samples)}
         return {
             "ids": _padded(samples, "ids", PAD),
             "mask": torch.arange(int(lengths.max())) < lengths[:, None],
             "coords": _padded(samples, "coords", torch.nan),
             "words": _padded(samples, "words", -1),
+            **grams,
             **collate_grids(samples),
         }
 
@@ -150,14 +172,15 @@ class TextPreprocessor:
         """
         texts = [self._first(raw) for raw in raws]
         batch = None
-        if all(isinstance(text, str) for text in texts):
+        # The n-grams of a token depend on its coordinates.
+        if self.chars is None and all(isinstance(text, str) for text in texts):
             batch = encode_texts(
                 self.tokenizer,
                 cast("list[str]", texts),
                 max_len=self.max_len,
                 special_tokens=self.special_tokens,
             )
-        # Lists of words are encoded one by one, and the error of a text has to name it.
+        # Lists of words are encoded one by one too, and the error of a text has to name it.
         return self.collate([self(raw) for raw in raws]) if batch is None else batch
 
     def num_tokens(self, raw: RawText) -> float:
@@ -177,29 +200,8 @@ class TextPreprocessor:
         return (kept, kept + num_cut) if num_cut else None
 
     def accepts(self, values: Sequence[Any]) -> float:
-        """Return 0.5 for a column of texts or lists of words, and 0 for numbers and categories.
-
-        The score is never above 0.5, because file paths are strings as well: image and audio, which
-        recognize them by their suffix, must have a higher score.
-        """
-        values = values[:MAX_INSPECTED]
-        if not values:
-            return 0.0
-        if all(_is_words(value) for value in values):
-            return 0.5
-        if not all(isinstance(value, str) for value in values):
-            return 0.0
-        if all(map(_is_number, values)):
-            return 0.0
-        words = sum(len(value.split()) for value in values) / len(values)
-        unique = len(set(values)) / len(values)
-        # Categories repeat, and names and identifiers are one word. So a column contains texts if
-        # its values have several words, or are different in almost every row.
-        several_words = (words > 1.5 and unique > 0.05) or (words > 1 and unique > 0.5)
-        if several_words or unique > 0.9:
-            return 0.5
-        # Sentences are texts even if they repeat. Other modalities can have a better reason.
-        return 0.2 if words >= SENTENCE_WORDS and len(set(values)) > 1 else 0.0
+        """Return how likely a column contains texts, see `text_score`."""
+        return text_score(values)
 
     def summarize(self, raws: Sequence[RawText], sources: Sequence[Any]) -> str:
         """Summarize the lengths in words or characters."""
@@ -299,18 +301,7 @@ def _padded(samples: Sequence[Mapping[str, Tensor]], key: str, value: float) -> 
 
 def _without_coords(tokens: Iterable[Token]) -> list[Token]:
     """Return special tokens with NaN as coordinates, because they have no position in the text."""
-    return [(token, (math.nan, math.nan), -1) for token, _, _ in tokens]
-
-
-def _is_words(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(word, str) for word in value)
-
-
-def _is_number(value: str) -> bool:
-    try:
-        return math.isfinite(float(value))
-    except ValueError:
-        return False
+    return [(token, NO_COORDS, -1) for token, _, _ in tokens]
 
 
 def _shortened(source: Any) -> str:

@@ -16,13 +16,15 @@ from dxn.tokenize.adapter import to_tokens
 from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.image_options import ImageNormalization, ResizeOptions
 from dxn.tokenize.masking import check_ratio
+from dxn.tokenize.picture_summary import picture_features
 from dxn.tokenize.pixels import normalize_pixels, register_statistics, set_statistics
 from dxn.tokenize.pos_embed import PosEmbed1d, PosEmbed2d, PosEmbedKind
+from dxn.tokenize.statistics import time_statistics
 from dxn.tokenize.stem import ConvStem
 from dxn.tokenize.video_masking import VideoMasking
 from dxn.tokenize.video_options import VideoAugment, VideoSampling, VideoTokens
 from dxn.tokenize.video_preprocessor import CHANNELS, VideoPreprocessor
-from dxn.tokens import Span, Tokens
+from dxn.tokens import Span, Summary, Tokens
 
 MASK_RATIO = 0.75  # fraction of the patches that masked pretraining hides by default
 MAX_FITTED = 200  # clips are enough for stable statistics
@@ -155,6 +157,15 @@ class VideoAdapter(nn.Module):
         rows, columns = self.grid.count(height, 0), self.grid.count(width, 1)
         tubelet = f"{self.tubelet_frames} frames × {self.patch_size}×{self.patch_size} pixels"
         return f"{steps}×{rows}×{columns} tubelets of {tubelet}, {frames}"
+
+    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
+        """Return the statistics over time of a small picture and of histograms of gradients."""
+        pixels, lengths = batch["pixels"], batch["lengths"]
+        frames = rearrange(pixels, "b t c h w -> (b t) c h w")
+        sizes = batch["sizes"].repeat_interleave(pixels.shape[1], 0)
+        x = rearrange(picture_features(frames, sizes), "(b t) f -> b t f", b=len(pixels))
+        mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+        return Summary("small pictures", time_statistics(x, mask))
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D), by time and then row by row."""

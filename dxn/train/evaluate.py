@@ -15,7 +15,7 @@ from dxn.data.loader import make_loader
 from dxn.data.samples import TIMEOUT, Samples
 from dxn.display import Display
 from dxn.errors import UserError
-from dxn.models import Model
+from dxn.models import Ensemble, Model
 from dxn.runtime import release_memory
 from dxn.tasks.task import Task
 from dxn.train.step import is_out_of_memory
@@ -44,7 +44,7 @@ class Predictions:
 
 @torch.inference_mode()
 def predict(
-    model: Model,
+    model: Model | Ensemble,
     task: Task,
     samples: Samples,
     *,
@@ -117,7 +117,7 @@ def predict(
 
 
 def embed(
-    model: Model, samples: Samples, *, batch_size: int, device: torch.device
+    model: Model | Ensemble, samples: Samples, *, batch_size: int, device: torch.device
 ) -> tuple[list[int], Tensor]:
     """Compute the embeddings of all samples in order.
 
@@ -129,8 +129,7 @@ def embed(
     """
 
     def run(batch: dict[str, Any]) -> tuple[list[int], Tensor]:
-        _, pooled = model.encode(model.embed(batch))
-        vectors = model.embedding(pooled).float().cpu()
+        vectors = model.vectors(batch).float().cpu()
         check_finite(vectors, batch, samples)
         return batch["index"], vectors
 

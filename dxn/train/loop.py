@@ -244,6 +244,7 @@ class Run:
         # The order of the samples depends only on the seed and the epoch, so a resumed training
         # can skip the batches that are done.
         self.order.epoch = state.epoch
+        self.order.progress = state.epoch / self.epochs
         self.order.skip = state.batch
         self.order.parts = state.parts
         parts: list[BatchLoss] = []

@@ -20,6 +20,7 @@ class Options(Protocol):
     max_minutes: float | None
     ema_decay: float
     mixup: float
+    r_drop: float
     log_every: int
     checkpoint_every: int
     checkpoint_minutes: float

@@ -6,6 +6,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from dxn.runtime import threads
+
 Precision = Literal["auto", "float32", "bf16"]
 
 # Minimum speedup of matrix products alone. A smaller one is lost again in the conversions between
@@ -59,9 +61,7 @@ def measure(device: torch.device, *, repeats: int = REPEATS) -> float:
     b = torch.randn(256, 1024, device=device)
     a_bf16 = a.bfloat16()
     b_bf16 = b.bfloat16()
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
+    with threads(1):
         # The first product of each precision also loads its kernel, so it is not timed.
         _seconds(a, b)
         _seconds(a_bf16, b_bf16)
@@ -70,8 +70,6 @@ def measure(device: torch.device, *, repeats: int = REPEATS) -> float:
         for _ in range(repeats):
             float32_times.append(_seconds(a, b))
             bf16_times.append(_seconds(a_bf16, b_bf16))
-    finally:
-        torch.set_num_threads(threads)
     return min(float32_times) / min(bf16_times)
 
 

@@ -128,9 +128,7 @@ def name_rows(samples: Samples, epoch: int, rows: Sequence[int]) -> str:
     bad = [row for row in rows if not _is_finite(samples[epoch, positions[row]])]
     kind = "values that are not finite in" if bad else "batch with"
     named = bad or list(rows)
-    # A stream of tokens has windows instead of rows.
-    origin = samples.opened.origin if len(samples.opened) == len(samples.rows) else ()
-    names = [origin[row] if row < len(origin) else f"sample {row}" for row in named[:MAX_NAMED]]
+    names = [samples.describe_index(row) for row in named[:MAX_NAMED]]
     more = f" and {len(named) - MAX_NAMED} more" if len(named) > MAX_NAMED else ""
     return f"{kind} {', '.join(names)}{more}"
 

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dxn.data.samples import Samples
-from dxn.dropout import MAX_SEED, Noise, keyed, number_layers
+from dxn.dropout import MAX_SEED, Noise, keyed, number_layers, selected
 from dxn.errors import UserError
 from dxn.models import Model
 from dxn.runtime import release_memory
@@ -30,6 +30,8 @@ from dxn.train.step import BatchLoss, Start, is_out_of_memory, name_rows, statis
 
 # Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.
 Schedule = Callable[[float], float]
+# Number of the dropout masks of a second pass. `Model.embed` numbers its selections from 0.
+SECOND_PASS = 2**20
 
 
 @dataclass(kw_only=True, eq=False)
@@ -121,10 +123,7 @@ class Stepper:
 
     def _backward(self, batch: dict[str, Any], mixing: tuple[Tensor, float] | None) -> BatchLoss:
         """Compute the loss of a batch, and add its gradients."""
-        output = self.wrapped(batch, mixing)
-        # The loss is computed in float32 even if the model runs in bf16, which has too few digits
-        # for sums over many terms.
-        loss = self.task.loss(as_float(output), batch)
+        loss = self._loss(batch, mixing)
         size, count, rows = batch["size"], 1, batch["index"]
         if batch.get("filler"):
             # It only keeps this process in step with the others, which have one more sample.
@@ -136,6 +135,24 @@ class Stepper:
         total = loss if count == 1 else loss * count
         self.settings.accelerator.backward(total)
         return BatchLoss(total.detach(), count, size, rows)
+
+    def _loss(self, batch: dict[str, Any], mixing: tuple[Tensor, float] | None) -> Tensor:
+        """Return the mean loss () of a batch, with R-Drop if set (arXiv:2106.14448)."""
+        # Losses are computed in float32 even if the model runs in bf16, which has too few digits
+        # for sums over many terms.
+        weight = self.settings.r_drop
+        if not weight:
+            return self.task.loss(as_float(self.wrapped(batch, mixing)), batch)
+        # DDP prepares each forward pass that synchronizes gradients for a backward pass of its own.
+        # Both passes have the same one, so only the second pass is prepared.
+        with self.settings.accelerator.no_sync(self.wrapped):
+            output = as_float(self.wrapped(batch, mixing))
+        with selected(torch.arange(batch["size"], device=self.device), SECOND_PASS):
+            other = as_float(self.wrapped(batch, mixing))
+        # The mean of the two losses instead of their sum, so that the weight of the target does not
+        # depend on this option. The paper's code does the same.
+        mean = (self.task.loss(output, batch) + self.task.loss(other, batch)) / 2
+        return mean + weight * self.task.divergence(output, other, batch)
 
     def step(self, num_steps: int) -> Sequence[BatchLoss]:
         """Take one optimizer step with the accumulated gradients, if they are finite.
@@ -168,14 +185,17 @@ class Stepper:
         # step as one large batch.
         norm = get_total_norm(gradients)
         state.step += 1
-        if math.isfinite(float(norm)) and math.isfinite(float(batches.total)):
+        # In one number, because each comparison on the CPU waits for the GPU.
+        if bool((norm + batches.total).isfinite()):
             if self.settings.max_grad_norm:
                 clip_grads_with_norm_(parameters, self.settings.max_grad_norm, norm)
             self._update()
             state.skipped_in_row = 0
         else:
             self._skip(batches)
-        self.compiling.after_step(state, num_steps, num_batches=len(self.group) * state.parts)
+        passes = 2 if self.settings.r_drop else 1
+        num_batches = passes * len(self.group) * state.parts
+        self.compiling.after_step(state, num_steps, num_batches=num_batches)
         losses = self.group
         self.clear()
         return losses

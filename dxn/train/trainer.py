@@ -48,6 +48,9 @@ class Trainer:
             evaluated and saved. 0 turns averaging off.
         mixup: Parameter alpha of the Beta distribution of mixup (arXiv:1710.09412). 0 turns mixup
             off.
+        r_drop: Weight of the R-Drop loss (arXiv:2106.14448). Each batch is computed twice with
+            different dropout, and the loss includes the divergence of the two outputs. A step then
+            takes twice the time. 0 turns it off.
         log_every: Number of batches between two lines of metrics.jsonl.
         checkpoint_minutes: Minutes between two checkpoints within an epoch. There is also one at
             the start, and one at the end of each epoch. 0: only these.
@@ -73,6 +76,7 @@ class Trainer:
     max_minutes: float | None = None
     ema_decay: float = 0.0
     mixup: float = 0.0
+    r_drop: float = 0.0
     log_every: int = 10
     checkpoint_minutes: float = 10.0
     checkpoint_every: int = 0
@@ -84,7 +88,7 @@ class Trainer:
             if not getattr(self, name) >= 1:  # NaN is out of range too
                 raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
         for name in (
-            *("max_grad_norm", "patience", "mixup"),
+            *("max_grad_norm", "patience", "mixup", "r_drop"),
             *("checkpoint_minutes", "checkpoint_every", "max_skipped_steps"),
         ):
             if not getattr(self, name) >= 0:

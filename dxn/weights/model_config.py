@@ -11,6 +11,7 @@ from dxn.schema import Strict
 from dxn.untrusted import shortened
 
 MAX_INPUTS = 10_000
+MAX_MEMBERS = 1_000
 # Limits of integers anywhere in the file. Most of them are sizes, and a size of billions fills the
 # memory, or takes hours, before the model can be compared with its weights.
 MAX_INTEGER = 100_000_000
@@ -25,9 +26,8 @@ LIMITS = {
 # Options that name a file. A model folder contains its files under fixed names.
 FILE_OPTION = "path"
 
+Count = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 Name = Annotated[str, Field(min_length=1, max_length=1_000)]
-# Files such as NAME.tokenizer.json contain the key of an adapter in their names.
-AdapterKey = Annotated[str, Field(min_length=1, max_length=200, pattern=r"^[^/\\\x00]+$")]
 
 
 class Node(Strict):
@@ -63,15 +63,33 @@ class Input(Strict):
     adapter: Name
 
 
+class BaselineSizes(Strict):
+    """The arguments of `dxn.models.baseline.Baseline`."""
+
+    about: Annotated[str, Field(max_length=1_000)]
+    dense: dict[Name, Count]
+    counted: dict[Name, Annotated[list[Count], Field(max_length=100)]]
+    num_outputs: Count
+    num_landmarks: Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+
+
+class Member(Strict):
+    """A member of an ensemble, as far as it differs from the others."""
+
+    baseline: BaselineSizes | None = None
+
+
 class ModelConfig(Strict):
     """The content of config.yaml."""
 
     inputs: Annotated[dict[Name, Input], Field(min_length=1, max_length=MAX_INPUTS)]
-    adapters: Annotated[dict[AdapterKey, Node], Field(min_length=1, max_length=MAX_INPUTS)]
+    adapters: Annotated[dict[Name, Node], Field(min_length=1, max_length=MAX_INPUTS)]
     fusion: Node
     backbone: Backbone
     head: Node
     share_backbone: bool = True
+    baseline: BaselineSizes | None = None
+    members: Annotated[list[Member], Field(min_length=2, max_length=MAX_MEMBERS)] | None = None
     target: str | None = None
     layout: dict[str, Any] | None = None
 

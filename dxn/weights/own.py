@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -34,6 +35,8 @@ MAX_FILES = 10_000
 # of the layers contain the index of the input: fusion.mix.0.weight.
 INPUT_EMBEDDING = "fusion.input_embedding.weight"
 INPUT_LAYERS = ("fusion.mix.", "backbone.towers.", "head.pre.layers.")
+# Tensors of the baseline of a training, which knows only the targets of that training.
+BASELINE = (r"baseline\..*", "mix$")
 # Keys of config.yaml whose value is a node, a mapping with the key _target_.
 PARTS = ("fusion", "backbone", "head")
 
@@ -71,6 +74,11 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
             "copy the whole folder `model` of a run"
         )
     config = read_config(folder, trust=checkpoint.trust)
+    if config.get("members"):
+        raise UserError(
+            f"weights: {folder}: is an ensemble, and a training starts from one model; set weights "
+            "to the run folder of one of its members, such as members/0"
+        )
     state = validated(Labels, load_json(labels), labels)
     tokenizer = target_tokenizer(checkpoint)
     _check_size(config, checkpoint, tokenizer)
@@ -113,7 +121,7 @@ def _check_size(
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     """Return a tensor map that copies each tensor, because the names are the same."""
-    return {name: copied(name) for name in checkpoint.tensors}
+    return {name: copied(name) for name in checkpoint.tensors if not _is_ignored(name)}
 
 
 def reorder_inputs(
@@ -213,8 +221,14 @@ def _folder(checkpoint: Checkpoint) -> Path:
     return checkpoint.folder
 
 
+def _is_ignored(name: str) -> bool:
+    return any(re.fullmatch(pattern, name) for pattern in BASELINE)
+
+
 def _without(node: Options, *names: str) -> Options:
     return {key: value for key, value in node.items() if key not in names}
 
 
-OWN = Family("a model trained by dxn", matches, architecture, tensor_map, own=True)
+OWN = Family(
+    "a model trained by dxn", matches, architecture, tensor_map, own=True, ignored=BASELINE
+)

@@ -101,6 +101,13 @@ def make_model(task, *, seed=0, dropout=0.2, depth=1):
     )
 
 
+def without_batch_norm():
+    """A model with dropout, in which the other samples of a batch have no effect."""
+    model = make_model(make_task())
+    model.adapters["series"].norm = nn.Identity()
+    return model
+
+
 def without_randomness():
     """A model without dropout, in which the other samples of a batch have no effect."""
     model = make_model(make_task(), dropout=0.0)

@@ -29,7 +29,8 @@ def convert(model: Model, dtype: torch.dtype, *, int8: bool = False, pack: bool 
 
     Adapters receive raw numbers, such as pixels and dates, and bf16 has only three decimal places.
     Adapters therefore compute in float32, and only their tokens and linear layers use `dtype`. An
-    adapter with a vocabulary receives ids, so it is converted completely.
+    adapter with a vocabulary receives ids, so it is converted completely. A baseline keeps
+    float32.
 
     Args:
         model: Model in float32 on its device, in evaluation mode.
@@ -39,7 +40,7 @@ def convert(model: Model, dtype: torch.dtype, *, int8: bool = False, pack: bool 
             `PackedLinear`.
     """
     for name, module in model.named_children():
-        if name != "adapters":
+        if name not in ("adapters", "baseline"):
             module.to(dtype)
     for adapter in model.adapters.values():
         if isinstance(getattr(adapter, "embedding", None), nn.Embedding):

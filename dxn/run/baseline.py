@@ -1,0 +1,236 @@
+"""The baseline of a training: a small classical model beside the transformer (baseline=auto)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dxn.data.opening import Opened
+from dxn.data.samples import Samples
+from dxn.display import duration
+from dxn.models import Model
+from dxn.models.baseline import Baseline
+from dxn.models.model import Batch
+from dxn.run import model_folder, report
+from dxn.run.baseline_fit import fit_baseline, fit_mix
+from dxn.run.predictor import Predictor
+from dxn.run.prepared import Prepared
+from dxn.tasks import Task
+from dxn.tokens import Summary
+from dxn.train.evaluate import Predictions, as_float, run_batches, score
+
+AUTO = "auto"
+# A transformer that is trained on more rows needs no baseline, and the baseline would take minutes.
+MAX_ROWS = 50_000
+MIN_ROWS = 10  # fewer cannot be divided into the rows that train a model and those that score it
+# Dense features of all rows: 800 MB in float32.
+MAX_NUMBERS = 200_000_000
+# Names of the rows of an evaluation.
+ALONE, BASELINE = "model alone", "baseline"
+
+Figures = dict[str, dict[str, float]]
+
+
+def add_baseline(run: Prepared, best: Predictor, *, batch_size: int) -> None:
+    """Train a baseline, mix it with the best model of a run, and save both in its model folder.
+
+    Args:
+        run: The run. Its configuration and its data decide whether there is a baseline.
+        best: The best model of the run, which gets the baseline and the factors of both.
+        batch_size: Number of samples per batch.
+    """
+    # A run that is resumed after its end already has a baseline.
+    best.model.set_baseline(None, None)
+    baseline = train_baseline(run, best, batch_size=batch_size)
+    if baseline is None:
+        return
+    mix = torch.tensor([1.0, 0.0], device=best.device)
+    best.model.set_baseline(baseline, mix)
+    validation = run.validation_samples(best.task)
+    if validation is not None:
+        mix = mix.new_tensor(mix_with(best, validation, batch_size=batch_size))
+        best.model.set_baseline(baseline, mix)
+    report.print_line(_about_mix(mix, validation is not None))
+    saved = baseline if mix[1] > 0 else None
+    model_folder.save_baseline(run.folder / "model", saved, mix, trust=run.settings.trust)
+
+
+def train_baseline(run: Prepared, best: Predictor, *, batch_size: int) -> Baseline | None:
+    """Train a baseline on the training split of a run, and print its name.
+
+    Args:
+        run: The run.
+        best: A model of the run, whose adapters compute the features.
+        batch_size: Number of samples per batch.
+
+    Returns:
+        None if the user, the task or the inputs of the run want no baseline.
+    """
+    train = run.data.splits["train"]
+    if not _is_wanted(run, train):
+        return None
+    started = time.perf_counter()
+    task = best.task
+    samples = best.task_samples(train)
+    rows, summaries = collect(best, samples, batch_size=batch_size)
+    if not any(each.counted or each.dense.shape[1] for each in summaries.values()):
+        return None
+    learned = task.score_targets([(train.targets or ())[row] for row in rows])
+    if learned is None:
+        return None
+    target = _task_batch(task, samples, rows)["target"]
+
+    def loss_of_rows(output: Tensor, chosen: Tensor) -> Tensor:
+        return task.loss(output, {"size": len(chosen), "target": target[chosen]})
+
+    with torch.no_grad():
+        baseline = fit_baseline(summaries, learned, loss_of_rows).to(best.device)
+    took = duration(time.perf_counter() - started)
+    report.print_line(f"baseline: {baseline.about}, trained {took}")
+    return baseline
+
+
+def mix_with(predictor: Predictor, samples: Samples, *, batch_size: int) -> tuple[float, float]:
+    """Return the factors of the head and of the baseline with the lowest loss, see `fit_mix`."""
+    task = predictor.task
+    rows, heads, baselines = _outputs(predictor, samples, batch_size)
+    batch = _task_batch(task, samples, rows)
+    return fit_mix(heads, baselines, lambda output: task.loss(output, batch))
+
+
+def figures_alone(predictor: Predictor, samples: Samples, *, batch_size: int) -> Figures:
+    """Return the metrics of the model without the baseline, and of the baseline alone.
+
+    Empty if the model has no baseline.
+
+    Args:
+        predictor: The model.
+        samples: Samples with targets.
+        batch_size: Number of samples per batch.
+    """
+    model, task = predictor.model, predictor.task
+    # The members of an ensemble have different factors, and their own tables.
+    if model.baseline is None or predictor.num_members > 1:
+        return {}
+    rows, heads, baselines = _outputs(predictor, samples, batch_size)
+    batch = _task_batch(task, samples, rows)
+    results: Figures = {}
+    for name, output in ((ALONE, heads), (BASELINE, baselines)):
+        predicted = task.predict(model.head, output, batch)
+        predictions = Predictions(rows, predicted, float(task.loss(output, batch)))
+        results[name] = score(predictions, samples, task)
+    return results
+
+
+def baseline_figures(model: Model) -> dict[str, object]:
+    """Return the keys of metrics.json that describe the baseline of a model."""
+    if model.baseline is None or model.mix is None:
+        return {}
+    return {"baseline": model.baseline.about, "mix": [round(x, 4) for x in model.mix.tolist()]}
+
+
+def warn_about(results: Figures, task: Task) -> list[str]:
+    """Return a warning if the model alone is not better than the baseline.
+
+    Args:
+        results: Metrics by the name of the row, see `figures_alone`.
+        task: The task, whose monitored metric is compared.
+    """
+    if ALONE not in results:
+        return []
+    metric = task.monitored
+    own, other = results[ALONE][metric], results[BASELINE][metric]
+    if task.is_better(own, other):
+        return []
+    return [
+        f"warning: the model alone is not better than the baseline ({metric} {own:.4f} and "
+        f"{other:.4f}); train longer (trainer.epochs), collect more rows, or start from public "
+        "weights (weights=..., see docs/public-models.md)"
+    ]
+
+
+def collect(
+    predictor: Predictor, samples: Samples, *, batch_size: int
+) -> tuple[list[int], dict[str, Summary]]:
+    """Compute the features of all samples, without augmentation.
+
+    Returns:
+        The row of each sample in its split, and the features on the CPU, by input name. Samples
+        that lack an input have NaN. Both are empty if the features would need too much memory.
+    """
+    model = predictor.model
+
+    def run(batch: Batch) -> tuple[list[int], dict[str, Summary]]:
+        return batch["index"], model.summaries(batch)
+
+    rows: list[int] = []
+    parts: dict[str, list[tuple[int, Summary]]] = {}
+    with torch.inference_mode():
+        for index, summaries in run_batches(run, samples, batch_size, device=predictor.device):
+            for name, summary in summaries.items():
+                parts.setdefault(name, []).append((len(rows), summary))
+            rows += index
+            width = sum(each[0][1].dense.shape[1] for each in parts.values())
+            if width * len(samples) > MAX_NUMBERS:
+                return [], {}
+    # In the order of the model, although the first batch can lack an input.
+    joined = {name: _joined(parts[name], len(rows)) for name in model.inputs if name in parts}
+    return rows, joined
+
+
+def _is_wanted(run: Prepared, train: Opened) -> bool:
+    """Whether a baseline can be trained, and the user wants one."""
+    if run.settings.values["baseline"] != AUTO or run.loader.overfit:
+        return False
+    return train.targets is not None and MIN_ROWS <= len(train) < MAX_ROWS
+
+
+def _joined(parts: Sequence[tuple[int, Summary]], size: int) -> Summary:
+    """Join the summaries of batches, each with the number of the samples before it."""
+    first = parts[0][1]
+    dense = torch.full((size, first.dense.shape[1]), torch.nan)
+    blocks: list[list[Tensor]] = [[] for _ in first.counted]
+    for start, summary in parts:
+        dense[start : start + len(summary.dense)] = summary.dense.float().cpu()
+        for block, (rows, codes) in zip(blocks, summary.counted, strict=True):
+            block.append(torch.stack([rows + start, codes]).cpu())
+    return Summary(first.about, dense, tuple(torch.cat(block, 1) for block in blocks))
+
+
+def _outputs(
+    predictor: Predictor, samples: Samples, batch_size: int
+) -> tuple[list[int], Tensor, Tensor]:
+    """Return the row of each sample, and the outputs (n, K) of the head and of the baseline."""
+    model = predictor.model
+
+    def run(batch: Batch) -> tuple[list[int], Tensor, Tensor]:
+        head = as_float(model.head_output(batch)).cpu()
+        return batch["index"], head, model.baseline_output(batch).cpu()
+
+    with torch.inference_mode():
+        parts = list(run_batches(run, samples, batch_size, device=predictor.device))
+    rows = [row for index, _, _ in parts for row in index]
+    # Joined outside of the inference mode, whose tensors cannot be used to compute gradients.
+    heads = torch.cat([head for _, head, _ in parts])
+    baselines = torch.cat([baseline for _, _, baseline in parts])
+    return rows, heads, baselines
+
+
+def _task_batch(task: Task, samples: Samples, rows: Sequence[int]) -> dict[str, Any]:
+    """Return a batch with the targets of these rows, for the loss."""
+    targets = samples.opened.targets or ()
+    encoded = [task.encode(targets[row]) for row in rows]
+    return {"size": len(rows), "target": task.collate(encoded)}
+
+
+def _about_mix(mix: Tensor, is_validated: bool) -> str:
+    if not is_validated:
+        return "note: there is no validation split, so the model is used without the baseline"
+    output, baseline = mix.tolist()
+    if not baseline:
+        return f"note: output = {output:.2f} x model; the baseline does not lower the loss"
+    return f"note: output = {output:.2f} x model + {baseline:.2f} x baseline (validation loss)"

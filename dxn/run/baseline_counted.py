@@ -1,0 +1,136 @@
+"""The part of a baseline that learns from counted features: TF-IDF and linear models."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dxn.models.baseline import TfIdf
+from dxn.tasks.task import ScoreTargets
+
+# Parts of the training split. Each is scored by a model that was trained on the others.
+NUM_FOLDS = 5
+# Entries of the matrix of all rows, times the number of outputs: about 20 seconds of training on
+# one core. With more, the model is trained on some of the rows.
+MAX_WORK = 4e8
+# With more, only one fold is scored.
+MAX_FOLDED_WORK = 2e7
+# Features of a block. The ones that occur in the most rows are kept.
+MAX_FEATURES = 100_000
+# From this number of rows on, a feature of a single row is left out: it tells little, and most
+# features are of this kind.
+MIN_ROWS = 1000
+UNKNOWN = -1  # no feature has this code
+
+
+class Counted(NamedTuple):
+    """The trained part.
+
+    Attributes:
+        modules: One per block. The scores are the sum of their outputs and `bias`.
+        bias: (K,).
+        scores: (n, K). Scores of the training rows by models that were not trained on them, NaN in
+            rows that were not scored.
+    """
+
+    modules: list[TfIdf]
+    bias: Tensor
+    scores: Tensor
+
+
+def fit_counted(blocks: Sequence[Tensor], targets: ScoreTargets) -> Counted:
+    """Train one linear model per output: an SVM for classes, ridge regression for numbers.
+
+    Args:
+        blocks: Blocks of features (2, m): the row and the code of each occurrence.
+        targets: What is learned, (n, K).
+    """
+    from scipy import sparse  # it takes time to import
+
+    size, num_outputs = targets.values.shape
+    modules = [_fit_tfidf(block, size, num_outputs) for block in blocks]
+    matrices = []
+    for block, module in zip(blocks, modules, strict=True):
+        rows, columns, values = (t.numpy() for t in module.entries(block, size))
+        shape = (size, len(module.codes))
+        matrices.append(sparse.csr_matrix((values.astype(np.float64), (rows, columns)), shape))
+    x: Any = sparse.hstack(matrices, format="csr")  # Any: its stubs lack the index
+    y = targets.values.double().numpy()
+    work = x.nnz * num_outputs
+    folds = split_folds(y)
+    # The folds are random, so the first rows in their order are a random part of all rows.
+    used = np.argsort(folds, kind="stable")[: max(int(size * MAX_WORK / max(work, 1)), 1)]
+    scores = np.full(y.shape, np.nan)
+    for fold in range(NUM_FOLDS if work <= MAX_FOLDED_WORK else 1):
+        held_out = folds == fold
+        rest = used[~held_out[used]]
+        if held_out.any() and len(rest):
+            weight, bias = _fit_linear(x[rest], y[rest], targets.are_classes)
+            scores[held_out] = x[held_out] @ weight + bias
+    weight, bias = _fit_linear(x[used], y[used], targets.are_classes)
+    stop = 0
+    for module in modules:
+        start, stop = stop, stop + len(module.codes)
+        module.weight.copy_(torch.from_numpy(weight[start:stop]))
+    return Counted(modules, torch.from_numpy(bias).float(), torch.from_numpy(scores).float())
+
+
+def split_folds(y: np.ndarray) -> np.ndarray:
+    """Return the fold of each row (n,), with about the same targets (n, K) in each fold."""
+    order = np.random.default_rng(0).permutation(len(y))
+    # Rows of a class follow each other, so they are distributed over all folds.
+    order = order[np.argsort(y[order].argmax(1), kind="stable")]
+    folds = np.empty(len(y), dtype=np.int64)
+    folds[order] = np.arange(len(y)) % NUM_FOLDS
+    return folds
+
+
+def _fit_tfidf(block: Tensor, size: int, num_outputs: int) -> TfIdf:
+    """Choose the features of a block, and compute their inverse document frequencies."""
+    rows, codes = block
+    # Each feature counts once per row. One number per pair is much faster to sort than the pairs.
+    distinct = (codes * size + rows).unique() // size
+    codes, counts = distinct.unique_consecutive(return_counts=True)
+    if size >= MIN_ROWS:
+        codes, counts = codes[counts > 1], counts[counts > 1]
+    if len(codes) > MAX_FEATURES:
+        most = counts.argsort(descending=True, stable=True)[:MAX_FEATURES].sort().values
+        codes, counts = codes[most], counts[most]
+    if not len(codes):
+        codes, counts = torch.tensor([UNKNOWN]), torch.tensor([1])
+    module = TfIdf(len(codes), num_outputs)
+    module.codes.copy_(codes)
+    # The smoothed formula of scikit-learn.
+    module.idf.copy_(((1 + size) / (1 + counts)).log() + 1)
+    return module
+
+
+def _fit_linear(x: Any, y: np.ndarray, are_classes: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Train one model per column of y (n, K). Return the weights (F, K) and the biases (K,)."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.linear_model import Ridge
+    from sklearn.svm import LinearSVC
+
+    weight = np.zeros((x.shape[1], y.shape[1]))
+    bias = np.zeros(y.shape[1])
+    for k in range(y.shape[1]):
+        column = y[:, k]
+        if (column == column[0]).all():  # a class without rows in this part of the split
+            bias[k] = column[0]
+            continue
+        if k == 1 and y.shape[1] == 2 and (column == -y[:, 0]).all():
+            weight[:, 1], bias[1] = -weight[:, 0], -bias[0]
+            continue
+        model: Any = LinearSVC(random_state=0) if are_classes else Ridge(solver="sparse_cg")
+        with warnings.catch_warnings():
+            # A model that is nearly converged is good enough.
+            warnings.simplefilter("ignore", ConvergenceWarning)
+            model.fit(x, column)
+        weight[:, k] = model.coef_.ravel()
+        bias[k] = np.ravel(model.intercept_)[0]
+    return weight, bias

@@ -1,0 +1,188 @@
+"""The part of a baseline that learns from numbers: linear or kernel ridge regression."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dxn.models.baseline import DenseScores
+from dxn.tasks.task import ScoreTargets
+
+# Landmarks of a kernel. A baseline with 1,000 landmarks of 500 numbers takes 2 MB.
+MAX_LANDMARKS = 1000
+# Rows on which the candidates are compared. More rows take longer, and rarely change the choice.
+MAX_COMPARED = 5000
+# Features up to which a linear model is a candidate. Its time is cubic in their number.
+MAX_LINEAR = 2000
+# Widths of the kernel, as multiples of gamma="scale" of scikit-learn.
+GAMMAS = (0.1, 0.3, 1.0)
+# Ridge penalties, relative to the largest eigenvalue.
+PENALTIES = 10.0 ** np.arange(-5.5, 0.6, 0.5)
+# Smaller eigenvalues of the kernel of the landmarks, relative to the largest one, count as 0: their
+# directions are noise of float32.
+MIN_EIGENVALUE = 1e-5
+MIN_LEFT_OUT = 1e-9  # avoids a division by zero for a row that determines its own prediction
+MIN_SCALE = 1e-6  # of a feature that is not constant
+CONSTANT = 1e30  # scale of a constant feature; not infinity, which is an error in saved weights
+
+
+class Dense(NamedTuple):
+    """The trained part.
+
+    Attributes:
+        module: Its scores are without `bias`.
+        bias: (K,).
+        scores: (n, K). The score of each training row by a model that was not trained on this row.
+        name: Name of the model.
+    """
+
+    module: DenseScores
+    bias: Tensor
+    scores: Tensor
+    name: str
+
+
+@dataclass(frozen=True)
+class Ridge:
+    """A ridge regression, and its predictions for each row without this row.
+
+    Args:
+        weight: (F, K).
+        bias: (K,).
+        scores: (n, K). Predictions of the row by a model that was not trained on it.
+        penalty: The penalty with the lowest error of these predictions, see PENALTIES.
+        error: This error.
+    """
+
+    weight: np.ndarray
+    bias: np.ndarray
+    scores: np.ndarray
+    penalty: float
+    error: float
+
+
+def fit_dense(x: Tensor, targets: ScoreTargets) -> Dense:
+    """Train a ridge regression on standardized features, or on a kernel of them.
+
+    The kind of the model, the width of the kernel and the penalty are those with the lowest
+    leave-one-out error, which ridge regression has in closed form.
+
+    Args:
+        x: (n, F). Features of the training rows, NaN where unknown.
+        targets: What is learned, (n, K).
+    """
+    size, num_features = x.shape
+    y = targets.values.double().numpy()
+    standardize = DenseScores(num_features, y.shape[1])
+    _fit_standardization(standardize, x)
+    z = standardize.standardized(x)
+    order = torch.from_numpy(np.random.default_rng(0).permutation(size))
+    compared = order[:MAX_COMPARED].sort().values
+    landmarks = z[order[:MAX_LANDMARKS].sort().values].unique(dim=0)
+    candidates = list(_candidates(standardize, z, landmarks, y.shape[1]))
+    errors: list[float] = []
+    for candidate in candidates:
+        features, _ = _features(candidate, z[compared])
+        errors.append(fit_ridge(features, y[compared.numpy()]).error)
+    module = candidates[int(np.argmin(errors))]
+    features, basis = _features(module, z)
+    ridge = fit_ridge(features, y)
+    module.weight.copy_(torch.from_numpy(basis @ ridge.weight))
+    name = "RBF kernel ridge" if len(module.landmarks) else "ridge"
+    return Dense(
+        module,
+        torch.from_numpy(ridge.bias).float(),
+        torch.from_numpy(ridge.scores).float(),
+        f"{name} {'classifier' if targets.are_classes else 'regression'}",
+    )
+
+
+def fit_ridge(features: np.ndarray, y: np.ndarray) -> Ridge:
+    """Fit a ridge regression with the penalty that has the lowest leave-one-out error.
+
+    The prediction of row i without row i is y_i - (y_i - p_i) / (1 - h_i), where p is the
+    prediction with all rows and h the diagonal of the hat matrix (Allen, 1974).
+
+    Args:
+        features: (n, F) float64.
+        y: (n, K) float64.
+    """
+    size = len(features)
+    center, mean = features.mean(0), y.mean(0)
+    centered, residual = features - center, y - mean
+    # The eigenvectors of the smaller one of both products, because its time is cubic.
+    if size >= features.shape[1]:
+        values, vectors = np.linalg.eigh(centered.T @ centered)
+        # (n, r): centered @ vectors are the left singular vectors times the singular values.
+        scaled = centered @ vectors
+    else:
+        values, left = np.linalg.eigh(centered @ centered.T)
+        scaled = left * np.sqrt(values.clip(min=0))
+        vectors = centered.T @ left / np.sqrt(values.clip(min=values.max() * 1e-12 + 1e-300))
+    values = values.clip(min=0)
+    product = scaled.T @ residual
+    squares = scaled**2
+    best: tuple[float, float, np.ndarray] | None = None
+    for penalty in PENALTIES * max(float(values.max()), 1e-12):
+        inverse = 1 / (values + penalty)
+        predicted = scaled @ (inverse[:, None] * product)
+        # 1 / n: the mean of the targets is also estimated with the row.
+        left_out = 1 - squares @ inverse - 1 / size
+        error = (residual - predicted) / left_out.clip(min=MIN_LEFT_OUT)[:, None]
+        mean_error = float((error**2).mean())
+        if best is None or mean_error < best[0]:
+            best = mean_error, penalty, error
+    assert best is not None
+    mean_error, penalty, error = best
+    weight = vectors @ (product / (values + penalty)[:, None])
+    return Ridge(weight, mean - center @ weight, y - error, penalty, mean_error)
+
+
+def _candidates(
+    standardize: DenseScores, z: Tensor, landmarks: Tensor, num_outputs: int
+) -> Iterator[DenseScores]:
+    """Yield modules without weights: a linear one, and one per width of the kernel."""
+    num_features = z.shape[1]
+    # Features that are always the same have no influence on a distance.
+    num_varying = max(int((z.std(0) > 0).sum()), 1)
+    counts = [0] * (num_features <= MAX_LINEAR) + [len(landmarks)] * len(GAMMAS)
+    gammas = (0.0,) * (num_features <= MAX_LINEAR) + GAMMAS
+    for count, gamma in zip(counts, gammas, strict=True):
+        module = DenseScores(num_features, num_outputs, count)
+        module.mean.copy_(standardize.mean)
+        module.scale.copy_(standardize.scale)
+        if count:
+            module.gamma.fill_(gamma / num_varying)
+            module.landmarks.copy_(landmarks)
+        yield module
+
+
+def _features(module: DenseScores, z: Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """Return the features (n, M) of a ridge regression, and the matrix that computes them.
+
+    The matrix maps the result of `module.features` to them. With a kernel, it is the inverse root
+    of the kernel of the landmarks, so that the penalty is that of kernel ridge regression.
+    """
+    features = module.features(z).double().numpy()
+    if not len(module.landmarks):
+        return features, np.eye(features.shape[1])
+    values, vectors = np.linalg.eigh(module.features(module.landmarks).double().numpy())
+    kept = values > MIN_EIGENVALUE * values.max()
+    basis = vectors[:, kept] / np.sqrt(values[kept])
+    return features @ basis, basis
+
+
+def _fit_standardization(module: DenseScores, x: Tensor) -> None:
+    """Set the mean and the scale of each feature, without unknown values."""
+    x = x.double()
+    mean = x.nanmean(0).nan_to_num(0.0)
+    scale = (x - mean).square().nanmean(0).nan_to_num(0.0).sqrt()
+    # A constant feature has no influence, whatever its value is in new data.
+    is_constant = scale <= MIN_SCALE * mean.abs().clamp(min=MIN_SCALE)
+    module.mean.copy_(mean)
+    module.scale.copy_(scale.masked_fill(is_constant, CONSTANT))

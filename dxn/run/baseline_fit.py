@@ -1,0 +1,155 @@
+"""The training of a baseline, and its combination with the model (stacking)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dxn.models.baseline import Baseline
+from dxn.run.baseline_counted import Counted, fit_counted
+from dxn.run.baseline_dense import fit_dense
+from dxn.tasks.task import ScoreTargets
+from dxn.tokens import Summary
+
+# Weight of the initial scales, in rows: a few rows that all fit are no reason for large changes.
+# With more, a validation split of ten rows could not correct a model that has learned nothing.
+PRIOR_ROWS = 1.0
+# The scores of a linear model are about -1 to 1, too small for probabilities.
+INITIAL_SCALE = 2.0
+# Smaller factors of a baseline are not worth its time.
+MIN_FACTOR = 1e-3
+MAX_ITERATIONS = 100
+
+# Mean loss of the task for outputs (n, K).
+Loss = Callable[[Tensor], Tensor]
+
+
+def fit_baseline(
+    summaries: Mapping[str, Summary],
+    targets: ScoreTargets,
+    loss_of_rows: Callable[[Tensor, Tensor], Tensor],
+) -> Baseline:
+    """Train a baseline on the features of a training split.
+
+    The scores are scaled so that they minimize the loss of rows on which they were not trained.
+    The output of the baseline is then in the space of the head's output.
+
+    Args:
+        summaries: Features of all n rows, by input name. Rows that lack the input have NaN.
+        targets: What the baseline learns, (n, K).
+        loss_of_rows: Mean loss of the task, for the outputs (m, K) and the indices (m,) of rows.
+    """
+    blocks = [block for summary in summaries.values() for block in summary.counted]
+    counted = fit_counted(blocks, targets) if blocks else None
+    empty = Baseline(
+        "",
+        dense={name: summary.dense.shape[1] for name, summary in summaries.items()},
+        counted={name: [1] * len(summary.counted) for name, summary in summaries.items()},
+        num_outputs=targets.values.shape[1],
+    )
+    dense = None
+    if empty.dense is not None:
+        dense = fit_dense(empty.dense_features(summaries, len(targets.values)), targets)
+    parts = [part for part in (counted, dense) if part is not None]
+    scores = torch.stack([part.scores for part in parts])
+    rows = (~scores.isnan().any(2).any(0)).nonzero()[:, 0]
+    scales, _ = fit_scales(
+        list(scores[:, rows]),
+        lambda output: loss_of_rows(output, rows),
+        [INITIAL_SCALE if targets.are_classes else 1.0] * len(parts),
+    )
+    sizes = iter([] if counted is None else [len(module.codes) for module in counted.modules])
+    baseline = Baseline(
+        _about(summaries, None if dense is None else dense.name, targets.are_classes),
+        dense=empty.num_dense,
+        counted={name: [next(sizes) for _ in ones] for name, ones in empty.num_counted.items()},
+        num_outputs=targets.values.shape[1],
+        num_landmarks=0 if dense is None else len(dense.module.landmarks),
+    )
+    for part, scale in zip(parts, scales, strict=True):
+        baseline.bias += scale * part.bias
+        if isinstance(part, Counted):
+            for module in part.modules:
+                module.weight *= scale
+            baseline.tfidf = nn.ModuleList(part.modules)
+        else:
+            part.module.weight *= scale
+            baseline.dense = part.module
+    return baseline
+
+
+def fit_mix(outputs: Tensor, baseline_outputs: Tensor, loss: Loss) -> tuple[float, float]:
+    """Return the factors (a, b) with which a * outputs + b * baseline_outputs has the lowest loss.
+
+    Args:
+        outputs: (n, K). Outputs of the head for rows of the validation split.
+        baseline_outputs: (n, K). Outputs of the baseline for the same rows.
+        loss: Mean loss of the task for these rows.
+
+    Returns:
+        Factors of at least 0. b is 0 if the baseline does not lower the loss.
+    """
+    alone, _ = fit_scales([outputs], loss, [1.0])
+    # From both sides: a model that has learned nothing is no reason to distrust the baseline.
+    fits = [fit_scales([outputs, baseline_outputs], loss, start) for start in ([1, 0], [0, 1])]
+    (a, b), _ = min(fits, key=lambda fit: fit[1])
+    is_lower = float(loss(a * outputs + b * baseline_outputs)) < float(loss(alone[0] * outputs))
+    return (a, b) if b > MIN_FACTOR and is_lower else (alone[0], 0.0)
+
+
+def fit_scales(
+    parts: Sequence[Tensor], loss: Loss, initial: Sequence[float]
+) -> tuple[list[float], float]:
+    """Return factors of at least 0 whose weighted sum of the parts has the lowest loss.
+
+    A squared penalty with the weight of a few rows pulls them to their initial values.
+
+    Args:
+        parts: Outputs (n, K) to add up.
+        loss: Mean loss of n rows.
+        initial: Initial factor of each part.
+
+    Returns:
+        The factors, and the loss together with the penalty.
+    """
+    from scipy.optimize import minimize  # it takes time to import
+
+    start = torch.tensor(initial, dtype=torch.float64)
+    stacked = torch.stack(list(parts)).double()
+    size = max(stacked.shape[1], 1)
+
+    def objective(factors: np.ndarray) -> tuple[float, np.ndarray]:
+        # The caller changes weights in place, so it has turned gradients off.
+        with torch.enable_grad():
+            x = torch.tensor(factors, dtype=torch.float64, requires_grad=True)
+            output = torch.tensordot(x, stacked, 1)
+            penalty = PRIOR_ROWS / size * (x - start).square().sum()
+            total = loss(output) + penalty
+            total.backward()
+            assert x.grad is not None
+            return total.item(), x.grad.numpy()
+
+    result = minimize(
+        objective,
+        np.array(initial),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0.0, None)] * len(parts),
+        options={"maxiter": MAX_ITERATIONS},
+    )
+    return [float(factor) for factor in result.x], float(result.fun)
+
+
+def _about(summaries: Mapping[str, Summary], dense: str | None, are_classes: bool) -> str:
+    """Return the name of the baseline, such as "TF-IDF + linear SVM"."""
+    used = {name: each for name, each in summaries.items() if each.counted or each.dense.shape[1]}
+    names = list(dict.fromkeys(summary.about for summary in used.values()))
+    models: list[str] = []
+    if any(summary.counted for summary in used.values()):
+        models.append("linear SVM" if are_classes else "ridge regression")
+    if dense is not None and dense not in models:
+        models.append(dense)
+    return " + ".join([*names, *models])

@@ -1,0 +1,146 @@
+"""Options that are chosen from the data, unless the user sets them (preset=auto).
+
+The rules are few, and each is printed with its reason. docs/presets.md lists the measurements.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from dxn.data.rows import Source
+from dxn.keys import assign, lookup
+from dxn.run.build import Inputs
+from dxn.run.settings import Settings
+from dxn.tasks import Task
+from dxn.tokenize.adapter import Preprocessor, is_shareable
+from dxn.tokenize.advice import Advice, Facts, advise
+
+AUTO = "auto"
+# Samples that a training sees over all epochs. Fewer rows are repeated more often.
+VIEWS = 200_000
+MAX_EPOCHS, MIN_EPOCHS = 100, 6
+PATIENCE = 0.3  # of the epochs; the learning rate must have decayed before the training stops
+FEW, MANY = 2_000, 20_000  # rows for smaller and larger batches
+MINUTES, MANY_MINUTES = 5.0, 15.0
+SMALL_TABLE = 5_000  # rows of a table up to which a small model is the better one
+
+
+def with_preset(
+    settings: Settings,
+    task: Task,
+    source: Source,
+    inputs: Inputs,
+    preprocessors: Mapping[str, Preprocessor],
+) -> tuple[Settings, list[str]]:
+    """Return the settings with the options of the preset, and lines to print.
+
+    Nothing is changed with preset=plain, for a resumed run, with weights or pretraining, and for
+    a task that has no preset.
+
+    Args:
+        settings: The settings.
+        task: The task.
+        source: The data source.
+        inputs: The inputs of the model.
+        preprocessors: Preprocessor of each adapter, by adapter key in the configuration.
+    """
+    config = settings.values
+    starts_trained = config["weights"]["source"] or config["weights"]["adapters"]
+    if (
+        config["preset"] != AUTO
+        or settings.is_resumed
+        or starts_trained
+        or config.get("pretrain")
+        or not task.has_preset
+        or not source.splits.get("train")
+    ):
+        return settings, []
+    values = copy.deepcopy(config)
+    used: list[Advice] = []
+    for advice in _all_advice(source, inputs, preprocessors):
+        exists, old = lookup(values, advice.key)
+        if exists and old != advice.value and not is_chosen(advice.key, settings.chosen):
+            assign(values, advice.key, advice.value)
+            used.append(advice)
+    # Interpolations have been resolved already.
+    if not is_chosen("trainer.batch_size", settings.chosen):
+        values["trainer"]["batch_size"] = values["batch_size"]
+    return replace(settings, values=values), _lines(used)
+
+
+def is_chosen(key: str, chosen: frozenset[str]) -> bool:
+    """Whether the user has set a dotted key, a part of it, or the group that contains it."""
+    parts = key.split(".")
+    # adapters=[text] chooses which adapters there are, and not their options.
+    above = {".".join(parts[:i]) for i in range(1, len(parts) + 1)} - {"adapters"}
+    return any(name in above or name.startswith(f"{key}.") for name in chosen)
+
+
+def _all_advice(
+    source: Source, inputs: Inputs, preprocessors: Mapping[str, Preprocessor]
+) -> Iterator[Advice]:
+    train = source.splits["train"]
+    keys = inputs.chosen
+    num_files = sum(is_shareable(preprocessors[key]) for key in keys.values())
+    facts = Facts(len(train), len(keys), num_files)
+    yield from _training_advice(facts)
+    for key in dict.fromkeys(keys.values()):
+        names = [name for name in keys if keys[name] == key and name in train.cells]
+        cells = [cell for name in names for cell in train.cells[name]]
+        yield from advise(preprocessors[key], cells, replace(facts, prefix=f"adapters.{key}"))
+
+
+def _training_advice(facts: Facts) -> Iterator[Advice]:
+    """Yield the options that depend on the number of rows and inputs only."""
+    rows = facts.rows
+    about = f"{rows:,} training rows"
+    if not facts.num_files:
+        yield from _table_advice(facts, about)
+        return
+    epochs = min(max(math.ceil(VIEWS / rows), MIN_EPOCHS), MAX_EPOCHS)
+    yield Advice("trainer.epochs", epochs, about)
+    yield Advice("trainer.patience", max(round(PATIENCE * epochs), 5), about)
+    yield Advice("trainer.ema_decay", 0.99, about)
+    yield Advice("batch_size", 32 if rows < FEW else 128 if rows >= MANY else 64, about)
+    if rows >= MANY:
+        yield Advice("backbone.dropout", 0.0, about)
+    elif facts.num_files == 1:
+        yield Advice("backbone.dropout", 0.2, about)
+    many = f"{facts.num_files} inputs" if facts.num_files > 1 else about
+    is_long = rows >= MANY or facts.num_files > 1
+    yield Advice("trainer.max_minutes", MANY_MINUTES if is_long else MINUTES, many)
+
+
+def _table_advice(facts: Facts, about: str) -> Iterator[Advice]:
+    """Yield the options for a table without texts and files."""
+    if facts.rows > SMALL_TABLE:
+        return
+    about = f"{about} of {facts.num_inputs} columns"
+    yield Advice("backbone.depth", 1, about)
+    yield Advice("backbone.dropout", 0.2, about)
+    yield Advice("batch_size", 32, about)
+    yield Advice("trainer.epochs", 40, about)
+    yield Advice("trainer.patience", 0, about)
+    yield Advice("trainer.precision", "float32", about)
+    if facts.num_inputs > 1:
+        # Hidden cells, so that no single column is memorized.
+        yield Advice("loader.input_dropout", 0.3, about)
+
+
+def _lines(used: Sequence[Advice]) -> list[str]:
+    """Return one line per reason."""
+    lines = []
+    for reason, group in groupby(used, key=lambda advice: advice.reason):
+        options = " ".join(f"{advice.key}={_shown(advice.value)}" for advice in group)
+        lines.append(f"preset: {options} ({reason})")
+    return lines
+
+
+def _shown(value: Any) -> str:
+    """Return a value as it is written on the command line."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

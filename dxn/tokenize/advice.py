@@ -1,0 +1,64 @@
+"""Options that adapters recommend for the data of a training (preset=auto).
+
+docs/presets.md lists the rules with the measurements behind them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dxn.tokenize.adapter import Preprocessor
+
+# Cells of an input that are inspected.
+MAX_CELLS = 200
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A recommended value of an option.
+
+    Args:
+        key: Dotted key of the configuration.
+        value: The value.
+        reason: What the data shows, for the line that is printed.
+    """
+
+    key: str
+    value: Any
+    reason: str
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known about a training before any file is read.
+
+    Args:
+        rows: Number of training rows.
+        num_inputs: Number of inputs of the model.
+        num_files: Number of inputs that are files or texts, and not columns of a table.
+        prefix: Key of the adapter's options, such as "adapters.text".
+    """
+
+    rows: int
+    num_inputs: int
+    num_files: int
+    prefix: str = ""
+
+
+def advise(prepare: Preprocessor, cells: Sequence[Any], facts: Facts) -> list[Advice]:
+    """Return what an adapter recommends for the cells of its inputs. Default: nothing.
+
+    Args:
+        prepare: The preprocessor of the adapter.
+        cells: Cells of the training split, None where a value is missing.
+        facts: What is known about the training.
+    """
+    make = getattr(prepare, "advise", None)
+    present = [cell for cell in cells if cell is not None]
+    if make is None or not present:
+        return []
+    # Evenly distributed, because rows are often sorted by class.
+    step = max(len(present) // MAX_CELLS, 1)
+    return make(present[::step][:MAX_CELLS], facts)

@@ -1,0 +1,52 @@
+"""Options that the audio adapter recommends (preset=auto)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from dxn.tokenize.advice import Advice, Facts
+from dxn.tokenize.audio_file import audio_rate
+from dxn.tokenize.media import BadMedia
+
+MAX_RATE = 22_050  # hertz; higher frequencies rarely distinguish classes
+MIN_RATE = 4_000
+
+
+def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
+    """Return options for classifying sounds without a pretrained model.
+
+    Args:
+        cells: Paths, bytes or (array, sample_rate) pairs.
+        facts: What is known about the training.
+    """
+    rates = []
+    for cell in cells:
+        try:
+            rates.append(audio_rate(cell))
+        except (BadMedia, ValueError):  # reported when the rows are read
+            continue
+    if not rates:
+        return []
+    rate = min(max(statistics.mode(rates), MIN_RATE), MAX_RATE)
+    about = f"sounds of usually {statistics.mode(rates):,} Hz"
+    options: dict[str, Any] = {
+        "sample_rate": rate,
+        "tokens": "frames",
+        "frame_size": 4,
+        "stem": "conv",
+        "spectrogram.n_mels": 40 if rate <= 8_000 else 64,
+        "spectrogram.top_db": 40,
+        "normalize.kind": "clip",
+        "dropout": 0.1,
+        "augment.noise": 0.1,
+        "augment.speed": 0.1,
+        "augment.freq_mask": 8,
+        "augment.time_mask": 0.15,
+        "augment.equalize": 6,
+    }
+    advice = [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
+    if facts.num_inputs == 1:
+        advice.append(Advice("trainer.mixup", 1.0, about))
+    return advice

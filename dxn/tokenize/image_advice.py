@@ -1,0 +1,54 @@
+"""Options that the image adapter recommends (preset=auto)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from dxn.tokenize.advice import Advice, Facts
+from dxn.tokenize.image_file import image_size
+from dxn.tokenize.media import BadMedia
+
+SMALL = 40  # pixels of the shorter side up to which every pixel matters
+LARGE = 64  # pixels to which larger images are reduced without a pretrained model
+FEW_ROWS = 5000  # training rows up to which augmentation is strong
+MAX_FLIPPED = 20_000
+
+
+def advise_images(cells: Sequence[Any], facts: Facts) -> list[Advice]:
+    """Return options for classifying images without a pretrained model.
+
+    Args:
+        cells: Paths, bytes, PIL images or arrays.
+        facts: What is known about the training.
+    """
+    sizes = []
+    for cell in cells:
+        try:
+            sizes.append(image_size(cell))
+        except (BadMedia, ValueError):  # reported when the rows are read
+            continue
+    if not sizes:
+        return []
+    height = round(statistics.median(size[0] for size in sizes))
+    width = round(statistics.median(size[1] for size in sizes))
+    about = f"images of usually {height}×{width} pixels"
+    side = max(height, width)
+    options: dict[str, Any] = {"stem": "conv"}
+    if side <= SMALL:
+        # One token per 4×4 pixels; a multiple of 4, so that no patch is padding.
+        options |= {
+            "patch_size": 4,
+            "image_size": -(-side // 4) * 4,
+            "augment.crop": 2 + side // 16,
+        }
+    else:
+        options |= {"patch_size": 8, "image_size": LARGE, "augment.crop": 6}
+        if facts.rows <= FEW_ROWS:
+            options |= {"augment.zoom": 0.7, "augment.randaugment": 7}
+    if min(height, width) < 0.8 * side:
+        options["resize.mode"] = "within"
+    elif side > SMALL:
+        options["resize.mode"] = "stretch"
+    return [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]

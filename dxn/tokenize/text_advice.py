@@ -1,0 +1,49 @@
+"""Options that the text adapter recommends (preset=auto)."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Sequence
+from typing import Any
+
+from dxn.tokenize.advice import Advice, Facts
+
+MAX_ROWS = 50_000  # training rows up to which single words are regularized strongly
+# A language without spaces has longer "words", and its subwords are the better tokens.
+MAX_WORD_CHARS = 12
+LONG = 100  # words of a text from which its mean vector tells more than the maximum
+LENGTH_MARGIN = 1.3  # subwords per word
+WORDS = 16_000
+
+
+def advise_text(cells: Sequence[Any], facts: Facts) -> list[Advice]:
+    """Return options for classifying texts.
+
+    Args:
+        cells: Texts or lists of words.
+        facts: What is known about the training.
+    """
+    texts = [cell if isinstance(cell, str) else " ".join(map(str, cell)) for cell in cells]
+    counts = [len(text.split()) for text in texts]
+    words = statistics.median(counts)
+    chars = sum(map(len, texts)) / max(sum(counts), 1)
+    if facts.rows > MAX_ROWS or words < 2 or chars > MAX_WORD_CHARS:
+        return []
+    about = f"{facts.rows:,} texts with a median of {words:.0f} words"
+    options = {
+        "tokenizer.kind": "word",
+        "tokenizer.lowercase": True,
+        "vocab_size": WORDS,
+        "conv_kernel": 3,
+        "augment.token_mask": 0.1,
+    }
+    if facts.num_inputs == 1:
+        options["dropout"] = 0.5
+    else:
+        options["dropout"] = 0.2
+    advice = [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
+    if facts.num_inputs == 1:
+        advice.append(Advice("trainer.mixup", 1.0, about))
+        if words <= LONG:
+            advice.append(Advice("fusion.pool", "max", "short texts"))
+    return advice

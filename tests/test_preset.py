@@ -1,0 +1,152 @@
+"""preset=auto: options that are chosen from the data."""
+
+import numpy as np
+import pytest
+import soundfile
+import yaml
+from helpers.runs import SMALL, table_of
+from PIL import Image
+
+from dxn.cli import main
+from dxn.run.preset import is_chosen
+from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
+from dxn.tokenize.advice import Facts, advise
+
+pytestmark = pytest.mark.usefixtures("no_pictures")
+
+SHORT = [*SMALL, "trainer.max_minutes=0.001"]
+
+
+def advised(adapter, cells, *, rows=1000, num_inputs=1):
+    facts = Facts(rows, num_inputs, num_inputs, "adapters.x")
+    return {each.key: each.value for each in advise(adapter.prepare, cells, facts)}
+
+
+def saved(folder):
+    return yaml.safe_load((folder / ".hydra" / "config.yaml").read_text())
+
+
+def train_texts(tmp_path, *options):
+    (tmp_path / "table.csv").write_text(table_of(40))
+    return main(["train", str(tmp_path / "table.csv"), f"run={tmp_path}/run", *SHORT, *options])
+
+
+def test_options_that_the_user_does_not_set_are_chosen_from_the_data(tmp_path, capsys):
+    assert train_texts(tmp_path) == 0
+    config = saved(tmp_path / "run")
+    assert config["adapters"]["text"]["tokenizer"]["kind"] == "word"
+    assert config["trainer"]["ema_decay"] == 0.99
+    assert "preset: trainer.epochs=100" in capsys.readouterr().out
+
+
+def test_every_chosen_option_is_printed_with_its_reason(tmp_path, capsys):
+    assert train_texts(tmp_path) == 0
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("preset: ")]
+    assert any("(32 training rows)" in line for line in lines)
+    assert all(line.endswith(")") for line in lines)
+
+
+def test_an_option_of_the_user_wins_over_the_preset(tmp_path):
+    options = ["adapters.text.tokenizer.kind=bpe", "trainer.epochs=3", "backbone={dropout: 0.25}"]
+    assert train_texts(tmp_path, *options) == 0
+    config = saved(tmp_path / "run")
+    assert config["adapters"]["text"]["tokenizer"]["kind"] == "bpe"
+    assert config["adapters"]["text"]["conv_kernel"] == 3
+    assert config["trainer"]["epochs"] == 3
+    assert config["backbone"]["dropout"] == 0.25
+
+
+def test_the_batch_size_of_the_user_is_that_of_the_trainer(tmp_path):
+    assert train_texts(tmp_path, "batch_size=7") == 0
+    assert saved(tmp_path / "run")["trainer"]["batch_size"] == 7
+
+
+def test_preset_plain_leaves_all_options_as_they_are(tmp_path, capsys):
+    assert train_texts(tmp_path, "preset=plain") == 0
+    config = saved(tmp_path / "run")
+    assert config["adapters"]["text"]["tokenizer"]["kind"] == "bpe"
+    assert config["trainer"]["epochs"] == 20
+    assert "preset:" not in capsys.readouterr().out
+
+
+def test_an_experiment_has_no_preset(tmp_path, capsys):
+    assert main(["train", "experiment=small_table", f"data.path={_wine(tmp_path)}", *SHORT[-1:],
+                 "data.target=label", f"run={tmp_path}/run"]) == 0  # fmt: skip
+    assert saved(tmp_path / "run")["preset"] == "plain"
+    assert "preset:" not in capsys.readouterr().out
+
+
+def test_a_resumed_run_keeps_the_options_of_its_preset(tmp_path, capsys):
+    assert train_texts(tmp_path, "trainer.epochs=1") == 0
+    before = saved(tmp_path / "run")
+    capsys.readouterr()
+    assert main(["train", f"resume={tmp_path}/run", "trainer.epochs=2"]) == 0
+    after = saved(tmp_path / "run")
+    assert "preset:" not in capsys.readouterr().out
+    assert after["adapters"] == before["adapters"]
+
+
+def test_weights_determine_the_options_instead_of_the_preset(tmp_path, capsys):
+    assert train_texts(tmp_path) == 0
+    capsys.readouterr()
+    table, weights = f"{tmp_path}/table.csv", f"weights={tmp_path}/run"
+    assert main(["train", table, weights, f"run={tmp_path}/next", *SHORT]) == 0
+    assert "preset:" not in capsys.readouterr().out
+
+
+def test_a_small_table_of_numbers_gets_a_small_model(tmp_path):
+    assert main(["train", _wine(tmp_path), "target=label", f"run={tmp_path}/run", "dim=16",
+                 "backbone.num_heads=2", *SHORT[-1:]]) == 0  # fmt: skip
+    config = saved(tmp_path / "run")
+    assert config["backbone"]["depth"] == 1
+    assert config["loader"]["input_dropout"] == 0.3
+
+
+def test_chosen_keys_include_what_is_below_and_above_them():
+    chosen = frozenset({"adapters", "backbone", "trainer.epochs", "optimizer.betas"})
+    assert is_chosen("backbone.dropout", chosen)
+    assert is_chosen("trainer.epochs", chosen)
+    assert not is_chosen("adapters.text.dropout", chosen)
+    assert not is_chosen("trainer.mixup", chosen)
+    assert is_chosen("fusion.pool", frozenset({"fusion.pool.kind"}))
+
+
+def test_texts_become_words_unless_they_have_no_spaces():
+    adapter = TextAdapter(8)
+    assert advised(adapter, ["A short text of words"])["adapters.x.tokenizer.kind"] == "word"
+    assert advised(adapter, ["これは空白のない文です"]) == {}
+    assert advised(adapter, ["A text of some words"], rows=100_000) == {}
+
+
+def test_the_patches_of_small_images_are_small():
+    adapter = ImageAdapter(8)
+    small = advised(adapter, [np.zeros((28, 28, 3), np.uint8)])
+    assert (small["adapters.x.patch_size"], small["adapters.x.image_size"]) == (4, 28)
+    large = advised(adapter, [np.zeros((300, 280, 3), np.uint8)])
+    assert (large["adapters.x.patch_size"], large["adapters.x.image_size"]) == (8, 64)
+
+
+def test_sounds_keep_their_sample_rate(tmp_path):
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.zeros(800), 8000)
+    options = advised(AudioAdapter(8), [str(path), str(tmp_path / "missing.wav")])
+    assert options["adapters.x.sample_rate"] == 8000
+
+
+def test_files_that_cannot_be_read_have_no_advice(tmp_path):
+    assert advised(AudioAdapter(8), [str(tmp_path / "missing.wav")]) == {}
+    assert advised(ImageAdapter(8), [str(tmp_path / "missing.png")]) == {}
+
+
+def test_a_damaged_picture_is_ignored(tmp_path):
+    (tmp_path / "broken.png").write_bytes(b"\x89PNG nothing")
+    Image.new("RGB", (30, 30)).save(tmp_path / "good.png")
+    paths = [str(tmp_path / "broken.png"), str(tmp_path / "good.png")]
+    assert advised(ImageAdapter(8), paths)["adapters.x.image_size"] == 32
+
+
+def _wine(folder):
+    lines = ["a,b,label"]
+    lines += [f"{i % 7}.5,{i % 5}.25,{'xy'[i % 2]}" for i in range(60)]
+    (folder / "wine.csv").write_text("\n".join(lines))
+    return str(folder / "wine.csv")

@@ -1,0 +1,323 @@
+"""baseline=auto: training beside the model, the mix of both, and the model folder."""
+
+import shutil
+
+import pytest
+import torch
+import torch.nn.functional as F
+import yaml
+from helpers.runs import SMALL, metrics_of, refused, train, weights_of
+from safetensors.torch import save_file
+
+import dxn
+from dxn.cli import main
+from dxn.files import write_sums
+from dxn.run.baseline import ALONE, BASELINE, warn_about
+from dxn.run.baseline_counted import NUM_FOLDS, split_folds
+from dxn.run.baseline_fit import fit_baseline, fit_mix, fit_scales
+from dxn.tasks import Classify, Multilabel, Regress
+from dxn.tokens import Summary
+
+WORDS = {"good": ["fine", "lovely", "great"], "bad": ["cold", "dull", "awful"]}
+# Far too few steps to learn anything, so that the baseline is the better model.
+TEXTS = [*SMALL, "adapters=[text]", "trainer.epochs=1", "optimizer.lr=1e-5", "preset=plain"]
+
+
+def texts_of(path, count=120):
+    """A table of texts whose class is that of one of their words."""
+    rows = []
+    for i in range(count):
+        label = ["good", "bad"][i % 2]
+        word = WORDS[label][i // 2 % 3]
+        rows.append(f"the {word} film number {i},{label}")
+    path.write_text("\n".join(["text,label", *rows]))
+    return str(path)
+
+
+def numbers_of(path, count=90):
+    """A table of two numbers and a category that determine the target, with empty cells."""
+    g = torch.Generator().manual_seed(0)
+    rows = []
+    for i in range(count):
+        a, b = torch.randn(2, generator=g).tolist()
+        kind = ["x", "y"][i % 2]
+        shown = "" if i % 11 == 0 else f"{b:.4f}"
+        rows.append(f"{a:.4f},{shown},{kind},{3 * a + (kind == 'x') + 20:.4f}")
+    path.write_text("\n".join(["a,b,kind,price", *rows]))
+    return str(path)
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A finished run with texts, and its metrics."""
+    folder = tmp_path_factory.mktemp("baseline")
+    table = texts_of(folder / "texts.csv")
+    return folder / "run", train(folder / "run", table, "target=label", *TEXTS), table
+
+
+# The mix
+
+
+def outputs_of(seed=0, size=211, num_classes=3):
+    g = torch.Generator().manual_seed(seed)
+    target = torch.randint(0, num_classes, (size,), generator=g)
+    right = F.one_hot(target, num_classes).float()
+    noise = torch.randn(2, size, num_classes, generator=g)
+    return right, noise, lambda output: F.cross_entropy(output.float(), target)
+
+
+def test_the_mix_has_the_lowest_loss():
+    right, noise, loss = outputs_of()
+    head, other = 5 * (right + noise[0]), right + noise[1]
+    a, b = fit_mix(head, other, loss)
+    best = float(loss(a * head + b * other))
+    assert a > 0 and b > 0
+    for da, db in ((0.05, 0), (-0.05, 0), (0, 0.05), (0, -0.05)):
+        # The prior moves the minimum a little.
+        assert best <= float(loss((a + da) * head + (b + db) * other)) + 1e-3
+    assert best < float(loss(head)) and best < float(loss(other))
+
+
+def test_a_useless_baseline_is_left_out():
+    right, noise, loss = outputs_of()
+    a, b = fit_mix(3 * right, -right + noise[1], loss)
+    assert b == 0 and a > 0
+
+
+def test_an_overconfident_model_is_calibrated():
+    right, noise, loss = outputs_of()
+    head = right + noise[0]
+    a, _ = fit_mix(head, torch.zeros_like(head), loss)
+    scaled, _ = fit_mix(10 * head, torch.zeros_like(head), loss)
+    assert scaled == pytest.approx(a / 10, rel=0.1)
+
+
+def test_few_rows_change_little():
+    right, _, loss = outputs_of(size=1)
+    a, b = fit_mix(right, right, loss)
+    assert abs(a - 1) < 0.3 and b < 0.3
+
+
+def test_the_scales_of_numbers_are_those_of_least_squares():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(2, 5003, 1, generator=g)
+    y = 0.25 * x[0] + 2 * x[1]
+    scales, _ = fit_scales(list(x), lambda output: F.mse_loss(output, y.double()), [1.0, 1.0])
+    assert scales == pytest.approx([0.25, 2], abs=0.01)
+
+
+# The training
+
+
+def test_folds_have_all_classes():
+    y = torch.eye(3)[torch.arange(60) % 3].numpy()
+    folds = split_folds(y)
+    for fold in range(NUM_FOLDS):
+        assert y[folds == fold].sum(0).tolist() == [4, 4, 4]
+
+
+def test_counted_and_dense_features_are_learned_together():
+    g = torch.Generator().manual_seed(0)
+    size = 401
+    word = torch.randint(0, 2, (size,), generator=g)
+    number = torch.randint(0, 2, (size,), generator=g)
+    target = (2 * word + number).tolist()
+    task = Classify()
+    task.fit([str(value) for value in target])
+    summaries = {
+        "t": Summary("TF-IDF", torch.zeros(size, 0), (torch.stack([torch.arange(size), word]),)),
+        "n": Summary("columns", number[:, None] + 0.1 * torch.randn(size, 1, generator=g)),
+    }
+    learned = task.score_targets([str(value) for value in target])
+    expected = torch.tensor(target)
+    with torch.no_grad():
+        baseline = fit_baseline(
+            summaries, learned, lambda output, rows: F.cross_entropy(output, expected[rows])
+        )
+    output = baseline(summaries, size)
+    assert (output.argmax(1) == expected).float().mean() > 0.98
+    assert F.cross_entropy(output, expected) < 0.5
+    assert baseline.about.startswith("TF-IDF + columns + linear SVM + ")
+
+
+def test_a_baseline_is_the_same_each_time():
+    g = torch.Generator().manual_seed(0)
+    counted = torch.stack([torch.arange(50), torch.randint(0, 9, (50,), generator=g)])
+    summaries = {"t": Summary("TF-IDF", torch.randn(50, 3, generator=g), (counted,))}
+    task = Regress()
+    values = torch.randn(50, generator=g).tolist()
+    task.fit(values)
+    learned = task.score_targets(values)
+    expected = learned.values
+
+    def fit():
+        with torch.no_grad():
+            return fit_baseline(
+                summaries, learned, lambda output, rows: F.mse_loss(output.float(), expected[rows])
+            )
+
+    first, second = fit().state_dict(), fit().state_dict()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+
+
+def test_each_label_has_its_own_scores():
+    task = Multilabel()
+    values = [["a"], ["a", "b"], []]
+    task.fit(values)
+    assert task.score_targets(values).values.tolist() == [[1, -1], [1, 1], [-1, -1]]
+
+
+def test_a_model_that_is_not_better_gets_a_warning():
+    task = Classify()
+    figures = {ALONE: {"accuracy": 0.5}, BASELINE: {"accuracy": 0.75}}
+    (line,) = warn_about(figures, task)
+    assert line.startswith("warning: the model alone is not better than the baseline")
+    assert warn_about({ALONE: {"accuracy": 0.9}, BASELINE: {"accuracy": 0.75}}, task) == []
+    assert warn_about({"all": {"accuracy": 0.9}}, task) == []
+
+
+# Runs
+
+
+def test_a_training_has_a_baseline_and_mixes_it(run):
+    _, metrics, _ = run
+    assert metrics["test/accuracy[baseline]"] == 1
+    assert metrics["test/accuracy"] == 1 > metrics["test/accuracy[model alone]"]
+    assert metrics["baseline"] == "TF-IDF + linear SVM"
+    assert metrics["mix"][1] > 0
+
+
+def test_the_saved_model_contains_the_baseline(run):
+    model = dxn.load(run[0])
+    assert model.predict(text="an awful day")["prediction"] == "bad"
+    assert model.predict(text="a LOVELY day")["prediction"] == "good"
+    answer = model.predict(text="an awful day")
+    model.model.set_baseline(None, None)
+    assert model.predict(text="an awful day")["probabilities"] != answer["probabilities"]
+    assert model.embed(text="x").shape == (16,)
+
+
+def test_training_mode_ignores_the_baseline(run):
+    model = dxn.load(run[0])
+    batch = model.batch(model.samples([{"text": "an awful day"}]), 0)
+    with torch.inference_mode():
+        alone = model.model.head_output(batch)
+        a, b = model.model.mix
+        expected = a * alone + b * model.model.baseline_output(batch)
+        assert torch.equal(model.model(batch), expected)
+        model.model.train()
+        for module in model.model.children():
+            module.eval()  # no dropout
+        assert torch.equal(model.model(batch), alone)
+    assert not torch.equal(expected, alone)
+
+
+def test_an_evaluation_shows_the_same_figures(run, tmp_path):
+    folder, metrics, _ = run
+    assert main(["evaluate", f"run={folder}", f"output={tmp_path / 'again'}"]) == 0
+    again = metrics_of(tmp_path / "again")
+    for name in [name for name in metrics if name.startswith("test/")]:
+        # Batches of another size change the last digits.
+        assert again[name] == pytest.approx(metrics[name], abs=1e-5, nan_ok=True)
+
+
+def test_a_finished_run_can_be_resumed(run, tmp_path):
+    shutil.copytree(run[0], tmp_path / "run")
+    before = weights_of(tmp_path / "run")
+    assert main(["train", f"resume={tmp_path / 'run'}"]) == 0
+    after = weights_of(tmp_path / "run")
+    assert before.keys() == after.keys()
+    assert all(torch.equal(before[name], after[name]) for name in before)
+
+
+def test_a_run_can_start_from_a_model_with_a_baseline(run, tmp_path):
+    metrics = train(
+        tmp_path / "run",
+        run[2],
+        "target=label",
+        f"weights={run[0]}",
+        "trainer.epochs=1",
+        "trainer.precision=float32",
+        "baseline=none",
+    )
+    assert "test/accuracy" in metrics and "test/accuracy[baseline]" not in metrics
+
+
+def test_a_run_with_a_baseline_is_verified(run):
+    assert main(["verify", f"run={run[0]}"]) == 0
+
+
+def test_baseline_none_trains_the_model_alone(tmp_path):
+    table = texts_of(tmp_path / "texts.csv")
+    metrics = train(tmp_path / "run", table, "target=label", *TEXTS, "baseline=none")
+    assert "test/accuracy[baseline]" not in metrics and "baseline" not in metrics
+    assert not any(name.startswith(("baseline", "mix")) for name in weights_of(tmp_path / "run"))
+
+
+def test_numbers_with_missing_cells_have_a_baseline(tmp_path):
+    table = numbers_of(tmp_path / "numbers.csv")
+    options = ["target=price", "trainer.epochs=1", "dim=16", "trainer.precision=float32"]
+    metrics = train(tmp_path / "run", table, *options, "preset=plain")
+    assert metrics["test/r2[baseline]"] > 0.9
+    assert metrics["test/r2"] > 0.9
+    assert "ridge" in metrics["baseline"]
+
+
+def test_a_model_that_is_better_alone_is_saved_without_the_baseline(tmp_path, monkeypatch):
+    monkeypatch.setattr("dxn.run.baseline.fit_mix", lambda *_: (0.5, 0.0))
+    table = texts_of(tmp_path / "texts.csv")
+    metrics = train(tmp_path / "run", table, "target=label", *TEXTS)
+    assert "test/accuracy[baseline]" in metrics and metrics["mix"] == [0.5, 0]
+    weights = weights_of(tmp_path / "run")
+    assert [name for name in weights if name.startswith(("baseline", "mix"))] == ["mix"]
+    assert dxn.load(tmp_path / "run").model.mix.tolist() == [0.5, 0]
+
+
+def test_another_value_is_an_error(tmp_path, capsys):
+    lines = refused(capsys, ["train", texts_of(tmp_path / "t.csv"), "baseline=yes"])
+    assert "baseline" in lines[0]
+
+
+def changed_folder(run, tmp_path, change):
+    """A copy of the model folder whose config.yaml and weights have been changed."""
+    folder = tmp_path / "model"
+    shutil.copytree(run[0] / "model", folder)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    weights = {name: tensor.clone() for name, tensor in weights_of(run[0]).items()}
+    change(config, weights)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    save_file(weights, folder / "model.safetensors")
+    write_sums(folder)
+    return folder
+
+
+def test_a_baseline_of_another_size_is_an_error(run, tmp_path, capsys):
+    def change(config, weights):
+        config["baseline"]["counted"]["text"][0] += 1
+
+    folder = changed_folder(run, tmp_path, change)
+    lines = refused(capsys, ["predict", f"run={folder}", "input.text=x"])
+    assert "does not match config.yaml" in lines[0]
+
+
+def test_a_baseline_with_another_number_of_outputs_is_an_error(run, tmp_path, capsys):
+    def change(config, weights):
+        config["baseline"]["num_outputs"] = 3
+        for name in weights:
+            if name.startswith("baseline.") and name.endswith(("weight", "bias")):
+                weights[name] = torch.zeros(*weights[name].shape[:-1], 3)
+
+    folder = changed_folder(run, tmp_path, change)
+    lines = refused(capsys, ["predict", f"run={folder}", "input.text=x"])
+    assert "must have 2 outputs like the head, got 3" in lines[0]
+
+
+def test_a_huge_baseline_is_an_error(run, tmp_path, capsys):
+    def change(config, weights):
+        config["baseline"]["num_landmarks"] = 90_000_000
+        config["baseline"]["dense"] = {"text": 90_000_000}
+
+    folder = changed_folder(run, tmp_path, change)
+    assert "Traceback" not in "\n".join(
+        refused(capsys, ["predict", f"run={folder}", "input.text=x"])
+    )
