@@ -11,6 +11,7 @@ from contextlib import contextmanager
 import pytest
 import yaml
 from helpers.runs import (
+    PLAIN,
     SMALL,
     TINY_DIGITS,
     checkpoint_of,
@@ -32,7 +33,7 @@ from dxn.train.loop import Run
 pytestmark = pytest.mark.usefixtures("no_pictures")
 
 OPTIONS = [*TINY_DIGITS, "adapters=[text]", "trainer.epochs=2", "trainer.log_every=1"]
-TABLE = [*SMALL, "adapters.text.vocab_size=60", "trainer.epochs=2", "data.split=split"]
+TABLE = [*SMALL, *PLAIN, "adapters.text.vocab_size=60", "trainer.epochs=2", "data.split=split"]
 WRITES = {"open", "os.rename", "os.remove", "os.mkdir", "os.link", "os.chmod", "ctypes.dlsym"}
 
 

@@ -26,6 +26,7 @@ TINY = [
     *("adapters.image.image_size=8", "adapters.image.patch_size=4"),
     *("adapters.audio.sample_rate=4000", "adapters.audio.spectrogram.n_mels=8"),
     "data.exclude=[price]",
+    *("preset=plain", "baseline=none"),
 ]
 
 

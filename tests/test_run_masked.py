@@ -27,7 +27,7 @@ from dxn.errors import UserError
 from dxn.run.run_folder import has_checkpoint
 
 SENTENCES = ["cats chase mice", "dogs chew bones"]
-MODEL = ["dim=14", "backbone.num_heads=2", "backbone.depth=1", "batch_size=5"]
+MODEL = ["dim=14", "backbone.num_heads=2", "backbone.depth=1", "batch_size=5", "baseline=none"]
 CPU = ["trainer.precision=float32", "trainer.device=cpu"]
 SIZES = {
     "text": ["adapters.text.tokenizer.kind=word"],

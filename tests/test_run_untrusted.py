@@ -16,7 +16,14 @@ from helpers.runs import refused, train
 from dxn.cli import main
 from dxn.files import write_sums
 
-TINY = ["dim=16", "backbone.depth=1", "trainer.epochs=1", "adapters=[text]"]
+TINY = [
+    "preset=plain",
+    "baseline=none",
+    "dim=16",
+    "backbone.depth=1",
+    "trainer.epochs=1",
+    "adapters=[text]",
+]
 CPU = ["trainer.device=cpu", "trainer.precision=float32"]
 
 

@@ -20,6 +20,7 @@ COLORS = {"red": (220, 20, 20), "blue": (20, 20, 220)}
 TINY = [
     *("dim=12", "backbone.depth=1", "backbone.num_heads=2", "batch_size=16", "trainer.epochs=8"),
     *("trainer.device=cpu", "trainer.precision=float32", "optimizer.lr=5e-3"),
+    *("preset=plain", "baseline=none"),
 ]
 SMALL = [
     "adapters.text.tokenizer.kind=word",

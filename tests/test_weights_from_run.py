@@ -6,6 +6,7 @@ import re
 import numpy as np
 import pytest
 import torch
+from helpers.runs import PLAIN
 from PIL import Image
 from safetensors.torch import load_file
 
@@ -47,7 +48,7 @@ def write_table(path, rows):
 def train(table, run, *overrides, adapters="text,image", target="label"):
     """Train a run, and return the tensors of its model."""
     data = ["data=table", f"data.path={table}", f"data.target={target}"]
-    arguments = [*data, f"adapters=[{adapters}]", *FAST, *overrides, f"run={run}"]
+    arguments = [*data, f"adapters=[{adapters}]", *FAST, *PLAIN, *overrides, f"run={run}"]
     assert main(["train", *arguments]) == 0
     return load_file(run / "model" / "model.safetensors")
 

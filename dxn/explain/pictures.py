@@ -13,6 +13,7 @@ from matplotlib.ticker import MaxNLocator
 from dxn.explain.drawers import Shown
 from dxn.explain.figures import save, set_title, wrapped
 from dxn.explain.fonts import text_width
+from dxn.explain.labels import shortened
 from dxn.explain.packing import SPACE, packed_axes
 from dxn.explain.spans import drawn_inputs
 from dxn.tokens import Tokens
@@ -43,7 +44,8 @@ def token_picture(
         special = len(part.columns) - len(part.placed)
         without = f", {special} without a position" if special else ""
         noun = "token" if len(part.columns) == 1 else "tokens"
-        title = f"{part.name}: {len(part.columns)} {noun}{without}{note}"
+        (name,) = shortened([part.name])
+        title = f"{name}: {len(part.columns)} {noun}{without}{note}"
         _title_above(axis, title, part.drawer.size(part.shown, shaded=False)[0])
     _draw_matrix(axes[-1], tokens)
     count = int(tokens.mask[0].sum())
@@ -81,11 +83,12 @@ def _draw_matrix(axis: Axes, tokens: Tokens) -> None:
     start = 0
     for span in tokens.spans:
         count = int(tokens.mask[0, span.start : span.stop].sum())
-        summary.append(f"{span.name} {count}")
+        (name,) = shortened([span.name])
+        summary.append(f"{name} {count}")
         if start:
             axis.axvline(start - 0.5, color="black", linewidth=1.2)
         if count:
-            names.append(span.name)
+            names.append(name)
             middles.append(start + (count - 1) / 2)
         start += count
     _name_columns(axis, names, middles, width)

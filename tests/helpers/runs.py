@@ -10,6 +10,8 @@ from dxn.cli import main
 from dxn.train.checkpoint import FILE, all_checkpoints
 from dxn.train.stepper import Stepper
 
+# Options of a run without the parts that are chosen or fitted from the data.
+PLAIN = ["preset=plain", "baseline=none"]
 # A model that trains in a second, with the built-in data, and with a text input.
 SMALL = [
     *("dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.precision=float32"),
