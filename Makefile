@@ -3,7 +3,7 @@ PYTHON ?= python3
 UV := $(shell command -v uv 2>/dev/null || echo .uv/bin/uv)
 RUN := .venv/bin
 
-.PHONY: demo test check format docs bench clean
+.PHONY: demo test check format docs site bench clean
 
 demo: .venv/ready ## train on the built-in data set and print the table of figures
 	$(RUN)/dxn train
@@ -19,6 +19,9 @@ check: .venv/ready ## check lint, format and types
 docs: .venv/ready ## regenerate docs/config.md and the stored signatures
 	$(RUN)/python docs/reference.py
 
+site: .venv/ready ## write the documentation as a site to the folder site
+	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build
+
 # The group dev includes the group bench. DATA=DIR adds the rows of whole runs, see benchmarks/bench.py.
 bench: .venv/ready ## compare the speed with that of other libraries; writes BENCHMARKS.md
 	$(RUN)/python benchmarks/bench.py $(if $(DATA),--data $(DATA))
@@ -33,4 +36,4 @@ format: .venv/ready ## fix lint and format automatically
 	@touch .venv/ready
 
 clean: ## remove environments and outputs
-	rm -rf .venv .uv outputs dist build
+	rm -rf .venv .uv outputs dist build site

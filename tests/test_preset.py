@@ -126,6 +126,42 @@ def test_the_patches_of_small_images_are_small():
     assert (large["adapters.x.patch_size"], large["adapters.x.image_size"]) == (8, 64)
 
 
+def test_images_next_to_other_inputs_become_few_tokens():
+    adapter, image = ImageAdapter(8), [np.zeros((28, 28, 3), np.uint8)]
+    small = advised(adapter, image, num_inputs=2)
+    assert (small["adapters.x.patch_size"], small["adapters.x.image_size"]) == (8, 32)
+
+
+def test_images_without_colors_have_one_channel(tmp_path):
+    paths = [str(tmp_path / f"{mode}.png") for mode in ("L", "1")]
+    for mode, path in zip(("L", "1"), paths, strict=True):
+        Image.new(mode, (30, 30)).save(path)
+    assert advised(ImageAdapter(8), paths)["adapters.x.in_channels"] == 1
+    colored = np.zeros((30, 30, 3), np.uint8)
+    assert "adapters.x.in_channels" not in advised(ImageAdapter(8), [*paths, colored])
+
+
+def test_sounds_next_to_other_inputs_get_no_noise(tmp_path):
+    path = tmp_path / "a.wav"
+    soundfile.write(path, np.zeros(800), 8000)
+    assert "adapters.x.augment.noise" in advised(AudioAdapter(8), [str(path)])
+    assert "adapters.x.augment.noise" not in advised(AudioAdapter(8), [str(path)], num_inputs=2)
+
+
+def test_several_inputs_train_longer_without_dropout(tmp_path, capsys):
+    lines = ["text,image,label"]
+    for i in range(40):
+        Image.new("RGB", (8, 8), (6 * i, 0, 0)).save(tmp_path / f"{i}.png")
+        lines.append(f"some words {i},{i}.png,{'xy'[i % 2]}")
+    (tmp_path / "table.csv").write_text("\n".join(lines))
+    assert main(["train", f"{tmp_path}/table.csv", "target=label", f"run={tmp_path}/run",
+                 "dim=16", "backbone.num_heads=2", SHORT[-1]]) == 0  # fmt: skip
+    config = saved(tmp_path / "run")
+    assert config["backbone"]["dropout"] == 0
+    assert config["trainer"]["patience"] == 0
+    assert "(2 inputs)" in capsys.readouterr().out
+
+
 def test_sounds_keep_their_sample_rate(tmp_path):
     path = tmp_path / "a.wav"
     soundfile.write(path, np.zeros(800), 8000)

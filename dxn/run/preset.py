@@ -23,6 +23,7 @@ from dxn.tokenize.advice import Advice, Facts, advise
 AUTO = "auto"
 # Samples that a training sees over all epochs. Fewer rows are repeated more often.
 VIEWS = 200_000
+JOINT_VIEWS = 500_000  # with several inputs, which must also learn how they belong together
 MAX_EPOCHS, MIN_EPOCHS = 100, 6
 PATIENCE = 0.3  # of the epochs; the learning rate must have decayed before the training stops
 FEW, MANY = 2_000, 20_000  # rows for smaller and larger batches
@@ -102,18 +103,26 @@ def _training_advice(facts: Facts) -> Iterator[Advice]:
     if not facts.num_files:
         yield from _table_advice(facts, about)
         return
-    epochs = min(max(math.ceil(VIEWS / rows), MIN_EPOCHS), MAX_EPOCHS)
+    is_alone = facts.num_files == 1
+    epochs = math.ceil((VIEWS if is_alone else JOINT_VIEWS) / rows)
+    epochs = min(max(epochs, MIN_EPOCHS), MAX_EPOCHS)
     yield Advice("trainer.epochs", epochs, about)
-    yield Advice("trainer.patience", max(round(PATIENCE * epochs), 5), about)
-    yield Advice("trainer.ema_decay", 0.99, about)
     yield Advice("batch_size", 32 if rows < FEW else 128 if rows >= MANY else 64, about)
-    if rows >= MANY:
-        yield Advice("backbone.dropout", 0.0, about)
-    elif facts.num_files == 1:
-        yield Advice("backbone.dropout", 0.2, about)
-    many = f"{facts.num_files} inputs" if facts.num_files > 1 else about
-    is_long = rows >= MANY or facts.num_files > 1
-    yield Advice("trainer.max_minutes", MANY_MINUTES if is_long else MINUTES, many)
+    is_long = rows >= MANY or not is_alone
+    inputs = about if is_alone else f"{facts.num_files} inputs"
+    yield Advice("trainer.max_minutes", MANY_MINUTES if is_long else MINUTES, inputs)
+    if is_alone:
+        yield Advice("trainer.patience", max(round(PATIENCE * epochs), 5), about)
+        yield Advice("trainer.ema_decay", 0.99, about)
+        yield Advice("backbone.dropout", 0.0 if rows >= MANY else 0.2, about)
+        return
+    # With dropout, or without a gate, a model that must combine its inputs can stay at chance for
+    # many epochs. Patience would end the training there.
+    yield Advice("trainer.patience", 0, inputs)
+    yield Advice("trainer.ema_decay", 0.998, inputs)
+    yield Advice("backbone.dropout", 0.0, inputs)
+    yield Advice("head.dropout", 0.0, inputs)
+    yield Advice("backbone.block.mlp", "swiglu", inputs)
 
 
 def _table_advice(facts: Facts, about: str) -> Iterator[Advice]:

@@ -31,22 +31,27 @@ def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         return []
     rate = min(max(statistics.mode(rates), MIN_RATE), MAX_RATE)
     about = f"sounds of usually {statistics.mode(rates):,} Hz"
+    is_alone = facts.num_files == 1
     options: dict[str, Any] = {
         "sample_rate": rate,
         "tokens": "frames",
-        "frame_size": 4,
+        "frame_size": 4 if is_alone else 8,
         "stem": "conv",
         "spectrogram.n_mels": 40 if rate <= 8_000 else 64,
-        "spectrogram.top_db": 40,
         "normalize.kind": "clip",
-        "dropout": 0.1,
-        "augment.noise": 0.1,
         "augment.speed": 0.1,
-        "augment.freq_mask": 8,
-        "augment.time_mask": 0.15,
-        "augment.equalize": 6,
+        "augment.freq_mask": 8 if is_alone else 5,
+        "augment.time_mask": 0.15 if is_alone else 0.1,
     }
+    # Strong noise hides how several inputs belong together for most of the training.
+    if is_alone:
+        options |= {
+            "spectrogram.top_db": 40,
+            "dropout": 0.1,
+            "augment.noise": 0.1,
+            "augment.equalize": 6,
+        }
     advice = [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
-    if facts.num_inputs == 1:
+    if is_alone:
         advice.append(Advice("trainer.mixup", 1.0, about))
     return advice

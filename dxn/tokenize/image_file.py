@@ -33,6 +33,8 @@ ORIENTATIONS: dict[int, tuple[bool, tuple[int, ...]]] = {
     7: (True, (1, 2)),
     8: (True, (1,)),
 }
+# Pillow's modes without colors, some of them with transparency.
+GRAY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "F")
 WARNINGS_LOCK = threading.Lock()  # see _no_warnings
 # A decoded image of 50 million pixels needs up to 200 MB, and its conversion as much again.
 LARGE_PIXELS = 8_000_000
@@ -121,6 +123,23 @@ def image_size(source: Any) -> tuple[int, int]:
         raise
     except Image.DecompressionBombError as error:
         raise BadMedia("too many pixels") from error
+    except Exception as error:  # see read_image
+        raise BadMedia(f"damaged or truncated image ({error})") from error
+
+
+def is_gray(source: Any) -> bool:
+    """Whether a source of `read_image` is stored without colors, judged without decoding it.
+
+    Raises:
+        BadMedia: If the source cannot be read.
+    """
+    if isinstance(source, np.ndarray | Tensor):
+        return len(_as_tensor(source)) == 1
+    try:
+        with _open_image(source) as image:
+            return image.mode in GRAY_MODES
+    except BadMedia:
+        raise
     except Exception as error:  # see read_image
         raise BadMedia(f"damaged or truncated image ({error})") from error
 

@@ -35,14 +35,12 @@ def advise_text(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         "tokenizer.lowercase": True,
         "vocab_size": WORDS,
         "conv_kernel": 3,
-        "augment.token_mask": 0.1,
     }
-    if facts.num_inputs == 1:
-        options["dropout"] = 0.5
-    else:
-        options["dropout"] = 0.2
+    # Next to other inputs, a question without one of its words has no answer.
+    is_alone = facts.num_files == 1
+    options |= {"dropout": 0.5, "augment.token_mask": 0.1} if is_alone else {"dropout": 0.2}
     advice = [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
-    if facts.num_inputs == 1:
+    if is_alone:
         advice.append(Advice("trainer.mixup", 1.0, about))
         if words <= LONG:
             advice.append(Advice("fusion.pool", "max", "short texts"))
