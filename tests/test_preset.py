@@ -102,6 +102,14 @@ def test_a_small_table_of_numbers_gets_a_small_model(tmp_path):
     assert config["loader"]["input_dropout"] == 0.3
 
 
+def test_a_larger_table_of_numbers_hides_no_cells(tmp_path):
+    assert main(["train", _wine(tmp_path, rows=1500), "target=label", f"run={tmp_path}/run",
+                 "dim=16", "backbone.num_heads=2", *SHORT[-1:]]) == 0  # fmt: skip
+    config = saved(tmp_path / "run")
+    assert config["backbone"]["depth"] == 2
+    assert config["loader"]["input_dropout"] == 0
+
+
 def test_chosen_keys_include_what_is_below_and_above_them():
     chosen = frozenset({"adapters", "backbone", "trainer.epochs", "optimizer.betas"})
     assert is_chosen("backbone.dropout", chosen)
@@ -181,8 +189,8 @@ def test_a_damaged_picture_is_ignored(tmp_path):
     assert advised(ImageAdapter(8), paths)["adapters.x.image_size"] == 32
 
 
-def _wine(folder):
+def _wine(folder, rows=60):
     lines = ["a,b,label"]
-    lines += [f"{i % 7}.5,{i % 5}.25,{'xy'[i % 2]}" for i in range(60)]
+    lines += [f"{i % 7}.5,{i % 5}.25,{'xy'[i % 2]}" for i in range(rows)]
     (folder / "wine.csv").write_text("\n".join(lines))
     return str(folder / "wine.csv")

@@ -14,7 +14,7 @@ from dxn.cli import main
 from dxn.files import write_sums
 from dxn.run.baseline import ALONE, BASELINE, warn_about
 from dxn.run.baseline_counted import NUM_FOLDS, split_folds
-from dxn.run.baseline_fit import fit_baseline, fit_mix, fit_scales
+from dxn.run.baseline_fit import Prior, fit_baseline, fit_mix, fit_scales
 from dxn.tasks import Classify, Multilabel, Regress
 from dxn.tokens import Summary
 
@@ -95,14 +95,20 @@ def test_an_overconfident_model_is_calibrated():
 def test_few_rows_change_little():
     right, _, loss = outputs_of(size=1)
     a, b = fit_mix(right, right, loss)
-    assert abs(a - 1) < 0.3 and b < 0.3
+    assert abs(a - 1) < 0.3 and abs(b - 0.5) < 0.3
+
+
+def test_a_baseline_that_fits_a_few_rows_perfectly_does_not_replace_the_model():
+    right, noise, loss = outputs_of(size=25)
+    a, b = fit_mix(3 * (right + 0.3 * noise[0]), 8 * right, loss)
+    assert a > b
 
 
 def test_the_scales_of_numbers_are_those_of_least_squares():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(2, 5003, 1, generator=g)
     y = 0.25 * x[0] + 2 * x[1]
-    scales, _ = fit_scales(list(x), lambda output: F.mse_loss(output, y.double()), [1.0, 1.0])
+    scales = fit_scales(list(x), lambda output: F.mse_loss(output, y.double()), Prior([1, 1]))
     assert scales == pytest.approx([0.25, 2], abs=0.01)
 
 
@@ -264,7 +270,7 @@ def test_numbers_with_missing_cells_have_a_baseline(tmp_path):
 
 
 def test_a_model_that_is_better_alone_is_saved_without_the_baseline(tmp_path, monkeypatch):
-    monkeypatch.setattr("dxn.run.baseline.fit_mix", lambda *_: (0.5, 0.0))
+    monkeypatch.setattr("dxn.run.baseline.fit_mix", lambda *_, **__: (0.5, 0.0))
     table = texts_of(tmp_path / "texts.csv")
     metrics = train(tmp_path / "run", table, "target=label", *TEXTS)
     assert "test/accuracy[baseline]" in metrics and metrics["mix"] == [0.5, 0]

@@ -99,7 +99,13 @@ def mix_with(predictor: Predictor, samples: Samples, *, batch_size: int) -> tupl
     task = predictor.task
     rows, heads, baselines = _outputs(predictor, samples, batch_size)
     batch = _task_batch(task, samples, rows)
-    return fit_mix(heads, baselines, lambda output: task.loss(output, batch))
+    learned = task.score_targets([(samples.opened.targets or ())[row] for row in rows])
+    return fit_mix(
+        heads,
+        baselines,
+        lambda output: task.loss(output, batch),
+        are_classes=learned is not None and learned.are_classes,
+    )
 
 
 def figures_alone(predictor: Predictor, samples: Samples, *, batch_size: int) -> Figures:

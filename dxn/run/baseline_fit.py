@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -14,14 +15,31 @@ from dxn.run.baseline_dense import fit_dense
 from dxn.tasks.task import ScoreTargets
 from dxn.tokens import Summary
 
-# Weight of the initial scales, in rows: a few rows that all fit are no reason for large changes.
-# With more, a validation split of ten rows could not correct a model that has learned nothing.
-PRIOR_ROWS = 1.0
 # The scores of a linear model are about -1 to 1, too small for probabilities.
 INITIAL_SCALE = 2.0
 # Smaller factors of a baseline are not worth its time.
 MIN_FACTOR = 1e-3
 MAX_ITERATIONS = 100
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Factors that are good without any rows.
+
+    Args:
+        factors: One factor per part.
+        rows: Their weight: that of a squared penalty whose loss counts as much as these rows.
+    """
+
+    factors: Sequence[float]
+    rows: float = 1.0
+
+
+# The factors of the head and of the baseline. A few rows that all fit are no reason for large
+# changes, above all if later rows come from other speakers or places (docs/presets.md).
+MIX_OF_CLASSES = Prior((1.0, 0.5), rows=3.0)
+# A mean of two numbers. The loss is quadratic, so a few rows suffice.
+MIX_OF_NUMBERS = Prior((0.6, 0.4), rows=0.1)
 
 # Mean loss of the task for outputs (n, K).
 Loss = Callable[[Tensor], Tensor]
@@ -56,10 +74,10 @@ def fit_baseline(
     parts = [part for part in (counted, dense) if part is not None]
     scores = torch.stack([part.scores for part in parts])
     rows = (~scores.isnan().any(2).any(0)).nonzero()[:, 0]
-    scales, _ = fit_scales(
+    scales = fit_scales(
         list(scores[:, rows]),
         lambda output: loss_of_rows(output, rows),
-        [INITIAL_SCALE if targets.are_classes else 1.0] * len(parts),
+        Prior([INITIAL_SCALE if targets.are_classes else 1.0] * len(parts)),
     )
     sizes = iter([] if counted is None else [len(module.codes) for module in counted.modules])
     baseline = Baseline(
@@ -81,28 +99,28 @@ def fit_baseline(
     return baseline
 
 
-def fit_mix(outputs: Tensor, baseline_outputs: Tensor, loss: Loss) -> tuple[float, float]:
+def fit_mix(
+    outputs: Tensor, baseline_outputs: Tensor, loss: Loss, *, are_classes: bool = True
+) -> tuple[float, float]:
     """Return the factors (a, b) with which a * outputs + b * baseline_outputs has the lowest loss.
 
     Args:
         outputs: (n, K). Outputs of the head for rows of the validation split.
         baseline_outputs: (n, K). Outputs of the baseline for the same rows.
         loss: Mean loss of the task for these rows.
+        are_classes: Whether the outputs are logits.
 
     Returns:
         Factors of at least 0. b is 0 if the baseline does not lower the loss.
     """
-    alone, _ = fit_scales([outputs], loss, [1.0])
-    # From both sides: a model that has learned nothing is no reason to distrust the baseline.
-    fits = [fit_scales([outputs, baseline_outputs], loss, start) for start in ([1, 0], [0, 1])]
-    (a, b), _ = min(fits, key=lambda fit: fit[1])
-    is_lower = float(loss(a * outputs + b * baseline_outputs)) < float(loss(alone[0] * outputs))
-    return (a, b) if b > MIN_FACTOR and is_lower else (alone[0], 0.0)
+    (alone,) = fit_scales([outputs], loss, Prior([1.0]))
+    prior = MIX_OF_CLASSES if are_classes else MIX_OF_NUMBERS
+    a, b = fit_scales([outputs, baseline_outputs], loss, prior)
+    is_lower = float(loss(a * outputs + b * baseline_outputs)) < float(loss(alone * outputs))
+    return (a, b) if b > MIN_FACTOR and is_lower else (alone, 0.0)
 
 
-def fit_scales(
-    parts: Sequence[Tensor], loss: Loss, initial: Sequence[float]
-) -> tuple[list[float], float]:
+def fit_scales(parts: Sequence[Tensor], loss: Loss, prior: Prior) -> list[float]:
     """Return factors of at least 0 whose weighted sum of the parts has the lowest loss.
 
     A squared penalty with the weight of a few rows pulls them to their initial values.
@@ -110,14 +128,12 @@ def fit_scales(
     Args:
         parts: Outputs (n, K) to add up.
         loss: Mean loss of n rows.
-        initial: Initial factor of each part.
+        prior: Initial factors, which the fitted ones stay near if there are few rows.
 
-    Returns:
-        The factors, and the loss together with the penalty.
     """
     from scipy.optimize import minimize  # it takes time to import
 
-    start = torch.tensor(initial, dtype=torch.float64)
+    start = torch.tensor(prior.factors, dtype=torch.float64)
     stacked = torch.stack(list(parts)).double()
     size = max(stacked.shape[1], 1)
 
@@ -126,7 +142,7 @@ def fit_scales(
         with torch.enable_grad():
             x = torch.tensor(factors, dtype=torch.float64, requires_grad=True)
             output = torch.tensordot(x, stacked, 1)
-            penalty = PRIOR_ROWS / size * (x - start).square().sum()
+            penalty = prior.rows / size * (x - start).square().sum()
             total = loss(output) + penalty
             total.backward()
             assert x.grad is not None
@@ -134,13 +150,13 @@ def fit_scales(
 
     result = minimize(
         objective,
-        np.array(initial),
+        np.array(prior.factors),
         jac=True,
         method="L-BFGS-B",
         bounds=[(0.0, None)] * len(parts),
         options={"maxiter": MAX_ITERATIONS},
     )
-    return [float(factor) for factor in result.x], float(result.fun)
+    return [float(factor) for factor in result.x]
 
 
 def _about(summaries: Mapping[str, Summary], dense: str | None, are_classes: bool) -> str:

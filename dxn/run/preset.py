@@ -28,7 +28,7 @@ MAX_EPOCHS, MIN_EPOCHS = 100, 6
 PATIENCE = 0.3  # of the epochs; the learning rate must have decayed before the training stops
 FEW, MANY = 2_000, 20_000  # rows for smaller and larger batches
 MINUTES, MANY_MINUTES = 5.0, 15.0
-SMALL_TABLE = 5_000  # rows of a table up to which a small model is the better one
+SMALL_TABLE = 1_000  # rows of a table up to which one block with hidden cells is better
 
 
 def with_preset(
@@ -104,15 +104,11 @@ def _training_advice(facts: Facts) -> Iterator[Advice]:
         yield from _table_advice(facts, about)
         return
     is_alone = facts.num_files == 1
-    epochs = math.ceil((VIEWS if is_alone else JOINT_VIEWS) / rows)
-    epochs = min(max(epochs, MIN_EPOCHS), MAX_EPOCHS)
-    yield Advice("trainer.epochs", epochs, about)
-    yield Advice("batch_size", 32 if rows < FEW else 128 if rows >= MANY else 64, about)
-    is_long = rows >= MANY or not is_alone
     inputs = about if is_alone else f"{facts.num_files} inputs"
+    yield from _schedule(rows, VIEWS if is_alone else JOINT_VIEWS, about)
+    is_long = rows >= MANY or not is_alone
     yield Advice("trainer.max_minutes", MANY_MINUTES if is_long else MINUTES, inputs)
     if is_alone:
-        yield Advice("trainer.patience", max(round(PATIENCE * epochs), 5), about)
         yield Advice("trainer.ema_decay", 0.99, about)
         yield Advice("backbone.dropout", 0.0 if rows >= MANY else 0.2, about)
         return
@@ -127,9 +123,13 @@ def _training_advice(facts: Facts) -> Iterator[Advice]:
 
 def _table_advice(facts: Facts, about: str) -> Iterator[Advice]:
     """Yield the options for a table without texts and files."""
-    if facts.rows > SMALL_TABLE:
-        return
     about = f"{about} of {facts.num_inputs} columns"
+    if facts.rows > SMALL_TABLE:
+        yield Advice("backbone.depth", 2, about)
+        yield Advice("trainer.ema_decay", 0.99, about)
+        yield from _schedule(facts.rows, VIEWS, about)
+        yield Advice("trainer.max_minutes", MINUTES, about)
+        return
     yield Advice("backbone.depth", 1, about)
     yield Advice("backbone.dropout", 0.2, about)
     yield Advice("batch_size", 32, about)
@@ -139,6 +139,14 @@ def _table_advice(facts: Facts, about: str) -> Iterator[Advice]:
     if facts.num_inputs > 1:
         # Hidden cells, so that no single column is memorized.
         yield Advice("loader.input_dropout", 0.3, about)
+
+
+def _schedule(rows: int, views: int, about: str) -> Iterator[Advice]:
+    """Yield the number of epochs in which a training sees this many samples, and what follows."""
+    epochs = min(max(math.ceil(views / rows), MIN_EPOCHS), MAX_EPOCHS)
+    yield Advice("trainer.epochs", epochs, about)
+    yield Advice("trainer.patience", max(round(PATIENCE * epochs), 5), about)
+    yield Advice("batch_size", 32 if rows < FEW else 128 if rows >= MANY else 64, about)
 
 
 def _lines(used: Sequence[Advice]) -> list[str]:

