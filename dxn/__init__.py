@@ -2,7 +2,8 @@
 
 import dxn
 
-model = dxn.train("reviews.csv", "target=label")
+run = dxn.train("reviews.csv", target="label")
+run.model.predict(text="a fine film")
 model = dxn.load("outputs/label/2026-01-31_12-00-00.00")
 model = dxn.from_public("google/vit-base-patch16-224")
 model.predict(image="photo.jpg")
@@ -21,16 +22,21 @@ import dxn.train  # noqa: F401 (the package is made callable below)
 from dxn.runtime import configure
 
 if TYPE_CHECKING:
+    from dxn.python.run import Run
     from dxn.run.dtypes import Dtype
     from dxn.run.predictor import Predictor
     from dxn.tokens import Tokens
 
 __version__ = "0.1.0"
-__all__ = ["Predictor", "Tokens", "from_public", "load", "train"]
+__all__ = ["Predictor", "Run", "Tokens", "from_public", "load", "train"]
 
 # These modules import torch, which takes seconds. They are imported on first use, so that
 # `dxn --help` is fast.
-_LAZY = {"Predictor": "dxn.run.predictor", "Tokens": "dxn.tokens"}
+_LAZY = {
+    "Predictor": "dxn.run.predictor",
+    "Run": "dxn.python.run",
+    "Tokens": "dxn.tokens",
+}
 
 # Before any import of torch, which reads the environment variables that it sets.
 configure()
@@ -43,10 +49,11 @@ def load(
     dtype: Dtype = "auto",
     trust: Sequence[str] = (),
 ) -> Predictor:
-    """Load a trained model from its run folder or model folder.
+    """Load a trained model from its run folder or model folder, or from the Hugging Face hub.
 
     Args:
-        folder: Path of the folder.
+        folder: Path of the folder, or hf://OWNER/NAME, optionally with a branch, tag or commit:
+            hf://OWNER/NAME@REVISION.
         device: Device to run on, such as "cuda".
         dtype: Data type of the weights: float32, bf16, int8, or auto, which is bf16 if the model is
             large and bf16 is measured faster.
@@ -56,8 +63,11 @@ def load(
         UserError: If a file is missing, changed or damaged, or the folder names code that is not
             trusted.
     """
-    from dxn.run import model_folder
+    from dxn.run import hub, model_folder
 
+    # str, because a Path would turn hf:// into hf:/.
+    if isinstance(folder, str) and hub.is_hub(folder):
+        folder = hub.download(folder, "load")
     return model_folder.load(folder, device=device, dtype=dtype, trust=trust)
 
 
@@ -99,22 +109,11 @@ def from_public(
     )
 
 
-def _train(*overrides: str) -> Predictor:
-    """Train a model like `dxn train` with the same overrides, and load it.
+def _train(data: Any = None, *words: str, target: Any = None, **options: Any) -> Run:
+    """Train a model, evaluate it, and write its run folder, see `dxn.python.training.train`."""
+    from dxn.python import training
 
-    Args:
-        *overrides: Words as on the command line, such as "reviews.csv" and "target=label".
-
-    Raises:
-        UserError: If an option or the data is wrong. The message has one line per problem.
-    """
-    from dxn.config import compose
-    from dxn.early_checks import prepare
-    from dxn.run import model_folder
-    from dxn.run.training import train_one
-
-    settings = prepare("train", compose("train", overrides))
-    return model_folder.load(train_one(settings).folder / "model", trust=settings.trust)
+    return training.train(data, *words, target=target, **options)
 
 
 class _TrainPackage(ModuleType):
@@ -127,8 +126,6 @@ class _TrainPackage(ModuleType):
 
 # A type checker does not see the change of class, so for it `train` is the function.
 if TYPE_CHECKING:
-    from dxn.run.dtypes import Dtype
-
     train = _train
 else:
     sys.modules["dxn.train"].__class__ = _TrainPackage

@@ -15,6 +15,14 @@ from dxn.runtime import configure
 
 HELP = ("-h", "--help")
 SWEEP = ("-m", "--multirun")  # the flags of Hydra's own command line
+# Where the function of a command is, for those that are not in dxn.run.verbs.
+MODULES = {
+    "check": "dxn.run.checking",
+    "doctor": "dxn.run.doctor",
+    "serve": "dxn.serve.command",
+    "export": "dxn.export.command",
+    "push": "dxn.export.command",
+}
 SIGNALLED = 130  # exit code after Ctrl+C: 128 + SIGINT, as shells report it
 
 
@@ -84,6 +92,15 @@ def _run(arguments: list[str]) -> int:
     if arguments[0] == "--version":
         print(f"dxn {dxn.__version__}")
         return 0
+    # What a shell asks for completion, with the line up to the cursor.
+    if arguments[0] == "--complete":
+        candidates = importlib.import_module("dxn.completion.candidates")
+        print("\n".join(candidates.complete(" ".join(arguments[1:]))))
+        return 0
+    if arguments[0] == "--install-completion":
+        install = importlib.import_module("dxn.completion.install").install
+        print("\n".join(map(printable, install(arguments[1:]))))
+        return 0
     verb, *rest = arguments
     if verb not in VERBS:
         raise UserError(_no_such_command(verb))
@@ -113,7 +130,7 @@ def _run(arguments: list[str]) -> int:
     for note in settings.notes:
         print(printable(note))
     # These modules import torch, which takes seconds.
-    module = "dxn.run.checking" if verb == "check" else "dxn.run.verbs"
+    module = MODULES.get(verb, "dxn.run.verbs")
     return getattr(importlib.import_module(module), verb)(settings)
 
 

@@ -12,7 +12,13 @@ VERBS = {
     "neighbors": "List the tokens with the embeddings most similar to the embedding of one token",
     "tokenize": "Convert one sample to its D×N matrix and draw it",
     "check": "Read a whole data set and report its contents and errors",
+    "report": "Write report.html again: data, curves, figures with intervals, examples, attention",
+    "compare": "Put runs side by side: options that differ, figures with intervals, a paired test",
+    "serve": "Answer requests over HTTP with a trained model, and show a page to try it",
+    "export": "Export a trained model to ONNX or torch.export, which run without dxn",
+    "push": "Upload a trained model with a model card to the Hugging Face hub",
     "verify": "Check the files of a run: checksums, whether they load, whether figures are finite",
+    "doctor": "Print versions, devices and formats of this computer, and what is fast on it",
     "show": "Print the complete configuration of a training run",
 }
 

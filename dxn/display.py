@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
+from dxn.notebook import LiveLine, is_notebook
 from dxn.printable import printable
 
 # rich is imported when something is printed: a single prediction ends before.
@@ -54,7 +55,19 @@ class Display:
 
         # soft_wrap: the terminal wraps long lines. Rich would insert line breaks at 80 columns when
         # the output goes to a file.
-        return Console(highlight=False, soft_wrap=True, stderr=self.stderr, quiet=not self.main)
+        # force_jupyter: in a notebook, rich would make a block with margins of each line.
+        return Console(
+            highlight=False,
+            soft_wrap=True,
+            stderr=self.stderr,
+            quiet=not self.main,
+            force_jupyter=False,
+        )
+
+    @cached_property
+    def live(self) -> LiveLine | None:
+        """The progress in the output of a notebook cell; None without a notebook."""
+        return LiveLine() if self.main and is_notebook() else None
 
     @cached_property
     def has_bar(self) -> bool:
@@ -86,7 +99,7 @@ class Display:
         # First without `has_bar`, which creates the console.
         if not self.main or waited < BAR_INTERVAL:
             return False
-        return self.has_bar or waited >= self.interval
+        return self.has_bar or self.live is not None or waited >= self.interval
 
     def update(self, title: str, done: int, total: int, status: str = "") -> None:
         """Show the progress, whether or not it is due.
@@ -99,7 +112,9 @@ class Display:
         """
         title = printable(title)
         text = printable(f"{100 * done / total:.0f} %  {status}".rstrip())
-        if self.has_bar:
+        if self.live is not None:
+            self.live.update(title, done, total, text)
+        elif self.has_bar:
             # Started only now, so that short work shows no bar.
             self.bar.start()
             task = self.bar.task_ids[0]
@@ -118,6 +133,8 @@ class Display:
         """Remove the bar."""
         if "bar" in self.__dict__:
             self.bar.stop()
+        if self.__dict__.get("live") is not None:
+            self.__dict__["live"].close()
 
     def _wait(self) -> None:
         """Start the next interval."""

@@ -29,8 +29,9 @@ AT_LEAST = {
 }
 MAX_SHOWN = 100  # characters of a path in a message
 MAX_SEED = 2**63 - 1  # of torch.manual_seed
+COMPARE = "compare"  # the command that takes several run folders
 # Commands whose option `output` is a folder. That of the others is a file.
-WRITE_FOLDERS = ("train", "evaluate", "attend", "index")
+WRITE_FOLDERS = ("train", "evaluate", "attend", "index", "export")
 
 
 def prepare(verb: str, settings: Settings) -> Settings:
@@ -58,6 +59,16 @@ def prepare(verb: str, settings: Settings) -> Settings:
         except UserError as error:
             faults += str(error).splitlines()
             assign(values, key, None)  # one message is enough
+    runs = values.get("run")
+    if isinstance(runs, list) and verb != COMPARE:
+        faults.append(
+            f"run: must be one run folder, got a list of {len(runs)}; only dxn compare takes a list"
+        )
+        values["run"] = None
+    elif isinstance(runs, list):
+        found = [_found_run(text, faults) for text in runs]
+        values["run"] = [folder for folder, _ in found]
+        notes += [note for _, note in found if note]
     # After the runs have been found, because "latest" is not a path.
     faults += path_faults(values, settings.overrides)
     faults += _range_faults(values)
@@ -80,6 +91,16 @@ def _keys_of_runs(verb: str, values: Mapping[str, Any]) -> list[tuple[str, str]]
     keys += ["run"] if verb != "train" else []
     found = [(key, lookup(values, key)[1]) for key in keys]
     return [(key, value) for key, value in found if isinstance(value, str)]
+
+
+def _found_run(text: str, faults: list[str]) -> tuple[str, str | None]:
+    """Return a run folder of a list, and a line about the choice; add an error to the faults."""
+    try:
+        folder, note = trained_run(text)
+    except UserError as error:
+        faults += str(error).splitlines()
+        return text, None
+    return str(folder), note
 
 
 def _range_faults(values: Mapping[str, Any]) -> list[str]:

@@ -69,7 +69,26 @@ EXAMPLES = {
         'dxn tokenize input.text="hello there"',
     ),
     "check": ("dxn check reviews.csv target=label", "dxn check photos/"),
+    "report": ("dxn report run=outputs/label", "dxn report run=latest"),
+    "compare": (
+        "dxn compare run=[outputs/label/A,outputs/label/B]",
+        "dxn compare run=[A,B,C] output=compare.html",
+    ),
+    "serve": (
+        "dxn serve run=outputs/label",
+        "dxn serve run=latest port=8001 batch_size=64",
+        "dxn serve weights=openai-community/gpt2 dtype=int8",
+    ),
+    "export": (
+        "dxn export run=outputs/label",
+        "dxn export run=latest format=torch output=exported",
+    ),
+    "push": (
+        "dxn push run=outputs/label repo=OWNER/NAME",
+        "dxn push run=latest repo=OWNER/NAME private=false license=apache-2.0",
+    ),
     "verify": ("dxn verify run=outputs/label", "dxn verify run=latest"),
+    "doctor": ("dxn doctor", "dxn doctor measure=false"),
     "show": ("dxn show", "dxn show reviews.csv target=label", "dxn show experiment=trec"),
 }
 # The keys of a training that most users need, by the section of the help page. The pages of the

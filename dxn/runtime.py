@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import warnings
 from collections.abc import Iterator
 
 # Parameters of glibc's mallopt, from malloc.h.
@@ -25,6 +26,8 @@ def configure() -> None:
     # By default, MKL may choose another code path in each process. Then the last bits of a Fourier
     # transform differ between processes, and runs with equal seeds have different spectrograms.
     os.environ.setdefault("MKL_CBWR", "AUTO")
+    # In a notebook, tqdm warns that ipywidgets is missing. dxn shows its progress without it.
+    warnings.filterwarnings("ignore", message="IProgress not found")
     _keep_memory()
 
 

@@ -36,6 +36,15 @@ def find(target: str) -> Signature | None:
     return None if stored is None else _signature(path)
 
 
+def find_stored(target: str) -> Signature | None:
+    """Return the stored signature of a part, even if the source code has changed since then.
+
+    Completion uses it: to import the part would take seconds.
+    """
+    path = _stored()["names"].get(target, target)
+    return _signature(path) if path in _stored()["signatures"] else None
+
+
 def content(targets: Mapping[str, Callable[..., Any]]) -> dict[str, Any]:
     """Return the content of the file.
 
@@ -65,22 +74,31 @@ def write(targets: Mapping[str, Callable[..., Any]]) -> None:
     text = json.dumps(content(targets), indent=1, ensure_ascii=False)
     PATH.write_text(f"{text}\n", encoding="utf-8")
     _index.cache_clear()
+    _stored.cache_clear()
     _signature.cache_clear()
 
 
 @functools.cache
 def _index() -> Mapping[str, Any]:
     """Read the file. Empty if a source file has changed since then."""
-    index = json.loads(PATH.read_text(encoding="utf-8")) if PATH.is_file() else {}
+    index = _stored()
     # In an installed package nothing changes, but reading about 40 short files takes only 2 ms.
     digests = index.get("sources", {}).items()
     is_current = all(_digest(ROOT / name) in (digest, None) for name, digest in digests)
-    return index if index and is_current else {"names": {}, "signatures": {}}
+    return index if is_current else {"names": {}, "signatures": {}}
+
+
+@functools.cache
+def _stored() -> Mapping[str, Any]:
+    """Read the file."""
+    if not PATH.is_file():
+        return {"sources": {}, "names": {}, "signatures": {}}
+    return json.loads(PATH.read_text(encoding="utf-8"))
 
 
 @functools.cache
 def _signature(path: str) -> Signature:
-    stored = _index()["signatures"][path]
+    stored = _stored()["signatures"][path]
     parameters = {name: Parameter(**p) for name, p in stored["parameters"].items()}
     others = Parameter(**stored["others"]) if "others" in stored else None
     rest = {key: value for key, value in stored.items() if key not in ("parameters", "others")}

@@ -9,6 +9,13 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from dxn.notebook import heatmap, render
+
+# The picture of a matrix in a notebook, in pixels.
+MIN_HEIGHT = 96
+TOKEN_WIDTH = 12
+MAX_WIDTH = 768
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -62,7 +69,8 @@ class Tokens:
         # A wrong offset would not fail later: it would attribute tokens to the wrong input.
         end = 0
         for span in self.spans:
-            if span.start != end or span.coords.shape[:2] != (len(self.x), len(span)):
+            shape = self.x.shape[0], span.stop - span.start
+            if span.start != end or span.coords.shape[:2] != shape:
                 raise ValueError(
                     f"span {span.name!r} covers columns {span.start}:{span.stop} with coords "
                     f"{tuple(span.coords.shape)}; it must start at column {end}"
@@ -79,11 +87,38 @@ class Tokens:
         return rearrange(self.x, "b n d -> b d n")
 
     def __len__(self) -> int:
+        # Computations use x.shape[0]: `len` would make the size a constant of an exported graph.
         return len(self.x)
 
     def __getitem__(self, i: int) -> Tensor:
         """Return the matrix (D, N_i) of sample i without padding."""
         return self.matrix[i][:, self.mask[i]]
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the inputs, and the matrix of the first sample."""
+        length = int(self.mask[:1].sum())
+        spans = [
+            {
+                "name": span.name,
+                "modality": span.modality,
+                "columns": len(span),
+                "tokens": int(self.mask[:1, span.start : span.stop].sum()),
+            }
+            for span in self.spans
+        ]
+        height = max(MIN_HEIGHT, self.x.shape[2])
+        return render(
+            "tokens",
+            samples="1 sample" if len(self) == 1 else f"{len(self):,} samples",
+            dim=self.x.shape[2],
+            columns=self.x.shape[1],
+            spans=spans,
+            tokens=length,
+            picture=heatmap(self[0].detach().float().cpu()) if length else "",
+            height=height,
+            # Wide enough to tell the columns apart.
+            width=min(max(TOKEN_WIDTH * length, height), MAX_WIDTH),
+        )
 
     def with_x(self, x: Tensor) -> Tokens:
         """Return the same columns with x (B, N, D) as their embeddings."""
@@ -118,7 +153,7 @@ class Tokens:
             batch_size: Number of samples in the new batch.
         """
         # Every sample has this input, so the rows are 0, 1, 2, ... and nothing has to be copied.
-        if len(rows) == batch_size:
+        if rows.shape[0] == batch_size:
             return self
         x = self.x.new_zeros(batch_size, *self.x.shape[1:])
         mask = self.mask.new_zeros(batch_size, self.mask.shape[1])
@@ -137,7 +172,7 @@ class Tokens:
 
     def _columns(self, span: Span) -> Tokens:
         columns = slice(span.start, span.stop)
-        moved = replace(span, start=0, stop=len(span))
+        moved = replace(span, start=0, stop=span.stop - span.start)
         return Tokens(self.x[:, columns], self.mask[:, columns], (moved,))
 
 
@@ -200,6 +235,8 @@ def check_columns(mask: Tensor, names: Iterable[str] | None = None) -> None:
     Raises:
         ValueError: If a sample has no real token. The message lists these samples.
     """
+    if torch.compiler.is_exporting():  # a graph cannot raise an error that depends on values
+        return
     empty = (~mask.any(1)).nonzero().flatten().tolist()
     if not empty:
         return
@@ -208,6 +245,14 @@ def check_columns(mask: Tensor, names: Iterable[str] | None = None) -> None:
     raise ValueError(
         f"each sample needs at least one input that is not empty: no tokens in sample {listed}"
     )
+
+
+def has_no_padding(mask: Tensor) -> bool:
+    """Whether a whole mask is True, so that a faster computation without a mask is possible.
+
+    It is False while a model is exported, because a graph must be correct for any values.
+    """
+    return not torch.compiler.is_exporting() and bool(mask.all())
 
 
 def sinusoidal(index: Tensor, dim: int) -> Tensor:

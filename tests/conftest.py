@@ -40,6 +40,7 @@ def no_pictures() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("dxn.run.evaluation.draw", lambda *_, **__: None)
         patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_, **__: None)
+        patch.setattr("dxn.run.training.report_of_training", lambda *_, **__: None)
         yield
 
 

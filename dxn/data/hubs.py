@@ -62,7 +62,7 @@ def hub(
         raise UserError(
             f"data.name: a training split is required, but {name} has only {', '.join(splits)}"
         )
-    tables = {known[split]: _to_table(splits[split], Path(name, split)) for split in known}
+    tables = {known[split]: to_table(splits[split], Path(name, split)) for split in known}
     if list(tables) == ["train"]:
         tables = {UNDIVIDED: tables["train"]}
     source = from_tables(
@@ -98,7 +98,13 @@ def _load(name: str, config: str | None, revision: str | None) -> dict[str, Any]
     return {str(split): splits[split] for split in splits}
 
 
-def _to_table(rows: Any, origin: Path) -> Table:
+def to_table(rows: Any, origin: Path) -> Table:
+    """Return a `datasets.Dataset` as a table.
+
+    Args:
+        rows: The data set.
+        origin: Name of the data set in messages.
+    """
     columns: dict[str, list] = {}
     for name, feature in rows.features.items():
         columns[name] = [blank_to_none(value) for value in _values(rows, name, feature)]

@@ -196,7 +196,7 @@ def from_tables(
 
 
 def rows_of_table(
-    path: str | Sequence[str],
+    path: str | Sequence[str] | Table,
     inputs: Mapping[str, InputSpec],
     preprocessors: Preprocessors,
     *,
@@ -214,7 +214,7 @@ def rows_of_table(
     """Read all rows of a table, with the inputs of the data set that a model was trained on.
 
     Args:
-        path: A table, a list of tables, or a folder with one table.
+        path: A table, a list of tables, a folder with one table, or a table in memory.
         inputs: Inputs of the training data set, see `Source.inputs`.
         preprocessors: Preprocessors, by modality.
         target: Target of the training data set, see `Source.target`. Targets are read if the table
@@ -235,10 +235,13 @@ def rows_of_table(
         UserError: If the table cannot be read, lacks the column of an input, or has no rows.
     """
     outside = "confine" if confine else None
-    paths = paths_by_split(path, {}, "input", confine=outside)
-    options = ReadOptions(sep=sep, encoding=encoding, prefix="")
-    files = chain.from_iterable(paths.values())
-    whole = concatenate([read_table(file, options) for file in files])
+    if isinstance(path, Table):
+        whole = path
+    else:
+        paths = paths_by_split(path, {}, "input", confine=outside)
+        options = ReadOptions(sep=sep, encoding=encoding, prefix="")
+        files = chain.from_iterable(paths.values())
+        whole = concatenate([read_table(file, options) for file in files])
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
     targets = target.split(JOINED) if target is not None else []

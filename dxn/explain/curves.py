@@ -49,7 +49,7 @@ def draw_curves(
         best: Epoch of the weights that were saved, and the metric that selected it.
         about: Name of the run, below the title.
     """
-    panels = _panels(rows)
+    panels = families_of(rows)
     lines = -(-len(panels) // PER_ROW)
     columns = -(-len(panels) // lines)  # four panels are two by two
     figure = new_figure(max(PANEL_INCHES * columns, 5), 3.3 * lines + 0.6)
@@ -57,13 +57,27 @@ def draw_curves(
     axes = list(figure.subplots(lines, columns, squeeze=False).flat)
     for axis in axes[len(panels) :]:
         axis.set_axis_off()
-    per_epoch = _steps_per_epoch(rows)
-    for axis, (family, names) in zip(axes, panels.items(), strict=False):
-        for i, name in enumerate(names):
-            # The loss of the training is in each panel's first color, that of the validation next.
-            _draw_line(axis, rows, name, per_epoch, color=f"C{i}")
-        _finish(axis, family, in_epochs=per_epoch is not None, best=best)
+    for axis, family in zip(axes, panels, strict=False):
+        draw_family(axis, rows, family, best=best)
     save(figure, path)
+
+
+def draw_family(
+    axis: Axes, rows: Sequence[Row], family: str, *, best: tuple[int, str] | None = None
+) -> None:
+    """Plot the losses or a family of metrics over the epochs.
+
+    Args:
+        axis: Axis to draw in.
+        rows: Rows of metrics.jsonl.
+        family: One of `families_of(rows)`.
+        best: Epoch of the weights that were saved, and the metric that selected it.
+    """
+    per_epoch = _steps_per_epoch(rows)
+    for i, name in enumerate(families_of(rows)[family]):
+        # The loss of the training is in each panel's first color, that of the validation next.
+        _draw_line(axis, rows, name, per_epoch, color=f"C{i}")
+    _finish(axis, family, in_epochs=per_epoch is not None, best=best)
 
 
 def best_epoch(rows: Sequence[Row], task: Any) -> tuple[int, str] | None:
@@ -86,7 +100,7 @@ def best_epoch(rows: Sequence[Row], task: Any) -> tuple[int, str] | None:
     return None if best is None else (best[1], task.monitored)
 
 
-def _panels(rows: Sequence[Row]) -> dict[str, list[str]]:
+def families_of(rows: Sequence[Row]) -> dict[str, list[str]]:
     """Return the columns of each family: the loss first, and the others in the order of rows."""
     # A short epoch has no other training loss than its mean.
     train = TRAIN_LOSS if any(TRAIN_LOSS in row for row in rows) else EPOCH_LOSS

@@ -75,10 +75,8 @@ def write_page(
     data = {
         **_encoder_weights(maps, is_real, notes),
         "heading": asdict(heading),
-        "shares": [float(f"{share:.4g}") for share in shares[is_real.numpy()]],
-        "tokens": _columns(tokens, names, inputs),
+        **shares_data(tokens, names, inputs, shares),
         "written": None if written is None else _answer_weights(*written, is_real, notes),
-        "inputs": _inputs(tokens, inputs),
         "notes": notes,
     }
     # A script element ends at "</script", which a text could contain. In JSON, \u003c is the same
@@ -88,6 +86,21 @@ def write_page(
     # errors: a name from a file system can contain lone surrogates, which UTF-8 cannot encode.
     path.write_text(page, encoding="utf-8", errors="replace")
     return notes
+
+
+def shares_data(
+    tokens: Tokens, names: Sequence[str], inputs: Mapping[str, Shown], shares: np.ndarray
+) -> dict[str, Any]:
+    """Return share, name and position of each real column, and the inputs, as JSON data.
+
+    The arguments are those of `write_page`.
+    """
+    is_real = tokens.mask[0].cpu().numpy()
+    return {
+        "shares": [float(f"{share:.4g}") for share in shares[is_real]],
+        "tokens": _columns(tokens, names, inputs),
+        "inputs": _inputs(tokens, inputs),
+    }
 
 
 def _encoder_weights(maps: Sequence[Tensor], is_real: Tensor, notes: list[str]) -> dict[str, Any]:

@@ -160,7 +160,7 @@ class CrossAttention(nn.Module):
             mask = None if attn_mask is None else attn_mask[group.samples]
             padded = group.pad(query)
             # Several rows of a sample, such as beams, are further queries of the same memory.
-            x = padded.reshape(len(key), -1, padded.shape[-1])
+            x = padded.reshape(key.shape[0], -1, padded.shape[-1])
             q = rearrange(x, "b n (h d) -> b h n d", h=self.num_heads)
             out = attend(q, key, value, mask, score=self.score, dropout=rate)
             out = rearrange(out, "b h n d -> b n (h d)")

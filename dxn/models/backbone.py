@@ -18,7 +18,7 @@ from dxn.models.cache import KVCache, Memory
 from dxn.models.options import BlockOptions, NormOptions, PositionOptions
 from dxn.models.packing import Group, Packing
 from dxn.models.positions import alibi_slopes, make_attn_mask, rope_factors, token_index
-from dxn.tokens import Tokens
+from dxn.tokens import Tokens, has_no_padding
 
 
 class Backbone(nn.Module):
@@ -138,7 +138,7 @@ class Backbone(nn.Module):
                 f"got cross={self.cross} and {received}"
             )
         # Generation has no padding to remove, and few tokens.
-        is_full = bool(mask.all())
+        is_full = has_no_padding(mask)
         can_pack = self.packed and caches is None and not is_full
         packing = Packing.of(mask) if can_pack else None
         keys = Keys.of_mask(mask) if self.training else None
@@ -178,9 +178,9 @@ class Backbone(nn.Module):
 
         `is_full` tells whether there is no padding.
         """
-        group = Group(slice(None), slice(None), (len(mask), num_new))
+        group = Group(slice(None), slice(None), (mask.shape[0], num_new))
         # Without padding, no mask is necessary, so torch can choose its fastest kernel.
-        is_causal = self.causal and num_new == mask.shape[1] and is_full
+        is_causal = self.causal and is_full and num_new == mask.shape[1]
         is_free = is_full and not self.causal and self.slopes is None
         result: dict[int | None, list[Group]] = {}
         # Once per window size instead of once per block, because most blocks share a window size.

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from dxn.tokens import Tokens
+from dxn.tokens import Tokens, has_no_padding
 
 # Number of tokens by which a cache grows: the attention computes on all of its columns.
 BLOCK = 8
@@ -34,7 +34,7 @@ class Memory:
         A sample without real tokens attends to its padding, because a softmax over no keys is NaN.
         """
         # Without a mask, torch can choose its fastest kernel.
-        if bool(tokens.mask.all()):
+        if has_no_padding(tokens.mask):
             return cls(tokens.x, None)
         readable = tokens.mask | ~tokens.mask.any(1, keepdim=True)
         return cls(tokens.x, rearrange(readable, "b m -> b 1 1 m"))

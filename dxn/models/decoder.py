@@ -186,7 +186,7 @@ def at_last(x: Tensor, mask: Tensor) -> Tensor:
     if n == 1:
         return x[:, 0]
     index = n - 1 - mask[:, -n:].flip(1).int().argmax(1)  # argmax returns the first maximum
-    return x[torch.arange(len(x), device=x.device), index]
+    return x[torch.arange(x.shape[0], device=x.device), index]
 
 
 def make_output_layer(weight: Tensor) -> nn.Module:

@@ -169,7 +169,7 @@ class BottleneckFusion(nn.Module):
         pairs = zip(backbones, parts, strict=True)
         xs = [own.run(part.x, part.mask, 0, self.start) for own, part in pairs]
         present = torch.stack([part.mask.any(1) for part in parts]).to(xs[0].dtype)  # (P, B)
-        shared = repeat(self.shared, "k d -> b k d", b=len(parts[0])).to(xs[0].dtype)
+        shared = repeat(self.shared, "k d -> b k d", b=parts[0].x.shape[0]).to(xs[0].dtype)
         for layer in range(self.start, depth):
             xs, shared = self._layer(backbones, layer, parts, xs, shared, present)
         columns = zip(backbones, parts, xs, strict=True)
@@ -203,7 +203,7 @@ class BottleneckFusion(nn.Module):
         new_shared: list[Tensor] = []
         for backbone, part, x in zip(backbones, parts, xs, strict=True):
             # The shared tokens are real for all samples, even for those without this input.
-            mask = torch.cat([part.mask.new_ones(len(part), k), part.mask], 1)
+            mask = torch.cat([part.mask.new_ones(part.mask.shape[0], k), part.mask], 1)
             out = backbone.run(torch.cat([shared, x], 1), mask, layer, layer + 1)
             new_shared.append(out[:, :k])
             new_xs.append(out[:, k:])

@@ -51,7 +51,7 @@ class Pooling(nn.Module):
         """Prepend the class token and the registers to the columns, if there are any."""
         if not self.leading:
             return tokens
-        x = repeat(self.tokens, "k d -> b k d", b=len(tokens)).to(tokens.x.dtype)
+        x = repeat(self.tokens, "k d -> b k d", b=tokens.x.shape[0]).to(tokens.x.dtype)
         # A sample without this input has no class token for it, so it is excluded from fusion.
         mask = repeat(tokens.mask.any(1), "b -> b k", k=self.leading)
         coords = torch.full((*mask.shape, 1), torch.nan, device=x.device)
@@ -110,4 +110,4 @@ def _weighted_mean(x: Tensor, weight: Tensor) -> Tensor:
 
 def _pick(x: Tensor, index: Tensor) -> Tensor:
     """Return the column index[i] of each sample i: (B, D) of x (B, N, D)."""
-    return x[torch.arange(len(x), device=x.device), index]
+    return x[torch.arange(x.shape[0], device=x.device), index]

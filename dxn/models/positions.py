@@ -8,6 +8,8 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from dxn.tokens import has_no_padding
+
 BackbonePosition = Literal["none", "rotary", "alibi"]
 
 
@@ -42,7 +44,7 @@ def make_attn_mask(
     # A single new token is the last one of its sequence.
     causal = causal and m > 1
     # Depends on the values, because torch can choose its fastest kernel without a mask.
-    unrestricted = not causal and window is None and bool(mask.all())
+    unrestricted = not causal and window is None and has_no_padding(mask)
     allowed = rearrange(mask | ~mask.any(1, keepdim=True), "b n -> b 1 1 n")
     past = torch.ones(())
     if causal or window is not None:

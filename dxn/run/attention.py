@@ -85,8 +85,8 @@ def draw_attention(
     """
     model = predictor.model
     generates_text = isinstance(predictor.task, Writes)
-    backbone = _backbone(model, sample)
-    obstacle = _obstacle(predictor, backbone, sample)
+    backbone = backbone_of(model, sample)
+    obstacle = obstacle_of(predictor, backbone, sample)
     if obstacle and not generates_text:
         raise UserError(f"attend: {obstacle}")
     samples = predictor.samples([sample])
@@ -100,7 +100,7 @@ def draw_attention(
         answer: Mapping[str, Any] | None = {"prediction": written.text}
     else:
         answer = predictor.predict(**sample) if predictor.task.answers else None
-    shares = _shares(maps, encoded, written, model.fusion.pool.kind).cpu().numpy()
+    shares = shares_of(maps, encoded, written, model.fusion.pool.kind).cpu().numpy()
     raws = {name: column[samples.rows[0]] for name, column in samples.opened.raws.items()}
     shown = shown_inputs(predictor.adapters, raws, sources=sample)
     names = token_names(encoded, shown)
@@ -248,14 +248,14 @@ def describe_sample(sample: Sample) -> str:
     return "; ".join(parts)
 
 
-def _backbone(model: Model, sample: Sample) -> Any:
+def backbone_of(model: Model, sample: Sample) -> Any:
     """Return the backbone that encodes a sample; that of its first input if there are several."""
     if not isinstance(model.backbone, SeparateBackbones):
         return model.backbone
     return model.backbone.of(next((name for name in sample), next(iter(model.inputs))))
 
 
-def _obstacle(predictor: Predictor, backbone: Any, sample: Sample) -> str:
+def obstacle_of(predictor: Predictor, backbone: Any, sample: Sample) -> str:
     """Return why the encoder's attention cannot be drawn, or "" if it can be drawn."""
     model = predictor.model
     # Not only Recurrent: any backbone of a user's package may lack `blocks` with attention.
@@ -272,7 +272,7 @@ def _obstacle(predictor: Predictor, backbone: Any, sample: Sample) -> str:
     return ""
 
 
-def _shares(maps: Sequence[Tensor], encoded: Tokens, written: Answer | None, pool: str) -> Tensor:
+def shares_of(maps: Sequence[Tensor], encoded: Tokens, written: Answer | None, pool: str) -> Tensor:
     """Return the share (N,) of each column in the pooled vector or in the generated text."""
     if written is None:
         return token_shares(maps, encoded.mask, pool)[0]

@@ -94,6 +94,9 @@ def next_commands(run: Prepared) -> list[str]:
 def about_files(run: Prepared) -> str:
     """Return where the results are."""
     names = ["model/", "plots/", "metrics.json"]
+    # A resumed run can have the report of an earlier end.
+    if run.settings.values.get("report", True) and (run.folder / "report.html").is_file():
+        names.insert(0, "report.html")
     if run.task.answers:
         names.append("predictions.csv")
     return f"written: {run.folder} ({', '.join(names)})"

@@ -29,6 +29,7 @@ from dxn.run.evaluation_data import open_data_of_run
 from dxn.run.lock import locked
 from dxn.run.members import MEMBERS, Member, member_folder
 from dxn.run.predictor import Predictor
+from dxn.run.reporting import Recorder, report_of_ensemble
 from dxn.run.run_folder import ensemble_folder, has_checkpoint
 from dxn.run.settings import Settings, dump_yaml
 from dxn.run.training import Trained, train_one
@@ -187,9 +188,15 @@ def _write_ensemble(settings: Settings, folder: Path, size: int) -> dict[str, An
     data = open_data_of_run(settings.values["data"], best, settings.trust)
     metrics = [json.loads((each / METRICS).read_text(encoding="utf-8")) for each in members]
     means = mean_figures(metrics, data.split)
-    batch_size = 2 * settings.values["batch_size"]
+    recorder = Recorder()
     results = evaluate_subsets(
-        best, data.opened, data.split, folder, batch_size=batch_size, extra=means
+        best,
+        data.opened,
+        data.split,
+        folder,
+        batch_size=2 * settings.values["batch_size"],
+        extra=means,
+        record=recorder,
     )
     for line in about_split(data.split):
         report.print_line(line)
@@ -206,8 +213,11 @@ def _write_ensemble(settings: Settings, folder: Path, size: int) -> dict[str, An
         figures, epochs=f"the best epoch of each of {size} members", trivial=(MEAN, means[MEAN])
     )
     model_folder.write_card(folder / "model", text)
-    report.print_line(f"written: {folder} (model/, {METRICS}, members/)")
-    return json.loads((folder / METRICS).read_text(encoding="utf-8"))
+    written = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+    report_of_ensemble(settings, folder, best, recorder, written, members[0])
+    names = [*(["report.html"] if (folder / "report.html").is_file() else []), "model/", METRICS]
+    report.print_line(f"written: {folder} ({', '.join(names)}, members/)")
+    return written
 
 
 def mean_figures(metrics: Sequence[Mapping[str, Any]], split: str) -> dict[str, dict[str, float]]:

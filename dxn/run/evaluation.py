@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -83,6 +83,7 @@ def evaluate_subsets(
     only: Sequence[str] | None = None,
     about: str | None = None,
     extra: Figures | None = None,
+    record: Callable[[str, Samples, Predictions], None] | None = None,
 ) -> Figures:
     """Print the metrics for every subset of the inputs, and write predictions.csv and plots/.
 
@@ -95,6 +96,7 @@ def evaluate_subsets(
         only: The inputs of the only subset to evaluate. Default: all of `subsets`.
         about: Description of the rows for the title of the table. Default: the name of the split.
         extra: Metrics of further rows of the table, by the name of the row.
+        record: Function that is called with the predictions of each subset, for the report.
 
     Returns:
         Metrics by name of the subset, "all" after the others, then those of the model without its
@@ -122,6 +124,8 @@ def evaluate_subsets(
             predictions = predictor.run(samples, batch_size=batch_size)
             results[name] = score(predictions, samples, predictor.task)
             last = name, samples, predictions
+            if record is not None:
+                record(name, samples, predictions)
     if last is None:
         raise UserError(f"only: no row of {split} has any {' or '.join(only or everything)}")
     # The last subset is the most complete one: its predictions are those that are written.

@@ -76,6 +76,21 @@ def open_data_of_run(
     return EvaluationData(split, split, opened)
 
 
+def rows_of_run(settings: Settings, predictor: Predictor) -> tuple[str, Rows]:
+    """Return the rows that `dxn evaluate run=RUN` evaluates, before their files are read.
+
+    Args:
+        settings: Settings with the keys run, data and confine.
+        predictor: The model.
+
+    Returns:
+        The name of the split, and its rows with the inputs of the model.
+    """
+    source, _ = _source(settings, predictor)
+    split = default_split(source.splits)
+    return split, _rows_for_model(predictor, source, split)
+
+
 def default_split(splits: Mapping[str, Sized]) -> str:
     """Return the split that is evaluated by default: the first with rows, the test split first."""
     return next(name for name in (*SPLITS[::-1], UNDIVIDED) if splits.get(name))

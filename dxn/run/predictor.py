@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, overload
 
 import torch
 from torch import Tensor
@@ -18,6 +20,8 @@ from dxn.data.stream import make_samples
 from dxn.errors import UserError
 from dxn.models import Ensemble, Model, count_parameters
 from dxn.models.sampling import Sampler, greedy
+from dxn.notebook import render
+from dxn.run.answer import Answer
 from dxn.run.python_values import to_cell
 from dxn.run.vocabulary import nearest_tokens, vocabulary_adapter
 from dxn.run.writing import continue_prompts, write_for_samples
@@ -27,6 +31,9 @@ from dxn.tasks.probabilities import list_names
 from dxn.tokenize.adapter import Preprocessor, has_words, reads_files
 from dxn.tokens import Tokens, join
 from dxn.train.evaluate import Predictions, embed, predict, to_device
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 MAX_SMALL = 5_000_000  # parameters of a model that predicts short samples on one thread
 MAX_LABELS = 5  # class names in the representation of a model
@@ -93,6 +100,21 @@ class Predictor:
             size += f" in {self.num_members} members"
         return f"Predictor({task} from {', '.join(inputs)}{classes}; {size}{dtype})"
 
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the inputs with their columns, and the labels."""
+        rows = [
+            {"name": n, "modality": p.modality, "column": self.columns.get(n, "")}
+            for n, p in self.preprocessors.items()
+        ]
+        return render(
+            "predictor",
+            task=self.task.name,
+            target=self.target or "",
+            parameters=f"{count_parameters(self.network):,}",
+            inputs=rows,
+            labels=list_names(self.labels, MAX_LABELS) if self.labels else "",
+        )
+
     @property
     def inputs(self) -> list[str]:
         """Names of the inputs that the model takes, in order."""
@@ -120,22 +142,40 @@ class Predictor:
 
     # Predictions
 
-    def predict(self, **inputs: Any) -> dict[str, Any]:
-        """Predict for one sample.
+    @overload
+    def predict(self, frame: DataFrame, /) -> DataFrame: ...
+
+    @overload
+    def predict(self, frame: None = None, /, **inputs: Any) -> dict[str, Any]: ...
+
+    def predict(self, frame: Any = None, /, **inputs: Any) -> Any:
+        """Predict for one sample, or for each row of a data frame.
 
         Args:
+            frame: A pandas.DataFrame with the columns of the training.
             **inputs: Raw values by input name, such as text="a fine film" or image="photo.jpg".
                 Inputs can be left out. A text is a str. An image is a path, bytes, a PIL image or
                 an array. Audio is a path, bytes or (array, sample_rate).
 
         Returns:
-            {"prediction": ...}. For classes also {"probabilities": {name: probability}}.
+            {"prediction": ...}. For classes also {"probabilities": {name: probability}}. For a data
+            frame, one with the columns of predictions.csv and the same index.
 
         Raises:
             UserError: If a file cannot be read, an input is unknown, or all inputs are missing.
         """
+        if frame is not None:
+            return _frames().predict_frame(self, frame, inputs)
         with threads(1 if self._is_short else torch.get_num_threads()):
             return self.predict_many([inputs])[0]
+
+    def predict_proba(self, frame: DataFrame) -> DataFrame:
+        """Return the probability of each class (columns) for each row of a pandas.DataFrame.
+
+        Raises:
+            UserError: If a row cannot be read, or the model does not predict probabilities.
+        """
+        return _frames().predict_probabilities(self, frame)
 
     def predict_many(
         self, samples: Sequence[Sample], *, batch_size: int = 64
@@ -152,7 +192,7 @@ class Predictor:
         answers = []
         for row, predicted in zip(predictions.rows, predictions.predicted, strict=True):
             inputs = {name: sample for name, sample in samples[row].items() if sample is not None}
-            answers.append(self.task.answer(predicted, inputs))
+            answers.append(Answer(self.task.answer(predicted, inputs)))
         return answers
 
     def run(self, samples: Samples, *, batch_size: int = 64) -> Predictions:
@@ -342,3 +382,8 @@ class Predictor:
     def batch(self, samples: Samples, i: int) -> dict[str, Any]:
         """Return a batch with opened sample i, on the model's device."""
         return to_device(samples.collate([samples[0, i]]), self.device)
+
+
+def _frames() -> ModuleType:
+    # Imported on first use: it imports this module.
+    return importlib.import_module("dxn.run.frames")

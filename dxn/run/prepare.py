@@ -150,7 +150,8 @@ def prepare(
         pretraining.bind(named)
     truncations = report.truncations(train, prepare_input)
     report.describe(data, task, inputs, truncations)
-    for warning in find_warnings(source, data.splits, task):
+    warnings = find_warnings(source, data.splits, task)
+    for warning in warnings:
         report.print_line(f"warning: {warning}")
     for line in chosen:
         report.print_line(line)
@@ -210,6 +211,7 @@ def prepare(
         seed=trainer.seed,
         truncations=truncations,
         loaded=loaded,
+        warnings=warnings,
     )
 
 

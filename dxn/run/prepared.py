@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,6 +45,7 @@ class Prepared:
         seed: Random seed of augmentation.
         truncations: Inputs of the training split that are truncated, by input name.
         loaded: Names of the tensors that were loaded from a checkpoint.
+        warnings: Problems of the data that do not stop the training.
     """
 
     settings: Settings
@@ -64,6 +65,7 @@ class Prepared:
     seed: int
     truncations: Mapping[str, Truncation]
     loaded: set[str]
+    warnings: Sequence[str] = ()
 
     @property
     def preprocessors(self) -> dict[str, Preprocessor]:

@@ -26,7 +26,7 @@ VIEWS = 200_000
 JOINT_VIEWS = 500_000  # with several inputs, which must also learn how they belong together
 MAX_EPOCHS, MIN_EPOCHS = 100, 6
 PATIENCE = 0.3  # of the epochs; the learning rate must have decayed before the training stops
-FEW, MANY = 2_000, 20_000  # rows for smaller and larger batches
+FEW, SOME, MANY = 2_000, 5_000, 20_000  # rows for smaller and larger batches
 MINUTES, MANY_MINUTES = 5.0, 15.0
 SMALL_TABLE = 1_000  # rows of a table up to which one block with hidden cells is better
 
@@ -115,6 +115,8 @@ def _training_advice(facts: Facts) -> Iterator[Advice]:
     # With dropout, or without a gate, a model that must combine its inputs can stay at chance for
     # many epochs. Patience would end the training there.
     yield Advice("trainer.patience", 0, inputs)
+    if rows >= SOME:
+        yield Advice("batch_size", 128, inputs)
     yield Advice("trainer.ema_decay", 0.998, inputs)
     yield Advice("backbone.dropout", 0.0, inputs)
     yield Advice("head.dropout", 0.0, inputs)

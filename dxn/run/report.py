@@ -26,7 +26,8 @@ from dxn.tokenize.adapter import Preprocessor
 
 # Without highlighting, numbers are not coloured. Soft wrapping leaves long lines to the terminal:
 # rich would break them at 80 columns when the output is a pipe or a file.
-console = Console(highlight=False, soft_wrap=True, quiet=not is_main_process())
+# force_jupyter: in a notebook, rich would make a block with margins of each line.
+console = Console(highlight=False, soft_wrap=True, quiet=not is_main_process(), force_jupyter=False)
 # Truncation is counted in this many rows only, because preparing all rows of a large data set takes
 # as long as an epoch.
 MAX_COUNTED_ROWS = 2000

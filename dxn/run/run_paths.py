@@ -7,6 +7,7 @@ from pathlib import Path
 
 from dxn.errors import UserError
 from dxn.hints import similar
+from dxn.run.hub import download, is_hub
 from dxn.run.members import is_member
 from dxn.run.settings import FOLDER
 
@@ -19,7 +20,8 @@ def trained_run(text: str) -> tuple[Path, str | None]:
     """Return the run folder or model folder that `run=` names.
 
     Args:
-        text: A run folder, a model folder, a folder of runs or "latest".
+        text: A run folder, a model folder, a folder of runs, "latest", or a model on the hub
+            (hf://OWNER/NAME).
 
     Returns:
         The folder, and a line about the choice if there are several runs.
@@ -27,6 +29,8 @@ def trained_run(text: str) -> tuple[Path, str | None]:
     Raises:
         UserError: If it does not exist, or contains no trained model.
     """
+    if is_hub(text):
+        return download(text), None
     return _find(text, "run", has_model)
 
 

@@ -47,11 +47,11 @@ INITIAL = "initial.safetensors"
 GENERATOR = "generator"
 # Keys that have no effect on the weights, or only on the end of the training.
 MAY_CHANGE = (
-    *("resume", "run", "output", "name", "trust"),
+    *("resume", "run", "output", "name", "trust", "report"),
     *("loader.num_workers", "loader.cache_gb", "loader.timeout"),
     *("trainer.epochs", "trainer.patience", "trainer.max_minutes"),
     *("trainer.log_every", "trainer.checkpoint_minutes", "trainer.checkpoint_every"),
-    "trainer.max_skipped_steps",
+    *("trainer.max_skipped_steps", "trainer.tracker"),
     # The fingerprint tells whether it is the same data.
     *("data.path", "data.train", "data.validation", "data.test", "data.confine"),
     # Compared as the batch size over all processes.

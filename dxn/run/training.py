@@ -31,6 +31,7 @@ from dxn.run.members import Member
 from dxn.run.prepare import prepare
 from dxn.run.prepared import Prepared
 from dxn.run.pretraining import pretrain
+from dxn.run.reporting import Recorder, report_of_training
 from dxn.run.run_folder import after_restart, has_checkpoint
 from dxn.run.settings import Settings
 from dxn.run.start import read_decisions
@@ -149,6 +150,7 @@ def _train(trainer: Trainer, run: Prepared, card: Card) -> State:
         batch_size=run.batch_size,
         num_workers=run.loader.num_workers,
         timeout=run.loader.timeout,
+        options=run.settings.plain(),
     )
     if not state.best_epoch:
         raise UserError(
@@ -174,12 +176,16 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
     # Without gradients and optimizer state, twice the batch size fits in memory.
     batch_size = 2 * trainer.batch_size
     add_baseline(run, best, batch_size=batch_size)
-    results = evaluate_subsets(best, splits[split], split, run.folder, batch_size=batch_size)
-    for line in [
+    recorder = Recorder()
+    results = evaluate_subsets(
+        best, splits[split], split, run.folder, batch_size=batch_size, record=recorder
+    )
+    remarks = [
         *warn_about(results, best.task),
         *about_split(split),
         *about_overfitting(run, best, batch_size),
-    ]:
+    ]
+    for line in remarks:
         report.print_line(line)
     extra = {
         **training_figures(state, run.model),
@@ -200,9 +206,12 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
         trivial=(name, results[name]) if name != ALL else None,
     )
     model_folder.write_card(run.folder / "model", text)
-    report.print_line(about_files(run))
     # Read back, so that `metrics` is exactly what the file contains, such as lists for tuples.
-    return json.loads(path.read_text(encoding="utf-8"))
+    metrics = json.loads(path.read_text(encoding="utf-8"))
+    trainer.track(run.folder, {k: v for k, v in metrics.items() if "/" in k}, state.step)
+    report_of_training(run, best, recorder, metrics, remarks=remarks)
+    report.print_line(about_files(run))
+    return metrics
 
 
 def _validation_figures(folder: Path, state: State) -> dict[str, float]:

@@ -11,8 +11,10 @@ from dxn.data.samples import Samples
 from dxn.display import count
 from dxn.errors import UserError
 from dxn.models import make_sampler
-from dxn.run import report, vectors
+from dxn.run import report as output_of
+from dxn.run import vectors
 from dxn.run.attention import draw_attention
+from dxn.run.comparing import compare_runs, comparison_lines
 from dxn.run.ensemble import run_training
 from dxn.run.evaluation import evaluate_model
 from dxn.run.index import check_only, read_index, write_index
@@ -22,6 +24,7 @@ from dxn.run.output import check_suffix, list_suffixes, write_records
 from dxn.run.prediction_table import answer_lines, identify, prediction_records, record_line
 from dxn.run.prompts import read_prompts, write_texts
 from dxn.run.report import console, next_step, print_line
+from dxn.run.reporting import write_again
 from dxn.run.samples import read_sample
 from dxn.run.search import search as run_search
 from dxn.run.search import with_model
@@ -183,7 +186,7 @@ def search(settings: Settings) -> int:
         write_records(output, records)
         print_line(f"written: {output} ({count(len(records), 'row')})")
         return 0
-    report.records_table(records[:MAX_PRINTED])
+    output_of.records_table(records[:MAX_PRINTED])
     if len(records) > MAX_PRINTED:
         print_line(f"and {count(len(records) - MAX_PRINTED, 'more row')}")
     next_step("output=found.csv writes the found rows to a file")
@@ -212,11 +215,11 @@ def neighbors(settings: Settings) -> int:
     values = settings.values
     _check_positive(values, "count")
     closest = load_predictor(settings).neighbors(str(values["token"]), count=values["count"])
-    table = report.Table(title="tokens of the vocabulary with the most similar embeddings")
+    table = output_of.Table(title="tokens of the vocabulary with the most similar embeddings")
     table.add_column("token")
     table.add_column("cosine", justify="right")
     for token, cosine in closest:
-        table.add_row(report.plain_text(token), f"{cosine:.3f}")
+        table.add_row(output_of.plain_text(token), f"{cosine:.3f}")
     console.print(table)
     return 0
 
@@ -227,6 +230,24 @@ def tokenize(settings: Settings) -> int:
     predictor = load_predictor(settings) if settings.values["run"] else None
     for line in tokenize_sample(settings, predictor):
         print_line(line)
+    return 0
+
+
+def report(settings: Settings) -> int:
+    """Write the report of a run again."""
+    path = write_again(settings)
+    print_line(f"written: {path}")
+    next_step(f"open {path} in a browser")
+    return 0
+
+
+def compare(settings: Settings) -> int:
+    """Put runs side by side, and compare their answers row by row."""
+    path, runs, tests = compare_runs(settings)
+    for line in comparison_lines(runs, tests):
+        print_line(line)
+    print_line(f"written: {path}")
+    next_step(f"open {path} in a browser")
     return 0
 
 

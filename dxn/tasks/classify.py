@@ -26,6 +26,7 @@ from dxn.tasks.probabilities import (
     probability_fields,
     significant,
 )
+from dxn.tasks.row_scores import ClassScores, RowScores, draw_counts, f1_scores, one_hot
 from dxn.tasks.task import IGNORED, STATE_FILE, Batch, ScoreTargets, Task
 
 
@@ -158,6 +159,10 @@ class Classify(Task):
         """Return the probabilities (K,) of each sample."""
         return list(output.float().softmax(-1).cpu())
 
+    def exported(self, head: nn.Module, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the probabilities (B, K)."""
+        return {"probabilities": output.float().softmax(-1)}
+
     def score_targets(self, values: Sequence[str]) -> ScoreTargets:
         """Return 1 for the class of each sample, and -1 for the other classes."""
         one_hot = F.one_hot(self._encode_all(values), len(self.labels)).float()
@@ -191,6 +196,36 @@ class Classify(Task):
             )
             results["f1_macro"] = float(f1)
         return results
+
+    def resampled(
+        self, predictions: Sequence[Tensor], truths: Sequence[str], draws: Tensor
+    ) -> dict[str, list[float]]:
+        """Compute the metrics of resampled rows from counts per row."""
+        scores = self.class_scores(predictions, truths)
+        counts = draw_counts(draws, len(predictions))
+        predicted, true = scores.predicted.double(), scores.true.double()
+        correct = predicted * true
+        results = {"accuracy": (counts @ correct.sum(1) / draws.shape[1]).tolist()}
+        if len(self.labels) > MAX_CLASS_COLUMNS:
+            top = scores.probabilities.topk(TOP).indices
+            is_top = scores.true.gather(1, top).any(1).double()
+            results[f"accuracy_top{TOP}"] = (counts @ is_top / draws.shape[1]).tolist()
+        if len(self.labels) > 1:
+            # Rows of an unknown class are left out, and so are classes without any row.
+            known = counts * true.sum(1)
+            f1 = f1_scores(known @ correct, known @ predicted, known @ true)
+            results["f1_macro"] = f1.nanmean(1).tolist()
+        return results
+
+    def row_scores(self, predictions: Sequence[Tensor], truths: Sequence[str]) -> RowScores:
+        """Return 1 for each row with the right class, and 0 for the others."""
+        predicted = torch.stack(list(predictions)).argmax(1)
+        return RowScores("correct", (predicted == self._encode_all(truths)).double().tolist())
+
+    def class_scores(self, predictions: Sequence[Tensor], truths: Sequence[str]) -> ClassScores:
+        """Return the probabilities of the classes, of which exactly one is predicted."""
+        true = one_hot(self._encode_all(truths), len(self.labels))
+        return ClassScores(torch.stack(list(predictions)), true)
 
     def answer(self, prediction: Tensor, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the most probable class, and the probability of each class."""

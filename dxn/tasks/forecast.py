@@ -26,6 +26,7 @@ from dxn.tasks.futures import (
 )
 from dxn.tasks.heads import Hidden, PreHead, check_hidden
 from dxn.tasks.probabilities import significant
+from dxn.tasks.row_scores import RowScores
 from dxn.tasks.task import STATE_FILE, Batch, Task
 from dxn.tokenize.adapter import Adapter, has_steps
 from dxn.untrusted import shortened
@@ -247,6 +248,15 @@ class Forecast(Task):
         values = output.double() * scale[..., None] + loc[..., None]
         return list(values.cpu())
 
+    def exported(self, head: nn.Module, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the quantiles (B, H, K, Q) in the original unit."""
+        loc, scale = self._unit(batch)
+        return {"quantiles": output.double() * scale[..., None] + loc[..., None]}
+
+    def recipe(self, head: nn.Module) -> dict[str, Any]:
+        """Return the quantiles, and the names of the channels of a forecast."""
+        return {"quantiles": list(self.quantiles), "channels": list(self.names)}
+
     def _unit(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return the location and the scale (B, 1, K) of the first channels of each sample."""
         series = batch[self.input]
@@ -260,6 +270,12 @@ class Forecast(Task):
     ) -> dict[str, float]:
         """Return MASE, MAE, CRPS and the coverage, see `forecast_metrics`."""
         return forecast_metrics(predictions, truths, self.quantiles)
+
+    def row_scores(self, predictions: Sequence[Tensor], truths: Sequence[Future]) -> RowScores:
+        """Return the scaled absolute error (MASE) of each forecast."""
+        pairs = zip(predictions, truths, strict=True)
+        errors = [forecast_metrics([p], [t], self.quantiles)["mase"] for p, t in pairs]
+        return RowScores("scaled absolute error", errors, higher_is_better=False)
 
     def baseline(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, list[Tensor]]:
         """Return the seasonal naive forecast (H, K, 1) of each row."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import statistics
 from collections.abc import Callable, Mapping, Sequence
@@ -16,8 +17,9 @@ from dxn.models.sampling import Sampler
 from dxn.models.search import Hypothesis
 from dxn.tasks.cells import problem_of
 from dxn.tasks.generate_head import Generated, GenerateHead
+from dxn.tasks.row_scores import RowScores
 from dxn.tasks.task import IGNORED, Batch, Task
-from dxn.tasks.text_metrics import text_metrics
+from dxn.tasks.text_metrics import resampled_metrics, sentence_chrf, text_metrics
 from dxn.tokenize.adapter import VocabularyAdapter
 from dxn.tokenize.number_format import are_numbers
 from dxn.tokenize.target import TargetTokenizer
@@ -204,6 +206,17 @@ class Generate(Task):
         hypotheses = self.search(head, output.memory, beams=1 if draft else self.beams)
         return [self.tokenizer.decode(hypothesis.ids) for hypothesis in hypotheses]
 
+    def recipe(self, head: nn.Module) -> dict[str, Any]:
+        """Return the tokenizer of the texts, and the ids of their first and last token."""
+        assert self.tokenizer.tokenizer is not None and isinstance(head, GenerateHead)
+        return {
+            "tokenizer": json.loads(self.tokenizer.tokenizer.to_str()),
+            "begin": self.tokenizer.begin,
+            "end": self.tokenizer.end,
+            # The begin token occupies the first position of the decoder.
+            "max_len": head.decoder.max_len - 1,
+        }
+
     def search(
         self,
         head: nn.Module,
@@ -256,6 +269,18 @@ class Generate(Task):
         the model can generate only normalized texts.
         """
         return text_metrics(predictions, [self.tokenizer.normalize(truth) for truth in truths])
+
+    def resampled(
+        self, predictions: Sequence[str], truths: Sequence[str], draws: Tensor
+    ) -> dict[str, list[float]]:
+        """Compute the metrics of resampled texts from statistics of single texts."""
+        references = [self.tokenizer.normalize(truth) for truth in truths]
+        return resampled_metrics(predictions, references, draws.numpy())
+
+    def row_scores(self, predictions: Sequence[str], truths: Sequence[str]) -> RowScores:
+        """Return the chrF score (0 to 100) of each text."""
+        references = [self.tokenizer.normalize(truth) for truth in truths]
+        return RowScores("chrF", sentence_chrf(predictions, references))
 
     def answer(self, prediction: str, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the generated text."""

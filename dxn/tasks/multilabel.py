@@ -20,6 +20,7 @@ from dxn.tasks.divergences import between_labels
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
 from dxn.tasks.labels import Labels, LabelsState, describe_names
 from dxn.tasks.probabilities import list_names, probability_fields
+from dxn.tasks.row_scores import ClassScores, RowScores, draw_counts, f1_scores
 from dxn.tasks.task import STATE_FILE, Batch, ScoreTargets, Task
 from dxn.tokenize.number_format import are_numbers
 
@@ -160,6 +161,14 @@ class Multilabel(Task):
         """Return the independent probabilities (K,) of the labels for each sample."""
         return list(output.float().sigmoid().cpu())
 
+    def exported(self, head: nn.Module, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the independent probabilities (B, K) of the labels."""
+        return {"probabilities": output.float().sigmoid()}
+
+    def recipe(self, head: nn.Module) -> dict[str, Any]:
+        """Return the labels, and the probability from which on a sample has one."""
+        return {**super().recipe(head), "threshold": self.threshold}
+
     def score_targets(self, values: Sequence[Sequence[str]]) -> ScoreTargets:
         """Return 1 for the labels of each sample, and -1 for the other labels."""
         multi_hot = torch.stack([self.encode(value) for value in values])
@@ -194,6 +203,42 @@ class Multilabel(Task):
             "exact_match": float((predicted == true).all(1).float().mean()),
             "average_precision": float(torch.stack(precisions).mean()) if precisions else 0.0,
         }
+
+    def resampled(
+        self, predictions: Sequence[Tensor], truths: Sequence[Sequence[str]], draws: Tensor
+    ) -> dict[str, list[float]]:
+        """Compute the metrics of resampled rows, except for the average precision.
+
+        The average precision is no function of sums over rows.
+        """
+        scores = self.class_scores(predictions, truths)
+        counts = draw_counts(draws, len(predictions))
+        predicted, true = scores.predicted.double(), scores.true.double()
+        sums = [counts @ each for each in (predicted * true, predicted, true)]
+        exact = (scores.predicted == scores.true).all(1).double()
+        micro = f1_scores(*(each.sum(1) for each in sums))
+        return {
+            # A label that is neither predicted nor true counts as 0, as in `metrics`.
+            "f1_micro": micro.nan_to_num().tolist(),
+            "f1_macro": f1_scores(*sums).nan_to_num().mean(1).tolist(),
+            "exact_match": (counts @ exact / draws.shape[1]).tolist(),
+        }
+
+    def row_scores(
+        self, predictions: Sequence[Tensor], truths: Sequence[Sequence[str]]
+    ) -> RowScores:
+        """Return the F1 score of the labels of each row; 1 for a row without any label."""
+        scores = self.class_scores(predictions, truths)
+        predicted, true = scores.predicted, scores.true
+        f1 = f1_scores((predicted & true).sum(1), predicted.sum(1), true.sum(1))
+        return RowScores("F1 of the labels", f1.nan_to_num(1.0).tolist())
+
+    def class_scores(
+        self, predictions: Sequence[Tensor], truths: Sequence[Sequence[str]]
+    ) -> ClassScores:
+        """Return the independent probabilities of the labels."""
+        true = torch.stack([self.encode(truth) for truth in truths]).bool()
+        return ClassScores(torch.stack(list(predictions)), true, self.threshold)
 
     def answer(self, prediction: Tensor, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the labels that reach the threshold, and the probability of each label."""

@@ -18,6 +18,7 @@ from dxn.tasks.cells import are_amounts
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
 from dxn.tasks.number_notes import explain_amounts, explain_format
 from dxn.tasks.probabilities import significant
+from dxn.tasks.row_scores import RowScores, draw_counts
 from dxn.tasks.task import STATE_FILE, Batch, ScoreTargets, Task
 from dxn.tokenize.number_format import NumberFormat, find_format
 
@@ -144,6 +145,10 @@ class Regress(Task):
         """Return the predicted number () of each sample in the original unit."""
         return list((output.float().squeeze(-1) * self.std + self.mean).cpu())
 
+    def exported(self, head: nn.Module, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the predicted number (B,) in the original unit."""
+        return {"prediction": output.float().squeeze(-1) * self.std + self.mean}
+
     def score_targets(self, values: Sequence[float]) -> ScoreTargets:
         """Return the standardized numbers (n, 1)."""
         numbers = torch.tensor(values, dtype=torch.float64)
@@ -167,6 +172,26 @@ class Regress(Task):
             "mae": float(error.abs().mean()),
             "r2": float(r2) if variance > 0 else float("nan"),
         }
+
+    def resampled(
+        self, predictions: Sequence[Tensor], truths: Sequence[float], draws: Tensor
+    ) -> dict[str, list[float]]:
+        """Compute the metrics of resampled rows from sums over rows."""
+        true = torch.tensor([float(truth) for truth in truths], dtype=torch.float64)
+        error = torch.stack(list(predictions)).double() - true
+        # Around the mean, because the variance is a difference of two sums.
+        centered = true - true.mean()
+        stats = torch.stack([error.square(), error.abs(), centered, centered.square()], 1)
+        squared, absolute, mean, square = (draw_counts(draws, len(true)) @ stats / draws.shape[1]).T
+        # Equal targets have no variance, and their R² is not finite; such draws are left out.
+        r2 = 1 - squared / (square - mean.square())
+        return {"rmse": squared.sqrt().tolist(), "mae": absolute.tolist(), "r2": r2.tolist()}
+
+    def row_scores(self, predictions: Sequence[Tensor], truths: Sequence[float]) -> RowScores:
+        """Return the absolute error of each row."""
+        pairs = zip(predictions, truths, strict=True)
+        errors = [abs(float(predicted) - float(true)) for predicted, true in pairs]
+        return RowScores("absolute error", errors, higher_is_better=False)
 
     def answer(self, prediction: Tensor, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the predicted number."""

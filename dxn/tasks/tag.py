@@ -20,6 +20,7 @@ from dxn.tasks.entities import OUTSIDE, describe_entities, entities, split_words
 from dxn.tasks.heads import TokenHead
 from dxn.tasks.labels import Labels, balanced_weights, describe_names, encode_names
 from dxn.tasks.probabilities import mean_probabilities
+from dxn.tasks.row_scores import RowScores, draw_counts
 from dxn.tasks.task import IGNORED, Batch, Task
 from dxn.tokenize.adapter import has_words
 
@@ -204,6 +205,14 @@ class Tag(Task):
         """Count the words whose tag is known."""
         return int((batch["target"] != IGNORED).sum())
 
+    def exported(self, head: nn.Module, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the probabilities (B, N, K) of the tags of each token, zeros at padding."""
+        part = batch[self.input]
+        # An adapter may append extra columns, such as n-grams, after the tokens of the text.
+        mask = F.pad(part["mask"], (0, output.shape[1] - part["mask"].shape[1]))
+        real = mask.new_zeros(output.shape[:2]).index_copy(0, part["rows"], mask)
+        return {"probabilities": output.float().softmax(-1) * real[..., None]}
+
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
     ) -> list[Tagged]:
@@ -235,34 +244,23 @@ class Tag(Task):
 
         A word that was truncated by max_len has no prediction and counts as predicted "O".
         """
-        num_words = 0
-        num_correct_words = 0
-        num_predicted = 0
-        num_true = 0
-        num_correct = 0
-        for prediction, true in zip(predictions, truths, strict=True):
-            predicted = prediction.tags
-            if len(predicted) > len(true):
-                raise ValueError(
-                    f"there must be at most one predicted tag per word, got {len(predicted)} "
-                    f"predicted tags for {len(true)} words"
-                )
-            pairs = list(zip_longest(predicted, true, fillvalue=OUTSIDE))
-            num_words += len(pairs)
-            num_correct_words += sum(p == t for p, t in pairs)
-            # Entities are compared within a row, because their positions are relative to the row.
-            predicted_entities = set(entities(predicted))
-            true_entities = set(entities(true))
-            num_predicted += len(predicted_entities)
-            num_true += len(true_entities)
-            num_correct += len(predicted_entities & true_entities)
-        total = num_predicted + num_true
-        return {
-            "accuracy": num_correct_words / max(num_words, 1),
-            "precision_entity": num_correct / num_predicted if num_predicted else 0.0,
-            "recall_entity": num_correct / num_true if num_true else 0.0,
-            "f1_entity": 2 * num_correct / total if total else 0.0,
-        }
+        counts = _counts(predictions, truths).sum(0)
+        return {name: float(value) for name, value in _figures(counts).items()}
+
+    def resampled(
+        self, predictions: Sequence[Tagged], truths: Sequence[Sequence[str]], draws: Tensor
+    ) -> dict[str, list[float]]:
+        """Compute the metrics of resampled rows from counts per row."""
+        sums = draw_counts(draws, len(predictions)) @ _counts(predictions, truths)
+        return {name: values.tolist() for name, values in _figures(sums).items()}
+
+    def row_scores(
+        self, predictions: Sequence[Tagged], truths: Sequence[Sequence[str]]
+    ) -> RowScores:
+        """Return the share of the words of each row with the right tag; 1 for an empty row."""
+        words, correct, *_ = _counts(predictions, truths).T
+        shares = torch.where(words > 0, correct / words.clamp(min=1), 1.0)
+        return RowScores("share of right tags", shares.tolist())
 
     def answer(self, prediction: Tagged, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the tag of each word and, if the inputs are known, the words and the entities.
@@ -298,6 +296,40 @@ class Tag(Task):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the tag names and weights."""
         self.tags = Labels.from_state(state)
+
+
+def _counts(predictions: Sequence[Tagged], truths: Sequence[Sequence[str]]) -> Tensor:
+    """Return counts (n, 5) per row, float64.
+
+    They are the words, the words with the right tag, and the predicted, true and right entities.
+    """
+    rows: list[tuple[int, ...]] = []
+    for prediction, true in zip(predictions, truths, strict=True):
+        predicted = prediction.tags
+        if len(predicted) > len(true):
+            raise ValueError(
+                f"there must be at most one predicted tag per word, got {len(predicted)} "
+                f"predicted tags for {len(true)} words"
+            )
+        pairs = list(zip_longest(predicted, true, fillvalue=OUTSIDE))
+        # Entities are compared within a row, because their positions are relative to the row.
+        found = set(entities(predicted))
+        expected = set(entities(true))
+        right = sum(p == t for p, t in pairs)
+        rows.append((len(pairs), right, len(found), len(expected), len(found & expected)))
+    return torch.tensor(rows, dtype=torch.float64).reshape(-1, 5)
+
+
+def _figures(counts: Tensor) -> dict[str, Tensor]:
+    """Return the metrics of summed counts (..., 5)."""
+    words, right_words, predicted, true, right = counts.unbind(-1)
+    # Without any entity, the figures are 0, and so is each numerator.
+    return {
+        "accuracy": right_words / words.clamp(min=1),
+        "precision_entity": right / predicted.clamp(min=1),
+        "recall_entity": right / true.clamp(min=1),
+        "f1_entity": 2 * right / (predicted + true).clamp(min=1),
+    }
 
 
 def first_tokens(words: Tensor) -> Tensor:

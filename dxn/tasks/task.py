@@ -26,6 +26,7 @@ from torch import Tensor, nn
 
 from dxn.errors import UserError
 from dxn.schema import Strict, validated
+from dxn.tasks.row_scores import ClassScores, RowScores
 from dxn.tokens import Tokens
 from dxn.untrusted import load_json
 
@@ -357,6 +358,32 @@ class Task(ABC):
                 search.
         """
 
+    def exported(self, head: nn.Module, output: Any, batch: Batch) -> dict[str, Tensor]:
+        """Return the outputs of an exported model, which its users read without dxn.
+
+        The operations become a part of the graph, so they must not depend on the values of tensors.
+
+        Args:
+            head: The head that `make_head` returned.
+            output: Output of the head.
+            batch: The batch, in which every sample has every input.
+
+        Returns:
+            Tensors by name. Default: none, so that the graph has only embeddings.
+        """
+        return {}
+
+    def recipe(self, head: nn.Module) -> dict[str, Any]:
+        """Return what a program without dxn needs to read the outputs of `exported`.
+
+        Args:
+            head: The head that `make_head` returned.
+
+        Returns:
+            JSON-serializable data. Default: the class names, if there are any.
+        """
+        return {} if self.labels is None else {"labels": list(self.labels)}
+
     def score_targets(self, values: Sequence[Any]) -> ScoreTargets | None:
         """Return what a baseline learns, in the space of outputs (n, K).
 
@@ -384,6 +411,52 @@ class Task(ABC):
             Metrics by name. The caller adds `loss` if the result has no key "loss".
         """
         return {}
+
+    def resampled(
+        self, predictions: Sequence[Any], truths: Sequence[Any], draws: Tensor
+    ) -> dict[str, list[float]]:
+        """Compute the metrics of resampled rows, for bootstrap intervals.
+
+        Override this method if the metrics are functions of sums over rows, which is much faster.
+
+        Args:
+            predictions: Results of `predict` for n rows.
+            truths: Parsed targets.
+            draws: (R, m). Indices of the rows of each resample.
+
+        Returns:
+            R values by metric. Metrics without an interval can be left out.
+        """
+        results = []
+        for draw in draws.tolist():
+            rows = [predictions[i] for i in draw], [truths[i] for i in draw]
+            results.append(self.metrics(*rows, math.nan))
+        return {name: [each[name] for each in results] for name in results[0]} if results else {}
+
+    def row_scores(self, predictions: Sequence[Any], truths: Sequence[Any]) -> RowScores | None:
+        """Return how well each row is answered.
+
+        Args:
+            predictions: Results of `predict`.
+            truths: Parsed targets.
+
+        Returns:
+            None, the default: the report shows no single rows, and `dxn compare` has no paired
+            test.
+        """
+        return None
+
+    def class_scores(self, predictions: Sequence[Any], truths: Sequence[Any]) -> ClassScores | None:
+        """Return the probability of each class for each row, with the true classes.
+
+        Args:
+            predictions: Results of `predict`.
+            truths: Parsed targets.
+
+        Returns:
+            None, the default: the task has no probabilities, or they are not those of a row.
+        """
+        return None
 
     def parts(self, predictions: Sequence[Any]) -> dict[str, dict[str, float]]:
         """Return the metrics of parts of the task, such as each direction of a search, by name.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
+
 
 def text_metrics(predictions: Sequence[str], truths: Sequence[str]) -> dict[str, float]:
     """Compare generated texts with reference texts.
@@ -34,3 +36,56 @@ def text_metrics(predictions: Sequence[str], truths: Sequence[str]) -> dict[str,
 
 def _count_words(texts: Sequence[str]) -> float:
     return float(sum(len(text.split()) for text in texts))
+
+
+def resampled_metrics(
+    predictions: Sequence[str], truths: Sequence[str], draws: np.ndarray
+) -> dict[str, list[float]]:
+    """Compute the metrics of resampled texts from statistics of single texts.
+
+    Args:
+        predictions: The n generated texts.
+        truths: The reference texts.
+        draws: (R, m). Indices of the texts of each resample.
+
+    Returns:
+        R values by metric. The character error rate is left out: to count the errors of every text
+        takes as long as to generate it.
+    """
+    from sacrebleu.metrics.bleu import BLEU
+    from sacrebleu.metrics.chrf import CHRF
+
+    results: dict[str, list[float]] = {}
+    for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
+        # The same two methods as in the bootstrap of sacrebleu, which returns no single values.
+        stats = np.array(metric._extract_corpus_statistics(predictions, [truths]))
+        sums = stats[draws].sum(1)
+        results[name] = [metric._compute_score_from_stats(row.tolist()).score for row in sums]
+    pairs = list(zip(predictions, truths, strict=True))
+    words = [(predicted.split(), true.split()) for predicted, true in pairs]
+    errors = np.array([(_distance(*each), len(each[1])) for each in words], dtype=float)
+    wrong, total = errors[draws].sum(1).T
+    results["wer"] = (wrong / np.maximum(total, 1)).tolist()
+    exact = np.array([predicted == true for predicted, true in pairs], dtype=float)
+    results["exact_match"] = exact[draws].mean(1).tolist()
+    return results
+
+
+def sentence_chrf(predictions: Sequence[str], truths: Sequence[str]) -> list[float]:
+    """Return the chrF score (0 to 100) of each text."""
+    from sacrebleu.metrics.chrf import CHRF
+
+    metric = CHRF()
+    pairs = zip(predictions, truths, strict=True)
+    return [metric.sentence_score(predicted, [true]).score for predicted, true in pairs]
+
+
+def _distance(left: Sequence[str], right: Sequence[str]) -> int:
+    """Return the Levenshtein distance of two lists of words."""
+    row = list(range(len(right) + 1))
+    for i, item in enumerate(left, 1):
+        corner, row[0] = row[0], i
+        for j, other in enumerate(right, 1):
+            best = min(row[j] + 1, row[j - 1] + 1, corner + (item != other))
+            corner, row[j] = row[j], best
+    return row[-1]

@@ -8,6 +8,7 @@ optional member only through a function of this module, which returns the defaul
 |---|---|---|
 | `reads_files: bool` | False | `reads_files(prepare)` |
 | `is_path(text) -> bool` | `reads_files` | `is_path(prepare, value)` |
+| `media_type: str` | "" | `media_type(prepare)` |
 | `shareable: bool` | True | `is_shareable(prepare)` |
 | `has_words: bool` | False | `has_words(prepare)` |
 | `has_steps: bool` | False | `has_steps(prepare)` |
@@ -20,6 +21,8 @@ optional member only through a function of this module, which returns the defaul
 | `truncated(sample) -> (kept, total) or None` | None | `truncated(prepare, sample)` |
 | `encode_batch(raws) -> batch` | one by one | `encodes_batches(prepare, ...)` |
 | `augments: bool` | True | `encodes_batches(prepare, ...)` |
+| `examples(count, rand) -> list[raw]` | error | `examples` of dxn.tokenize.examples |
+| `recipe() -> dict` | {} | `recipe` of dxn.tokenize.recipes |
 
 | optional member of an adapter | default | function |
 |---|---|---|
@@ -27,6 +30,7 @@ optional member only through a function of this module, which returns the defaul
 | `describe(raw) -> str` | "" | `describe_columns(adapter, raw)` |
 | `masking(*, ratio, span) -> Masking or None` | None | `make_masking(adapter, ...)` |
 | `summary(batch) -> Summary or None` | None | `Model.summaries` of dxn.models |
+| `counted_recipe() -> dict` | {} | `counted_recipe` of dxn.tokenize.recipes |
 | `lookback: int` | all previous tokens | `LanguageModel` of dxn.models |
 | `save(folder, name)` | only weights | `save_adapter(adapter, folder, name)` |
 | `load(folder, name)` | only weights | `load_adapter(adapter, folder, name)` |
@@ -180,6 +184,11 @@ class Masking(Protocol):
 def reads_files(prepare: Preprocessor) -> bool:
     """Whether a str cell is a file path, relative to the folder of the table."""
     return getattr(prepare, "reads_files", False)
+
+
+def media_type(prepare: Preprocessor) -> str:
+    """Return the kind of files that it reads, as HTML forms name it, such as "image/*"."""
+    return getattr(prepare, "media_type", "")
 
 
 def is_shareable(prepare: Preprocessor) -> bool:

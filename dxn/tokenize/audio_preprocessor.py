@@ -23,6 +23,7 @@ from dxn.tokenize.audio_options import (
     NormalizationKind,
     SpectrogramOptions,
 )
+from dxn.tokenize.examples import random_clips
 from dxn.tokenize.grid import collate_grids
 from dxn.tokenize.media import (
     SOUND_TRACK_SCORE,
@@ -54,6 +55,7 @@ class AudioPreprocessor:
 
     modality = "audio"
     reads_files = True
+    media_type = "audio/*"
     has_words = False
 
     def __init__(
@@ -165,6 +167,15 @@ class AudioPreprocessor:
     def num_tokens(self, raw: Tensor) -> float:
         """Return the approximate number of tokens of a clip raw (T,)."""
         return len(raw) / self.hop_length / USUAL_FRAMES
+
+    def examples(self, count: int, rand: random.Random) -> list[Tensor]:
+        """Return random raw values, see `dxn.tokenize.examples`."""
+        return random_clips(self.sample_rate, count, rand)
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
+        steps = {} if self.spectrogram is None else self.spectrogram.recipe()
+        return steps and {**steps, "normalize": self.normalize}
 
     def accepts(self, values: Sequence[Any]) -> float:
         """Return the fraction of the values that look like clips, see `is_audio`.

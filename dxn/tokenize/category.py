@@ -23,6 +23,7 @@ from dxn.tokenize.cells import (
     shortened,
 )
 from dxn.tokenize.date_format import are_dates
+from dxn.tokenize.examples import random_categories
 from dxn.tokenize.grid import MASKED, collate_grids
 from dxn.tokenize.masking import check_ratio
 from dxn.tokenize.media import MAX_INSPECTED, BadMedia
@@ -132,6 +133,16 @@ class CategoryPreprocessor:
     def num_tokens(self, raw: RawCategory) -> float:
         """Return the number of values."""
         return float(len(raw))
+
+    def examples(self, count: int, rand: random.Random) -> list[RawCategory]:
+        """Return random raw values, see `dxn.tokenize.examples`."""
+        return random_categories(self.values, count, rand)
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
+        ids = {"first_id": NUM_SPECIAL, "unknown_id": UNKNOWN}
+        values = {"values": list(self.values), "separator": self.separator}
+        return {"prepare": "category", **ids, **values}
 
     def accepts(self, values: Sequence[Any]) -> float:
         """Return 0.3 for a column of repeated short values, booleans or codes.
@@ -256,10 +267,14 @@ class CategoryAdapter(nn.Module):
         ids, mask = batch["ids"], batch["mask"]
         size = NUM_SPECIAL + len(self.prepare.values)
         if size > MAX_DENSE:
-            none = torch.zeros(len(ids), 0, device=ids.device)
+            none = torch.zeros(ids.shape[0], 0, device=ids.device)
             return Summary("columns", none, (torch.stack([mask.nonzero()[:, 0], ids[mask]]),))
-        dense = torch.zeros(len(ids), size, device=ids.device)
+        dense = torch.zeros(ids.shape[0], size, device=ids.device)
         return Summary("columns", dense.scatter_add_(1, ids, mask.float()))
+
+    def counted_recipe(self) -> dict[str, Any]:
+        """Return what a program without dxn needs to compute the counted features of `summary`."""
+        return {"counted": "category_codes"}
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D), one per value."""

@@ -68,7 +68,7 @@ def collate_values(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]
 def cell_tokens(x: Tensor, mask: Tensor, modality: str) -> Tokens:
     """Return Tokens of x (B, N, D), mask (B, N), with the index of each value as its position."""
     start = torch.arange(x.shape[1], device=x.device, dtype=torch.float32)
-    coords = torch.stack([start, start + 1], -1).expand(len(x), -1, -1)
+    coords = torch.stack([start, start + 1], -1).expand(x.shape[0], -1, -1)
     coords = coords.where(mask[..., None], torch.nan)
     return Tokens(x, mask, (Span(modality, modality, 0, x.shape[1], coords),))
 

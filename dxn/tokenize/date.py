@@ -32,6 +32,7 @@ from dxn.tokenize.date_format import (
     are_dates,
     find_date_format,
 )
+from dxn.tokenize.examples import random_moments
 from dxn.tokenize.grid import MASKED
 from dxn.tokenize.masking import check_ratio
 from dxn.tokenize.media import BadMedia
@@ -114,6 +115,22 @@ class DatePreprocessor:
         """Collate value and valid (B, 1, K)."""
         valid = torch.stack([sample["valid"] for sample in samples])
         return {**collate_values(samples), "valid": valid}
+
+    def examples(self, count: int, rand: random.Random) -> list[Moment]:
+        """Return random raw values, see `dxn.tokenize.examples`."""
+        return random_moments(self.center, self.scale, count, rand)
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
+        return {
+            "prepare": "date",
+            "center": self.center,
+            "scale": self.scale,
+            "max_trend": MAX_TREND,
+            "days_per_year": DAYS_PER_YEAR,
+            "days_per_month": DAYS_PER_MONTH,
+            "waves": {"weekday": WEEKDAY, "year": YEAR, "month": MONTH, "day": DAY},
+        }
 
     def accepts(self, values: Sequence[Any]) -> float:
         """Return 1 for a column of dates or times."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dxn.tokenize.advice import Advice, Facts
+from dxn.tokenize.examples import random_pictures
 from dxn.tokenize.grid import as_pair, collate_grids
 from dxn.tokenize.image_advice import advise_images
 from dxn.tokenize.image_augment import Frame, ImageAugmenter
@@ -37,6 +38,7 @@ class ImagePreprocessor:
 
     modality = "image"
     reads_files = True
+    media_type = "image/*"
     has_words = False
 
     def __init__(
@@ -125,6 +127,21 @@ class ImagePreprocessor:
         """Return the approximate number of tokens of an image raw (C, H, W)."""
         # Resized images have about the same size, so they need no comparison.
         return raw[0].numel() / USUAL_PATCH if self.image_size is None else 1
+
+    def examples(self, count: int, rand: random.Random) -> list[Tensor]:
+        """Return random raw values, see `dxn.tokenize.examples`."""
+        return random_pictures(self.image_size, self.in_channels, count, rand)
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
+        return {
+            "prepare": "image",
+            "channels": self.in_channels,
+            "image_size": self.image_size,
+            "mode": self.resize.mode,
+            "crop_ratio": self.resize.crop_ratio,
+            "interpolation": self.resize.interpolation,
+        }
 
     def accepts(self, values: Sequence[Any]) -> float:
         """Return the fraction of the values that look like images, see `is_image`."""

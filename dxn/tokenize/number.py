@@ -116,6 +116,15 @@ class NumberPreprocessor:
         """Collate value (B, 1, 1)."""
         return collate_values(samples)
 
+    def examples(self, count: int, rand: random.Random) -> list[float]:
+        """Return random raw values, see `dxn.tokenize.examples`."""
+        return [rand.gauss(self.center, 2 * self.scale) for _ in range(count)]
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
+        state = {"center": self.center, "scale": self.scale, "max_value": MAX_VALUE}
+        return {"prepare": "number", **state}
+
     def accepts(self, values: Sequence[Any]) -> float:
         """Return 1 for a column of numbers, but not for booleans, dates and codes."""
         if any(isinstance(value, bool) for value in values):

@@ -124,6 +124,8 @@ class PosEmbed2d(nn.Module):
             height: Height of the padded grid.
             width: Width of the padded grid.
         """
+        if torch.compiler.is_exporting():
+            return self._in_graph(grids, height, width)
         shapes = [(h, w) for h, w in grids.tolist()]
         if set(shapes) == {(height, width)}:
             return self(height, width, grids.device)[None]
@@ -136,6 +138,43 @@ class PosEmbed2d(nn.Module):
             for (h, w), code in codes.items()
         }
         return torch.stack([padded[shape] for shape in shapes])
+
+    def _in_graph(self, grids: Tensor, height: int, width: int) -> Tensor:
+        """Return what `of_grids` returns, without branches that depend on the grids."""
+        # Pictures of a fixed size have a number here, and others a symbol.
+        is_fixed = isinstance(height, int) and isinstance(width, int)
+        if self.kind != "learned" or is_fixed:
+            codes = self(height, width, grids.device)
+            return codes[None] if codes.ndim else codes
+        rows = resize_weights(grids[:, 0], height, self.weight.shape[0])
+        columns = resize_weights(grids[:, 1], width, self.weight.shape[1])
+        return torch.einsum("bhi,ijd,bwj->bhwd", rows, self.weight, columns)
+
+
+def resize_weights(sizes: Tensor, count: int, source: int) -> Tensor:
+    """Return the weights of a bicubic interpolation with antialiasing along one axis.
+
+    They are those of torch.nn.functional.interpolate, which needs the same size for all samples.
+
+    Args:
+        sizes: (B,). Size of the result of each sample.
+        count: Maximum number of results.
+        source: Number of values that are interpolated.
+
+    Returns:
+        (B, count, source). Zeros for results beyond the size of a sample.
+    """
+    scale = source / sizes[:, None, None]
+    center = (torch.arange(count, device=sizes.device)[:, None] + 0.5) * scale
+    place = torch.arange(source, device=sizes.device) + 0.5
+    x = ((place - center) / scale.clamp(min=1)).abs()
+    # The cubic filter of Keys with a = -0.5, as in Pillow.
+    near = (1.5 * x - 2.5) * x * x + 1
+    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    weights = torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+    is_inside = torch.arange(count, device=sizes.device)[:, None] < sizes[:, None, None]
+    weights = weights * is_inside
+    return weights / torch.where(is_inside, weights.sum(-1, keepdim=True), 1.0)
 
 
 def _check_kind(kind: str) -> None:

@@ -288,7 +288,7 @@ class SeriesAdapter(nn.Module):
         coords = coords.repeat_interleave(groups, 1)
         if not self.is_joint:
             index = torch.arange(groups, device=lengths.device).repeat(steps)
-            index = index.expand(len(coords), -1)[..., None]
+            index = index.expand(coords.shape[0], -1)[..., None]
             coords = torch.cat([coords, index.to(coords)], -1)
         return coords.masked_fill(~mask[..., None], torch.nan)
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from dxn.tokenize.examples import random_series
 from dxn.tokenize.grid import collate_grids
 from dxn.tokenize.media import BadMedia, matching_fraction
 from dxn.tokenize.series_augment import augment_series
@@ -20,6 +21,7 @@ from dxn.tokenize.series_options import SeriesAugment, SeriesNormalization
 
 # A channel whose standard deviation is a tiny fraction of its mean is constant, apart from rounding
 # of float32. It is only centered.
+MAX_EXAMPLE = 20  # tokens of an example series
 MIN_RELATIVE_STD = 1e-6
 
 
@@ -171,6 +173,24 @@ class SeriesPreprocessor:
         """Return (kept, total) numbers of time steps of a truncated sample, otherwise None."""
         kept, total = len(sample["values"]), int(sample["total"])
         return (kept, total) if kept < total else None
+
+    def examples(self, count: int, rand: random.Random) -> list[Tensor]:
+        """Return random raw values, see `dxn.tokenize.examples`."""
+        longest = (min(self.max_len, MAX_EXAMPLE) - 1) * self.stride + self.patch_size
+        lengths = (min(2 * self.patch_size, longest), longest)
+        return random_series(self.mean, self.std, lengths, count, rand)
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
+        return {
+            "prepare": "series",
+            "normalize": self.normalize,
+            "mean": self.mean.tolist(),
+            "std": self.std.tolist(),
+            "window": self.window,
+            "max_steps": (self.max_len - 1) * self.stride + self.patch_size,
+            "min_relative_std": MIN_RELATIVE_STD,
+        }
 
     def accepts(self, values: Sequence[Any]) -> float:
         """Return the fraction of the values that look like series, see `is_series`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from functools import cached_property
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -80,6 +81,24 @@ class Spectrogram:
         if self.options.frontend == "mel":
             return self._mel(raw, gains)
         return self._kaldi(raw) if self.options.frontend == "kaldi" else self._whisper(raw)
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
+        options = self.options
+        # The other kinds need more code than an example has.
+        if options.frontend != "mel" or options.scale != "log":
+            return {}
+        filters: Any = self.mel[-1]  # pyright: ignore[reportIndexIssue]
+        return {
+            "prepare": "audio",
+            "sample_rate": self.sample_rate,
+            "n_fft": self.n_fft,
+            "hop_length": self.hop_length,
+            "top_db": options.top_db,
+            "num_frames": options.num_frames,
+            "floor": FLOOR,
+            "filters": filters.fb.tolist(),
+        }
 
     def _mel(self, raw: Tensor, gains: Tensor | None) -> Tensor:
         """Natural logarithm or PCEN of torchaudio's mel power, 1 + T // hop_length frames."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -26,7 +27,7 @@ from dxn.tokenize.text_options import (
     TokenizerOptions,
 )
 from dxn.tokenize.text_preprocessor import MASK_TOKENS, RawText, TextPreprocessor
-from dxn.tokenize.text_summary import TextCodes
+from dxn.tokenize.text_summary import TextCodes, token_pieces
 from dxn.tokenize.text_tokenizer import (
     check_vocab_size,
     load_tokenizer,
@@ -214,6 +215,10 @@ class TextAdapter(nn.Module):
         blocks = self.codes(ids, batch["mask"])
         return Summary("TF-IDF", torch.zeros(len(ids), 0, device=ids.device), blocks)
 
+    def counted_recipe(self) -> dict[str, Any]:
+        """Return what a program without dxn needs to compute the counted features of `summary`."""
+        return {"counted": "text_codes", "pieces": token_pieces(self.prepare.tokenizer)}
+
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D)."""
         if not self.fitted:
@@ -229,7 +234,7 @@ class TextAdapter(nn.Module):
             x = x + sum(grams)
         if self.char_embedding is not None:
             vectors = self.char_embedding(rearrange(batch["chars"], "b n g -> (b n) g"))
-            x = x + rearrange(vectors, "(b n) d -> b n d", b=len(ids))
+            x = x + rearrange(vectors, "(b n) d -> b n d", b=ids.shape[0])
         if self.conv is not None:
             # Padding is set to 0, so that it does not affect its neighbors.
             padded = rearrange(x * mask[..., None], "b n d -> b d n")

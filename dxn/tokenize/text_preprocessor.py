@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
 import statistics
@@ -14,6 +15,8 @@ from tokenizers import Tokenizer
 from torch import Tensor, nn
 
 from dxn.tokenize.advice import Advice, Facts
+from dxn.tokenize.cells import shortened
+from dxn.tokenize.examples import random_texts
 from dxn.tokenize.grid import collate_grids
 from dxn.tokenize.media import BadMedia
 from dxn.tokenize.subword_split import SubwordSplitter
@@ -100,7 +103,7 @@ class TextPreprocessor:
         words = [source] if isinstance(source, str) else source
         is_text = isinstance(words, Sequence) and all(isinstance(word, str) for word in words)
         if not is_text or isinstance(words, bytes):
-            raise BadMedia(f"text must be a str or a list of str, got {_shortened(source)}")
+            raise BadMedia(f"text must be a str or a list of str, got {shortened(source)}")
         # A blank text has no tokens, but a sample needs at least one.
         if not any(map(str.strip, _first_words(words, self.max_chars))):
             raise BadMedia("blank text")
@@ -198,6 +201,18 @@ class TextPreprocessor:
         num_cut = int(sample["num_cut"])
         kept = len(sample["ids"])
         return (kept, kept + num_cut) if num_cut else None
+
+    def examples(self, count: int, rand: random.Random) -> list[str]:
+        """Return random raw values, see `dxn.tokenize.examples`."""
+        return random_texts(self.tokenizer, count, rand)
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
+        if self.chars is not None:
+            return {}
+        limits = {"max_len": self.max_len, "max_chars": self.max_chars}
+        steps = {"prepare": "text", "special_tokens": self.special_tokens}
+        return {**steps, **limits, "tokenizer": json.loads(self.tokenizer.to_str())}
 
     def accepts(self, values: Sequence[Any]) -> float:
         """Return how likely a column contains texts, see `text_score`."""
@@ -302,9 +317,3 @@ def _padded(samples: Sequence[Mapping[str, Tensor]], key: str, value: float) -> 
 def _without_coords(tokens: Iterable[Token]) -> list[Token]:
     """Return special tokens with NaN as coordinates, because they have no position in the text."""
     return [(token, NO_COORDS, -1) for token, _, _ in tokens]
-
-
-def _shortened(source: Any) -> str:
-    """Return the repr of a value, truncated to fit into an error message."""
-    text = repr(source)
-    return text if len(text) <= 40 else f"{text[:40]}..."

@@ -163,7 +163,7 @@ class VideoAdapter(nn.Module):
         pixels, lengths = batch["pixels"], batch["lengths"]
         frames = rearrange(pixels, "b t c h w -> (b t) c h w")
         sizes = batch["sizes"].repeat_interleave(pixels.shape[1], 0)
-        x = rearrange(picture_features(frames, sizes), "(b t) f -> b t f", b=len(pixels))
+        x = rearrange(picture_features(frames, sizes), "(b t) f -> b t f", b=pixels.shape[0])
         mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         return Summary("small pictures", time_statistics(x, mask))
 
@@ -218,7 +218,7 @@ class VideoAdapter(nn.Module):
             # The biases of the stem make missing frames nonzero.
             x = x * is_frame[:, :, None, None, None, None]
         missing = -num_frames % self.tubelet_frames
-        if missing:
+        if torch.compiler.is_exporting() or missing:
             x = F.pad(x, (0, 0) * 4 + (0, missing))
         # The order of the weights of a three-dimensional convolution.
         return rearrange(x, "b (t f) h w c k -> b t h w (c f k)", f=self.tubelet_frames)

@@ -12,6 +12,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from dxn.tokenize.examples import random_pictures
 from dxn.tokenize.grid import collate_grids
 from dxn.tokenize.image_options import ImageAugment, ResizeOptions
 from dxn.tokenize.image_preprocessor import USUAL_PATCH, ImagePreprocessor
@@ -38,6 +39,7 @@ class VideoPreprocessor:
 
     modality = "video"
     reads_files = True
+    media_type = "video/*"
     has_words = False
 
     def __init__(
@@ -126,6 +128,11 @@ class VideoPreprocessor:
     def num_tokens(self, raw: Tensor) -> float:
         """Return the approximate number of tokens of a clip raw (T, 3, H, W)."""
         return min(len(raw), self.sampling.num_frames) * raw[0, 0].numel() / USUAL_PATCH
+
+    def examples(self, count: int, rand: random.Random) -> list[Tensor]:
+        """Return random raw values, see `dxn.tokenize.examples`."""
+        frames = 2 * self.sampling.num_frames
+        return random_pictures(self.image.image_size, CHANNELS, count, rand, frames)
 
     def accepts(self, values: Sequence[Any]) -> float:
         """Return the fraction of the values that look like videos, see `is_video`."""

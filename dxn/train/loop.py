@@ -5,10 +5,10 @@ from __future__ import annotations
 import math
 import random
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -29,6 +29,7 @@ from dxn.train.signals import StopRequested, StopSignals
 from dxn.train.state import State
 from dxn.train.step import BatchLoss, is_out_of_memory
 from dxn.train.stepper import Schedule, Stepper
+from dxn.train.trackers import Trackers
 
 
 @dataclass(kw_only=True, eq=False)
@@ -49,6 +50,8 @@ class Run:
     timeout: float | None
     name: str
     signals: StopSignals
+    options: Mapping[str, Any] | None = None
+    resume: bool = False
 
     def __post_init__(self):
         settings = self.settings
@@ -83,6 +86,13 @@ class Run:
             epochs=self.epochs,
             main=settings.main,
             name=self.name,
+        )
+        self.progress.trackers = Trackers(
+            settings.tracker if settings.main else (),
+            self.folder,
+            options=self.options,
+            say=self.print,
+            resume=self.resume,
         )
 
     @property

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Literal, Protocol, TypeAlias
 
 from accelerate import Accelerator
+
+from dxn.train.trackers import Tracker
 
 Compile: TypeAlias = bool | Literal["auto"]
 
@@ -26,6 +29,7 @@ class Options(Protocol):
     checkpoint_minutes: float
     max_skipped_steps: int
     compile: Compile
+    tracker: Sequence[Tracker]
     accelerator: Accelerator
     bf16: bool
     main: bool

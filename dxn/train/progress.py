@@ -17,6 +17,7 @@ from dxn.errors import UserError
 from dxn.files import append_line, write_text
 from dxn.train.state import State
 from dxn.train.step import BatchLoss
+from dxn.train.trackers import Trackers
 
 # The loss that is shown within an epoch is the mean of this many batches: one batch has too few
 # samples for a steady number.
@@ -52,6 +53,7 @@ class Progress:
         self.main = main
         self.prefix = f"{name} epoch" if name else "epoch"
         self.display = Display(main=main)
+        self.trackers: Trackers | None = None
         self.started = time.perf_counter()
         self.printed = -math.inf  # time of the last line of an epoch
         # Counts only the batches of this process, because the duration of those before a resume is
@@ -168,8 +170,10 @@ class Progress:
         self.display.line(text)
 
     def close(self) -> None:
-        """Remove the progress bar."""
+        """Remove the progress bar, and end the runs of the trackers."""
         self.display.close()
+        if self.trackers is not None:
+            self.trackers.close()
 
     def _show_batch(self, state: State) -> None:
         loss = _mean(self.epoch_losses[-SHOWN_LOSSES:])
@@ -206,6 +210,8 @@ class Progress:
     def _write(self, row: Mapping[str, Any]) -> None:
         if self.main:
             append_line(self.path, json.dumps(row))
+            if self.trackers is not None:
+                self.trackers.log(row)
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 
@@ -21,6 +21,7 @@ from dxn.train.precision import Precision
 from dxn.train.signals import StopSignals
 from dxn.train.state import State
 from dxn.train.stepper import Schedule
+from dxn.train.trackers import Tracker, Trackers, check_trackers
 
 __all__ = ["Run", "Schedule", "State", "Trainer"]
 
@@ -60,6 +61,7 @@ class Trainer:
             or a gradient is not finite, before the training stops. 0: never stop.
         compile: Use torch.compile: true, false or auto. auto measures the gain if the training
             takes more than an hour, and compiles if this saves time.
+        tracker: Trackers that get the lines of metrics.jsonl too: tensorboard, mlflow, wandb.
 
     Raises:
         ValueError: If an option is out of range, or the device is not available.
@@ -82,6 +84,7 @@ class Trainer:
     checkpoint_every: int = 0
     max_skipped_steps: int = 10
     compile: Compile = "auto"
+    tracker: Sequence[Tracker] = ()
 
     def __post_init__(self):
         for name in ("epochs", "batch_size", "grad_accum_steps", "log_every"):
@@ -99,6 +102,7 @@ class Trainer:
             raise ValueError(f"ema_decay must be at least 0 and less than 1, got {self.ema_decay}")
         if self.compile not in (True, False, "auto"):
             raise ValueError(f"compile must be true, false or auto, got {self.compile}")
+        check_trackers(self.tracker)
         self.accelerator, self.precision_note = make_accelerator(self.device, self.precision)
         self.bf16 = self.accelerator.mixed_precision == "bf16"
         # Only the main process prints and writes files.
@@ -120,6 +124,7 @@ class Trainer:
         num_workers: int | None = None,
         timeout: float | None = None,
         name: str = "",
+        options: Mapping[str, Any] | None = None,
     ) -> State:
         """Train `model` in place, and write metrics.jsonl and checkpoints/ in `folder`.
 
@@ -141,6 +146,7 @@ class Trainer:
                 Default: see `make_loader`.
             timeout: Time limit for the preparation of one sample in seconds. Default: none.
             name: Word that is printed before each epoch, such as "pretraining".
+            options: Options of the run, which trackers show beside the figures.
 
         Returns:
             The state at the end of the training.
@@ -170,6 +176,8 @@ class Trainer:
                 timeout=timeout,
                 name=name,
                 signals=signals,
+                options=options,
+                resume=resume,
             )
             # An interrupted training must also remove its progress bar and unwrap the model.
             try:
@@ -187,3 +195,16 @@ class Trainer:
             finally:
                 run.close()
         return run.state
+
+    def track(self, folder: Path, metrics: Mapping[str, Any], step: int) -> None:
+        """Send the final metrics of a run to the trackers.
+
+        Args:
+            folder: The run folder, after `fit`.
+            metrics: Metrics by name.
+            step: Number of optimizer steps of the training.
+        """
+        if self.tracker and self.main:
+            trackers = Trackers(self.tracker, folder, resume=True)
+            trackers.log({**metrics, "step": step})
+            trackers.close()

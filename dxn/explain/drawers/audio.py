@@ -14,6 +14,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
 from dxn.explain.drawers.drawer import InputAttention, Shown, Thumbnails, check_weights
+from dxn.explain.drawers.html import picture, player
 from dxn.explain.drawers.panel import (
     Panel,
     draw_boxes,
@@ -87,12 +88,16 @@ class AudioDrawer:
         return [f"{time}, band {band + 1}" for time, band in zip(times, bands, strict=True)]
 
     def page(self, shown: Shown) -> dict[str, Any]:
+        sound = base64.b64encode(self.file(shown)).decode("ascii")
+        return {**page_panel(sound_panel(shown)), "sound": f"data:audio/flac;base64,{sound}"}
+
+    def file(self, shown: Shown) -> bytes:
+        """Return the sound as the content of a FLAC file."""
         samples, rate = waveform(shown)
         # FLAC is lossless, half as long as WAV, and every browser plays it.
-        file = io.BytesIO()
-        soundfile.write(file, np.clip(samples, -1, 1), rate, format="FLAC", subtype="PCM_16")
-        sound = base64.b64encode(file.getvalue()).decode("ascii")
-        return {**page_panel(sound_panel(shown)), "sound": f"data:audio/flac;base64,{sound}"}
+        content = io.BytesIO()
+        soundfile.write(content, np.clip(samples, -1, 1), rate, format="FLAC", subtype="PCM_16")
+        return content.getvalue()
 
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
         """Return the boxes (N, 4) in seconds and frequency bins from the top."""
@@ -106,6 +111,13 @@ class AudioDrawer:
             high = np.minimum(low + grid.size[1], height)
         # Bins rise from the bottom, and boxes are counted from the top.
         return np.stack([height - high, coords[:, 0], height - low, coords[:, 1]], 1)
+
+    def fragment(self, shown: Shown) -> str:
+        """Return a player with the spectrogram as HTML."""
+        name = shown.name or "audio"
+        panel = sound_panel(shown)
+        seen = picture(panel.pixels, f"spectrogram of {name}, {panel.width:.1f} seconds")
+        return f'<div class="sound">{seen}{player(*waveform(shown), name)}</div>'
 
 
 def draw_rows(

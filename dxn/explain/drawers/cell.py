@@ -13,6 +13,7 @@ from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
 
 from dxn.explain.drawers.drawer import InputAttention, Shown, Thumbnails
+from dxn.explain.drawers.html import cell
 from dxn.explain.drawers.text import draw_alignment
 from dxn.explain.figures import heat_colors
 
@@ -91,6 +92,12 @@ class CellDrawer:
 
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
         return np.zeros((len(coords), 0))
+
+    def fragment(self, shown: Shown) -> str:
+        """Return the value as HTML."""
+        value = shown.raw if shown.source is None else shown.source
+        # As it was typed in the table: a date, for example, is a number to the model.
+        return cell(_text(value))
 
 
 def _labels(shown: Shown) -> list[str]:

@@ -84,7 +84,11 @@ class Drawer(Protocol):
     draws the color bar.
 
     The properties may be class attributes. A drawer that draws several inputs in one panel also has
-    the method `join(inputs: Mapping[str, Shown]) -> Shown`, which returns them as one input.
+    the method `join(inputs: Mapping[str, Shown]) -> Shown`, which returns them as one input. The
+    method `fragment(shown: Shown) -> str` is optional too: it returns the input as HTML for the
+    report of a run, in which everything from data is escaped (`dxn.explain.drawers.html`).
+    The optional method `file(shown: Shown) -> bytes` returns the input as the content of a file
+    that its preprocessor can read.
     """
 
     @property

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
+from PIL import Image
 from torch import Tensor
 
 from dxn.explain.drawers.drawer import (
@@ -19,6 +21,7 @@ from dxn.explain.drawers.drawer import (
     check_weights,
     is_file,
 )
+from dxn.explain.drawers.html import picture
 from dxn.explain.drawers.panel import Panel, draw_boxes, draw_heat, page_panel
 from dxn.explain.figures import color_bar, heat_scale, new_figure, save, set_title
 from dxn.explain.labels import shortened
@@ -96,6 +99,16 @@ class ImageDrawer:
 
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
         return coords
+
+    def file(self, shown: Shown) -> bytes:
+        """Return the image as the content of a PNG file."""
+        content = io.BytesIO()
+        Image.fromarray(rgb(pixels_of(shown.raw))).save(content, "PNG")
+        return content.getvalue()
+
+    def fragment(self, shown: Shown) -> str:
+        """Return a small copy of the image as HTML."""
+        return picture(panel_of(shown).pixels, f"{shown.name or 'image'} of the sample")
 
 
 def draw_copies(

@@ -15,6 +15,7 @@ from PIL import Image
 
 from dxn.explain.drawers.audio import draw_rows
 from dxn.explain.drawers.drawer import InputAttention, Shown, Thumbnails
+from dxn.explain.drawers.html import picture
 from dxn.explain.drawers.panel import Panel, draw_boxes, draw_heat, page_panel, shrink_axes, thinned
 from dxn.explain.figures import new_figure
 
@@ -99,6 +100,12 @@ class SeriesDrawer:
         boxes = np.stack([top, coords[:, 0], bottom, coords[:, 1]], 1)
         boxes[boxes[:, 0] >= count] = np.nan  # channels that are not drawn
         return boxes
+
+    def fragment(self, shown: Shown) -> str:
+        """Return the curves as HTML."""
+        steps, channels = shown.raw.shape
+        alt = f"{shown.name or 'series'}: {steps} time steps, {channels} channels"
+        return picture(series_panel(shown).pixels, alt, drawing=True)
 
 
 def series_panel(shown: Shown) -> Panel:

@@ -15,6 +15,7 @@ from matplotlib.patches import Rectangle
 from matplotlib.textpath import TextPath
 
 from dxn.explain.drawers.drawer import InputAttention, Shown, check_weights
+from dxn.explain.drawers.html import paragraph
 from dxn.explain.drawers.text_layout import LINE, SIZE, Word, lay_out
 from dxn.explain.figures import color_bar, heat_colors, heat_scale, new_figure, save, set_title
 from dxn.explain.fonts import families, text_width
@@ -87,6 +88,10 @@ class TextDrawer:
 
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
         return coords
+
+    def fragment(self, shown: Shown) -> str:
+        """Return the text as HTML."""
+        return paragraph(joined(shown.raw))
 
 
 def draw_alignment(

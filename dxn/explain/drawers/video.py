@@ -11,6 +11,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
 from dxn.explain.drawers.drawer import InputAttention, Shown, Thumbnails
+from dxn.explain.drawers.html import clip
 from dxn.explain.drawers.image import draw_copies, pixels_of, rgb
 from dxn.explain.drawers.panel import Panel, draw_boxes, draw_heat, page_panel
 
@@ -129,6 +130,11 @@ class VideoDrawer:
 
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
         return strip_of(shown).boxes(coords)
+
+    def fragment(self, shown: Shown) -> str:
+        """Return the frames that the model reads as a short clip."""
+        frames = np.stack([rgb(pixels_of(frame)) for frame in shown.raw])
+        return clip(frames, shown.name or "video")
 
 
 def strip_of(shown: Shown) -> Strip:

@@ -1,0 +1,113 @@
+"""The model card of a repository on the hub: metadata in YAML, and the card of the model folder."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dxn.errors import UserError
+from dxn.printable import without_secrets
+from dxn.run.model_folder import CARD
+from dxn.run.settings import dump_yaml
+from dxn.untrusted import load_json, read_text
+from dxn.weights.own import read_config
+
+METRICS = "metrics.json"
+LABELS = "labels.json"
+USE = re.compile(r"## Use\n.*", re.DOTALL)
+# A license is an identifier such as apache-2.0.
+LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
+
+LIMITATIONS = """## Limitations
+
+The figures above hold for data like that of the training and the test split. The model can be wrong
+for other languages, sources, devices or times. Its probabilities are those of a model, not of the
+world: check them on your own data before a decision depends on them.
+"""
+
+
+def hub_card(
+    run: Path, folder: Path, repo: str, license: str | None, *, trust: Sequence[str] = ()
+) -> str:
+    """Return the README.md of a repository.
+
+    Args:
+        run: Run folder, whose metrics.json has the figures. It can be the model folder itself.
+        folder: The model folder.
+        repo: Repository OWNER/NAME.
+        license: Identifier of a license. None: the card says that there is none.
+        trust: Top-level packages besides dxn whose code config.yaml may use.
+
+    Raises:
+        UserError: If the license is not an identifier, or a file cannot be read.
+    """
+    if license is not None and LICENSE.fullmatch(license) is None:
+        raise UserError(f"license: must be an identifier such as apache-2.0, got {license}")
+    config = read_config(folder, trust=tuple(trust))
+    task = str(load_json(folder / LABELS).get("task", "unknown"))
+    figures = _figures(run / METRICS)
+    text = dump_yaml(metadata(config, task, figures, repo, license))
+    body = read_text(folder / CARD)
+    # The home folder of the author is nobody else's concern.
+    body = body.replace(str(Path.home()), "~")
+    if license is not None:
+        body = body.replace("- licence: not set", f"- license: {license}")
+    use = _use(repo, config, body)
+    return without_secrets(f"---\n{text}---\n\n{USE.sub('', body)}{LIMITATIONS}\n{use}")
+
+
+def metadata(
+    config: Mapping[str, Any],
+    task: str,
+    figures: Mapping[str, float],
+    repo: str,
+    license: str | None,
+) -> dict[str, Any]:
+    """Return the metadata of a card in the format of the hub."""
+    modalities = sorted({str(spec["modality"]) for spec in config["inputs"].values()})
+    metrics = [
+        {"type": name, "value": value, "name": f"{name} on the test split"}
+        for name, value in figures.items()
+    ]
+    data = {"name": "test split", "type": "custom"}
+    results = [{"task": {"type": "other", "name": task}, "dataset": data, "metrics": metrics}]
+    return {
+        "library_name": "dxn",
+        **({"license": license} if license is not None else {}),
+        "tags": ["dxn", task, *modalities],
+        # The hub accepts results only with metrics.
+        **({"model-index": [{"name": repo, "results": results}]} if metrics else {}),
+    }
+
+
+def _figures(path: Path) -> dict[str, float]:
+    """Return the metrics of the test split with all inputs, by name."""
+    if not path.is_file():
+        return {}
+    content: Mapping[str, Any] = load_json(path, allow_nan=True)
+    figures: dict[str, float] = {}
+    for key, value in content.items():
+        split, _, name = key.partition("/")
+        # "test/accuracy[text]" is the accuracy without the other inputs.
+        is_plain = split == "test" and name and "[" not in name
+        if is_plain and isinstance(value, int | float) and math.isfinite(value):
+            figures[name] = round(float(value), 6)
+    return figures
+
+
+def _use(repo: str, config: Mapping[str, Any], body: str) -> str:
+    """Return the section about using the model, with the call of the original card."""
+    call = re.search(r"^model\.(\w+)\((.*)\)$", body, re.MULTILINE)
+    line = call[0] if call else "model.predict(...)"
+    return f"""## Use
+
+```python
+import dxn
+
+model = dxn.load("hf://{repo}")  # or "hf://{repo}@COMMIT" for a fixed version
+{line}
+```
+"""

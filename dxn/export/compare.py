@@ -1,0 +1,62 @@
+"""Comparison of an exported file with the model that it was made from."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from dxn.errors import UserError
+from dxn.export.formats import load
+from dxn.export.trace import Part
+
+# Largest difference in float32, relative to the largest value of an output, if that is above 1.
+TOLERANCE = 1e-5
+
+
+@dataclass(frozen=True)
+class Agreement:
+    """How well a file agrees with its model.
+
+    Args:
+        largest: Largest difference of an output, see `difference`.
+        num_cases: Number of batches with different sizes.
+    """
+
+    largest: float
+    num_cases: int
+
+
+def compare(part: Part, path: Path) -> Agreement:
+    """Load a file and compare its outputs with those of the model.
+
+    Raises:
+        UserError: If they differ by more than `TOLERANCE`.
+    """
+    run = load(path, [port.name for port in part.outputs])
+    largest = 0.0
+    for number, case in enumerate(part.cases):
+        with torch.no_grad():
+            wanted = part.reference(number)
+        computed = run(dict(case))
+        for name, tensor in wanted.items():
+            largest = max(largest, difference(computed[name], tensor))
+    if not largest <= TOLERANCE:
+        raise UserError(
+            f"export: the outputs of {path.name} differ from those of the model by {largest:.1e}, "
+            f"more than {TOLERANCE:.0e}; the file was not kept. Please report this"
+        )
+    return Agreement(largest, len(part.cases))
+
+
+def difference(computed: Tensor, wanted: Tensor) -> float:
+    """Return the largest difference, relative to the largest value if that is above 1."""
+    if computed.shape != wanted.shape:
+        return float("inf")
+    if not wanted.numel():
+        return 0.0
+    wanted = wanted.double()
+    scale = max(float(wanted.abs().max()), 1.0)
+    return float((computed.double() - wanted).abs().max()) / scale

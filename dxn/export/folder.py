@@ -1,0 +1,157 @@
+"""The exported folder: graphs, preprocess.json, and programs that use them without dxn."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import dxn
+import dxn.tokenize
+from dxn.errors import UserError
+from dxn.export.compare import Agreement, compare
+from dxn.export.formats import save
+from dxn.export.parts import Exported, make_parts
+from dxn.export.ports import Port
+from dxn.export.trace import Part
+from dxn.files import replace_folder, write_sums
+from dxn.models import Ensemble, Model
+from dxn.models.inference import restore
+from dxn.run.predictor import Predictor
+from dxn.tokenize.recipes import counted_recipe, recipe
+
+ABOUT = "preprocess.json"
+EXAMPLE = "example.npz"
+TEMPLATES = Path(__file__).parent / "templates"
+STANDALONE = Path(dxn.tokenize.__file__).parent / "standalone"
+
+
+def write_export(
+    predictor: Predictor, folder: Path, format: str, *, baseline: str = "auto"
+) -> list[str]:
+    """Export a model, and write its folder.
+
+    Args:
+        predictor: The model, in float32 on the CPU. It is changed, so that it can be traced.
+        folder: Folder to write. It is replaced if it is an older export.
+        format: torch or onnx.
+        baseline: auto exports the baseline of the model, none leaves it out.
+
+    Returns:
+        Lines about the files.
+
+    Raises:
+        UserError: If the model cannot be exported, the folder has other files, or the graphs do not
+            agree with the model.
+    """
+    _check_folder(folder)
+    if baseline not in ("auto", "none"):
+        raise UserError(f"baseline: must be auto or none, got {baseline}")
+    restore(predictor.network)
+    if baseline == "none":
+        for model in _models(predictor):
+            model.set_baseline(None, model.mix)
+    exported = make_parts(predictor)
+    lines: list[str] = []
+    with replace_folder(folder) as new:
+        for part in exported.parts:
+            path = save(part, format, new)
+            lines.append(_line(folder, path, compare(part, path)))
+        recipes = _recipes(predictor)
+        about = describe(predictor, exported, format, recipes)
+        text = json.dumps(about, indent=1, ensure_ascii=False)
+        (new / ABOUT).write_text(f"{text}\n", encoding="utf-8")
+        _write_example(exported.parts[0], new / EXAMPLE)
+        _copy_programs(exported, recipes, format, new)
+        write_sums(new)
+    return lines
+
+
+def describe(
+    predictor: Predictor, exported: Exported, format: str, recipes: dict[str, dict[str, Any]]
+) -> dict[str, Any]:
+    """Return the content of preprocess.json."""
+    return {
+        "made_by": f"dxn {dxn.__version__}, torch {torch.__version__}",
+        "format": format,
+        "task": predictor.task.name,
+        "target": predictor.target,
+        "inputs": {
+            name: {"modality": predictor.preprocessors[name].modality, **each}
+            for name, each in recipes.items()
+        },
+        "outputs": predictor.task.recipe(predictor.model.head),
+        "parts": [
+            {
+                "name": part.name,
+                "file": f"{part.name}{'.pt2' if format == 'torch' else '.onnx'}",
+                "inputs": _ports(part.inputs),
+                "outputs": _ports(part.outputs),
+            }
+            for part in exported.parts
+        ],
+    }
+
+
+def _recipes(predictor: Predictor) -> dict[str, dict[str, Any]]:
+    """Return how each input is prepared without dxn."""
+    baselines = [model.baseline for model in _models(predictor) if model.baseline is not None]
+    counted = {name for baseline in baselines for name in baseline.num_counted}
+    return {
+        name: recipe(adapter.prepare) | (counted_recipe(adapter) if name in counted else {})
+        for name, adapter in predictor.adapters.items()
+    }
+
+
+def _models(predictor: Predictor) -> list[Model]:
+    network = predictor.network
+    return network.models if isinstance(network, Ensemble) else [network]
+
+
+def _ports(ports: Sequence[Port]) -> list[dict[str, Any]]:
+    return [{"name": p.name, "dtype": p.dtype, "shape": list(p.shape)} for p in ports]
+
+
+def _line(folder: Path, path: Path, agreement: Agreement) -> str:
+    size = path.stat().st_size / 1e6
+    return (
+        f"written: {folder / path.name} ({size:.1f} MB); largest difference from the model in "
+        f"{agreement.num_cases} batches: {agreement.largest:.1e}"
+    )
+
+
+def _write_example(part: Part, path: Path) -> None:
+    """Write the inputs of one batch and the outputs of the model."""
+    with torch.no_grad():
+        outputs = part.reference(0)
+    arrays: dict[str, Any] = {
+        name: tensor.numpy() for name, tensor in {**part.cases[0], **outputs}.items()
+    }
+    np.savez(path, **arrays)
+
+
+def _copy_programs(
+    exported: Exported, recipes: dict[str, dict[str, Any]], format: str, folder: Path
+) -> None:
+    shutil.copyfile(TEMPLATES / f"{exported.example}.py", folder / "example.py")
+    shutil.copyfile(TEMPLATES / f"run_{format}.py", folder / "run_graph.py")
+    if exported.example != "continue_text":
+        shutil.copyfile(TEMPLATES / "prepare_inputs.py", folder / "prepare_inputs.py")
+    used = {each[key] for each in recipes.values() for key in ("prepare", "counted") if key in each}
+    for name in used:
+        shutil.copyfile(STANDALONE / f"{name}.py", folder / f"prepare_{name}.py")
+
+
+def _check_folder(folder: Path) -> None:
+    """Check that nothing but an older export would be replaced."""
+    if folder.exists() and not folder.is_dir():
+        raise UserError(f"output: must be a folder, got the file {folder}")
+    if folder.is_dir() and any(folder.iterdir()) and not (folder / ABOUT).is_file():
+        raise UserError(
+            f"output: {folder} has other files, which would be replaced; choose another folder"
+        )

@@ -1,0 +1,160 @@
+"""The module that is traced: from prepared inputs to the outputs of the task."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dxn.export.counted import counted_scores
+from dxn.export.ports import COUNTED, PRESENT, Port, Tensors
+from dxn.models import InputVectors, Model
+from dxn.models.backbone import Backbone
+from dxn.models.ensemble import Ensemble
+from dxn.tasks import Task
+from dxn.tokens import Tokens, join
+
+EMBEDDING = "embeddings"
+
+
+class Graph(nn.Module):
+    """A model whose inputs and outputs are plain tensors, and which keeps padding.
+
+    Args:
+        network: The model or ensemble, in evaluation mode.
+        task: Its task.
+        ports: All inputs that the model reads.
+        used: Names of those that affect the outputs. They are the inputs of the graph.
+        fixed: Values of inputs that are constant.
+    """
+
+    def __init__(
+        self,
+        network: Model | Ensemble,
+        task: Task,
+        ports: Sequence[Port],
+        *,
+        used: Sequence[str],
+        fixed: Mapping[str, Sequence[int]],
+    ):
+        super().__init__()
+        self.network = network
+        self.task = task
+        self.ports = list(ports)
+        self.used = list(used)
+        self.fixed = {name: list(values) for name, values in fixed.items()}
+
+    @property
+    def models(self) -> list[Model]:
+        """The members of an ensemble, or the only model."""
+        return self.network.models if isinstance(self.network, Ensemble) else [self.network]
+
+    def forward(self, inputs: Tensors) -> Tensors:
+        """Compute the outputs of the task and the embedding (B, E) of each sample."""
+        batch = self.batch(inputs)
+        outputs: list[Any] = []
+        embeddings: list[Tensor] = []
+        for model in self.models:
+            encoded, pooled = encode(model, batch)
+            output = model.head(encoded, pooled, batch)
+            outputs.append(output if model.mix is None else mixed(model, output, batch))
+            embeddings.append(model.embedding(pooled).float())
+        combined = self.task.combine(outputs) if len(outputs) > 1 else outputs[0]
+        results = self.task.exported(self.models[0].head, combined, batch)
+        return {**results, EMBEDDING: torch.cat(embeddings, -1)}
+
+    def batch(self, inputs: Tensors) -> dict[str, Any]:
+        """Return the batch of the model, in which every sample has every input."""
+        sizes = self._sizes(inputs)
+        first = inputs[self.used[0]]
+        size = first.shape[0]
+        rows = torch.arange(size, device=first.device)
+        batch: dict[str, Any] = {"size": size}
+        for port in self.ports:
+            name, _, key = port.name.rpartition(".")
+            part = batch.setdefault(name, {"rows": rows})
+            if port.name in self.used:
+                part[key] = inputs[port.name]
+                continue
+            # Tensors that only explain a model, such as coordinates.
+            shape = [sizes.get(size, 1) if isinstance(size, str) else size for size in port.shape]
+            dtype = getattr(torch, port.dtype)
+            part[key] = torch.zeros(shape, dtype=dtype, device=first.device)
+            if port.name in self.fixed:
+                values = torch.tensor(self.fixed[port.name], device=first.device)
+                part[key] = (part[key].reshape(shape[0], -1) + values).reshape(shape)
+        return batch
+
+    def _sizes(self, inputs: Tensors) -> dict[str, int]:
+        sizes: dict[str, int] = {}
+        for port in self.ports:
+            if port.name in self.used:
+                for axis, name in port.dynamic().items():
+                    sizes.setdefault(name, inputs[port.name].shape[axis])
+        return sizes
+
+
+def encode(model: Model, batch: Mapping[str, Any]) -> tuple[Tokens, Any]:
+    """Return the encoded tokens and the pooled vectors of a batch, see `Model.encode`."""
+    parts = [_without_absent(part, batch) for part in model.embed(batch)]
+    if not model.separates_inputs:
+        return model.encode(parts)
+    encoded: list[Tokens] = []
+    vectors: list[Tensor] = []
+    masks = [part.mask.any(1) for part in parts]
+    for part, mask in zip(parts, masks, strict=True):
+        # Samples without the input get the vector of some tokens, which is then replaced by zeros.
+        readable = replace(part, mask=part.mask | ~mask[:, None])
+        tokens, pooled = model.fusion([readable], model.backbone)
+        encoded.append(tokens)
+        vectors.append(torch.where(mask[:, None], pooled, 0.0))
+    return join(encoded), InputVectors(torch.stack(vectors, 1), torch.stack(masks, 1))
+
+
+def mixed(model: Model, output: Tensor, batch: Mapping[str, Any]) -> Tensor:
+    """Return the weighted sum of the outputs of the head and the baseline, see `Model.mixed`."""
+    assert model.mix is not None
+    scaled = model.mix[0] * output.float()
+    if model.baseline is None:
+        return scaled
+    baseline = model.baseline
+    scores = baseline.bias.expand(output.shape[0], -1)
+    blocks: Iterator[Any] = iter(baseline.tfidf)
+    for name, counts in baseline.num_counted.items():
+        present = batch[name].get(PRESENT)
+        for number in range(len(counts)):
+            codes = batch[name][f"{COUNTED}{number}"]
+            scores = scores + counted_scores(next(blocks), codes, present)
+    if baseline.dense is not None:
+        summaries = {name: _summary(model, name, batch) for name in baseline.num_dense}
+        scores = scores + baseline.dense(baseline.dense_features(summaries, output.shape[0]))
+    return scaled + model.mix[1] * scores
+
+
+def _summary(model: Model, name: str, batch: Mapping[str, Any]) -> Any:
+    """Return the dense features of an input, NaN where a sample lacks it."""
+    summary = model.adapter(name).summary(batch[name])
+    present = batch[name].get(PRESENT)
+    if present is None:
+        return summary
+    return replace(summary, dense=summary.dense.masked_fill(~present[:, None], torch.nan))
+
+
+def _without_absent(part: Tokens, batch: Mapping[str, Any]) -> Tokens:
+    """Return the tokens of an input, with only padding for samples that lack it."""
+    present = batch[part.spans[-1].name].get(PRESENT)
+    return part if present is None else replace(part, mask=part.mask & present[:, None])
+
+
+@contextmanager
+def padded(network: nn.Module) -> Iterator[None]:
+    """Keep padding in all backbones inside of the context: packing depends on the values."""
+    with ExitStack() as stack:
+        for module in network.modules():
+            if isinstance(module, Backbone):
+                stack.enter_context(module.unpacked())
+        yield

@@ -1,0 +1,108 @@
+"""Publication of a model: its files and its card become a commit of a repository on the hub."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from dxn.errors import UserError
+from dxn.export.card import hub_card
+from dxn.files import SUMS
+from dxn.run import model_folder
+from dxn.run.hub import NAME, REVISION, endpoint, reason_of
+from dxn.weights.own import SUFFIXES, check_files
+
+
+@dataclass(frozen=True)
+class Publication:
+    """What is written to the hub.
+
+    Args:
+        repo: Repository OWNER/NAME.
+        revision: Branch. None: main.
+        private: Whether a new repository is private.
+        license: License of the model, for the card.
+        message: Message of the commit.
+    """
+
+    repo: str
+    revision: str | None = None
+    private: bool = True
+    license: str | None = None
+    message: str = "Upload a dxn model"
+
+    def __post_init__(self) -> None:
+        if not isinstance(self.repo, str) or NAME.fullmatch(self.repo) is None:
+            raise UserError(f"repo: must be OWNER/NAME, got {self.repo}")
+        if self.revision is not None and REVISION.fullmatch(self.revision) is None:
+            raise UserError(f"revision: must be the name of a branch, got {self.revision}")
+
+
+def publish(run: Path, publication: Publication, *, trust: Sequence[str] = ()) -> list[str]:
+    """Upload the model folder of a run.
+
+    Args:
+        run: Run folder or model folder.
+        publication: Where and how.
+        trust: Top-level packages besides dxn whose code the run folder may use.
+
+    Returns:
+        Lines about the commit.
+
+    Raises:
+        UserError: If a file is missing or damaged, nobody is logged in, or the hub refuses it.
+    """
+    folder = model_folder.model_folder(run)
+    # A damaged file must not be published.
+    check_files(folder)
+    card = hub_card(run, folder, publication.repo, publication.license, trust=trust)
+    files = _files(folder, card)
+    # The library is slow to import.
+    from huggingface_hub import CommitOperationAdd, HfApi
+    from huggingface_hub.errors import LocalTokenNotFoundError
+
+    api = HfApi(endpoint=endpoint())
+    operations = [CommitOperationAdd(name, content) for name, content in files.items()]
+    repo = publication.repo
+    try:
+        api.create_repo(repo, private=publication.private, exist_ok=True)
+        if publication.revision is not None:
+            api.create_branch(repo, branch=publication.revision, exist_ok=True)
+        commit: Any = api.create_commit(
+            repo,
+            operations,
+            commit_message=publication.message,
+            revision=publication.revision,
+        )
+    except LocalTokenNotFoundError as error:
+        raise UserError(
+            "push: no access token; run `hf auth login`, or set the variable HF_TOKEN"
+        ) from error
+    # The type of errors depends on the HTTP library.
+    except Exception as error:
+        advice = ""
+        if getattr(getattr(error, "response", None), "status_code", None) in (401, 403):
+            advice = "; run `hf auth login` with a token that may write to this repository"
+        raise UserError(f"push: {repo}: {reason_of(error)}{advice}") from error
+    size = sum(path.stat().st_size for path in files.values() if isinstance(path, Path))
+    return [
+        f"written: {commit.commit_url} ({len(files)} files, {size / 1e6:.1f} MB)",
+        f'load it with dxn.load("hf://{repo}@{commit.oid}")',
+    ]
+
+
+def _files(folder: Path, card: str) -> dict[str, Path | bytes]:
+    """Return the files to upload by name: those that dxn reads, the card and the checksums."""
+    paths = [path for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES]
+    text = card.encode()
+    sums = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+    own = f"{hashlib.sha256(text).hexdigest()}  {model_folder.CARD}"
+    lines = [own if line.endswith(f"  {model_folder.CARD}") else line for line in sums]
+    return {
+        **{path.name: path for path in paths},
+        model_folder.CARD: text,
+        SUMS: ("\n".join(lines) + "\n").encode(),
+    }

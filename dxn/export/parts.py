@@ -1,0 +1,116 @@
+"""The graphs that a model consists of, by what it can do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from dxn.errors import UserError
+from dxn.export.graph import Graph
+from dxn.export.ports import Example, Tensors, make_examples
+from dxn.export.trace import Part, make_graph, reference_of, trace
+from dxn.export.writing import (
+    DecoderGraph,
+    EncoderGraph,
+    LanguageGraph,
+    check_backbones,
+    decoder_cases,
+    decoder_of,
+    language_cases,
+    memory_of,
+)
+from dxn.models import Ensemble
+from dxn.models.cache import Memory
+from dxn.models.decoder import Decoder
+from dxn.run.predictor import Predictor
+from dxn.tasks import Writes
+
+SEED = 0  # of the random examples
+
+
+@dataclass(frozen=True)
+class Exported:
+    """The graphs of a model, and the program that shows how to use them.
+
+    Args:
+        parts: The graphs.
+        example: Name of the module in dxn/export/templates/.
+    """
+
+    parts: Sequence[Part]
+    example: str
+
+
+def check_exportable(predictor: Predictor) -> None:
+    """Check what can be checked before tracing, which takes long.
+
+    Raises:
+        UserError: If the model cannot be exported.
+    """
+    check_backbones(predictor.network)
+    writes = isinstance(predictor.task, Writes)
+    if writes and decoder_of(predictor.model.head) is None:
+        raise UserError(
+            f"export: the decoder must be dxn.models.Decoder, got "
+            f"{type(getattr(predictor.model.head, 'decoder', None)).__name__}"
+        )
+    if (writes or predictor.task.streams) and isinstance(predictor.network, Ensemble):
+        raise UserError("export: an ensemble of models that write cannot be exported")
+
+
+def make_parts(predictor: Predictor) -> Exported:
+    """Trace all graphs of a model.
+
+    Raises:
+        UserError: If the model cannot be exported.
+    """
+    check_exportable(predictor)
+    if predictor.task.streams:
+        return Exported([_language(predictor)], "continue_text")
+    examples = make_examples(predictor.model, SEED)
+    graph = make_graph(predictor.network, predictor.task, examples)
+    cases = [{name: each.tensors[name] for name in graph.used} for each in examples]
+    if isinstance(predictor.task, Writes):
+        return Exported(_encoder_and_decoder(predictor, graph, examples, cases), "write")
+    reference = reference_of(predictor.network, predictor.task, examples)
+    part = trace("model", graph, cases, reference=reference, network=predictor.network)
+    return Exported([part], "predict")
+
+
+def _language(predictor: Predictor) -> Part:
+    cases = language_cases(predictor.model)
+    graph = LanguageGraph(predictor.model).eval()
+    return trace(
+        "decoder", graph, cases, reference=_itself(graph, cases), network=predictor.network
+    )
+
+
+def _encoder_and_decoder(
+    predictor: Predictor, graph: Graph, examples: Sequence[Example], cases: Sequence[Tensors]
+) -> list[Part]:
+    model = predictor.model
+    decoder = decoder_of(model.head)
+    assert isinstance(decoder, Decoder)  # see check_exportable
+
+    def encoded(number: int) -> Tensors:
+        tokens, _ = model.encode(model.embed(examples[number].batch))
+        return memory_of(Memory.from_tokens(tokens), decoder)
+
+    network = predictor.network
+    encoder = trace(
+        "encoder", EncoderGraph(graph, decoder).eval(), cases, reference=encoded, network=network
+    )
+    with torch.no_grad():
+        memories = [encoded(number) for number in range(len(examples))]
+    steps = decoder_cases(decoder, memories)
+    step = DecoderGraph(decoder).eval()
+    reference = _itself(step, steps)
+    return [encoder, trace("decoder", step, steps, reference=reference, network=network)]
+
+
+def _itself(module: Any, cases: Sequence[Tensors]) -> Callable[[int], Tensors]:
+    """Return the reference of a module that computes as the model does."""
+    return lambda number: module(dict(cases[number]))

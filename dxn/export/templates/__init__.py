@@ -1,0 +1,1 @@
+"""Programs that use an exported model without dxn. `dxn export` copies them to its folder."""

@@ -1,0 +1,42 @@
+"""Use this model without dxn: python example.py NAME=VALUE ...
+
+Without arguments, the inputs in example.npz are used.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+
+
+def main(arguments: list[str]) -> None:
+    """Print the outputs of the model for one sample."""
+    about = json.loads((HERE / "preprocess.json").read_text(encoding="utf-8"))
+    part = about["parts"][0]
+    if arguments:
+        sample = dict(argument.split("=", 1) for argument in arguments)
+        prepare = import_module("prepare_inputs").prepare_sample
+        arrays = prepare(sample, about, part["inputs"])
+    else:
+        with np.load(HERE / "example.npz") as file:
+            arrays = {port["name"]: file[port["name"]] for port in part["inputs"]}
+    outputs = import_module("run_graph").load(HERE / part["file"])(arrays)
+    labels = about["outputs"].get("labels")
+    for name, array in outputs.items():
+        print(f"{name}: {array.dtype} {array.shape}")
+        if name == "probabilities" and labels and array.ndim == 2:
+            for probability, label in sorted(zip(array[0].tolist(), labels, strict=True))[::-1]:
+                print(f"  {probability:.4f}  {label}")
+        elif name != "embeddings":
+            print(np.array2string(array[0], precision=4, threshold=20))
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE))
+    main(sys.argv[1:])

@@ -1,0 +1,56 @@
+"""Generate a text with this model without dxn: python example.py NAME=VALUE ...
+
+Without arguments, the first sample of example.npz is used.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+
+
+def main(arguments: list[str]) -> None:
+    """Print the text that the model generates for one sample, by greedy decoding."""
+    about = json.loads((HERE / "preprocess.json").read_text(encoding="utf-8"))
+    encoder, decoder = about["parts"]
+    load = import_module("run_graph").load
+    if arguments:
+        sample = dict(argument.split("=", 1) for argument in arguments)
+        prepare = import_module("prepare_inputs").prepare_sample
+        arrays = prepare(sample, about, encoder["inputs"])
+    else:
+        with np.load(HERE / "example.npz") as file:
+            arrays = {port["name"]: file[port["name"]][:1] for port in encoder["inputs"]}
+    memory = load(HERE / encoder["file"])(arrays)
+    ids = generate(load(HERE / decoder["file"]), decoder, memory, about["outputs"])
+    tokenizers = import_module("tokenizers")
+    tokenizer = tokenizers.Tokenizer.from_str(json.dumps(about["outputs"]["tokenizer"]))
+    print(tokenizer.decode(ids, skip_special_tokens=True).strip())
+
+
+def generate(run: Any, part: Any, memory: dict[str, np.ndarray], options: Any) -> list[int]:
+    """Return the ids of the tokens until the end token."""
+    shapes = {port["name"]: port["shape"] for port in part["inputs"]}
+    blocks, _, heads, _, width = shapes["keys"]
+    keys = values = np.zeros((blocks, 1, heads, 0, width), np.float32)
+    ids = [options["begin"]]
+    for _ in range(options["max_len"]):
+        new = np.array([ids[-1:]], np.int64)
+        result = run({"ids": new, "keys": keys, "values": values, **memory})
+        keys, values = result["new_keys"], result["new_values"]
+        ids.append(int(result["logits"][0, -1].argmax()))
+        if ids[-1] == options["end"]:
+            break
+    return ids[1:]
+
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(HERE))
+    main(sys.argv[1:])

@@ -1,0 +1,107 @@
+"""A finished training, as `dxn.train` returns it."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from functools import cached_property
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from dxn.display import count
+from dxn.errors import UserError
+from dxn.notebook import render
+from dxn.run import model_folder
+from dxn.run.predictor import Predictor
+from dxn.run.report import format_number
+
+METRICS = "metrics.json"
+REPORT = "report.html"
+# Such as "test/accuracy[text+image]": the split, the metric, and the inputs or the simple rule.
+FIGURE = re.compile(r"(?P<split>test|validation)/(?P<name>[^\[]+)(\[(?P<rows>.*)\])?", re.DOTALL)
+ALL = "all"
+SELECTED = "validation/best"  # the figure that selected the best epoch
+
+
+class Run:
+    """A finished training: its model, its metrics and its files.
+
+    Args:
+        folder: The run folder.
+        trust: Top-level packages besides dxn whose code the folder may use.
+
+    Raises:
+        UserError: If the folder contains no finished training.
+
+    Example:
+        >>> run = dxn.train("reviews.csv", target="label")
+        >>> run.metrics["test/accuracy"]
+        >>> run.model.predict(text="a fine film")
+    """
+
+    def __init__(self, folder: str | PathLike[str], *, trust: Sequence[str] = ()):
+        self.folder = Path(folder)
+        self.trust = tuple(trust)
+        if not (self.folder / METRICS).is_file():
+            raise UserError(
+                f"{self.folder}: not the folder of a finished training, it has no {METRICS}; "
+                "choose another folder, or continue the training with dxn train resume="
+            )
+
+    @cached_property
+    def model(self) -> Predictor:
+        """The model with the weights of the best epoch, on the CPU. It is loaded on first use."""
+        return model_folder.load(self.folder / "model", trust=self.trust)
+
+    @cached_property
+    def metrics(self) -> dict[str, Any]:
+        """The content of metrics.json, such as {"test/accuracy": 0.9, ...}."""
+        return json.loads((self.folder / METRICS).read_text(encoding="utf-8"))
+
+    @property
+    def report(self) -> Path | None:
+        """The file report.html, or None if the run has none."""
+        path = self.folder / REPORT
+        return path if path.is_file() else None
+
+    def __repr__(self) -> str:
+        split, table = self._table()
+        shown = ", ".join(f"{name} {format_number(v)}" for name, v in table.get(ALL, {}).items())
+        return f"Run({self.folder}; {split}: {shown})" if shown else f"Run({self.folder})"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the metrics by subset of the inputs."""
+        split, table = self._table()
+        names = list(dict.fromkeys(name for figures in table.values() for name in figures))
+        rows = [
+            {"name": row, "cells": [_cell(figures.get(name)) for name in names]}
+            for row, figures in table.items()
+        ]
+        sizes = self.metrics.get("rows", {})
+        return render(
+            "run",
+            folder=str(self.folder),
+            rows=", ".join(f"{name} {count(n, 'row')}" for name, n in sizes.items()),
+            names=names,
+            split=split,
+            table=rows,
+            report=str(self.report or ""),
+        )
+
+    def _table(self) -> tuple[str, dict[str, dict[str, float]]]:
+        """Return the split of the evaluation, and its metrics by subset of the inputs."""
+        split = ""
+        table: dict[str, dict[str, float]] = {}
+        for key, value in self.metrics.items():
+            match = FIGURE.fullmatch(key)
+            if match is None or key == SELECTED or not isinstance(value, int | float):
+                continue
+            split = match["split"]
+            table.setdefault(match["rows"] or ALL, {})[match["name"]] = value
+        return split, table
+
+
+def _cell(value: float | None) -> str:
+    return "" if value is None else format_number(value)

@@ -1,0 +1,83 @@
+"""Train a model from Python, on files or on data in memory."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from dxn.config import compose
+from dxn.data.memory import is_in_memory, tables_of, write_tables
+from dxn.data.splits import UNDIVIDED
+from dxn.early_checks import prepare
+from dxn.errors import UserError
+from dxn.python.options import PATH, data_overrides, to_overrides
+from dxn.python.run import Run
+from dxn.run.ensemble import run_training
+from dxn.run.report import now, print_line
+from dxn.run.settings import Settings
+
+DATA = "data"  # folder in the run folder with the data that was in memory
+NAME = "table"  # name of a run whose target is not set
+
+
+def train(data: Any = None, *words: str, target: Any = None, **options: Any) -> Run:
+    """Train a model, evaluate it, and write its run folder. `dxn.train` is this function.
+
+    Args:
+        data: A path or a list of paths, a pandas.DataFrame, a datasets.Dataset, a dict from names
+            of splits to them, or the name of a data source. Default: the built-in data set.
+        *words: Options as on the command line, such as "trainer.epochs=3".
+        target: Column to predict. Default: a column called label, target, class or category.
+        **options: Options by name. Two underscores stand for a dot (trainer__epochs=3), and a dict
+            contains options of a part (trainer={"epochs": 3}).
+
+    Returns:
+        The run, with its model, metrics, report and folder.
+
+    Raises:
+        UserError: If an option or the data is wrong. The message has one line per problem.
+    """
+    chosen = options if target is None else {"target": target, **options}
+    overrides = [*words, *to_overrides(chosen)]
+    if is_in_memory(data):
+        settings = _settings_in_memory(data, overrides)
+    else:
+        settings = prepare("train", compose("train", [*data_overrides(data), *overrides]))
+    for note in settings.notes:
+        print_line(note)
+    return Run(run_training(settings).folder, trust=settings.trust)
+
+
+def _settings_in_memory(data: Any, overrides: Sequence[str]) -> Settings:
+    """Write the data to the run folder, so that `dxn evaluate` and `dxn report` can read it.
+
+    Raises:
+        UserError: If an option is wrong, the data cannot be written, or torchrun has started the
+            process: each process would have data of its own.
+    """
+    if int(os.environ.get("WORLD_SIZE", "1")) > 1:
+        raise UserError("data: several processes need a file; write the data and pass its path")
+    tables = tables_of(data)
+    # All options are checked before anything is written. The files need not exist for that.
+    first = compose(
+        "train", [*_paths({name: Path(f"{name}.parquet") for name in tables}), *overrides]
+    )
+    values = first.values
+    name = str(values["name"] or values["data"].get("target") or NAME).replace("/", "_")
+    folder = Path(values["run"] or Path(values["output"]) / name / now())
+    written, has_paths = write_tables(tables, folder / DATA)
+    lines = [*_paths(written), *overrides]
+    if values["run"] is None:
+        lines.append(f"run={folder}")
+    if has_paths and "data.confine" not in first.chosen:
+        # The files of the cells are not in the run folder. The program itself chose them.
+        lines.append("data.confine=false")
+    return prepare("train", compose("train", lines))
+
+
+def _paths(files: dict[str, Path]) -> list[str]:
+    if list(files) == [UNDIVIDED]:
+        return [f"{PATH}={files[UNDIVIDED]}"]
+    return [f"data.{split}={path}" for split, path in files.items()]

@@ -1,0 +1,21 @@
+"""The report of a run, and the comparison of several runs: self-contained HTML pages.
+
+The modules need matplotlib and jinja2. They are imported here on first use, as in `dxn.explain`.
+"""
+
+from __future__ import annotations
+
+import importlib
+from types import ModuleType
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from dxn.report import compare, run, saved, tables
+
+__all__ = ["compare", "run", "saved", "tables"]
+
+
+def __getattr__(name: str) -> ModuleType:
+    if name in __all__:
+        return importlib.import_module(f"dxn.report.{name}")
+    raise AttributeError(f"module 'dxn.report' has no attribute {name!r}")

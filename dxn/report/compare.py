@@ -1,0 +1,151 @@
+"""The comparison of runs: what differs in their configuration, their figures, and a paired test."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from markupsafe import Markup
+
+from dxn.explain.numbers import number
+from dxn.report import charts, saved, tables
+from dxn.report.intervals import Paired, paired
+from dxn.report.page import write_page
+from dxn.report.saved import Saved
+
+PREFIX = "validation/"
+SIGNIFICANT = 0.05
+MAX_VALUE = 80  # characters of an option
+
+
+@dataclass(frozen=True)
+class Compared:
+    """A run that is compared.
+
+    Args:
+        name: Short name of the run, different from that of the others.
+        folder: The run folder.
+        options: Values of its configuration, by dotted key.
+        metrics: Content of metrics.json.
+        log: Rows of metrics.jsonl.
+        saved: Content of report.json.
+    """
+
+    name: str
+    folder: str
+    options: Mapping[str, Any]
+    metrics: Mapping[str, Any]
+    log: Sequence[Mapping[str, Any]]
+    saved: Saved
+
+
+@dataclass(frozen=True)
+class Test:
+    """A run, compared with the first one on the rows that both have answered.
+
+    Args:
+        name: Name of the run.
+        result: The test. None: there are too few common rows, or the tasks differ.
+        sentence: The result in one sentence.
+    """
+
+    name: str
+    result: Paired | None
+    sentence: str
+
+
+def differing(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
+    """Return the options whose values differ, with the value of each run."""
+    keys = list(dict.fromkeys(key for run in runs for key in run.options))
+    rows: list[tuple[str, list[str]]] = []
+    for key in keys:
+        values = [_text(run.options[key]) if key in run.options else "–" for run in runs]
+        if len(set(values)) > 1:
+            rows.append((key, values))
+    return rows
+
+
+def figures_table(runs: Sequence[Compared]) -> list[tuple[str, list[tables.Cell | None]]]:
+    """Return the figures with all inputs, one row per metric and one cell per run."""
+    figures = [tables.figures_of(run.metrics, run.saved.split).get(tables.ALL, {}) for run in runs]
+    names = list(dict.fromkeys(name for each in figures for name in each))
+    rows: list[tuple[str, list[tables.Cell | None]]] = []
+    for name in names:
+        ends = [run.saved.interval(tables.ALL, name) for run in runs]
+        rows.append((name, tables.cells([each.get(name) for each in figures], ends)))
+    return rows
+
+
+def tests(runs: Sequence[Compared]) -> list[Test]:
+    """Compare each run with the first one, row by row."""
+    first = runs[0]
+    return [_test(first, other) for other in runs[1:]]
+
+
+def write_comparison(runs: Sequence[Compared], path: Path) -> None:
+    """Write the comparison as an HTML page."""
+    first = runs[0].saved
+    lines = {}
+    for run in runs:
+        points = [
+            (row["epoch"], value)
+            for row in run.log
+            if (value := row.get(PREFIX + first.monitored)) is not None
+        ]
+        if points:
+            lines[run.name] = tuple(zip(*points, strict=True))
+    overlay: Markup | None = charts.overlay_chart(lines, first.monitored) if lines else None
+    notes = []
+    if len({run.saved.task for run in runs}) > 1:
+        notes.append("The runs have different tasks, so most of their figures differ in meaning.")
+    if len({run.saved.split for run in runs}) > 1:
+        notes.append("The runs were evaluated on different splits.")
+    differences = differing(runs)
+    content = {
+        "title": f"Comparison of {len(runs)} runs",
+        "runs": [(run.name, run.folder, run.saved.rows) for run in runs],
+        "monitored": first.monitored,
+        "figures": figures_table(runs),
+        "tests": tests(runs),
+        "score": first.score,
+        "curves": overlay,
+        "options": differences,
+        "notes": notes,
+    }
+    write_page("compare.html", path, content)
+
+
+def _test(first: Compared, other: Compared) -> Test:
+    a, b = first.saved, other.saved
+    if a.score is None or a.score != b.score:
+        reason = "the runs have no common score of single rows"
+        return Test(other.name, None, f"{other.name}: no paired test, because {reason}.")
+    pairs = saved.common_scores(a, b)
+    result = paired([x for x, _ in pairs], [y for _, y in pairs])
+    if result is None:
+        return Test(
+            other.name,
+            None,
+            f"{other.name}: no paired test, because both runs have evaluated only {len(pairs):,} "
+            "equal rows; use the same data and data.seed.",
+        )
+    better = (result.difference > 0) == a.score_is_better_if_higher
+    p = "p < 0.001" if result.p < 0.001 else f"p = {result.p:.3f}"
+    low, high = result.interval
+    detail = (
+        f'the mean of "{a.score}" differs by {result.difference:+.3g} (95% interval '
+        f"{low:+.3g} to {high:+.3g}, {p}) on {result.rows:,} common rows"
+    )
+    if result.p >= SIGNIFICANT:
+        verdict = f"{other.name} does not differ significantly from {first.name}"
+    else:
+        direction = "better" if better else "worse"
+        verdict = f"{other.name} is significantly {direction} than {first.name}"
+    return Test(other.name, result, f"{verdict}: {detail}.")
+
+
+def _text(value: Any) -> str:
+    text = number(value, 6) if isinstance(value, float) else str(value)
+    return text if len(text) <= MAX_VALUE else f"{text[: MAX_VALUE - 1]}…"

@@ -1,0 +1,92 @@
+"""What the report of a run is made of: the run, its model and its predictions."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from dxn.data.samples import Samples
+from dxn.explain.drawers import Shown
+from dxn.models import Model
+from dxn.report.saved import Facts
+from dxn.tasks import Task
+from dxn.train.evaluate import Predictions
+
+
+@dataclass(frozen=True)
+class Subset:
+    """The predictions of a model from a set of inputs.
+
+    Args:
+        name: Name of the set, "all" for all inputs.
+        samples: The samples.
+        predictions: The predictions.
+    """
+
+    name: str
+    samples: Samples
+    predictions: Predictions
+
+    @property
+    def truths(self) -> list[Any]:
+        """Parsed targets in the order of the predictions; [] if there are none."""
+        targets = self.samples.opened.targets
+        return [] if targets is None else [targets[row] for row in self.predictions.rows]
+
+    @property
+    def origins(self) -> list[str]:
+        """Origin of each row in the order of the predictions."""
+        return [self.samples.opened.origin[row] for row in self.predictions.rows]
+
+
+@dataclass(frozen=True)
+class RunInfo:
+    """What a report says about a run besides its predictions.
+
+    Args:
+        folder: The run folder.
+        title: Name of the run.
+        command: Command line of the training.
+        config: The configuration as YAML.
+        about: Names and values that describe the training.
+        metrics: Content of metrics.json.
+        log: Rows of metrics.jsonl.
+        facts: What only the training knows.
+        target: Name of the target. None: the task has none.
+        columns: Column that each input was read from, by input name.
+        notes: Sentences about parts of the report that are missing.
+    """
+
+    folder: Path
+    title: str
+    command: str
+    config: str
+    about: Sequence[tuple[str, str]]
+    metrics: Mapping[str, Any]
+    log: Sequence[Mapping[str, Any]]
+    facts: Facts
+    target: str | None
+    columns: Mapping[str, str] = field(default_factory=dict)
+    notes: Sequence[str] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """The model and its predictions.
+
+    Args:
+        model: The model whose attention is drawn.
+        task: The task.
+        subsets: Predictions from each set of inputs, those from all inputs last. Empty: the data
+            cannot be read.
+        shown: Function that returns the inputs of a row of the split.
+        batch: Function that returns a batch with one sample.
+    """
+
+    model: Model
+    task: Task
+    subsets: Sequence[Subset]
+    shown: Callable[[int], dict[str, Shown]]
+    batch: Callable[[int], dict[str, Any]]

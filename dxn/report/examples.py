@@ -1,0 +1,299 @@
+"""Single rows of a report: which ones are shown, and how."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from dxn.explain.answers import answer_line, listed_probabilities
+from dxn.explain.drawers import Shown
+from dxn.explain.drawers.html import escaped
+from dxn.explain.fragments import fragment
+from dxn.explain.numbers import number, percent
+from dxn.tasks import Task
+from dxn.tasks.row_scores import ClassScores, RowScores
+
+PER_GROUP = 8  # rows of a group
+CANDIDATES = 4 * PER_GROUP  # rows that are looked at, because rows with equal inputs are shown once
+PER_PART = 5  # texts from the worst, the middle and the best answers
+MAX_INPUTS = 12  # inputs of a row that are shown; a wide table has hundreds
+MAX_TEXT = 400  # characters of a target or an answer
+# Bytes of all pictures, sounds and clips. With charts and tables, a page has at most 5 MB.
+MAX_MEDIA = 3_600_000
+
+
+class Budget:
+    """The room that is left for pictures, sounds and clips in a page.
+
+    Args:
+        size: Number of bytes.
+    """
+
+    def __init__(self, size: int = MAX_MEDIA):
+        self.left = size
+
+    def spend(self, html: str) -> Markup:
+        """Return a part of the page, or a note if there is no room for it."""
+        if len(html) > self.left:
+            return Markup('<p class="note">left out: the report is limited to 5 MB</p>')
+        self.left -= len(html)
+        # The drawers escape everything from data.
+        return Markup(html)
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row.
+
+    Args:
+        where: Origin of the row, such as "reviews.csv row 17".
+        prediction: The answer of the model.
+        truth: The target.
+        is_right: Whether the answer is right. None: it is neither right nor wrong.
+        note: How sure the model is, or how large its error is.
+        shares: The most probable classes.
+        inputs: Name and HTML of each input.
+        more: Number of inputs that are left out.
+    """
+
+    where: str
+    prediction: str
+    truth: str
+    is_right: bool | None
+    note: str
+    shares: Sequence[tuple[str, float]]
+    inputs: Sequence[tuple[str, Markup]]
+    more: int = 0
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that are shown together.
+
+    Args:
+        title: What they have in common.
+        about: Why they are worth a look.
+        rows: Indices of the rows.
+    """
+
+    title: str
+    about: str
+    rows: Sequence[int]
+
+
+@dataclass(frozen=True)
+class Written:
+    """One text that a model generated.
+
+    Args:
+        where: Origin of the row.
+        score: Score of the row.
+        inputs: Name and HTML of each input.
+        truth: The reference text.
+        output: The generated text as HTML, in which words that the reference lacks are marked.
+    """
+
+    where: str
+    score: str
+    inputs: Sequence[tuple[str, Markup]]
+    truth: str
+    output: Markup
+
+
+def choose(scores: RowScores, classes: ClassScores | None) -> list[Group]:
+    """Return the rows that tell most about a model.
+
+    Args:
+        scores: Score of each row.
+        classes: Probabilities of the classes. None: the task has none.
+    """
+    sign = 1 if scores.higher_is_better else -1
+    values = [sign * value for value in scores.values]
+    if classes is None:
+        worst = sorted(range(len(values)), key=lambda i: values[i])[:CANDIDATES]
+        title = "Worst answers" if scores.higher_is_better else "Largest errors"
+        about = f"The rows with the worst score ({scores.name})."
+        return [Group(title, f"{about} {HINT}", worst)]
+    sure = _certainty(classes)
+    wrong = [i for i, value in enumerate(values) if value < 1]
+    # The worst first, and of equal scores the one that the model was most certain of.
+    mistakes = sorted(wrong, key=lambda i: (values[i], -sure[i]))[:CANDIDATES]
+    unsure = sorted(range(len(values)), key=lambda i: sure[i])[:CANDIDATES]
+    groups = [
+        Group("Most confident mistakes", f"The model is certain, and wrong. {HINT}", mistakes),
+        Group(
+            "Least certain answers",
+            "The model hesitates between classes. More rows of this kind would teach it most.",
+            unsure,
+        ),
+    ]
+    return [group for group in groups if group.rows]
+
+
+HINT = "Many of these rows have a wrong label or an unusual input."
+
+
+def right_and_wrong(scores: RowScores, count: int) -> list[int]:
+    """Return rows for a closer look: half of them answered well, half of them badly."""
+    sign = 1 if scores.higher_is_better else -1
+    order = sorted(range(len(scores.values)), key=lambda i: -sign * scores.values[i])
+    half = (count + 1) // 2
+    # From the middle of the order, because the extremes are shown elsewhere.
+    return list(dict.fromkeys([*order[:half], *order[::-1][: count - half]]))
+
+
+def examples(
+    rows: Sequence[int],
+    *,
+    task: Task,
+    predictions: Sequence[Any],
+    truths: Sequence[Any],
+    scores: RowScores,
+    origins: Sequence[str],
+    shown: Callable[[int], Mapping[str, Shown]],
+    budget: Budget,
+) -> list[Example]:
+    """Return rows with their inputs, at most PER_GROUP rows with different inputs.
+
+    Args:
+        rows: Indices of the rows, the most important one first.
+        task: The task.
+        predictions: Predictions of all rows.
+        truths: Parsed targets of all rows.
+        scores: Score of each row.
+        origins: Origin of each row.
+        shown: Function that returns the inputs of a row.
+        budget: Room for pictures, sounds and clips.
+    """
+    found: list[Example] = []
+    seen: set[object] = set()
+    for i in rows:
+        inputs = shown(i)
+        key = _key(inputs, i)
+        if key in seen or len(found) == PER_GROUP:
+            continue
+        seen.add(key)
+        answer = task.answer(predictions[i], {name: each.source for name, each in inputs.items()})
+        probabilities = answer.get("probabilities") or {}
+        prediction = answer["prediction"]
+        is_named = isinstance(prediction, str) and prediction in probabilities
+        is_right = bool(scores.values[i] >= 1) if probabilities else None
+        note = "" if is_right else f"{scores.name}: {number(scores.values[i])}"
+        if is_named:
+            note = f"{percent(probabilities[prediction])} certain"
+        found.append(
+            Example(
+                where=origins[i],
+                prediction=_cut(prediction if is_named else _line(answer, prediction)),
+                truth=_cut(_line(answer, truths[i])),
+                is_right=is_right,
+                note=note,
+                shares=listed_probabilities(answer)[:3],
+                inputs=fragments(inputs, budget),
+                more=max(len(inputs) - MAX_INPUTS, 0),
+            )
+        )
+    return found
+
+
+def written(
+    *,
+    predictions: Sequence[str],
+    truths: Sequence[Any],
+    scores: RowScores,
+    origins: Sequence[str],
+    shown: Callable[[int], Mapping[str, Shown]],
+    budget: Budget,
+) -> list[tuple[str, list[Written]]]:
+    """Return generated texts beside their references: the worst, middle and best ones.
+
+    The arguments are those of `examples`.
+    """
+    order = sorted(range(len(predictions)), key=lambda i: scores.values[i])
+    middle = max((len(order) - PER_PART) // 2, 0)
+    parts = {
+        "Worst": order[:PER_PART],
+        "Typical": order[middle : middle + PER_PART],
+        "Best": order[-PER_PART:][::-1],
+    }
+    seen: set[int] = set()
+    found: list[tuple[str, list[Written]]] = []
+    for title, rows in parts.items():
+        new = [i for i in rows if i not in seen]
+        seen.update(new)
+        texts = [
+            Written(
+                origins[i],
+                f"{scores.name} {number(scores.values[i])}",
+                fragments(shown(i), budget),
+                _cut(str(truths[i])),
+                marked(_cut(predictions[i]), _cut(str(truths[i]))),
+            )
+            for i in new
+        ]
+        found += [(title, texts)] if texts else []
+    return found
+
+
+def fragments(inputs: Mapping[str, Shown], budget: Budget) -> list[tuple[str, Markup]]:
+    """Return the name and the HTML of each input, at most MAX_INPUTS of them."""
+    items = list(inputs.items())[:MAX_INPUTS]
+    return [(name, budget.spend(fragment(each))) for name, each in items]
+
+
+def marked(output: str, truth: str) -> Markup:
+    """Return a text as HTML, in which the words that the reference lacks are marked."""
+    words, other = output.split(), truth.split()
+    matcher = difflib.SequenceMatcher(None, other, words, autojunk=False)
+    parts: list[str] = []
+    for tag, _, _, start, stop in matcher.get_opcodes():
+        text = escaped(" ".join(words[start:stop]))
+        if text:
+            parts.append(text if tag == "equal" else f"<mark>{text}</mark>")
+    return Markup(" ".join(parts))
+
+
+def target_text(target: Any) -> str:
+    """Return a target as a line of text."""
+    if isinstance(target, float):
+        return number(target)
+    if isinstance(target, list | tuple):
+        return ", ".join(map(str, target)) or "none"
+    return str(target)
+
+
+def is_readable(target: Any) -> bool:
+    """Whether a target can be shown as a line of text."""
+    if isinstance(target, list | tuple):
+        return all(isinstance(item, str) for item in target)
+    return isinstance(target, str | int | float)
+
+
+def _certainty(classes: ClassScores) -> list[float]:
+    """Return how certain each answer is: how far the decision is from another one."""
+    if classes.threshold is not None:
+        return (classes.probabilities - classes.threshold).abs().min(1).values.tolist()
+    best = classes.probabilities.topk(min(2, classes.probabilities.shape[1]), 1).values
+    return (best[:, 0] - best[:, -1]).tolist() if best.shape[1] > 1 else best[:, 0].tolist()
+
+
+def _line(answer: Mapping[str, Any], value: Any) -> str:
+    """Return a prediction or a target as a line. Tags have their words, such as "Ann/PER"."""
+    if "words" in answer and isinstance(value, list):
+        return " ".join(f"{word}/{tag}" for word, tag in zip(answer["words"], value, strict=False))
+    return answer_line(answer) if value is answer["prediction"] else target_text(value)
+
+
+def _key(inputs: Mapping[str, Shown], row: int) -> object:
+    """Return a key that is equal for rows with equal texts, files and cells."""
+    sources = [each.source for each in inputs.values()]
+    # Values in memory, such as arrays, have no source.
+    return row if None in sources else tuple(map(str, sources))
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"

@@ -1,0 +1,250 @@
+"""The tables of a report: metrics with intervals, splits, classes and confusions."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from dxn.explain.numbers import number, percent
+from dxn.report.classes import MAX_MATRIX, ClassFigures
+from dxn.report.intervals import Interval
+
+ALL = "all"
+KEY = re.compile(r"(?P<metric>[^\[\]]+)(?:\[(?P<row>.*)\])?", re.DOTALL)
+MAX_CLASSES = 40  # rows of a table of classes
+Figures = Mapping[str, Mapping[str, float]]
+FindInterval = Callable[[str, str], Interval | None]
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A figure in a table.
+
+    Args:
+        value: The figure.
+        interval: Its interval.
+        position: Position of the figure on the scale of its column, in percent. None: the column
+            has no scale.
+        low: Position of the lower end of the interval.
+        high: Position of the upper end.
+    """
+
+    value: str
+    interval: str = ""
+    position: float | None = None
+    low: float = 0.0
+    high: float = 0.0
+
+
+@dataclass(frozen=True)
+class Row:
+    """A row of a table.
+
+    Args:
+        name: Heading of the row.
+        cells: The cells; None where there is no figure.
+        kind: "all", "reference" (not this model with other inputs) or "".
+    """
+
+    name: str
+    cells: Sequence[Cell | None]
+    kind: str = ""
+
+
+@dataclass(frozen=True)
+class MetricsTable:
+    """The metrics by set of inputs.
+
+    Args:
+        metrics: Names of the columns.
+        monitored: The metric that selected the epoch.
+        rows: One row per set of inputs, then those of simple rules.
+        about: What the rows are.
+    """
+
+    metrics: Sequence[str]
+    monitored: str
+    rows: Sequence[Row]
+    about: str
+
+
+def figures_of(metrics: Mapping[str, Any], split: str) -> dict[str, dict[str, float]]:
+    """Return the figures of a split in metrics.json, by row of the table and metric."""
+    prefix = f"{split}/"
+    figures: dict[str, dict[str, float]] = {}
+    for key, value in metrics.items():
+        match = KEY.fullmatch(key.removeprefix(prefix))
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if key.startswith(prefix) and match is not None and is_number:
+            figures.setdefault(match["row"] or ALL, {})[match["metric"]] = float(value)
+    return figures
+
+
+def split_of(metrics: Mapping[str, Any]) -> str:
+    """Return the split that was evaluated: the last one of which metrics.json has figures."""
+    found = [key.partition("/")[0] for key in metrics if "/" in key and "[" not in key]
+    # The validation split has figures of the training, too.
+    others = [name for name in found if name != "validation"]
+    return (others or found or ["test"])[-1]
+
+
+def references_of(figures: Figures) -> list[str]:
+    """Return the rows after "all": simple rules and parts of the model."""
+    names = list(figures)
+    return names[names.index(ALL) + 1 :] if ALL in names else []
+
+
+def metrics_table(
+    figures: Figures, monitored: str, interval: FindInterval, single: str, about: str
+) -> MetricsTable:
+    """Return the table of metrics.
+
+    Args:
+        figures: Figures by row and metric.
+        monitored: The metric that selected the epoch.
+        interval: Function that returns the interval of a metric in a row.
+        single: Name of the only input. "": there are several.
+        about: What the rows are.
+    """
+    names: dict[str, None] = {}
+    for row in figures.values():
+        names |= dict.fromkeys(row)
+    metrics = [name for name in names if name != "rows"]
+    scale = _scale(figures, monitored, interval)
+    references = references_of(figures)
+    rows: list[Row] = []
+    for name, values in figures.items():
+        cells = [
+            _cell(values.get(each), interval(name, each), scale if each == monitored else None)
+            for each in metrics
+        ]
+        kind = "all" if name == ALL else "reference" if name in references else ""
+        rows.append(Row(single if name == ALL and single else name, cells, kind))
+    return MetricsTable(metrics, monitored, rows, about)
+
+
+def cells(values: Sequence[float | None], ends: Sequence[Interval | None]) -> list[Cell | None]:
+    """Return the cells of a row, in which each column is another run on the same scale.
+
+    Args:
+        values: The figure of each run. None: it has none.
+        ends: The interval of each figure.
+    """
+    known = {str(i): {"": value} for i, value in enumerate(values) if value is not None}
+    scale = _scale(known, "", lambda name, _: ends[int(name)])
+    has_scale = any(each is not None for each in ends)
+    return [
+        _cell(value, each, scale if has_scale else None)
+        for value, each in zip(values, ends, strict=True)
+    ]
+
+
+def class_rows(figures: Sequence[ClassFigures]) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows of the table of classes, and the number of classes that are left out."""
+    shown = list(figures)
+    if len(shown) > MAX_CLASSES:
+        shown = sorted(shown, key=lambda each: (math.isnan(each.f1), each.f1))[:MAX_CLASSES]
+    rows = [
+        {
+            "name": each.name,
+            "rows": f"{each.rows:,}",
+            "precision": share(each.precision),
+            "recall": share(each.recall),
+            "f1": _cell(each.f1, each.interval, (0.0, 1.0)),
+        }
+        for each in shown
+    ]
+    return rows, len(figures) - len(rows)
+
+
+def matrix(counts: np.ndarray, names: Sequence[str]) -> dict[str, Any] | None:
+    """Return the confusion matrix; None if it has too many classes."""
+    if len(names) > MAX_MATRIX:
+        return None
+    totals = counts.sum(1)
+    rows = []
+    for i, name in enumerate(names):
+        cells = []
+        for j, other in enumerate(names):
+            part = counts[i, j] / max(totals[i], 1)
+            cells.append(
+                {
+                    "rows": int(counts[i, j]),
+                    "share": f"{part:.3f}",
+                    "kind": "right" if i == j else "wrong",
+                    "title": f"{name} predicted as {other}: {counts[i, j]:,} ({percent(part)})",
+                }
+            )
+        rows.append({"name": name, "cells": cells})
+    return {"names": list(names), "rows": rows}
+
+
+def class_bars(counts: Mapping[str, Mapping[str, int]]) -> tuple[list[dict[str, Any]], int]:
+    """Return the rows of each class by split, and the number of classes that are left out."""
+    first = next(iter(counts.values()), {})
+    names = list(dict.fromkeys(name for split in counts.values() for name in split))
+    if len(names) > MAX_CLASSES:
+        names = sorted(names, key=lambda name: -first.get(name, 0))[:MAX_CLASSES]
+    largest = {split: max(values.values(), default=1) for split, values in counts.items()}
+    rows = []
+    for name in names:
+        cells = []
+        for split, values in counts.items():
+            value, total = values.get(name, 0), max(sum(values.values()), 1)
+            width = 100 * value / max(largest[split], 1)
+            cells.append(
+                {"rows": f"{value:,}", "share": percent(value / total), "width": round(width, 1)}
+            )
+        rows.append({"name": name, "cells": cells})
+    total = len({name for split in counts.values() for name in split})
+    return rows, total - len(rows)
+
+
+def share(value: float) -> str:
+    """Return a share from 0 to 1 with three decimals."""
+    return "–" if math.isnan(value) else f"{value:.3f}"
+
+
+def interval_text(ends: Interval | None) -> str:
+    """Return an interval, such as "0.91 to 0.94"; "" if there is none."""
+    return "" if ends is None else f"{_brief(ends[0])} to {_brief(ends[1])}"
+
+
+def _cell(
+    value: float | None, ends: Interval | None, scale: tuple[float, float] | None
+) -> Cell | None:
+    if value is None or not math.isfinite(value):
+        return None
+    if scale is None:
+        return Cell(_short(value), interval_text(ends))
+
+    def position(number: float) -> float:
+        low, high = scale
+        return round(100 * min(max((number - low) / (high - low or 1), 0), 1), 1)
+
+    low, high = ends or (value, value)
+    return Cell(_short(value), interval_text(ends), position(value), position(low), position(high))
+
+
+def _scale(figures: Figures, metric: str, interval: FindInterval) -> tuple[float, float]:
+    """Return the ends of the scale of a column: 0 and the largest value."""
+    values = [row[metric] for row in figures.values() if math.isfinite(row.get(metric, math.nan))]
+    ends = [each for name in figures if (each := interval(name, metric)) is not None]
+    high = max([*values, *(each[1] for each in ends)], default=1.0)
+    low = min([0.0, *values, *(each[0] for each in ends)])
+    return low, 1.0 if 0.5 < high <= 1 else high
+
+
+def _brief(value: float) -> str:
+    """Return an end of an interval, which needs fewer digits than the figure itself."""
+    return f"{value:.3f}" if abs(value) < 10 else number(value, 4)
+
+
+def _short(value: float) -> str:
+    """Return a figure. Shares have four decimals, so that all rows of a column look alike."""
+    return f"{value:.4f}" if abs(value) < 10 else number(value, 5)

@@ -1,0 +1,210 @@
+"""The HTTP interface of a model, as a FastAPI application."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+from fastapi import FastAPI, Request, Response
+from fastapi.responses import FileResponse, StreamingResponse
+from starlette.exceptions import HTTPException
+from starlette.staticfiles import StaticFiles
+
+import dxn
+from dxn.errors import UserError
+from dxn.run.predictor import Predictor
+from dxn.serve import schema
+from dxn.serve.body import INPUTS, Body, read_body
+from dxn.serve.examples import Example
+from dxn.serve.generation import GENERATION, text_rows
+from dxn.serve.guard import Guard
+from dxn.serve.operations import ATTEND, EMBED, PREDICT
+from dxn.serve.options import ServeOptions
+from dxn.serve.refusal import INTERNAL, Refusal, report
+from dxn.serve.service import Service
+from dxn.serve.texts import GENERATED
+
+STATIC = Path(__file__).with_name("static")
+RESULTS = "results"
+
+
+def make_app(
+    predictor: Predictor,
+    options: ServeOptions = ServeOptions(),
+    *,
+    key: str | None = None,
+    name: str = "",
+    examples: Sequence[Example] = (),
+) -> FastAPI:
+    """Build the application.
+
+    Args:
+        predictor: The model.
+        options: Limits and sizes.
+        key: The API key that requests need. None: no key.
+        name: Name of the model on the page.
+        examples: Samples that the page offers.
+    """
+    # The pages that FastAPI would make load their scripts from another server.
+    app = FastAPI(
+        title="dxn", version=dxn.__version__, docs_url=None, redoc_url=None, lifespan=_lifespan
+    )
+    facts = schema.facts_of(predictor, name)
+    service = Service(predictor, options, schema.paths_of(facts))
+    app.state.service = service
+
+    async def body_of(request: Request, option_names: Sequence[str] = ()) -> Body:
+        return await read_body(
+            request,
+            options=option_names,
+            timeout=options.timeout,
+            max_parts=options.max_samples * len(predictor.inputs) + len(GENERATION),
+            max_samples=options.max_samples,
+        )
+
+    def operation(kind: str) -> Callable[[Request], Any]:
+        async def run(request: Request) -> Response:
+            body = await body_of(request)
+            if kind == ATTEND and len(body.samples) > 1:
+                raise UserError(f"{INPUTS}: must be one sample, got {len(body.samples)}")
+            return _json({RESULTS: await service.answer(kind, body.samples)})
+
+        return run
+
+    def post(path: str, endpoint: Callable[[Request], Any]) -> None:
+        described = schema.operation(path, predictor, facts)
+        app.add_api_route(path, endpoint, methods=["POST"], name=path[1:], **described)
+
+    if facts["predicts"]:
+        post("/predict", operation(PREDICT))
+    post("/embed", operation(EMBED))
+    post("/attend", operation(ATTEND))
+
+    async def generate(request: Request) -> Response:
+        body = await body_of(request, GENERATION)
+        rows, samples, is_stream = text_rows(body, predictor, service.operations.writer, options)
+        if not is_stream:
+            texts = await service.write(rows, samples)
+            return _json({RESULTS: [{GENERATED: text} for text in texts]})
+        events = _events(await service.stream(rows, samples))
+        # no: a proxy such as nginx would otherwise collect the whole answer.
+        headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
+        return StreamingResponse(events, media_type="text/event-stream", headers=headers)
+
+    if facts["generates"]:
+        post("/generate", generate)
+
+    @app.get("/model", **schema.described("What the model takes and gives"))
+    async def model() -> Response:
+        return _json({**facts, "examples": [example.summary for example in examples]})
+
+    @app.get("/health", **schema.described("Whether the server can answer"))
+    async def health() -> Response:
+        problem = service.problem
+        status = 503 if problem else 200
+        return _json({"status": problem or "ok", "version": dxn.__version__}, status)
+
+    @app.get("/metrics", **schema.described("Figures in the format of Prometheus"))
+    async def metrics() -> Response:
+        return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
+
+    @app.get("/examples/{index}/{input}", include_in_schema=False)
+    async def example(index: int, input: str) -> Response:
+        # Examples are in memory: neither the number nor the name becomes a path.
+        file = examples[index].files.get(input) if 0 <= index < len(examples) else None
+        if file is None:
+            raise Refusal(404, "there is no such example")
+        return Response(file, media_type="application/octet-stream")
+
+    @app.get("/", include_in_schema=False)
+    async def page() -> Response:
+        return FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})
+
+    @app.get("/docs", include_in_schema=False)
+    async def docs() -> Response:
+        return FileResponse(STATIC / "docs.html", headers={"Cache-Control": "no-cache"})
+
+    app.mount("/static", StaticFiles(directory=STATIC), name="static")
+    _handle_errors(app)
+    app.add_middleware(
+        Guard,
+        options=options,
+        key=key,
+        metrics=service.metrics,
+        is_stopping=lambda: service.is_stopping,
+    )
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    app.state.service.start()
+    try:
+        yield
+    finally:
+        app.state.service.stop()
+
+
+def _handle_errors(app: FastAPI) -> None:
+    """Answer exceptions with {"error": {"type", "message"}}. `Guard` answers unexpected ones."""
+
+    async def refused(request: Request, error: Exception) -> Response:
+        return _refusal(error)
+
+    for kind in (Refusal, UserError, HTTPException):
+        app.add_exception_handler(kind, refused)
+
+
+def _refusal(error: Exception) -> Response:
+    """Return the answer for an exception."""
+    if isinstance(error, UserError):
+        error = Refusal(422, str(error))
+    elif isinstance(error, HTTPException):
+        headers = dict(error.headers or {})
+        advice = "GET /openapi.json describes all requests"
+        error = Refusal(error.status_code, f"{error.detail}; {advice}", headers)
+    elif not isinstance(error, Refusal):
+        report(error)
+        error = Refusal(500, INTERNAL)
+    return _json(error.content, error.status, error.headers)
+
+
+async def _events(parts: AsyncIterator[dict[str, Any]]) -> AsyncIterator[str]:
+    """Return the parts of a stream as server-sent events. An error is the last event."""
+    try:
+        async for part in parts:
+            yield f"data: {dumps(part)}\n\n"
+    except Exception as error:
+        content = json.loads(bytes(_refusal(error).body))
+        yield f"event: error\ndata: {dumps(content)}\n\n"
+
+
+def _json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Response:
+    return Response(
+        dumps(content),
+        status,
+        {"Cache-Control": "no-store", **(headers or {})},
+        media_type="application/json",
+    )
+
+
+def dumps(content: Any) -> str:
+    """Return JSON. Numbers that are not finite become null, which JSON has instead."""
+    try:
+        return json.dumps(content, allow_nan=False, ensure_ascii=False, default=str)
+    except ValueError:
+        return json.dumps(_finite(content), ensure_ascii=False, default=str)
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {name: _finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_finite(item) for item in value]
+    return value

@@ -1,0 +1,102 @@
+"""The command `dxn serve`."""
+
+from __future__ import annotations
+
+import importlib
+import socket
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+from dxn.errors import UserError
+from dxn.run.loading import load_predictor
+from dxn.run.predictor import Predictor
+from dxn.run.report import print_line
+from dxn.run.settings import Settings
+from dxn.serve.examples import read_examples
+from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key
+
+LIBRARIES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+BACKLOG = 512  # connections that the operating system accepts before the server does
+
+
+def serve(settings: Settings) -> int:
+    """Serve a model until a signal arrives."""
+    values = settings.values
+    options = ServeOptions.from_values(values)
+    key = read_key()
+    _require_libraries()
+    # Before the model is loaded, so that a port that is in use is reported at once.
+    listener = bind(options.host, options.port)
+    predictor = load_predictor(settings)
+    # The libraries are optional, so these modules cannot be imported without them.
+    app_module = importlib.import_module("dxn.serve.app")
+    examples = examples_of(settings, predictor, options)
+    # The path itself is no business of a client.
+    name = Path(values["run"] or values["weights"]["source"]).name
+    app = app_module.make_app(predictor, options, key=key, name=name, examples=examples)
+    server = importlib.import_module("dxn.serve.server")
+    server.run(app, options, listener, ready=lambda url: _print_start(url, options, key))
+    print_line("stopped")
+    return 0
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Reserve a TCP port.
+
+    Raises:
+        UserError: If it is in use, or the address does not belong to this machine.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    # Otherwise a server could not start again for a minute after it was stopped.
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((host, port))
+        listener.listen(BACKLOG)
+    except OSError as error:
+        listener.close()
+        raise UserError(
+            f"host, port: cannot listen on {host}:{port} ({error.strerror}); choose another port, "
+            "such as port=8001, or an address of this machine"
+        ) from error
+    return listener
+
+
+def examples_of(settings: Settings, predictor: Predictor, options: ServeOptions) -> list[Any]:
+    """Return rows of the data of the run. Without them, the page works too."""
+    is_chosen = "examples" in settings.chosen
+    # Test rows can be private, so other machines see them only if the user says so.
+    if not options.examples or settings.values["run"] is None:
+        return []
+    if not options.is_local and not is_chosen:
+        print_line(
+            "note: the page shows no test rows, because other machines can reach it; "
+            "examples=8 shows them"
+        )
+        return []
+    try:
+        return read_examples(settings, predictor, options.examples)
+    except (UserError, OSError) as error:
+        print_line(f"note: the page has no examples: {str(error).splitlines()[0]}")
+        return []
+
+
+def _print_start(url: str, options: ServeOptions, key: str | None) -> None:
+    print_line(f"serving on {url} (Ctrl-C stops)")
+    if key is not None:
+        print_line(f"requests need the API key of {KEY_VARIABLE}")
+    elif not options.is_local:
+        print_line(
+            f"note: every machine that reaches {options.host} can use the model; set "
+            f"{KEY_VARIABLE} to a random text to require it as an API key"
+        )
+
+
+def _require_libraries() -> None:
+    missing = [name for name in LIBRARIES if find_spec(name) is None]
+    if missing:
+        raise UserError(
+            f"serve: needs {', '.join(missing)}, which is not installed; run "
+            "pip install 'dxn[serve]'"
+        )

@@ -1,0 +1,111 @@
+"""Rows of the test split of a run, which the page offers as examples."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dxn.data.rows import TARGET, Rows
+from dxn.errors import UserError
+from dxn.explain.drawers import Shown, get_drawer
+from dxn.run.evaluation_data import rows_of_run
+from dxn.run.predictor import Predictor
+from dxn.run.settings import Settings
+from dxn.serve.prepare import takes_text
+from dxn.tokenize.adapter import Preprocessor, is_path, reads_files
+from dxn.tokenize.media import BadMedia
+
+MAX_BYTES = 5_000_000  # of a file; all examples are in memory
+MAX_TEXT = 20_000  # characters
+MAX_NAME = 60  # characters of a target
+
+
+@dataclass(frozen=True)
+class Example:
+    """One row.
+
+    Args:
+        texts: The inputs that can be written as a text, by name.
+        files: Contents of the files of the other inputs, by name.
+        target: The target as a text; "" if there is none.
+    """
+
+    texts: Mapping[str, str] = field(default_factory=dict)
+    files: Mapping[str, bytes] = field(default_factory=dict)
+    target: str = ""
+
+    @property
+    def summary(self) -> dict[str, Any]:
+        """What the page lists, as JSON data. It asks for a file when the example is chosen."""
+        return {"texts": dict(self.texts), "files": list(self.files), "target": self.target}
+
+
+def read_examples(settings: Settings, predictor: Predictor, count: int) -> list[Example]:
+    """Read rows of the test split of a run, evenly spaced.
+
+    Args:
+        settings: Settings of the command.
+        predictor: The model.
+        count: Number of rows.
+
+    Raises:
+        UserError: If the data of the run cannot be read.
+    """
+    # A folder of a stranger could name any file as its data, see SECURITY.md.
+    values = {**settings.values, "data": None, "input": None, "confine": True}
+    _, rows = rows_of_run(replace(settings, values=values), predictor)
+    chosen = np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int)
+    examples = [_example(rows, int(row), predictor) for row in chosen]
+    return [example for example in examples if example.texts or example.files]
+
+
+def _example(rows: Rows, row: int, predictor: Predictor) -> Example:
+    texts: dict[str, str] = {}
+    files: dict[str, bytes] = {}
+    for name, prepare in predictor.preprocessors.items():
+        cell = rows.cells[name][row] if name in rows.cells else None
+        if cell is None:
+            continue
+        text = _text_of(cell, prepare)
+        if text is not None:
+            texts[name] = text[:MAX_TEXT]
+        elif (content := _file_of(name, cell, prepare)) is not None:
+            files[name] = content
+    target = rows.cells[TARGET][row] if TARGET in rows.cells else None
+    return Example(texts, files, "" if target is None else str(target)[:MAX_NAME])
+
+
+def _text_of(cell: Any, prepare: Preprocessor) -> str | None:
+    """Return a cell as a text; None if it is a file."""
+    if is_path(prepare, cell) or isinstance(cell, bytes) or not takes_text(prepare):
+        return None
+    if isinstance(cell, np.ndarray):
+        cell = cell.tolist()
+    if isinstance(cell, list | tuple):
+        is_words = all(isinstance(item, str) for item in cell)
+        return " ".join(cell) if is_words else json.dumps(list(cell))
+    return str(cell)
+
+
+def _file_of(name: str, cell: Any, prepare: Preprocessor) -> bytes | None:
+    """Return the content of the file of a cell; None if it is too large or has no file format."""
+    if isinstance(cell, bytes):
+        return cell if len(cell) <= MAX_BYTES else None
+    try:
+        if is_path(prepare, cell):
+            path = Path(cell)
+            is_small = path.is_file() and path.stat().st_size <= MAX_BYTES
+            return path.read_bytes() if is_small else None
+        # An array of built-in data. Its drawer may know how to write it as a file.
+        write = getattr(get_drawer(prepare.modality), "file", None)
+        if write is None or not reads_files(prepare):
+            return None
+        raw = prepare.read(cell)
+        return None if raw is None else write(Shown(prepare.modality, raw, prepare, name=name))
+    except (OSError, BadMedia, UserError):
+        return None

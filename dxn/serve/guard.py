@@ -1,0 +1,183 @@
+"""What is checked before a request reaches the application: its origin, its key and its size."""
+
+from __future__ import annotations
+
+import hmac
+import json
+import time
+from collections.abc import Awaitable, Callable, MutableMapping
+from typing import Any
+from urllib.parse import urlsplit
+
+from dxn.serve.metrics import Metrics
+from dxn.serve.options import BODIES, LOOPBACK, ServeOptions
+from dxn.serve.refusal import INTERNAL, Busy, Refusal, report
+
+Scope = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
+Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
+
+# Paths that need no key: whether the server is alive, and the pages, which ask for the key.
+OPEN = ("/", "/docs", "/health")
+OPEN_PREFIX = "/static/"
+SECURITY_HEADERS = (
+    (b"x-content-type-options", b"nosniff"),
+    (b"referrer-policy", b"no-referrer"),
+    # The page uses only its own files, so that a text in an answer can never load or run anything.
+    (
+        b"content-security-policy",
+        b"default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; "
+        b"img-src 'self' data: blob:; media-src 'self' data: blob:; frame-ancestors 'none'; "
+        b"base-uri 'none'; form-action 'none'",
+    ),
+)
+
+
+class Guard:
+    """An ASGI application that refuses requests, counts them, and passes on the others.
+
+    Args:
+        app: The application.
+        options: Limits.
+        key: The API key. None: requests need no key.
+        metrics: Where requests are counted.
+        is_stopping: Function that returns whether the server is being stopped.
+    """
+
+    def __init__(
+        self,
+        app: Any,
+        options: ServeOptions,
+        key: str | None,
+        metrics: Metrics,
+        is_stopping: Callable[[], bool] = lambda: False,
+    ):
+        self.app = app
+        self.options = options
+        self.key = None if key is None else key.encode()
+        self.metrics = metrics
+        self.is_stopping = is_stopping
+        self.num_bytes = 0  # of all bodies that are being received or used
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer a request, see the specification of ASGI."""
+        if scope["type"] != "http":
+            await self.app(scope, receive, send)
+            return
+        start = time.perf_counter()
+        status = 0
+        received = 0
+
+        async def count_and_send(message: MutableMapping[str, Any]) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                message["headers"] = [*message.get("headers", ()), *SECURITY_HEADERS]
+                # Otherwise the next request of this client would find the connection closed.
+                if self.is_stopping():
+                    message["headers"].append((b"connection", b"close"))
+            await send(message)
+
+        async def limited_receive() -> MutableMapping[str, Any]:
+            nonlocal received
+            message = await receive()
+            size = len(message.get("body", b""))
+            received += size
+            self.num_bytes += size
+            self._check_size(received)
+            return message
+
+        try:
+            self._check(scope)
+            await self.app(scope, limited_receive, count_and_send)
+        except Refusal as refusal:
+            assert not status, "the size of a body is checked before its answer starts"
+            await _send_refusal(refusal, count_and_send)
+        except Exception as error:
+            report(error)
+            # After the start of an answer, it can only be cut off.
+            if status:
+                raise
+            await _send_refusal(Refusal(500, INTERNAL), count_and_send)
+        finally:
+            self.num_bytes -= received
+            self.metrics.observe_request(scope["path"], status, time.perf_counter() - start)
+
+    def _check(self, scope: Scope) -> None:
+        headers = dict(scope["headers"])
+        host = _host_of(headers.get(b"host", b""))
+        self._check_host(host, headers)
+        path = scope["path"]
+        is_open = path in OPEN or path.startswith(OPEN_PREFIX)
+        if self.key is not None and not is_open and not self._has_key(headers):
+            raise Refusal(
+                401,
+                "the API key is missing or wrong; send the header Authorization: Bearer KEY",
+                {"WWW-Authenticate": "Bearer"},
+            )
+        length = headers.get(b"content-length", b"0")
+        # uvicorn has checked that it is a number.
+        self._check_size(int(length) if length.isdigit() else 0)
+
+    def _check_host(self, host: str, headers: dict[bytes, bytes]) -> None:
+        """Refuse requests of web pages of others, which a browser on this machine could send."""
+        allowed = set(self.options.allowed_hosts)
+        # A page can resolve its own name to 127.0.0.1 (DNS rebinding), but it cannot change Host.
+        if self.options.is_local or allowed:
+            known = {*allowed, *LOOPBACK, self.options.host}
+            if host not in known:
+                raise Refusal(
+                    421,
+                    f"Host: this server is not reached as {host[:60]!r}; to allow this name, start "
+                    "it with allowed_hosts=[NAME]",
+                )
+        origin = headers.get(b"origin")
+        if origin is None:
+            return
+        sender = urlsplit(origin.decode("latin-1")).hostname or ""
+        if sender != host and sender not in allowed:
+            raise Refusal(
+                403,
+                "Origin: pages of other servers may not use this one; to allow it, start the "
+                "server with allowed_hosts=[NAME]",
+            )
+
+    def _has_key(self, headers: dict[bytes, bytes]) -> bool:
+        assert self.key is not None
+        scheme, _, token = headers.get(b"authorization", b"").partition(b" ")
+        sent = token.strip() if scheme.lower() == b"bearer" else headers.get(b"x-api-key", b"")
+        # In constant time, so that the key cannot be found out character by character.
+        return hmac.compare_digest(sent, self.key)
+
+    def _check_size(self, size: int) -> None:
+        limit = self.options.max_bytes
+        if size > limit:
+            raise Refusal(
+                413,
+                f"the request has more than {limit:,} bytes (max_body={self.options.max_body:g}); "
+                "send a smaller file or fewer samples",
+                # The rest of the body must not be read as the next request.
+                {"Connection": "close"},
+            )
+        if self.num_bytes > BODIES * limit:
+            raise Busy("too many large requests at the same time; try again later")
+
+
+def _host_of(value: bytes) -> str:
+    """Return the name in a Host header, without the port."""
+    try:
+        return urlsplit(f"//{value.decode('latin-1')}").hostname or ""
+    except ValueError:  # such as an IPv6 address without its last bracket
+        return ""
+
+
+async def _send_refusal(refusal: Refusal, send: Send) -> None:
+    body = json.dumps(refusal.content).encode()
+    headers = {
+        "content-type": "application/json",
+        "content-length": str(len(body)),
+        **refusal.headers,
+    }
+    pairs = [(name.lower().encode(), value.encode()) for name, value in headers.items()]
+    await send({"type": "http.response.start", "status": refusal.status, "headers": pairs})
+    await send({"type": "http.response.body", "body": body})

@@ -1,0 +1,193 @@
+"""From the values of a request to prepared samples. No value is ever opened as a path or an URL."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dxn.data.samples import Samples
+from dxn.errors import UserError
+from dxn.run.predictor import Predictor
+from dxn.tokenize.adapter import Preprocessor, is_path, reads_files
+
+BASE64 = "base64"  # key of the object that contains a file in a JSON request
+MAX_SHOWN = 60  # characters of a value in a message
+MAX_DEPTH = 4  # of nested lists; a series has two levels
+LIGHT = 2000  # characters; preparing a shorter text takes less time than passing it to a thread
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """The samples of one request.
+
+    Args:
+        cells: The values of each sample by input name.
+        items: The prepared inputs of each sample.
+        samples: The opened samples, which can also collate the items of other requests.
+    """
+
+    cells: Sequence[Mapping[str, Any]]
+    items: Sequence[Mapping[str, Any]]
+    samples: Samples
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+    def collate(self, items: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Collate items of any request to a batch."""
+        return self.samples.collate(items)
+
+    def raws(self, i: int) -> dict[str, Any]:
+        """Return the raw values of sample i by input name."""
+        row = self.samples.rows[i]
+        return {name: column[row] for name, column in self.samples.opened.raws.items()}
+
+
+def takes_text(prepare: Preprocessor) -> bool:
+    """Whether an input can be written as a text, unlike a picture."""
+    return not is_path(prepare, "")
+
+
+def to_cells(sample: Mapping[str, Any], predictor: Predictor, where: str) -> dict[str, Any]:
+    """Check the values of a sample, and decode the files among them.
+
+    Args:
+        sample: Values by input name: texts, numbers, lists, bytes, or {"base64": ...} for a file.
+        predictor: The model.
+        where: Name of the sample, for messages.
+
+    Raises:
+        UserError: If an input is unknown, or its value is of another kind.
+    """
+    cells: dict[str, Any] = {}
+    preprocessors = predictor.preprocessors
+    for name, value in sample.items():
+        if name not in preprocessors:
+            raise UserError(
+                f"{where}{_shown(name)}: there is no such input; the inputs are "
+                f"{', '.join(preprocessors)}"
+            )
+        if value is not None:
+            cells[name] = _to_cell(value, preprocessors[name], f"{where}{name}")
+    return cells
+
+
+def checked_samples(samples: Sequence[Mapping[str, Any]], predictor: Predictor) -> Prepared:
+    """Check, decode and prepare the samples of a request.
+
+    Raises:
+        UserError: If a sample cannot be used.
+    """
+    several = len(samples) > 1
+    cells = [
+        to_cells(sample, predictor, f"sample {i + 1}: " if several else "")
+        for i, sample in enumerate(samples)
+    ]
+    return prepare_samples(cells, predictor)
+
+
+def is_light(samples: Sequence[Mapping[str, Any]]) -> bool:
+    """Whether samples can be prepared in the event loop, because they are small."""
+    length = 0
+    for sample in samples:
+        for value in sample.values():
+            if not isinstance(value, str | int | float):
+                return False
+            length += len(value) if isinstance(value, str) else 1
+    return length <= LIGHT
+
+
+def prepare_samples(cells: Sequence[Mapping[str, Any]], predictor: Predictor) -> Prepared:
+    """Decode and prepare samples.
+
+    Raises:
+        UserError: If a sample cannot be used.
+    """
+    opened = predictor.samples(cells)
+    if len(opened) != len(cells):
+        usable = set(opened.rows)
+        missing = next(i for i in range(len(cells)) if i not in usable)
+        needed = " or ".join(predictor.inputs)
+        raise UserError(f"sample {missing + 1}: has no value for an input; set {needed}")
+    items = [opened[0, i] for i in range(len(opened))]
+    return Prepared(cells, items, opened)
+
+
+def _to_cell(value: Any, prepare: Preprocessor, name: str) -> Any:
+    if isinstance(value, Mapping):
+        value = _decoded(value, name)
+    if isinstance(value, bytes):
+        return value if reads_files(prepare) else _as_text(value, name)
+    if isinstance(value, str):
+        _check_unicode(value, name)
+        # The preprocessor would open the file. A path on this machine is no business of a client.
+        if is_path(prepare, value):
+            raise UserError(
+                f"{name}: must be the content of a file, and not a path or URL, which is never "
+                f"opened; got the text {_shown(value)}; send the file as multipart/form-data, or "
+                f'as {{"{BASE64}": "..."}} in JSON'
+            )
+        return value
+    if isinstance(value, list):
+        # A preprocessor may read a list of paths, so an input of files takes only numbers.
+        _check_list(value, name, only_numbers=reads_files(prepare))
+        return value
+    if isinstance(value, bool | int | float):
+        return value
+    raise UserError(f"{name}: must be a text, a number, a list or a file, got {_shown(value)}")
+
+
+def _decoded(value: Mapping[str, Any], name: str) -> bytes:
+    """Return the bytes of a file in a JSON request."""
+    content = value.get(BASE64)
+    if set(value) != {BASE64} or not isinstance(content, str):
+        raise UserError(
+            f'{name}: an object must be {{"{BASE64}": "..."}} with the content of a file, got '
+            f"the keys {_shown(', '.join(map(str, value)))}"
+        )
+    try:
+        return base64.b64decode(content, validate=True)
+    except (binascii.Error, ValueError):
+        raise UserError(
+            f"{name}: must be valid base64, got {_shown(content)}; encode the bytes of the file "
+            "without line breaks"
+        ) from None
+
+
+def _as_text(content: bytes, name: str) -> str:
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError:
+        raise UserError(
+            f"{name}: must be a text in UTF-8, got another kind of file of {len(content):,} bytes"
+        ) from None
+
+
+def _check_unicode(text: str, name: str) -> None:
+    # JSON can contain halves of surrogate pairs, which are no characters.
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        raise UserError(f"{name}: contains an incomplete surrogate pair; send valid text") from None
+
+
+def _check_list(values: list[Any], name: str, *, only_numbers: bool, depth: int = 1) -> None:
+    if depth > MAX_DEPTH:
+        raise UserError(f"{name}: lists can be nested {MAX_DEPTH} levels deep at most")
+    for value in values:
+        if isinstance(value, list):
+            _check_list(value, name, only_numbers=only_numbers, depth=depth + 1)
+        elif isinstance(value, str) and not only_numbers:
+            _check_unicode(value, name)
+        elif value is not None and not isinstance(value, bool | int | float):
+            kinds = "numbers" if only_numbers else "texts or numbers"
+            raise UserError(f"{name}: a list must contain {kinds}, got {_shown(value)}")
+
+
+def _shown(value: Any) -> str:
+    """Return the start of a value for a message."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}…"

@@ -1,0 +1,129 @@
+"""The HTTP server: uvicorn with limits for slow clients, and a graceful stop."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+import socket
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import h11
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from dxn.serve.options import ServeOptions
+
+MAX_CONNECTIONS = 500  # more are answered with 503; each needs a file descriptor
+MAX_HEADERS = 32_000  # bytes
+KEEP_ALIVE = 30  # seconds without a request after which a connection is closed
+HEADER_SECONDS = 10.0  # in which the headers of a request must arrive
+
+
+class Protocol(H11Protocol):
+    """One connection. It is closed if the headers of a request arrive too slowly.
+
+    uvicorn limits only the time between two requests. A client that sends one byte per minute would
+    occupy a connection for ever.
+    """
+
+    header_timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: Any) -> None:
+        """Start the time limit of the first request."""
+        super().connection_made(transport)
+        self._start_timer()
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request."""
+        super().data_received(data)
+        # h11 is idle until the headers are complete.
+        if self.conn.their_state is not h11.IDLE:
+            self._stop_timer()
+        elif self.header_timer is None:
+            self._start_timer()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Forget the connection."""
+        self._stop_timer()
+        super().connection_lost(exc)
+
+    def _start_timer(self) -> None:
+        self.header_timer = self.loop.call_later(HEADER_SECONDS, self.transport.close)
+
+    def _stop_timer(self) -> None:
+        if self.header_timer is not None:
+            self.header_timer.cancel()
+            self.header_timer = None
+
+
+class Server(uvicorn.Server):
+    """A server that returns after SIGINT or SIGTERM, when the running requests are answered.
+
+    Args:
+        config: Configuration of uvicorn.
+        ready: Function that is called when the server answers.
+    """
+
+    def __init__(self, config: uvicorn.Config, ready: Callable[[], None]):
+        super().__init__(config)
+        self.ready = ready
+
+    def handle_exit(self, sig: int, frame: Any) -> None:
+        """Begin to stop: answers from now on announce the end of their connection."""
+        app: Any = self.config.app
+        app.state.service.is_stopping = True
+        super().handle_exit(sig, frame)
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start to answer."""
+        await super().startup(sockets)
+        self.ready()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Handle signals. uvicorn would raise them again after the stop."""
+        numbers = (signal.SIGINT, signal.SIGTERM)
+        before = {number: signal.signal(number, self.handle_exit) for number in numbers}
+        try:
+            yield
+        finally:
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+
+def configure(app: Any, options: ServeOptions) -> uvicorn.Config:
+    """Return the configuration of uvicorn."""
+    return uvicorn.Config(
+        app,
+        http=Protocol,
+        ws="none",
+        loop="asyncio",
+        lifespan="on",
+        log_level="error",
+        access_log=False,
+        server_header=False,
+        proxy_headers=False,
+        limit_concurrency=MAX_CONNECTIONS,
+        timeout_keep_alive=KEEP_ALIVE,
+        timeout_graceful_shutdown=max(int(options.timeout), 1),
+        h11_max_incomplete_event_size=MAX_HEADERS,
+    )
+
+
+def run(
+    app: Any, options: ServeOptions, listener: socket.socket, *, ready: Callable[[str], None]
+) -> None:
+    """Run an application until SIGINT or SIGTERM, and then finish the requests that are running.
+
+    Args:
+        app: The application.
+        options: Limits.
+        listener: Socket to listen on.
+        ready: Function that is called with the URL when the server answers.
+    """
+    port = listener.getsockname()[1]
+    host = f"[{options.host}]" if ":" in options.host else options.host
+    server = Server(configure(app, options), lambda: ready(f"http://{host}:{port}"))
+    server.run(sockets=[listener])

@@ -1,0 +1,213 @@
+"""A model that answers requests: admission, preparation, batching and time limits."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from typing import Any
+
+from dxn.data.raws import READERS
+from dxn.run.predictor import Predictor
+from dxn.serve.engine import Engine, Job
+from dxn.serve.metrics import Metrics
+from dxn.serve.operations import WRITE, Operations
+from dxn.serve.options import ServeOptions
+from dxn.serve.prepare import Prepared, checked_samples, is_light
+from dxn.serve.refusal import Busy, TimedOut
+from dxn.serve.texts import GENERATED, TextRow
+
+# The model thread counts as stuck if one batch takes this multiple of the time limit.
+STUCK = 2
+
+
+class Service:
+    """Answers requests with one model.
+
+    All methods run in the event loop, so that counters need no lock.
+
+    Args:
+        predictor: The model.
+        options: Limits and sizes.
+        paths: Paths of the HTTP interface, for the metrics.
+    """
+
+    def __init__(self, predictor: Predictor, options: ServeOptions, paths: set[str]):
+        self.predictor = predictor
+        self.options = options
+        self.operations = Operations(predictor, batch_size=options.batch_size)
+        self.engine = Engine(
+            self.operations, batch_size=options.batch_size, max_wait=options.max_wait
+        )
+        self.metrics = Metrics(
+            paths, waiting=lambda: self.engine.waiting, restarts=lambda: self.engine.restarts
+        )
+        self.engine.on_batch = self.metrics.observe_batch
+        self.is_stopping = False
+        self.admitted = 0
+        # Few threads: each of them can hold a decoded picture or clip in memory.
+        self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="dxn-reader")
+
+    @property
+    def problem(self) -> str:
+        """Why the server cannot answer; "" if it can."""
+        since = self.engine.busy_since
+        limit = STUCK * self.options.timeout
+        if since is not None and time.monotonic() - since > limit:
+            return f"the model has been computing one batch for more than {limit:g} seconds"
+        return ""
+
+    def start(self) -> None:
+        """Start the model thread. The caller is in the event loop."""
+        self.engine.start(asyncio.get_running_loop())
+
+    def stop(self) -> None:
+        """Finish what waits, and end the threads."""
+        self.engine.stop(self.options.timeout)
+        self.readers.shutdown(wait=False, cancel_futures=True)
+
+    async def answer(self, kind: Hashable, samples: Sequence[Mapping[str, Any]]) -> Any:
+        """Return the result of an operation for samples.
+
+        Raises:
+            Refusal: If too many samples wait, or the time is over.
+            UserError: If a sample cannot be used.
+        """
+        with self._admitted(len(samples)) as hand_over:
+            try:
+                async with asyncio.timeout(self.options.timeout):
+                    prepared = await self.prepare(samples)
+                    job = self.engine.submit(kind, prepared, len(prepared))
+                    hand_over(job)
+                    return await _result(job)
+            except TimeoutError:
+                raise TimedOut(self.options.timeout) from None
+
+    async def write(self, rows: Sequence[TextRow], samples: Sequence[Mapping[str, Any]]) -> Any:
+        """Return the text of each row. See `stream`."""
+        texts: list[str] = []
+        async for part in await self.stream(rows, samples, only_texts=True):
+            texts.append(part[GENERATED])
+        return texts
+
+    async def stream(
+        self,
+        rows: Sequence[TextRow],
+        samples: Sequence[Mapping[str, Any]],
+        *,
+        only_texts: bool = False,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Start to generate texts.
+
+        Args:
+            rows: The texts to generate.
+            samples: The sample of each row, for a model that writes a text for an input.
+            only_texts: Yield only the complete texts.
+
+        Returns:
+            An iterator of {"index": row, "delta": new part of the text}, and in the end
+            {"index": row, "generated": complete text} for each row.
+
+        Raises:
+            Refusal: If too many samples wait, or the time is over. The iterator raises it too.
+            UserError: If a sample cannot be used.
+        """
+        loop = asyncio.get_running_loop()
+        end = loop.time() + self.options.timeout
+        parts: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        with self._admitted(len(rows)) as hand_over:
+            try:
+                async with asyncio.timeout_at(end):
+                    for row, sample in zip(rows, samples, strict=False):
+                        row.prepared = await self.prepare([sample])
+            except TimeoutError:
+                raise TimedOut(self.options.timeout) from None
+            if not only_texts:
+                for index, row in enumerate(rows):
+                    row.on_text = _sender(loop, parts, index)
+            job = self.engine.submit((WRITE, rows[0].max_new), rows, len(rows))
+            hand_over(job)
+        job.future.add_done_callback(lambda _: parts.put_nowait(None))
+        return self._parts(job, rows, parts, end)
+
+    async def _parts(
+        self,
+        job: Job,
+        rows: Sequence[TextRow],
+        parts: asyncio.Queue[dict[str, Any] | None],
+        end: float,
+    ) -> AsyncIterator[dict[str, Any]]:
+        """Yield the parts of a stream. None marks the end of the new text.
+
+        The arguments are those of `stream`.
+        """
+        # No asyncio.timeout around a yield: the iterator can continue in another task.
+        loop = asyncio.get_running_loop()
+        try:
+            while True:
+                part = await asyncio.wait_for(parts.get(), max(end - loop.time(), 0))
+                if part is None:
+                    break
+                yield part
+            for index, text in enumerate(job.future.result()):
+                yield {"index": index, GENERATED: text}
+        except TimeoutError:
+            raise TimedOut(self.options.timeout) from None
+        finally:
+            # The client has gone, or the time is over: the thread stops after the next token.
+            job.is_cancelled = True
+            for row in rows:
+                row.is_cancelled = True
+
+    async def prepare(self, samples: Sequence[Mapping[str, Any]]) -> Prepared:
+        """Check, decode and prepare samples."""
+        if is_light(samples):
+            return checked_samples(samples, self.predictor)
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self.readers, checked_samples, samples, self.predictor)
+
+    @contextmanager
+    def _admitted(self, count: int) -> Iterator[Callable[[Job], None]]:
+        """Count samples from their preparation to their result.
+
+        Yields:
+            A function that lets a job count until its result is there, and not only in the context.
+        """
+        limit = self.options.max_queue
+        # A request that is larger than the queue is answered if nothing else waits.
+        if self.admitted and self.admitted + count > limit:
+            raise Busy(
+                f"{self.admitted} samples are waiting, and at most {limit} may (max_queue); try "
+                "again later"
+            )
+        self.admitted += count
+        jobs: list[Job] = []
+        try:
+            yield jobs.append
+        finally:
+            if jobs:
+                jobs[0].future.add_done_callback(lambda _: self._release(count))
+            else:
+                self._release(count)
+
+    def _release(self, count: int) -> None:
+        self.admitted -= count
+
+
+async def _result(job: Job) -> Any:
+    try:
+        return await job.future
+    finally:
+        # If the time is over, a job that still waits is not computed.
+        job.is_cancelled = True
+
+
+def _sender(loop: asyncio.AbstractEventLoop, parts: asyncio.Queue[Any], index: int) -> Any:
+    """Return a function that passes new text from the model thread to the event loop."""
+
+    def send(text: str) -> None:
+        loop.call_soon_threadsafe(parts.put_nowait, {"index": index, "delta": text})
+
+    return send

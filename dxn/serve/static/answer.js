@@ -1,0 +1,63 @@
+// The answer of the model: a prediction with its probabilities, a forecast, a vector or a text.
+import { make, percent } from "./elements.js";
+
+const MAX_BARS = 10;
+
+export function showAnswer(box, result, path) {
+  box.replaceChildren();
+  if (path === "embed") return showVector(box, result);
+  const { prediction, probabilities = {}, entities, quantiles } = result;
+  if (entities) {
+    make(box, "p", entities.length ? "entities:" : "no entities", { class: "soft" });
+    const chips = make(box, "div", null, { class: "chips" });
+    for (const { text, label } of entities) make(chips, "span", `${text}: ${label}`, { class: "chip", dir: "auto" });
+  } else if (typeof prediction === "number") {
+    make(box, "p", Number(prediction.toPrecision(6)).toString(), { class: "answer" });
+  } else if (typeof prediction === "string") {
+    make(box, "p", prediction, { class: `answer${prediction.length > 60 ? " long" : ""}`, dir: "auto" });
+  } else if (Array.isArray(prediction) && prediction.every(item => typeof item === "string")) {
+    make(box, "p", prediction.join(", ") || "none", { class: "answer", dir: "auto" });
+  }
+  bars(box, probabilities);
+  if (quantiles) steps(box, quantiles);
+  const details = make(box, "details", null);
+  make(details, "summary", "the whole answer");
+  make(details, "pre", JSON.stringify(result, null, 1), { tabindex: "0" });
+}
+
+function bars(box, probabilities) {
+  const ranked = Object.entries(probabilities).filter(([, share]) => share !== null).sort((a, b) => b[1] - a[1]);
+  if (!ranked.length) return;
+  const grid = make(box, "div", null, { class: "bars" });
+  for (const [name, share] of ranked.slice(0, MAX_BARS)) {
+    make(grid, "span", name, { class: "label", dir: "auto" });
+    const track = make(grid, "div", null, { class: "track", "aria-hidden": "true" });
+    make(track, "div", null, { class: "fill" }).style.width = `${100 * share}%`;
+    make(grid, "span", percent(share), { class: "share" });
+  }
+  if (ranked.length > MAX_BARS) make(box, "p", `and ${(ranked.length - MAX_BARS).toLocaleString("en")} more`, { class: "soft" });
+}
+
+function steps(box, quantiles) {
+  const table = make(box, "table", null), head = make(table, "tr", null);
+  make(head, "th", "step", { scope: "col" });
+  for (const name of Object.keys(quantiles)) make(head, "th", `quantile ${name}`, { scope: "col" });
+  const columns = Object.values(quantiles);
+  columns[0].forEach((_, i) => {
+    const row = make(table, "tr", null);
+    make(row, "th", i + 1, { scope: "row" });
+    for (const column of columns) make(row, "td", [column[i]].flat().map(value => Number(value?.toPrecision?.(5) ?? value)).join(", "));
+  });
+}
+
+function showVector(box, vector) {
+  make(box, "p", `an embedding of ${vector.length} numbers`, { class: "answer long" });
+  make(box, "pre", JSON.stringify(vector), { tabindex: "0" });
+}
+
+// Returns a function of the events of a stream, which shows the text as it appears.
+export function showText(box) {
+  box.replaceChildren();
+  const line = make(box, "p", "", { class: "answer long", dir: "auto" });
+  return event => { line.textContent = event.generated ?? line.textContent + event.delta; };
+}

@@ -1,0 +1,209 @@
+// The page of dxn serve. It has no build step, and uses only files of this server.
+import { showAnswer, showText } from "./answer.js";
+import { showAttention } from "./attention.js";
+import { curlOf, pythonOf } from "./code.js";
+import { at, make } from "./elements.js";
+import { makeField } from "./fields.js";
+import { eventsOf, request } from "./requests.js";
+
+const OPTIONS = [
+  ["temperature", "1", "0 to 5", "0.1"], ["top_p", "", "all", "0.05"], ["top_k", "", "all", "1"],
+  ["max_new", "", "default", "1"], ["seed", "0", "", "1"],
+];
+let model = null;
+let fields = [];
+let running = null;  // the AbortController of the current request
+
+async function start() {
+  let answer;
+  try {
+    answer = await request("model");
+  } catch (error) {
+    return fail(error);
+  }
+  at("key-form").hidden = true;
+  model = answer;
+  at("name").textContent = model.name || "dxn";
+  at("about").textContent = model.about;
+  document.title = `${model.name || "model"} · dxn`;
+  fields = model.inputs.map(input => makeField(at("fields"), input, update));
+  if (model.generates) addOptions();
+  at("attend").parentElement.hidden = model.takes_prompt;
+  if (model.takes_prompt) at("attend").checked = false;
+  model.examples.forEach(addExample);
+  at("examples").hidden = !model.examples.length;
+  at("main").hidden = false;
+  update();
+}
+
+function fail(error) {
+  if (error.status === 401) {
+    at("key-problem").textContent = sessionStorage.getItem("key") ? error.message : "";
+    at("key-form").hidden = false;
+    at("about").textContent = "";
+    at("key").focus();
+  } else {
+    at("about").textContent = error.message;
+  }
+}
+
+function addOptions() {
+  at("options").hidden = false;
+  for (const [name, value, placeholder, step] of OPTIONS) {
+    const label = make(at("option-fields"), "label", `${name} `);
+    // A translation or caption is best when it is the most probable text, and not a random one.
+    const start = name === "temperature" && !model.takes_prompt ? "0" : value;
+    const input = make(label, "input", null, { id: `option-${name}`, type: "number", step, value: start, placeholder, min: "0" });
+    input.addEventListener("input", update);
+  }
+}
+
+function addExample(example, index) {
+  const texts = Object.values(example.texts);
+  const parts = [...texts, ...example.files].join(", ");
+  const target = example.target ? ` → ${example.target}` : "";
+  const button = make(at("example-list"), "button", `${shortened(parts, 40)}${target}`, { type: "button", class: "example" });
+  button.addEventListener("click", async () => {
+    for (const field of fields) field.clear();
+    try {
+      for (const field of fields) {
+        // A language model continues the text of an example.
+        const name = model.takes_prompt ? Object.keys(example.texts)[0] : field.name;
+        if (name in example.texts) field.setText(example.texts[name]);
+        else if (example.files.includes(name)) field.setFile(await exampleFile(index, name));
+      }
+      await run();
+    } catch (error) {
+      problem(error);
+    }
+  });
+}
+
+async function exampleFile(index, name) {
+  const content = await request(`examples/${index}/${encodeURIComponent(name)}`, { binary: true });
+  // Without a type, the browser finds out itself how to show it.
+  return new File([content], `example-${index + 1}-${name}`);
+}
+
+// The current request: its path, values by input, and options.
+function current() {
+  const values = Object.fromEntries(fields.flatMap(field => {
+    const value = field.value();
+    return value === null ? [] : [[field.name, value]];
+  }));
+  const options = {};
+  if (model.generates) {
+    for (const [name] of OPTIONS) {
+      const text = at(`option-${name}`).value;
+      if (text !== "") options[name] = Number(text);
+    }
+  }
+  const path = model.generates ? "generate" : model.predicts ? "predict" : "embed";
+  return { path, values, options };
+}
+
+function update() {
+  if (!model) return;
+  const { path, values, options } = current();
+  const needsKey = sessionStorage.getItem("key") !== null;
+  const url = new URL(path, location.href).href;
+  at("curl").textContent = curlOf(url, values, options, needsKey);
+  at("python").textContent = pythonOf(url, values, options, needsKey);
+}
+
+async function run() {
+  running?.abort();
+  const own = running = new AbortController();
+  const { path, values, options } = current();
+  at("problem").hidden = true;
+  at("attention").replaceChildren();
+  if (!Object.keys(values).length && !model.takes_prompt) {
+    problem({ message: "Enter an input first." });
+    return;
+  }
+  if (model.takes_prompt && !("prompt" in values)) values.prompt = "";
+  busy(true);
+  // On a phone, the answer is below the inputs.
+  if (matchMedia("(max-width: 52rem)").matches) at("answer-title").scrollIntoView({ behavior: "smooth" });
+  try {
+    if (path === "generate") await generate(values, options, own.signal);
+    else {
+      const { results } = await request(path, { values, signal: own.signal });
+      showAnswer(at("answer"), results[0], path);
+    }
+    if (at("attend").checked && own === running) await attend(values, own.signal);
+  } catch (error) {
+    if (error.name !== "AbortError") problem(error);
+  } finally {
+    if (own === running) busy(false);
+  }
+}
+
+async function generate(values, options, signal) {
+  const show = showText(at("answer"));
+  for await (const event of eventsOf("generate", { values, options: { ...options, stream: true }, signal }))
+    show(event);
+}
+
+async function attend(values, signal) {
+  const box = at("attention");
+  try {
+    const { results } = await request("attend", { values, signal });
+    showAttention(box, results[0]);
+  } catch (error) {
+    if (error.name === "AbortError") throw error;
+    // An answer without attention is no failure: a recurrent model has none.
+    box.replaceChildren();
+    make(box, "p", error.message, { class: "soft" });
+  }
+}
+
+function busy(isBusy) {
+  at("run").disabled = isBusy;
+  at("stop").hidden = !isBusy;
+  at("answer").setAttribute("aria-busy", isBusy);
+}
+
+function problem(error) {
+  at("problem").textContent = error.message;
+  at("problem").hidden = false;
+  at("answer").replaceChildren();
+}
+
+function shortened(text, length) {
+  return text.length <= length ? text : `${text.slice(0, length - 1)}…`;
+}
+
+at("form").addEventListener("submit", event => { event.preventDefault(); run(); });
+at("stop").addEventListener("click", () => running?.abort());
+at("clear").addEventListener("click", () => {
+  running?.abort();
+  for (const field of fields) field.clear();
+  at("answer").replaceChildren();
+  at("attention").replaceChildren();
+  at("problem").hidden = true;
+});
+// Ctrl+Enter runs the model from a text with several lines.
+at("form").addEventListener("keydown", event => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) run();
+});
+at("key-form").addEventListener("submit", event => {
+  event.preventDefault();
+  sessionStorage.setItem("key", at("key").value.trim());
+  start();
+});
+document.addEventListener("paste", event => {
+  const file = event.clipboardData?.files[0];
+  const field = file && fields.find(each => each.accepts(file));
+  if (field) { event.preventDefault(); field.setFile(file); }
+});
+// A file that misses its field would otherwise replace the page.
+for (const kind of ["dragover", "drop"]) document.addEventListener(kind, event => event.preventDefault());
+for (const button of document.querySelectorAll(".copy")) {
+  button.addEventListener("click", async () => {
+    await navigator.clipboard.writeText(at(button.dataset.copies).textContent);
+    button.textContent = "Copied";
+    setTimeout(() => { button.textContent = "Copy"; }, 1500);
+  });
+}
+start();

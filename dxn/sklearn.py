@@ -1,0 +1,236 @@
+"""Estimators with the interface of scikit-learn.
+
+from dxn.sklearn import Classifier
+
+Classifier().fit(frame, labels).predict(new_frame)
+"""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
+from io import StringIO
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import pandas as pd
+from numpy.typing import ArrayLike, NDArray
+from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
+from sklearn.utils import Tags, check_random_state
+from sklearn.utils.multiclass import check_classification_targets
+from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
+
+import dxn
+from dxn.data.memory import is_frame
+from dxn.run.predictor import Predictor
+
+TARGET = "target"  # column with y, unless X has a column of this name
+MIN_SAMPLES = 2
+# With fewer rows, all are needed to train, and no epoch is chosen by a validation split.
+MIN_DIVIDED = 40
+FRACTIONS = (0.9, 0.1, 0.0)
+MAX_SEED = 2**31 - 1
+# N803 is off where scikit-learn calls the rows X.
+
+
+class _Estimator(BaseEstimator):
+    """What both estimators share."""
+
+    head: str  # task of the model
+    model_: Predictor
+    files_: dict[str, bytes]
+
+    def __init__(
+        self,
+        *,
+        epochs: int = 20,
+        options: Mapping[str, Any] | None = None,
+        random_state: Any = None,
+        verbose: bool = False,
+    ):
+        self.epochs = epochs
+        self.options = options
+        self.random_state = random_state
+        self.verbose = verbose
+
+    def __sklearn_tags__(self) -> Tags:
+        tags = super().__sklearn_tags__()
+        # A missing value has no token.
+        tags.input_tags.allow_nan = True
+        tags.non_deterministic = self.random_state is None
+        return tags
+
+    def __getstate__(self) -> dict[str, Any]:
+        # The files of the model folder are kept, because dxn loads them in every later version.
+        state: Any = super().__getstate__()
+        return {name: value for name, value in state.items() if name != "model_"}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        if "files_" in state:
+            self.model_ = _load(state["files_"])
+
+    def _fit(self, frame: pd.DataFrame, target: list[Any], given: Mapping[str, Any]) -> None:
+        """Train a model on a data frame, and keep it in memory."""
+        name = TARGET
+        while name in frame.columns:
+            name += "_"
+        # A frame of its own: the one of the caller must not change.
+        rows = frame.assign(**{name: target})
+        seed = self.random_state
+        if not isinstance(seed, int | np.integer):
+            seed = check_random_state(seed).randint(MAX_SEED)
+        is_divided = len(rows) >= MIN_DIVIDED
+        options = {
+            "head": self.head,
+            "seed": int(seed),
+            "trainer.epochs": self.epochs,
+            "data.fractions": list(FRACTIONS) if is_divided else None,
+            # Not needed: the caller evaluates.
+            "report": False,
+            **given,
+            **(self.options or {}),
+        }
+        data = rows if is_divided else {"train": rows}
+        with tempfile.TemporaryDirectory() as folder, self._output():
+            run = dxn.train(data, target=name, run=Path(folder) / "run", **options)
+            model = run.folder / "model"
+            files = [path for path in sorted(model.rglob("*")) if path.is_file()]
+            self.files_ = {path.relative_to(model).as_posix(): path.read_bytes() for path in files}
+        self.model_ = _load(self.files_)
+
+    def _checked(self, X: Any) -> pd.DataFrame:  # noqa: N803
+        """Return new rows as a data frame, after comparing their columns with those of `fit`."""
+        if is_frame(X):
+            validate_data(self, X, reset=False, skip_check_array=True)
+            return X
+        rows: Any = validate_data(self, X, reset=False, ensure_all_finite="allow-nan")
+        return _numbered(rows)
+
+    @contextlib.contextmanager
+    def _output(self) -> Iterator[None]:
+        if self.verbose:
+            yield
+            return
+        with contextlib.redirect_stdout(StringIO()), contextlib.redirect_stderr(StringIO()):
+            yield
+
+
+class Classifier(ClassifierMixin, _Estimator):
+    """A transformer that classifies the rows of a data frame or an array.
+
+    The columns of a data frame can be texts, paths of images and sounds, numbers, categories and
+    dates, as for `dxn.train`. The columns of an array are numbers.
+
+    Args:
+        epochs: Maximum number of passes over the rows.
+        options: Options of `dxn.train`, such as {"backbone": "small", "optimizer.lr": 1e-3}.
+        random_state: Seed, or a random generator that draws one.
+        verbose: Whether to print the progress of the training.
+
+    Attributes:
+        classes_: The classes (k,), sorted.
+        model_: The trained `dxn.Predictor`.
+    """
+
+    head = "classify"
+
+    def fit(self, X: Any, y: ArrayLike) -> Self:  # noqa: N803
+        """Train on the rows X with the classes y (n,).
+
+        Raises:
+            UserError: A ValueError, if the data or an option cannot be used.
+        """
+        frame, labels, given = _validated(self, X, y, numeric=False)
+        check_classification_targets(labels)
+        self.classes_, index = np.unique(labels, return_inverse=True)
+        if len(self.classes_) < 2:
+            raise ValueError("Classifier needs samples of at least 2 classes, got 1 class")
+        # Not the classes themselves: two of them can have the same text, such as 1 and "1".
+        self._fit(frame, [f"class {i}" for i in index], given)
+        return self
+
+    def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
+        """Return the most probable class (n,) of each row."""
+        probabilities = self.predict_proba(X)
+        return self.classes_[probabilities.argmax(axis=1)]
+
+    def predict_proba(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return the probability (n, k) of each class for each row."""
+        check_is_fitted(self)
+        table = self.model_.predict_proba(self._checked(X))
+        names = [f"class {i}" for i in range(len(self.classes_))]
+        # A class of which all rows were in the validation split has no probability.
+        values = table.reindex(columns=names, fill_value=0.0).to_numpy(dtype=np.float64)
+        return values / values.sum(axis=1, keepdims=True)
+
+
+class Regressor(RegressorMixin, _Estimator):
+    """A transformer that predicts a number for each row of a data frame or an array.
+
+    Args and the kinds of columns are those of `Classifier`.
+
+    Attributes:
+        model_: The trained `dxn.Predictor`.
+    """
+
+    head = "regress"
+
+    def fit(self, X: Any, y: ArrayLike) -> Self:  # noqa: N803
+        """Train on the rows X with the numbers y (n,).
+
+        Raises:
+            UserError: A ValueError, if the data or an option cannot be used.
+        """
+        frame, numbers, given = _validated(self, X, y, numeric=True)
+        self._fit(frame, [float(number) for number in numbers], given)
+        return self
+
+    def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
+        """Return the predicted number (n,) of each row."""
+        check_is_fitted(self)
+        return self.model_.predict(self._checked(X))["prediction"].to_numpy(dtype=np.float64)
+
+
+def _validated(
+    estimator: _Estimator,
+    X: Any,  # noqa: N803
+    y: Any,
+    *,
+    numeric: bool,
+) -> tuple[pd.DataFrame, NDArray[Any], dict[str, Any]]:
+    """Return X as a data frame, y as an array (n,), and the options for the columns."""
+    if is_frame(X):
+        validate_data(estimator, X, y, skip_check_array=True)
+        labels = column_or_1d(y, warn=True)
+        if len(labels) != len(X):
+            raise ValueError(f"X has {len(X)} rows, but y has {len(labels)}")
+        return X, labels, {}
+    checked: Any = validate_data(
+        estimator,
+        X,
+        y,
+        ensure_all_finite="allow-nan",
+        ensure_min_samples=MIN_SAMPLES,
+        y_numeric=numeric,
+    )
+    rows, labels = checked
+    frame = _numbered(rows)
+    # Otherwise a column of few different numbers could be taken for categories.
+    return frame, labels, {"data.number": list(frame.columns)}
+
+
+def _numbered(rows: NDArray[Any]) -> pd.DataFrame:
+    return pd.DataFrame(rows, columns=[f"x{i}" for i in range(rows.shape[1])])
+
+
+def _load(files: Mapping[str, bytes]) -> Predictor:
+    """Load the model from the files of its folder."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, content in files.items():
+            path = Path(folder) / name
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(content)
+        return dxn.load(folder)

@@ -1,0 +1,6 @@
+"""Functions that prepare the inputs of an exported model without dxn and torch.
+
+`dxn export` copies the ones that a model needs to the exported folder. Each module has a function
+`prepare(values, options)`, where the options are those of the input in preprocess.json. It returns
+the arrays of a batch, which equal those of the preprocessor of dxn.
+"""

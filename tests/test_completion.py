@@ -1,0 +1,138 @@
+"""Completion of the command line, and what installs it."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from dxn.cli import main
+from dxn.commands import VERBS
+from dxn.completion.candidates import complete
+from dxn.completion.install import install
+from dxn.describe import verb_rows
+from dxn.errors import UserError
+
+# Executes the completion of bash for a line, and prints what it offers.
+ASK_BASH = """
+source "$1"
+COMP_LINE="$2"; COMP_POINT=${#2}
+read -ra COMP_WORDS <<< "$2"; COMP_CWORD=$(( ${#COMP_WORDS[@]} - 1 ))
+compopt() { :; }
+_dxn
+printf '%s\\n' "${COMPREPLY[@]}"
+"""
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"),
+    [
+        ("dxn tra", ["train"]),
+        ("dxn --v", ["--version"]),
+        ("dxn --install-completion f", ["fish"]),
+        ("dxn train trainer.pat", ["trainer.patience="]),
+        ("dxn train backbone=gru backbone.bid", ["backbone.bidirectional="]),
+        ("dxn train adapters.text.tokenizer.k", ["adapters.text.tokenizer.kind="]),
+        ("dxn train adapters=[text,im", ["adapters=[text,image"]),
+        ("dxn train report=t", ["report=true"]),
+        ("dxn train targ", ["target="]),
+        ("dxn predict run=lat", ["run=latest"]),
+        ("dxn predict run=a output=b dev", ["device="]),
+        ("dxn help backb", ["backbone"]),
+        ("dxn nothing ", []),
+        ('dxn train "my ta', ["my table.csv"]),
+        ("dxn train data.path=fol", ["data.path=folder/"]),
+        ("dxn train folder/", ["folder/photo.jpg"]),
+        ("dxn train missing/", []),
+    ],
+)
+def test_the_end_of_a_line_is_completed(line, expected, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "folder").mkdir()
+    (tmp_path / "folder" / "photo.jpg").touch()
+    (tmp_path / "my table.csv").touch()
+    assert complete(line) == expected
+
+
+def test_all_commands_are_offered():
+    assert set(VERBS) < set(complete("dxn "))
+
+
+def test_every_command_offers_its_own_keys():
+    for verb in VERBS:
+        rows = [row.key for row in verb_rows(verb)]
+        assert {f"{key}=" for key in rows} <= set(complete(f"dxn {verb} "))
+
+
+def test_completion_imports_neither_torch_nor_hydra():
+    code = (
+        "import sys; from dxn.cli import main; main(['--complete', 'dxn train trainer.p']); "
+        "assert not {'torch', 'hydra', 'numpy'} & set(sys.modules), sorted(sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["trainer.precision=", "trainer.patience="]
+
+
+@pytest.mark.parametrize(
+    ("line", "expected"), [("dxn tra", "train"), ("dxn train backbone=gr", "gru")]
+)
+def test_bash_replaces_only_the_word_that_it_completes(line, expected, tmp_path):
+    program = tmp_path / "dxn"
+    program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dxn "$@"\n')
+    program.chmod(0o755)
+    script = Path("dxn/completion/shells/bash").absolute()
+    environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
+    bash = shutil.which("bash")
+    assert bash is not None
+    done = subprocess.run(
+        [bash, "-c", ASK_BASH, "bash", script, line],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=True,
+    )
+    assert done.stdout.split() == [expected]
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh"])
+def test_installing_twice_adds_one_line_to_the_startup_file(shell, tmp_path, monkeypatch):
+    for variable in ("XDG_DATA_HOME", "ZDOTDIR"):
+        monkeypatch.delenv(variable, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    startup = tmp_path / f".{shell}rc"
+    startup.write_text("alias x=y")  # without a line break at the end
+    assert main(["--install-completion", shell]) == 0
+    assert main(["--install-completion", shell]) == 0
+    first, second = startup.read_text().splitlines()
+    assert first == "alias x=y"
+    assert (tmp_path / ".local/share/dxn" / f"completion.{shell}").is_file()
+    assert f"completion.{shell}" in second
+
+
+def test_fish_needs_no_startup_file(tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    monkeypatch.setenv("SHELL", "/usr/bin/fish")
+    assert main(["--install-completion"]) == 0
+    assert (tmp_path / "fish/completions/dxn.fish").is_file()
+
+
+def test_an_unknown_shell_is_refused():
+    with pytest.raises(UserError, match="must be one of bash, zsh, fish, got tcsh"):
+        install(["tcsh"])
+
+
+def test_doctor_prints_versions_devices_and_formats(capsys):
+    assert main(["doctor", "measure=false"]) == 0
+    out = capsys.readouterr().out
+    for word in ("dxn: ", "torch ", "cpu: ", "images: JPEG", "extra serve", "sound files: WAV"):
+        assert word in out
+    assert "precision" not in out
+    assert main(["doctor"]) == 0
+    assert "matrix products measured" in capsys.readouterr().out
+
+
+def test_version_prints_the_version(capsys):
+    assert main(["--version"]) == 0
+    assert capsys.readouterr().out.startswith("dxn ")

@@ -1,0 +1,264 @@
+"""Exported models: the graphs agree with the model, and programs use them without dxn."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from helpers.runs import PLAIN, SMALL, TINY_DIGITS, refused, table_of, train
+from torch import nn
+
+from dxn.cli import main
+from dxn.errors import UserError
+from dxn.export.compare import compare
+from dxn.export.counted import counted_scores
+from dxn.export.formats import load, save
+from dxn.export.ports import counted_features, find_ports, make_examples
+from dxn.export.trace import trace
+from dxn.models.baseline import TfIdf
+from dxn.run import model_folder
+from dxn.tokens import Summary
+
+ONCE = ["trainer.epochs=1", "report=false"]
+# torch.export and onnxruntime use interfaces of their own that are deprecated.
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+@pytest.fixture(scope="module")
+def fruit(tmp_path_factory, no_pictures):
+    """A run with the default baseline, so with TF-IDF features."""
+    folder = tmp_path_factory.mktemp("fruit")
+    data = folder / "fruit.csv"
+    lines = table_of(60).splitlines()
+    rows = [f"{line.replace(',', f',{i % 7},')}" for i, line in enumerate(lines[1:])]
+    data.write_text("\n".join(["text,weight,label", *rows]))
+    train(folder / "run", str(data), "preset=plain", *SMALL, *ONCE, "target=label")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def mixed(tmp_path_factory, no_pictures):
+    """A run with three modalities and late fusion."""
+    folder = tmp_path_factory.mktemp("mixed")
+    train(folder / "run", *PLAIN, *TINY_DIGITS, *ONCE, "fusion=late")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory, no_pictures):
+    """A run that translates."""
+    folder = tmp_path_factory.mktemp("writer")
+    words = ["one", "two", "six", "ten"]
+    rows = [f"{words[i % 4]} {words[i // 4 % 4]},{words[i % 4][::-1]}" for i in range(60)]
+    (folder / "pairs.csv").write_text("\n".join(["text,back", *rows]))
+    options = ["target=back", "head=generate", "head.max_len=12", "head.decoder.max_len=16"]
+    decoder = ["head.decoder.backbone.depth=1", "head.decoder.backbone.num_heads=2"]
+    data = str(folder / "pairs.csv")
+    train(folder / "run", data, *PLAIN, *SMALL, *ONCE, *options, *decoder, "head.beams=1")
+    return folder / "run"
+
+
+@pytest.fixture(scope="module")
+def exported(fruit, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("exported") / "onnx"
+    assert main(["export", f"run={fruit}", f"output={folder}"]) == 0
+    return folder
+
+
+def example(folder, *arguments):
+    """What example.py of an exported folder prints, in a process that cannot import dxn."""
+    code = (
+        "import runpy, sys; sys.modules['dxn'] = None; sys.argv = sys.argv[1:]; "
+        "sys.path.insert(0, sys.argv[0].rpartition('/')[0]); "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    command = [sys.executable, "-c", code, str(folder / "example.py"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, check=False)
+
+
+def probabilities(output):
+    """The probabilities by label that an example prints."""
+    rows = [line.split() for line in output.splitlines() if line.startswith("  ")]
+    return {label: float(probability) for probability, label in rows}
+
+
+def test_a_model_with_a_baseline_predicts_the_same_without_dxn(fruit, exported):
+    expected = model_folder.load(fruit).predict(text="plum number 4", weight=3.0)["probabilities"]
+    result = example(exported, "text=plum number 4", "weight=3")
+    assert result.returncode == 0, result.stderr
+    assert probabilities(result.stdout) == pytest.approx(expected, abs=1e-4)
+
+
+def test_a_sample_without_an_input_predicts_the_same_without_dxn(fruit, exported):
+    expected = model_folder.load(fruit).predict(text="plum number 4")["probabilities"]
+    result = example(exported, "text=plum number 4")
+    assert probabilities(result.stdout) == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_example_runs_with_the_written_inputs(exported):
+    result = example(exported)
+    assert result.returncode == 0, result.stderr
+    with np.load(exported / "example.npz") as file:
+        expected = dict(zip("ab", file["probabilities"][0], strict=True))
+    assert probabilities(result.stdout) == pytest.approx(expected, abs=1e-4)
+
+
+def test_the_example_names_an_unknown_input(exported):
+    result = example(exported, "colour=3")
+    assert result.returncode == 1
+    assert "the inputs are text, weight, got colour" in result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_the_description_has_the_inputs_the_outputs_and_the_labels(exported):
+    about = json.loads((exported / "preprocess.json").read_text())
+    assert about["task"] == "classify"
+    assert about["outputs"] == {"labels": ["a", "b"]}
+    (part,) = about["parts"]
+    ports = {port["name"]: port for port in part["inputs"]}
+    assert ports["text.ids"]["dtype"] == "int64"
+    assert ports["text.ids"]["shape"][0] == "batch"
+    assert ports["weight.value"]["shape"] == ["batch", 1, 1]
+    # Coordinates only explain a model.
+    assert not [name for name in ports if name.endswith(("coords", "words"))]
+    assert [port["name"] for port in part["outputs"]] == ["probabilities", "embeddings"]
+
+
+def test_a_graph_of_torch_has_all_modalities_and_any_sizes(mixed, tmp_path):
+    folder = tmp_path / "torch"
+    assert main(["export", f"run={mixed}", "format=torch", f"output={folder}"]) == 0
+    predictor = model_folder.load(mixed)
+    run = load(folder / "model.pt2", [])
+    about = json.loads((folder / "preprocess.json").read_text())
+    names = [port["name"] for port in about["parts"][0]["inputs"]]
+    for each in make_examples(predictor.model, 7, (1, 8)):
+        with torch.no_grad():
+            expected = predictor.network(each.batch).softmax(-1)
+        outputs = run({name: each.tensors[name] for name in names})
+        torch.testing.assert_close(outputs["probabilities"], expected, atol=1e-5, rtol=1e-5)
+
+
+def test_an_exported_writer_writes_the_same_texts(writer, tmp_path):
+    predictor = model_folder.load(writer)
+    assert main(["export", f"run={writer}", "format=torch", f"output={tmp_path / 'out'}"]) == 0
+    for text in ("one two", "six ten one"):
+        (expected,) = predictor.write(inputs={"text": text})
+        result = example(tmp_path / "out", f"text={text}")
+        assert result.returncode == 0, result.stderr
+        assert result.stdout.strip() == expected
+
+
+def test_an_exported_language_model_continues_in_the_same_way(tmp_path, no_pictures):
+    (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog ran to the cat\n" * 40)
+    options = ["head=language", "adapters=[text]", "backbone.causal=true"]
+    text = [f"data.path={tmp_path / 'text.txt'}", "adapters.text.max_len=24"]
+    token = ["adapters.text.tokenizer.kind=character"]
+    run = tmp_path / "run"
+    train(run, "data=text", *text, *token, *options, *PLAIN, *SMALL, *ONCE)
+    (expected,) = model_folder.load(run).write(prompt="the cat", max_new=12)
+    assert main(["export", f"run={run}", "format=torch", f"output={tmp_path / 'out'}"]) == 0
+    result = example(tmp_path / "out", "the cat")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.startswith(expected)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["format=tflite"], "format: must be torch or onnx, got tflite"),
+        (["baseline=maybe"], "baseline: must be one of auto, none, got 'maybe'"),
+    ],
+)
+def test_a_wrong_option_is_named(fruit, options, message, tmp_path, capsys):
+    command = ["export", f"run={fruit}", f"output={tmp_path / 'out'}", *options]
+    assert refused(capsys, command) == [f"dxn: {message}"]
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_missing_library_is_named_with_the_command_that_installs_it(
+    fruit, tmp_path, capsys, monkeypatch
+):
+    monkeypatch.setattr("dxn.export.formats.find_spec", lambda name: None)
+    (line,) = refused(capsys, ["export", f"run={fruit}", f"output={tmp_path / 'out'}"])
+    assert "pip install 'dxn[export]'" in line
+
+
+def test_other_files_are_never_replaced(fruit, tmp_path, capsys):
+    (tmp_path / "letter.txt").write_text("dear ann")
+    (line,) = refused(capsys, ["export", f"run={fruit}", f"output={tmp_path}"])
+    assert "has other files, which would be replaced" in line
+    assert (tmp_path / "letter.txt").read_text() == "dear ann"
+
+
+def test_a_recurrent_backbone_is_refused_before_anything_is_written(tmp_path, capsys, no_pictures):
+    data = tmp_path / "fruit.csv"
+    data.write_text(table_of(40))
+    options = [*PLAIN, *ONCE, "backbone=gru", "dim=16", "trainer.device=cpu"]
+    train(tmp_path / "run", str(data), *options, "trainer.precision=float32")
+    command = ["export", f"run={tmp_path / 'run'}", f"output={tmp_path / 'out'}"]
+    (line,) = refused(capsys, command)
+    assert "a model with a recurrent backbone or decoder cannot be exported" in line
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_file_that_differs_from_the_model_is_refused(tmp_path):
+    class Double(nn.Module):
+        def forward(self, inputs):
+            return {"y": 2 * inputs["x"]}
+
+    cases = [{"x": torch.rand(size, 3)} for size in (4, 2)]
+    module = Double()
+    right = [module(case) for case in cases]
+    part = trace("model", module, cases, reference=right.__getitem__, network=module)
+    path = save(part, "torch", tmp_path)
+    assert compare(part, path).largest < 1e-6
+    wrong = [{"y": 2.001 * case["x"]} for case in cases]
+    with pytest.raises(UserError, match="differ from those of the model"):
+        compare(replace(part, reference=wrong.__getitem__), path)
+
+
+def test_code_that_cannot_be_traced_is_named_without_a_traceback():
+    class Branches(nn.Module):
+        def forward(self, inputs):
+            return {"y": inputs["x"] if bool(inputs["x"].sum() > 0) else -inputs["x"]}
+
+    cases = [{"x": torch.rand(size, 3)} for size in (4, 2)]
+    module = Branches()
+    with pytest.raises(UserError, match=r"the model cannot be traced by torch\.export"):
+        trace("model", module, cases, reference=lambda number: {}, network=module)
+
+
+def test_the_scores_of_counted_features_equal_those_of_the_baseline():
+    module = TfIdf(11, 3)
+    module.codes.copy_(torch.arange(11) * 5)
+    module.idf.copy_(torch.rand(11) + 0.5)
+    module.weight.copy_(torch.randn(11, 3))
+    # Known and unknown codes, some of them several times; sample 2 has none.
+    rows = torch.tensor([0, 0, 0, 1, 1, 1, 3, 3])
+    codes = torch.tensor([5, 5, 7, 50, 0, 10, 99, 20])
+    features = counted_features(
+        Summary("words", torch.zeros(4, 0), (torch.stack([rows, codes]),)), 4
+    )
+    scores = counted_scores(module, features["counted0"], None)
+    torch.testing.assert_close(scores, module(torch.stack([rows, codes]), 4))
+    present = torch.tensor([True, False, True, True])
+    assert not counted_scores(module, features["counted0"], present)[1].any()
+
+
+def test_sizes_that_differ_become_names_and_others_stay_numbers():
+    batches = [
+        {
+            "text.ids": torch.zeros(b, n),
+            "text.mask": torch.zeros(b, n),
+            "size.value": torch.ones(b, 1),
+        }
+        for b, n in ((5, 7), (3, 11), (2, 4))
+    ]
+    shapes = {port.name: port.shape for port in find_ports(batches)}
+    assert shapes["text.ids"] == shapes["text.mask"] == ("batch", "text_1")
+    assert shapes["size.value"] == ("batch", 1)

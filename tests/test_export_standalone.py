@@ -1,0 +1,171 @@
+"""The programs that prepare inputs without dxn equal the preprocessors of dxn."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import json
+import random
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from PIL import Image
+
+import dxn.tokenize
+from dxn.tokenize import (
+    AudioAdapter,
+    CategoryAdapter,
+    DateAdapter,
+    ImageAdapter,
+    NumberAdapter,
+    SeriesAdapter,
+    TextAdapter,
+)
+from dxn.tokenize.audio_options import SpectrogramOptions
+from dxn.tokenize.image_options import ResizeOptions
+from dxn.tokenize.recipes import counted_recipe, recipe
+from dxn.tokenize.text_options import TokenizerOptions
+
+FOLDER = Path(dxn.tokenize.__file__).parent / "standalone"
+# What an example may need besides Python itself.
+ALLOWED = {"numpy", "tokenizers", "PIL", "soundfile", "__future__", *sys.stdlib_module_names}
+TEXTS = ["A cup of tea, please!", "two  words", "Ünïcode and numbers 123_4", "tea"]
+
+
+def both(adapter, values):
+    """What dxn and the program return for the same values."""
+    prepare = adapter.prepare
+    ours = prepare.collate([prepare(prepare.read(value)) for value in values])
+    options = json.loads(json.dumps(recipe(prepare)))
+    module = importlib.import_module(f"dxn.tokenize.standalone.{options['prepare']}")
+    return ours, module.prepare(values, options)
+
+
+def agree(ours, theirs, tolerance=0.0):
+    for key, array in theirs.items():
+        expected = ours[key].numpy()
+        assert expected.shape == array.shape, key
+        assert expected.dtype == array.dtype, key
+        np.testing.assert_allclose(array, expected, atol=tolerance, rtol=tolerance, err_msg=key)
+
+
+@pytest.mark.parametrize("kind", ["word", "character", "bpe"])
+@pytest.mark.parametrize("max_len", [3, 50])
+def test_texts_have_the_same_ids(kind, max_len):
+    options = TokenizerOptions(kind=kind)
+    adapter = TextAdapter(8, tokenizer=options, vocab_size=90, max_len=max_len).fit(TEXTS)
+    agree(*both(adapter, TEXTS))
+
+
+def test_the_counted_features_of_texts_are_the_same():
+    adapter = TextAdapter(8, vocab_size=90).fit(TEXTS)
+    batch, _ = both(adapter, TEXTS)
+    options = {**recipe(adapter.prepare), **counted_recipe(adapter)}
+    module = importlib.import_module(f"dxn.tokenize.standalone.{options['counted']}")
+    arrays = {key: batch[key].numpy() for key in ("ids", "mask")}
+    blocks = module.counted(arrays, options)
+    for block, (rows, codes) in zip(blocks, adapter.summary(batch).counted, strict=True):
+        for row in range(len(TEXTS)):
+            expected = sorted(codes[rows == row].tolist())
+            assert sorted(code for code in block[row].tolist() if code >= 0) == expected
+
+
+@pytest.mark.parametrize("mode", ["within", "stretch", "crop"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_have_the_same_size_and_nearly_the_same_pixels(mode, channels, tmp_path):
+    rand = np.random.default_rng(0)
+    paths = []
+    for number, (height, width) in enumerate([(23, 41), (64, 30), (7, 5)]):
+        # Smooth pictures: libraries round the weights of an interpolation differently.
+        small = Image.fromarray(rand.integers(0, 255, (3, 4, 3), np.uint8))
+        paths.append(tmp_path / f"{number}.png")
+        small.resize((width, height), Image.Resampling.BICUBIC).save(paths[-1])
+    options = ResizeOptions(mode=mode)
+    adapter = ImageAdapter(
+        8, image_size=(24, 32), patch_size=8, in_channels=channels, resize=options
+    )
+    ours, theirs = both(adapter, paths)
+    assert ours["sizes"].tolist() == theirs["sizes"].tolist()
+    difference = ours["pixels"].numpy().astype(int) - theirs["pixels"].astype(int)
+    assert np.abs(difference).max() <= 2
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        SpectrogramOptions(n_mels=23),
+        SpectrogramOptions(n_mels=23, top_db=60.0, num_frames=50),
+    ],
+)
+def test_sounds_have_the_same_spectrogram(options, tmp_path):
+    rand = np.random.default_rng(0)
+    paths = []
+    for number, length in enumerate([5000, 1700]):
+        paths.append(tmp_path / f"{number}.wav")
+        soundfile.write(paths[-1], rand.uniform(-0.5, 0.5, length).astype(np.float32), 8000)
+    adapter = AudioAdapter(8, sample_rate=8000, spectrogram=options)
+    ours, theirs = both(adapter, paths)
+    agree(ours, theirs, 1e-4)
+
+
+def test_a_spectrogram_with_more_steps_is_left_to_dxn():
+    adapter = AudioAdapter(8, spectrogram=SpectrogramOptions(scale="pcen"))
+    assert recipe(adapter.prepare) == {}
+
+
+def test_numbers_are_standardized_in_the_same_way():
+    values = [1.0, 2.5, -7.0, 1e6]
+    agree(*both(NumberAdapter(8).fit([3.0, 1.0, 4.0, 1.5, 9.0]), values), 1e-6)
+
+
+def test_categories_have_the_same_ids():
+    adapter = CategoryAdapter(8, min_count=1, separator="|").fit([("Red",), ("blue",), ("green",)])
+    agree(*both(adapter, ["red", "blue|green", "unseen", "Red|Red"]))
+
+
+def test_dates_have_the_same_features():
+    adapter = DateAdapter(8)
+    values = ["2024-02-29", "12:30", "2023-12-31 23:59:30", "1999-01-01"]
+    moments: list[Any] = [adapter.prepare.read(value) for value in values]
+    agree(*both(adapter.fit(moments), values), 1e-5)
+
+
+@pytest.mark.parametrize("normalize", ["train", "sample", "none"])
+@pytest.mark.parametrize("window", [0, 13])
+def test_series_are_normalized_in_the_same_way(normalize, window):
+    rand = np.random.default_rng(0)
+    values = [rand.normal(5, 2, (length, 3)).astype(np.float32) for length in (11, 29)]
+    values[0][2, 1] = np.nan
+    values[1][:, 2] = 7.0  # a constant channel
+    adapter = SeriesAdapter(8, patch_size=4, normalize=normalize)
+    adapter.fit([torch.from_numpy(value) for value in values])
+    if window:
+        adapter.prepare.continue_from(window)
+    agree(*both(adapter, values), 1e-5)
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_a_program_needs_no_other_library(path):
+    names = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.partition(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            names.add(str(node.module).partition(".")[0])
+    assert names <= ALLOWED
+
+
+def test_examples_of_all_adapters_have_different_sizes():
+    text = TextAdapter(8, vocab_size=90).fit(TEXTS)
+    rand = random.Random(0)
+    adapters: list[Any] = [text, ImageAdapter(8, image_size=32, patch_size=8), AudioAdapter(8)]
+    for adapter in adapters:
+        prepare = adapter.prepare
+        samples = [prepare(raw) for raw in prepare.examples(7, rand)]
+        first = next(iter(samples[0]))
+        assert len({tuple(sample[first].shape) for sample in samples}) > 1

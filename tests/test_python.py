@@ -1,0 +1,203 @@
+"""Training from Python on data in memory, predictions of data frames, and what notebooks show."""
+
+import json
+
+import numpy as np
+import pandas as pd
+import pytest
+from helpers.runs import PLAIN
+from PIL import Image
+
+import dxn
+from dxn.cli import main
+from dxn.data.memory import table_of, tables_of, write_tables
+from dxn.data.read import read_table
+from dxn.display import Display
+from dxn.errors import UserError
+from dxn.notebook import heatmap, live
+from dxn.python.options import data_overrides, to_overrides
+
+SMALL = {
+    "dim": 16,
+    "backbone": {"depth": 1, "num_heads": 2},
+    "trainer": {"epochs": 1, "precision": "float32", "device": "cpu"},
+    "batch_size": 11,
+}
+
+
+def frame_of(count):
+    rows = [
+        {"review": f"{'good' if i % 2 else 'poor'} film {i}", "stars": i % 7, "label": i % 2 > 0}
+        for i in range(count)
+    ]
+    return pd.DataFrame(rows).replace({"label": {True: "pos", False: "neg"}})
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("python") / "run"
+    frame = frame_of(61)
+    return dxn.train(frame, *PLAIN, target="label", run=folder, report=False, **SMALL)
+
+
+def test_a_training_on_a_data_frame_returns_a_run_with_its_files(run):
+    assert run.metrics == json.loads((run.folder / "metrics.json").read_text())
+    assert run.model.columns == {"text": "review", "stars": "stars"}
+    assert run.report is None
+    assert "accuracy" in repr(run)
+    assert dxn.Run(run.folder).metrics == run.metrics
+
+
+def test_the_data_of_a_run_is_saved_so_that_the_run_can_be_evaluated_again(run, tmp_path):
+    assert main(["evaluate", f"run={run.folder}", f"output={tmp_path}"]) == 0
+
+
+def test_a_data_frame_is_predicted_with_the_same_index(run):
+    new = frame_of(5).drop(columns="label").set_axis([*"vwxyz"])
+    found = run.model.predict(new)
+    assert list(found.index) == [*"vwxyz"]
+    one = run.model.predict(text=new["review"]["x"], stars=int(new["stars"]["x"]))
+    assert found["prediction"]["x"] == one["prediction"]
+    probabilities = run.model.predict_proba(new)
+    assert list(probabilities) == ["neg", "pos"]
+    np.testing.assert_allclose(probabilities.sum(axis=1), 1, rtol=1e-6)
+    assert probabilities.loc["x"].to_dict() == pytest.approx(one["probabilities"], abs=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("predict", "message"),
+    [
+        (lambda m: m.predict(frame_of(3)[["stars"]]), "review"),
+        (lambda m: m.predict(frame_of(3), text="x"), "text: cannot be combined"),
+        (lambda m: m.predict([1, 2]), r"must be a pandas\.DataFrame .* got list"),
+        (lambda m: m.predict(frame_of(0)), "no rows"),
+    ],
+)
+def test_wrong_data_frames_are_refused_in_one_sentence(run, predict, message):
+    with pytest.raises(UserError, match=message):
+        predict(run.model)
+
+
+def test_notebooks_show_runs_models_answers_and_tokens_as_escaped_html(run):
+    answer = run.model.predict(text="<script>", stars=3)
+    assert answer == dict(answer)
+    assert "<meter" in answer._repr_html_()
+    assert "accuracy" in run._repr_html_()
+    assert "review" in run.model._repr_html_()
+    tokens = run.model.tokens(text="<script>", stars=3)
+    assert "data:image/png;base64," in tokens._repr_html_()
+    hostile = type(answer)({"prediction": "<script>", "probabilities": {"<b>": 1.0}})
+    assert "<script>" not in hostile._repr_html_()
+    assert "<b>&lt;script&gt;</b>" in hostile._repr_html_()
+
+
+def test_a_heatmap_draws_matrices_with_zeros_and_infinity():
+    for matrix in (np.zeros((3, 5)), np.array([[np.inf, np.nan, -1.0]]), np.zeros((3, 0))[:, :1]):
+        if matrix.size:
+            assert heatmap(matrix).startswith("data:image/png;base64,")
+
+
+def test_options_of_python_become_overrides():
+    options = {"a__b": 3, "c": {"d": {"e": None}}, "f": ["x, y", 2], "g": True, "h": "v w"}
+    lines = ["a.b=3", "c.d.e=null", 'f=["x, y",2]', "g=true", "h=v w"]
+    assert to_overrides(options) == lines
+
+
+def test_data_that_is_not_in_memory_becomes_a_path_or_a_source(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert data_overrides("digits") == ["data=digits"]
+    assert data_overrides("new.csv") == ["data.path=new.csv"]
+    assert data_overrides("data=digits") == ["data=digits"]
+    assert data_overrides([tmp_path / "a.csv"]) == [f'data.path=["{tmp_path}/a.csv"]']
+    (tmp_path / "a=b.csv").touch()
+    assert data_overrides("a=b.csv") == ["data.path=a=b.csv"]
+    with pytest.raises(UserError, match=r"must be a path.* got ndarray"):
+        data_overrides(np.zeros(3))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ({"training2": frame_of(3)}, "'training2' is not the name of a split"),
+        ({"test": frame_of(3)}, "a training split is required"),
+        (pd.DataFrame([[1, 2]], columns=["a", "a"]), "two columns are called 'a'"),
+        (pd.DataFrame({"a": [1, "x"]}), r"column 'a' .*\(int, str\)"),
+    ],
+)
+def test_data_in_memory_that_cannot_be_used_is_refused(data, message, tmp_path):
+    with pytest.raises(UserError, match=message):
+        write_tables(tables_of(data), tmp_path / "data")
+
+
+def test_wrong_options_are_refused_before_anything_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=r"trainer\.epoch"):
+        dxn.train(frame_of(7), target="label", trainer={"epoch": 3})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_cells_of_a_data_frame_survive_the_table_that_is_written(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").touch()
+    pixels = np.arange(75, dtype=np.uint8).reshape(5, 5, 3)
+    frame = pd.DataFrame(
+        {
+            "missing": [np.nan, 3.0],
+            "time": pd.to_datetime(["2026-01-31", None]),
+            "kind": pd.Categorical(["x", "y"]),
+            "picture": [Image.fromarray(pixels), pixels],
+            "sound": [(np.zeros(7), 8000), None],
+            "series": [np.arange(3.0), [1.0, 2.0]],
+            "file": ["a.txt", None],
+            7: [True, False],
+        }
+    )
+    files, has_paths = write_tables({"all": table_of(frame)}, tmp_path / "data")
+    columns = read_table(files["all"]).columns
+    assert has_paths
+    assert columns["missing"] == [None, 3.0]
+    assert [str(value)[:10] for value in columns["time"]] == ["2026-01-31", "None"]
+    assert columns["kind"] == ["x", "y"]
+    assert columns["picture"][0] == columns["picture"][1]
+    assert columns["picture"][0].startswith(b"\x89PNG")
+    assert columns["sound"][0].startswith(b"RIFF")
+    assert columns["series"] == [[0.0, 1.0, 2.0], [1.0, 2.0]]
+    assert columns["file"] == [str(tmp_path / "a.txt"), None]
+    assert columns["7"] == [True, False]
+
+
+def test_a_data_set_of_the_library_datasets_is_a_table():
+    datasets = pytest.importorskip("datasets")
+    features = datasets.Features(
+        {"text": datasets.Value("string"), "label": datasets.ClassLabel(names=["no", "yes"])}
+    )
+    rows = datasets.Dataset.from_dict({"text": ["a", "b"], "label": [1, 0]}, features=features)
+    (table,) = tables_of(rows).values()
+    assert table.columns == {"text": ["a", "b"], "label": ["yes", "no"]}
+    assert set(tables_of(datasets.DatasetDict(train=rows, test=rows))) == {"train", "test"}
+
+
+def test_a_notebook_gets_one_line_of_progress_that_is_removed_at_the_end(monkeypatch):
+    shown = []
+
+    class Handle:
+        def update(self, fragment):
+            shown.append(fragment._repr_html_())
+
+    def display(fragment, *, display_id):
+        shown.append(fragment._repr_html_())
+        return Handle()
+
+    monkeypatch.setattr("dxn.display.is_notebook", lambda: True)
+    monkeypatch.setattr("IPython.display.display", display)
+    progress = Display(main=True)
+    progress.update("epoch 1/2", 3, 7, "loss 0.5")
+    progress.update("epoch 2/2", 7, 7)
+    progress.close()
+    assert 'value="3" max="7"' in shown[0]
+    assert "epoch 2/2" in shown[1]
+    assert shown[2:] == [""]
+
+
+def test_a_test_process_is_no_notebook():
+    assert not live.is_notebook()

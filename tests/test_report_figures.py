@@ -1,0 +1,273 @@
+"""The figures of a report: intervals, classes, calibration, thresholds and the paired test."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import binomtest
+from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
+
+from dxn.report import saved, tables
+from dxn.report.classes import (
+    THRESHOLDS,
+    calibration,
+    class_figures,
+    confused,
+    confusion,
+    threshold_effects,
+    wilson,
+)
+from dxn.report.intervals import MIN_ROWS, draw_rows, metric_intervals, paired
+from dxn.tasks import Classify, Generate, Multilabel, Regress, Tag, Task
+from dxn.tasks.row_scores import ClassScores, one_hot
+from dxn.tasks.tag import Tagged
+
+N, K = 41, 3
+NAMES = ["ant", "bee", "cow"]
+
+
+def classify(names=NAMES):
+    task = Classify()
+    task.fit(list(names))
+    return task
+
+
+def probabilities(rows=N, classes=K, *, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    return list(torch.randn(rows, classes, generator=generator).mul(2).softmax(-1))
+
+
+def targets(rows=N, names=NAMES, *, seed=0):
+    rng = random.Random(seed)
+    return [rng.choice(names) for _ in range(rows)]
+
+
+def cases():
+    many = [f"c{i:02}" for i in range(23)]
+    labels = Multilabel()
+    labels.fit([[name] for name in NAMES])
+    rng = random.Random(1)
+    sets = [[name for name in NAMES if rng.random() < 0.4] for _ in range(N)]
+    tag = Tag()
+    tag.load_state({"labels": ["O", "B-x", "I-x"], "class_weights": None})
+    tags = [[rng.choice(["O", "B-x", "I-x"]) for _ in range(rng.randint(0, 7))] for _ in range(N)]
+    shorter = [Tagged(row[: rng.randint(0, len(row))], []) for row in tags]
+    numbers = Regress()
+    true = [rng.gauss(1000, 7) for _ in range(N)]
+    yield "classes", classify(), probabilities(), [*targets(N - 2), "yak", "yak"]
+    yield "many classes", classify(many), probabilities(N, 23), targets(N, many)
+    yield "labels", labels, list(torch.rand(N, K, generator=torch.manual_seed(5))), sets
+    yield "tags", tag, shorter, tags
+    yield "numbers", numbers, [torch.tensor(t + rng.gauss(0, 3)) for t in true], true
+
+
+@pytest.mark.parametrize(("task", "predictions", "truths"), [
+    pytest.param(*case, id=name) for name, *case in cases()
+])  # fmt: skip
+def test_metrics_from_sums_are_those_of_the_resampled_rows(task, predictions, truths):
+    draws = draw_rows(N)[:17]
+    expected = Task.resampled(task, predictions, truths, draws)
+    got = task.resampled(predictions, truths, draws)
+    assert set(got) <= set(expected)
+    assert task.monitored in got
+    for name, values in got.items():
+        assert values == pytest.approx(expected[name], abs=2e-4), name
+
+
+def test_metrics_of_texts_from_sums_are_those_of_the_resampled_texts():
+    rng = random.Random(0)
+    words = ["one", "red", "ball", "two", "blue", "birds", "sing", "a", "cat"]
+    truths = [" ".join(rng.choices(words, k=rng.randint(3, 9))) for _ in range(N)]
+    predictions = [" ".join(rng.choices(t.split(), k=len(t.split()))) for t in truths]
+    predictions[0] = truths[0]
+    task = Generate(decoder=lambda **_: None)
+    task.fit(truths)
+    draws = draw_rows(N)[:5]
+    expected = Task.resampled(task, predictions, truths, draws)
+    got = task.resampled(predictions, truths, draws)
+    assert set(got) == {"bleu", "chrf", "wer", "exact_match"}
+    for name, values in got.items():
+        assert values == pytest.approx(expected[name], abs=1e-4), name
+
+
+def test_the_interval_of_an_accuracy_is_close_to_that_of_the_binomial_distribution():
+    rows, right = 400, 300
+    predictions = [torch.tensor([0.9, 0.05, 0.05])] * rows
+    truths = ["ant"] * right + ["bee"] * (rows - right)
+    low, high = metric_intervals(classify(), predictions, truths, {"accuracy": 0.75})["accuracy"]
+    exact = binomtest(right, rows).proportion_ci(method="wilson")
+    assert low == pytest.approx(exact.low, abs=0.012)
+    assert high == pytest.approx(exact.high, abs=0.012)
+
+
+def test_more_rows_than_are_drawn_have_a_narrower_interval():
+    def width(rows):
+        predictions = [torch.tensor([0.9, 0.05, 0.05])] * rows
+        truths = ["ant", "bee"] * (rows // 2)
+        low, high = metric_intervals(classify(), predictions, truths, {"accuracy": 0.5})["accuracy"]
+        return high - low
+
+    assert width(8000) == pytest.approx(width(2000) / 2, rel=0.15)
+
+
+def test_few_rows_have_no_interval():
+    few = MIN_ROWS - 1
+    assert metric_intervals(classify(), probabilities(few), targets(few), {"accuracy": 1.0}) == {}
+    assert paired([1.0] * few, [0.0] * few) is None
+
+
+@pytest.mark.parametrize(("lost", "won"), [(3, 9), (0, 8), (10, 11), (2, 20)])
+def test_the_paired_test_of_right_and_wrong_answers_is_a_sign_test(lost, won):
+    first = [1.0] * lost + [0.0] * won + [1.0] * 29
+    second = [0.0] * lost + [1.0] * won + [1.0] * 29
+    result = paired(first, second)
+    assert result.difference == pytest.approx((won - lost) / len(first))
+    assert result.interval[0] <= result.difference <= result.interval[1]
+    assert result.p == pytest.approx(binomtest(lost, lost + won).pvalue, abs=0.02)
+
+
+def test_equal_answers_have_no_difference():
+    result = paired([0.5] * 20, [0.5] * 20)
+    assert (result.difference, result.interval, result.p) == (0.0, (0.0, 0.0), 1.0)
+
+
+def test_the_figures_of_classes_are_those_of_scikit_learn():
+    predictions, truths = probabilities(), targets()
+    scores = classify().class_scores(predictions, truths)
+    figures = class_figures(scores, NAMES)
+    named = [NAMES[int(each.argmax())] for each in predictions]
+    expected = precision_recall_fscore_support(truths, named, labels=NAMES, zero_division=0)
+    got = [(each.precision, each.recall, each.f1, each.rows) for each in figures]
+    assert pytest.approx(np.array(expected)) == np.array(got).T
+    assert all(each.interval[0] <= each.f1 <= each.interval[1] for each in figures)
+    assert (confusion(scores) == confusion_matrix(truths, named, labels=NAMES)).all()
+
+
+def test_a_class_without_rows_has_no_figures_instead_of_zero():
+    scores = ClassScores(torch.stack(probabilities()), one_hot(torch.zeros(N, dtype=torch.long), K))
+    figures = class_figures(scores, NAMES)
+    assert math.isnan(figures[1].recall)
+    assert figures[1].interval is None
+    assert tables.share(figures[1].recall) == "–"
+
+
+def test_confusions_are_sorted_and_leave_out_right_answers():
+    counts = np.array([[9, 1, 0], [3, 5, 0], [0, 2, 0]])
+    assert confused(counts) == [(1, 0, 3), (2, 1, 2), (0, 1, 1)]
+
+
+def test_a_calibrated_model_has_no_calibration_error():
+    rng = np.random.default_rng(0)
+    confidence = rng.uniform(0.5, 1, 20_000)
+    right = rng.uniform(size=20_000) < confidence
+    true = torch.tensor(np.where(right, 0, 1))
+    both = torch.tensor(np.stack([confidence, 1 - confidence], 1))
+    found = calibration(ClassScores(both, one_hot(true, 2)))
+    assert found.error < 0.02
+    assert sum(each.rows for each in found.bins) == 20_000
+    overconfident = calibration(ClassScores(both.clamp(0.99).double(), one_hot(true, 2)))
+    assert overconfident.error == pytest.approx(0.24, abs=0.02)
+
+
+@given(st.floats(0, 1), st.integers(1, 10_000))
+@settings(max_examples=60, deadline=None)
+def test_the_interval_of_a_share_contains_it_and_is_a_share(share, rows):
+    low, high = wilson(share, rows)
+    assert 0 <= low <= share + 1e-9
+    assert share - 1e-9 <= high <= 1
+
+
+def test_a_higher_threshold_answers_fewer_rows():
+    scores = classify().class_scores(probabilities(), targets())
+    (effect,) = threshold_effects(scores, NAMES)
+    answered = effect.lines["answered rows"]
+    assert answered == sorted(answered, reverse=True)
+    assert answered[0] == 1.0
+    assert answered[THRESHOLDS.index(effect.best)] >= 0.5
+    accuracy = classify().metrics(probabilities(), targets(), 0.0)["accuracy"]
+    assert effect.lines["right answers among them"][0] == pytest.approx(accuracy)
+
+
+def test_two_classes_have_a_threshold_of_the_rarer_one():
+    task = classify(["no", "yes"])
+    truths = ["no"] * 30 + ["yes"] * 11
+    scores = task.class_scores(probabilities(41, 2), truths)
+    effect = threshold_effects(scores, task.labels)[1]
+    assert effect.title == "Threshold of yes"
+    assert effect.lines["recall"][0] == 1.0
+    assert effect.lines["precision"][0] == pytest.approx(11 / 41)
+    best = max(value for value in effect.lines["F1"] if not math.isnan(value))
+    assert effect.lines["F1"][THRESHOLDS.index(effect.best)] == best
+
+
+def test_labels_have_one_threshold_at_which_the_figures_are_those_of_the_task():
+    task = Multilabel(threshold=0.3)
+    task.fit([[name] for name in NAMES])
+    truths = [["ant", "cow"], ["bee"], []] * 7
+    predictions = list(torch.rand(21, K, generator=torch.manual_seed(7)))
+    (effect,) = threshold_effects(task.class_scores(predictions, truths), NAMES)
+    figures = task.metrics(predictions, truths, 0.0)
+    assert effect.current == 0.3
+    assert effect.lines["F1"][30] == pytest.approx(figures["f1_micro"])
+
+
+def test_row_scores_are_high_for_good_answers_and_errors_for_numbers():
+    labels = Multilabel()
+    labels.fit([[name] for name in NAMES])
+    found = labels.row_scores(list(torch.tensor([[0.9, 0.9, 0.1], [0.1, 0.1, 0.1]])), [["ant"], []])
+    assert found.values == pytest.approx([2 / 3, 1.0])
+    errors = Regress().row_scores([torch.tensor(3.0)], [5.0])
+    assert (errors.values, errors.higher_is_better) == ([2.0], False)
+    assert classify().row_scores([torch.tensor([0.1, 0.8, 0.1])], ["bee"]).values == [1.0]
+
+
+def test_figures_are_read_back_from_metrics_json_by_row():
+    metrics = {
+        "test/accuracy[a+b]": 0.5,
+        "test/accuracy": 0.75,
+        "test/accuracy[always [x]]": 0.25,
+        "validation/best": 0.9,
+        "epochs": 3,
+        "rows": {"train": 5},
+    }
+    figures = tables.figures_of(metrics, "test")
+    assert figures == {
+        "a+b": {"accuracy": 0.5},
+        "all": {"accuracy": 0.75},
+        "always [x]": {"accuracy": 0.25},
+    }
+    assert tables.split_of(metrics) == "test"
+    assert tables.references_of(figures) == ["always [x]"]
+
+
+def entry(**options):
+    """A report.json with these scores and contents."""
+    return saved.Saved(
+        split="test",
+        task="t",
+        target=None,
+        monitored="m",
+        higher_is_better=True,
+        rows=0,
+        **options,
+    )
+
+
+def test_rows_of_two_runs_are_the_same_if_their_origin_target_and_common_columns_are():
+    keys = saved.row_keys(["a/data/t.csv row 1", "a/data/t.csv row 2", "x", "x"], [1, 2, 3, 3])
+    moved = saved.row_keys(["/b/a/data/t.csv row 1", "a/data/t.csv row 2"], [1, 9])
+    assert keys[0] == moved[0]
+    assert keys[1] != moved[1]
+    assert len(set(keys)) == 4
+    first = entry(
+        scores={"k": 1.0, "l": 2.0, "m": 3.0},
+        contents=saved.contents({"title": ["one", "two", None], "price": [1.5, 2.5, 3.5]}),
+    )
+    second = entry(
+        scores={"l": 7.0, "k": 8.0, "m": 9.0}, contents=saved.contents({"title": ["2", "one", ""]})
+    )
+    assert saved.common_scores(first, second) == [(1.0, 8.0)]

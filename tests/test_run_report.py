@@ -1,0 +1,430 @@
+"""The report of a run and the comparison of runs, from the command line to the browser."""
+
+import itertools
+import json
+import math
+import re
+import shutil
+from html.parser import HTMLParser
+
+import numpy as np
+import pytest
+from helpers.runs import PLAIN, SMALL, TINY_DIGITS, refused, train
+from PIL import Image
+
+from dxn.cli import main
+from dxn.explain.drawers import html as parts
+from dxn.files import write_text
+from dxn.report.examples import Budget, marked
+from dxn.report.run import MAX_CONFIG
+
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+NASTY = "</script><script>alert('x')</script> & \"quoted\" <img src=x onerror=alert(1)>"
+EPOCH = "trainer.epochs=1"
+
+
+class Page(HTMLParser):
+    """The start tags, ids and visible text of a page."""
+
+    def __init__(self, path):
+        super().__init__()
+        self.tags, self.text, self.open = [], [], []
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag in self.open:
+            while self.open.pop() != tag:
+                pass
+
+    def handle_data(self, data):
+        if not {"script", "style"} & set(self.open):
+            self.text.append(data)
+
+    def all(self, tag):
+        return [attrs for name, attrs in self.tags if name == tag]
+
+    @property
+    def words(self):
+        return " ".join(" ".join(self.text).split())
+
+    @property
+    def sections(self):
+        return [attrs["id"] for attrs in self.all("section")]
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """A run on the built-in data: text, image and audio."""
+    folder = tmp_path_factory.mktemp("digits") / "run"
+    train(folder, *TINY_DIGITS, EPOCH)
+    return folder
+
+
+def table(path, rows=150):
+    """A table with two imbalanced classes, one of which is a piece of HTML."""
+    words = ["apple", "pear", "plum", "cherry"]
+    lines = ["text,weight,label"]
+    for i in range(rows):
+        label = NASTY if i % 13 else "plain"
+        quoted = label.replace('"', '""')
+        weight = "" if i % 7 == 3 else f"{1.37 * i:.2f}"
+        lines.append(f'"{words[i % 4]} {i} <b>bold</b>",{weight},"{quoted}"')
+    write_text(path, "\n".join(lines) + "\n")
+    return path
+
+
+@pytest.fixture(scope="module")
+def reviews(tmp_path_factory):
+    """Two runs on the same table, with different options."""
+    folder = tmp_path_factory.mktemp("reviews")
+    path = table(folder / "reviews.csv")
+    for name, options in (("a", ["data.text=text"]), ("b", [])):
+        train(folder / name, f"data.path={path}", "data.target=label", *SMALL, EPOCH, *options)
+    return folder
+
+
+def test_a_training_writes_a_report_with_all_parts(digits):
+    page = Page(digits / "report.html")
+    assert page.sections == [
+        *("run", "data", "training", "results", "confusion", "probabilities"),
+        *("examples", "attention", "environment"),
+    ]
+    metrics = json.loads((digits / "metrics.json").read_text())
+    assert f"{metrics['test/accuracy']:.4f}" in page.words
+    assert f"{metrics['test/accuracy[text+image]']:.4f}" in page.words
+    assert "dxn train data.num_train=47" in page.words
+    assert "test has only 17 rows" in page.words
+    assert "torch 2." in page.words
+    # Each of the examples has its text, picture and sound.
+    assert page.all("img")
+    assert page.all("audio")
+
+
+def test_a_report_loads_nothing_from_elsewhere(digits):
+    text = (digits / "report.html").read_text(encoding="utf-8")
+    page = Page(digits / "report.html")
+    for tag, attrs in page.tags:
+        for name in ("src", "href", "xlink:href", "action"):
+            value = attrs.get(name) or "data:"
+            assert value.startswith(("data:", "#")), (tag, name, value[:80])
+    policies = [attrs["content"] for attrs in page.all("meta") if "http-equiv" in attrs]
+    assert "default-src 'none'" in policies[0]
+    assert "url(" not in re.sub(r"url\(#", "", text)
+    assert "@import" not in text
+    assert len(text.encode()) < 5_000_000
+
+
+def test_a_report_is_accessible(digits):
+    page = Page(digits / "report.html")
+    assert page.all("html")[0]["lang"] == "en"
+    assert all(attrs.get("alt") for attrs in page.all("img"))
+    assert all(attrs.get("aria-label") for attrs in page.all("audio"))
+    assert all(attrs.get("aria-label") for attrs in page.all("svg"))
+    scrolled = [attrs for attrs in page.all("div") if attrs.get("class") == "scroll"]
+    assert scrolled
+    assert all(attrs["tabindex"] == "0" and attrs["aria-label"] for attrs in scrolled)
+    ids = [attrs["id"] for _, attrs in page.tags if "id" in attrs and "clip" not in attrs["id"]]
+    targets = {attrs["href"][1:] for attrs in page.all("a")}
+    assert targets <= set(ids)
+    levels = [int(tag[1]) for tag, _ in page.tags if re.fullmatch("h[1-6]", tag)]
+    assert levels[0] == 1
+    assert all(b - a <= 1 for a, b in itertools.pairwise(levels))
+
+
+def test_text_from_data_is_never_an_element(reviews):
+    for path in (reviews / "a" / "report.html", reviews / "b" / "report.html"):
+        page = Page(path)
+        assert NASTY in "".join(page.text)
+        assert len(page.all("script")) == 1
+        assert not page.all("b")
+        assert not any("onerror" in attrs for _, attrs in page.tags)
+
+
+def test_a_report_warns_about_imbalance_and_counts_missing_values(reviews):
+    words = Page(reviews / "b" / "report.html").words
+    assert "the classes are imbalanced" in words
+    assert "weight" in words
+    assert re.search(r"train \d+ 0 weight \d+", words)
+
+
+def test_report_writes_the_same_page_again(digits, tmp_path, capsys):
+    run = shutil.copytree(digits, tmp_path / "run")
+    (run / "report.html").unlink()
+    assert main(["report", f"run={run}"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert f"written: {run / 'report.html'}" in lines
+    old, new = (
+        (folder / "report.html").read_text(encoding="utf-8").replace(str(digits), str(run))
+        for folder in (digits, run)
+    )
+    assert visible(new) == visible(old)
+    figures = [json.loads((folder / "report.json").read_text()) for folder in (digits, run)]
+    assert figures[0]["intervals"] == figures[1]["intervals"]
+    assert figures[0]["scores"] == figures[1]["scores"]
+
+
+def visible(html):
+    """The text of a page without what the name of the run folder changes."""
+    return re.sub(r"\s+", " ", re.sub(r"<[^>]*>", " ", html.partition("Complete conf")[2]))
+
+
+def test_a_report_without_its_data_keeps_the_figures(reviews, tmp_path, capsys):
+    run = shutil.copytree(reviews / "b", tmp_path / "run")
+    moved = (reviews / "reviews.csv").rename(reviews / "moved.csv")
+    try:
+        assert main(["report", f"run={run}"]) == 0
+    finally:
+        moved.rename(reviews / "reviews.csv")
+    assert "warning: Single rows are missing" in capsys.readouterr().out
+    page = Page(run / "report.html")
+    assert "examples" not in page.sections
+    assert "Single rows are missing, because the data cannot be read" in page.words
+    old = json.loads((reviews / "b" / "report.json").read_text())
+    assert json.loads((run / "report.json").read_text()) == old
+
+
+def test_a_run_without_report_json_gets_one(reviews, tmp_path):
+    run = shutil.copytree(reviews / "b", tmp_path / "run")
+    (run / "report.json").unlink()
+    assert main(["report", f"run={run}"]) == 0
+    assert "it wrote no report" in Page(run / "report.html").words
+    assert json.loads((run / "report.json").read_text())["scores"]
+
+
+def test_strange_values_in_the_files_of_a_run_are_left_out(reviews, tmp_path):
+    run = shutil.copytree(reviews / "b", tmp_path / "run")
+    metrics = json.loads((run / "metrics.json").read_text())
+    strange = {"rows": {"train": "x"}, "missing": {"train": {"text": []}}, "epochs": "<b>9</b>"}
+    strange |= {"train_seconds": math.inf, "parameters": {}, "truncated": {"text": {"count": "1"}}}
+    (run / "metrics.json").write_text(json.dumps(metrics | strange | {"test/accuracy": "good"}))
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 99, "epoch": 9, "validation/accuracy": "<b>1</b>"}\n')
+    assert main(["report", f"run={run}"]) == 0
+    assert not Page(run / "report.html").all("b")
+    (run / "metrics.json").write_text("[]")
+    assert main(["report", f"run={run}"]) == 2
+
+
+def test_an_ensemble_has_a_report_of_its_own(tmp_path):
+    train(tmp_path / "run", *TINY_DIGITS, EPOCH, "adapters=[text]", "ensemble=2", *PLAIN)
+    page = Page(tmp_path / "run" / "report.html")
+    assert "mean of the members" in page.words
+    assert "training" not in page.sections
+    assert (tmp_path / "run" / "members" / "1" / "report.html").exists()
+
+
+def test_report_false_writes_no_report(tmp_path, capsys):
+    train(tmp_path / "run", *TINY_DIGITS, EPOCH, "adapters=[text]", "report=false")
+    assert not (tmp_path / "run" / "report.html").exists()
+    assert "report.html" not in capsys.readouterr().out
+
+
+def test_a_failure_to_draw_does_not_lose_the_run(tmp_path, monkeypatch, capsys):
+    def fail(*_, **__):
+        raise ZeroDivisionError("no\nroom")
+
+    monkeypatch.setattr("dxn.report.run.write_report", fail)
+    metrics = train(tmp_path / "run", *TINY_DIGITS, EPOCH, "adapters=[text]")
+    assert "test/accuracy" in metrics
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "is not written" in x]
+    assert line.startswith("warning: report.html is not written (ZeroDivisionError: no room)")
+    assert f"dxn report run={tmp_path / 'run'} tries again" in line
+
+
+@pytest.mark.parametrize(
+    ("kind", "head", "expected"),
+    [
+        (lambda i: i % 13, "regress", {"results", "examples"}),
+        (lambda i: "red|round" if i % 2 else "small|round", "multilabel", {"probabilities"}),
+        (lambda i: f"{i} words of a text {i}", "generate", {"texts"}),
+    ],
+    ids=["numbers", "labels", "texts"],
+)
+def test_every_kind_of_target_has_a_report(kind, head, expected, tmp_path):
+    rows = [f"word{i % 5} number {i},{kind(i)}" for i in range(150)]
+    write_text(tmp_path / "t.csv", "\n".join(["text,target", *rows]) + "\n")
+    options = [f"data.path={tmp_path / 't.csv'}", "data.target=target", *SMALL, EPOCH]
+    train(tmp_path / "run", *options, f"head={head}", *PLAIN)
+    page = Page(tmp_path / "run" / "report.html")
+    assert expected <= set(page.sections)
+    saved = json.loads((tmp_path / "run" / "report.json").read_text())
+    assert saved["intervals"]["all"]
+    assert len(saved["scores"]) == saved["rows"]
+
+
+def test_clips_and_series_are_shown(tmp_path):
+    sizes = ["data.num_train=23", "data.num_validation=11", "data.num_test=13", EPOCH]
+    small = ["dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.precision=float32"]
+    clip = ["data=motion", "data.size=16", "adapters.video.patch_size=8"]
+    train(tmp_path / "clips", *clip, *sizes, *small)
+    page = Page(tmp_path / "clips" / "report.html")
+    assert page.all("video")[0]["src"].startswith("data:video/mp4;base64,")
+    assert not any("autoplay" in attrs for attrs in page.all("video"))
+    train(tmp_path / "series", "data=waves", *sizes, *small)
+    page = Page(tmp_path / "series" / "report.html")
+    assert "time steps" in page.all("img")[0]["alt"]
+
+
+# Comparison
+
+
+def test_compare_prints_figures_and_a_paired_test(reviews, tmp_path, capsys):
+    output = tmp_path / "compare.html"
+    command = ["compare", f"run=[{reviews / 'a'},{reviews / 'b'}]", f"output={output}"]
+    assert main(command) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert re.match(r"a: test accuracy 0\.\d{4} \(95% interval 0\.\d+ to [01]\.\d+\)", lines[0])
+    assert re.match(r"b .* a: the mean of \"correct\" differs by .* common rows\.", lines[2])
+    page = Page(output)
+    assert page.sections == ["runs", "figures", "test", "training", "options"]
+    assert "data.text" in page.words
+    assert "trainer.epochs" not in page.words
+    assert len(page.all("script")) == 1
+
+
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ("[a]", "run: must be at least two run folders, got 1; set run=[A,B]"),
+        ("[a,a]", "run: the run folders must be different; remove the repeated one"),
+        ("[a,missing]", "run: folder not found: missing"),
+        ("[a,a/model]", "run: a/model: not a run folder, it has no .hydra/config.yaml"),
+        ("[a,old]", "run: old: has no report.json; write it first: dxn report run=old"),
+        ("[a,bad]", "bad/report.json: not valid: split is missing"),
+    ],
+)
+def test_runs_that_cannot_be_compared_are_refused(runs, message, reviews, monkeypatch, capsys):
+    monkeypatch.chdir(reviews)
+    for name in ("old", "bad"):
+        if not (reviews / name).exists():
+            shutil.copytree(reviews / "b", reviews / name)
+    (reviews / "old" / "report.json").unlink(missing_ok=True)
+    (reviews / "bad" / "report.json").write_text("{}")
+    assert refused(capsys, ["compare", f"run={runs}"])[0].startswith(f"dxn: {message}")
+
+
+def test_other_commands_refuse_a_list_of_runs(capsys):
+    (line,) = refused(capsys, ["predict", "run=[a,b]", "input.text=x"])
+    assert (
+        line == "dxn: run: must be one run folder, got a list of 2; only dxn compare takes a list"
+    )
+
+
+def test_report_needs_a_run(digits, capsys):
+    (line,) = refused(capsys, ["report"])
+    assert line == "dxn: run: set run=RUN to the run folder whose report is written"
+    (line,) = refused(capsys, ["report", f"run={digits / 'model'}"])
+    assert "not a run folder" in line
+
+
+# Parts
+
+
+def test_a_long_text_is_folded_and_then_cut():
+    html = parts.paragraph("#" * 10_000)
+    assert html.count("#") == parts.MAX_TEXT
+    assert "6,000 more characters" in html
+    assert "<details>" not in parts.paragraph("short")
+
+
+def test_a_large_picture_is_reduced_and_a_small_one_is_exact():
+    noise = np.random.default_rng(0).integers(0, 255, (900, 1200, 3), dtype=np.uint8)
+    assert len(parts.picture(noise, "noise")) < 120_000
+    small = noise[:11, :13]
+    html = parts.picture(small, "noise")
+    assert 'class="picture pixels"' in html
+    assert parts.reduced(html.split('"')[3]) == html.split('"')[3]
+
+
+def test_a_long_recording_is_cut_and_says_so():
+    html = parts.player(np.zeros(44_100 * 20, np.float32), 44_100, "a <call>")
+    assert "first 8 of 20 seconds" in html
+    assert "a &lt;call&gt;" in html
+    assert len(html) < 400_000
+
+
+def test_the_budget_replaces_what_does_not_fit():
+    budget = Budget(10)
+    assert budget.spend("<b>1</b>") == "<b>1</b>"
+    assert "left out: the report is limited to 5 MB" in budget.spend("<b>2</b>")
+
+
+def test_words_that_the_reference_lacks_are_marked():
+    assert str(marked("the <red> dog", "the dog")) == "the <mark>&lt;red&gt;</mark> dog"
+
+
+def test_a_page_of_large_pictures_stays_below_its_limit(tmp_path):
+    rng = np.random.default_rng(0)
+    for i in range(48):
+        folder = tmp_path / "photos" / ("cat" if i % 2 else "dog")
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(rng.integers(0, 255, (400, 500, 3), dtype=np.uint8)).save(
+            folder / f"{i}.png"
+        )
+    options = ["adapters.image.image_size=32", "adapters.image.patch_size=16", *SMALL, EPOCH]
+    train(tmp_path / "run", f"data.path={tmp_path / 'photos'}", *options)
+    assert (tmp_path / "run" / "report.html").stat().st_size < 5_000_000
+    assert MAX_CONFIG < 5_000_000
+
+
+# In a browser
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium, which needs no display."""
+    if CHROMIUM is None:
+        pytest.skip("no Chromium")
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        started = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"])
+        yield started
+        started.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [390, 1280])
+def test_a_report_works_in_a_browser(scheme, width, digits, reviews, browser):
+    for path in (digits / "report.html", reviews / "b" / "report.html"):
+        context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+        try_page(context.new_page(), path, width)
+        context.close()
+
+
+def try_page(page, path, width):
+    """Open a report, move its slider with the keyboard, and measure its contrasts."""
+    problems, requests = [], []
+    page.on("pageerror", lambda error: problems.append(str(error)))
+    page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
+    page.on("dialog", lambda dialog: problems.append(dialog.message))
+    page.on("request", lambda request: requests.append(request.url))
+    page.goto(path.as_uri())
+    # Nothing is wider than the screen; wide tables scroll in their own box.
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    assert not [url for url in requests if not url.startswith(("data:", path.as_uri()))]
+    output = page.locator(".slider output").first
+    before = output.inner_text()
+    page.locator(".slider input").first.press("End")
+    assert output.inner_text() != before
+    assert output.inner_text().startswith("at 0.99: ")
+    ink, paper, muted = page.evaluate(
+        "[getComputedStyle(document.body).color, getComputedStyle(document.body).backgroundColor,"
+        " getComputedStyle(document.querySelector('.note')).color]"
+    )
+    assert contrast(ink, paper) > 7
+    assert contrast(muted, paper) > 4.5
+    assert problems == []
+
+
+def contrast(first, second):
+    """The contrast ratio of two colors (WCAG 2.2)."""
+    lights = []
+    for color in (first, second):
+        channels = [int(part) / 255 for part in re.findall(r"\d+", color)[:3]]
+        linear = [c / 12.92 if c <= 0.04045 else ((c + 0.055) / 1.055) ** 2.4 for c in channels]
+        lights.append(float(np.dot(linear, (0.2126, 0.7152, 0.0722))))
+    return (max(lights) + 0.05) / (min(lights) + 0.05)

@@ -1,0 +1,568 @@
+"""dxn serve: the HTTP interface, its limits, and requests that are wrong or hostile."""
+
+import base64
+import io
+import json
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+
+import numpy as np
+import pytest
+import soundfile
+import torch
+from helpers.runs import PLAIN, TINY_DIGITS, refused, train
+from helpers.serving import client_of, error_of, server_of
+from PIL import Image
+
+import dxn
+from dxn.cli import main
+from dxn.config import compose
+from dxn.early_checks import prepare
+from dxn.errors import UserError
+from dxn.serve import server
+from dxn.serve.app import make_app
+from dxn.serve.command import bind, examples_of
+from dxn.serve.examples import read_examples
+from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key
+
+KEY = "a-key-of-this-test"
+TEXT = {"text": "seven"}
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run on tiny digits: a text, a picture and a sound per row."""
+    folder = tmp_path_factory.mktemp("serve") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("dxn.run.evaluation.draw", lambda *_, **__: None)
+        patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_, **__: None)
+        train(folder, *TINY_DIGITS, *PLAIN, "trainer.epochs=1", "report=false")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def predictor(run):
+    return dxn.load(run)
+
+
+@pytest.fixture(scope="module")
+def client(predictor):
+    with client_of(predictor, max_body=0.5, max_samples=5, timeout=20) as made:
+        yield made
+
+
+def picture(side=8):
+    file = io.BytesIO()
+    Image.fromarray(np.full((side, side), 99, np.uint8)).save(file, "PNG")
+    return file.getvalue()
+
+
+def sound():
+    file = io.BytesIO()
+    soundfile.write(file, np.sin(np.arange(1600) / 9), 8000, format="WAV")
+    return file.getvalue()
+
+
+def encoded(content):
+    return {"base64": base64.b64encode(content).decode()}
+
+
+def probabilities(results):
+    return torch.tensor([list(each["probabilities"].values()) for each in results])
+
+
+# Answers
+
+
+def test_a_prediction_is_that_of_the_model_in_python(client, predictor):
+    samples = [TEXT, {"text": "acht", "image": encoded(picture())}, {"audio": encoded(sound())}]
+    answer = client.post("/predict", json={"inputs": samples})
+    expected = predictor.predict_many(
+        [TEXT, {"text": "acht", "image": picture()}, {"audio": sound()}]
+    )
+    results = answer.json()["results"]
+    assert [each["prediction"] for each in results] == [each["prediction"] for each in expected]
+    torch.testing.assert_close(
+        probabilities(results), probabilities(expected), atol=1e-5, rtol=1e-5
+    )
+
+
+def test_a_form_with_files_gives_the_same_answer_as_json(client):
+    values = {"text": "acht", "image": encoded(picture()), "audio": encoded(sound())}
+    as_json = client.post("/predict", json={"inputs": values})
+    files = {"image": ("x.png", picture()), "audio": ("x.wav", sound())}
+    as_form = client.post("/predict", data={"text": "acht"}, files=files)
+    torch.testing.assert_close(
+        probabilities(as_form.json()["results"]), probabilities(as_json.json()["results"])
+    )
+
+
+def test_repeated_parts_of_a_form_are_several_samples(client):
+    files = [("image", ("a.png", picture(8))), ("image", ("b.png", picture(9)))]
+    assert len(client.post("/predict", files=files).json()["results"]) == 2
+
+
+def test_an_embedding_is_that_of_the_model_in_python(client, predictor):
+    answer = client.post("/embed", json={"inputs": [TEXT]})
+    vector = torch.tensor(answer.json()["results"][0])
+    torch.testing.assert_close(vector, predictor.embed(**TEXT).cpu(), atol=1e-5, rtol=1e-5)
+
+
+def test_the_shares_of_the_attention_add_up_to_one(client):
+    values = {"text": "acht", "image": encoded(picture())}
+    (result,) = client.post("/attend", json={"inputs": values}).json()["results"]
+    assert sum(result["shares"]) == pytest.approx(1, abs=1e-2)
+    assert [each["name"] for each in result["inputs"]] == ["text", "image"]
+    assert len(result["tokens"]) == len(result["shares"])
+
+
+def test_the_description_names_the_inputs_and_what_the_model_does(client):
+    facts = client.get("/model").json()
+    assert [each["name"] for each in facts["inputs"]] == ["text", "image", "audio"]
+    accepted = [each["accept"] for each in facts["inputs"]]
+    assert accepted == ["", "image/*", "audio/*"]
+    assert facts["predicts"]
+    assert not facts["generates"]
+    assert client.get("/health").json()["status"] == "ok"
+
+
+def test_the_openapi_description_lists_every_path_and_every_status(client):
+    paths = client.get("/openapi.json").json()["paths"]
+    assert set(paths) == {"/predict", "/embed", "/attend", "/model", "/health", "/metrics"}
+    post = paths["/predict"]["post"]
+    assert set(post["requestBody"]["content"]) == {"application/json", "multipart/form-data"}
+    items = post["requestBody"]["content"]["application/json"]["schema"]["properties"]["inputs"]
+    assert set(items["items"]["properties"]) == {"text", "image", "audio"}
+    assert {"200", "413", "422", "503", "504"} <= set(post["responses"])
+
+
+def test_the_metrics_count_requests_by_path_and_status(predictor):
+    with client_of(predictor) as client:
+        client.post("/predict", json={"inputs": TEXT})
+        client.post("/predict", content=b"{")
+        client.get("/no-such-page")
+        page = client.get("/metrics").text
+    assert 'dxn_requests_total{path="/predict",status="200"} 1.0' in page
+    assert 'dxn_requests_total{path="/predict",status="400"} 1.0' in page
+    assert 'dxn_requests_total{path="other",status="404"} 1.0' in page
+    assert "dxn_batch_samples_count 1.0" in page
+
+
+def test_requests_of_several_clients_are_computed_together(predictor):
+    with client_of(predictor) as client:
+        sizes = []
+        client.service.engine.on_batch = lambda size, seconds: sizes.append(size)
+        started, opened = hold(client.service.engine)
+        threads = [
+            threading.Thread(target=client.post, args=("/predict",), kwargs={"json": {"inputs": t}})
+            for t in [TEXT] * 6
+        ]
+        threads[0].start()
+        assert started.wait(10)
+        for thread in threads[1:]:
+            thread.start()
+        wait_until(lambda: client.service.engine.waiting == 5)
+        opened.set()
+        for thread in threads:
+            thread.join(10)
+    assert sizes == [1, 5]
+
+
+def hold(engine):
+    """Let the model thread wait for an event before it computes."""
+    started, opened = threading.Event(), threading.Event()
+    compute = engine.compute
+
+    def wait_and_compute(kind, jobs):
+        started.set()
+        assert opened.wait(20)
+        return compute(kind, jobs)
+
+    engine.compute = wait_and_compute
+    return started, opened
+
+
+def wait_until(condition):
+    end = time.monotonic() + 20
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.005)
+
+
+def test_a_long_request_gets_the_same_answer_as_a_short_one(predictor):
+    """Long bodies are parsed and prepared in other threads."""
+    with client_of(predictor) as client:
+        padded = json.dumps({"inputs": TEXT}) + " " * 300_000
+        long = client.post("/predict", content=padded).json()["results"]
+        many = client.post("/predict", json={"inputs": [{"text": "seven" * 999}]})
+        short = client.post("/predict", json={"inputs": TEXT}).json()["results"]
+    assert long == short
+    assert many.status_code == 200
+
+
+# Wrong requests
+
+WRONG = [
+    (b"{", 400, "not valid JSON"),
+    (b"[" * 100_000, 400, "not valid JSON"),
+    (b'{"inputs": [{"text": ' + b"9" * 5000 + b"}]}", 400, "not valid JSON"),
+    (b"[1]", 400, 'must be an object with the key "inputs"'),
+    (b'{"inputs": []}', 400, "must be a list of at least one object"),
+    (b'{"inputs": ["seven"]}', 400, "must be a list of at least one object"),
+    (b'{"inputs": {}, "stream": true}', 400, "'stream': there is no such key"),
+    (b'{"inputs": [{}]}', 422, "no input"),
+    (b'{"inputs": [{"word": "a"}]}', 422, "the inputs are text, image, audio"),
+    (b'{"inputs": [{"text": {"path": "a"}}]}', 422, "with the content of a file"),
+    (b'{"inputs": [{"text": ["a", "b"]}]}', 422, "must be one text"),
+    (b'{"inputs": [{"text": "\\ud800"}]}', 422, "surrogate"),
+    (b'{"inputs": [{"\\ud800": 1}]}', 422, "there is no such input"),
+    (b'{"inputs": [{"image": {"base64": "?"}}]}', 422, "valid base64"),
+    (b'{"inputs": [{"image": {"base64": "aGVsbG8="}}]}', 422, "image: "),
+    (b'{"inputs": [{"image": 7}]}', 422, "image: "),
+    (b'{"inputs": [{"image": ["/etc/passwd"]}]}', 422, "a list must contain numbers"),
+    (b'{"inputs": [{"image": [[[[[[1]]]]]]}]}', 422, "nested"),
+    (b'{"inputs": [{"text": "a"}, {"image": {"base64": ""}}]}', 422, "sample 2: image: empty"),
+]
+
+
+@pytest.mark.parametrize(("body", "status", "message"), WRONG, ids=lambda value: str(value)[:40])
+def test_a_wrong_request_is_refused_with_a_reason(client, body, status, message, capsys):
+    assert message in error_of(client.post("/predict", content=body), status)
+    assert capsys.readouterr().err == ""
+
+
+SECRETS = [
+    "{path}",
+    "file://{path}",
+    "http://127.0.0.1:{port}/secret.png",
+    "https://example.org/x.png",
+    "../../{path}",
+]
+
+
+@pytest.mark.parametrize("value", SECRETS)
+@pytest.mark.parametrize("name", ["image", "audio"])
+def test_a_path_or_url_in_a_request_is_never_opened(client, tmp_path, name, value, monkeypatch):
+    path = tmp_path / "secret.png"
+    path.write_bytes(picture())
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        listener.settimeout(0.2)
+        text = value.format(path=path, port=listener.getsockname()[1])
+        monkeypatch.setattr("dxn.tokenize.media.Path.is_file", lambda path: pytest.fail(str(path)))
+        bodies = [{"json": {"inputs": {name: text}}}, {"files": {name: (None, text)}}]
+        for body in bodies:
+            message = error_of(client.post("/predict", **body), 422)
+            assert "never opened" in message
+        with pytest.raises(TimeoutError):
+            listener.accept()
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"#EXTM3U\n#EXT-X-TARGETDURATION:9\n#EXTINF:9,\n/etc/passwd\n",
+        b"ffconcat version 1.0\nfile /etc/passwd\n",
+        b"<svg xmlns='http://www.w3.org/2000/svg'><image href='/etc/passwd'/></svg>",
+        b"\x89PNG\r\n\x1a\n" + b"\0" * 99,
+        b"RIFF\xff\xff\xff\xffWAVEfmt " + b"\xff" * 99,
+        b"",
+    ],
+)
+@pytest.mark.parametrize("name", ["image", "audio"])
+def test_a_broken_or_hostile_file_is_refused(client, name, content):
+    message = error_of(client.post("/predict", files={name: ("/etc/passwd", content)}), 422)
+    assert message.startswith(f"{name}: ")
+
+
+def test_a_picture_of_too_many_pixels_is_refused_before_it_is_decoded(client):
+    # A white picture: the size in its header is far above the limit, but the file is small.
+    file = io.BytesIO()
+    Image.new("1", (20_000, 20_000)).save(file, "PNG")
+    message = error_of(client.post("/predict", files={"image": ("x.png", file.getvalue())}), 422)
+    assert "pixels" in message
+
+
+def test_a_text_file_is_a_text(client):
+    answer = client.post("/predict", files={"text": ("x.txt", "größer".encode())})
+    assert answer.status_code == 200
+    assert "UTF-8" in error_of(client.post("/predict", files={"text": ("x", b"\xff\xfe\x00")}), 422)
+
+
+def test_a_body_that_is_too_large_is_refused_with_and_without_its_length(client):
+    body = b'{"inputs": "' + b"a" * 600_000
+    assert "max_body" in error_of(client.post("/predict", content=body), 413)
+    chunks = (body[i : i + 9999] for i in range(0, len(body), 9999))
+    assert "max_body" in error_of(client.post("/predict", content=chunks), 413)
+    assert client.post("/predict", json={"inputs": TEXT}).status_code == 200
+
+
+def test_too_many_samples_and_uneven_forms_are_refused(client):
+    assert "at most 5" in error_of(client.post("/predict", json={"inputs": [TEXT] * 6}), 413)
+    files = [("image", ("a", picture())), ("image", ("b", picture())), ("text", (None, "a"))]
+    assert "same number of parts" in error_of(client.post("/predict", files=files), 400)
+    many = [("text", (None, "a"))] * 99
+    assert "form" in error_of(client.post("/predict", files=many), 400)
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        ({"content-type": "image/png"}, 415),
+        ({"content-type": "multipart/form-data"}, 400),
+        ({"host": "evil.example"}, 421),
+        ({"host": "127.0.0.1.evil.example"}, 421),
+        ({"host": "[::1"}, 421),
+        ({"origin": "http://evil.example"}, 403),
+        ({"origin": "null"}, 403),
+    ],
+)
+def test_a_request_with_a_wrong_header_is_refused(client, headers, status):
+    body = json.dumps({"inputs": TEXT})
+    error_of(client.post("/predict", content=body, headers=headers), status)
+
+
+def test_a_request_of_the_own_page_is_answered(client):
+    answer = client.post("/predict", json={"inputs": TEXT}, headers={"origin": "http://127.0.0.1"})
+    assert answer.status_code == 200
+
+
+def test_other_names_of_the_server_can_be_allowed(predictor):
+    with client_of(predictor, allowed_hosts=("dxn.example",)) as client:
+        headers = {"host": "dxn.example", "origin": "https://dxn.example"}
+        assert client.get("/model", headers=headers).status_code == 200
+        error_of(client.get("/model", headers={"host": "other.example"}), 421)
+
+
+@pytest.mark.parametrize(
+    ("method", "path", "status"),
+    [("GET", "/predict", 405), ("GET", "/nothing", 404), ("POST", "/generate", 404)],
+)
+def test_another_path_or_method_is_refused_in_the_same_format(client, method, path, status):
+    assert "openapi.json" in error_of(client.request(method, path), status)
+
+
+@pytest.mark.parametrize("path", ["../app.py", "%2e%2e/app.py", "/etc/passwd", "..%2fapp.py"])
+def test_only_files_of_the_page_are_served(client, path):
+    assert client.get(f"/static/{path}").status_code == 404
+
+
+def test_an_unexpected_error_has_no_details_for_the_client(predictor, monkeypatch, capsys):
+    with client_of(predictor) as client:
+
+        def fail(kind, jobs):
+            raise RuntimeError("secret details")
+
+        monkeypatch.setattr(client.service.engine, "compute", fail)
+        message = error_of(client.post("/predict", json={"inputs": TEXT}), 500)
+        assert "secret" not in message
+        assert "RuntimeError: secret details" in capsys.readouterr().err
+
+
+# Limits
+
+
+def test_a_request_that_finds_the_queue_full_is_told_to_come_back(predictor):
+    with client_of(predictor, max_queue=3) as client:
+        started, opened = hold(client.service.engine)
+        answers = []
+        body = {"json": {"inputs": [TEXT] * 3}}
+        thread = threading.Thread(target=lambda: answers.append(client.post("/predict", **body)))
+        thread.start()
+        assert started.wait(10)
+        full = client.post("/predict", json={"inputs": TEXT})
+        assert "max_queue" in error_of(full, 503)
+        assert full.headers["retry-after"] == "1"
+        opened.set()
+        thread.join(10)
+        assert answers[0].status_code == 200
+        assert client.post("/predict", json={"inputs": TEXT}).status_code == 200
+        assert client.service.admitted == 0
+
+
+def test_an_answer_that_takes_too_long_is_given_up_and_the_server_goes_on(predictor):
+    with client_of(predictor, timeout=0.2) as client:
+        _, opened = hold(client.service.engine)
+        assert "0.2 seconds" in error_of(client.post("/predict", json={"inputs": TEXT}), 504)
+        opened.set()
+        wait_until(lambda: client.service.engine.busy_since is None)
+        assert client.post("/predict", json={"inputs": TEXT}).status_code == 200
+
+
+def test_a_model_that_is_stuck_makes_the_server_unhealthy(predictor):
+    with client_of(predictor, timeout=0.05) as client:
+        _, opened = hold(client.service.engine)
+        client.post("/predict", json={"inputs": TEXT})
+        wait_until(lambda: client.get("/health").status_code == 503)
+        opened.set()
+        wait_until(lambda: client.get("/health").status_code == 200)
+
+
+def test_if_the_model_thread_is_killed_the_next_request_is_answered(predictor):
+    with client_of(predictor) as client:
+        compute = client.service.engine.compute
+
+        def killed(kind, jobs):
+            client.service.engine.compute = compute
+            raise SystemExit
+
+        client.service.engine.compute = killed
+        assert "ended" in error_of(client.post("/predict", json={"inputs": TEXT}), 500)
+        assert client.post("/predict", json={"inputs": TEXT}).status_code == 200
+        assert "dxn_model_restarts 1.0" in client.get("/metrics").text
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        b"POST /predict HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 100\r\n\r\n{",
+        b"POST /predict HTTP/1.1\r\nHost: 127.0",
+        b"",
+    ],
+)
+def test_a_slow_client_is_disconnected(predictor, head, monkeypatch):
+    monkeypatch.setattr(server, "HEADER_SECONDS", 0.3)
+    with server_of(predictor, timeout=0.3) as url:
+        port = int(url.rpartition(":")[2])
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.sendall(head)
+            answer = b"".join(iter(lambda: connection.recv(4096), b""))
+        assert not answer or b"408" in answer.splitlines()[0]
+        with urllib.request.urlopen(f"{url}/health", timeout=20) as healthy:
+            assert healthy.status == 200
+
+
+def test_a_signal_stops_the_server_after_the_running_requests(predictor):
+    options = ServeOptions(port=0)
+    app = make_app(predictor, options)
+    started, opened = hold(app.state.service.engine)
+    answers = []
+
+    def ask(url):
+        body = json.dumps({"inputs": TEXT}).encode()
+        with urllib.request.urlopen(f"{url}/predict", body, timeout=20) as answer:
+            answers.append((answer.status, answer.headers["connection"]))
+
+    def ready(url):
+        threading.Thread(target=ask, args=(url,)).start()
+
+    def stop():
+        assert started.wait(20)
+        signal.raise_signal(signal.SIGTERM)
+        opened.set()
+
+    thread = threading.Thread(target=stop)
+    thread.start()
+    server.run(app, options, bind("127.0.0.1", 0), ready=ready)
+    thread.join(20)
+    wait_until(lambda: answers == [(200, "close")])
+
+
+# The API key
+
+
+def test_with_a_key_only_the_pages_and_the_health_are_open(predictor):
+    with client_of(predictor, key=KEY) as client:
+        for path in ("/", "/docs", "/health", "/static/app.js"):
+            assert client.get(path).status_code == 200, path
+        for path in ("/model", "/metrics", "/openapi.json", "/examples/0/image", "/nothing"):
+            assert "API key" in error_of(client.get(path), 401)
+        for value in (f"Bearer {KEY}x", KEY, "Bearer ", "Basic abc"):
+            error_of(client.get("/model", headers={"Authorization": value}), 401)
+        body = {"json": {"inputs": TEXT}}
+        error_of(client.post("/predict", **body), 401)
+        for headers in ({"Authorization": f"Bearer {KEY}"}, {"X-API-Key": KEY}):
+            assert client.post("/predict", **body, headers=headers).status_code == 200
+
+
+def test_the_key_comes_from_the_environment(monkeypatch):
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    assert read_key() is None
+    monkeypatch.setenv(KEY_VARIABLE, KEY)
+    assert read_key() == KEY
+    for wrong in ("", "short", "with a line\nbreak in it"):
+        monkeypatch.setenv(KEY_VARIABLE, wrong)
+        with pytest.raises(UserError, match=KEY_VARIABLE):
+            read_key()
+
+
+# The command
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("batch_size=0", "batch_size: must be at least 1"),
+        ("port=70000", "port: must be from 0 to 65535"),
+        ("timeout=0", "timeout: must be in"),
+        ("max_wait=2", "max_wait: must be from 0 to 1"),
+        ("max_body=-1", "max_body: must be in"),
+        ("examples=-1", "examples: must be at least 0"),
+        ("max_wait=soon", "max_wait"),
+        ("host=192.0.2.1", "cannot listen on 192.0.2.1"),
+    ],
+)
+def test_a_wrong_option_is_refused(run, capsys, option, message):
+    lines = refused(capsys, ["serve", f"run={run}", "port=0", option])
+    assert message in lines[0]
+
+
+def test_a_port_in_use_and_a_missing_library_are_reported(run, capsys, monkeypatch):
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        assert "in use" in refused(capsys, ["serve", f"run={run}", f"port={port}"])[0]
+    monkeypatch.setattr("dxn.serve.command.find_spec", lambda name: None)
+    assert "pip install 'dxn[serve]'" in refused(capsys, ["serve", f"run={run}"])[0]
+
+
+def test_the_command_serves_until_a_signal_arrives(run, monkeypatch, capsys):
+    monkeypatch.delenv(KEY_VARIABLE, raising=False)
+    start = server.run
+
+    def serve(app, options, listener, *, ready):
+        def ready_and_stop(url):
+            ready(url)
+            signal.raise_signal(signal.SIGINT)
+
+        start(app, options, listener, ready=ready_and_stop)
+
+    monkeypatch.setattr(server, "run", serve)
+    assert main(["serve", f"run={run}", "port=0", "examples=2"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[-2].startswith("serving on http://127.0.0.1:")
+    assert lines[-1] == "stopped"
+
+
+def test_the_examples_are_test_rows_that_can_be_sent_back(run, predictor):
+    settings = prepare("serve", compose("serve", [f"run={run}"]))
+    examples = read_examples(settings, predictor, 3)
+    assert len(examples) == 3
+    with client_of(predictor, examples=examples) as client:
+        listed = client.get("/model").json()["examples"]
+        assert [each["files"] for each in listed] == [["image", "audio"]] * 3
+        for i, each in enumerate(listed):
+            files = {n: client.get(f"/examples/{i}/{n}").content for n in each["files"]}
+            answer = client.post("/predict", data=each["texts"], files=files)
+            assert answer.status_code == 200, answer.text
+        for path in ("/examples/3/image", "/examples/-1/image", "/examples/0/nothing"):
+            assert client.get(path).status_code == 404
+
+
+def test_test_rows_are_not_shown_to_other_machines_by_default(run, predictor, capsys):
+    values = [f"run={run}", "host=0.0.0.0"]
+    for extra, count in (([], 0), (["examples=2"], 2)):
+        settings = prepare("serve", compose("serve", [*values, *extra]))
+        options = ServeOptions.from_values(settings.values)
+        assert len(examples_of(settings, predictor, options)) == count
+    assert "note: the page shows no test rows" in capsys.readouterr().out
+
+
+def test_the_command_imports_no_torch_for_its_help():
+    code = "import sys; from dxn.cli import main; main(['serve', '--help']); "
+    code += "print('torch' in sys.modules or 'fastapi' in sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.splitlines()[-1] == "False"

@@ -1,0 +1,212 @@
+"""The page of dxn serve, in the Chromium of the system."""
+
+import io
+import json
+import shutil
+import subprocess
+from contextlib import contextmanager
+
+import pytest
+from helpers.runs import PLAIN, SMALL, TEXT, TINY_DIGITS, train
+from helpers.serving import server_of
+from PIL import Image
+
+import dxn
+from dxn.config import compose
+from dxn.early_checks import prepare
+from dxn.serve.examples import read_examples
+
+CHROMIUM = shutil.which("chromium")
+KEY = "a-key-of-this-test"
+# A microphone that beeps, and no question whether the page may use it.
+FLAGS = [
+    "--no-sandbox",
+    "--use-fake-device-for-media-stream",
+    "--use-fake-ui-for-media-stream",
+]
+
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs chromium")
+
+
+@pytest.fixture(scope="module")
+def browser():
+    playwright = pytest.importorskip("playwright.sync_api")
+    with playwright.sync_playwright() as started:
+        chromium = started.chromium.launch(executable_path=CHROMIUM, args=FLAGS)
+        yield chromium
+        chromium.close()
+
+
+@pytest.fixture(scope="module")
+def digits(tmp_path_factory):
+    """The URL of a model with a text, a picture and a sound, and examples."""
+    folder = tmp_path_factory.mktemp("page") / "run"
+    train(folder, *TINY_DIGITS, *PLAIN, "trainer.epochs=1", "report=false")
+    predictor = dxn.load(folder)
+    settings = prepare("serve", compose("serve", [f"run={folder}"]))
+    examples = read_examples(settings, predictor, 3)
+    with server_of(predictor, examples=examples, name="digits") as url:
+        yield url
+
+
+@pytest.fixture(scope="module")
+def writer(tmp_path_factory):
+    """A language model."""
+    folder = tmp_path_factory.mktemp("page")
+    (folder / "lines.txt").write_text("\n".join(f"apple {i % 7} pear" for i in range(60)))
+    options = [*SMALL, *PLAIN, *TEXT, "backbone.causal=true", "head=language"]
+    options += ["trainer.epochs=1", "report=false"]
+    train(folder / "run", f"data.path={folder}/lines.txt", *options)
+    return dxn.load(folder / "run")
+
+
+@contextmanager
+def page_of(browser, url, **options):
+    """A page without errors in its console."""
+    with browser.new_context(permissions=["microphone"], **options) as context:
+        page = context.new_page()
+        problems = []
+        page.on("pageerror", lambda error: problems.append(str(error)))
+        page.on("console", lambda m: problems.append(m.text) if m.type == "error" else None)
+        page.goto(url)
+        page.wait_for_selector("main:not([hidden])")
+        yield page
+        assert problems == []
+
+
+def wait_for_answer(page):
+    page.wait_for_selector("#answer .answer")
+    page.wait_for_selector("#stop[hidden]", state="attached")
+
+
+def picture():
+    file = io.BytesIO()
+    Image.new("RGB", (30, 20), (200, 30, 30)).save(file, "PNG")
+    return {"name": "red.png", "mimeType": "image/png", "buffer": file.getvalue()}
+
+
+@pytest.mark.parametrize("width", [390, 1280])
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_an_example_is_answered_with_probabilities_and_attention(browser, digits, scheme, width):
+    size = {"width": width, "height": 800}
+    with page_of(browser, digits, color_scheme=scheme, viewport=size) as page:
+        assert page.locator(".example").count() == 3
+        page.locator(".example").first.click()
+        wait_for_answer(page)
+        assert page.locator("#answer .bars .label").count() == 10
+        titles = page.locator("#attention h3").all_inner_texts()
+        assert [title.split(":")[0] for title in titles[1:]] == ["text", "image", "audio"]
+        assert page.locator("#attention rect").count() > 1
+        assert page.locator(".preview img").evaluate("image => image.naturalWidth") > 0
+        # Nothing is wider than the window.
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (back == "rgb(255, 255, 255)") == (scheme == "light")
+
+
+def test_a_typed_text_and_a_chosen_picture_are_sent_and_shown_as_code(browser, digits):
+    with page_of(browser, digits) as page:
+        page.get_by_label("text").fill('it\'s "sieben"')
+        as_json = page.locator("#curl").inner_text()
+        sent = run_curl(as_json)
+        assert len(sent["results"][0]["probabilities"]) == 10
+        assert "json={" in page.locator("#python").inner_text()
+        compile(page.locator("#python").inner_text(), "python", "exec")
+        page.locator("input[type=file]").first.set_input_files(picture())
+        assert "-F 'image=@red.png'" in page.locator("#curl").inner_text()
+        compile(page.locator("#python").inner_text(), "python", "exec")
+        page.click("#run")
+        wait_for_answer(page)
+        assert page.locator("#problem").is_hidden()
+        page.click("#clear")
+        assert page.locator(".preview img").count() == 0
+
+
+def run_curl(command):
+    """The answer of the command of the page."""
+    curl = shutil.which("curl")
+    if curl is None:
+        pytest.skip("needs curl")
+    done = subprocess.run(["sh", "-c", command], capture_output=True, check=True, timeout=30)
+    return json.loads(done.stdout)
+
+
+def test_a_dropped_and_a_pasted_picture_are_taken(browser, digits):
+    # The browser creates the events of a drop and a paste, with a picture of one pixel.
+    script = """async ({target, kind}) => {
+        const canvas = document.createElement("canvas");
+        const blob = await new Promise(resolve => canvas.toBlob(resolve));
+        const data = new DataTransfer();
+        data.items.add(new File([blob], `${kind}.png`, {type: "image/png"}));
+        const options = {bubbles: true, cancelable: true};
+        const event = kind === "drop"
+            ? new DragEvent("drop", {...options, dataTransfer: data})
+            : new ClipboardEvent("paste", {...options, clipboardData: data});
+        document.querySelector(target).dispatchEvent(event);
+    }"""
+    with page_of(browser, digits) as page:
+        page.wait_for_selector(".drop")
+        for kind, target in (("drop", ".drop"), ("paste", "body")):
+            page.evaluate(script, {"kind": kind, "target": target})
+            page.get_by_text(f"{kind}.png,").wait_for()
+            page.click("#run")
+            wait_for_answer(page)
+
+
+def test_a_recorded_sound_is_answered(browser, digits):
+    with page_of(browser, digits) as page:
+        page.get_by_role("button", name="Record").click()
+        page.get_by_role("button", name="Stop recording").wait_for()
+        page.wait_for_timeout(400)
+        page.get_by_role("button", name="Stop recording").click()
+        page.get_by_text("recording.wav,").wait_for()
+        page.click("#run")
+        wait_for_answer(page)
+        assert page.locator("#problem").is_hidden()
+
+
+def test_a_mistake_is_explained(browser, digits):
+    with page_of(browser, digits) as page:
+        page.click("#run")
+        assert "Enter an input" in page.locator("#problem").inner_text()
+    with browser.new_context() as context:  # the refused request is an error in the console
+        page = context.new_page()
+        page.goto(digits)
+        broken = {"name": "x.png", "mimeType": "image/png", "buffer": b"\x89PNG no picture"}
+        page.locator("input[type=file]").first.set_input_files(broken)
+        page.click("#run")
+        page.wait_for_selector("#problem:not([hidden])")
+        assert "image: " in page.locator("#problem").inner_text()
+
+
+def test_text_in_an_input_is_never_html(browser, digits):
+    with page_of(browser, digits) as page:
+        page.get_by_label("text").fill("<img src=x onerror=alert(1)> <b>seven</b>")
+        page.click("#run")
+        wait_for_answer(page)
+        assert page.locator("#attention b, #attention .words img, #curl img").count() == 0
+
+
+def test_a_generated_text_appears_and_a_key_is_asked_for(browser, writer):
+    with server_of(writer, key=KEY, max_new=8) as url, browser.new_context() as context:
+        page = context.new_page()
+        page.goto(url)
+        page.wait_for_selector("#key-form:not([hidden])")
+        page.fill("#key", "wrong")
+        page.get_by_role("button", name="Use the key").click()
+        page.get_by_text("the API key is missing or wrong").wait_for()
+        page.fill("#key", KEY)
+        page.get_by_role("button", name="Use the key").click()
+        page.get_by_label("prompt").fill("apple")
+        page.click("#run")
+        wait_for_answer(page)
+        page.wait_for_function("document.querySelector('#answer .answer').textContent !== ''")
+        assert page.locator("#answer .answer").inner_text().startswith("apple")
+        assert "$DXN_API_KEY" in page.locator("#curl").inner_text()
+        assert KEY not in page.content()
+
+
+def test_the_page_of_all_requests_lists_them(browser, digits):
+    with page_of(browser, f"{digits}/docs") as page:
+        page.get_by_role("heading", name="POST /predict").wait_for()
+        assert page.locator("section").count() == 6
