@@ -282,6 +282,7 @@ def stored(tmp_path, monkeypatch):
 
 def forget(index):
     index._index.cache_clear()
+    index._stored.cache_clear()
     index._signature.cache_clear()
 
 
