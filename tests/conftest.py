@@ -44,6 +44,18 @@ def no_pictures() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(autouse=True, scope="module")
+def _no_reports(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs without report.html, which takes half of the time of a tiny run.
+
+    A module whose tests read reports says so with WRITES_REPORTS = True.
+    """
+    with pytest.MonkeyPatch.context() as patch:
+        if not getattr(request.module, "WRITES_REPORTS", False):
+            patch.setattr("dxn.run.training.report_of_training", lambda *_, **__: None)
+        yield
+
+
 @pytest.fixture(autouse=True, scope="session")
 def _files_are_not_synchronized() -> Iterator[None]:
     """Waiting for the disk takes ten milliseconds per file, and the tests write thousands."""

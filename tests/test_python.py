@@ -17,6 +17,7 @@ from dxn.errors import UserError
 from dxn.notebook import heatmap, live
 from dxn.python.options import data_overrides, to_overrides
 
+WRITES_REPORTS = True  # see conftest.py
 SMALL = {
     "dim": 16,
     "backbone": {"depth": 1, "num_heads": 2},

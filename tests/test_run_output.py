@@ -16,6 +16,7 @@ from dxn.run.vectors import vector_lines, write_vectors
 from dxn.tasks import Classify, Regress
 from dxn.train.evaluate import Predictions
 
+WRITES_REPORTS = True  # see conftest.py
 RECORDS = [
     {"row": 2, "text": "ein Ei", "labels": ["red", "light blue"], "p": 0.25},
     {"row": 3, "labels": [], "extra": "x"},

@@ -18,6 +18,7 @@ from dxn.files import write_text
 from dxn.report.examples import Budget, marked
 from dxn.report.run import MAX_CONFIG
 
+WRITES_REPORTS = True  # see conftest.py
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
 NASTY = "</script><script>alert('x')</script> & \"quoted\" <img src=x onerror=alert(1)>"
 EPOCH = "trainer.epochs=1"
