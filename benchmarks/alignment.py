@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 import dxn
-from dxn.run.attention import answer_of
 from dxn.run.predictor import Predictor
+from dxn.run.sample_attention import answer_of
 
 SENTENCES = 300  # number of translated test sentences
 COLORS = {

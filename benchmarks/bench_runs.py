@@ -36,7 +36,7 @@ class Run:
 
 RUNS = {
     "sst2": Run("sst2", 12),
-    "fsdd": Run("fsdd/meta.csv", 20),
+    "fsdd": Run("fsdd/meta.csv", 8),
     "cifar10": Run("cifar10.tar.gz", 2),
 }
 

@@ -181,6 +181,17 @@ def test_a_batch_equals_its_collated_samples(preprocessors, augment, token_dropo
     assert coords[0].shape == coords[1].shape
 
 
+def test_augmented_texts_are_encoded_together_if_no_other_input_draws_numbers():
+    text = TextAdapter(8, vocab_size=300, augment=TextAugment(token_dropout=0.3))
+    samples = samples_of({"text": text.fit(TEXTS).prepare}, augment=True, seed=7)
+    keys = [(1, i) for i in (3, 2, 7, 0)]
+    batch = samples.batch(keys, lambda i: None)
+    reference = samples.collate([samples[key] for key in keys])
+    assert batch["text"].pop("coords").isnan().all()
+    assert not reference["text"].pop("coords").isnan().all()
+    assert are_same(batch, reference)
+
+
 def test_a_task_that_changes_the_inputs_gets_prepared_ones(adapters):
     task = Masked()
     task.bind({"text": adapters["text"]})

@@ -238,7 +238,7 @@ def test_an_encoder_without_a_map_leaves_the_pictures_of_the_answer(tmp_path, un
 @pytest.mark.parametrize("backbone", [Recurrent(D), Backbone(D, depth=0)], ids=["gru", "no blocks"])
 def test_a_decoder_without_attention_is_refused(tmp_path, backbone):
     predictor = make_writer(backbone=backbone, decoder="last state")
-    message = "^attend: this decoder has no attention, so there are no weights to show$"
+    message = "^attention: this decoder has no attention, so there are no weights to show$"
     with pytest.raises(UserError, match=message):
         draw_attention(predictor, SAMPLE, tmp_path / "new")
     assert not (tmp_path / "new").exists()

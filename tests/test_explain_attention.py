@@ -398,7 +398,7 @@ def test_the_model_and_the_sample_are_named(tmp_path, drawn):
 @pytest.mark.parametrize("fusion", [LateFusion, BottleneckFusion])
 def test_a_fusion_without_a_common_map_is_refused(tmp_path, fusion):
     predictor = make_predictor(fusion(D, inputs=INPUTS))
-    message = r"^attend: the inputs are in one attention map only with fusion=early$"
+    message = r"^attention: the inputs are in one attention map only with fusion=early$"
     with pytest.raises(UserError, match=message):
         draw_attention(predictor, SAMPLE, tmp_path / "new")
     assert not (tmp_path / "new").exists()

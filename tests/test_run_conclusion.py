@@ -120,7 +120,7 @@ def test_the_card_has_the_figures_the_data_the_command_and_versions(tmp_path, ca
         "- target: label: 2 classes",
         "- inputs: text (column text)\n",
         "rows: train 48, validation 6, test 6\n",
-        "- licence: not set\n",
+        "- license: not set\n",
         f"- validation accuracy: {metrics['validation/best']:.4f}\n",
         f"- test accuracy: {metrics['test/accuracy']:.4f} (always ",
         "target=label ",

@@ -241,7 +241,7 @@ def test_a_failure_to_draw_does_not_lose_the_run(tmp_path, monkeypatch, capsys):
     [
         (lambda i: i % 13, "regress", {"results", "examples"}),
         (lambda i: "red|round" if i % 2 else "small|round", "multilabel", {"probabilities"}),
-        (lambda i: f"{i} words of a text {i}", "generate", {"texts"}),
+        (lambda i: f"{i} words of a text {i}", "generate", {"texts", "attention"}),
     ],
     ids=["numbers", "labels", "texts"],
 )

@@ -8,12 +8,13 @@ import pytest
 
 from dxn import runtime
 
-VARIABLES = ("OMP_WAIT_POLICY", "MKL_CBWR")
+VARIABLES = ("GOMP_SPINCOUNT", "MKL_CBWR")
+OTHERS = ("OMP_WAIT_POLICY",)  # of the user
 
 
 def run(code, **variables):
     """The output of a fresh Python process, without the variables that this one has set."""
-    environment = {k: v for k, v in os.environ.items() if k not in VARIABLES} | variables
+    environment = {k: v for k, v in os.environ.items() if k not in VARIABLES + OTHERS} | variables
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
     return done.stdout.split()
@@ -23,21 +24,21 @@ SHOW = f"import os, sys; print(*map(os.environ.get, {VARIABLES}), 'torch' in sys
 
 
 def test_importing_dxn_configures_the_process_and_does_not_import_torch():
-    assert run(f"import dxn; {SHOW}") == ["PASSIVE", "AUTO", "False"]
+    assert run(f"import dxn; {SHOW}") == [runtime.SPINS, "AUTO", "False"]
 
 
 def test_the_command_line_configures_the_process_the_same_way():
     code = f"from dxn.cli import main; main(['--version']); {SHOW}"
-    assert run(code)[-3:] == ["PASSIVE", "AUTO", "False"]
+    assert run(code)[-3:] == [runtime.SPINS, "AUTO", "False"]
 
 
 def test_a_variable_of_the_user_is_kept():
-    found = run(f"import dxn; {SHOW}", OMP_WAIT_POLICY="ACTIVE")
-    assert found == ["ACTIVE", "AUTO", "False"]
+    assert run(f"import dxn; {SHOW}", GOMP_SPINCOUNT="7") == ["7", "AUTO", "False"]
+    assert run(f"import dxn; {SHOW}", OMP_WAIT_POLICY="ACTIVE") == ["None", "AUTO", "False"]
 
 
 def test_the_tests_run_with_the_same_settings():
-    assert [os.environ[name] for name in VARIABLES] == ["PASSIVE", "AUTO"]
+    assert [os.environ[name] for name in VARIABLES] == [runtime.SPINS, "AUTO"]
 
 
 @pytest.mark.parametrize("error", [OSError, AttributeError, TypeError])

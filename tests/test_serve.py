@@ -129,6 +129,7 @@ def test_the_description_names_the_inputs_and_what_the_model_does(client):
     assert facts["predicts"]
     assert not facts["generates"]
     assert client.get("/health").json()["status"] == "ok"
+    assert client.head("/health").status_code == client.head("/").status_code == 200
 
 
 def test_the_openapi_description_lists_every_path_and_every_status(client):

@@ -651,6 +651,24 @@ def test_texts_that_are_encoded_together_equal_texts_that_are_encoded_alone(
         assert together["coords"].shape == alone["coords"].shape
 
 
+@pytest.mark.parametrize(
+    "augment",
+    [{"token_dropout": 0.4}, {"token_mask": 0.4}, {"subword_dropout": 0.5, "token_dropout": 0.2}],
+    ids=["dropped", "masked", "split"],
+)
+@pytest.mark.parametrize("max_len", [3, 100])
+def test_texts_that_are_augmented_together_equal_texts_that_are_augmented_alone(augment, max_len):
+    prepare = adapter_of("bpe", max_len=max_len, augment=TextAugment(**augment)).prepare
+    for raws in (SENTENCES, [["two", "words"], ["one"]]):
+        seeds = [f"{i}" for i in range(len(raws))]
+        pairs = zip(raws, map(random.Random, seeds), strict=True)
+        alone = prepare.collate([prepare(raw, rand) for raw, rand in pairs])
+        together = prepare.encode_batch(raws, [*map(random.Random, seeds)])
+        assert together["ids"].tolist() == alone["ids"].tolist()
+        assert together["mask"].tolist() == alone["mask"].tolist()
+        assert together["ids"].tolist() != prepare.encode_batch(raws)["ids"].tolist()
+
+
 def test_the_error_of_a_batch_names_the_text_that_cannot_be_encoded():
     prepare = adapter_of("word").prepare
     state = json.loads(prepare.tokenizer.to_str())

@@ -52,7 +52,9 @@ def test_a_training_sends_its_log_and_its_test_metrics_to_both_trackers(tmp_path
 def test_a_resumed_run_continues_the_run_of_mlflow(tmp_path, store):
     folder = tmp_path / "runs" / "first"
     for step in (1, 2):
-        trackers = Trackers(["mlflow"], folder, options={"a": {"b": 3}}, resume=step > 1)
+        trackers = Trackers(
+            ["mlflow"], folder, options={"a": {"b": 3}}, resumed_at=step - 1 or None
+        )
         trackers.log({"step": step, "epoch": 1, "test/accuracy[text+image]": step / 7})
         trackers.close()
     (experiment,) = [e for e in store.search_experiments() if e.name == "runs"]
@@ -60,6 +62,17 @@ def test_a_resumed_run_continues_the_run_of_mlflow(tmp_path, store):
     assert run.data.params == {"a.b": "3"}
     name = "test/accuracy_text_image_"  # MLflow allows no brackets
     assert len(store.get_metric_history(run.info.run_id, name)) == 2
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_tensorboard_hides_what_a_resumed_training_sends_again(tmp_path):
+    folder = tmp_path / "run"
+    for resumed_at, steps in ((None, (1, 2, 3)), (1, (2, 3))):
+        trackers = Trackers(["tensorboard"], folder, resumed_at=resumed_at)
+        for step in steps:
+            trackers.log({"step": step, "loss": step / 7})
+        trackers.close()
+    assert [step for step, _ in scalars(folder, "loss")] == [1, 2, 3]
 
 
 def test_wandb_gets_the_name_the_options_and_the_figures(tmp_path, monkeypatch):

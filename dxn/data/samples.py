@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.utils.data import Dataset
 
 from dxn.data.opening import Opened
@@ -66,6 +67,25 @@ class LoaderOptions:
             raise ValueError(
                 f"timeout must be null or in (0, {MAX_TIMEOUT:,}] seconds, got {self.timeout}"
             )
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A sample without its target.
+
+    Args:
+        sample: Prepared inputs by name, and the raw values of those that are prepared later.
+        index: Value of "index" in the batch.
+        row: The row.
+        rand: Random generator of the sample; None without augmentation.
+        hidden: Seed for a task that is random in validation.
+    """
+
+    sample: dict[str, Any]
+    index: int
+    row: int
+    rand: random.Random | None
+    hidden: str
 
 
 class Samples(Dataset):
@@ -171,7 +191,7 @@ class Samples(Dataset):
         return self.opened.origin[row] + (f" ({', '.join(files)})" if files else "")
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
-        return self._sample(key)
+        return self._finished(self._draft(key))
 
     def batch(
         self, keys: Sequence[tuple[int, int]], begin: Callable[[int], None]
@@ -186,11 +206,18 @@ class Samples(Dataset):
         """
         together = self._encoded_together()
         progress = getattr(keys, "progress", 0.0)
-        samples: list[dict[str, Any]] = []
+        drafts: list[Draft] = []
         for key in keys:
             begin(key[1])
-            samples.append(self._sample(key, together, progress))
-        return self.collate(samples, together)
+            drafts.append(self._draft(key, together, progress))
+        encoded: dict[str, dict[str, Tensor]] = {}
+        for name in together:
+            having = [draft for draft in drafts if name in draft.sample]
+            if having:
+                prepare: Any = self.preprocessors[name]
+                raws = [draft.sample[name] for draft in having]
+                encoded[name] = prepare.encode_batch(raws, [draft.rand for draft in having])
+        return self.collate([self._finished(draft) for draft in drafts], encoded)
 
     def _encoded_together(self) -> list[str]:
         """Return the inputs whose raw values `batch` prepares together."""
@@ -198,17 +225,19 @@ class Samples(Dataset):
         if self.task is not None and type(self.task).encode_sample is not Task.encode_sample:
             return []
         # A file can take long to read, so the time limit applies to each of them.
+        # The inputs of a sample draw random numbers in turn, from one generator.
+        draws = self.augment and len(self.inputs) > 1
         return [
             name
             for name in self.inputs
-            if encodes_batches(self.preprocessors[name], augment=self.augment)
+            if encodes_batches(self.preprocessors[name], augment=draws)
             and not reads_files(self.preprocessors[name])
         ]
 
-    def _sample(
+    def _draft(
         self, key: tuple[int, int], together: Container[str] = (), progress: float = 0.0
-    ) -> dict[str, Any]:
-        """Return a sample. The inputs in `together` remain raw values."""
+    ) -> Draft:
+        """Prepare the inputs of a sample, except for those in `together`."""
         epoch, i = key
         copy, row = divmod(self.rows[i], len(self.opened))
         # Seed with the row index, not with i, which changes if other rows are left out. The first
@@ -228,17 +257,23 @@ class Samples(Dataset):
         # For a task that is random in validation, where `rand` is None. There the seed is the same
         # in every epoch, so that metrics of different epochs are comparable.
         hidden = f"{self.seed}/{epoch if self.augment else 'always'}/{number}/hidden"
-        sample = self._with_target(sample, row, rand, hidden)
-        return {**sample, "index": self.rows[i]}
+        return Draft(sample, self.rows[i], row, rand, hidden)
+
+    def _finished(self, draft: Draft) -> dict[str, Any]:
+        """Return a sample with its target and its index."""
+        sample = self._with_target(draft.sample, draft.row, draft.rand, draft.hidden)
+        return {**sample, "index": draft.index}
 
     def collate(
-        self, samples: Sequence[Mapping[str, Any]], together: Container[str] = ()
+        self,
+        samples: Sequence[Mapping[str, Any]],
+        encoded: Mapping[str, dict[str, Tensor]] | None = None,
     ) -> dict[str, Any]:
         """Collate samples into the batch format of `dxn.models.Model`.
 
         Args:
             samples: The samples.
-            together: Inputs whose values are raw, and are prepared together.
+            encoded: Collated dicts of inputs that have been prepared together, by input name.
 
         Returns:
             A dict with "size" (number of samples), "index" (list of `rows`), "target" if there
@@ -254,9 +289,9 @@ class Samples(Dataset):
             rows = [i for i, sample in enumerate(samples) if name in sample]
             # Missing inputs are not padded, so they need neither memory nor computation.
             if rows:
-                prepare: Any = self.preprocessors[name]
-                join = prepare.encode_batch if name in together else prepare.collate
-                batch[name] = join([samples[i][name] for i in rows])
+                collate = self.preprocessors[name].collate
+                done = None if encoded is None else encoded.get(name)
+                batch[name] = collate([samples[i][name] for i in rows]) if done is None else done
                 batch[name]["rows"] = torch.tensor(rows)
         if self.task is not None and TARGET in samples[0]:
             batch[TARGET] = self.task.collate([sample[TARGET] for sample in samples])

@@ -54,7 +54,7 @@ def hub_card(
     # The home folder of the author is nobody else's concern.
     body = body.replace(str(Path.home()), "~")
     if license is not None:
-        body = body.replace("- licence: not set", f"- license: {license}")
+        body = body.replace("- license: not set", f"- license: {license}")
     use = _use(repo, config, body)
     return without_secrets(f"---\n{text}---\n\n{USE.sub('', body)}{LIMITATIONS}\n{use}")
 

@@ -8,15 +8,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from markupsafe import Markup
 
-from dxn.explain.attention import recorded, token_names, token_shares
+from dxn.explain.attention import token_names
 from dxn.explain.drawers import Shown
 from dxn.explain.drawers.html import SMALL, escaped, reduced, text_of
 from dxn.explain.numbers import percent
 from dxn.explain.spans import InputTokens, drawn_inputs
-from dxn.models import Backbone, EarlyFusion, Model
 from dxn.tokens import Tokens
 
 MAX_BOXES = 1200  # tokens that are drawn on a picture; more make the page slow
@@ -39,36 +37,21 @@ class InputShare:
     html: Markup
 
 
-def has_attention(model: Model) -> bool:
-    """Whether the attention of a model to all of its inputs can be drawn."""
-    backbone = model.backbone
-    is_joint = len(model.inputs) == 1 or isinstance(model.fusion, EarlyFusion)
-    return isinstance(backbone, Backbone) and len(backbone.blocks) > 0 and is_joint
-
-
-@torch.inference_mode()
-def attention(
-    model: Model, batch: Mapping[str, Any], inputs: Mapping[str, Shown]
-) -> list[InputShare]:
-    """Return the share of each input in the pooled vector, and its tokens colored.
+def attention(tokens: Tokens, shares: np.ndarray, inputs: Mapping[str, Shown]) -> list[InputShare]:
+    """Return the share of each input in the answer, and its tokens colored.
 
     Args:
-        model: A model for which `has_attention` is true.
-        batch: A batch with one sample.
+        tokens: The encoded sample (1, N, D).
+        shares: (N,). Share of each column in the answer.
         inputs: The raw inputs of the sample.
     """
-    backbone: Any = model.backbone
-    with recorded(backbone) as maps:
-        encoded, _ = model.encode(model.embed(dict(batch)))
-    floats = [each.float() for each in maps]
-    shares = token_shares(floats, encoded.mask, model.fusion.pool.kind)[0].cpu().numpy()
-    names = token_names(encoded, inputs)
-    parts = drawn_inputs(encoded, inputs)
+    names = token_names(tokens, inputs)
+    parts = drawn_inputs(tokens, inputs)
     found = [
         InputShare(part.name, float(shares[part.columns].sum()), _drawn(part, shares, names))
         for part in parts
     ]
-    return [*found, *_without_input(encoded, parts, shares)]
+    return [*found, *_without_input(tokens, parts, shares)]
 
 
 def _without_input(

@@ -7,11 +7,13 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dxn.data.samples import Samples
 from dxn.explain.drawers import Shown
-from dxn.models import Model
 from dxn.report.saved import Facts
 from dxn.tasks import Task
+from dxn.tokens import Tokens
 from dxn.train.evaluate import Predictions
 
 
@@ -77,16 +79,18 @@ class Evidence:
     """The model and its predictions.
 
     Args:
-        model: The model whose attention is drawn.
+        inputs: Names of the inputs of the model.
         task: The task.
         subsets: Predictions from each set of inputs, those from all inputs last. Empty: the data
             cannot be read.
         shown: Function that returns the inputs of a row of the split.
-        batch: Function that returns a batch with one sample.
+        attended: Function that returns one encoded sample (1, N, D) and the share (N,) of each of
+            its columns in the answer, from the position of the sample and the names of its inputs.
+            None: the model has no attention that can be drawn.
     """
 
-    model: Model
+    inputs: Sequence[str]
     task: Task
     subsets: Sequence[Subset]
     shown: Callable[[int], dict[str, Shown]]
-    batch: Callable[[int], dict[str, Any]]
+    attended: Callable[[int, Sequence[str]], tuple[Tokens, np.ndarray] | None]

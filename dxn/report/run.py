@@ -196,7 +196,7 @@ def _imbalance(facts: Facts) -> list[str]:
 def _results(
     info: RunInfo, task: Task, new: Saved, figures: tables.Figures, evidence: Evidence
 ) -> dict[str, Any]:
-    inputs = list(evidence.model.inputs)
+    inputs = evidence.inputs
     single = inputs[0] if len(inputs) == 1 else ""
     about = f"The figures of the {new.split} split"
     about += f", {count(new.rows, 'row')}." if new.rows else "."

@@ -170,14 +170,14 @@ def _attention(
     shown: Callable[[int], dict[str, Shown]],
     budget: examples.Budget,
 ) -> list[dict[str, Any]]:
-    if not attending.has_attention(evidence.model) or isinstance(evidence.task, Writes):
-        return []
     found: list[dict[str, Any]] = []
     positions = {row: i for i, row in enumerate(last.samples.rows)}
     for i in examples.right_and_wrong(scores, ATTENDED):
         inputs = shown(i)
-        batch = evidence.batch(positions[last.predictions.rows[i]])
-        parts = attending.attention(evidence.model, batch, inputs)
+        attended = evidence.attended(positions[last.predictions.rows[i]], list(inputs))
+        if attended is None:
+            continue
+        parts = attending.attention(*attended, inputs)
         predicted = last.predictions.predicted[i]
         answer = evidence.task.answer(predicted, {n: each.source for n, each in inputs.items()})
         found.append(

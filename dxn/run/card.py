@@ -70,7 +70,7 @@ class Card:
             f"- inputs: {_inputs(self.nodes['inputs'])}",
             f"- data: {self.data}; rows: {_rows(self.sizes)}",
             f"- weights: {self.parameters:,} parameters, those of {epochs}",
-            "- licence: not set",
+            "- license: not set",
             "",
             "## Figures",
             "",

@@ -23,6 +23,7 @@ from dxn.run.loading import load_predictor
 from dxn.run.predictor import Predictor
 from dxn.run.prepared import Prepared
 from dxn.run.run_paths import is_run
+from dxn.run.sample_attention import MAX_WEIGHTS, attention_on
 from dxn.run.settings import Settings
 from dxn.train.evaluate import Predictions
 from dxn.train.progress import read_log
@@ -186,11 +187,18 @@ def evidence(predictor: Predictor, recorder: Recorder) -> Any:
         assert samples is not None
         return _shown(predictor, samples.opened, row)
 
-    def batch(i: int) -> Any:
+    def attended(i: int, names: Sequence[str]) -> Any:
         assert samples is not None
-        return predictor.batch(samples, i)
+        batch = predictor.batch(samples, i)
+        try:
+            found = attention_on(predictor, batch, names, max_weights=MAX_WEIGHTS)
+        except UserError:  # no attention, or a sample that is too long
+            return None
+        return found.encoded, found.shares.cpu().numpy()
 
-    return pages.run.Evidence(predictor.model, predictor.task, subsets, shown, batch)
+    return pages.run.Evidence(
+        list(predictor.model.inputs), predictor.task, subsets, shown, attended
+    )
 
 
 def _shown(predictor: Predictor, opened: Opened, row: int) -> Any:

@@ -102,6 +102,7 @@ def make_app(
     async def model() -> Response:
         return _json({**facts, "examples": [example.summary for example in examples]})
 
+    @app.head("/health", include_in_schema=False)
     @app.get("/health", **schema.described("Whether the server can answer"))
     async def health() -> Response:
         problem = service.problem
@@ -120,6 +121,7 @@ def make_app(
             raise Refusal(404, "there is no such example")
         return Response(file, media_type="application/octet-stream")
 
+    @app.head("/", include_in_schema=False)
     @app.get("/", include_in_schema=False)
     async def page() -> Response:
         return FileResponse(STATIC / "index.html", headers={"Cache-Control": "no-cache"})

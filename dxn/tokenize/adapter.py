@@ -19,7 +19,7 @@ optional member only through a function of this module, which returns the defaul
 | `advise(cells, facts) -> list[Advice]` | [] | `advise` of dxn.tokenize.advice |
 | `without_augment() -> Preprocessor` | itself | `without_augment(prepare)` |
 | `truncated(sample) -> (kept, total) or None` | None | `truncated(prepare, sample)` |
-| `encode_batch(raws) -> batch` | one by one | `encodes_batches(prepare, ...)` |
+| `encode_batch(raws, rands) -> batch` | one by one | `encodes_batches(prepare, ...)` |
 | `augments: bool` | True | `encodes_batches(prepare, ...)` |
 | `examples(count, rand) -> list[raw]` | error | `examples` of dxn.tokenize.examples |
 | `recipe() -> dict` | {} | `recipe` of dxn.tokenize.recipes |
@@ -285,14 +285,13 @@ def truncated(prepare: Preprocessor, sample: Mapping[str, Tensor]) -> tuple[int,
 def encodes_batches(prepare: Preprocessor, *, augment: bool) -> bool:
     """Whether raw values can be prepared together, which is faster.
 
-    The preprocessor then has the method `encode_batch(raws)`, which returns the same batch as
-    `collate` of the samples without augmentation, except that coordinates can be NaN: they explain
-    a model, but do not affect its output. With `augments = False`, augmentation is off, so that
-    training samples can be prepared in this way too.
+    The preprocessor then has the method `encode_batch(raws, rands)`, which returns the same batch
+    as `collate` of `prepare(raw, rand)`, except that coordinates can be NaN: they explain a model,
+    but do not affect its output. With `augments = False`, it draws no random numbers.
 
     Args:
         prepare: The preprocessor.
-        augment: Whether samples are augmented.
+        augment: Whether samples are augmented, and other inputs draw from the same generators.
     """
     if not hasattr(prepare, "encode_batch"):
         return False

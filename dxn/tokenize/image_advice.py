@@ -10,7 +10,7 @@ from dxn.tokenize.advice import Advice, Facts
 from dxn.tokenize.image_file import image_size, is_gray
 from dxn.tokenize.media import BadMedia
 
-SMALL = 40  # pixels of the shorter side up to which every pixel matters
+SMALL = 40  # pixels of the longer side up to which every pixel matters
 LARGE = 64  # pixels to which larger images are reduced without a pretrained model
 FEW_ROWS = 5000  # training rows up to which augmentation is strong
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import chain
 
 import numpy as np
@@ -14,7 +14,12 @@ PAD = 0  # id of padding; any valid id is suitable, because the mask excludes pa
 
 
 def encode_texts(
-    tokenizer: Tokenizer, texts: Sequence[str], *, max_len: int, special_tokens: bool
+    tokenizer: Tokenizer,
+    texts: Sequence[str],
+    *,
+    max_len: int,
+    special_tokens: bool,
+    change: Callable[[int, list[int]], list[int]] | None = None,
 ) -> dict[str, Tensor] | None:
     """Encode texts as a batch in the format of `TextPreprocessor.collate`.
 
@@ -26,6 +31,7 @@ def encode_texts(
         texts: B texts.
         max_len: Maximum number of tokens of a text. Longer texts are truncated.
         special_tokens: Add the special tokens of the tokenizer, such as [CLS] and [SEP].
+        change: Function that returns other ids for those of text i, without its special tokens.
 
     Returns:
         None if the tokenizer cannot encode one of the texts.
@@ -34,12 +40,14 @@ def encode_texts(
     if encodings is None:
         return None
     ids: list[list[int]] = []
-    for encoding in encodings:
+    for i, encoding in enumerate(encodings):
         row = encoding.ids
-        if len(row) > max_len:
+        if change is not None or len(row) > max_len:
             lead, tail = special_ends(encoding.special_tokens_mask) if special_tokens else (0, 0)
+            end = len(row) - tail
+            text = row[lead:end] if change is None else change(i, row[lead:end])
             # Truncation keeps the special tokens at the end, as transformers does.
-            row = row[: max(max_len - tail, lead)] + row[len(row) - tail :]
+            row = [*row[:lead], *text[: max(max_len - lead - tail, 0)], *row[end:]]
         ids.append(row)
     lengths = np.fromiter(map(len, ids), np.int64, len(ids))
     # One assignment for all texts takes less time than padding each of them.

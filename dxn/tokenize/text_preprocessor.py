@@ -6,7 +6,7 @@ import json
 import math
 import random
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from typing import Any, cast
 
@@ -168,11 +168,16 @@ class TextPreprocessor:
         augment = self.augment
         return bool(augment.subword_dropout or augment.token_dropout or augment.token_mask)
 
-    def encode_batch(self, raws: Sequence[RawText]) -> dict[str, Tensor]:
-        """Return the same as `collate` of the samples without augmentation, in less time.
+    def encode_batch(
+        self, raws: Sequence[RawText], rands: Sequence[random.Random | None] | None = None
+    ) -> dict[str, Tensor]:
+        """Return the same as `collate` of the samples, in less time. The coordinates can be NaN.
 
-        The coordinates can be NaN.
+        Args:
+            raws: Texts or lists of words.
+            rands: Random generator of each text. None: no augmentation.
         """
+        rands = [None] * len(raws) if rands is None else rands
         texts = [self._first(raw) for raw in raws]
         batch = None
         # The n-grams of a token depend on its coordinates.
@@ -182,9 +187,12 @@ class TextPreprocessor:
                 cast("list[str]", texts),
                 max_len=self.max_len,
                 special_tokens=self.special_tokens,
+                change=self._changes(rands),
             )
+        if batch is not None:
+            return batch
         # Lists of words are encoded one by one too, and the error of a text has to name it.
-        return self.collate([self(raw) for raw in raws]) if batch is None else batch
+        return self.collate([self(raw, rand) for raw, rand in zip(raws, rands, strict=True)])
 
     def num_tokens(self, raw: RawText) -> float:
         """Return the number of tokens of a text without augmentation."""
@@ -276,6 +284,22 @@ class TextPreprocessor:
                 for token in tokens
             ]
         return tokens
+
+    def _changes(
+        self, rands: Sequence[random.Random | None]
+    ) -> Callable[[int, list[int]], list[int]] | None:
+        """Return a function that augments the ids of text i, if texts are augmented."""
+        if not self.augments or all(rand is None for rand in rands):
+            return None
+
+        def change(i: int, ids: list[int]) -> list[int]:
+            rand = rands[i]
+            if rand is None:
+                return ids
+            tokens = self._augmented([(token, NO_COORDS, -1) for token in ids], rand)
+            return [token for token, _, _ in tokens]
+
+        return change
 
     def _split(self, token: Token, rand: random.Random) -> list[Token]:
         """Return the token, or with probability subword_dropout two shorter ones."""

@@ -87,13 +87,6 @@ class Run:
             main=settings.main,
             name=self.name,
         )
-        self.progress.trackers = Trackers(
-            settings.tracker if settings.main else (),
-            self.folder,
-            options=self.options,
-            say=self.print,
-            resume=self.resume,
-        )
 
     @property
     def epochs(self) -> int:
@@ -137,6 +130,20 @@ class Run:
             self.state.step = self.state.epoch * self.steps_per_epoch
         self.progress.epochs = self.epochs
         self.progress.restore(self.state, restored.log)
+
+    def start_trackers(self) -> None:
+        """Start the trackers, after `restore` if the training is resumed.
+
+        Raises:
+            UserError: If one of them cannot start.
+        """
+        self.progress.trackers = Trackers(
+            self.settings.tracker if self.settings.main else (),
+            self.folder,
+            options=self.options,
+            say=self.print,
+            resumed_at=self.state.step if self.resume else None,
+        )
 
     def save(self) -> None:
         """Write a checkpoint. Every process must call this, because generator states are gathered.

@@ -66,7 +66,8 @@ class Trackers:
         folder: The run folder. The folder that contains it is the experiment.
         options: Options of the run, which the trackers show beside the figures.
         say: Function that prints a line.
-        resume: Whether to continue what an earlier process has sent.
+        resumed_at: Step from which an earlier process is continued. What TensorBoard got after it
+            is hidden there, because the training sends it again. None: a new training.
 
     Raises:
         UserError: If a tracker cannot start.
@@ -79,19 +80,20 @@ class Trackers:
         *,
         options: Mapping[str, Any] | None = None,
         say: Callable[[str], None] = print,
-        resume: bool = False,
+        resumed_at: int | None = None,
     ):
         self.say = say
         self.started: dict[Tracker, GeneralTracker] = {}
         path = folder / IDS
-        ids = load_json(path) if resume and path.is_file() else {}
+        is_new = resumed_at is None
+        ids = load_json(path) if not is_new and path.is_file() else {}
         for name in names:
             with _quiet():
                 try:
-                    tracker = _make(name, folder, ids.get(name))
+                    tracker = _make(name, folder, ids.get(name), resumed_at)
                     tracker.start()
                     ids[name] = _id(name, tracker)
-                    if options and not resume and name != "tensorboard":
+                    if options and is_new and name != "tensorboard":
                         tracker.store_init_configuration(dict(_leaves(options)))
                 # Each library has exceptions of its own, also for a server that does not answer.
                 except Exception as error:
@@ -129,18 +131,20 @@ class Trackers:
             self.say(f"warning: {name} gets no more figures: {_reason(error)}")
 
 
-def _make(name: Tracker, folder: Path, old: str | None) -> GeneralTracker:
+def _make(name: Tracker, folder: Path, old: str | None, resumed_at: int | None) -> GeneralTracker:
     """Create a tracker.
 
     Args:
         name: Its name.
         folder: The run folder.
         old: Identifier of its run, if an earlier process has started it.
+        resumed_at: See `Trackers`.
     """
     experiment = folder.absolute().parent.name or folder.absolute().name
     if name == "tensorboard":
         # TensorBoard shows the path of the folder as the name of the run.
-        return TensorBoardTracker("", folder / FOLDERS[name])
+        purge_step = None if resumed_at is None else resumed_at + 1
+        return TensorBoardTracker("", folder / FOLDERS[name], purge_step=purge_step)
     if name == "wandb":
         target = folder / FOLDERS[name]
         target.mkdir(parents=True, exist_ok=True)

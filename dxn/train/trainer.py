@@ -186,6 +186,7 @@ class Trainer:
                 else:
                     run.progress.clear_log()
                     run.save()
+                run.start_trackers()
                 while not run.is_finished:
                     run.epoch()
                 # It arrived after the last batch. Everything is in the checkpoint of the epoch.
@@ -205,6 +206,6 @@ class Trainer:
             step: Number of optimizer steps of the training.
         """
         if self.tracker and self.main:
-            trackers = Trackers(self.tracker, folder, resume=True)
+            trackers = Trackers(self.tracker, folder, resumed_at=step)
             trackers.log({**metrics, "step": step})
             trackers.close()
