@@ -45,7 +45,7 @@ def fruit(tmp_path_factory, no_pictures):
 def mixed(tmp_path_factory, no_pictures):
     """A run with three modalities and late fusion."""
     folder = tmp_path_factory.mktemp("mixed")
-    train(folder / "run", *PLAIN, *TINY_DIGITS, *ONCE, "fusion=late")
+    train(folder / "run", "preset=plain", *TINY_DIGITS, *ONCE, "fusion=late")
     return folder / "run"
 
 

@@ -95,6 +95,20 @@ def test_pictures_have_the_same_size_and_nearly_the_same_pixels(mode, channels, 
     assert np.abs(difference).max() <= 2
 
 
+@pytest.mark.parametrize("mode", ["RGBA", "LA", "P", "I;16", "L", "CMYK", "1"])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_pictures_of_every_mode_have_the_same_pixels(mode, channels, tmp_path):
+    rand = np.random.default_rng(0)
+    if mode == "I;16":
+        picture = Image.fromarray(rand.integers(0, 65535, (8, 8), np.uint16))
+    else:
+        picture = Image.fromarray(rand.integers(0, 255, (8, 8, 4), np.uint8), "RGBA").convert(mode)
+    path = tmp_path / ("picture.jpg" if mode == "CMYK" else "picture.png")
+    picture.save(path, **({"transparency": 3} if mode == "P" else {}))
+    ours, theirs = both(ImageAdapter(8, image_size=8, patch_size=4, in_channels=channels), [path])
+    assert ours["pixels"].tolist() == theirs["pixels"].tolist()
+
+
 @pytest.mark.parametrize(
     "options",
     [
@@ -111,6 +125,14 @@ def test_sounds_have_the_same_spectrogram(options, tmp_path):
     adapter = AudioAdapter(8, sample_rate=8000, spectrogram=options)
     ours, theirs = both(adapter, paths)
     agree(ours, theirs, 1e-4)
+
+
+@pytest.mark.parametrize("rate", [8000, 22050, 44100, 48000])
+def test_sounds_of_any_sample_rate_have_the_same_spectrogram(rate, tmp_path):
+    rand = np.random.default_rng(0)
+    path = tmp_path / "sound.wav"
+    soundfile.write(path, rand.uniform(-0.5, 0.5, (rate // 4, 2)).astype(np.float32), rate)
+    agree(*both(AudioAdapter(8, sample_rate=16_000), [path]), 1e-3)
 
 
 def test_a_spectrogram_with_more_steps_is_left_to_dxn():

@@ -114,7 +114,7 @@ def test_a_kernel_with_all_rows_as_landmarks_is_kernel_ridge_regression():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(151, 2, generator=g)
     y = (2 * x[:, :1]).sin() + (2 * x[:, 1:]).cos()  # no linear function
-    dense = fit_dense(x, ScoreTargets(y, are_classes=False))
+    dense = fit_dense(x, ScoreTargets(y, are_classes=False), [x.shape[1]])
     assert "kernel" in dense.name
     z = dense.module.standardized(x)
     ours = (dense.module(x) + dense.bias).numpy()
@@ -131,7 +131,7 @@ def test_a_kernel_with_all_rows_as_landmarks_is_kernel_ridge_regression():
 def test_a_linear_relation_gets_a_linear_model():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(61, F, generator=g)
-    dense = fit_dense(x, ScoreTargets(x @ torch.ones(F, 1), are_classes=False))
+    dense = fit_dense(x, ScoreTargets(x @ torch.ones(F, 1), are_classes=False), [x.shape[1]])
     assert dense.name == "ridge regression" and not len(dense.module.landmarks)
 
 
@@ -140,12 +140,26 @@ def test_constant_and_unknown_features_have_no_influence():
     x = torch.randn(61, 3, generator=g)
     x[:, 1] = 4.0
     x[5, 2] = torch.nan
-    module = fit_dense(x, ScoreTargets(x[:, :1], are_classes=False)).module
+    module = fit_dense(x, ScoreTargets(x[:, :1], are_classes=False), [x.shape[1]]).module
     changed = x.clone()
     changed[:, 1] = 1e6
     assert torch.equal(module(x), module(changed))
     assert module(x).isfinite().all()
     assert all(tensor.isfinite().all() for tensor in module.state_dict().values())
+
+
+def test_features_of_rounding_errors_have_no_influence_but_small_units_have():
+    g = torch.Generator().manual_seed(0)
+    x = torch.randn(61, 3, generator=g)
+    noise = 1e-7 * torch.randn(61, 1, generator=g)
+    small = 1e-7 * torch.randn(61, 1, generator=g)
+    module = fit_dense(
+        torch.cat([x, noise, small], 1), ScoreTargets(small * 1e7, are_classes=False), [4, 1]
+    ).module
+    assert module.scale[3] > 1 and module.scale[4] < 1e-6
+    z = torch.cat([x, 100 * noise, small], 1)
+    assert torch.equal(module(z), module(torch.cat([x, noise, small], 1)))
+    assert not torch.equal(module(z), module(torch.cat([x, noise, -small], 1)))
 
 
 # The module

@@ -76,7 +76,7 @@ class Draft:
     Args:
         sample: Prepared inputs by name, and the raw values of those that are prepared later.
         index: Value of "index" in the batch.
-        row: The row.
+        row: The row, or the first token of a window.
         rand: Random generator of the sample; None without augmentation.
         hidden: Seed for a task that is random in validation.
     """

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dxn.data.opening import Opened
-from dxn.data.samples import Samples
+from dxn.data.samples import Draft, Samples
 from dxn.errors import UserError
 from dxn.tasks.task import Task, Window
 from dxn.tokenize.adapter import Preprocessor, VocabularyPreprocessor
@@ -84,21 +84,28 @@ class Stream(Samples):
     def _encoded_together(self) -> list[str]:
         return []  # the whole stream is encoded already
 
-    def _sample(
+    def _draft(
         self, key: tuple[int, int], together: Container[str] = (), progress: float = 0.0
-    ) -> dict[str, Any]:
+    ) -> Draft:
         epoch, i = key
         start = self.rows[i] * self.max_len
         rand = random.Random(f"{self.seed}/{epoch}/{i}") if self.augment else None
         # A random start gives each token a different context in each epoch.
         if rand is not None:
             start = rand.randrange(max(len(self.ids) - self.max_len, 1))
-        # Take one token more than the input has, because the targets are the ids shifted by one.
-        ids = self.ids[start : start + self.max_len + 1]
+        ids = self.ids[start : start + len(self._next_ids(start))]
+        return Draft({self.name: _text_sample(ids)}, self.rows[i], start, rand, "")
+
+    def _with_target(
+        self, sample: dict[str, Any], row: int, rand: random.Random | None, hidden: str
+    ) -> dict[str, Any]:
         assert self.task is not None
-        window = Window(ids[1:], self.chars_per_token)
-        sample = self.task.encode_sample({self.name: _text_sample(ids[:-1])}, window, rand)
-        return {**sample, "index": self.rows[i]}
+        window = Window(self._next_ids(row), self.chars_per_token)
+        return self.task.encode_sample(sample, window, rand)
+
+    def _next_ids(self, start: int) -> Tensor:
+        """Return the targets of a window, which are its ids shifted by one."""
+        return self.ids[start + 1 : start + self.max_len + 1]
 
 
 def make_samples(

@@ -98,11 +98,18 @@ class DenseScores(nn.Module):
         """Return the inputs of the linear layer: standardized features, or their kernel."""
         if not len(self.landmarks):
             return z
-        return torch.exp(-self.gamma * torch.cdist(z, self.landmarks).square())
+        # The weights of a kernel are large and cancel each other, so float32 would not suffice.
+        # MPS has nothing else.
+        dtype = torch.float32 if z.device.type == "mps" else torch.float64
+        z, landmarks = z.to(dtype), self.landmarks.to(dtype)
+        squares = z.square().sum(1, keepdim=True) + landmarks.square().sum(1)
+        distances = (squares - 2 * z @ landmarks.T).clamp(min=0)
+        return torch.exp(-self.gamma.to(dtype) * distances)
 
     def forward(self, x: Tensor) -> Tensor:
         """Map features (B, F) to scores (B, K)."""
-        return self.features(self.standardized(x)) @ self.weight
+        features = self.features(self.standardized(x))
+        return (features @ self.weight.to(features.dtype)).float()
 
 
 class Baseline(nn.Module):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,7 +27,9 @@ PENALTIES = 10.0 ** np.arange(-5.5, 0.6, 0.5)
 # directions are noise of float32.
 MIN_EIGENVALUE = 1e-5
 MIN_LEFT_OUT = 1e-9  # avoids a division by zero for a row that determines its own prediction
-MIN_SCALE = 1e-6  # of a feature that is not constant
+# Scale of a feature that is not constant, relative to its mean and to all features of its input.
+# Smaller ones are rounding errors, such as those of the mean of a clip that is normalized to 0.
+MIN_SCALE = 1e-5
 CONSTANT = 1e30  # scale of a constant feature; not infinity, which is an error in saved weights
 
 
@@ -66,7 +68,7 @@ class Ridge:
     error: float
 
 
-def fit_dense(x: Tensor, targets: ScoreTargets) -> Dense:
+def fit_dense(x: Tensor, targets: ScoreTargets, sizes: Sequence[int]) -> Dense:
     """Train a ridge regression on standardized features, or on a kernel of them.
 
     The kind of the model, the width of the kernel and the penalty are those with the lowest
@@ -75,11 +77,12 @@ def fit_dense(x: Tensor, targets: ScoreTargets) -> Dense:
     Args:
         x: (n, F). Features of the training rows, NaN where unknown.
         targets: What is learned, (n, K).
+        sizes: Numbers of features that belong together; their sum is F.
     """
     size, num_features = x.shape
     y = targets.values.double().numpy()
     standardize = DenseScores(num_features, y.shape[1])
-    _fit_standardization(standardize, x)
+    _fit_standardization(standardize, x, sizes)
     z = standardize.standardized(x)
     order = torch.from_numpy(np.random.default_rng(0).permutation(size))
     compared = order[:MAX_COMPARED].sort().values
@@ -177,12 +180,14 @@ def _features(module: DenseScores, z: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return features @ basis, basis
 
 
-def _fit_standardization(module: DenseScores, x: Tensor) -> None:
-    """Set the mean and the scale of each feature, without unknown values."""
+def _fit_standardization(module: DenseScores, x: Tensor, sizes: Sequence[int]) -> None:
+    """Set the mean and the scale of each feature, without unknown values. See `fit_dense`."""
     x = x.double()
     mean = x.nanmean(0).nan_to_num(0.0)
     scale = (x - mean).square().nanmean(0).nan_to_num(0.0).sqrt()
+    squares = (mean.square() + scale.square()).split(list(sizes))
+    typical = torch.cat([part.mean().sqrt().expand(len(part)) for part in squares])
     # A constant feature has no influence, whatever its value is in new data.
-    is_constant = scale <= MIN_SCALE * mean.abs().clamp(min=MIN_SCALE)
+    is_constant = scale <= MIN_SCALE * torch.maximum(mean.abs(), typical)
     module.mean.copy_(mean)
     module.scale.copy_(scale.masked_fill(is_constant, CONSTANT))

@@ -70,7 +70,10 @@ def fit_baseline(
     )
     dense = None
     if empty.dense is not None:
-        dense = fit_dense(empty.dense_features(summaries, len(targets.values)), targets)
+        # The additional feature of an input has another unit.
+        sizes = [size for count in empty.num_dense.values() for size in (count, 1)]
+        x = empty.dense_features(summaries, len(targets.values))
+        dense = fit_dense(x, targets, sizes)
     parts = [part for part in (counted, dense) if part is not None]
     scores = torch.stack([part.scores for part in parts])
     rows = (~scores.isnan().any(2).any(0)).nonzero()[:, 0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -15,9 +16,6 @@ def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.n
         values: Paths of B sound files, or their waveforms: arrays (T,) at the sample rate of the
             options.
         options: Options of the input in preprocess.json.
-
-    Raises:
-        ValueError: If a file has another sample rate.
     """
     rows = [_features(_waveform(value, options["sample_rate"]), options) for value in values]
     lengths = np.array([len(row) for row in rows], np.int64)
@@ -33,9 +31,25 @@ def _waveform(value: Any, sample_rate: int) -> np.ndarray:
     import soundfile
 
     samples, rate = soundfile.read(value, dtype="float32", always_2d=True)
-    if rate != sample_rate:
-        raise ValueError(f"{value}: must have {sample_rate} samples per second, got {rate}")
-    return samples.mean(1)
+    mono = samples.mean(1)
+    return mono if rate == sample_rate else _resampled(mono, rate, sample_rate)
+
+
+def _resampled(samples: np.ndarray, rate: int, sample_rate: int) -> np.ndarray:
+    """Change the sample rate with a windowed sinc filter, as torchaudio does."""
+    divisor = math.gcd(rate, sample_rate)
+    old, new = rate // divisor, sample_rate // divisor
+    cutoff = 0.99 * min(old, new)
+    width = math.ceil(6 * old / cutoff)
+    offsets = np.arange(-width, width + old) / old
+    # (new, K): one filter for each position between two samples.
+    t = cutoff * (offsets - np.arange(new)[:, None] / new)
+    t = t.clip(-6, 6)
+    filters = np.sinc(t) * np.cos(t * np.pi / 12) ** 2 * cutoff / old
+    padded = np.pad(samples, (width, width + old))
+    windows = np.lib.stride_tricks.sliding_window_view(padded, filters.shape[1])[::old]
+    length = math.ceil(new * len(samples) / old)
+    return (windows @ filters.T).ravel()[:length].astype(np.float32)
 
 
 def _features(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:

@@ -28,7 +28,8 @@ def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.n
 
 def _pixels(value: Any, options: Mapping[str, Any]) -> np.ndarray:
     with Image.open(value) as file:
-        image = ImageOps.exif_transpose(file).convert("RGB" if options["channels"] == 3 else "L")
+        image = _opaque(ImageOps.exif_transpose(file))
+    image = image.convert("RGB" if options["channels"] == 3 else "L")
     size = options["image_size"]
     if size is not None:
         height, width = _size(image.height, image.width, size, options)
@@ -40,6 +41,18 @@ def _pixels(value: Any, options: Mapping[str, Any]) -> np.ndarray:
             image = image.crop((left, top, left + size[1], top + size[0]))
     pixels = np.asarray(image)
     return pixels if pixels.ndim == 3 else pixels[..., None]
+
+
+def _opaque(image: Image.Image) -> Image.Image:
+    """Return a picture with 8 bits per channel, over white where it is transparent."""
+    if image.mode.startswith("I"):  # 16 bits
+        values = np.asarray(image).astype(np.float64) / 257
+        image = Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        foreground = image.convert("RGBA")
+        image = Image.new("RGBA", foreground.size, "white")
+        image.alpha_composite(foreground)
+    return image
 
 
 def _size(
