@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from scipy.stats import binomtest
 from sklearn.metrics import confusion_matrix, precision_recall_fscore_support
 
-from dxn.report import saved, tables
+from dxn.report import charts, saved, tables
 from dxn.report.classes import (
     THRESHOLDS,
     calibration,
@@ -112,6 +112,27 @@ def test_more_rows_than_are_drawn_have_a_narrower_interval():
         return high - low
 
     assert width(8000) == pytest.approx(width(2000) / 2, rel=0.15)
+
+
+def test_many_rows_that_are_sorted_by_class_have_the_interval_of_all_rows():
+    rows = 30_000
+    right, wrong = torch.tensor([0.9, 0.05, 0.05]), torch.tensor([0.05, 0.9, 0.05])
+    predictions, truths = [right] * (rows // 2) + [wrong] * (rows // 2), ["ant"] * rows
+    half = metric_intervals(classify(), predictions, truths, {"accuracy": 0.5})["accuracy"]
+    assert half == pytest.approx(binomtest(rows // 2, rows).proportion_ci(), abs=0.002)
+    # Predictions of a part of the rows have the interval of all of them.
+    part = predictions[::10], truths[::10]
+    known = metric_intervals(classify(), *part, {"accuracy": 0.5}, num_rows=rows)["accuracy"]
+    assert known[1] - known[0] == pytest.approx(half[1] - half[0], rel=0.15)
+    names = ["ant"] * (rows // 2) + ["bee"] * (rows // 2)
+    scores = classify().class_scores(predictions[: rows // 4] * 4, names)
+    ends = [each.interval for each in class_figures(scores, NAMES)]
+    assert all(each is not None and each[1] - each[0] < 0.02 for each in ends[:2])
+
+
+def test_names_with_dollar_signs_are_no_formulas():
+    drawn = charts.overlay_chart({"a$_$b": ([1.0, 2.0], [0.5, 0.7])}, "accuracy")
+    assert "a$_$b" in drawn
 
 
 def test_few_rows_have_no_interval():

@@ -12,6 +12,7 @@ import numpy as np
 from markupsafe import Markup
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
 from dxn.explain.curves import draw_family, families_of
@@ -46,6 +47,9 @@ def svg(figure: Figure, alt: str) -> Markup:
     file = io.StringIO()
     # Text stays text, so that a screen reader and the search of the browser find it. A constant
     # salt makes equal charts equal files.
+    labels: list[Text] = figure.findobj(Text)  # pyright: ignore[reportAssignmentType]
+    for label in labels:
+        label.set_parse_math(False)  # a name with two dollar signs is no formula
     options: Any = {"svg.fonttype": "none", "svg.hashsalt": "dxn"}
     with mpl.rc_context(options):
         figure.savefig(file, format="svg", transparent=True, metadata={"Date": None})

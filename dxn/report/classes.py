@@ -10,7 +10,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dxn.report.intervals import MAX_ROWS, MIN_ROWS, Interval, draw_rows, interval_of
+from dxn.report.intervals import (
+    MAX_ROWS,
+    MIN_ROWS,
+    Interval,
+    draw_rows,
+    interval_of,
+    sample_rows,
+)
 from dxn.tasks.row_scores import ClassScores, draw_counts, f1_scores
 
 BINS = 10  # of a reliability diagram
@@ -98,28 +105,27 @@ class ThresholdEffect:
 
 def class_figures(scores: ClassScores, names: Sequence[str]) -> list[ClassFigures]:
     """Return the figures of each class, in the order of the names."""
-    predicted, true = scores.predicted.double(), scores.true.double()
-    correct = predicted * true
-    sums = [each.sum(0) for each in (correct, predicted, true)]
+    predicted, true = scores.predicted.bool(), scores.true.bool()
+    parts = (predicted & true, predicted, true)
+    sums = [each.sum(0).double() for each in parts]
     f1 = f1_scores(*sums)
-    # The first rows are enough for intervals.
-    n = min(len(true), MAX_ROWS)
-    draws = draw_rows(n)
-    counts = draw_counts(draws, n)
-    drawn = f1_scores(*(counts @ each[:n] for each in (correct, predicted, true))).numpy()
-    scale = math.sqrt(draws.shape[1] / n)
+    rows = sample_rows(len(true), MAX_ROWS)
+    draws = draw_rows(len(rows))
+    counts = draw_counts(draws, len(rows))
+    drawn = f1_scores(*(counts @ each[rows].to(counts.dtype) for each in parts)).numpy()
+    scale = math.sqrt(draws.shape[1] / len(true))
     figures: list[ClassFigures] = []
     for k, name in enumerate(names):
-        right, found, rows = (float(each[k]) for each in sums)
+        right, num_predicted, num_true = (float(each[k]) for each in sums)
         values = drawn[:, k][np.isfinite(drawn[:, k])]
         # In most resamples, a rare class has no row, and its F1 is not defined.
-        is_reliable = rows >= MIN_ROWS and len(values) > len(drawn) / 2
+        is_reliable = num_true >= MIN_ROWS and len(values) > len(drawn) / 2
         figures.append(
             ClassFigures(
                 name,
-                int(rows),
-                right / found if found else math.nan,
-                right / rows if rows else math.nan,
+                int(num_true),
+                right / num_predicted if num_predicted else math.nan,
+                right / num_true if num_true else math.nan,
                 float(f1[k]),
                 interval_of(values, float(f1[k]), scale) if is_reliable else None,
             )

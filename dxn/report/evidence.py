@@ -24,12 +24,14 @@ class Subset:
     Args:
         name: Name of the set, "all" for all inputs.
         samples: The samples.
-        predictions: The predictions.
+        predictions: The predictions, or those of a random part of the rows.
+        num_rows: Number of all rows.
     """
 
     name: str
     samples: Samples
     predictions: Predictions
+    num_rows: int
 
     @property
     def truths(self) -> list[Any]:

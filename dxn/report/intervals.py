@@ -50,6 +50,8 @@ def metric_intervals(
     predictions: Sequence[Any],
     truths: Sequence[Any],
     figures: Mapping[str, float],
+    *,
+    num_rows: int | None = None,
 ) -> dict[str, Interval]:
     """Return the bootstrap interval of each metric (Efron and Tibshirani 1993, chapter 13).
 
@@ -58,17 +60,18 @@ def metric_intervals(
         predictions: Predictions of n rows, in the format of `Task.predict`.
         truths: Parsed targets of the same rows.
         figures: Metrics of all rows. Only these get an interval.
+        num_rows: Number of rows that the figures were computed from. Default: n.
 
     Returns:
         Intervals by metric. Metrics whose resamples are not finite are left out.
     """
-    rows = min(len(truths), MAX_ROWS)
-    if rows < MIN_ROWS:
+    rows = sample_rows(len(truths), MAX_ROWS)
+    if len(rows) < MIN_ROWS:
         return {}
-    draws = draw_rows(rows)
-    values = task.resampled(predictions[:rows], truths[:rows], draws)
+    draws = draw_rows(len(rows))
+    values = task.resampled([predictions[i] for i in rows], [truths[i] for i in rows], draws)
     # The share of the spread that is left when all rows count, and not only those of a resample.
-    scale = math.sqrt(draws.shape[1] / len(truths))
+    scale = math.sqrt(draws.shape[1] / (num_rows or len(truths)))
     found: dict[str, Interval] = {}
     for name, column in values.items():
         finite = np.array(column, dtype=float)
@@ -76,6 +79,14 @@ def metric_intervals(
         if name in figures and math.isfinite(figures[name]) and len(finite) > RESAMPLES / 2:
             found[name] = interval_of(finite, figures[name], scale)
     return found
+
+
+def sample_rows(num_rows: int, count: int) -> list[int]:
+    """Return all rows in their order, or a random part of them, because a file can be sorted."""
+    if num_rows <= count:
+        return list(range(num_rows))
+    generator = torch.Generator().manual_seed(0)
+    return torch.randperm(num_rows, generator=generator)[:count].sort().values.tolist()
 
 
 def draw_rows(rows: int, seed: int = 0) -> Tensor:

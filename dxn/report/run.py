@@ -65,8 +65,10 @@ def _saved(
     intervals: dict[str, dict[str, list[float]]] = {}
     for subset in evidence.subsets if scores is not None else ():
         known = figures.get(subset.name, {})
-        found = metric_intervals(task, subset.predictions.predicted, subset.truths, known)
-        intervals[subset.name] = {name: list(ends) for name, ends in found.items()}
+        ends_by_name = metric_intervals(
+            task, subset.predictions.predicted, subset.truths, known, num_rows=subset.num_rows
+        )
+        intervals[subset.name] = {name: list(ends) for name, ends in ends_by_name.items()}
     last = evidence.subsets[-1] if evidence.subsets else None
     keyed: dict[str, float] = {}
     cells: dict[str, list[Any]] = {}

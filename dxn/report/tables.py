@@ -242,9 +242,14 @@ def _scale(figures: Figures, metric: str, interval: FindInterval) -> tuple[float
 
 def _brief(value: float) -> str:
     """Return an end of an interval, which needs fewer digits than the figure itself."""
-    return f"{value:.3f}" if abs(value) < 10 else number(value, 4)
+    return f"{value:.3f}" if _has_decimals(value) else number(value, 4)
 
 
 def _short(value: float) -> str:
     """Return a figure. Shares have four decimals, so that all rows of a column look alike."""
-    return f"{value:.4f}" if abs(value) < 10 else number(value, 5)
+    return f"{value:.4f}" if _has_decimals(value) else number(value, 5)
+
+
+def _has_decimals(value: float) -> bool:
+    """Whether a few decimals show a value. Small errors need significant digits instead."""
+    return value == 0 or 1e-2 <= abs(value) < 10

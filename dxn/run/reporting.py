@@ -40,16 +40,21 @@ class Recorder:
     """Keeps the predictions of `evaluate_subsets`, from each set of inputs."""
 
     def __init__(self):
-        self.subsets: list[tuple[str, Samples, Predictions]] = []
+        self.subsets: list[tuple[str, Samples, Predictions, int]] = []
 
     def __call__(self, name: str, samples: Samples, predictions: Predictions) -> None:
         """Keep the predictions of one more set of inputs."""
         if self.subsets:
             # Another set follows, so the one before is not that of all inputs.
-            last, old, kept = self.subsets[-1]
-            short = replace(kept, rows=kept.rows[:MAX_KEPT], predicted=kept.predicted[:MAX_KEPT])
-            self.subsets[-1] = last, old, short
-        self.subsets.append((name, samples, predictions))
+            last, old, kept, num_rows = self.subsets[-1]
+            chosen = pages.intervals.sample_rows(num_rows, MAX_KEPT)
+            part = replace(
+                kept,
+                rows=[kept.rows[i] for i in chosen],
+                predicted=[kept.predicted[i] for i in chosen],
+            )
+            self.subsets[-1] = last, old, part, num_rows
+        self.subsets.append((name, samples, predictions, len(predictions.rows)))
 
 
 def report_of_training(
