@@ -138,11 +138,10 @@ HINT = "Many of these rows have a wrong label or an unusual input."
 
 
 def right_and_wrong(scores: RowScores, count: int) -> list[int]:
-    """Return rows for a closer look: half of them answered well, half of them badly."""
+    """Return rows for a closer look: half of them answered best, half of them worst."""
     sign = 1 if scores.higher_is_better else -1
     order = sorted(range(len(scores.values)), key=lambda i: -sign * scores.values[i])
     half = (count + 1) // 2
-    # From the middle of the order, because the extremes are shown elsewhere.
     return list(dict.fromkeys([*order[:half], *order[::-1][: count - half]]))
 
 
