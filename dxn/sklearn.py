@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from io import StringIO
 from pathlib import Path
 from typing import Any, Self
@@ -41,6 +41,7 @@ class _Estimator(BaseEstimator):
     head: str  # task of the model
     model_: Predictor
     files_: dict[str, bytes]
+    trust_: Sequence[str]
 
     def __init__(
         self,
@@ -70,7 +71,7 @@ class _Estimator(BaseEstimator):
     def __setstate__(self, state: dict[str, Any]) -> None:
         super().__setstate__(state)
         if "files_" in state:
-            self.model_ = _load(state["files_"])
+            self.model_ = _load(state["files_"], state["trust_"])
 
     def _fit(self, frame: pd.DataFrame, target: list[Any], given: Mapping[str, Any]) -> None:
         """Train a model on a data frame, and keep it in memory."""
@@ -93,13 +94,15 @@ class _Estimator(BaseEstimator):
             **given,
             **(self.options or {}),
         }
+        trust = options.get("trust") or ()
         data = rows if is_divided else {"train": rows}
         with tempfile.TemporaryDirectory() as folder, self._output():
             run = dxn.train(data, target=name, run=Path(folder) / "run", **options)
             model = run.folder / "model"
             files = [path for path in sorted(model.rglob("*")) if path.is_file()]
-            self.files_ = {path.relative_to(model).as_posix(): path.read_bytes() for path in files}
-        self.model_ = _load(self.files_)
+            contents = {path.relative_to(model).as_posix(): path.read_bytes() for path in files}
+        self.model_ = _load(contents, trust)
+        self.files_, self.trust_ = contents, trust
 
     def _checked(self, X: Any) -> pd.DataFrame:  # noqa: N803
         """Return new rows as a data frame, after comparing their columns with those of `fit`."""
@@ -108,6 +111,17 @@ class _Estimator(BaseEstimator):
             return X
         rows: Any = validate_data(self, X, reset=False, ensure_all_finite="allow-nan")
         return _numbered(rows)
+
+    @contextlib.contextmanager
+    def _kept_if_failed(self) -> Iterator[None]:
+        """Restore all attributes after an error, so that the old model keeps its own classes."""
+        before = dict(vars(self))
+        try:
+            yield
+        except BaseException:
+            vars(self).clear()
+            vars(self).update(before)
+            raise
 
     @contextlib.contextmanager
     def _output(self) -> Iterator[None]:
@@ -143,13 +157,15 @@ class Classifier(ClassifierMixin, _Estimator):
         Raises:
             UserError: A ValueError, if the data or an option cannot be used.
         """
-        frame, labels, given = _validated(self, X, y, numeric=False)
-        check_classification_targets(labels)
-        self.classes_, index = np.unique(labels, return_inverse=True)
-        if len(self.classes_) < 2:
-            raise ValueError("Classifier needs samples of at least 2 classes, got 1 class")
-        # Not the classes themselves: two of them can have the same text, such as 1 and "1".
-        self._fit(frame, [f"class {i}" for i in index], given)
+        with self._kept_if_failed():
+            frame, labels, given = _validated(self, X, y, numeric=False)
+            check_classification_targets(labels)
+            classes, index = np.unique(labels, return_inverse=True)
+            if len(classes) < 2:
+                raise ValueError("Classifier needs samples of at least 2 classes, got 1 class")
+            # Not the classes themselves: two of them can have the same text, such as 1 and "1".
+            self._fit(frame, [f"class {i}" for i in index], given)
+            self.classes_ = classes
         return self
 
     def predict(self, X: Any) -> NDArray[Any]:  # noqa: N803
@@ -184,8 +200,9 @@ class Regressor(RegressorMixin, _Estimator):
         Raises:
             UserError: A ValueError, if the data or an option cannot be used.
         """
-        frame, numbers, given = _validated(self, X, y, numeric=True)
-        self._fit(frame, [float(number) for number in numbers], given)
+        with self._kept_if_failed():
+            frame, numbers, given = _validated(self, X, y, numeric=True)
+            self._fit(frame, [float(number) for number in numbers], given)
         return self
 
     def predict(self, X: Any) -> NDArray[np.float64]:  # noqa: N803
@@ -226,11 +243,11 @@ def _numbered(rows: NDArray[Any]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=[f"x{i}" for i in range(rows.shape[1])])
 
 
-def _load(files: Mapping[str, bytes]) -> Predictor:
+def _load(files: Mapping[str, bytes], trust: Sequence[str]) -> Predictor:
     """Load the model from the files of its folder."""
     with tempfile.TemporaryDirectory() as folder:
         for name, content in files.items():
             path = Path(folder) / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
-        return dxn.load(folder)
+        return dxn.load(folder, dtype="float32", trust=trust)

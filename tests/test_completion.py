@@ -15,6 +15,7 @@ from dxn.completion.install import install
 from dxn.describe import verb_rows
 from dxn.errors import UserError
 
+SCRIPT = Path("dxn/completion/shells/bash").absolute()
 # Executes the completion of bash for a line, and prints what it offers.
 ASK_BASH = """
 source "$1"
@@ -79,21 +80,36 @@ def test_completion_imports_neither_torch_nor_hydra():
     ("line", "expected"), [("dxn tra", "train"), ("dxn train backbone=gr", "gru")]
 )
 def test_bash_replaces_only_the_word_that_it_completes(line, expected, tmp_path):
+    assert offered_by_bash(line, tmp_path).split() == [expected]
+
+
+@pytest.mark.parametrize("name", ["x$(touch y).csv", "x`touch y`.csv", "x;y.csv", "it's.csv"])
+def test_bash_never_runs_the_name_of_a_file(name, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    Path(name).write_text("text,label\n")
+    (offered,) = offered_by_bash(f"dxn check {name[0]}", tmp_path).splitlines()
+    done = subprocess.run(
+        ["bash", "-c", f"echo {offered}"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout == f"{name}\n"
+    assert not Path("y").exists()
+
+
+def offered_by_bash(line, tmp_path):
     program = tmp_path / "dxn"
     program.write_text(f'#!/bin/sh\nexec "{sys.executable}" -m dxn "$@"\n')
     program.chmod(0o755)
-    script = Path("dxn/completion/shells/bash").absolute()
     environment = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
     bash = shutil.which("bash")
     assert bash is not None
     done = subprocess.run(
-        [bash, "-c", ASK_BASH, "bash", script, line],
+        [bash, "-c", ASK_BASH, "bash", SCRIPT, line],
         capture_output=True,
         text=True,
         env=environment,
         check=True,
     )
-    assert done.stdout.split() == [expected]
+    return done.stdout
 
 
 @pytest.mark.parametrize("shell", ["bash", "zsh"])
@@ -109,6 +125,17 @@ def test_installing_twice_adds_one_line_to_the_startup_file(shell, tmp_path, mon
     assert first == "alias x=y"
     assert (tmp_path / ".local/share/dxn" / f"completion.{shell}").is_file()
     assert f"completion.{shell}" in second
+
+
+def test_a_startup_file_can_have_any_encoding(tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path))
+    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
+    startup = tmp_path / ".bashrc"
+    startup.write_bytes(b"# caf\xe9\n")
+    install(["bash"])
+    first, second = startup.read_bytes().splitlines()
+    assert first == b"# caf\xe9"
+    assert b"completion.bash" in second
 
 
 def test_fish_needs_no_startup_file(tmp_path, monkeypatch):

@@ -17,9 +17,11 @@ from dxn.cli import main
 from dxn.errors import UserError
 from dxn.export.compare import compare
 from dxn.export.counted import counted_scores
+from dxn.export.folder import _check_folder
 from dxn.export.formats import load, save
 from dxn.export.ports import counted_features, find_ports, make_examples
 from dxn.export.trace import trace
+from dxn.files import write_sums
 from dxn.models.baseline import TfIdf
 from dxn.run import model_folder
 from dxn.tokens import Summary
@@ -195,6 +197,16 @@ def test_other_files_are_never_replaced(fruit, tmp_path, capsys):
     assert (tmp_path / "letter.txt").read_text() == "dear ann"
 
 
+def test_a_file_that_was_added_to_an_export_is_never_deleted(tmp_path):
+    (tmp_path / "preprocess.json").write_text("{}")
+    write_sums(tmp_path)
+    (tmp_path / "__pycache__").mkdir()  # from a run of the example
+    _check_folder(tmp_path)
+    (tmp_path / "app.py").touch()
+    with pytest.raises(UserError, match=r"such as app\.py"):
+        _check_folder(tmp_path)
+
+
 def test_a_recurrent_backbone_is_refused_before_anything_is_written(tmp_path, capsys, no_pictures):
     data = tmp_path / "fruit.csv"
     data.write_text(table_of(40))
@@ -220,6 +232,9 @@ def test_a_file_that_differs_from_the_model_is_refused(tmp_path):
     wrong = [{"y": 2.001 * case["x"]} for case in cases]
     with pytest.raises(UserError, match="differ from those of the model"):
         compare(replace(part, reference=wrong.__getitem__), path)
+    unknown = [{"y": case["x"] * torch.nan} for case in cases]
+    with pytest.raises(UserError, match="by inf"):
+        compare(replace(part, reference=unknown.__getitem__), path)
 
 
 def test_code_that_cannot_be_traced_is_named_without_a_traceback():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -15,6 +16,7 @@ from huggingface_hub import ModelCard
 import dxn
 from dxn.cli import main
 from dxn.errors import UserError
+from dxn.export.card import USE, _without_home
 from dxn.run.hub import HubModel
 
 REPO = "ann/fruit"
@@ -85,6 +87,29 @@ def test_a_branch_is_created_and_main_is_unchanged(run, hub):
     assert "main" not in hub.refs[REPO]
     assert hub.messages == ["First trial"]
     assert dxn.load(f"hf://{REPO}@trial").labels == ("a", "b")
+
+
+def test_a_private_push_to_a_public_repository_is_refused(run, hub, monkeypatch, capsys):
+    public = SimpleNamespace(private=False)
+    monkeypatch.setattr("huggingface_hub.HfApi.repo_info", lambda *_, **__: public)
+    (line,) = refused(capsys, ["push", f"run={run}", f"repo={REPO}"])
+    assert f"{REPO} exists and is public; set private=false" in line
+    assert not hub.requests
+    push(run, "private=false")
+    assert "visibility: public" in capsys.readouterr().out
+
+
+def test_the_own_sections_of_a_card_are_kept():
+    text = "# Card\n\n## Use\n\nold\n\n## Data\n\nmine\n"
+    assert USE.sub("", text) == "# Card\n\n## Data\n\nmine\n"
+
+
+@pytest.mark.parametrize(
+    ("home", "expected"), [("/", "/home/ann/x /data/home/ann"), ("/home/ann", "~/x /data/home/ann")]
+)
+def test_only_the_home_folder_of_the_author_is_hidden(home, expected, monkeypatch):
+    monkeypatch.setenv("HOME", home)
+    assert _without_home("/home/ann/x /data/home/ann") == expected
 
 
 def test_a_model_in_the_cache_loads_without_the_hub(run, hub, monkeypatch):
@@ -180,6 +205,16 @@ def test_a_repository_without_a_dxn_model_is_refused(hub):
     hub.refs["ann/other"] = {"main": "1" * 40}
     with pytest.raises(UserError, match=r"ann/other is not a model of dxn"):
         dxn.load("hf://ann/other")
+    # Its files, which may be large, are not downloaded.
+    assert not [request for request in hub.requests if "/resolve/" in request]
+
+
+def test_files_in_folders_are_not_downloaded(run, hub):
+    push(run)
+    hub.files(REPO)["old/weights.json"] = b"{}"
+    hub.requests.clear()
+    dxn.load(f"hf://{REPO}")
+    assert not [request for request in hub.requests if "old/" in request]
 
 
 def test_a_name_is_parsed_with_its_revision():

@@ -171,6 +171,17 @@ def test_series_are_normalized_in_the_same_way(normalize, window):
     agree(*both(adapter, values), 1e-5)
 
 
+def test_series_with_missing_values_at_both_ends_are_cut_in_the_same_way():
+    values = [np.ones((29, 2), np.float32) * np.arange(29)[:, None] for _ in range(3)]
+    values[0][:17] = np.nan
+    values[1][19:] = np.nan
+    values[2][5:] = np.nan
+    values = [value.astype(np.float32) for value in values]
+    adapter = SeriesAdapter(8, patch_size=4, max_len=3, normalize="none")
+    adapter.fit([torch.from_numpy(value) for value in values])
+    agree(*both(adapter, values), 1e-5)
+
+
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
 def test_a_program_needs_no_other_library(path):
     names = set()

@@ -22,12 +22,13 @@ from PIL import Image
 import dxn
 from dxn.cli import main
 from dxn.config import compose
+from dxn.data.confine import confined
 from dxn.early_checks import prepare
 from dxn.errors import UserError
 from dxn.serve import server
 from dxn.serve.app import make_app
 from dxn.serve.command import bind, examples_of
-from dxn.serve.examples import read_examples
+from dxn.serve.examples import _file_of, read_examples
 from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key
 
 KEY = "a-key-of-this-test"
@@ -549,8 +550,43 @@ def test_the_examples_are_test_rows_that_can_be_sent_back(run, predictor):
             files = {n: client.get(f"/examples/{i}/{n}").content for n in each["files"]}
             answer = client.post("/predict", data=each["texts"], files=files)
             assert answer.status_code == 200, answer.text
-        for path in ("/examples/3/image", "/examples/-1/image", "/examples/0/nothing"):
+        for path in (
+            "/examples/3/image",
+            "/examples/-1/image",
+            "/examples/x/image",
+            "/examples/0/nothing",
+        ):
             assert client.get(path).status_code == 404
+
+
+def test_other_codecs_of_a_form_are_refused(client):
+    kind = "multipart/form-data; boundary=x; charset=punycode"
+    body = b'--x\r\nContent-Disposition: form-data; name="text"\r\n\r\nabc\r\n--x--\r\n'
+    answer = client.post("/predict", content=body, headers={"Content-Type": kind})
+    assert "charset must be utf-8, got 'punycode'" in error_of(answer, 415)
+
+
+def test_a_connection_is_closed_if_its_answer_comes_before_the_end_of_its_request(client):
+    answer = client.request("GET", "/health", content=b"never read")
+    assert answer.headers["connection"] == "close"
+    assert "connection" not in client.get("/health").headers
+
+
+def test_an_origin_that_is_no_url_is_refused(client):
+    assert client.get("/health", headers={"Origin": "http://["}).status_code == 403
+
+
+def test_an_example_never_contains_a_file_outside_the_data_folder_or_of_another_kind(
+    predictor, tmp_path
+):
+    Image.new("L", (8, 8)).save(tmp_path / "picture.png")
+    (tmp_path / "secret.png").write_text("not a picture")
+    prepare = predictor.preprocessors["image"]
+    for name, is_offered in (("picture.png", True), ("secret.png", False)):
+        path = str(tmp_path / name)
+        assert (_file_of("image", path, prepare) is not None) == is_offered
+    outside = confined(str(tmp_path / "picture.png"), tmp_path / "data")
+    assert _file_of("image", outside, prepare) is None
 
 
 def test_test_rows_are_not_shown_to_other_machines_by_default(run, predictor, capsys):

@@ -2,6 +2,7 @@
 
 import json
 import time
+from functools import partial
 
 import pytest
 from helpers.runs import PLAIN, SMALL, TEXT, train
@@ -9,9 +10,14 @@ from helpers.serving import client_of, error_of
 
 import dxn
 from dxn.models import make_sampler
-from dxn.serve.texts import BatchSampler, TextRow, Writer
+from dxn.run.vocabulary import vocabulary_adapter
+from dxn.serve.engine import Job
+from dxn.serve.operations import WRITE, Operations
+from dxn.serve.refusal import Refusal
+from dxn.serve.texts import BatchSampler, Cancelled, TextRow, Writer, _decoder, _ids
 
 WORDS = ["apple", "pear", "plum", "cherry"]
+greedy_sampler = partial(make_sampler, 0)
 GREEDY = {"temperature": 0, "max_new": 12}
 
 
@@ -106,6 +112,8 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another_one(language
 
 WRONG = [
     ({"temperature": -1}, "temperature must be above 0"),
+    ({"temperature": 1e-40}, "temperature: must be 0 or at least"),
+    ({"inputs": [{"prompt": "a" * 20_001}]}, "at most 20,000 characters"),
     ({"temperature": "hot"}, "temperature: must be a number"),
     ({"temperature": float("nan")}, "temperature: must be a number"),
     ({"top_k": 0}, "top_k: must be an integer"),
@@ -165,7 +173,8 @@ def test_rows_of_a_batch_have_their_own_sampler_and_may_end_early(language):
 
     def rows():
         prompts = ["apple", "pear größe", "plum apple cherry"]
-        samplers = [make_sampler(0), make_sampler(1.2, seed=3), make_sampler(1.2, seed=4)]
+        settings = [(0, 0), (1.2, 3), (1.2, 4)]
+        samplers = [partial(make_sampler, value, seed=seed) for value, seed in settings]
         return [TextRow(None, p, s, 40) for p, s in zip(prompts, samplers, strict=True)]
 
     together = rows()
@@ -177,6 +186,51 @@ def test_rows_of_a_batch_have_their_own_sampler_and_may_end_early(language):
 
 
 def test_a_batch_that_nobody_waits_for_is_given_up(language):
-    rows = [TextRow(None, "apple", make_sampler(0), 50, is_cancelled=True)]
+    rows = [TextRow(None, "apple", greedy_sampler, 50, is_cancelled=True)]
     Writer(language).write(rows)
     assert rows[0].text == ""
+
+
+def test_a_second_attempt_gives_the_text_of_the_first(language):
+    row = TextRow(None, "apple", partial(make_sampler, 1.2, seed=3), 20)
+    writer = Writer(language)
+    writer.write([row])
+    first = row.text
+    writer.write([row])
+    assert row.text == first
+
+
+def test_a_text_that_was_sent_in_part_is_not_generated_again(language):
+    sent = []
+    row = TextRow(None, "apple", greedy_sampler, 5, sent.append, text="apple")
+    with pytest.raises(Refusal):
+        Writer(language).write([row])
+    assert sent == []
+
+
+def test_the_texts_of_a_large_request_are_generated_in_batches(language, monkeypatch):
+    sizes = []
+    monkeypatch.setattr(Writer, "write", lambda self, rows: sizes.append(len(rows)))
+    rows = [TextRow(None, "a", greedy_sampler, 2) for _ in range(5)]
+    Operations(language, batch_size=2)(WRITE, [Job(WRITE, rows, 5, None)])
+    assert sizes == [2, 2, 1]
+
+
+def test_a_prompt_whose_end_is_decoded_with_the_new_tokens_gives_the_same_text(language):
+    tokenizer = vocabulary_adapter(language.adapters, None).prepare.tokenizer
+    prompt = _ids(tokenizer, "größe 東京 " * 20)
+    decode = _decoder(tokenizer, prompt)
+    assert decode(prompt[:9]) == tokenizer.decode([*prompt, *prompt[:9]])
+
+
+def test_the_model_receives_only_the_end_of_a_long_prompt(language, monkeypatch):
+    writer = Writer(language)
+    shapes = []
+
+    def record(*args, prompt, **options):
+        shapes.append(prompt.shape[1])
+        raise Cancelled
+
+    monkeypatch.setattr("dxn.serve.texts.generate", record)
+    writer.write([TextRow(None, "größe " * 2000, greedy_sampler, 2)])
+    assert shapes == [writer.language.max_len + 1]

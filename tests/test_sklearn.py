@@ -9,6 +9,7 @@ from sklearn.base import clone
 from sklearn.exceptions import NotFittedError
 from sklearn.utils import estimator_checks
 
+import dxn
 from dxn.sklearn import Classifier, Regressor
 
 OPTIONS = {
@@ -80,6 +81,33 @@ def test_a_regressor_takes_a_data_frame_with_texts_and_missing_cells(rows):
     assert regressor.predict(frame).shape == (61,)
     pd.testing.assert_frame_equal(frame, before)
     assert list(regressor.feature_names_in_) == ["size", "text"]
+
+
+def test_a_model_is_loaded_with_the_trust_of_its_training(rows, monkeypatch):
+    calls = []
+    loaded = dxn.load
+
+    def load(*arguments, **options):
+        calls.append(options)
+        return loaded(*arguments, **options)
+
+    monkeypatch.setattr(dxn, "load", load)
+    options = {**OPTIONS, "trust": ["json"]}
+    regressor = Regressor(epochs=1, options=options, random_state=0).fit(rows, rows[:, 0])
+    pickle.loads(pickle.dumps(regressor))
+    assert calls == [{"dtype": "float32", "trust": ["json"]}] * 2
+
+
+def test_a_failed_fit_keeps_the_model_and_its_classes(classifier, rows, monkeypatch):
+    def fail(*_, **__):
+        raise ValueError("no data")
+
+    copy = pickle.loads(pickle.dumps(classifier))
+    monkeypatch.setattr(dxn, "train", fail)
+    with pytest.raises(ValueError, match="no data"):
+        copy.fit(rows[:, :2], np.arange(61) % 3)
+    assert copy.classes_.tolist() == [False, True]
+    assert copy.predict(rows).dtype == bool
 
 
 def test_one_class_and_wrong_lengths_are_refused(rows):

@@ -10,6 +10,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 from dxn.cli import main
 from dxn.errors import UserError
 from dxn.train.trackers import Trackers, check_trackers
+from dxn.train.trainer import Trainer
 
 
 @pytest.fixture
@@ -106,6 +107,17 @@ def test_a_tracker_that_fails_is_left_out_and_the_training_continues(tmp_path, m
     trackers.log({"step": 2, "loss": 1.0})
     assert lines == ["warning: tensorboard gets no more figures: the server is down"]
     trackers.close()
+
+
+def test_a_tracker_that_cannot_start_after_the_training_is_a_warning(tmp_path, monkeypatch, capsys):
+    trainer = Trainer(tracker=["tensorboard"], device="cpu", precision="float32")
+
+    def fail(*_, **__):
+        raise ConnectionError("the server is down")
+
+    monkeypatch.setattr("dxn.train.trackers._make", fail)
+    trainer.track(tmp_path, {"test/accuracy": 0.5}, 3)
+    assert "warning: tensorboard does not get the final metrics" in capsys.readouterr().out
 
 
 def test_a_missing_or_unknown_tracker_is_refused_with_the_command_that_installs_it(monkeypatch):

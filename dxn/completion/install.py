@@ -40,12 +40,15 @@ def install(words: list[str]) -> list[str]:
     write_text(path, script)
     startup = _startup_file(shell)
     line = f'[ -f "{path}" ] && . "{path}"'
-    text = startup.read_text(encoding="utf-8") if startup.is_file() else ""
+    # Bytes, because the file of the user can have any encoding.
+    added = os.fsencode(line)
+    text = startup.read_bytes() if startup.is_file() else b""
     lines = [f"written: {path}"]
-    if line not in text.splitlines():
+    if added not in text.splitlines():
         # Appended, and not replaced as a whole: the file may be a link into a folder of settings.
-        with startup.open("a", encoding="utf-8") as file:
-            file.write(f"{'' if text.endswith(chr(10)) or not text else chr(10)}{line}\n")
+        separator = b"" if text.endswith(b"\n") or not text else b"\n"
+        with startup.open("ab") as file:
+            file.write(separator + added + b"\n")
         lines.append(f"added a line to {startup}")
     return [*lines, "next: open a new terminal"]
 

@@ -17,7 +17,8 @@ from dxn.weights.own import read_config
 
 METRICS = "metrics.json"
 LABELS = "labels.json"
-USE = re.compile(r"## Use\n.*", re.DOTALL)
+# The section about use, up to the next section, which an author may have added.
+USE = re.compile(r"^## Use\n.*?(?=^## |\Z)", re.DOTALL | re.MULTILINE)
 # A license is an identifier such as apache-2.0.
 LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
@@ -51,12 +52,22 @@ def hub_card(
     figures = _figures(run / METRICS)
     text = dump_yaml(metadata(config, task, figures, repo, license))
     body = read_text(folder / CARD)
-    # The home folder of the author is nobody else's concern.
-    body = body.replace(str(Path.home()), "~")
+    body = _without_home(body)
     if license is not None:
         body = body.replace("- license: not set", f"- license: {license}")
     use = _use(repo, config, body)
-    return without_secrets(f"---\n{text}---\n\n{USE.sub('', body)}{LIMITATIONS}\n{use}")
+    return without_secrets(
+        f"---\n{text}---\n\n{USE.sub('', body).rstrip()}\n\n{LIMITATIONS}\n{use}"
+    )
+
+
+def _without_home(text: str) -> str:
+    """Replace the home folder of the author by ~: it is nobody else's concern."""
+    home = Path.home()
+    # In a container, it can be /, which is part of every path.
+    if len(home.parts) < 2:
+        return text
+    return re.sub(rf"(?<![\w.-]){re.escape(str(home))}(?![\w-])", "~", text)
 
 
 def metadata(

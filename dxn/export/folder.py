@@ -15,11 +15,11 @@ import dxn
 import dxn.tokenize
 from dxn.errors import UserError
 from dxn.export.compare import Agreement, compare
-from dxn.export.formats import save
+from dxn.export.formats import SUFFIXES, save
 from dxn.export.parts import Exported, make_parts
 from dxn.export.ports import Port
 from dxn.export.trace import Part
-from dxn.files import replace_folder, write_sums
+from dxn.files import SUMS, replace_folder, write_sums
 from dxn.models import Ensemble, Model
 from dxn.models.inference import restore
 from dxn.run.predictor import Predictor
@@ -27,6 +27,7 @@ from dxn.tokenize.recipes import counted_recipe, recipe
 
 ABOUT = "preprocess.json"
 EXAMPLE = "example.npz"
+CACHE = "__pycache__"
 TEMPLATES = Path(__file__).parent / "templates"
 STANDALONE = Path(dxn.tokenize.__file__).parent / "standalone"
 
@@ -89,7 +90,7 @@ def describe(
         "parts": [
             {
                 "name": part.name,
-                "file": f"{part.name}{'.pt2' if format == 'torch' else '.onnx'}",
+                "file": f"{part.name}{SUFFIXES[format]}",
                 "inputs": _ports(part.inputs),
                 "outputs": _ports(part.outputs),
             }
@@ -151,7 +152,19 @@ def _check_folder(folder: Path) -> None:
     """Check that nothing but an older export would be replaced."""
     if folder.exists() and not folder.is_dir():
         raise UserError(f"output: must be a folder, got the file {folder}")
-    if folder.is_dir() and any(folder.iterdir()) and not (folder / ABOUT).is_file():
+    extra = _other_files(folder) if folder.is_dir() else []
+    if extra:
         raise UserError(
-            f"output: {folder} has other files, which would be replaced; choose another folder"
+            f"output: {folder} has other files, which would be replaced, such as {extra[0]}; move "
+            "them, or choose another folder"
         )
+
+
+def _other_files(folder: Path) -> list[str]:
+    """Return the names of what no export has written to a folder."""
+    sums = folder / SUMS
+    is_export = (folder / ABOUT).is_file() and sums.is_file()
+    lines = sums.read_text(encoding="utf-8", errors="replace").splitlines() if is_export else []
+    # Python writes __pycache__ when the example runs.
+    own = {line.partition("  ")[2] for line in lines} | ({SUMS, CACHE} if is_export else set())
+    return sorted(path.name for path in folder.iterdir() if path.name not in own)

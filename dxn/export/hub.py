@@ -68,6 +68,7 @@ def publish(run: Path, publication: Publication, *, trust: Sequence[str] = ()) -
     operations = [CommitOperationAdd(name, content) for name, content in files.items()]
     repo = publication.repo
     try:
+        is_private = _is_private(api, publication)
         api.create_repo(repo, private=publication.private, exist_ok=True)
         if publication.revision is not None:
             api.create_branch(repo, branch=publication.revision, exist_ok=True)
@@ -81,6 +82,8 @@ def publish(run: Path, publication: Publication, *, trust: Sequence[str] = ()) -
         raise UserError(
             "push: no access token; run `hf auth login`, or set the variable HF_TOKEN"
         ) from error
+    except UserError:
+        raise
     # The type of errors depends on the HTTP library.
     except Exception as error:
         advice = ""
@@ -90,8 +93,30 @@ def publish(run: Path, publication: Publication, *, trust: Sequence[str] = ()) -
     size = sum(path.stat().st_size for path in files.values() if isinstance(path, Path))
     return [
         f"written: {commit.commit_url} ({len(files)} files, {size / 1e6:.1f} MB)",
+        f"visibility: {'private' if is_private else 'public'}",
         f'load it with dxn.load("hf://{repo}@{commit.oid}")',
     ]
+
+
+def _is_private(api: Any, publication: Publication) -> bool:
+    """Return whether the repository is private, or will be if it does not exist.
+
+    Raises:
+        UserError: If it is public, but must be private.
+    """
+    from huggingface_hub.errors import RepositoryNotFoundError
+
+    try:
+        is_private = api.repo_info(publication.repo).private
+    except RepositoryNotFoundError:
+        return publication.private
+    # The hub ignores `private` for a repository that exists.
+    if publication.private and is_private is False:
+        raise UserError(
+            f"push: {publication.repo} exists and is public; set private=false to publish the "
+            "model, or choose another repository"
+        )
+    return publication.private if is_private is None else is_private
 
 
 def _files(folder: Path, card: str) -> dict[str, Path | bytes]:

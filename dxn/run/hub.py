@@ -14,6 +14,7 @@ from dxn.errors import UserError
 PREFIX = "hf://"
 NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 REVISION = re.compile(r"[\w][\w./-]*")
+CONFIG = "config.yaml"
 # The files of a model folder. Nothing else is downloaded, such as pickles.
 PATTERNS = ("*.json", "*.yaml", "*.safetensors", "SHA256SUMS", "README.md")
 MAX_REASON = 300  # characters of an error of the library
@@ -68,13 +69,23 @@ def download(name: str, key: str = "run") -> Path:
     from huggingface_hub import snapshot_download
     from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
 
-    try:
+    def fetch(revision: str | None, *patterns: str) -> Path:
         folder = snapshot_download(
             model.repo,
-            revision=model.revision,
-            allow_patterns=list(PATTERNS),
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=["*/*"],  # a * matches slashes too, but a model folder has no folders
             endpoint=endpoint(),
         )
+        return Path(folder)
+
+    try:
+        # First, because the weights of another library can have many gigabytes.
+        folder = fetch(model.revision, CONFIG)
+        has_config = (folder / CONFIG).exists()
+        if has_config:
+            # The name of the folder is the commit, so that both come from the same one.
+            folder = fetch(folder.name, *PATTERNS)
     except RevisionNotFoundError as error:
         raise UserError(
             f"{key}: {model.repo} has no revision {model.revision}; check the part after @"
@@ -87,12 +98,12 @@ def download(name: str, key: str = "run") -> Path:
     # The type of connection errors depends on the HTTP library.
     except Exception as error:
         raise UserError(f"{key}: {model.repo} cannot be downloaded: {reason_of(error)}") from error
-    if not (Path(folder) / "config.yaml").exists():
+    if not has_config:
         raise UserError(
             f"{key}: {model.repo} is not a model of dxn: it has no config.yaml; for other models, "
             f"use weights={model.repo}"
         )
-    return Path(folder)
+    return folder
 
 
 def endpoint() -> str | None:

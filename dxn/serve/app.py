@@ -114,9 +114,10 @@ def make_app(
         return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
 
     @app.get("/examples/{index}/{input}", include_in_schema=False)
-    async def example(index: int, input: str) -> Response:
+    async def example(index: str, input: str) -> Response:
         # Examples are in memory: neither the number nor the name becomes a path.
-        file = examples[index].files.get(input) if 0 <= index < len(examples) else None
+        numbered = {str(i): each for i, each in enumerate(examples)}
+        file = numbered[index].files.get(input) if index in numbered else None
         if file is None:
             raise Refusal(404, "there is no such example")
         return Response(file, media_type="application/octet-stream")

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from email.message import Message
 from typing import Any
 
 from starlette.datastructures import UploadFile
@@ -16,6 +17,8 @@ from dxn.serve.refusal import Refusal
 
 INPUTS = "inputs"
 JSON_TYPE = "application/json"
+CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
+MAX_OPTION = 1000  # characters of an option in a form
 FORM_TYPE = "multipart/form-data"
 LONG = 200_000  # bytes
 ADVICE = f'send {{"{INPUTS}": [{{"NAME": VALUE}}]}} with the names of the inputs (GET /model)'
@@ -70,6 +73,7 @@ async def read_body(
         else:
             body = _parse_json(content, options)
     elif kind == FORM_TYPE:
+        _check_charset(request.headers["content-type"])
         body = await _parse_form(request, options, max_parts)
     else:
         raise Refusal(415, f"Content-Type: must be {JSON_TYPE} or {FORM_TYPE}, got {kind[:60]!r}")
@@ -80,6 +84,15 @@ async def read_body(
             "send several requests",
         )
     return body
+
+
+def _check_charset(content_type: str) -> None:
+    """Refuse other codecs of the fields of a form than UTF-8. Some take quadratic time."""
+    header = Message()
+    header["content-type"] = content_type
+    charset = header.get_content_charset() or CHARSETS[0]
+    if charset not in CHARSETS:
+        raise Refusal(415, f"Content-Type: charset must be {CHARSETS[0]}, got {charset[:60]!r}")
 
 
 def _parse_json(content: bytes, options: Sequence[str]) -> Body:
@@ -136,7 +149,7 @@ async def _parse_form(request: Request, options: Sequence[str], max_parts: int) 
 
 def _parse_option(value: Any) -> Any:
     """Return an option of a form, which is a text, as JSON would contain it."""
-    if isinstance(value, bytes):
+    if isinstance(value, bytes) or len(value) > MAX_OPTION:
         return None
     try:
         return json.loads(value)

@@ -35,7 +35,6 @@ class Job:
         content: What the function of the engine needs.
         size: Number of samples.
         future: The result, in the event loop.
-        on_part: Function that the thread calls with each part of a result, such as new text.
         is_cancelled: Whether nobody waits for the result any more.
         since: Time at which the job was submitted.
     """
@@ -44,7 +43,6 @@ class Job:
     content: Any
     size: int
     future: asyncio.Future[Any]
-    on_part: Callable[[Any], None] | None = None
     is_cancelled: bool = False
     since: float = field(default_factory=time.monotonic)
 
@@ -104,16 +102,10 @@ class Engine:
         with self._changed:
             return sum(job.size for job in self._jobs)
 
-    def submit(
-        self,
-        kind: Hashable,
-        content: Any,
-        size: int,
-        on_part: Callable[[Any], None] | None = None,
-    ) -> Job:
+    def submit(self, kind: Hashable, content: Any, size: int) -> Job:
         """Add a job. The caller awaits its future; it runs in the event loop of the engine."""
         assert self._loop is not None
-        job = Job(kind, content, size, self._loop.create_future(), on_part)
+        job = Job(kind, content, size, self._loop.create_future())
         with self._changed:
             self._jobs.append(job)
             self._changed.notify_all()

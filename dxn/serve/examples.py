@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from dxn.data.confine import OutsidePath
 from dxn.data.rows import TARGET, Rows
 from dxn.errors import UserError
 from dxn.explain.drawers import Shown, get_drawer
@@ -97,10 +98,14 @@ def _file_of(name: str, cell: Any, prepare: Preprocessor) -> bytes | None:
     if isinstance(cell, bytes):
         return cell if len(cell) <= MAX_BYTES else None
     try:
+        if isinstance(cell, OutsidePath):
+            return None
         if is_path(prepare, cell):
             path = Path(cell)
-            is_small = path.is_file() and path.stat().st_size <= MAX_BYTES
-            return path.read_bytes() if is_small else None
+            if not path.is_file() or path.stat().st_size > MAX_BYTES:
+                return None
+            prepare.read(cell)  # it must be a file of the kind that the model reads
+            return path.read_bytes()
         # An array of built-in data. Its drawer may know how to write it as a file.
         write = getattr(get_drawer(prepare.modality), "file", None)
         if write is None or not reads_files(prepare):

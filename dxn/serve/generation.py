@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from dxn.errors import UserError
@@ -13,6 +14,8 @@ from dxn.serve.options import ServeOptions
 from dxn.serve.texts import TextRow, Writer
 
 PROMPT = "prompt"  # key of the text to continue, in place of an input
+MIN_TEMPERATURE = 1e-3
+MAX_PROMPT = 20_000  # characters; a model reads only the last tokens
 GENERATION = ("temperature", "top_k", "top_p", "max_new", "seed", "stream")
 MAX_SEED = 2**63 - 1  # of torch.manual_seed
 
@@ -35,17 +38,19 @@ def text_rows(
     for i, sample in enumerate(body.samples):
         try:
             # Another seed for each sample, so that equal samples get different texts.
-            sampler = make_sampler(
-                _number(chosen, "temperature", 1.0),
+            new_sampler = partial(
+                make_sampler,
+                _temperature(chosen),
                 top_k=_integer(chosen, "top_k", None, 1, MAX_SEED),
                 top_p=None if chosen.get("top_p") is None else _number(chosen, "top_p", 1.0),
                 seed=(seed + i) % MAX_SEED,
                 device=predictor.device,
             )
+            new_sampler()  # it checks the options
         except ValueError as error:
             raise UserError(f"temperature, top_k, top_p: {error}") from error
         prompt = _prompt(sample, writer)
-        rows.append(TextRow(None, prompt, sampler, max_new))
+        rows.append(TextRow(None, prompt, new_sampler, max_new))
     samples = () if writer.takes_prompt else body.samples
     return rows, samples, is_stream
 
@@ -65,8 +70,21 @@ def _prompt(sample: Mapping[str, Any], writer: Writer) -> str:
         text.encode("utf-8")
     except UnicodeError:
         raise UserError(f"{PROMPT}: must be valid Unicode text") from None
+    if len(text) > MAX_PROMPT:
+        raise UserError(
+            f"{PROMPT}: must have at most {MAX_PROMPT:,} characters, got {len(text):,}; send the "
+            "end of the text"
+        )
     writer.check_prompt(text)
     return text
+
+
+def _temperature(chosen: Mapping[str, Any]) -> float:
+    value = _number(chosen, "temperature", 1.0)
+    # The scores are divided by it, and would overflow.
+    if 0 < value < MIN_TEMPERATURE:
+        raise UserError(f"temperature: must be 0 or at least {MIN_TEMPERATURE}, got {value:g}")
+    return value
 
 
 def _number(chosen: Mapping[str, Any], name: str, default: float) -> float:

@@ -18,6 +18,8 @@ Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
 # Paths that need no key: whether the server is alive, and the pages, which ask for the key.
+# A request without these headers has no body.
+BODY_HEADERS = (b"content-length", b"transfer-encoding")
 OPEN = ("/", "/docs", "/health")
 OPEN_PREFIX = "/static/"
 SECURITY_HEADERS = (
@@ -67,20 +69,23 @@ class Guard:
         start = time.perf_counter()
         status = 0
         received = 0
+        has_body = any(name in BODY_HEADERS for name, _ in scope["headers"])
 
         async def count_and_send(message: MutableMapping[str, Any]) -> None:
             nonlocal status
             if message["type"] == "http.response.start":
                 status = message["status"]
                 message["headers"] = [*message.get("headers", ()), *SECURITY_HEADERS]
-                # Otherwise the next request of this client would find the connection closed.
-                if self.is_stopping():
+                # Otherwise the next request of this client would find the connection closed, or a
+                # client that never sends the rest of its body would keep the connection.
+                if self.is_stopping() or has_body:
                     message["headers"].append((b"connection", b"close"))
             await send(message)
 
         async def limited_receive() -> MutableMapping[str, Any]:
-            nonlocal received
+            nonlocal received, has_body
             message = await receive()
+            has_body = has_body and message.get("more_body", False)
             size = len(message.get("body", b""))
             received += size
             self.num_bytes += size
@@ -121,7 +126,8 @@ class Guard:
 
     def _check_host(self, host: str, headers: dict[bytes, bytes]) -> None:
         """Refuse requests of web pages of others, which a browser on this machine could send."""
-        allowed = set(self.options.allowed_hosts)
+        # Names have no upper case, and the port is not compared.
+        allowed = {_host_of(name.encode()) for name in self.options.allowed_hosts}
         # A page can resolve its own name to 127.0.0.1 (DNS rebinding), but it cannot change Host.
         if self.options.is_local or allowed:
             known = {*allowed, *LOOPBACK, self.options.host}
@@ -134,7 +140,7 @@ class Guard:
         origin = headers.get(b"origin")
         if origin is None:
             return
-        sender = urlsplit(origin.decode("latin-1")).hostname or ""
+        sender = _name_in(origin.decode("latin-1"))
         if sender != host and sender not in allowed:
             raise Refusal(
                 403,
@@ -165,8 +171,13 @@ class Guard:
 
 def _host_of(value: bytes) -> str:
     """Return the name in a Host header, without the port."""
+    return _name_in(f"//{value.decode('latin-1')}")
+
+
+def _name_in(url: str) -> str:
+    """Return the name of the server in a URL, "" if there is none."""
     try:
-        return urlsplit(f"//{value.decode('latin-1')}").hostname or ""
+        return urlsplit(url).hostname or ""
     except ValueError:  # such as an IPv6 address without its last bracket
         return ""
 

@@ -83,7 +83,8 @@ class Operations:
     @torch.inference_mode()
     def _write(self, jobs: Sequence[Job]) -> list[list[str]]:
         rows: list[TextRow] = [row for job in jobs for row in job.content]
-        self.writer.write(rows)
+        for start in range(0, len(rows), self.batch_size):
+            self.writer.write(rows[start : start + self.batch_size])
         return [[row.text for row in job.content] for job in jobs]
 
 

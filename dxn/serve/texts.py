@@ -17,12 +17,14 @@ from dxn.models.sampling import Sampler
 from dxn.run.predictor import Predictor
 from dxn.run.vocabulary import vocabulary_adapter
 from dxn.serve.prepare import Prepared
+from dxn.serve.refusal import Refusal
 from dxn.tasks import Writes
 from dxn.tokenize.target import ENDS, token_of
 from dxn.tokenize.text_tokenizer import encode
 from dxn.train.evaluate import to_device
 
 GENERATED = "generated"  # key of a generated text, also in the files of dxn generate
+TAIL = 16  # tokens of a prompt that are decoded together with the new ones
 UNFINISHED = "�"  # stands for the first bytes of a character whose last bytes are missing
 
 
@@ -37,7 +39,7 @@ class TextRow:
     Args:
         prepared: The sample to describe, for a model that writes a text for an input.
         prompt: The text to continue, for a language model.
-        sampler: Function that chooses the next token of this row.
+        new_sampler: Function that returns a new sampler, which chooses the next token of this row.
         max_new: Maximum number of tokens. Equal for all rows of a batch.
         on_text: Function that is called with each new part of the text.
         is_cancelled: Whether nobody waits for the text any more.
@@ -46,13 +48,27 @@ class TextRow:
 
     prepared: Prepared | None
     prompt: str
-    sampler: Sampler
+    new_sampler: Callable[[], Sampler]
     max_new: int
     on_text: Callable[[str], None] | None = None
     is_cancelled: bool = False
     text: str = ""
     ids: list[int] = field(default_factory=list)
     has_ended: bool = False
+    sampler: Sampler = field(init=False)
+
+    def start(self) -> None:
+        """Forget an attempt that failed with its batch.
+
+        Raises:
+            Refusal: If a part of its text has been sent. Another attempt could contradict it.
+        """
+        if self.on_text is not None and self.text:
+            raise Refusal(500, "the generation failed after its first words; send it again")
+        self.text = ""
+        self.ids = []
+        self.has_ended = False
+        self.sampler = self.new_sampler()
 
     def add(self, token: int, end: int | None, decode: Callable[[list[int]], str]) -> None:
         """Add a token, and pass on the text that it completes."""
@@ -146,6 +162,8 @@ class Writer:
     @torch.inference_mode()
     def write(self, rows: Sequence[TextRow]) -> None:
         """Generate the text of each row."""
+        for row in rows:
+            row.start()
         try:
             texts = self._for_prompts(rows) if self.language else self._for_samples(rows)
         except Cancelled:
@@ -159,12 +177,10 @@ class Writer:
         end = token_of(tokenizer, ENDS)
         prompts = [_ids(tokenizer, row.prompt) for row in rows]
         # In training, the end token separates texts, so a new text starts after it.
-        starts = [torch.tensor(ids or [end]) for ids in prompts]
-
-        def decoder(prompt: list[int]) -> Callable[[list[int]], str]:
-            return lambda ids: tokenizer.decode([*prompt, *ids])
-
-        decoders = [decoder(prompt) for prompt in prompts]
+        # The model shortens a longer prompt itself. The other tokens would only be padded.
+        longest = self.language.max_len + 1
+        starts = [torch.tensor(ids[-longest:] or [end]) for ids in prompts]
+        decoders = [_decoder(tokenizer, prompt) for prompt in prompts]
         hypotheses = generate(
             self.language,
             None,
@@ -187,6 +203,16 @@ class Writer:
         tokenizer: Any = getattr(task, "tokenizer", None)  # checked by the constructor
         sampler = BatchSampler(rows, tokenizer.end, [tokenizer.decode] * len(rows))
         return task.write(model.head, encoded, max_new=rows[0].max_new, sampler=sampler)
+
+
+def _decoder(tokenizer: Any, prompt: list[int]) -> Callable[[list[int]], str]:
+    """Return a function that decodes the ids after a prompt, and returns the whole text."""
+    # A long prompt is decoded once, and not again for each token. The space before the first new
+    # token can depend on the token before it.
+    start = tokenizer.decode(prompt)
+    tail = prompt[-TAIL:]
+    num_known = len(tokenizer.decode(tail))
+    return lambda ids: start + tokenizer.decode([*tail, *ids])[num_known:]
 
 
 def _ids(tokenizer: Any, prompt: str) -> list[int]:

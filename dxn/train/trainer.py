@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from dxn.data.samples import Samples
-from dxn.errors import Interrupted
+from dxn.errors import Interrupted, UserError
 from dxn.files import remove_unfinished
 from dxn.models import Model
 from dxn.tasks.task import Task
@@ -205,7 +205,12 @@ class Trainer:
             metrics: Metrics by name.
             step: Number of optimizer steps of the training.
         """
-        if self.tracker and self.main:
-            trackers = Trackers(self.tracker, folder, resumed_at=step)
+        for name in self.tracker if self.main else ():
+            try:
+                trackers = Trackers([name], folder, resumed_at=step)
+            except UserError as error:
+                # The training is finished, and its report must still be written.
+                print(f"warning: {name} does not get the final metrics: {error}")
+                continue
             trackers.log({**metrics, "step": step})
             trackers.close()

@@ -118,6 +118,7 @@ async function run() {
   at("problem").hidden = true;
   at("attention").replaceChildren();
   if (!Object.keys(values).length && !model.takes_prompt) {
+    busy(false); // the request before it has been stopped
     problem({ message: "Enter an input first." });
     return;
   }

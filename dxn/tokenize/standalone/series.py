@@ -16,7 +16,7 @@ def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.n
         options: Options of the input in preprocess.json.
     """
     raws = [np.asarray(value, np.float32) for value in values]
-    raws = [_cut(raw if raw.ndim == 2 else raw[:, None], options) for raw in raws]
+    raws = [_cut(_without_end(raw if raw.ndim == 2 else raw[:, None]), options) for raw in raws]
     lengths = np.array([len(raw) for raw in raws], np.int64)
     shape = (len(raws), int(lengths.max()), raws[0].shape[1])
     result = {
@@ -35,13 +35,24 @@ def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.n
     return result
 
 
+def _without_end(raw: np.ndarray) -> np.ndarray:
+    """Return a series without the steps at its end that have no values."""
+    known = np.flatnonzero((~np.isnan(raw)).any(1))
+    if not len(known):
+        raise ValueError("a series must have a value; leave the input out if there is none")
+    return raw[: known[-1] + 1]
+
+
 def _cut(raw: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
-    """Return the last steps for a forecast, or the first ones of a long series."""
-    window = options["window"]
+    """Return the last steps for a forecast, and the first ones of a long series."""
+    window, limit = options["window"], options["max_steps"]
     if window:
         missing = np.full((max(0, window - len(raw)), raw.shape[1]), np.nan, np.float32)
-        return np.concatenate([missing, raw[-window:]])
-    return raw[: options["max_steps"]]
+        raw = np.concatenate([missing, raw[-window:]])
+    # A long series that starts with missing values must keep a value.
+    first = int((~np.isnan(raw)).any(1).argmax())
+    start = 0 if first < limit else min(first, len(raw) - limit)
+    return raw[start : start + limit]
 
 
 def _statistics(raw: np.ndarray, options: Mapping[str, Any]) -> tuple[np.ndarray, np.ndarray]:
