@@ -252,4 +252,4 @@ def _short(value: float) -> str:
 
 def _has_decimals(value: float) -> bool:
     """Whether a few decimals show a value. Small errors need significant digits instead."""
-    return value == 0 or 1e-2 <= abs(value) < 10
+    return value == 0 or 1e-3 <= abs(value) < 10
