@@ -1,4 +1,4 @@
-"""Rows of benchmarks/bench.py: generation. Both sides hold their weights in bf16."""
+"""Rows of benchmarks/bench.py: generation. Both sides hold their weights in the same data type."""
 
 from __future__ import annotations
 
@@ -31,7 +31,6 @@ from dxn.tokenize.text_options import EmbeddingOptions
 from dxn.weights import read_public
 
 T: Any = transformers
-BF16 = torch.bfloat16
 PROMPT, NEW, BATCH = 16, 128, 8
 # Tokens that are compared in float32 before the measurement.
 COMPARED = 8
@@ -54,9 +53,9 @@ def gpt2(options: Options) -> Work:
     expected = _continued(peer, prompt, COMPARED)
     found = generate(LanguageModel(model), None, prompt=prompt, end=None, max_new=COMPARED)
     _check_ids([hypothesis.ids for hypothesis in found], expected)
-    device = options.device
-    model, peer, prompt = model.to(device), peer.to(device, BF16), prompt.to(device)
-    convert(model, BF16)
+    device, dtype = options.device, options.dtype
+    model, peer, prompt = model.to(device), peer.to(device, dtype), prompt.to(device)
+    convert(model, dtype)
     language = LanguageModel(model)
 
     def ours() -> None:
@@ -69,7 +68,7 @@ def gpt2(options: Options) -> Work:
     blocks = sum(p.numel() for p in model.backbone.parameters())
     logits = language.adapter.embedding.weight.numel()
     flop = 2 * BATCH * (blocks * (PROMPT + NEW - 1) + logits * NEW)
-    return Work({OURS: ours, "transformers": theirs}, flop, BF16)
+    return Work({OURS: ours, "transformers": theirs}, flop)
 
 
 def translation(options: Options) -> Work:
@@ -91,10 +90,10 @@ def translation(options: Options) -> Work:
     ]
     first = batches[0][:8]
     _check_ids(_translated_by_dxn(model, first), _translated(peer, first))
-    device = options.device
-    # Copied to bf16 by both sides, which share the embedding.
-    peer = copy.deepcopy(peer).to(device, BF16)
-    convert(model.to(device), BF16)
+    device, dtype = options.device, options.dtype
+    # A copy, because both sides share the embedding.
+    peer = copy.deepcopy(peer).to(device, dtype)
+    convert(model.to(device), dtype)
     batches = [batch.to(device) for batch in batches]
 
     def translate() -> None:
@@ -105,7 +104,7 @@ def translation(options: Options) -> Work:
         for batch in batches:
             _translated(peer, batch)
 
-    return Work({OURS: translate, "transformers": translate_peer}, None, BF16)
+    return Work({OURS: translate, "transformers": translate_peer})
 
 
 def _translator(peer: Any) -> Model:

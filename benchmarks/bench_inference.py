@@ -1,4 +1,4 @@
-"""Rows of benchmarks/bench.py: inference. Both sides hold their weights in bf16."""
+"""Rows of benchmarks/bench.py: inference. Both sides hold their weights in the same data type."""
 
 from __future__ import annotations
 
@@ -27,20 +27,19 @@ from dxn.models import Model
 from dxn.models.inference import convert
 from dxn.train.evaluate import to_device
 
-BF16 = torch.bfloat16
-# Of bf16 outputs, relative to the largest one. Both sides round differently in every block.
-BF16_TOLERANCE = 0.1
+# Of the outputs, relative to the largest one. Both sides round differently in every block.
+TOLERANCES = {torch.bfloat16: 0.1, torch.float32: 1e-3}
 PATCHES = 197  # tokens of a ViT/16 for 224×224 pixels, with the class token
 FRAMES_PER_SECOND = 100
 
 
-def for_use(model: Any, *, compiled: bool) -> Any:
-    """Prepare a model for inference in bf16, that of dxn as `dxn.load` does."""
+def for_use(model: Any, dtype: torch.dtype, *, compiled: bool) -> Any:
+    """Prepare a model for inference, that of dxn as `dxn.load` does."""
     model = model.eval()
     if isinstance(model, Model):
-        convert(model, BF16)
+        convert(model, dtype)
     else:
-        model = model.to(BF16)
+        model = model.to(dtype)
     return torch.compile(model, dynamic=True) if compiled else model
 
 
@@ -48,7 +47,7 @@ def images(options: Options, *, batch: int, compiled: bool = False) -> Work:
     """ViT-B/16 of dxn and of timm."""
     pair = build(vit(), options.folder, VIT_B)
     check_models(pair, *pictures(pair, 2, VIT_B.side, torch.float32))
-    ours, theirs = pictures(pair, batch, VIT_B.side, BF16)
+    ours, theirs = pictures(pair, batch, VIT_B.side, options.dtype)
     lengths = [PATCHES] * batch
     flop = transformer_flop(lengths, dim=VIT_B.dim, depth=VIT_B.depth)
     flop += batch * 2 * (PATCHES - 1) * 3 * 16**2 * VIT_B.dim  # the projection of the patches
@@ -71,7 +70,7 @@ def clips(options: Options) -> Work:
     # Only padded clips have equal outputs, because AST attends to its padding.
     check_models(pair, *sounds(pair, [300, 1024], torch.float32, padded=True))
     frames = [round(FRAMES_PER_SECOND * s) for s in torch.linspace(1, 10, 8).tolist()]
-    ours, theirs = sounds(pair, frames, BF16, padded=False)
+    ours, theirs = sounds(pair, frames, options.dtype, padded=False)
     # Patches of 16 bins × 16 frames every 10, and two leading tokens. Ends of clips are dropped.
     lengths = [2 + 12 * ((n - 16) // 10 + 1) for n in frames]
     flop = transformer_flop(lengths, dim=BASE.dim, depth=BASE.depth)
@@ -89,27 +88,27 @@ def _work(
     compiled: bool = False,
     same: bool = True,
 ) -> Work:
-    """Move both models and batches to the device, in bf16, and compare their outputs."""
-    device = options.device
+    """Move both models and batches to the device, and compare their outputs."""
+    device, dtype = options.device, options.dtype
     ours = to_device(ours, device)
     # dxn takes the raw input, and normalizes it itself. Ids and masks stay integers.
     theirs = {
-        name: value.to(device, BF16 if value.is_floating_point() else None)
+        name: value.to(device, dtype if value.is_floating_point() else None)
         for name, value in theirs.items()
     }
-    model = for_use(pair.model.to(device), compiled=compiled)
-    other = for_use(pair.peer.to(device), compiled=compiled)
+    model = for_use(pair.model.to(device), dtype, compiled=compiled)
+    other = for_use(pair.peer.to(device), dtype, compiled=compiled)
     facts = {}
     if same:
         with torch.inference_mode():
             expected = pair.case.answer(other, theirs)
-            gap = check_equal(model(ours), expected, tolerance=BF16_TOLERANCE, name="bf16 outputs")
+            gap = check_equal(model(ours), expected, tolerance=TOLERANCES[dtype])
         facts = {"largest difference of the outputs": gap}
     calls = {
         OURS: without_gradients(lambda: model(ours)),
         peer: without_gradients(lambda: pair.case.answer(other, theirs)),
     }
-    return Work(calls, flop, BF16, facts)
+    return Work(calls, flop, facts)
 
 
 ROWS = (

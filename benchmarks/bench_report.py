@@ -35,10 +35,11 @@ KINDS = {
 Record = Mapping[str, Any]
 
 
-def machine(device: torch.device) -> dict[str, Any]:
-    """Describe the machine, the versions of the libraries and the date."""
+def machine(device: torch.device, dtype: str) -> dict[str, Any]:
+    """Describe the machine, the data type, the versions of the libraries and the date."""
     return {
         "device": _device(device),
+        "dtype": dtype,
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
         "versions": {name: version(name) for name in PACKAGES},
@@ -131,8 +132,9 @@ def _conditions(rows: Sequence[Record]) -> str:
     )
     limit = f" Limit: {min(rates) / 1e9:,.0f} to {max(rates) / 1e9:,.0f} GFLOP/s." if rates else ""
     return (
-        f"Python {newest['python']}, {versions}; {newest['threads']} threads. Command of a row: "
-        f"`python benchmarks/bench.py --only ROW`.{load}{limit}"
+        f"Models in {newest['dtype']}. Python {newest['python']}, {versions}; "
+        f"{newest['threads']} threads. "
+        f"Command of a row: `python benchmarks/bench.py --only ROW`.{load}{limit}"
     )
 
 

@@ -50,11 +50,13 @@ class Options:
     Args:
         folder: Empty folder for files, which is deleted afterwards.
         device: Device of the models.
+        dtype: Data type of matrix products, on both sides: bf16 only where it is faster.
         data: Folder of public data sets, one folder per set.
     """
 
     folder: Path
     device: torch.device = field(default_factory=partial(torch.device, "cpu"))
+    dtype: torch.dtype = torch.float32
     data: Path | None = None
 
 
@@ -66,13 +68,11 @@ class Work:
         calls: The call of dxn, with the key "dxn", and those of the peers.
         flop: Useful floating-point operations of a call, without those for padding. None: the row
             is not compared with the limit.
-        dtype: Data type of the matrix products, and of the one that measures the limit.
         facts: Further figures. Calls can add to them while they are measured.
     """
 
     calls: Mapping[str, Call]
     flop: float | None = None
-    dtype: torch.dtype = torch.bfloat16
     facts: dict[str, float] = field(default_factory=dict)
 
 

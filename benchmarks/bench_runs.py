@@ -65,7 +65,7 @@ def whole_run(options: Options, *, name: str) -> Work:
 
     def peer() -> float:
         result = options.folder / "peer.json"
-        command = [str(PEER), name, str(path), str(run.epochs), str(result)]
+        command = [str(PEER), name, str(path), str(run.epochs), str(result), str(options.dtype)]
         seconds = value_of(partial(call, command), options.device, 1)
         work.facts["accuracy of transformers"] = json.loads(result.read_text())["accuracy"]
         return seconds

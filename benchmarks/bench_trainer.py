@@ -1,6 +1,6 @@
 """Train with the Trainer of transformers: the peer of the rows of benchmarks/bench_runs.py.
 
-    python benchmarks/bench_trainer.py {sst2,fsdd,cifar10} PATH EPOCHS RESULT
+    python benchmarks/bench_trainer.py {sst2,fsdd,cifar10} PATH EPOCHS RESULT DTYPE
 
 The model has the width and depth of the dxn experiment of the same name, and as many epochs and
 samples per batch. Everything else is what the documentation of transformers shows.
@@ -154,7 +154,7 @@ def accuracy(predictions: Any) -> dict[str, float]:
 
 def main() -> None:
     """Train, evaluate, and write the accuracy to RESULT."""
-    name, path, epochs, result = sys.argv[1:]
+    name, path, epochs, result, dtype = sys.argv[1:]
     make, batch_size = SETS[name]
     T.set_seed(0)
     with tempfile.TemporaryDirectory() as folder:
@@ -168,7 +168,7 @@ def main() -> None:
             warmup_steps=0.1,
             lr_scheduler_type="cosine",
             weight_decay=0.01,
-            bf16=True,
+            bf16=dtype == str(torch.bfloat16),
             use_cpu=not torch.cuda.is_available(),
             eval_strategy="epoch",
             save_strategy="no",

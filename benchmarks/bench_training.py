@@ -1,4 +1,4 @@
-"""Rows of benchmarks/bench.py: steps of a training in bf16, with equal weights at the start."""
+"""Rows of benchmarks/bench.py: steps of a training, with equal weights at the start."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def images(
     ours, theirs = to_device(ours, options.device), to_device(dict(theirs), options.device)
     labels = (torch.arange(batch) % NUM_CLASSES).to(options.device)
     calls = {
-        OURS: make_step(model, lambda: runs[0](ours), labels),
-        "timm": make_step(peer, lambda: pair.case.answer(runs[1], theirs), labels),
+        OURS: make_step(model, lambda: runs[0](ours), labels, options.dtype),
+        "timm": make_step(peer, lambda: pair.case.answer(runs[1], theirs), labels, options.dtype),
     }
     return Work(calls, PASSES * flop)
 
@@ -62,8 +62,10 @@ def ragged_texts(options: Options, *, dropout: float) -> Work:
     model, peer = pair.model.to(options.device), pair.peer.to(options.device)
     labels = (torch.arange(64) % NUM_CLASSES).to(options.device)
     calls = {
-        OURS: make_step(model, lambda: model(ours), labels),
-        "transformers": make_step(peer, lambda: pair.case.answer(peer, theirs), labels),
+        OURS: make_step(model, lambda: model(ours), labels, options.dtype),
+        "transformers": make_step(
+            peer, lambda: pair.case.answer(peer, theirs), labels, options.dtype
+        ),
     }
     flop = transformer_flop(lengths, dim=SMALL_BERT.dim, depth=SMALL_BERT.depth)
     return Work(calls, PASSES * flop)
@@ -102,8 +104,8 @@ def mixed(options: Options) -> Work:
     columns = torch.cat([part.mask for part in tokens], 1)
     labels = (torch.arange(MIXED.batch) % NUM_CLASSES).to(options.device)
     calls = {
-        OURS: make_step(model, lambda: model(batch), labels),
-        "dxn, padded": make_step(padded, lambda: padded(batch), labels),
+        OURS: make_step(model, lambda: model(batch), labels, options.dtype),
+        "dxn, padded": make_step(padded, lambda: padded(batch), labels, options.dtype),
     }
     flop = transformer_flop(columns.sum(1).tolist(), dim=MIXED.dim, depth=MIXED.depth)
     facts = {"padding of the columns": 1 - float(columns.float().mean())}
@@ -127,7 +129,7 @@ def _raws() -> dict[str, list[Any]]:
 
 
 def make_step(
-    model: nn.Module, logits_of: Callable[[], Tensor], labels: Tensor
+    model: nn.Module, logits_of: Callable[[], Tensor], labels: Tensor, dtype: torch.dtype
 ) -> Callable[[], None]:
     """Create a call that takes one training step.
 
@@ -135,13 +137,14 @@ def make_step(
         model: Model to train.
         logits_of: Calls the model and returns its logits (B, K).
         labels: (B,). Target classes.
+        dtype: Data type of the matrix products. The weights are in float32.
     """
     model.train()
     # fused: otherwise the time of the optimizer would hide differences between the models.
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, fused=True)
 
     def step() -> None:
-        with torch.autocast(labels.device.type, torch.bfloat16):
+        with torch.autocast(labels.device.type, dtype, enabled=dtype != torch.float32):
             logits = logits_of()
         # In float32, as in the trainer of dxn.
         F.cross_entropy(logits.float(), labels).backward()

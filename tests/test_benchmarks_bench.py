@@ -59,11 +59,30 @@ def test_only_real_tokens_count_as_useful_work():
     assert row.transformer_flop([1, 1], dim=7, depth=3) == 6 * (24 * 49 + 4 * 7)
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_limit_is_a_goal_in_bf16_only(tmp_path, monkeypatch, dtype):
+    dtypes = []
+
+    def make_product(dtype, device):
+        dtypes.append(dtype)
+        return lambda: 2.0
+
+    monkeypatch.setattr(measuring, "make_product", make_product)
+    work = row.Work({"dxn": lambda: 4.0}, flop=1e9)
+    built = row.Row("a", "some work", "inference", lambda options: work)
+    result = measuring.measure(built, row.Options(tmp_path, CPU, dtype), 3)
+    assert dtypes == [dtype]
+    # 1e9 operations in 4 seconds, of a rate of 2 * 2048³ operations in 2 seconds.
+    assert result.fraction == pytest.approx(1e9 / 4 / 2048**3)
+    goals = {"at least 0.65 of the limit": False} if dtype == torch.bfloat16 else {}
+    assert result.goals == goals
+
+
 def test_the_table_keeps_the_results_of_other_rows(tmp_path, monkeypatch):
     monkeypatch.setattr(report, "RESULTS", tmp_path / "results.json")
     monkeypatch.setattr(report, "REPORT", tmp_path / "BENCHMARKS.md")
     first = measured(tmp_path, ours=2.0, timm=3.0).as_dict()
-    first["machine"] = report.machine(CPU)
+    first["machine"] = report.machine(CPU, "float32")
     report.write([first], order=["a", "b"])
     text = report.REPORT.read_text()
     report.REPORT.write_text(text + "\nWhat was tried.\n")

@@ -281,9 +281,10 @@ def test_a_configured_precision_is_not_measured(kind, monkeypatch):
     ("speedup", "bf16", "sentence"),
     [
         (2.34, True, "bf16: bf16 matrix products measured 2.3 times as fast as float32"),
+        (0.012, False, "float32: bf16 matrix products measured 0.012 times as fast as float32"),
         (1.5, True, "bf16: bf16 matrix products measured 1.5 times as fast as float32"),
         (1.42, False, "float32: bf16 matrix products measured 1.4 times as fast as float32"),
-        (0.26, False, "float32: bf16 matrix products measured 0.3 times as fast as float32"),
+        (0.26, False, "float32: bf16 matrix products measured 0.26 times as fast as float32"),
     ],
 )
 def test_otherwise_the_measurement_decides(speedup, bf16, sentence, monkeypatch):

@@ -37,7 +37,7 @@ def choose(precision: Precision, device: torch.device) -> tuple[bool, str]:
     speedup = measure(device)
     bf16 = speedup >= MIN_SPEEDUP
     name = "bf16" if bf16 else "float32"
-    note = f"{name}: bf16 matrix products measured {speedup:.1f} times as fast as float32"
+    note = f"{name}: bf16 matrix products measured {speedup:.2g} times as fast as float32"
     return bf16, note
 
 
