@@ -126,7 +126,9 @@ def _fit_linear(x: Any, y: np.ndarray, are_classes: bool) -> tuple[np.ndarray, n
         if k == 1 and y.shape[1] == 2 and (column == -y[:, 0]).all():
             weight[:, 1], bias[1] = -weight[:, 0], -bias[0]
             continue
-        model: Any = LinearSVC(random_state=0) if are_classes else Ridge(solver="sparse_cg")
+        model: Any = (
+            LinearSVC(dual="auto", random_state=0) if are_classes else Ridge(solver="sparse_cg")
+        )
         with warnings.catch_warnings():
             # A model that is nearly converged is good enough.
             warnings.simplefilter("ignore", ConvergenceWarning)

@@ -24,7 +24,9 @@ FUSED: tuple[Activation, ...] = ("gelu", "gelu_tanh")
 
 
 @torch.no_grad()
-def convert(model: Model, dtype: torch.dtype, *, int8: bool = False, pack: bool = True) -> None:
+def convert(
+    model: Model, dtype: torch.dtype, *, int8: bool = False, pack: bool | None = None
+) -> None:
     """Convert a model in place. It can then be used, but not trained.
 
     Adapters receive raw numbers, such as pixels and dates, and bf16 has only three decimal places.
@@ -37,8 +39,11 @@ def convert(model: Model, dtype: torch.dtype, *, int8: bool = False, pack: bool 
         dtype: Data type of the weights: float32 or bf16.
         int8: Quantize the linear layers of the backbones to int8, see `Int8Linear`.
         pack: Store the weights of the other linear layers in the layout of the CPU kernels, see
-            `PackedLinear`.
+            `PackedLinear`. None: only in bf16. In float32, nn.Linear reads its weights as they
+            are, and was as fast or faster (benchmarks/bench.py on a processor with AVX2).
     """
+    if pack is None:
+        pack = dtype == torch.bfloat16
     for name, module in model.named_children():
         if name not in ("adapters", "baseline"):
             module.to(dtype)

@@ -1,7 +1,7 @@
 """Linear layers whose weights are stored in the layout of the CPU kernel.
 
-An nn.Linear on a CPU converts its weights to this layout in every call. With few tokens, this takes
-longer than the product.
+An nn.Linear in bf16 on a CPU converts its weights to this layout in every call. With few tokens,
+this takes longer than the product.
 """
 
 from __future__ import annotations
