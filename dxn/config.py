@@ -304,9 +304,8 @@ def _resolve(values: dict[str, Any], request: Request) -> tuple[dict[str, Any] |
     for key in request.literal:
         assign(values, key, None)
     try:
-        cfg = OmegaConf.create(values)
         # The search for missing values resolves all interpolations, so it is skipped if possible.
-        missing = sorted(OmegaConf.missing_keys(cfg)) if "???" in str(values) else []
+        missing = _missing_keys(values) if "???" in str(values) else []
         request.faults += [f"{key}: needs a value, {key}=..." for key in missing]
         if missing:
             return None, {}
@@ -324,6 +323,11 @@ def _resolve(values: dict[str, Any], request: Request) -> tuple[dict[str, Any] |
     for key, text in request.literal.items():
         assign(resolved, key, text)
     return resolved, hidden
+
+
+def _missing_keys(values: dict[str, Any]) -> list[str]:
+    """Return the keys without a value (???)."""
+    return sorted(OmegaConf.missing_keys(OmegaConf.create(values)))
 
 
 def _type_faults(values: Mapping[str, Any], trust: Sequence[str]) -> list[str]:

@@ -23,6 +23,8 @@ MAX_YAML_BYTES = 2_000_000
 MAX_JSON_BYTES = 64_000_000
 MAX_DEPTH = 32  # mappings and lists inside of each other; the models of dxn need at most ten
 SIMPLE = (str, int, float, bool, type(None))
+# The parser in C is ten times faster. Not every build of PyYAML contains it.
+SAFE_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 MAX_SHOWN = 60  # characters of a value in a message
 
 
@@ -100,8 +102,8 @@ def load_any_yaml(path: Path) -> Any:
     text = read_text(path, max_bytes=MAX_YAML_BYTES)
     try:
         # Parsing only the events first takes no memory, whatever the file contains.
-        _check_events(yaml.parse(text, _LOADER))
-        content = yaml.load(text, _LOADER)
+        _check_events(yaml.parse(text, SAFE_LOADER))
+        content = yaml.load(text, SAFE_LOADER)
     # ValueError: for example, a date in the file does not exist.
     except (yaml.YAMLError, ValueError, OverflowError, RecursionError) as error:
         raise UserError(f"{path}: not valid YAML: {' '.join(str(error).split())}") from error
@@ -185,7 +187,3 @@ def _check_plain(content: Any, path: Path) -> None:
 
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"numbers must be finite, got {name}")
-
-
-# The parser in C is ten times faster. Not every build of PyYAML contains it.
-_LOADER: Any = getattr(yaml, "CSafeLoader", yaml.SafeLoader)

@@ -34,23 +34,16 @@ def drawn(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return figures
 
 
-@pytest.fixture(scope="module")
-def no_pictures() -> Iterator[None]:
-    """Runs without pictures, which take most of the time of a tiny run and are tested elsewhere."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.run.evaluation.draw", lambda *_, **__: None)
-        patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_, **__: None)
-        patch.setattr("dxn.run.training.report_of_training", lambda *_, **__: None)
-        yield
-
-
 @pytest.fixture(autouse=True, scope="module")
-def _no_reports(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Runs without report.html, which takes half of the time of a tiny run.
+def _no_extras(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Runs without pictures and report.html, which take most of the time of a tiny run.
 
-    A module whose tests read reports says so with WRITES_REPORTS = True.
+    A module whose tests need them says so with DRAWS_PICTURES = True or WRITES_REPORTS = True.
     """
     with pytest.MonkeyPatch.context() as patch:
+        if not getattr(request.module, "DRAWS_PICTURES", False):
+            patch.setattr("dxn.run.evaluation.draw", lambda *_, **__: None)
+            patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_, **__: None)
         if not getattr(request.module, "WRITES_REPORTS", False):
             patch.setattr("dxn.run.training.report_of_training", lambda *_, **__: None)
         yield
@@ -61,6 +54,14 @@ def _files_are_not_synchronized() -> Iterator[None]:
     """Waiting for the disk takes ten milliseconds per file, and the tests write thousands."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("os.fsync", lambda descriptor: None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _garbage_is_not_collected() -> Iterator[None]:
+    """At the end of each training, accelerate searches all objects, a third of a tiny run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("accelerate.utils.memory.clear_device_cache", lambda *_, **__: None)
         yield
 
 

@@ -22,6 +22,7 @@ from dxn.errors import UserError
 from dxn.tasks.futures import seasonal_scale
 from dxn.tokenize import SeriesAdapter, TextAdapter
 
+DRAWS_PICTURES = True  # see conftest.py
 SERIES = ["adapters=[series]", "adapters.series.patch_size=3"]
 SEASON = 7
 

@@ -32,7 +32,7 @@ pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::F
 
 
 @pytest.fixture(scope="module")
-def fruit(tmp_path_factory, no_pictures):
+def fruit(tmp_path_factory):
     """A run with the default baseline, so with TF-IDF features."""
     folder = tmp_path_factory.mktemp("fruit")
     data = folder / "fruit.csv"
@@ -44,7 +44,7 @@ def fruit(tmp_path_factory, no_pictures):
 
 
 @pytest.fixture(scope="module")
-def mixed(tmp_path_factory, no_pictures):
+def mixed(tmp_path_factory):
     """A run with three modalities and late fusion."""
     folder = tmp_path_factory.mktemp("mixed")
     train(folder / "run", "preset=plain", *TINY_DIGITS, *ONCE, "fusion=late")
@@ -52,7 +52,7 @@ def mixed(tmp_path_factory, no_pictures):
 
 
 @pytest.fixture(scope="module")
-def writer(tmp_path_factory, no_pictures):
+def writer(tmp_path_factory):
     """A run that translates."""
     folder = tmp_path_factory.mktemp("writer")
     words = ["one", "two", "six", "ten"]
@@ -155,7 +155,7 @@ def test_an_exported_writer_writes_the_same_texts(writer, tmp_path):
         assert result.stdout.strip() == expected
 
 
-def test_an_exported_language_model_continues_in_the_same_way(tmp_path, no_pictures):
+def test_an_exported_language_model_continues_in_the_same_way(tmp_path):
     (tmp_path / "text.txt").write_text("the cat sat on the mat and the dog ran to the cat\n" * 40)
     options = ["head=language", "adapters=[text]", "backbone.causal=true"]
     text = [f"data.path={tmp_path / 'text.txt'}", "adapters.text.max_len=24"]
@@ -207,7 +207,7 @@ def test_a_file_that_was_added_to_an_export_is_never_deleted(tmp_path):
         _check_folder(tmp_path)
 
 
-def test_a_recurrent_backbone_is_refused_before_anything_is_written(tmp_path, capsys, no_pictures):
+def test_a_recurrent_backbone_is_refused_before_anything_is_written(tmp_path, capsys):
     data = tmp_path / "fruit.csv"
     data.write_text(table_of(40))
     options = [*PLAIN, *ONCE, "backbone=gru", "dim=16", "trainer.device=cpu"]

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Use 'content=:DeprecationWarning
 
 
 @pytest.fixture(scope="module")
-def run(tmp_path_factory, no_pictures):
+def run(tmp_path_factory):
     folder = tmp_path_factory.mktemp("hub")
     data = folder / "fruit.csv"
     data.write_text(table_of(40))

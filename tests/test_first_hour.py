@@ -27,8 +27,6 @@ from PIL import Image
 
 import dxn
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 @pytest.fixture
 def here(tmp_path, monkeypatch):

@@ -25,11 +25,9 @@ from helpers.newcomer import (
 import dxn
 from dxn.errors import UserError
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 @pytest.fixture(scope="module")
-def clothes(no_pictures, tmp_path_factory):
+def clothes(tmp_path_factory):
     """A folder with a table of clothes, and a model that was trained on its title and photo."""
     folder = tmp_path_factory.mktemp("clothes")
     before = Path.cwd()

@@ -8,7 +8,7 @@ import pytest
 from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
-WRITES_REPORTS = True  # see conftest.py
+DRAWS_PICTURES = WRITES_REPORTS = True  # see conftest.py
 FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
 
 

@@ -1,7 +1,6 @@
 """preset=auto: options that are chosen from the data."""
 
 import numpy as np
-import pytest
 import soundfile
 import yaml
 from helpers.runs import SMALL, table_of
@@ -11,8 +10,6 @@ from dxn.cli import main
 from dxn.run.preset import is_chosen
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
 from dxn.tokenize.advice import Facts, advise
-
-pytestmark = pytest.mark.usefixtures("no_pictures")
 
 SHORT = [*SMALL, "trainer.max_minutes=0.001"]
 

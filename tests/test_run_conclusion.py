@@ -15,8 +15,6 @@ from dxn.cli import main
 from dxn.run.card import data_name
 from dxn.tasks import Classify
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 def output_of(capsys, tmp_path, *options, content=None):
     """What `dxn train` prints for a table of texts."""

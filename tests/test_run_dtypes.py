@@ -13,8 +13,6 @@ from dxn.models import compiling
 from dxn.models.inference import Int8Linear, PackedLinear
 from dxn.run import dtypes
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 @pytest.fixture(scope="module")
 def run(tmp_path_factory):
@@ -51,7 +49,9 @@ def test_a_small_model_is_used_as_it_was_saved(run):
 def test_a_large_model_has_packed_bf16_weights(run):
     predictor = dxn.load(run)
     assert predictor.dtype == "bf16"
-    assert PackedLinear in kinds(predictor)
+    # Processors without AVX-512 have no layout for bf16.
+    has_layout = PackedLinear.supports(nn.Linear(128, 128, dtype=torch.bfloat16))
+    assert (PackedLinear in kinds(predictor)) == has_layout
     assert dtypes_of(predictor) == {torch.bfloat16}
     assert repr(predictor).endswith("parameters in bf16)")
 
@@ -61,7 +61,7 @@ def test_auto_keeps_float32_where_bf16_is_not_faster(run, monkeypatch):
     monkeypatch.setattr(dtypes, "_speedup", lambda device: 1.1)
     predictor = dxn.load(run)
     assert predictor.dtype == "float32"
-    assert PackedLinear in kinds(predictor)
+    assert PackedLinear not in kinds(predictor)
 
 
 @pytest.mark.usefixtures("large")

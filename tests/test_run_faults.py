@@ -30,15 +30,13 @@ from dxn.run import model_folder
 from dxn.run.lock import locked
 from dxn.train.loop import Run
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 OPTIONS = [*TINY_DIGITS, "adapters=[text]", "trainer.epochs=2", "trainer.log_every=1"]
 TABLE = [*SMALL, *PLAIN, "adapters.text.vocab_size=60", "trainer.epochs=2", "data.split=split"]
 WRITES = {"open", "os.rename", "os.remove", "os.mkdir", "os.link", "os.chmod", "ctypes.dlsym"}
 
 
 @pytest.fixture(scope="module")
-def whole(no_pictures, tmp_path_factory):
+def whole(tmp_path_factory):
     """A run that is not interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     train(folder, *OPTIONS)
@@ -46,7 +44,7 @@ def whole(no_pictures, tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def killed(no_pictures, tmp_path_factory):
+def killed(tmp_path_factory):
     """A run on a table, interrupted in its second epoch, and the rows of the table."""
     folder = tmp_path_factory.mktemp("killed")
     lines = list(csv.reader(table_of(40).splitlines()))

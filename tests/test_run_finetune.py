@@ -37,9 +37,6 @@ NAMES = [
 FAST = ["trainer.epochs=1", "batch_size=3", "trainer.precision=float32", "trainer.device=cpu"]
 
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
-
 def checkpoint(folder, name, *, end=2):
     """Save the peer of this name with class names, and a tokenizer whose texts end with `end`."""
     torch.manual_seed(1)

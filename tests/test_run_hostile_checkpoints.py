@@ -13,14 +13,12 @@ from dxn.cli import main
 from dxn.files import write_sums
 from dxn.train.checkpoint import FILE, all_checkpoints
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 OPTIONS = [*TINY_DIGITS, "adapters=[text]", "trainer.epochs=2"]
 WEIGHT = "model/head.out.bias"
 
 
 @pytest.fixture(scope="module")
-def killed(no_pictures, tmp_path_factory):
+def killed(tmp_path_factory):
     """A run that was interrupted in its second epoch."""
     folder = tmp_path_factory.mktemp("killed") / "run"
     with pytest.MonkeyPatch.context() as patch, interrupt(patch, step=6):

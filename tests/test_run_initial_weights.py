@@ -82,9 +82,6 @@ def ids2labels(names):
     return {"id2label": {str(i): name for i, name in enumerate(names)}}
 
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """ViT, BERT and CLIP by name: (folder, peer); tables for them."""

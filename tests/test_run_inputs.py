@@ -30,9 +30,6 @@ TINY = [
 ]
 
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """products.csv: 30 rows of four photos, two texts, a sound and a price, with missing cells."""

@@ -42,9 +42,6 @@ PRETRAIN = ["pretrain=masked", "pretrain.epochs=2", "trainer.epochs=1", "data.ta
 PRETRAIN += ["trainer.log_every=1"]
 
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
-
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):
     """Tables of two sentences, two pictures and two sounds that belong together, row by row."""

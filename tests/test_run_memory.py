@@ -21,9 +21,6 @@ OPTIONS = [
 ]
 
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
-
 @pytest.fixture(scope="module")
 def photos(tmp_path_factory):
     """Photos of two classes in folders for the splits, some of them rotated."""

@@ -30,11 +30,9 @@ RANDOM = [
 ]
 SETTINGS = [*TINY_DIGITS, *RANDOM, "trainer.epochs=3", "trainer.checkpoint_every=2"]
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 @pytest.fixture(scope="module")
-def whole(no_pictures, tmp_path_factory):
+def whole(tmp_path_factory):
     """A run that is not interrupted."""
     folder = tmp_path_factory.mktemp("whole") / "run"
     train(folder, *SETTINGS)

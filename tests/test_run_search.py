@@ -25,8 +25,6 @@ TINY = [
     *("adapters.image.patch_size=4", "head.embedding_dim=11"),
 ]
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory):

@@ -5,14 +5,11 @@ import json
 import statistics
 from pathlib import Path
 
-import pytest
 from helpers.runs import SMALL, TEXT, TINY_DIGITS, interrupt, table_of
 
 from dxn.cli import main
 
 SWEEP = ["train", "-m", *TINY_DIGITS, "trainer.epochs=1"]
-
-pytestmark = pytest.mark.usefixtures("no_pictures")
 
 
 def rows_of(path):

@@ -14,7 +14,7 @@ from dxn.cli import main
 from dxn.errors import UserError
 from dxn.files import write_sums
 
-WRITES_REPORTS = True  # see conftest.py
+DRAWS_PICTURES = WRITES_REPORTS = True  # see conftest.py
 HEADER = "spelled,handwritten,dialled"  # the columns of the inputs of data=digits
 PACKAGE = Path(dxn.__file__).parent
 

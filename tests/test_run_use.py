@@ -29,9 +29,6 @@ SMALL = [
 ]
 
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
-
 def write_csv(path, header, rows):
     with path.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)

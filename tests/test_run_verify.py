@@ -15,11 +15,9 @@ from dxn.cli import main
 from dxn.files import sha256, write_sums
 from dxn.train.checkpoint import FILE, all_checkpoints
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 
 @pytest.fixture(scope="module")
-def finished(no_pictures, tmp_path_factory):
+def finished(tmp_path_factory):
     """A finished run with pretraining."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     options = ["trainer.epochs=1", "pretrain=masked", "pretrain.epochs=1", "trainer.log_every=1"]

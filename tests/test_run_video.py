@@ -16,8 +16,6 @@ from dxn.models import Backbone, EarlyFusion, Model
 from dxn.tasks import Classify
 from dxn.tokenize import VideoAdapter, VideoSampling
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
 VIDEO = [
     *("dim=12", "backbone.depth=1", "backbone.num_heads=2", "batch_size=7", "trainer.epochs=1"),
     *("trainer.device=cpu", "trainer.precision=float32"),

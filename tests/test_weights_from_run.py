@@ -35,9 +35,6 @@ SHAPE = [
 STILL = ["optimizer.lr=1e-30", "optimizer.weight_decay=0"]
 
 
-pytestmark = pytest.mark.usefixtures("no_pictures")
-
-
 def write_table(path, rows):
     with path.open("w", newline="") as file:
         writer = csv.DictWriter(file, list(rows[0]))

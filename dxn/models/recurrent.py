@@ -72,7 +72,7 @@ class Recurrent(nn.Module):
         # Packing is slow, and not necessary without padding.
         if bool(mask.all()):
             for number, layer in enumerate(layers, start):
-                x = self.dropout(layer(x)[0], branch=number)
+                x = self.dropout(apply(layer, x)[0], branch=number)
             return x
         packed = pack(x, mask)
         keys = None
@@ -81,10 +81,28 @@ class Recurrent(nn.Module):
             columns = torch.arange(mask.numel(), device=mask.device).view(*mask.shape, 1)
             keys = keys.select(pack(columns, mask).data[:, 0])
         for number, layer in enumerate(layers, start):
-            packed = layer(packed)[0]
+            packed = apply(layer, packed)[0]
             # packed.data contains only the real tokens.
             packed = packed._replace(data=self.dropout(packed.data, keys, branch=number))
         return unpack(packed, mask)
+
+
+def apply(layer: Cell, *args: Any) -> Any:
+    """Call nn.GRU or nn.LSTM.
+
+    Under autocast to bf16, an LSTM computes in float32 on a processor for which oneDNN has no LSTM
+    in bf16.
+    """
+    has_kernels = not isinstance(layer, nn.LSTM) or torch.ops.mkldnn._is_mkldnn_bf16_supported()
+    if has_kernels or not torch.is_autocast_enabled("cpu"):
+        return layer(*args)
+    with torch.autocast("cpu", enabled=False):
+        return layer(*map(_to_float32, args))
+
+
+def _to_float32(value: Any) -> Any:
+    """Convert a tensor, a packed sequence, or a tuple of states."""
+    return value.float() if hasattr(value, "float") else tuple(map(_to_float32, value))
 
 
 def pack(x: Tensor, mask: Tensor) -> PackedSequence:
@@ -154,7 +172,7 @@ def run_layer(block: Cell, x: Tensor, state: State) -> tuple[Tensor, State]:
     # torch expects states with an axis for the layers: (1, B, D).
     before = tuple(part[None].to(x.dtype) for part in state)
     if isinstance(block, nn.LSTM):
-        out, after = block(x, before)
+        out, after = apply(block, x, before)
         return out, tuple(part[0] for part in after)
-    out, after = block(x, before[0])
+    out, after = apply(block, x, before[0])
     return out, (after[0],)

@@ -14,7 +14,7 @@ from dxn.environment import Texts, with_interpolations
 from dxn.errors import UserError
 from dxn.files import write_text
 from dxn.targets import check_targets
-from dxn.untrusted import load_any_yaml, load_yaml
+from dxn.untrusted import SAFE_LOADER, load_any_yaml, load_yaml
 
 FOLDER = ".hydra"  # the name in the output folders of other programs that use Hydra
 
@@ -50,7 +50,7 @@ class Settings:
 
     def plain(self) -> dict[str, Any]:
         """Return the values as they are read from the saved configuration."""
-        return yaml.safe_load(self.yaml())
+        return yaml.load(self.yaml(), SAFE_LOADER)
 
     def yaml(self) -> str:
         """Return the values as YAML, in the order of composition."""
@@ -96,7 +96,11 @@ def merge_overrides(old: Sequence[str], new: Sequence[str]) -> tuple[str, ...]:
     return tuple(lines.values())
 
 
-class _Dumper(yaml.SafeDumper):
+# As SAFE_LOADER: in C, if PyYAML contains it.
+_SafeDumper: Any = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
+
+
+class _Dumper(_SafeDumper):
     def ignore_aliases(self, data: Any) -> bool:
         """Write an object in full each time it occurs, because `load_yaml` refuses aliases."""
         return True
