@@ -189,7 +189,7 @@ def test_the_problems_of_a_file_are_listed_with_their_places(content, expected):
 
 
 def test_the_parser_without_c_gives_the_same_answers(tmp_path, monkeypatch):
-    monkeypatch.setattr(untrusted, "_LOADER", yaml.SafeLoader)
+    monkeypatch.setattr(untrusted, "SAFE_LOADER", yaml.SafeLoader)
     path = tmp_path / "config.yaml"
     path.write_text("a: {b: [1, 2.5, null, yes]}\n")
     assert load_yaml(path) == {"a": {"b": [1, 2.5, None, True]}}
