@@ -301,12 +301,13 @@ def test_a_gpu_without_bf16_is_not_measured(monkeypatch):
 
 def test_load_on_the_machine_does_not_change_the_measurement(monkeypatch):
     """Products of 3 ms and 1 ms, most of them delayed by something else, and a slow first pair."""
-    kinds = []
+    kinds = {128: [], 1024: []}
 
     def seconds(a, b):
-        kinds.append(a.dtype)
+        own = kinds[len(a)]
+        own.append(a.dtype)
         exact = 3.0 if a.dtype == torch.float32 else 1.0
-        repeat = (len(kinds) + 1) // 2
+        repeat = (len(own) + 1) // 2
         if repeat == 1:
             return 100.0  # loads its kernel
         undisturbed = 3 if a.dtype == torch.float32 else 5
@@ -314,7 +315,17 @@ def test_load_on_the_machine_does_not_change_the_measurement(monkeypatch):
 
     monkeypatch.setattr(precision, "_seconds", seconds)
     assert measure(CPU, repeats=5) == 3.0
-    assert kinds == [torch.float32, torch.bfloat16] * 6  # both kinds take turns
+    # Both kinds take turns.
+    assert list(kinds.values()) == [[torch.float32, torch.bfloat16] * 6] * 2
+
+
+def test_large_products_are_not_measured_if_small_ones_are_hopeless_in_bf16(monkeypatch):
+    def seconds(a, b):
+        assert len(a) == b.shape[1] == 128
+        return 1.0 if a.dtype == torch.float32 else 60.0
+
+    monkeypatch.setattr(precision, "_seconds", seconds)
+    assert measure(CPU) == pytest.approx(1 / 60)
 
 
 def test_the_measurement_is_a_positive_number_and_keeps_the_number_of_threads():
