@@ -35,7 +35,7 @@ def test_the_rate_is_exact_over_many_steps(rate):
 @pytest.mark.parametrize("size", [1, 7, WIDTH - 1, WIDTH, WIDTH + 1, 200])
 @pytest.mark.parametrize("rate", [0.1, 0.5])
 def test_every_position_is_dropped_at_the_same_rate(size, rate):
-    repeats = 2003
+    repeats = 503
     zeros = sum((drop(torch.ones(1, size), rate)[0] == 0).int() for _ in range(repeats))
     worst = max(deviations(int(n), repeats, rate) for n in (zeros.min(), zeros.max()))
     assert worst < 6
@@ -45,11 +45,11 @@ def test_every_position_is_dropped_at_the_same_rate(size, rate):
 def test_features_tokens_and_samples_are_dropped_independently(rate):
     """Two features of different parts, two tokens and two samples, in every combination."""
     draws = []
-    for _ in range(3001):
+    for _ in range(1001):
         out = drop(torch.ones(2, 2, WIDTH + 8), rate)
         draws.append(out[..., [0, 1, WIDTH]].flatten())
     kept = (torch.stack(draws) > 0).double()
-    assert float((torch.corrcoef(kept.T) - torch.eye(12)).abs().max()) < 0.1
+    assert float((torch.corrcoef(kept.T) - torch.eye(12)).abs().max()) < 0.15
 
 
 def test_layers_and_steps_have_different_masks():
