@@ -2,18 +2,21 @@
 
 import shutil
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
 import yaml
 from helpers.runs import SMALL, metrics_of, refused, train, weights_of
 from safetensors.torch import save_file
+from scipy import sparse
+from sklearn.linear_model import Ridge
 
 import dxn
 from dxn.cli import main
 from dxn.files import write_sums
 from dxn.run.baseline import ALONE, BASELINE, warn_about
-from dxn.run.baseline_counted import NUM_FOLDS, split_folds
+from dxn.run.baseline_counted import NUM_FOLDS, _fit_linear, _merged, split_folds
 from dxn.run.baseline_fit import Prior, fit_baseline, fit_mix, fit_scales
 from dxn.tasks import Classify, Multilabel, Regress
 from dxn.tokens import Summary
@@ -120,6 +123,21 @@ def test_folds_have_all_classes():
     folds = split_folds(y)
     for fold in range(NUM_FOLDS):
         assert y[folds == fold].sum(0).tolist() == [4, 4, 4]
+
+
+def test_merged_rows_give_the_same_model():
+    """Three texts, repeated with different targets."""
+    rows = np.random.default_rng(0).integers(0, 3, 500)
+    x = sparse.csr_matrix(np.array([[1.0, 0, 2], [0, 3, 0], [1, 1, 0]])[rows])
+    y = np.random.default_rng(1).integers(-2, 3, (500, 1)).astype(float)
+    merged_x, merged_y, counts = _merged(x.copy(), y)
+    assert len(merged_y) == 15
+    assert counts.sum() == 500
+    expected = Ridge(solver="sparse_cg").fit(x, y[:, 0])
+    weight, bias = _fit_linear(x, y, are_classes=False)
+    assert weight[:, 0] == pytest.approx(expected.coef_, abs=1e-3)
+    assert bias[0] == pytest.approx(expected.intercept_, abs=1e-3)
+    assert merged_x.shape == (15, 3)
 
 
 def test_counted_and_dense_features_are_learned_together():

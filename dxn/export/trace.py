@@ -46,7 +46,12 @@ def make_graph(network: Any, task: Any, examples: Sequence[Example]) -> Graph:
     names = [port.name for port in ports if port.name not in fixed]
     graph = Graph(network, task, ports, used=names, fixed=fixed).eval()
     with padded(network), torch.no_grad():
-        used = [name for name in names if any(_has_effect(graph, name, each) for each in tensors)]
+        outputs = [graph(each) for each in tensors]
+        used = [
+            name
+            for name in names
+            if any(_has_effect(graph, name, *pair) for pair in zip(tensors, outputs, strict=True))
+        ]
     return Graph(network, task, ports, used=used, fixed=fixed).eval()
 
 
@@ -94,16 +99,15 @@ def trace(
     return Part(name, program, inputs, outputs, cases, reference)
 
 
-def _has_effect(graph: Graph, name: str, tensors: Tensors) -> bool:
-    """Return whether the outputs change if a tensor changes."""
+def _has_effect(graph: Graph, name: str, tensors: Tensors, outputs: Tensors) -> bool:
+    """Return whether the outputs of these tensors change if one of them changes."""
     value = tensors[name]
     other = ~value if value.dtype == torch.bool else value.roll(1, 0)
-    before = graph(tensors)
     try:
         after = graph({**tensors, name: other})
     except (ValueError, RuntimeError, IndexError):  # the values do not match those of other tensors
         return True
-    return any(not torch.equal(before[key], after[key]) for key in before)
+    return any(not torch.equal(outputs[key], after[key]) for key in outputs)
 
 
 def reference_of(network: Any, task: Any, examples: Sequence[Example]) -> Callable[[int], Tensors]:
