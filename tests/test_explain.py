@@ -104,6 +104,26 @@ def test_the_name_of_a_narrow_input_is_above_its_columns(tmp_path, drawn):
     assert title(matrix).endswith("text 1 + audio 300")
 
 
+@pytest.mark.parametrize(("count", "summary"), [(12, " + column of a long name 11 1"), (13, None)])
+def test_the_columns_of_a_wide_table_have_one_label(tmp_path, drawn, count, summary):
+    names = [f"column of a long name {i}" for i in range(count)]
+    cells = [tokens_at(name, [(NAN, NAN)], modality="number") for name in names]
+    joined = join([*cells, tokens_at("text", [(0, 4)])])
+    inputs = {name: Shown("number", 2.5, None, name=name) for name in names}
+    token_picture(inputs | {"text": text("four")}, joined, tmp_path / "wide.png")
+    matrix = next(axis for axis in drawn[0].axes if title(axis).startswith("matrix"))
+    labels = [label.get_text() for label in matrix.child_axes[0].get_xticklabels()]
+    if summary is None:
+        assert labels == ["13 columns", "text"]
+        assert title(matrix).endswith("7×14: 13 columns + text 1")
+    else:
+        assert labels == [*names, "text"]
+        assert summary in title(matrix).replace("\n", " ")
+    # Nothing overlaps, also below a title of several lines and above upright names.
+    assert cut_off(drawn[0]) < 0.01
+    assert not drawn[0].axes[0].get_window_extent().overlaps(matrix.get_tightbbox())
+
+
 def test_several_inputs_of_one_modality_are_drawn_separately(tmp_path, drawn):
     joined = join(
         [

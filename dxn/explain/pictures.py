@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +17,31 @@ from dxn.explain.figures import save, set_title, wrapped
 from dxn.explain.fonts import text_width
 from dxn.explain.labels import shortened
 from dxn.explain.packing import SPACE, packed_axes
-from dxn.explain.spans import drawn_inputs
-from dxn.tokens import Tokens
+from dxn.explain.spans import InputTokens, drawn_inputs
+from dxn.tokens import Span, Tokens
 
 MATRIX_INCHES = (3.9, 2.9)
 NAME_SIZE = 9  # points
 TITLE_SIZE = 9
+LINE_INCHES = 0.17  # height of a line of a title
+MAX_LABELS = 12  # labels of the columns of one panel; more of them would cover the picture
 # The color scale ends at this quantile, because a single large value would make all others pale.
 SCALE_QUANTILE = 0.99
+
+
+@dataclass(frozen=True)
+class _Label:
+    """The label of neighboring columns of the matrix.
+
+    Args:
+        name: Above the columns.
+        text: In the title, such as "text 7".
+        count: Number of columns.
+    """
+
+    name: str
+    text: str
+    count: int
 
 
 def token_picture(
@@ -38,7 +57,10 @@ def token_picture(
     """
     parts = drawn_inputs(tokens, inputs)
     sizes = [part.drawer.size(part.shown, shaded=False) for part in parts]
-    figure, axes = packed_axes([*sizes, MATRIX_INCHES], stretch_last=True)
+    labels = _labels(tokens, parts)
+    upright = _need_upright(labels)
+    size = _matrix_size(tokens, labels, upright=upright)
+    figure, axes = packed_axes([*sizes, size], stretch_last=True)
     for axis, part in zip(axes, parts, strict=False):
         note = part.drawer.draw_tokens(axis, part.shown, part.placed)
         special = len(part.columns) - len(part.placed)
@@ -47,7 +69,7 @@ def token_picture(
         (name,) = shortened([part.name])
         title = f"{name}: {len(part.columns)} {noun}{without}{note}"
         _title_above(axis, title, part.drawer.size(part.shown, shaded=False)[0])
-    _draw_matrix(axes[-1], tokens)
+    _draw_matrix(axes[-1], tokens, labels, upright=upright)
     count = int(tokens.mask[0].sum())
     set_title(figure, f"One sample as {count} tokens of {tokens.x.shape[2]} numbers", about)
     save(figure, path)
@@ -55,11 +77,72 @@ def token_picture(
 
 def _title_above(axis: Axes, title: str, inches: float) -> None:
     """Write a title above an axis of this width; a long one has several lines."""
-    lines = wrapped(title, TITLE_SIZE, 72 * (inches + SPACE[0] / 2))
-    axis.set_title("\n".join(lines), loc="left", fontsize=TITLE_SIZE)
+    axis.set_title(_wrapped_title(title, inches), loc="left", fontsize=TITLE_SIZE)
 
 
-def _draw_matrix(axis: Axes, tokens: Tokens) -> None:
+def _wrapped_title(title: str, inches: float) -> str:
+    return "\n".join(wrapped(title, TITLE_SIZE, 72 * (inches + SPACE[0] / 2)))
+
+
+def _matrix_title(tokens: Tokens, labels: Sequence[_Label]) -> str:
+    shape = f"{tokens.x.shape[2]}×{sum(label.count for label in labels)}"
+    title = f"matrix D×N = {shape}: {' + '.join(label.text for label in labels)}"
+    return _wrapped_title(title, MATRIX_INCHES[0])
+
+
+def _labels(tokens: Tokens, parts: Sequence[InputTokens]) -> list[_Label]:
+    """Return the labels of the matrix. Many columns of a table have a common one."""
+    names = [span.name for span in tokens.spans]
+    counts = [int(tokens.mask[0, span.start : span.stop].sum()) for span in tokens.spans]
+    owners = [_owner(span, parts) for span in tokens.spans]
+    labels: list[_Label] = []
+    for owner, group in groupby(range(len(names)), key=lambda i: owners[i]):
+        members = list(group)
+        if owner is not None and len(members) > MAX_LABELS:
+            total = sum(counts[i] for i in members)
+            labels.append(_Label(parts[owner].name, parts[owner].name, total))
+            continue
+        for i in members:
+            (name,) = shortened([names[i]])
+            labels.append(_Label(name, f"{name} {counts[i]}", counts[i]))
+    return labels
+
+
+def _owner(span: Span, parts: Sequence[InputTokens]) -> int | None:
+    """Return the index of the panel that shows the tokens of a span."""
+    for i, part in enumerate(parts):
+        if ((part.columns >= span.start) & (part.columns < span.stop)).any():
+            return i
+    return None
+
+
+def _need_upright(labels: Sequence[_Label]) -> bool:
+    """Return whether names above the columns would overlap if they were horizontal."""
+    labels = [label for label in labels if label.count]
+    inches = [text_width(label.name, NAME_SIZE) / 72 for label in labels]
+    # Positions in inches. 0.1 is the space between two names.
+    width = sum(label.count for label in labels)
+    places = [middle / width * MATRIX_INCHES[0] for middle in _middles(labels)]
+    pairs = zip(places, inches, places[1:], inches[1:], strict=False)
+    return any(b - a < (one + two) / 2 + 0.1 for a, one, b, two in pairs)
+
+
+def _middles(labels: Sequence[_Label]) -> list[float]:
+    """Return the middle of the columns of each label."""
+    stops = list(accumulate(label.count for label in labels))
+    return [stop - (label.count + 1) / 2 for stop, label in zip(stops, labels, strict=True)]
+
+
+def _matrix_size(tokens: Tokens, labels: Sequence[_Label], *, upright: bool) -> tuple[float, float]:
+    """Return the width and height of the matrix in inches, with all that is written above it."""
+    width, height = MATRIX_INCHES
+    if upright:
+        height += max(text_width(label.name, NAME_SIZE) for label in labels) / 72
+    more_lines = _matrix_title(tokens, labels).count("\n")
+    return width, height + more_lines * LINE_INCHES
+
+
+def _draw_matrix(axis: Axes, tokens: Tokens, labels: Sequence[_Label], *, upright: bool) -> None:
     """Draw the D×N matrix, one column per real token. Negative values are blue, positive ones red.
 
     Each input has its own color scale, because the scales differ: embeddings of subwords have much
@@ -76,38 +159,26 @@ def _draw_matrix(axis: Axes, tokens: Tokens) -> None:
     bar = axis.figure.colorbar(image, ax=axis, pad=0.02, fraction=0.04)
     bar.set_label(label, fontsize=8)
     bar.ax.tick_params(labelsize=7)
-    width = matrix.shape[1]
-    summary: list[str] = []
-    names: list[str] = []
-    middles: list[float] = []
-    start = 0
-    for span in tokens.spans:
-        count = int(tokens.mask[0, span.start : span.stop].sum())
-        (name,) = shortened([span.name])
-        summary.append(f"{name} {count}")
-        if start:
-            axis.axvline(start - 0.5, color="black", linewidth=1.2)
-        if count:
-            names.append(name)
-            middles.append(start + (count - 1) / 2)
-        start += count
-    _name_columns(axis, names, middles, width)
+    stops = list(accumulate(label.count for label in labels))
+    for stop in stops[:-1]:
+        if stop:
+            axis.axvline(stop - 0.5, color="black", linewidth=1.2)
+    named = [
+        (middle, label.name)
+        for middle, label in zip(_middles(labels), labels, strict=True)
+        if label.count
+    ]
+    top = axis.secondary_xaxis("top")
+    top.set_xticks(
+        [middle for middle, _ in named],
+        [name for _, name in named],
+        rotation=90 if upright else 0,
+        fontsize=NAME_SIZE,
+    )
+    top.tick_params(length=0)
     axis.set(xlabel="N tokens", ylabel="D")
     axis.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
-    title = f"matrix D×N = {len(matrix)}×{width}: {' + '.join(summary)}"
-    _title_above(axis, title, MATRIX_INCHES[0])
-
-
-def _name_columns(axis: Axes, names: list[str], middles: list[float], width: int) -> None:
-    """Write the name of each input above its columns; upright if they would overlap otherwise."""
-    inches = [text_width(name, NAME_SIZE) / 72 for name in names]
-    # Positions in inches. 0.1 is the space between two names.
-    places = [middle / width * MATRIX_INCHES[0] for middle in middles]
-    pairs = zip(places, inches, places[1:], inches[1:], strict=False)
-    overlap = any(b - a < (one + two) / 2 + 0.1 for a, one, b, two in pairs)
-    top = axis.secondary_xaxis("top")
-    top.set_xticks(middles, names, rotation=90 if overlap else 0, fontsize=NAME_SIZE)
-    top.tick_params(length=0)
+    axis.set_title(_matrix_title(tokens, labels), loc="left", fontsize=TITLE_SIZE)
 
 
 def _scaled(matrix: np.ndarray) -> np.ndarray:
