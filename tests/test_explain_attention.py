@@ -37,7 +37,7 @@ from dxn.models import (
     NormOptions,
     PositionOptions,
 )
-from dxn.run.attention import draw_attention
+from dxn.run.attention import describe_sample, draw_attention
 from dxn.run.predictor import Predictor
 from dxn.tasks import Classify
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
@@ -408,3 +408,9 @@ def test_the_command_needs_a_model(tmp_path, capsys):
     assert main(["attend", "input.text=hello", f"output={tmp_path / 'a'}"]) == 2
     assert "run=RUN" in capsys.readouterr().err
     assert not (tmp_path / "a").exists()
+
+
+def test_the_description_of_a_sample_has_its_first_inputs():
+    sample = {f"column {i}": "1.5" for i in range(9)}
+    assert describe_sample(sample).endswith("column 7: “1.5”; column 8: “1.5”")
+    assert describe_sample({**sample, "column 9": "2"}).endswith("column 7: “1.5”; 2 more")

@@ -21,6 +21,7 @@ from dxn.run.sample_attention import attention_on
 from dxn.tokens import Tokens
 
 MAX_TEXT = 60  # characters of a text in the description of a sample
+MAX_DESCRIBED = 8  # inputs in the description of a sample
 
 
 @dataclass(frozen=True)
@@ -170,7 +171,7 @@ def shown_inputs(
 
 
 def describe_sample(sample: Sample) -> str:
-    """Describe a sample in one line: its texts, and the names of its files."""
+    """Describe a sample in one line: its first texts, and the names of its files."""
     parts: list[str] = []
     for name, value in sample.items():
         text = " ".join(map(str, value)) if isinstance(value, list) else value
@@ -179,6 +180,8 @@ def describe_sample(sample: Sample) -> str:
         elif isinstance(text, str):
             short = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
             parts.append(f"{name}: “{short}”")
+    if len(parts) > MAX_DESCRIBED + 1:
+        parts[MAX_DESCRIBED:] = [f"{len(parts) - MAX_DESCRIBED} more"]
     return "; ".join(parts)
 
 
