@@ -26,7 +26,7 @@ from dxn.tokenize import (
     SeriesAdapter,
     TextAdapter,
 )
-from dxn.tokenize.audio_options import SpectrogramOptions
+from dxn.tokenize.audio_options import AudioNormalization, SpectrogramOptions
 from dxn.tokenize.image_options import ResizeOptions
 from dxn.tokenize.recipes import counted_recipe, recipe
 from dxn.tokenize.text_options import TokenizerOptions
@@ -114,6 +114,11 @@ def test_pictures_of_every_mode_have_the_same_pixels(mode, channels, tmp_path):
     [
         SpectrogramOptions(n_mels=23),
         SpectrogramOptions(n_mels=23, top_db=60.0, num_frames=50),
+        SpectrogramOptions(n_mels=23, scale="pcen", hop_length=100),
+        SpectrogramOptions(n_mels=23, frontend="kaldi"),
+        SpectrogramOptions(n_mels=23, frontend="kaldi", n_fft=300, num_frames=50),
+        SpectrogramOptions(n_mels=23, frontend="whisper"),
+        SpectrogramOptions(n_mels=23, frontend="whisper", n_fft=256, num_frames=50),
     ],
 )
 def test_sounds_have_the_same_spectrogram(options, tmp_path):
@@ -135,9 +140,13 @@ def test_sounds_of_any_sample_rate_have_the_same_spectrogram(rate, tmp_path):
     agree(*both(AudioAdapter(8, sample_rate=16_000), [path]), 1e-3)
 
 
-def test_a_spectrogram_with_more_steps_is_left_to_dxn():
-    adapter = AudioAdapter(8, spectrogram=SpectrogramOptions(scale="pcen"))
-    assert recipe(adapter.prepare) == {}
+@pytest.mark.parametrize("normalize", ["clip", "none"])
+def test_a_waveform_has_the_same_numbers(normalize, tmp_path):
+    path = tmp_path / "sound.wav"
+    soundfile.write(path, np.random.default_rng(0).uniform(-0.5, 0.5, 3000), 8000)
+    options = AudioNormalization(kind=normalize)
+    adapter = AudioAdapter(8, sample_rate=8000, tokens="waveform", normalize=options)
+    agree(*both(adapter, [path]), 1e-5)
 
 
 def test_numbers_are_standardized_in_the_same_way():

@@ -174,8 +174,9 @@ class AudioPreprocessor:
 
     def recipe(self) -> dict[str, Any]:
         """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
-        steps = {} if self.spectrogram is None else self.spectrogram.recipe()
-        return steps and {**steps, "normalize": self.normalize}
+        waveform = {"prepare": "audio", "frontend": "waveform", "sample_rate": self.sample_rate}
+        steps = waveform if self.spectrogram is None else self.spectrogram.recipe()
+        return {**steps, "normalize": self.normalize}
 
     def accepts(self, values: Sequence[Any]) -> float:
         """Return the fraction of the values that look like clips, see `is_audio`.

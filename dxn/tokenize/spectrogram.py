@@ -85,20 +85,34 @@ class Spectrogram:
     def recipe(self) -> dict[str, Any]:
         """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
         options = self.options
-        # The other kinds need more code than an example has.
-        if options.frontend != "mel" or options.scale != "log":
-            return {}
-        filters: Any = self.mel[-1]  # pyright: ignore[reportIndexIssue]
-        return {
+        result: dict[str, Any] = {
             "prepare": "audio",
+            "frontend": options.frontend,
             "sample_rate": self.sample_rate,
             "n_fft": self.n_fft,
             "hop_length": self.hop_length,
-            "top_db": options.top_db,
             "num_frames": options.num_frames,
-            "floor": FLOOR,
-            "filters": filters.fb.tolist(),
+            "filters": self._filters().tolist(),
         }
+        if options.frontend == "mel":
+            scale = _pcen_constants(self.hop_length / self.sample_rate)
+            result["pcen"] = scale if options.scale == "pcen" else None
+            result |= {"top_db": options.top_db, "floor": FLOOR}
+        return result
+
+    def _filters(self) -> Tensor:
+        """Return the weights of the mel bins, (frequencies, F)."""
+        if self.options.frontend == "kaldi":
+            from torchaudio.compliance.kaldi import get_mel_banks
+
+            # A power of two of samples; the frequencies and the other constants of fbank.
+            size = 1 << (self.n_fft - 1).bit_length()
+            banks, _ = get_mel_banks(
+                self.options.n_mels, size, float(self.sample_rate), 20.0, 0.0, 100.0, -500.0, 1.0
+            )
+            return F.pad(banks, (0, 1)).T  # no bin has the highest frequency
+        filters: Any = self.mel[-1]  # pyright: ignore[reportIndexIssue]
+        return filters.fb
 
     def _mel(self, raw: Tensor, gains: Tensor | None) -> Tensor:
         """Natural logarithm or PCEN of torchaudio's mel power, 1 + T // hop_length frames."""
@@ -163,6 +177,13 @@ class _Power(nn.Module):
         return (spectrogram * spectrogram.conj()).real
 
 
+def _pcen_constants(seconds: float) -> dict[str, float]:
+    """Return the constants of PCEN for frames that are this many seconds apart."""
+    weight = 1 - math.exp(-seconds / PCEN_SECONDS)
+    names = {"eps": PCEN_EPS, "gain": PCEN_GAIN, "bias": PCEN_BIAS, "root": PCEN_ROOT}
+    return {"weight": weight, **names}
+
+
 def pcen(power: Tensor, seconds: float) -> Tensor:
     """Return the per-channel energy normalization of a spectrogram (arXiv:1607.05666, equation 1).
 
@@ -175,7 +196,7 @@ def pcen(power: Tensor, seconds: float) -> Tensor:
     """
     import torchaudio
 
-    weight = 1 - math.exp(-seconds / PCEN_SECONDS)
+    weight = _pcen_constants(seconds)["weight"]
     # The average starts at the first frame, which therefore has the weight 1 instead of `weight`.
     # With an average that starts at 0, every clip would begin with a loud onset.
     first = power[:, :1] / weight

@@ -1,4 +1,4 @@
-"""Convert sounds to a log-mel spectrogram."""
+"""Convert sounds to a mel spectrogram or a normalized waveform."""
 
 from __future__ import annotations
 
@@ -53,17 +53,68 @@ def _resampled(samples: np.ndarray, rate: int, sample_rate: int) -> np.ndarray:
 
 
 def _features(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
-    size, hop = options["n_fft"], options["hop_length"]
-    frames = np.lib.stride_tricks.sliding_window_view(np.pad(samples, size // 2), size)[::hop]
-    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)
-    power = np.abs(np.fft.rfft(frames * window)) ** 2
-    mel = power @ np.array(options["filters"])
-    if options["top_db"] is not None:
-        mel = np.maximum(mel, mel.max() * 10 ** (-options["top_db"] / 10))
-    features = np.log(mel + options["floor"])
-    count = options["num_frames"]
-    if count is not None:
-        features = np.pad(features[:count], ((0, max(count - len(features), 0)), (0, 0)))
+    compute = {"waveform": _as_column, "mel": _mel, "kaldi": _kaldi, "whisper": _whisper}
+    features = compute[options["frontend"]](samples, options)
     if options["normalize"] == "clip":
         features = (features - features.mean(0)) / max(features.std(), 1e-3)
     return features.astype(np.float32)
+
+
+def _as_column(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
+    return samples[:, None]
+
+
+def _mel(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
+    mel = _power(np.pad(samples, options["n_fft"] // 2), options) @ np.array(options["filters"])
+    if options["top_db"] is not None:
+        mel = np.maximum(mel, mel.max() * 10 ** (-options["top_db"] / 10))
+    scaled = _pcen(mel, options["pcen"]) if options["pcen"] else np.log(mel + options["floor"])
+    return _fixed_length(scaled, options["num_frames"])
+
+
+def _whisper(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
+    half, count = options["n_fft"] // 2, options["num_frames"]
+    if count is not None:
+        samples = _fixed_length(samples, count * options["hop_length"])
+    samples = np.pad(samples, (0, max(half + 1 - len(samples), 0)))
+    power = _power(np.pad(samples, half, mode="reflect"), options)[:-1]
+    log = np.log10(np.maximum(power @ np.array(options["filters"]), 1e-10))
+    return (np.maximum(log, log.max() - 8) + 4) / 4
+
+
+def _kaldi(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
+    samples = np.pad(samples, (0, max(options["n_fft"] - len(samples), 0)))
+    mel = _power(samples, options, preemphasis=0.97) @ np.array(options["filters"])
+    log = np.log(np.maximum(mel, np.finfo(np.float32).eps))
+    return _fixed_length(log, options["num_frames"])
+
+
+def _power(samples: np.ndarray, options: Mapping[str, Any], preemphasis: float = 0.0) -> np.ndarray:
+    """Return the power spectrum (frames, bins) of windows of n_fft samples."""
+    size, hop = options["n_fft"], options["hop_length"]
+    frames = np.lib.stride_tricks.sliding_window_view(samples.astype(np.float64), size)[::hop]
+    if preemphasis:  # Kaldi: without the mean, differences, a symmetric window and a power of two
+        frames = frames - frames.mean(1, keepdims=True)
+        frames = frames - preemphasis * np.concatenate([frames[:, :1], frames[:, :-1]], 1)
+        return np.abs(np.fft.rfft(frames * np.hanning(size), 1 << (size - 1).bit_length())) ** 2
+    window = 0.5 - 0.5 * np.cos(2 * np.pi * np.arange(size) / size)
+    return np.abs(np.fft.rfft(frames * window)) ** 2
+
+
+def _pcen(power: np.ndarray, options: Mapping[str, float]) -> np.ndarray:
+    """Per-channel energy normalization (arXiv:1607.05666, equation 1)."""
+    average = np.empty_like(power)
+    average[0] = power[0]
+    for i in range(1, len(power)):
+        average[i] = average[i - 1] + options["weight"] * (power[i] - average[i - 1])
+    relative = power * (options["eps"] + average) ** -options["gain"]
+    bias, root = options["bias"], options["root"]
+    return bias**root * np.expm1(root * np.log1p(relative / bias))
+
+
+def _fixed_length(rows: np.ndarray, count: int | None) -> np.ndarray:
+    """Truncate or pad rows with zeros at the end."""
+    if count is None:
+        return rows
+    padding = [(0, max(count - len(rows), 0))] + [(0, 0)] * (rows.ndim - 1)
+    return np.pad(rows[:count], padding)
