@@ -134,6 +134,8 @@ def _lay_out(figure: Figure) -> None:
         width, height = figure.get_size_inches()
         if box.x0 >= 0 and box.y0 >= 0 and box.x1 <= width and box.y1 <= height:
             break
+    # Saving would repeat the layout, which takes most of the time of a picture.
+    figure.set_layout_engine("none")
 
 
 def is_dark(color: tuple[float, ...]) -> bool:
