@@ -25,11 +25,13 @@ from dxn.config import compose
 from dxn.data.confine import confined
 from dxn.early_checks import prepare
 from dxn.errors import UserError
+from dxn.explain.drawers import Shown, get_drawer
 from dxn.serve import server
 from dxn.serve.app import make_app
 from dxn.serve.command import bind, examples_of
-from dxn.serve.examples import _file_of, read_examples
+from dxn.serve.examples import _file_of, _text_of, read_examples
 from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key
+from dxn.tokenize import SeriesAdapter, VideoAdapter, VideoSampling
 
 KEY = "a-key-of-this-test"
 TEXT = {"text": "seven"}
@@ -557,6 +559,24 @@ def test_the_examples_are_test_rows_that_can_be_sent_back(run, predictor):
             "/examples/0/nothing",
         ):
             assert client.get(path).status_code == 404
+
+
+@pytest.mark.parametrize("fps", [None, 12.5])
+def test_the_file_of_a_generated_clip_has_its_frames(fps):
+    prepare = VideoAdapter(8, image_size=32, sampling=VideoSampling(fps=fps)).prepare
+    clip = torch.zeros(11, 3, 32, 32, dtype=torch.uint8)
+    for i, frame in enumerate(clip):
+        frame[:, :, 2 * i : 2 * i + 8] = 250
+    content = get_drawer("video").file(Shown("video", clip, prepare))
+    again = prepare.read(content)
+    assert again.shape == clip.shape
+    # Losses at the edges of the bright bar are small.
+    assert (again.float() - clip.float()).abs().mean() < 3
+
+
+def test_the_numbers_of_an_example_are_readable():
+    prepare = SeriesAdapter(8).prepare
+    assert _text_of(np.array([[0.1234567891, 20.0]]), prepare) == "[[0.123457, 20.0]]"
 
 
 def test_other_codecs_of_a_form_are_refused(client):

@@ -24,6 +24,7 @@ from dxn.tokenize.media import BadMedia
 MAX_BYTES = 5_000_000  # of a file; all examples are in memory
 MAX_TEXT = 20_000  # characters
 MAX_NAME = 60  # characters of a target
+DIGITS = 6  # of the numbers of a series
 
 
 @dataclass(frozen=True)
@@ -86,11 +87,18 @@ def _text_of(cell: Any, prepare: Preprocessor) -> str | None:
     if is_path(prepare, cell) or isinstance(cell, bytes) or not takes_text(prepare):
         return None
     if isinstance(cell, np.ndarray):
-        cell = cell.tolist()
+        cell = _rounded(cell.tolist())
     if isinstance(cell, list | tuple):
         is_words = all(isinstance(item, str) for item in cell)
         return " ".join(cell) if is_words else json.dumps(list(cell))
     return str(cell)
+
+
+def _rounded(value: Any) -> Any:
+    """Return nested lists of numbers with DIGITS digits, which a page can show."""
+    if isinstance(value, list):
+        return [_rounded(item) for item in value]
+    return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
 def _file_of(name: str, cell: Any, prepare: Preprocessor) -> bytes | None:

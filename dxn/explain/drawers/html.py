@@ -127,23 +127,35 @@ def clip(frames: np.ndarray, label: str) -> str:
         label: Name of the clip.
     """
     step = -(-len(frames) // MAX_FRAMES)
+    content = mp4(frames[::step], rate=CLIP_RATE, quality=26)
+    # Muted and without autoplay: a page that moves by itself is hard to read.
+    return (
+        f'<video controls loop muted playsinline aria-label="{escaped(label)}" '
+        f'src="{_source("video/mp4", content)}"></video>'
+    )
+
+
+def mp4(frames: np.ndarray, *, rate: Fraction | int, quality: int) -> bytes:
+    """Return frames as the content of an MP4 file that browsers play.
+
+    Args:
+        frames: uint8 (T, H, W, 3).
+        rate: Frames per second.
+        quality: Constant rate factor of H.264: 0 is nearly lossless, 51 the smallest file.
+    """
     # H.264 halves the resolution of colors, so both sides must be even.
-    frames = frames[::step, : frames.shape[1] // 2 * 2, : frames.shape[2] // 2 * 2]
+    frames = frames[:, : frames.shape[1] // 2 * 2, : frames.shape[2] // 2 * 2]
     file = io.BytesIO()
     with av.open(file, "w", format="mp4") as container:
-        stream = container.add_stream("libx264", rate=CLIP_RATE, options={"crf": "26"})
+        stream = container.add_stream("libx264", rate=rate, options={"crf": str(quality)})
         stream.height, stream.width = frames.shape[1:3]
         stream.pix_fmt = "yuv420p"
-        stream.time_base = Fraction(1, CLIP_RATE)
+        stream.time_base = 1 / Fraction(rate)
         for frame in frames:
             picture = av.VideoFrame.from_ndarray(np.ascontiguousarray(frame), format="rgb24")
             container.mux(stream.encode(picture))
         container.mux(stream.encode())
-    # Muted and without autoplay: a page that moves by itself is hard to read.
-    return (
-        f'<video controls loop muted playsinline aria-label="{escaped(label)}" '
-        f'src="{_source("video/mp4", file.getvalue())}"></video>'
-    )
+    return file.getvalue()
 
 
 def cell(value: str) -> str:

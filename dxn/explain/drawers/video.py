@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 
 from dxn.explain.drawers.drawer import InputAttention, Shown, Thumbnails
-from dxn.explain.drawers.html import clip
+from dxn.explain.drawers.html import CLIP_RATE, clip, mp4
 from dxn.explain.drawers.image import draw_copies, pixels_of, rgb
 from dxn.explain.drawers.panel import Panel, draw_boxes, draw_heat, page_panel
 
@@ -20,6 +21,7 @@ COPY_WIDTH = 3.4  # inches of a small copy
 PER_ROW = 8  # frames per row of a strip
 GAP = 0.06  # between two frames, relative to the width of a frame
 WHITE = 255
+FILE_QUALITY = 12  # of H.264; differences are hardly visible
 
 
 @dataclass(frozen=True)
@@ -131,10 +133,20 @@ class VideoDrawer:
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
         return strip_of(shown).boxes(coords)
 
+    def file(self, shown: Shown) -> bytes:
+        """Return the frames that the model reads as the content of an MP4 file."""
+        sampling = getattr(shown.preprocessor, "sampling", None)
+        rate = Fraction((sampling and sampling.fps) or CLIP_RATE).limit_denominator(1000)
+        return mp4(_frames(shown), rate=rate, quality=FILE_QUALITY)
+
     def fragment(self, shown: Shown) -> str:
         """Return the frames that the model reads as a short clip."""
-        frames = np.stack([rgb(pixels_of(frame)) for frame in shown.raw])
-        return clip(frames, shown.name or "video")
+        return clip(_frames(shown), shown.name or "video")
+
+
+def _frames(shown: Shown) -> np.ndarray:
+    """Return the frames uint8 (T, H, W, 3)."""
+    return np.stack([rgb(pixels_of(frame)) for frame in shown.raw])
 
 
 def strip_of(shown: Shown) -> Strip:

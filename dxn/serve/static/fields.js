@@ -71,6 +71,7 @@ export function makeField(parent, input, changed) {
     if (tag) {
       const element = make(preview, tag, null, tag === "img" ? { alt: `${input.name}: ${file.name}` } : { controls: "", "aria-label": input.name });
       element.addEventListener("load", () => element.classList.toggle("small", element.naturalWidth < SMALL));
+      element.addEventListener("loadedmetadata", () => element.classList.toggle("small", element.videoWidth < SMALL));
       // A format that the browser does not know can still be one that the model reads.
       element.addEventListener("error", () => element.remove());
       element.src = URL.createObjectURL(file);
