@@ -1,6 +1,7 @@
 """dxn serve: the HTTP interface, its limits, and requests that are wrong or hostile."""
 
 import base64
+import http.client
 import io
 import json
 import signal
@@ -464,6 +465,36 @@ def test_a_signal_stops_the_server_after_the_running_requests(predictor):
     server.run(app, options, bind("127.0.0.1", 0), ready=ready)
     thread.join(20)
     wait_until(lambda: answers == [(200, "close")])
+
+
+def test_a_request_that_is_on_its_way_when_the_server_stops_is_answered(predictor, monkeypatch):
+    monkeypatch.setattr(server, "DRAIN_SECONDS", 1.0)
+    options = ServeOptions(port=0)
+    listener = bind("127.0.0.1", 0)
+    address = listener.getsockname()
+    answers = []
+
+    def is_refused():
+        try:
+            socket.create_connection(address, timeout=20).close()
+        except ConnectionRefusedError:
+            return True
+        return False
+
+    def ask():
+        connection = http.client.HTTPConnection(*address, timeout=20)
+        for path in ("/health", "/model"):
+            connection.request("GET", path)
+            answer = connection.getresponse()
+            answers.append((answer.status, answer.read() != b"", answer.headers["connection"]))
+            if path == "/health":
+                signal.raise_signal(signal.SIGTERM)
+                wait_until(is_refused)  # from here on, open connections are closed
+
+    thread = threading.Thread(target=ask)
+    server.run(make_app(predictor, options), options, listener, ready=lambda _: thread.start())
+    thread.join(20)
+    assert answers == [(200, True, None), (200, True, "close")]
 
 
 # The API key

@@ -19,6 +19,8 @@ MAX_CONNECTIONS = 500  # more are answered with 503; each needs a file descripto
 MAX_HEADERS = 32_000  # bytes
 KEEP_ALIVE = 30  # seconds without a request after which a connection is closed
 HEADER_SECONDS = 10.0  # in which the headers of a request must arrive
+# Time between the signal to stop and the end of open connections without a request.
+DRAIN_SECONDS = 0.5
 
 
 class Protocol(H11Protocol):
@@ -80,6 +82,17 @@ class Server(uvicorn.Server):
         """Start to answer."""
         await super().startup(sockets)
         self.ready()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Stop to listen, and answer the running requests.
+
+        A client that has just got its answer may have sent its next request already. It is
+        answered, too, and its answer announces the end of the connection.
+        """
+        for listener in self.servers:
+            listener.close()
+        await asyncio.sleep(DRAIN_SECONDS)
+        await super().shutdown(sockets)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
