@@ -180,6 +180,13 @@ def test_series_are_normalized_in_the_same_way(normalize, window):
     agree(*both(adapter, values), 1e-5)
 
 
+@pytest.mark.parametrize("text", ["1 2.5 nan 4 7", "1, 2.5; nan,4,7", "[1, 2.5, None, 4, 7]"])
+def test_a_text_of_numbers_is_the_same_series(text):
+    adapter = SeriesAdapter(8, patch_size=4, normalize="none")
+    adapter.fit([adapter.prepare.read(text)])
+    agree(*both(adapter, [text]), 1e-5)
+
+
 def test_series_with_missing_values_at_both_ends_are_cut_in_the_same_way():
     values = [np.ones((29, 2), np.float32) * np.arange(29)[:, None] for _ in range(3)]
     values[0][:17] = np.nan

@@ -1,5 +1,6 @@
 """Series to Tokens: cells, patches, missing values, normalization, augmentation and masking."""
 
+import io
 import json
 import pickle
 import random
@@ -464,3 +465,13 @@ def test_the_adapter_describes_series():
     assert adapter.prepare.summarize([], []) == ""
     with pytest.raises(ValueError, match="call fit"):
         SeriesAdapter(D)({})
+
+
+def test_the_content_of_a_file_of_each_kind_is_read():
+    table, array = io.BytesIO(), io.BytesIO()
+    pyarrow.parquet.write_table(pa.table({"a": [1.0, 2.0], "b": [3.0, None]}), table)
+    np.save(array, np.array([[1.0, 3.0], [2.0, np.nan]]))
+    for content in (table.getvalue(), array.getvalue(), b"a,b\n1,3\n2,\n"):
+        assert torch.equal(read_series(content).nan_to_num(9), torch.tensor([[1.0, 3], [2, 9]]))
+    with pytest.raises(BadMedia, match="of numbers"):
+        read_series(b"\xff\xfe\x00")

@@ -150,7 +150,8 @@ def warn_about(results: Figures, task: Task) -> list[str]:
         return []
     metric = task.monitored
     own, other = results[ALONE][metric], results[BASELINE][metric]
-    if task.is_better(own, other):
+    has_lower_loss = own == other and results[ALONE]["loss"] < results[BASELINE]["loss"]
+    if task.is_better(own, other) or has_lower_loss:
         return []
     return [
         f"warning: the model alone is not better than the baseline ({metric} {own:.4f} and "

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from dxn.data.confine import OutsidePath
 from dxn.data.rows import TARGET, Rows
@@ -86,7 +87,7 @@ def _text_of(cell: Any, prepare: Preprocessor) -> str | None:
     """Return a cell as a text; None if it is a file."""
     if is_path(prepare, cell) or isinstance(cell, bytes) or not takes_text(prepare):
         return None
-    if isinstance(cell, np.ndarray):
+    if isinstance(cell, np.ndarray | Tensor):
         cell = _rounded(cell.tolist())
     if isinstance(cell, list | tuple):
         is_words = all(isinstance(item, str) for item in cell)

@@ -20,6 +20,7 @@ from dxn.tokenize.npy_file import NPY, read_npy
 if TYPE_CHECKING:
     import pyarrow
 
+PARQUET = b"PAR1"  # the first bytes of a file
 SUFFIXES = (".npy", ".csv", ".parquet")
 # Values of one series. It is checked before a file is decoded, because a header can promise more
 # than fits into memory.
@@ -52,7 +53,7 @@ def read_series(source: Any) -> Tensor | None:
         text = str(source)
         source = _read_file(text) if is_series_path(text) else _parse(text)
     elif isinstance(source, bytes):
-        source = read_npy(io.BytesIO(source))
+        source = _read_bytes(source)
     values = source if isinstance(source, np.ndarray) else _from_list(source)
     if values.dtype.kind not in "iufb" or values.ndim not in (1, 2):
         raise BadMedia(
@@ -172,15 +173,37 @@ def _read_file(path: str) -> Any:
     opened = bytes_or_path(path)
     if suffix == ".npy":
         return read_npy(opened)
-    if Path(path).stat().st_size > MAX_BYTES:
-        raise BadMedia(f"{Path(path).stat().st_size:,} bytes, more than {MAX_BYTES:,}")
-    return _read_csv(path) if suffix == ".csv" else _read_parquet(path)
-
-
-def _read_csv(path: str) -> list[list[str]]:
-    """Read a .csv file with one row per time step. The first row may contain names."""
+    size = Path(path).stat().st_size
+    if size > MAX_BYTES:
+        raise BadMedia(f"{size:,} bytes, more than {MAX_BYTES:,}")
+    if suffix != ".csv":
+        return _read_parquet(path)
     try:
-        text = Path(path).read_text(encoding="utf-8-sig")
+        return _read_csv(Path(path).read_bytes())
+    except OSError as error:
+        raise BadMedia(f"not a .csv file of numbers ({error})") from None
+
+
+def _read_bytes(content: bytes) -> Any:
+    """Read the content of a file, whose kind its first bytes tell."""
+    if content.startswith(NPY):
+        return read_npy(io.BytesIO(content))
+    if len(content) > MAX_BYTES:
+        raise BadMedia(f"{len(content):,} bytes, more than {MAX_BYTES:,}")
+    if content.startswith(PARQUET):
+        return _read_parquet(io.BytesIO(content))
+    return _read_csv(content, ".npy, .csv or .parquet")
+
+
+def _read_csv(content: bytes, kinds: str = ".csv") -> list[list[str]]:
+    """Read a .csv file with one row per time step. The first row may contain names.
+
+    Args:
+        content: Content of the file.
+        kinds: Kinds of files that it could be, for the message about a wrong one.
+    """
+    try:
+        text = content.decode("utf-8-sig")
         separator = ";" if ";" in text.partition("\n")[0] else ","
         rows: list[list[str]] = []
         num_values = 0
@@ -190,13 +213,13 @@ def _read_csv(path: str) -> list[list[str]]:
             _check_count(num_values)
             if row:
                 rows.append(row)
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise BadMedia(f"not a .csv file of numbers ({error})") from None
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise BadMedia(f"not a {kinds} file of numbers ({error})") from None
     has_names = rows and not any(map(_is_number, rows[0]))
     return rows[1:] if has_names else rows
 
 
-def _read_parquet(path: str) -> np.ndarray:
+def _read_parquet(path: str | io.BytesIO) -> np.ndarray:
     import pyarrow.parquet  # it takes time to import, and few data sets need it
 
     rows: list[tuple] = []

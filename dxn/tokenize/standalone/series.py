@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,10 +14,11 @@ def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.n
     """Return values and observed (B, T, C), lengths (B,), and loc and scale (B, C).
 
     Args:
-        values: B series: arrays (T, C), or (T,) for one channel. NaN is a missing value.
+        values: B series: arrays (T, C), or (T,) for one channel; or texts such as "1 2 nan" and
+            "[[1, 2], [3, null]]". NaN is a missing value.
         options: Options of the input in preprocess.json.
     """
-    raws = [np.asarray(value, np.float32) for value in values]
+    raws = [np.asarray(_parsed(value), np.float32) for value in values]
     raws = [_cut(_without_end(raw if raw.ndim == 2 else raw[:, None]), options) for raw in raws]
     lengths = np.array([len(raw) for raw in raws], np.int64)
     shape = (len(raws), int(lengths.max()), raws[0].shape[1])
@@ -33,6 +36,14 @@ def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.n
         result["observed"][i, : len(raw)] = is_known
         result["loc"][i], result["scale"][i] = loc, scale
     return result
+
+
+def _parsed(value: Any) -> Any:
+    if not isinstance(value, str):
+        return value
+    if value.strip().startswith("["):
+        return json.loads(re.sub(r"(?i)\b(nan|none|null)\b", "NaN", value))
+    return re.split(r"[\s,;]+", value.strip())
 
 
 def _without_end(raw: np.ndarray) -> np.ndarray:
