@@ -18,6 +18,7 @@ from dxn.files import write_sums
 from dxn.run.baseline import ALONE, BASELINE, warn_about
 from dxn.run.baseline_counted import NUM_FOLDS, _fit_linear, _merged, split_folds
 from dxn.run.baseline_fit import Prior, fit_baseline, fit_mix, fit_scales
+from dxn.run.sample_attention import limits_of
 from dxn.tasks import Classify, Multilabel, Regress
 from dxn.tokens import Summary
 
@@ -191,6 +192,13 @@ def test_each_label_has_its_own_scores():
     assert task.score_targets(values).values.tolist() == [[1, -1], [1, 1], [-1, -1]]
 
 
+def test_a_model_with_equal_accuracy_and_a_lower_loss_gets_no_warning():
+    figures = {ALONE: {"accuracy": 0.9, "loss": 0.2}, BASELINE: {"accuracy": 0.9, "loss": 0.3}}
+    assert not warn_about(figures, Classify())
+    figures[ALONE]["loss"] = 0.4
+    assert warn_about(figures, Classify())
+
+
 def test_a_model_that_is_not_better_gets_a_warning():
     task = Classify()
     figures = {ALONE: {"accuracy": 0.5}, BASELINE: {"accuracy": 0.75}}
@@ -219,6 +227,35 @@ def test_the_saved_model_contains_the_baseline(run):
     model.model.set_baseline(None, None)
     assert model.predict(text="an awful day")["probabilities"] != answer["probabilities"]
     assert model.embed(text="x").shape == (16,)
+
+
+def test_the_report_and_the_attention_say_that_a_baseline_decides_too(run, tmp_path, capsys):
+    folder, metrics, _ = run
+    own, other = metrics["mix"]
+    formula = f"{own:.2f} x model + {other:.2f} x baseline (TF-IDF + linear SVM)"
+    copy = shutil.copytree(folder, tmp_path / "run")
+    assert main(["report", f"run={copy}"]) == 0
+    page = (copy / "report.html").read_text()
+    assert page.count(formula) == 2  # Training and Attention
+    sample = "input.text=the dull film"
+    assert main(["attend", f"run={folder}", sample, f"output={tmp_path}"]) == 0
+    assert f"note: the answer is {formula}" in " ".join(capsys.readouterr().out.split())
+    assert formula in (tmp_path / "attention.html").read_text()
+
+
+@pytest.mark.parametrize(
+    ("mix", "limits"),
+    [
+        (None, ""),
+        ([0.5, 0.5], "the attention is that of the model alone"),
+        ([0.0, 1.0], "the attention of the model does not explain it"),
+    ],
+)
+def test_the_limits_of_the_attention_depend_on_the_factors(mix, limits, run):
+    model = dxn.load(run[0])
+    model.model.set_baseline(model.model.baseline, None if mix is None else torch.tensor(mix))
+    assert limits_of(model).endswith(limits)
+    assert bool(limits_of(model)) == bool(limits)
 
 
 def test_training_mode_ignores_the_baseline(run):

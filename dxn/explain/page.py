@@ -30,12 +30,14 @@ class Heading:
         probabilities: The most probable classes and their probabilities.
         sample: Description of the sample.
         model: Name of the model.
+        note: What also decides about the answer, and has no attention.
     """
 
     answer: str = ""
     probabilities: Sequence[tuple[str, float]] = ()
     sample: str = ""
     model: str = ""
+    note: str = ""
 
 
 def write_page(

@@ -89,6 +89,8 @@ class Evidence:
         attended: Function that returns one encoded sample (1, N, D) and the share (N,) of each of
             its columns in the answer, from the position of the sample and the names of its inputs.
             None: the model has no attention that can be drawn.
+        formula: How the output is computed from the model and the baseline. "": without one.
+        limits: What also decides about the answers, and has no attention. "": nothing.
     """
 
     inputs: Sequence[str]
@@ -96,3 +98,5 @@ class Evidence:
     subsets: Sequence[Subset]
     shown: Callable[[int], dict[str, Shown]]
     attended: Callable[[int, Sequence[str]], tuple[Tokens, np.ndarray] | None]
+    formula: str = ""
+    limits: str = ""

@@ -221,21 +221,29 @@ def _results(
         "table": table,
         "glossary": glossary,
         "curves": curves,
-        "training": _training(info, task),
+        "training": _training(info, evidence),
         "remarks": new.facts.remarks,
         **sections.plots(task, evidence),
     }
 
 
-def _training(info: RunInfo, task: Task) -> str:
+def _training(info: RunInfo, evidence: Evidence) -> str:
     epoch, epochs = info.metrics.get("best_epoch"), info.metrics.get("epochs")
-    better = "highest" if task.higher_is_better else "lowest"
-    if epoch is None or epochs is None:
-        return "The weights of the best epoch are saved."
-    return (
-        f"The weights of epoch {epoch} of {epochs} are saved: it had the {better} validation "
-        f"{task.monitored}."
-    )
+    task = evidence.task
+    text = "The weights of the best epoch are saved."
+    if epoch is not None and epochs is not None:
+        better = "highest" if task.higher_is_better else "lowest"
+        text = (
+            f"The weights of epoch {epoch} of {epochs} are saved: it had the {better} validation "
+            f"{task.monitored}"
+        )
+        text += "." if task.monitored == "loss" else "; of equal epochs, the lowest loss decides."
+    if evidence.formula:
+        text += (
+            f" The curves are those of the model alone. The answers are {evidence.formula}, with "
+            "the factors that have the lowest validation loss."
+        )
+    return text
 
 
 def _sections(content: Mapping[str, Any]) -> list[tuple[str, str]]:

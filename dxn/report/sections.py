@@ -132,7 +132,7 @@ def _effect(effect: classes.ThresholdEffect) -> dict[str, Any]:
 
 def single_rows(evidence: Evidence, last: Subset | None, scores: Any) -> dict[str, Any]:
     """Return the parts of the report that show single rows."""
-    empty: dict[str, Any] = {"groups": [], "texts": [], "attention": []}
+    empty: dict[str, Any] = {"groups": [], "texts": [], "attention": [], "limits": evidence.limits}
     if last is None or scores is None or not all(map(examples.is_readable, last.truths)):
         return empty
     task, predicted, truths = evidence.task, last.predictions.predicted, last.truths

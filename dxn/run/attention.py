@@ -79,6 +79,8 @@ def draw_attention(
         result.notes.append(f"answer: {answer_line(answer)}")
         about = f"answer: {answer_line(answer)}; {described}"
     about = f"{about}; model: {model_name}" if model_name else about
+    if found.limits:
+        result.notes.append(f"note: {found.limits}")
     if written is not None:
         weights = written.mean.cpu().numpy()
         result.files.extend(
@@ -104,6 +106,7 @@ def draw_attention(
             probabilities=[] if answer is None else listed_probabilities(answer),
             sample=described,
             model=model_name,
+            note=found.limits,
         ),
     )
     result.notes.extend(notes)

@@ -54,7 +54,7 @@ def add_baseline(run: Prepared, best: Predictor, *, batch_size: int) -> None:
     if validation is not None:
         mix = mix.new_tensor(mix_with(best, validation, batch_size=batch_size))
         best.model.set_baseline(baseline, mix)
-    report.print_line(_about_mix(mix, validation is not None))
+    report.print_line(_about_mix(best.model, validation is not None))
     saved = baseline if mix[1] > 0 else None
     model_folder.save_baseline(run.folder / "model", saved, mix, trust=run.settings.trust)
 
@@ -234,10 +234,10 @@ def _task_batch(task: Task, samples: Samples, rows: Sequence[int]) -> dict[str, 
     return {"size": len(rows), "target": task.collate(encoded)}
 
 
-def _about_mix(mix: Tensor, is_validated: bool) -> str:
-    if not is_validated:
+def _about_mix(model: Model, is_validated: bool) -> str:
+    if not is_validated or model.mix is None:
         return "note: there is no validation split, so the model is used without the baseline"
-    output, baseline = mix.tolist()
-    if not baseline:
-        return f"note: output = {output:.2f} x model; the baseline does not lower the loss"
-    return f"note: output = {output:.2f} x model + {baseline:.2f} x baseline (validation loss)"
+    own, other = model.mix.tolist()
+    if not other:
+        return f"note: output = {own:.2f} x model; the baseline does not lower the loss"
+    return f"note: output = {model.formula()}; the factors have the lowest validation loss"

@@ -23,7 +23,7 @@ from dxn.run.loading import load_predictor
 from dxn.run.predictor import Predictor
 from dxn.run.prepared import Prepared
 from dxn.run.run_paths import is_run
-from dxn.run.sample_attention import MAX_WEIGHTS, attention_on
+from dxn.run.sample_attention import MAX_WEIGHTS, attention_on, limits_of
 from dxn.run.settings import Settings
 from dxn.train.evaluate import Predictions
 from dxn.train.progress import read_log
@@ -202,7 +202,13 @@ def evidence(predictor: Predictor, recorder: Recorder) -> Any:
         return found.encoded, found.shares.cpu().numpy()
 
     return pages.run.Evidence(
-        list(predictor.model.inputs), predictor.task, subsets, shown, attended
+        list(predictor.model.inputs),
+        predictor.task,
+        subsets,
+        shown,
+        attended,
+        formula="" if predictor.num_members > 1 else predictor.model.formula(),
+        limits=limits_of(predictor),
     )
 
 

@@ -53,6 +53,7 @@ class Attention:
         written: The text that the model writes. None: it writes none.
         shares: (N,). Share of each column in the pooled vector or in the text.
         obstacle: Why there are no maps. "": there are.
+        limits: What also decides about the answer, and has no attention. "": nothing.
     """
 
     maps: list[Tensor]
@@ -60,6 +61,7 @@ class Attention:
     written: Answer | None
     shares: Tensor
     obstacle: str = ""
+    limits: str = ""
 
 
 @torch.inference_mode()
@@ -99,7 +101,23 @@ def attention_on(
     maps = [block.float() for block in maps]
     written = answer_of(predictor, encoded) if writes else None
     shares = _shares_of(maps, encoded, written, model.fusion.pool.kind)
-    return Attention(maps, encoded, written, shares, obstacle)
+    return Attention(maps, encoded, written, shares, obstacle, limits_of(predictor))
+
+
+def limits_of(predictor: Predictor) -> str:
+    """Return what also decides about the answers, and has no attention, as a sentence or ""."""
+    if predictor.num_members > 1:
+        return (
+            f"the answer is the mean of {predictor.num_members} models, and the attention is that "
+            "of the first one"
+        )
+    formula = predictor.model.formula()
+    if not formula:
+        return ""
+    # A factor that is printed as 0.00 has no visible effect.
+    if predictor.model.mix is not None and predictor.model.mix[0] < 0.005:
+        return f"the answer is {formula}, so the attention of the model does not explain it"
+    return f"the answer is {formula}, and the attention is that of the model alone"
 
 
 def answer_of(predictor: Predictor, encoded: Tokens) -> Answer:

@@ -6,10 +6,11 @@ const MAX_CHIPS = 40;
 const SMALL = 100;  // pixels; a smaller picture is enlarged
 const STRONGEST = .6;  // opacity of the token with the largest share
 
-export function showAttention(box, { tokens, shares, inputs }) {
+export function showAttention(box, { tokens, shares, inputs, note }) {
   box.replaceChildren();
-  make(box, "h3", "What the answer is based on");
+  make(box, "h3", "What the model attends to");
   make(box, "p", "The stronger the color, the larger the share of a token in the answer (attention rollout).", { class: "soft" });
+  if (note) make(box, "p", `Note: ${note}.`, { class: "soft" });
   // The columns of a table have one token each, so that they are compared with each other.
   const listed = new Set(inputs.filter(({ kind }) => kind === "list").map(({ name }) => name));
   const largestListed = Math.max(...tokens.map(({ input }, i) => listed.has(input) ? shares[i] : 0));
