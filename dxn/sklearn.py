@@ -106,6 +106,7 @@ class _Estimator(BaseEstimator):
 
     def _checked(self, X: Any) -> pd.DataFrame:  # noqa: N803
         """Return new rows as a data frame, after comparing their columns with those of `fit`."""
+        X = _framed(X)  # noqa: N806
         if is_frame(X):
             validate_data(self, X, reset=False, skip_check_array=True)
             return X
@@ -136,7 +137,8 @@ class Classifier(ClassifierMixin, _Estimator):
     """A transformer that classifies the rows of a data frame or an array.
 
     The columns of a data frame can be texts, paths of images and sounds, numbers, categories and
-    dates, as for `dxn.train`. The columns of an array are numbers.
+    dates, as for `dxn.train`. The columns of an array are numbers. A series or a list of texts is
+    one column.
 
     Args:
         epochs: Maximum number of passes over the rows.
@@ -219,6 +221,7 @@ def _validated(
     numeric: bool,
 ) -> tuple[pd.DataFrame, NDArray[Any], dict[str, Any]]:
     """Return X as a data frame, y as an array (n,), and the options for the columns."""
+    X = _framed(X)  # noqa: N806
     if is_frame(X):
         validate_data(estimator, X, y, skip_check_array=True)
         labels = column_or_1d(y, warn=True)
@@ -237,6 +240,18 @@ def _validated(
     frame = _numbered(rows)
     # Otherwise a column of few different numbers could be taken for categories.
     return frame, labels, {"data.number": list(frame.columns)}
+
+
+def _framed(X: Any) -> Any:  # noqa: N803
+    """Return a series or a list of texts as a data frame of one column, and other rows unchanged.
+
+    The vectorizers of scikit-learn take texts in this form.
+    """
+    if isinstance(X, pd.Series):
+        return X.to_frame("text" if X.name is None else str(X.name))
+    is_list = isinstance(X, list | tuple) or (isinstance(X, np.ndarray) and X.ndim == 1)
+    are_texts = is_list and len(X) and all(isinstance(each, str) for each in X)
+    return pd.DataFrame({"text": X}) if are_texts else X
 
 
 def _numbered(rows: NDArray[Any]) -> pd.DataFrame:

@@ -137,6 +137,43 @@ def test_wrong_options_are_refused_before_anything_is_written(tmp_path, monkeypa
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.parametrize(
+    ("data", "target", "message"),
+    [
+        (frame_of(7), "lable", "no column 'lable' in the DataFrame; its columns .* 'label'"),
+        (frame_of(0), "label", "the DataFrame: the table has no rows"),
+        (
+            {"train": frame_of(7), "test": frame_of(7).drop(columns="review")},
+            "label",
+            "the DataFrame of test: has no column 'review'",
+        ),
+    ],
+)
+def test_data_that_is_refused_leaves_no_files(data, target, message, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError, match=message):
+        dxn.train(data, target=target)
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "mine").mkdir()
+    (tmp_path / "mine" / "notes.txt").touch()
+    with pytest.raises(UserError, match=message):
+        dxn.train(data, target=target, run="mine")
+    assert [path.name for path in (tmp_path / "mine").iterdir()] == ["notes.txt"]
+
+
+def test_the_files_of_another_run_are_kept(run, tmp_path):
+    before = (run.folder / "data" / "all.parquet").read_bytes()
+    with pytest.raises(UserError, match="already contains a run"):
+        dxn.train(frame_of(7), target="label", run=run.folder)
+    assert (run.folder / "data" / "all.parquet").read_bytes() == before
+    with pytest.raises(UserError, match="call dxn.train without data"):
+        dxn.train(frame_of(7), resume=run.folder)
+    (tmp_path / "data").mkdir()
+    with pytest.raises(UserError, match="data already exists"):
+        dxn.train(frame_of(7), target="label", run=tmp_path)
+    assert (tmp_path / "data").is_dir()
+
+
 def test_cells_of_a_data_frame_survive_the_table_that_is_written(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "a.txt").touch()

@@ -73,6 +73,15 @@ def test_a_fitted_estimator_survives_pickle_with_equal_predictions(classifier, r
         clone(classifier).predict(rows)
 
 
+def test_a_series_or_list_of_texts_is_one_column():
+    texts = [f"{'good' if i % 2 else 'poor'} film {i}" for i in range(60)]
+    labels = [i % 2 for i in range(60)]
+    model = Classifier(epochs=6, options=OPTIONS, random_state=0)
+    series = pd.Series(texts, name="review")
+    assert model.fit(series, labels).score(series, labels) > 0.9
+    assert model.fit(texts, labels).score(np.array(texts), labels) > 0.9
+
+
 def test_a_regressor_takes_a_data_frame_with_texts_and_missing_cells(rows):
     frame = pd.DataFrame({"size": rows[:, 0], "text": ["big", "small"] * 30 + [None]})
     frame.loc[3, "size"] = np.nan

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
-from collections.abc import Sequence
+import shutil
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from dxn.config import compose
 from dxn.data.memory import is_in_memory, tables_of, write_tables
-from dxn.data.splits import UNDIVIDED
+from dxn.data.splits import SPLIT_NAMES, UNDIVIDED
 from dxn.early_checks import prepare
 from dxn.errors import UserError
 from dxn.python.options import PATH, data_overrides, to_overrides
 from dxn.python.run import Run
 from dxn.run.ensemble import run_training
 from dxn.run.report import now, print_line
-from dxn.run.settings import Settings
+from dxn.run.run_folder import refuse_other_run
+from dxn.run.run_paths import is_run
 
 DATA = "data"  # folder in the run folder with the data that was in memory
 NAME = "table"  # name of a run whose target is not set
@@ -41,17 +45,27 @@ def train(data: Any = None, *words: str, target: Any = None, **options: Any) -> 
     """
     chosen = options if target is None else {"target": target, **options}
     overrides = [*words, *to_overrides(chosen)]
-    if is_in_memory(data):
-        settings = _settings_in_memory(data, overrides)
-    else:
-        settings = prepare("train", compose("train", [*data_overrides(data), *overrides]))
+    if not is_in_memory(data):
+        return _train([*data_overrides(data), *overrides])
+    with _saved(data, overrides) as lines:
+        return _train(lines)
+
+
+def _train(overrides: Sequence[str]) -> Run:
+    settings = prepare("train", compose("train", overrides))
     for note in settings.notes:
         print_line(note)
     return Run(run_training(settings).folder, trust=settings.trust)
 
 
-def _settings_in_memory(data: Any, overrides: Sequence[str]) -> Settings:
+@contextmanager
+def _saved(data: Any, overrides: Sequence[str]) -> Iterator[list[str]]:
     """Write the data to the run folder, so that `dxn evaluate` and `dxn report` can read it.
+
+    If the training is refused before it has started, the files are removed again.
+
+    Yields:
+        All options of the training, including those that name the files.
 
     Raises:
         UserError: If an option is wrong, the data cannot be written, or torchrun has started the
@@ -65,8 +79,13 @@ def _settings_in_memory(data: Any, overrides: Sequence[str]) -> Settings:
         "train", [*_paths({name: Path(f"{name}.parquet") for name in tables}), *overrides]
     )
     values = first.values
+    if values["resume"]["run"]:
+        raise UserError("resume: the run folder contains its data; call dxn.train without data")
     name = str(values["name"] or values["data"].get("target") or NAME).replace("/", "_")
     folder = Path(values["run"] or Path(values["output"]) / name / now())
+    refuse_other_run(folder)
+    if (folder / DATA).exists():
+        raise UserError(f"run: {folder / DATA} already exists; choose another folder")
     written, has_paths = write_tables(tables, folder / DATA)
     lines = [*_paths(written), *overrides]
     if values["run"] is None:
@@ -74,7 +93,36 @@ def _settings_in_memory(data: Any, overrides: Sequence[str]) -> Settings:
     if has_paths and "data.confine" not in first.chosen:
         # The files of the cells are not in the run folder. The program itself chose them.
         lines.append("data.confine=false")
-    return prepare("train", compose("train", lines))
+    try:
+        yield lines
+    except BaseException as error:
+        if not is_run(folder):
+            _remove(folder)
+        if isinstance(error, UserError):
+            raise UserError(_with_names(str(error), data, written)) from error
+        raise
+
+
+def _remove(folder: Path) -> None:
+    """Remove the data from a run folder, and the folders that are empty then."""
+    shutil.rmtree(folder / DATA)
+    # The run folder, the folder of all runs with this target, and the output folder.
+    with contextlib.suppress(OSError):  # not empty
+        for each in (folder, *folder.parents[:2]):
+            each.rmdir()
+
+
+def _with_names(message: str, data: Any, files: dict[str, Path]) -> str:
+    """Return a message that names the data of the program instead of the files."""
+    parts = data if isinstance(data, Mapping) else {UNDIVIDED: data}
+    kinds = {
+        SPLIT_NAMES.get(str(name).lower(), name): type(part).__name__
+        for name, part in parts.items()
+    }
+    for split, path in files.items():
+        name = kinds[split] if split == UNDIVIDED else f"{kinds[split]} of {split}"
+        message = message.replace(str(path), f"the {name}").replace(path.name, f"the {name}")
+    return message
 
 
 def _paths(files: dict[str, Path]) -> list[str]:

@@ -30,4 +30,8 @@ def attention_data(predictor: Predictor, prepared: Prepared) -> dict[str, Any]:
     shown = shown_inputs(predictor.adapters, prepared.raws(0))
     names = token_names(found.encoded, shown)
     data = shares_data(found.encoded, names, shown, found.shares.cpu().numpy())
-    return {**data, "note": found.limits, GENERATED: None if found.written is None else found.written.text}
+    return {
+        **data,
+        "note": found.limits,
+        GENERATED: None if found.written is None else found.written.text,
+    }
