@@ -106,7 +106,7 @@ class _Estimator(BaseEstimator):
 
     def _checked(self, X: Any) -> pd.DataFrame:  # noqa: N803
         """Return new rows as a data frame, after comparing their columns with those of `fit`."""
-        X = _framed(X)  # noqa: N806
+        X = _framed(X)
         if is_frame(X):
             validate_data(self, X, reset=False, skip_check_array=True)
             return X
@@ -221,7 +221,7 @@ def _validated(
     numeric: bool,
 ) -> tuple[pd.DataFrame, NDArray[Any], dict[str, Any]]:
     """Return X as a data frame, y as an array (n,), and the options for the columns."""
-    X = _framed(X)  # noqa: N806
+    X = _framed(X)
     if is_frame(X):
         validate_data(estimator, X, y, skip_check_array=True)
         labels = column_or_1d(y, warn=True)

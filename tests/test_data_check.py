@@ -310,7 +310,7 @@ def test_everything_bad_is_listed_with_split_row_input_path_and_reason(files, pr
     assert sorted(astuple(bad) for bad in report.bad) == [
         ("test", row(2), "image", str(files / "gone.png"), "file not found"),
         ("test", row(3), "audio", str(files / "long.wav"), "2.1 s, more than max_seconds=2"),
-        ("test", row(4), "", "", "no input: no text, no image, no audio"),
+        ("test", row(4), "", "", "no input: text, image, audio are all missing"),
         ("test", row(5), "text", "", "blank text"),
         ("test", row(6), "audio", str(files / "gone.wav"), "file not found"),
         ("test", row(6), "image", str(files / "short.png"), truncated),

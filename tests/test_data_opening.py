@@ -91,7 +91,7 @@ class Counting:
         ("good.png", "empty.wav", r"audio: {0}/empty\.wav no samples in it"),
         ("good.png", "gone.wav", r"audio: {0}/gone\.wav file not found"),
         ("good.png", "good.png", r"audio: {0}/good\.png not .+: .+"),
-        (None, None, "no input: no image, no audio"),
+        (None, None, "no input: image, audio are all missing"),
     ],
 )
 def test_a_bad_row_stops_with_its_origin_its_file_and_the_reason(

@@ -331,8 +331,14 @@ def test_numbers_have_four_digits(value, expected):
     assert number(value) == expected
 
 
-@pytest.mark.parametrize(("share", "expected"), [(0.994, "99%"), (0.0312, "3.1%"), (0, "0.0%")])
-def test_percentages_below_ten_have_a_decimal(share, expected):
+@pytest.mark.parametrize(
+    ("share", "expected"),
+    [
+        *((0.982, "98%"), (0.994, "99.4%"), (0.0312, "3.1%")),
+        *((0, "0%"), (1, "100%"), (0.9998, ">99.9%"), (0.0002, "<0.1%")),
+    ],
+)
+def test_percentages_near_both_ends_have_a_decimal(share, expected):
     assert percent(share) == expected
 
 

@@ -110,10 +110,19 @@ def test_the_example_runs_with_the_written_inputs(exported):
     assert probabilities(result.stdout) == pytest.approx(expected, abs=1e-4)
 
 
-def test_the_example_names_an_unknown_input(exported):
-    result = example(exported, "colour=3")
+@pytest.mark.parametrize(
+    ("argument", "message"),
+    [
+        ("colour=3", "the inputs are text, weight, got colour"),
+        ("colour", "'colour': write each input as NAME=VALUE"),
+        ("text=", "'text=': write each input as NAME=VALUE"),
+        ("weight=heavy", "weight: cannot read 'heavy': could not convert"),
+    ],
+)
+def test_the_example_names_a_wrong_input(exported, argument, message):
+    result = example(exported, argument)
     assert result.returncode == 1
-    assert "the inputs are text, weight, got colour" in result.stderr
+    assert message in result.stderr
     assert "Traceback" not in result.stderr
 
 

@@ -357,7 +357,7 @@ def test_only_a_model_that_writes_writes(tmp_path, capsys):
     small = ["data.num_train=11", "data.num_validation=3", "data.num_test=3", "trainer.epochs=1"]
     train(tmp_path / "run", [*TINY, "data=digits", *small])
     (line,) = refused(capsys, ["generate", f"run={tmp_path / 'run'}", "prompt=red"])
-    assert "generate: only a model with one input" in line
+    assert "generates no text (its task is classify); use dxn predict" in line
 
 
 @pytest.mark.parametrize(

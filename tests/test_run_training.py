@@ -227,7 +227,7 @@ def copied(trained, tmp_path):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({}, "no input: no text, no image, no audio"),
+        ({}, "no input: text, image, audio are all missing"),
         ({"text": "  "}, "blank text"),
         ({"image": "no.jpg"}, "no.jpg file not found"),
         ({"audio": b""}, "empty file"),

@@ -345,10 +345,15 @@ def test_other_names_of_the_server_can_be_allowed(predictor):
 
 @pytest.mark.parametrize(
     ("method", "path", "status"),
-    [("GET", "/predict", 405), ("GET", "/nothing", 404), ("POST", "/generate", 404)],
+    [("GET", "/predict", 405), ("GET", "/nothing", 404), ("DELETE", "/generate", 405)],
 )
 def test_another_path_or_method_is_refused_in_the_same_format(client, method, path, status):
     assert "openapi.json" in error_of(client.request(method, path), status)
+
+
+def test_a_request_that_the_model_cannot_answer_names_another_one(client):
+    message = error_of(client.post("/generate", json={"inputs": [{"text": "a"}]}), 404)
+    assert "whose task is classify; use POST /predict" in message
 
 
 @pytest.mark.parametrize("path", ["../app.py", "%2e%2e/app.py", "/etc/passwd", "..%2fapp.py"])

@@ -104,6 +104,23 @@ def test_an_example_is_answered_with_probabilities_and_attention(browser, digits
         assert (back == "rgb(255, 255, 255)") == (scheme == "light")
 
 
+def test_an_example_is_downloaded_by_the_code_that_uses_it(browser, digits, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with page_of(browser, digits) as page:
+        # Without an input there is nothing to send.
+        assert page.locator("#curl").is_hidden()
+        page.locator(".example").first.click()
+        wait_for_answer(page)
+        commands = page.locator("#curl").inner_text().splitlines()
+        downloads = [line for line in commands if " -o " in line]
+        assert len(downloads) == 2  # a picture and a sound
+        for command in downloads:
+            run_curl(command, is_json=False)
+        sent = run_curl("\n".join(commands[len(downloads) :]))
+        shown = page.locator("#answer .answer").inner_text()
+        assert sent["results"][0]["prediction"] == shown
+
+
 def test_a_typed_text_and_a_chosen_picture_are_sent_and_shown_as_code(browser, digits):
     with page_of(browser, digits) as page:
         page.get_by_label("text").fill('it\'s "sieben"')
@@ -122,13 +139,13 @@ def test_a_typed_text_and_a_chosen_picture_are_sent_and_shown_as_code(browser, d
         assert page.locator(".preview img").count() == 0
 
 
-def run_curl(command):
-    """The answer of the command of the page."""
+def run_curl(command, *, is_json=True):
+    """The answer of a command of the page."""
     curl = shutil.which("curl")
     if curl is None:
         pytest.skip("needs curl")
     done = subprocess.run(["sh", "-c", command], capture_output=True, check=True, timeout=30)
-    return json.loads(done.stdout)
+    return json.loads(done.stdout) if is_json else done.stdout
 
 
 def test_a_dropped_and_a_pasted_picture_are_taken(browser, digits):

@@ -256,7 +256,9 @@ def _rows_without_input(
 ) -> list[Fault]:
     """Return a fault for each row without any input, except for rows that already have a fault."""
     bad_rows = {fault.row for fault in bad}
-    reason = f"no input: no {', no '.join(raws) or 'input column'}"
+    verb = "is" if len(raws) == 1 else "are all"
+    missing = f"{', '.join(raws)} {verb} missing" if raws else "there is no input column"
+    reason = f"no input: {missing}"
     faults: list[Fault] = []
     for i, origin in enumerate(rows.origin):
         if i not in bad_rows and not _has_input(raws, i):

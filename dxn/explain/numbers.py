@@ -12,5 +12,13 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def percent(share: float) -> str:
-    """Return a share as a percentage, with one decimal below 10 %."""
-    return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
+    """Return a share as a percentage, with one decimal below 10 % and above 99 %.
+
+    Only a share of exactly 0 or 1 is written as 0% or 100%.
+    """
+    if 0 < share < EDGE:
+        return "<0.1%"
+    if 1 - EDGE < share < 1:
+        return ">99.9%"
+    is_close = 0 < share < 0.0995 or 0.9905 < share < 1
+    return f"{share:.1%}" if is_close else f"{share:.0%}"

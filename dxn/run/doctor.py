@@ -32,7 +32,7 @@ EXTRAS = {
 # Decoders that the libraries may be built without, as PyAV and Pillow name them.
 VIDEO = ("h264", "hevc", "vp9", "av1", "mpeg4", "gif")
 SOUND = ("aac", "mp3", "opus", "vorbis", "flac")
-PICTURES = {"jpg": "JPEG", "zlib": "PNG", "webp": "WebP", "avif": "AVIF"}
+PICTURES = {"jpg": "JPEG", "zlib": "PNG", "webp": "WebP"}
 GIB = 2**30
 
 

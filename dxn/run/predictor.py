@@ -94,6 +94,8 @@ class Predictor:
         task = f"{self.task.name} {self.target}" if self.target else self.task.name
         labels = self.labels or ()
         classes = f"; {len(labels):,} labels: {list_names(labels, MAX_LABELS)}" if labels else ""
+        if labels and (isinstance(self.task, Writes) or not self.task.answers):
+            classes = f"; a vocabulary of {len(labels):,} tokens"
         size = f"{count_parameters(self.network):,} parameters"
         dtype = f" in {self.dtype}" if self.dtype != "float32" else ""
         if self.num_members > 1:
@@ -295,6 +297,10 @@ class Predictor:
             samples = self.samples([inputs] if isinstance(inputs, Mapping) else inputs)
             write = partial(write_for_samples, self.model, self.task, samples)
         else:
+            if self.task.answers:
+                raise UserError(
+                    f"this model generates no text (its task is {self.task.name}); use dxn predict"
+                )
             if inputs:
                 raise UserError("input: a language model continues a text; set prompt=... instead")
             prompts = [prompt] if isinstance(prompt, str) else prompt

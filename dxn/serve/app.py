@@ -79,8 +79,17 @@ def make_app(
         described = schema.operation(path, predictor, facts)
         app.add_api_route(path, endpoint, methods=["POST"], name=path[1:], **described)
 
+    def lacks(path: str, advice: str) -> None:
+        async def refuse(request: Request) -> Response:
+            raise Refusal(404, f"{path}: not for this model, whose task is {task}; use {advice}")
+
+        app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
+
+    task = predictor.task.name
     if facts["predicts"]:
         post("/predict", operation(PREDICT))
+    else:
+        lacks("/predict", "POST /embed" + " or POST /generate" * facts["generates"])
     post("/embed", operation(EMBED))
     post("/attend", operation(ATTEND))
 
@@ -97,6 +106,8 @@ def make_app(
 
     if facts["generates"]:
         post("/generate", generate)
+    else:
+        lacks("/generate", "POST /predict" if facts["predicts"] else "POST /embed")
 
     @app.get("/model", **schema.described("What the model takes and gives"))
     async def model() -> Response:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 import socket
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,6 +18,7 @@ from dxn.serve.examples import read_examples
 from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key
 
 LIBRARIES = ("fastapi", "uvicorn", "prometheus_client", "python_multipart")
+TIME = re.compile(r"\d{4}-\d\d-\d\d_[\d.-]+")  # folder of a run without a name
 BACKLOG = 512  # connections that the operating system accepts before the server does
 
 
@@ -33,12 +35,17 @@ def serve(settings: Settings) -> int:
     app_module = importlib.import_module("dxn.serve.app")
     examples = examples_of(settings, predictor, options)
     # The path itself is no business of a client.
-    name = Path(values["run"] or values["weights"]["source"]).name
+    name = name_of(Path(values["run"] or values["weights"]["source"]))
     app = app_module.make_app(predictor, options, key=key, name=name, examples=examples)
     server = importlib.import_module("dxn.serve.server")
     server.run(app, options, listener, ready=lambda url: _print_start(url, options, key))
     print_line("stopped")
     return 0
+
+
+def name_of(folder: Path) -> str:
+    """Return the name of a run for its title: that of its folder, unless it is a time."""
+    return folder.parent.name if TIME.fullmatch(folder.name) else folder.name
 
 
 def bind(host: str, port: int) -> socket.socket:

@@ -88,7 +88,9 @@ def _text_of(cell: Any, prepare: Preprocessor) -> str | None:
     if is_path(prepare, cell) or isinstance(cell, bytes) or not takes_text(prepare):
         return None
     if isinstance(cell, np.ndarray | Tensor):
-        cell = _rounded(cell.tolist())
+        # A series of one channel is shorter without its second axis.
+        is_flat = cell.ndim == 2 and cell.shape[1] == 1
+        cell = _rounded((cell[:, 0] if is_flat else cell).tolist())
     if isinstance(cell, list | tuple):
         is_words = all(isinstance(item, str) for item in cell)
         return " ".join(cell) if is_words else json.dumps(list(cell))

@@ -36,6 +36,10 @@ class Future:
         # Two targets are compared by their representation, which is short in messages, too.
         return f"values {self.values.flatten().tolist()}"
 
+    def __str__(self) -> str:
+        """Return the values as a reader wants them, such as "399, 340.5"."""
+        return ", ".join(f"{value:.6g}" for value in self.values.flatten().tolist())
+
 
 def seasonal_naive(history: Tensor, horizon: int, season: int) -> Tensor:
     """Repeat the last season of a history.

@@ -20,9 +20,9 @@ def main(arguments: list[str]) -> None:
     about = json.loads((HERE / "preprocess.json").read_text(encoding="utf-8"))
     part = about["parts"][0]
     if arguments:
-        sample = dict(argument.split("=", 1) for argument in arguments)
-        prepare = import_module("prepare_inputs").prepare_sample
-        arrays = prepare(sample, about, part["inputs"])
+        prepare = import_module("prepare_inputs")
+        sample = prepare.parse_sample(arguments)
+        arrays = prepare.prepare_sample(sample, about, part["inputs"])
     else:
         with np.load(HERE / "example.npz") as file:
             arrays = {port["name"]: file[port["name"]] for port in part["inputs"]}

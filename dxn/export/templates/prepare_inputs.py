@@ -2,11 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from importlib import import_module
 from typing import Any
 
 import numpy as np
+
+
+def parse_sample(arguments: Sequence[str]) -> dict[str, str]:
+    """Return the raw values by the name of the input from arguments NAME=VALUE.
+
+    Raises:
+        SystemExit: If an argument is not of this form.
+    """
+    sample: dict[str, str] = {}
+    for argument in arguments:
+        name, separator, value = argument.partition("=")
+        if not separator or not value.strip():
+            raise SystemExit(f"{argument!r}: write each input as NAME=VALUE")
+        sample[name] = value
+    return sample
 
 
 def prepare_sample(
@@ -20,7 +35,7 @@ def prepare_sample(
         ports: Inputs of the graph, from preprocess.json.
 
     Raises:
-        SystemExit: If an input is unknown, or can only be prepared with dxn.
+        SystemExit: If an input is unknown, cannot be read, or can only be prepared with dxn.
     """
     arrays: dict[str, np.ndarray] = {}
     unknown = sample.keys() - about["inputs"].keys()
@@ -31,7 +46,11 @@ def prepare_sample(
         if "prepare" not in options:
             raise SystemExit(f"{name}: prepare this input with dxn, see preprocess.json")
         module = import_module(f"prepare_{options['prepare']}")
-        own = module.prepare([value], options)
+        # RuntimeError: that of libraries which decode sounds.
+        try:
+            own = module.prepare([value], options)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise SystemExit(f"{name}: cannot read {str(value)[:60]!r}: {error}") from None
         if "counted" in options:
             count = import_module(f"prepare_{options['counted']}").counted
             own |= {f"counted{i}": codes for i, codes in enumerate(count(own, options))}

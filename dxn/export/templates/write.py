@@ -22,9 +22,9 @@ def main(arguments: list[str]) -> None:
     encoder, decoder = about["parts"]
     load = import_module("run_graph").load
     if arguments:
-        sample = dict(argument.split("=", 1) for argument in arguments)
-        prepare = import_module("prepare_inputs").prepare_sample
-        arrays = prepare(sample, about, encoder["inputs"])
+        prepare = import_module("prepare_inputs")
+        sample = prepare.parse_sample(arguments)
+        arrays = prepare.prepare_sample(sample, about, encoder["inputs"])
     else:
         with np.load(HERE / "example.npz") as file:
             arrays = {port["name"]: file[port["name"]][:1] for port in encoder["inputs"]}

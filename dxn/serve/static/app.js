@@ -62,7 +62,9 @@ function addExample(example, index) {
   const texts = Object.values(example.texts);
   const parts = [...texts, ...example.files].join(", ");
   const target = example.target ? ` → ${example.target}` : "";
-  const button = make(at("example-list"), "button", `${shortened(parts, 40)}${target}`, { type: "button", class: "example" });
+  const button = make(at("example-list"), "button", null, { type: "button", class: "example" });
+  make(button, "span", shortened(parts, 40));
+  if (target) make(button, "span", target, { class: "target" });
   button.addEventListener("click", async () => {
     for (const field of fields) field.clear();
     try {
@@ -82,7 +84,9 @@ function addExample(example, index) {
 async function exampleFile(index, name) {
   const content = await request(`examples/${index}/${encodeURIComponent(name)}`, { binary: true });
   // Without a type, the browser finds out itself how to show it.
-  return new File([content], `example-${index + 1}-${name}`);
+  const file = new File([content], `example-${index + 1}-${name}`);
+  file.source = new URL(`examples/${index}/${encodeURIComponent(name)}`, location.href).href;
+  return file;
 }
 
 // The current request: its path, values by input, and options.
@@ -107,6 +111,9 @@ function update() {
   const { path, values, options } = current();
   const needsKey = sessionStorage.getItem("key") !== null;
   const url = new URL(path, location.href).href;
+  const isEmpty = !Object.keys(values).length;
+  at("snippets").hidden = isEmpty;
+  at("no-snippets").hidden = !isEmpty;
   at("curl").textContent = curlOf(url, values, options, needsKey);
   at("python").textContent = pythonOf(url, values, options, needsKey);
 }

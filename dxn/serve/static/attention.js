@@ -19,7 +19,8 @@ export function showAttention(box, { tokens, shares, inputs, note }) {
     const total = own.reduce((sum, { share }) => sum + share, 0);
     const largest = Math.max(listed.has(input.name) ? largestListed : 0, ...own.map(({ share }) => share), 1e-9);
     for (const token of own) token.strength = token.share / largest;
-    make(box, "h3", `${input.name}: ${percent(total)}`);
+    // The shares have four digits, so that their sum is not exactly 1.
+    make(box, "h3", `${input.name}: ${percent(Math.round(1000 * total) / 1000)}`);
     const placed = own.filter(({ coords }) => coords?.length);
     const show = input.kind === "characters" ? characters : input.kind === "boxes" ? boxes : null;
     if (show && placed.length) show(box, input, placed);

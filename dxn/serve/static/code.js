@@ -12,9 +12,17 @@ function sample(values) {
 
 const hasFile = values => Object.values(values).some(value => value instanceof File);
 
+const KEY = '-H "Authorization: Bearer $DXN_API_KEY"';
+
+// Commands that download the examples among the files, one per line.
+function downloads(values, needsKey) {
+  const files = Object.values(values).filter(value => value.source);
+  return files.map(({ name, source }) => `curl${needsKey ? ` ${KEY}` : ""} -o ${quoted(name)} ${source}`);
+}
+
 export function curlOf(url, values, options, needsKey) {
   const parts = [`curl ${url}`];
-  if (needsKey) parts.push('-H "Authorization: Bearer $DXN_API_KEY"');
+  if (needsKey) parts.push(KEY);
   if (hasFile(values)) {
     for (const [name, value] of Object.entries(values))
       parts.push(value instanceof File ? `-F ${quoted(`${name}=@${value.name}`)}` : `--form-string ${quoted(`${name}=${shortened(value)}`)}`);
@@ -23,11 +31,11 @@ export function curlOf(url, values, options, needsKey) {
     parts.push("-H 'Content-Type: application/json'");
     parts.push(`-d ${quoted(JSON.stringify({ inputs: [sample(values)], ...options }))}`);
   }
-  return parts.join(" \\\n  ");
+  return [...downloads(values, needsKey), parts.join(" \\\n  ")].join("\n");
 }
 
 export function pythonOf(url, values, options, needsKey) {
-  const lines = [...(needsKey ? ["import os", ""] : []), "import requests", ""];
+  const lines = [...downloads(values, needsKey).map(line => `# ${line}`), ...(needsKey ? ["import os", ""] : []), "import requests", ""];
   const key = needsKey ? '    headers={"Authorization": f"Bearer {os.environ[\'DXN_API_KEY\']}"},\n' : "";
   let content;
   if (hasFile(values)) {

@@ -11,13 +11,19 @@ function show(path, method, operation) {
     make(details, "summary", `body as ${kind}`);
     make(details, "pre", JSON.stringify(schema, null, 2), { tabindex: "0" });
   }
+  const answers = [];
   const table = make(box, "table", null);
   for (const [status, { description, content }] of Object.entries(operation.responses ?? {})) {
     const row = make(table, "tr", null);
     make(row, "th", status, { scope: "row" });
-    const cell = make(row, "td", description);
+    make(row, "td", description);
     const schema = status === "200" && content?.["application/json"]?.schema;
-    if (schema && Object.keys(schema).length) make(cell, "pre", JSON.stringify(schema, null, 2), { tabindex: "0" });
+    if (schema && Object.keys(schema).length) answers.push(schema);
+  }
+  for (const schema of answers) {
+    const details = make(box, "details", null);
+    make(details, "summary", "answer as application/json");
+    make(details, "pre", JSON.stringify(schema, null, 2), { tabindex: "0" });
   }
 }
 

@@ -9,4 +9,10 @@ export function make(parent, tag, text, attributes = {}) {
   return element;
 }
 
-export const percent = share => `${(100 * share).toFixed(share < .0995 ? 1 : 0)}%`;
+// One decimal below 10 % and above 99 %. Only exactly 0 and 1 are written as 0% and 100%.
+export function percent(share) {
+  if (share > 0 && share < .0005) return "<0.1%";
+  if (share > .9995 && share < 1) return ">99.9%";
+  const isClose = (share > 0 && share < .0995) || (share > .9905 && share < 1);
+  return `${(100 * share).toFixed(isClose ? 1 : 0)}%`;
+}
