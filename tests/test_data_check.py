@@ -319,7 +319,7 @@ def test_everything_bad_is_listed_with_split_row_input_path_and_reason(files, pr
     lines = report.lines()
     assert "test: 4 rows, 2 left out" in lines
     assert "train: 1 row" in lines
-    assert "bad: 1 × image file not found" in lines
+    assert "bad: 1 × image: file not found" in lines
     assert "bad: 1 × no target" in lines
 
 
@@ -346,7 +346,7 @@ def test_equal_faults_are_counted_together(files, preprocessors):
         "target": ["a"] * 3,
     }
     lines = report_of(source_of(files, train=cells), preprocessors).lines()
-    assert lines[-1] == "bad: 2 × image file not found"
+    assert lines[-1] == "bad: 2 × image: file not found"
 
 
 def test_a_picture_in_bytes_has_no_path(preprocessors):

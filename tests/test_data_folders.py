@@ -203,11 +203,7 @@ OUTSIDE = "is not in a class folder; put each file in a folder named after its c
             "{}: none of its 2 files can be read by an adapter in use (adapters that read files: "
             "image, audio); set adapters, or check the path",
         ),
-        (
-            {"a/.x.png": b""},
-            "{}: none of its 0 files can be read by an adapter in use (adapters that read files: "
-            "image, audio); set adapters, or check the path",
-        ),
+        ({"a/.x.png": b""}, "{}: the folder has no files; choose another one"),
         ({"a/x.png": b"", "y.png": b""}, "{}: y.png " + OUTSIDE),
         ({"train/a/x.png": b"", "train/y.png": b""}, "{}: train/y.png " + OUTSIDE),
         (

@@ -403,7 +403,7 @@ def test_token_dropout_hides_tokens_but_not_their_positions_and_only_in_training
         (lambda: run(decoder_of(cross=False), 2, memory=True), "got cross=False and a memory"),
         (
             lambda: random_sampler(torch.Generator(), temperature=0),
-            "temperature must be above 0, got 0",
+            "temperature: must be above 0, got 0",
         ),
         (lambda: search(0), "beams and max_new must be at least 1"),
     ],

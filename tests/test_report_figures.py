@@ -135,6 +135,17 @@ def test_names_with_dollar_signs_are_no_formulas():
     assert "a$_$b" in drawn
 
 
+@pytest.mark.parametrize(("name", "expected"), [("ant", (0.9549, 1)), ("bee", (0, 0.0451))])
+def test_a_share_of_all_or_no_rows_has_the_exact_interval(name, expected):
+    predictions = [torch.tensor([0.9, 0.05, 0.05])] * 80
+    share = float(name == "ant")
+    figures = {"accuracy": share, "f1_macro": share}
+    found = metric_intervals(classify(), predictions, [name] * 80, figures)
+    assert found == {"accuracy": pytest.approx(expected, abs=1e-4)}
+    exact = binomtest(80 * int(share), 80).proportion_ci(method="exact")
+    assert found["accuracy"] == pytest.approx((exact.low, exact.high), abs=1e-6)
+
+
 def test_few_rows_have_no_interval():
     few = MIN_ROWS - 1
     assert metric_intervals(classify(), probabilities(few), targets(few), {"accuracy": 1.0}) == {}

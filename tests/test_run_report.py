@@ -6,6 +6,7 @@ import math
 import re
 import shutil
 from html.parser import HTMLParser
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -285,6 +286,18 @@ def test_compare_prints_figures_and_a_paired_test(reviews, tmp_path, capsys):
     assert "data.text" in page.words
     assert "trainer.epochs" not in page.words
     assert len(page.all("script")) == 1
+
+
+def test_compare_says_that_tasks_and_splits_differ(reviews, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(reviews / "a", "a")
+    shutil.copytree(reviews / "b", "b")
+    saved = json.loads(Path("b/report.json").read_text())
+    Path("b/report.json").write_text(json.dumps({**saved, "task": "regress", "split": "train"}))
+    assert main(["compare", "run=[a,b]"]) == 0
+    printed = capsys.readouterr().out
+    assert "note: The runs have different tasks" in printed
+    assert "note: The runs were evaluated on different splits" in printed
 
 
 @pytest.mark.parametrize(

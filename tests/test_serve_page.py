@@ -182,6 +182,22 @@ def test_a_recorded_sound_is_answered(browser, digits):
         assert page.locator("#problem").is_hidden()
 
 
+def test_known_categories_are_suggested(browser, tmp_path):
+    rows = [f"{kind},{i},{i % 2}" for i, kind in enumerate(["ash", "oak"] * 20)]
+    (tmp_path / "trees.csv").write_text("\n".join(["kind,height,label", *rows]))
+    options = ["data=table", f"data.path={tmp_path}/trees.csv", "target=label", *PLAIN]
+    train(tmp_path / "run", *SMALL, *options, "trainer.epochs=1", "report=false")
+    server = server_of(dxn.load(tmp_path / "run"))
+    with server as url, page_of(browser, url) as page:
+        field = page.get_by_label("kind")
+        choices = page.locator("#input-kind-choices option")
+        assert [choice.get_attribute("value") for choice in choices.all()] == ["ash", "oak"]
+        field.fill("elm")
+        page.get_by_text("None of the known values").wait_for()
+        field.fill("Oak")
+        assert page.get_by_text("None of the known values").count() == 0
+
+
 def test_a_mistake_is_explained(browser, digits):
     with page_of(browser, digits) as page:
         page.click("#run")

@@ -34,6 +34,14 @@ def test_rare_and_new_values_share_a_token():
     assert adapter.describe(("red", "violet")) == "red, violet (unknown)"
 
 
+def test_a_value_that_is_not_known_gets_a_remark():
+    prepare = fitted().prepare
+    assert prepare.remark(("red", "BLUE")) == ""
+    assert "'violet' is not one of the 2 known values (red, blue)" in prepare.remark(
+        ("red", "violet")
+    )
+
+
 def test_the_number_of_values_is_limited_to_the_most_frequent_ones():
     assert fitted(max_values=1).prepare.values == ("red",)
 

@@ -112,7 +112,7 @@ class Report:
         lines += [f"warning: {problem.sentence}" for problem in self.problems]
         lines += [f"error: {error}" for error in self.errors]
         # Print equal reasons once with their count. `write_bad` lists every bad row.
-        reasons = Counter(" ".join(filter(None, (bad.input, bad.reason))) for bad in self.bad)
+        reasons = Counter(": ".join(filter(None, (bad.input, bad.reason))) for bad in self.bad)
         lines += [f"bad: {number:,} × {reason}" for reason, number in reasons.most_common()]
         return lines
 

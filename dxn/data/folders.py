@@ -128,6 +128,8 @@ def _readable_files(
         if modality is not None:
             files.append(member)
             modalities.append(modality)
+    if not members:
+        raise UserError(f"{root}: the folder has no files; choose another one")
     if not files:
         names = ", ".join(readers) or "none"
         raise UserError(

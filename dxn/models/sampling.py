@@ -35,11 +35,11 @@ def random_sampler(
         ValueError: If an argument is out of range.
     """
     if temperature <= 0:
-        raise ValueError(f"temperature must be above 0, got {temperature}")
+        raise ValueError(f"temperature: must be above 0, got {temperature}")
     if top_k is not None and top_k < 1:
-        raise ValueError(f"top_k must be at least 1, got {top_k}")
+        raise ValueError(f"top_k: must be at least 1, got {top_k}")
     if top_p is not None and not 0 < top_p <= 1:
-        raise ValueError(f"top_p must be above 0 and at most 1, got {top_p}")
+        raise ValueError(f"top_p: must be above 0 and at most 1, got {top_p}")
 
     def sample(log_probs: Tensor) -> Tensor:
         probs, order = (log_probs / temperature).softmax(-1).sort(-1, descending=True)

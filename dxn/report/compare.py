@@ -84,6 +84,16 @@ def tests(runs: Sequence[Compared]) -> list[Test]:
     return [_test(first, other) for other in runs[1:]]
 
 
+def notes(runs: Sequence[Compared]) -> list[str]:
+    """Return why figures of the runs cannot be compared with each other."""
+    found: list[str] = []
+    if len({run.saved.task for run in runs}) > 1:
+        found.append("The runs have different tasks, so most of their figures differ in meaning.")
+    if len({run.saved.split for run in runs}) > 1:
+        found.append("The runs were evaluated on different splits.")
+    return found
+
+
 def write_comparison(runs: Sequence[Compared], path: Path) -> None:
     """Write the comparison as an HTML page."""
     first = runs[0].saved
@@ -97,11 +107,6 @@ def write_comparison(runs: Sequence[Compared], path: Path) -> None:
         if points:
             lines[run.name] = tuple(zip(*points, strict=True))
     overlay: Markup | None = charts.overlay_chart(lines, first.monitored) if lines else None
-    notes = []
-    if len({run.saved.task for run in runs}) > 1:
-        notes.append("The runs have different tasks, so most of their figures differ in meaning.")
-    if len({run.saved.split for run in runs}) > 1:
-        notes.append("The runs were evaluated on different splits.")
     differences = differing(runs)
     content = {
         "title": f"Comparison of {len(runs)} runs",
@@ -112,7 +117,7 @@ def write_comparison(runs: Sequence[Compared], path: Path) -> None:
         "score": first.score,
         "curves": overlay,
         "options": differences,
-        "notes": notes,
+        "notes": notes(runs),
     }
     write_page("compare.html", path, content)
 

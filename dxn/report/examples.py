@@ -213,12 +213,17 @@ def written(
     The arguments are those of `examples`.
     """
     order = sorted(range(len(predictions)), key=lambda i: scores.values[i])
+    if scores.values[order[0]] == scores.values[order[-1]]:
+        # No answer is better than another one.
+        order = order[:PER_PART]
     middle = max((len(order) - PER_PART) // 2, 0)
     parts = {
         "Worst": order[:PER_PART],
         "Typical": order[middle : middle + PER_PART],
         "Best": order[-PER_PART:][::-1],
     }
+    if len(order) <= PER_PART:
+        parts = {"Texts": order}
     seen: set[int] = set()
     found: list[tuple[str, list[Written]]] = []
     for title, rows in parts.items():

@@ -13,7 +13,8 @@ MEANINGS = {
     "mae": "Mean absolute error, in the unit of the target.",
     "r2": "Share of the variance of the target that the predictions explain. 1 is perfect, and 0 "
     "is as good as always predicting the mean.",
-    "bleu": "Overlap of words and phrases with the references, 0 to 100.",
+    "bleu": "Overlap of words and phrases with the references, 0 to 100. It is 0 if no four words "
+    "in a row agree anywhere, so it does not suit texts of a few words.",
     "chrf": "Overlap of character sequences with the references, 0 to 100.",
     "wer": "Word errors per word of the references. Lower is better.",
     "cer": "Character errors per character of the references. Lower is better.",
@@ -30,5 +31,7 @@ MEANINGS = {
 }
 INTERVAL = (
     "The interval below a figure contains 95% of the values on resampled rows (bootstrap). Two "
-    "models whose intervals overlap can still differ: dxn compare tests this on equal rows."
+    "models whose intervals overlap can still differ: dxn compare tests this on equal rows. If all "
+    "resampled values are equal, only shares of right rows have an interval, the exact one of "
+    "Clopper and Pearson."
 )

@@ -21,6 +21,7 @@ MAX_DRAWN = 2000
 MAX_ROWS = 10_000  # rows that intervals are computed from, which limits time and memory
 MIN_ROWS = 10  # below this number, an interval would say more about the method than about the model
 FLIPS = 10_000  # permutations of the paired test
+SHARES = ("accuracy", "accuracy_top5", "exact_match")  # of right rows
 CHUNK = 500  # permutations at a time, which limits the memory
 
 # Lower and upper end of the 95% interval.
@@ -63,7 +64,8 @@ def metric_intervals(
         num_rows: Number of rows that the figures were computed from. Default: n.
 
     Returns:
-        Intervals by metric. Metrics whose resamples are not finite are left out.
+        Intervals by metric. Metrics whose resamples are not finite or all equal are left out,
+        except for shares of right rows.
     """
     rows = sample_rows(len(truths), MAX_ROWS)
     if len(rows) < MIN_ROWS:
@@ -77,8 +79,18 @@ def metric_intervals(
         finite = np.array(column, dtype=float)
         finite = finite[np.isfinite(finite)]
         if name in figures and math.isfinite(figures[name]) and len(finite) > RESAMPLES / 2:
-            found[name] = interval_of(finite, figures[name], scale)
+            low, high = interval_of(finite, figures[name], scale)
+            if low < high:
+                found[name] = low, high
+            elif name in SHARES and figures[name] in (0, 1):
+                found[name] = _exact_interval(figures[name], num_rows or len(truths))
     return found
+
+
+def _exact_interval(share: float, num_rows: int) -> Interval:
+    """Return the interval of a share of 0 or 1 by Clopper and Pearson (Biometrika 26, 1934)."""
+    edge = ((1 - CONFIDENCE) / 2) ** (1 / num_rows)
+    return (edge, 1.0) if share == 1 else (0.0, 1 - edge)
 
 
 def sample_rows(num_rows: int, count: int) -> list[int]:

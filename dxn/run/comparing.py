@@ -52,6 +52,7 @@ def comparison_lines(runs: list[Any], tests: list[Any]) -> list[str]:
         ends = pages.tables.interval_text(saved.interval(pages.tables.ALL, saved.monitored))
         interval = f" (95% interval {ends})" if ends else ""
         lines.append(f"{run.name}: {saved.split} {saved.monitored} {shown}{interval}")
+    lines += [f"note: {note}" for note in pages.compare.notes(runs)]
     return [*lines, *(test.sentence for test in tests)]
 
 

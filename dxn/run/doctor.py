@@ -22,12 +22,12 @@ PACKAGES = (
     *("torch", "torchvision", "torchaudio", "tokenizers", "accelerate", "safetensors"),
     *("datasets", "pandas", "scikit-learn", "soundfile", "av", "pillow"),
 )
-# A package of each extra, which the extra installs.
+# Packages of each extra, which the extra installs.
 EXTRAS = {
-    "search": "usearch",
-    "serve": "fastapi",
-    "export": "onnxruntime",
-    "trackers": "mlflow-skinny",
+    "search": ("usearch",),
+    "serve": ("fastapi",),
+    "export": ("onnxruntime",),
+    "trackers": ("mlflow-skinny", "tensorboard"),
 }
 # Decoders that the libraries may be built without, as PyAV and Pillow name them.
 VIDEO = ("h264", "hevc", "vp9", "av1", "mpeg4", "gif")
@@ -63,10 +63,11 @@ def lines(*, measure: bool = True) -> Iterator[str]:
 
 
 def _extras() -> Iterator[str]:
-    for extra, package in EXTRAS.items():
-        found = _version(package)
+    for extra, packages in EXTRAS.items():
+        versions = [_version(package) for package in packages]
+        found = ", ".join(f"{n} {v}" for n, v in zip(packages, versions, strict=True) if v)
         advice = f"not installed (pip install 'dxn[{extra}]')"
-        yield f"extra {extra}: {f'{package} {found}' if found else advice}"
+        yield f"extra {extra}: {found if all(versions) else advice}"
 
 
 def _devices() -> Iterator[str]:

@@ -31,6 +31,7 @@ from dxn.run.search import with_model
 from dxn.run.settings import Settings
 from dxn.run.tokenizing import tokenize_sample
 from dxn.run.verify import verify as verify_run
+from dxn.tokenize.adapter import remark
 
 MAX_PRINTED = 20  # rows; a file has all of them
 
@@ -71,6 +72,9 @@ def predict(settings: Settings) -> int:
     predictions = predictor.run(samples, batch_size=values["batch_size"])
     opened, task = samples.opened, predictor.task
     if is_single:
+        for name, raws in opened.raws.items():
+            if note := remark(predictor.preprocessors[name], raws[0]):
+                print_line(f"note: {name}: {note}")
         inputs = {name: cells[0] for name, cells in opened.cells.items()}
         for line in answer_lines(task.answer(predictions.predicted[0], inputs)):
             print_line(line)
@@ -108,8 +112,7 @@ def generate(settings: Settings) -> int:
             device=predictor.device,
         )
     except ValueError as error:
-        # The message names the argument; the prefix shows that it is an option of the command.
-        raise UserError(f"temperature, top_k, top_p: {error}") from error
+        raise UserError(str(error)) from error  # the message names the option
     inputs = values["input"]
     texts = predictor.write(
         prompt=prompts,

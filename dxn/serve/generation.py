@@ -48,7 +48,7 @@ def text_rows(
             )
             new_sampler()  # it checks the options
         except ValueError as error:
-            raise UserError(f"temperature, top_k, top_p: {error}") from error
+            raise UserError(str(error)) from error
         prompt = _prompt(sample, writer)
         rows.append(TextRow(None, prompt, new_sampler, max_new))
     samples = () if writer.takes_prompt else body.samples

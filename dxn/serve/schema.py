@@ -13,7 +13,7 @@ from dxn.serve.generation import GENERATION, PROMPT
 from dxn.serve.prepare import takes_text
 from dxn.serve.refusal import KINDS
 from dxn.serve.texts import Writer
-from dxn.tokenize.adapter import Preprocessor, is_shareable, media_type, reads_files
+from dxn.tokenize.adapter import Preprocessor, choices, is_shareable, media_type, reads_files
 
 MAX_LABELS = 1000  # class names in the description
 # Parts of the OpenAPI description that do not depend on the model.
@@ -29,7 +29,7 @@ def facts_of(predictor: Predictor, name: str) -> dict[str, Any]:
     inputs = [_input(key, prepare, predictor) for key, prepare in predictor.preprocessors.items()]
     if generates and writer.takes_prompt:
         prompt = {"name": PROMPT, "kind": PROMPT, "takes_text": True, "takes_file": False}
-        inputs = [{**prompt, "accept": "", "column": PROMPT}]
+        inputs = [{**prompt, "accept": "", "column": PROMPT, "choices": []}]
     labels = list(predictor.labels or ()) if predictor.task.answers and not generates else []
     return {
         "name": name,
@@ -102,6 +102,7 @@ def _inputs(predictor: Predictor) -> list[dict[str, Any]]:
 
 def _input(name: str, prepare: Preprocessor, predictor: Predictor) -> dict[str, Any]:
     """Return how an input is entered."""
+    known = choices(prepare)
     return {
         "name": name,
         "kind": prepare.modality,
@@ -111,6 +112,7 @@ def _input(name: str, prepare: Preprocessor, predictor: Predictor) -> dict[str, 
         "is_short": not is_shareable(prepare),
         "accept": media_type(prepare),
         "column": predictor.columns.get(name, name),
+        "choices": list(known) if len(known) <= MAX_LABELS else [],
     }
 
 

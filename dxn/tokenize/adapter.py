@@ -266,6 +266,22 @@ def summarize(prepare: Preprocessor, raws: Sequence[Any], sources: Sequence[Any]
     return "" if summary is None else summary(raws, sources)
 
 
+def remark(prepare: Preprocessor, raw: Any) -> str:
+    """Return what is unusual about a raw value, such as a category that is not known. Default: "".
+
+    Args:
+        prepare: The preprocessor.
+        raw: Value that its `read` returned.
+    """
+    remark_of = getattr(prepare, "remark", None)
+    return "" if remark_of is None or raw is None else remark_of(raw)
+
+
+def choices(prepare: Preprocessor) -> Sequence[str]:
+    """Return the values that a user can choose from. Default: none, any value is possible."""
+    return getattr(prepare, "choices", ())
+
+
 def without_augment(prepare: Preprocessor) -> Preprocessor:
     """Return a preprocessor whose `read` does not depend on augmentation.
 

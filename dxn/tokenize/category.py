@@ -113,6 +113,22 @@ class CategoryPreprocessor:
         values = [_as_value(item) for item in items if not has_no_value(item)]
         return tuple(dict.fromkeys(values)) or None
 
+    @property
+    def choices(self) -> Sequence[str]:
+        """The known values of the column."""
+        return self.values
+
+    def remark(self, raw: RawCategory) -> str:
+        """Return a sentence about the values that are not known; "" if all are."""
+        unknown = [value for value in raw if self.id_of(value) == UNKNOWN]
+        if not unknown or not self.values:
+            return ""
+        known = ", ".join(self.values[:MAX_LISTED]) + ", ..." * (len(self.values) > MAX_LISTED)
+        return (
+            f"{unknown[0]!r} is not one of the {len(self.values):,} known values ({known}), so it "
+            "counts as unknown"
+        )
+
     def __call__(self, raw: RawCategory, rand: random.Random | None = None) -> dict[str, Tensor]:
         """Return ids (n,), one per value. In training, some values are replaced by UNKNOWN."""
         ids = [self.id_of(value) for value in raw]

@@ -103,7 +103,7 @@ class TextPreprocessor:
         words = [source] if isinstance(source, str) else source
         is_text = isinstance(words, Sequence) and all(isinstance(word, str) for word in words)
         if not is_text or isinstance(words, bytes):
-            raise BadMedia(f"text must be a str or a list of str, got {shortened(source)}")
+            raise BadMedia(f"must be a str or a list of str, got {shortened(source)}")
         # A blank text has no tokens, but a sample needs at least one.
         if not any(map(str.strip, _first_words(words, self.max_chars))):
             raise BadMedia("blank text")

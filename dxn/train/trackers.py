@@ -102,6 +102,7 @@ class Trackers:
                         "settings, or leave it out"
                     ) from error
             self.started[name] = tracker
+            self.say(_place(name, folder))
         if names:
             write_text(path, json.dumps(ids))
 
@@ -154,6 +155,15 @@ def _make(name: Tracker, folder: Path, old: str | None, resumed_at: int | None) 
         # The default of MLflow is a database, which needs more packages.
         mlflow.set_tracking_uri(Path(MLFLOW_FOLDER).absolute().as_uri())
     return MLflowTracker(experiment, run_id=old, run_name=folder.name)
+
+
+def _place(name: Tracker, folder: Path) -> str:
+    """Return a line that says where the figures are."""
+    if name == "mlflow":
+        place = importlib.import_module("mlflow").get_tracking_uri()
+        return f"mlflow: the figures are sent to {place}"
+    how = "; tensorboard --logdir shows them" if name == "tensorboard" else ""
+    return f"{name}: the figures are in {folder / FOLDERS[name]}{how}"
 
 
 def _id(name: Tracker, tracker: GeneralTracker) -> str | None:

@@ -17,8 +17,23 @@ export function makeField(parent, input, changed) {
       ? make(box, "input", null, { id, type: "text", dir: "auto", ...attributes })
       : make(box, "textarea", null, { id, dir: "auto", ...attributes });
     text.addEventListener("input", changed);
+    if (input.choices.length) suggest();
   }
   if (input.takes_file) makeDrop();
+
+  // A value that the training did not contain is possible, but it says little to the model.
+  function suggest() {
+    const known = new Set(input.choices.map(choice => choice.toLowerCase()));
+    const list = make(box, "datalist", null, { id: `${id}-choices` });
+    for (const choice of input.choices) make(list, "option", null, { value: choice });
+    text.setAttribute("list", list.id);
+    text.setAttribute("aria-describedby", `${id}-hint`);
+    const hint = make(box, "p", "", { id: `${id}-hint`, class: "soft", "aria-live": "polite" });
+    text.addEventListener("input", () => {
+      const isKnown = !text.value || known.has(text.value.trim().toLowerCase());
+      hint.textContent = isKnown ? "" : "None of the known values, so it counts as unknown.";
+    });
+  }
 
   function makeDrop() {
     const drop = make(box, "div", null, { class: "drop" });
@@ -85,11 +100,11 @@ export function makeField(parent, input, changed) {
   return {
     name: input.name,
     value: () => file ?? (text?.value ? text.value : null),
-    setText(value) { text.value = value; changed(); },
+    setText(value) { text.value = value; text.dispatchEvent(new Event("input")); },
     setFile,
     accepts: candidate => input.takes_file && (!input.accept || candidate.type.startsWith(input.accept.replace("*", ""))),
     clear() {
-      if (text) text.value = "";
+      if (text) this.setText("");
       if (picker) setFile(null);
       changed();
     },
