@@ -183,7 +183,7 @@ def test_a_recorded_sound_is_answered(browser, digits):
 
 
 def test_known_categories_are_suggested(browser, tmp_path):
-    rows = [f"{kind},{i},{i % 2}" for i, kind in enumerate(["ash", "oak"] * 20)]
+    rows = [f"{kind},{i * 0.37:.2f},{i % 3 % 2}" for i, kind in enumerate(["ash", "oak"] * 20)]
     (tmp_path / "trees.csv").write_text("\n".join(["kind,height,label", *rows]))
     options = ["data=table", f"data.path={tmp_path}/trees.csv", "target=label", *PLAIN]
     train(tmp_path / "run", *SMALL, *options, "trainer.epochs=1", "report=false")
