@@ -27,6 +27,7 @@ from dxn.data.memory import is_frame
 from dxn.run.predictor import Predictor
 
 TARGET = "target"  # column with y, unless X has a column of this name
+COLUMN = "x"  # name of a series without a name
 MIN_SAMPLES = 2
 # With fewer rows, all are needed to train, and no epoch is chosen by a validation split.
 MIN_DIVIDED = 40
@@ -248,10 +249,10 @@ def _framed(X: Any) -> Any:  # noqa: N803
     The vectorizers of scikit-learn take texts in this form.
     """
     if isinstance(X, pd.Series):
-        return X.to_frame("text" if X.name is None else str(X.name))
+        return X.to_frame(COLUMN if X.name is None else str(X.name))
     is_list = isinstance(X, list | tuple) or (isinstance(X, np.ndarray) and X.ndim == 1)
     are_texts = is_list and len(X) and all(isinstance(each, str) for each in X)
-    return pd.DataFrame({"text": X}) if are_texts else X
+    return pd.DataFrame({COLUMN: X}) if are_texts else X
 
 
 def _numbered(rows: NDArray[Any]) -> pd.DataFrame:

@@ -244,6 +244,7 @@ def test_the_page_begins_with_the_answer_and_its_shares(tmp_path):
         "probabilities": [["ham", 0.9], ["spam", 0.1]],
         "sample": "text: “abc”",
         "model": "outputs/x",
+        "note": "",
     }
     assert data["shares"] == [0.5, 0.25, 0.25]
     assert "rollout: true, pinned: null" in code  # nothing is selected, so the shares are shown

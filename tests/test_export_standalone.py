@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
+from helpers.videos import moving_bar, write_video
 from PIL import Image
 
 import dxn.tokenize
@@ -25,15 +26,17 @@ from dxn.tokenize import (
     NumberAdapter,
     SeriesAdapter,
     TextAdapter,
+    VideoAdapter,
 )
 from dxn.tokenize.audio_options import AudioNormalization, SpectrogramOptions
 from dxn.tokenize.image_options import ResizeOptions
 from dxn.tokenize.recipes import counted_recipe, recipe
-from dxn.tokenize.text_options import TokenizerOptions
+from dxn.tokenize.text_options import NgramOptions, TokenizerOptions
+from dxn.tokenize.video_options import VideoSampling
 
 FOLDER = Path(dxn.tokenize.__file__).parent / "standalone"
 # What an example may need besides Python itself.
-ALLOWED = {"numpy", "tokenizers", "PIL", "soundfile", "__future__", *sys.stdlib_module_names}
+ALLOWED = {"numpy", "tokenizers", "PIL", "soundfile", "av", "__future__", *sys.stdlib_module_names}
 TEXTS = ["A cup of tea, please!", "two  words", "Ünïcode and numbers 123_4", "tea"]
 
 
@@ -60,6 +63,19 @@ def test_texts_have_the_same_ids(kind, max_len):
     options = TokenizerOptions(kind=kind)
     adapter = TextAdapter(8, tokenizer=options, vocab_size=90, max_len=max_len).fit(TEXTS)
     agree(*both(adapter, TEXTS))
+
+
+@pytest.mark.parametrize("kind", ["word", "bpe"])
+@pytest.mark.parametrize("max_len", [3, 50])
+def test_texts_have_the_same_character_ngrams(kind, max_len):
+    adapter = TextAdapter(
+        8,
+        tokenizer=TokenizerOptions(kind=kind),
+        ngrams=NgramOptions(chars=(3, 4), buckets=97),
+        max_len=max_len,
+    ).fit(TEXTS)
+    decomposed = "Cafe\u0301s on a pie\u0300ce"
+    agree(*both(adapter, [*TEXTS, decomposed, "...", "x" * 50]))
 
 
 def test_the_counted_features_of_texts_are_the_same():
@@ -107,6 +123,36 @@ def test_pictures_of_every_mode_have_the_same_pixels(mode, channels, tmp_path):
     picture.save(path, **({"transparency": 3} if mode == "P" else {}))
     ours, theirs = both(ImageAdapter(8, image_size=8, patch_size=4, in_channels=channels), [path])
     assert ours["pixels"].tolist() == theirs["pixels"].tolist()
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        VideoSampling(num_frames=5),
+        VideoSampling(num_frames=50),
+        VideoSampling(num_frames=5, fps=7),
+        VideoSampling(num_frames=5, mode="first"),
+        VideoSampling(num_frames=5, mode="random"),
+    ],
+)
+@pytest.mark.parametrize("mode", ["within", "crop"])
+def test_clips_have_the_same_frames(sampling, mode, tmp_path):
+    clips = [tmp_path / "a.mp4", tmp_path / "b.gif", tmp_path / "c.mkv"]
+    write_video(clips[0], moving_bar(frames=12))
+    write_video(clips[1], moving_bar(frames=7, height=32, direction=-1), fps=5)
+    write_video(clips[2], moving_bar(frames=9), times=[0, 40, 90, 200, 210, 300, 450, 500, 800])
+    resize = ResizeOptions(mode=mode)
+    adapter = VideoAdapter(8, image_size=(24, 32), sampling=sampling, resize=resize)
+    ours, theirs = both(adapter, clips)
+    for key in ("lengths", "sizes"):
+        assert ours[key].tolist() == theirs[key].tolist()
+    difference = ours["pixels"].numpy().astype(int) - theirs["pixels"].astype(int)
+    # Libraries round the weights of an interpolation differently.
+    assert np.abs(difference).max() <= 2
+    with clips[0].open("rb") as file:
+        options = recipe(adapter.prepare)
+        again = importlib.import_module("dxn.tokenize.standalone.video").prepare([file], options)
+    assert np.array_equal(again["pixels"][0], theirs["pixels"][0, : again["lengths"][0]])
 
 
 @pytest.mark.parametrize(

@@ -111,13 +111,13 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another_one(language
 
 
 WRONG = [
-    ({"temperature": -1}, "temperature must be above 0"),
+    ({"temperature": -1}, "temperature: must be above 0"),
     ({"temperature": 1e-40}, "temperature: must be 0 or at least"),
     ({"inputs": [{"prompt": "a" * 20_001}]}, "at most 20,000 characters"),
     ({"temperature": "hot"}, "temperature: must be a number"),
     ({"temperature": float("nan")}, "temperature: must be a number"),
     ({"top_k": 0}, "top_k: must be an integer"),
-    ({"top_p": 2}, "top_p must be above 0"),
+    ({"top_p": 2}, "top_p: must be above 0"),
     ({"max_new": 201}, "max_new: must be an integer (1 to 200)"),
     ({"seed": 2**80}, "seed: must be an integer"),
     ({"stream": 1}, "stream: must be true or false"),

@@ -143,7 +143,8 @@ def _copy_programs(
     shutil.copyfile(TEMPLATES / f"run_{format}.py", folder / "run_graph.py")
     if exported.example != "continue_text":
         shutil.copyfile(TEMPLATES / "prepare_inputs.py", folder / "prepare_inputs.py")
-    used = {each[key] for each in recipes.values() for key in ("prepare", "counted") if key in each}
+    keys = ("prepare", "uses", "counted")
+    used = {each[key] for each in recipes.values() for key in keys if key in each}
     for name in used:
         shutil.copyfile(STANDALONE / f"{name}.py", folder / f"prepare_{name}.py")
 

@@ -1,6 +1,7 @@
 """What a program without dxn needs to prepare an input: the options of `tokenize/standalone/`.
 
-A preprocessor offers it by its optional method `recipe()`. The key "prepare" names the module.
+A preprocessor offers it by its optional method `recipe()`. The key "prepare" names the module, and
+"uses" another module that this one imports.
 """
 
 from __future__ import annotations

@@ -216,11 +216,13 @@ class TextPreprocessor:
 
     def recipe(self) -> dict[str, Any]:
         """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
+        chars: dict[str, Any] = {}
         if self.chars is not None:
-            return {}
+            counts = {"lengths": list(self.chars.lengths), "buckets": self.chars.buckets}
+            chars = {"uses": "text_chars", "chars": counts}
         limits = {"max_len": self.max_len, "max_chars": self.max_chars}
         steps = {"prepare": "text", "special_tokens": self.special_tokens}
-        return {**steps, **limits, "tokenizer": json.loads(self.tokenizer.to_str())}
+        return {**steps, **limits, **chars, "tokenizer": json.loads(self.tokenizer.to_str())}
 
     def accepts(self, values: Sequence[Any]) -> float:
         """Return how likely a column contains texts, see `text_score`."""

@@ -134,6 +134,17 @@ class VideoPreprocessor:
         frames = 2 * self.sampling.num_frames
         return random_pictures(self.image.image_size, CHANNELS, count, rand, frames)
 
+    def recipe(self) -> dict[str, Any]:
+        """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
+        return {
+            **self.image.recipe(),
+            "prepare": "video",
+            "uses": "image",
+            "num_frames": self.sampling.num_frames,
+            "fps": self.sampling.fps,
+            "sampling": self.sampling.mode,
+        }
+
     def accepts(self, values: Sequence[Any]) -> float:
         """Return the fraction of the values that look like videos, see `is_video`."""
         return matching_fraction(values, is_video)

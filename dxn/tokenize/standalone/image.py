@@ -28,7 +28,12 @@ def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.n
 
 def _pixels(value: Any, options: Mapping[str, Any]) -> np.ndarray:
     with Image.open(value) as file:
-        image = _opaque(ImageOps.exif_transpose(file))
+        return resized(ImageOps.exif_transpose(file), options)
+
+
+def resized(picture: Image.Image, options: Mapping[str, Any]) -> np.ndarray:
+    """Return the pixels (H, W, C) of a picture in the size that the options ask for."""
+    image = _opaque(picture)
     image = image.convert("RGB" if options["channels"] == 3 else "L")
     size = options["image_size"]
     if size is not None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -13,6 +14,8 @@ from tokenizers import Tokenizer
 def prepare(values: Sequence[str], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return ids (B, N) and mask (B, N), True at real tokens.
 
+    With character n-grams, also their hashes chars (B, N, G).
+
     Args:
         values: B texts.
         options: Options of the input in preprocess.json.
@@ -20,16 +23,27 @@ def prepare(values: Sequence[str], options: Mapping[str, Any]) -> dict[str, np.n
     tokenizer = Tokenizer.from_str(json.dumps(options["tokenizer"]))
     max_len, special = options["max_len"], options["special_tokens"]
     rows: list[list[int]] = []
-    for text in values:
-        encoding = tokenizer.encode(text[: options["max_chars"]], add_special_tokens=special)
+    places: list[tuple[list[tuple[int, int]], list[int]]] = []
+    texts = [text[: options["max_chars"]] for text in values]
+    for text in texts:
+        encoding = tokenizer.encode(text, add_special_tokens=special)
         ids = encoding.ids
         # Truncation keeps the special tokens at the end.
         tail = 0
         while special and tail < len(ids) and encoding.special_tokens_mask[-1 - tail]:
             tail += 1
-        rows.append(ids if len(ids) <= max_len else ids[: max_len - tail] + ids[len(ids) - tail :])
+        kept = list(range(len(ids)))
+        if len(ids) > max_len:
+            kept = kept[: max_len - tail] + kept[len(ids) - tail :]
+        rows.append([ids[i] for i in kept])
+        marks = encoding.special_tokens_mask if special else [0] * len(ids)
+        places.append((encoding.offsets, [-1 if marks[i] else i for i in kept]))
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(lengths.max()) < lengths[:, None]
     ids = np.zeros(mask.shape, np.int64)
     ids[mask] = np.concatenate([np.array(row, np.int64) for row in rows])
-    return {"ids": ids, "mask": mask}
+    if "chars" not in options:
+        return {"ids": ids, "mask": mask}
+    # This program is in the same folder or package.
+    ngrams = import_module(f"{__name__}_chars").ngrams
+    return {"ids": ids, "mask": mask, "chars": ngrams(texts, places, options["chars"])}
