@@ -129,6 +129,7 @@ def test_the_patches_of_small_images_are_small():
     assert (small["adapters.x.patch_size"], small["adapters.x.image_size"]) == (4, 28)
     large = advised(adapter, [np.zeros((300, 280, 3), np.uint8)])
     assert (large["adapters.x.patch_size"], large["adapters.x.image_size"]) == (8, 64)
+    assert small["backbone.block.mlp"] == large["backbone.block.mlp"] == "swiglu"
 
 
 def test_images_next_to_other_inputs_become_few_tokens():

@@ -57,4 +57,6 @@ def advise_images(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         options["resize.mode"] = "within"
     elif side > SMALL:
         options["resize.mode"] = "stretch"
-    return [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
+    advice = [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
+    # A small model stays near chance for the first epochs, and a gate makes this time shorter.
+    return [*advice, Advice("backbone.block.mlp", "swiglu", about)]
