@@ -214,6 +214,17 @@ def test_slow_samples_may_take_longer_together(num_workers):
     del loader
 
 
+def test_time_in_which_the_process_is_suspended_does_not_count():
+    def suspended():
+        # As for a stopped process, the signals of this time arrive as one.
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGALRM})
+        time.sleep(0.5)
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGALRM})
+
+    _, loader = loader_of(Troubled(suspended), 0, timeout=0.3)
+    assert keys_of(loader) == expected()
+
+
 def test_the_timer_of_an_application_is_left_alone():
     calls = []
     previous = signal.signal(signal.SIGALRM, lambda *_: calls.append(1))

@@ -22,6 +22,7 @@ SAMPLE, BEGUN, PROCESS = 0, 1, 2
 NOTHING = -1
 # Seconds. A batch that is finished arrives in a fraction of a second, unless it is lost.
 MAX_SILENCE = 60.0
+TICKS = 20  # signals of the timer until the time of a sample is over
 
 
 class SampleTimeout(BaseException):
@@ -191,7 +192,8 @@ def _alarm(seconds: float | None) -> Iterator[Callable[[], None]]:
 
     Only the main thread can receive the signal of a timer, Windows has none, and a timer that the
     application uses is left alone. Without a timer, there is no limit. Code in C that does not
-    return to Python is not interrupted.
+    return to Python is not interrupted. Time in which the process is suspended (Ctrl+Z) does not
+    count: the signals of that time arrive as one.
 
     Args:
         seconds: The time limit. None: no limit.
@@ -202,9 +204,23 @@ def _alarm(seconds: float | None) -> Iterator[Callable[[], None]]:
     if seconds is None or not _can_set_timer():
         yield lambda: None
         return
-    previous = signal.signal(signal.SIGALRM, _time_is_over)
+    tick = seconds / TICKS
+    remaining = TICKS
+
+    def start() -> None:
+        nonlocal remaining
+        remaining = TICKS
+        signal.setitimer(signal.ITIMER_REAL, tick, tick)
+
+    def count(number: int, frame: Any) -> None:
+        nonlocal remaining
+        remaining -= 1
+        if remaining <= 0:
+            raise SampleTimeout
+
+    previous = signal.signal(signal.SIGALRM, count)
     try:
-        yield lambda: _set_timer(seconds)
+        yield start
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, previous)
@@ -217,11 +233,3 @@ def _can_set_timer() -> bool:
         return False
     is_unused = signal.getsignal(signal.SIGALRM) == signal.SIG_DFL
     return is_unused and signal.getitimer(signal.ITIMER_REAL) == (0.0, 0.0)
-
-
-def _set_timer(seconds: float) -> None:
-    signal.setitimer(signal.ITIMER_REAL, seconds)
-
-
-def _time_is_over(number: int, frame: Any) -> None:
-    raise SampleTimeout
