@@ -45,11 +45,17 @@ def seconds(call: Callable[[], object]) -> float:
 
 
 def attention(
-    batch: int, tokens: int, *, heads: int = 6, head_dim: int = 32, dropout: float = 0.0
+    batch: int,
+    tokens: int,
+    *,
+    heads: int = 6,
+    head_dim: int = 32,
+    dropout: float = 0.0,
+    dtype: torch.dtype = torch.bfloat16,
 ) -> tuple[float, float]:
-    """Time forward and backward pass of attention in bf16 on the CPU, with 20% padding."""
+    """Time forward and backward pass of attention on the CPU, with 20% padding."""
     shape = (batch, heads, tokens, head_dim)
-    query = torch.randn(shape, dtype=torch.bfloat16, requires_grad=True)
+    query = torch.randn(shape, dtype=dtype, requires_grad=True)
     # A boolean mask (B, 1, 1, N) of the keys, True at real tokens.
     mask = torch.arange(tokens).expand(batch, 1, 1, tokens) < 0.8 * tokens
 
@@ -99,6 +105,9 @@ def main() -> None:
     # From short texts to long ones. 197 tokens are a ViT with 14×14 patches and a class token.
     for batch, tokens in ((64, 16), (64, 64), (32, 197), (8, 512)):
         cases[f"attention {batch}×{tokens} tokens"] = attention(batch, tokens)
+    for batch, tokens in ((64, 16), (64, 32), (64, 64), (64, 96), (64, 128), (32, 197)):
+        name = f"float32, {batch}×{tokens} tokens"
+        cases[name] = attention(batch, tokens, dtype=torch.float32)
     cases["attention 64×64, dropout"] = attention(64, 64, dropout=DROPOUT)
     for rows, dim in ((16, 192), (128, 192), (512, 192), (4096, 192), (4096, 768)):
         cases[f"dropout {rows}×{dim}"] = dropout(rows, dim)

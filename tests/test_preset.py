@@ -129,13 +129,34 @@ def test_the_patches_of_small_images_are_small():
     assert (small["adapters.x.patch_size"], small["adapters.x.image_size"]) == (4, 28)
     large = advised(adapter, [np.zeros((300, 280, 3), np.uint8)])
     assert (large["adapters.x.patch_size"], large["adapters.x.image_size"]) == (8, 64)
-    assert small["backbone.block.mlp"] == large["backbone.block.mlp"] == "swiglu"
+    for options in (small, large):
+        assert options["backbone.block.mlp"] == "swiglu"
+        assert options["optimizer._target_"] == "dxn.train.optim.muon"
+        assert (options["adapters.x.stem"], options["backbone.depth"]) == ("residual", 2)
+
+
+def test_pictures_are_trained_with_muon_unless_the_user_chooses_an_optimizer(tmp_path, capsys):
+    for i in range(20):
+        folder = tmp_path / "pictures" / "xy"[i % 2]
+        folder.mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (8, 8), (12 * i, 0, 0)).save(folder / f"{i}.png")
+    options = ["dim=16", "backbone.num_heads=2", SHORT[-1], "baseline=none"]
+    for i, chosen in enumerate([[], ["optimizer.lr=0.002"], ["optimizer=adamw"]]):
+        run = tmp_path / f"run{i}"
+        assert main(["train", f"{tmp_path}/pictures", f"run={run}", *options, *chosen]) == 0
+        optimizer = saved(run)["optimizer"]
+        printed = "optimizer=muon" in capsys.readouterr().out
+        assert printed == (i < 2)
+        assert optimizer["_target_"] == f"dxn.train.optim.{'muon' if printed else 'adamw'}"
+        assert optimizer["lr"] == (0.002 if i == 1 else 0.001)
+        assert ("momentum" in optimizer) == printed
 
 
 def test_images_next_to_other_inputs_become_few_tokens():
     adapter, image = ImageAdapter(8), [np.zeros((28, 28, 3), np.uint8)]
     small = advised(adapter, image, num_inputs=2)
     assert (small["adapters.x.patch_size"], small["adapters.x.image_size"]) == (8, 32)
+    assert small["adapters.x.stem"] == "conv"
 
 
 def test_images_without_colors_have_one_channel(tmp_path):

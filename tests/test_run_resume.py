@@ -58,6 +58,17 @@ def test_an_interrupted_run_resumes_bit_for_bit(tmp_path, monkeypatch, whole, cu
     assert same_tensors(checkpoint_of(tmp_path / "cut"), checkpoint_of(whole))
 
 
+def test_a_run_with_muon_resumes_bit_for_bit(tmp_path, monkeypatch):
+    settings = [*SETTINGS, "optimizer=muon"]
+    train(tmp_path / "whole", *settings)
+    with interrupt(monkeypatch, step=7):
+        assert main(["train", *settings, f"run={tmp_path / 'cut'}"]) == 130
+    assert main(["train", f"resume={tmp_path / 'cut'}"]) == 0
+    ours = checkpoint_of(tmp_path / "cut")
+    assert any(name.endswith("momentum_buffer") for name in ours)
+    assert same_tensors(ours, checkpoint_of(tmp_path / "whole"))
+
+
 def test_resuming_does_not_train_the_tokenizer_again(tmp_path, monkeypatch):
     # Ties of a unigram model are broken by the order of a hash table: it would be another one.
     train(

@@ -81,28 +81,47 @@ def test_patches_equal_a_strided_convolution_with_the_same_weights(
 
 
 def test_the_conv_stem_equals_its_explicit_layers():
-    stem = ConvStem(in_channels=3, dim=D, stride=4, width=5).double()
+    stem = ConvStem(in_channels=3, dim=D, stride=8, width=5, blocks=2).double()
     x = torch.randn(1, 3, 23, 31, dtype=torch.float64)
+
+    def activated(y, norm):
+        mean = y.mean(1, keepdim=True)  # over channels, at each cell
+        var = y.var(1, keepdim=True, correction=0)
+        y = (y - mean) / (var + norm.eps).sqrt()
+        return F.gelu(y * norm.weight[:, None, None] + norm.bias[:, None, None])
+
     y = x
-    for conv, norm in zip(stem.convs, stem.norms, strict=True):
-        y = F.conv2d(y, conv.weight, stride=2, padding=1)
-        mean, var = (
-            y.mean(1, keepdim=True),
-            y.var(1, keepdim=True, correction=0),
-        )  # over channels, at each cell
-        y = (y - mean) / (var + norm.eps).sqrt() * norm.weight[:, None, None] + norm.bias[
-            :, None, None
-        ]
-        y = F.gelu(y)
+    for conv, norm, blocks in zip(stem.convs, stem.norms, stem.blocks, strict=True):
+        y = activated(F.conv2d(y, conv.weight, conv.bias, stride=2, padding=1), norm)
+        for block in blocks:
+            y = y + activated(F.conv2d(y, block.conv.weight, padding=1), block.norm)
     expected = torch.einsum("dc,bchw->bhwd", stem.proj.weight, y) + stem.proj.bias
-    assert [tuple(c.weight.shape[:2]) for c in stem.convs] == [(5, 3), (10, 5)]
+    assert [tuple(c.weight.shape[:2]) for c in stem.convs] == [(5, 3), (10, 5), (20, 10)]
+    assert [len(blocks) for blocks in stem.blocks] == [0, 2, 2]
     torch.testing.assert_close(stem(x, torch.tensor([[23, 31]])), expected, rtol=0, atol=1e-12)
-    assert expected.shape == (1, 6, 8, D)
+    assert expected.shape == (1, 3, 4, D)
+
+
+@pytest.mark.parametrize("stem", ["conv", "residual"])
+def test_a_conv_stem_tells_a_gray_area_from_a_black_one(stem):
+    """A norm of products without bias would remove the difference."""
+    adapter = adapter_of(stem=stem, patch_size=8, pos_embed="none")
+    areas = [torch.full((3, 40, 40), value, dtype=torch.uint8) for value in (0, 60)]
+    # The central patch, whose convolutions see no border.
+    black, gray = (embed(adapter, [area]).x[0, 12] for area in areas)
+    assert (black - gray).norm() > 0.02 * black.norm()
 
 
 # Padding
 
-STEMS = [{}, {"stride": 3}, {"stem": "conv"}, {"stem": "conv", "patch_size": 8}, {"patch_size": 5}]
+STEMS = [
+    {},
+    {"stride": 3},
+    {"stem": "conv"},
+    {"stem": "conv", "patch_size": 8},
+    {"stem": "residual", "patch_size": 8},
+    {"patch_size": 5},
+]
 
 
 @settings(max_examples=25, deadline=None)
@@ -513,7 +532,7 @@ def test_describe_gives_the_grid():
         ),
         (lambda: ImageAdapter(D, patch_size=12, stem="conv"), "must be 2, 4, 8, 16 or 32, got 12"),
         (lambda: ImageAdapter(D, patch_size=1, stem="conv"), "must be 2, 4, 8, 16 or 32, got 1"),
-        (lambda: ImageAdapter(D, stem="vgg"), "stem must be patch or conv, got 'vgg'"),
+        (lambda: ImageAdapter(D, stem="vgg"), "stem must be patch, conv or residual, got 'vgg'"),
         (lambda: ImageAdapter(D, in_channels=2), "in_channels must be 1 or 3, got 2"),
         (
             lambda: ImageAdapter(D, image_size=None, resize=ResizeOptions("crop")),

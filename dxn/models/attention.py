@@ -15,9 +15,10 @@ from dxn.models.packing import Group
 from dxn.models.positions import apply_rope
 from dxn.models.scores import Additive, ScaledDot, Score, ScoreKind, make_score
 
-# In bf16 on a CPU, two matrix products are faster than the fused kernel up to this number of keys
-# (measured by benchmarks/attention.py).
+# On a CPU, two matrix products are faster than the fused kernel up to this number of keys: in bf16,
+# and in float32 if gradients are needed (measured by benchmarks/attention.py).
 MAX_UNFUSED_KEYS = 1024
+MAX_UNFUSED_KEYS_FLOAT32 = 128
 
 
 class Attention(nn.Module):
@@ -280,8 +281,11 @@ def _dot_products(query: Tensor, key: Tensor, scale: float) -> Tensor:
 
 
 def _prefers_unfused(query: Tensor, key: Tensor) -> bool:
-    on_cpu_in_bf16 = query.device.type == "cpu" and query.dtype == torch.bfloat16
-    return on_cpu_in_bf16 and key.shape[-2] <= MAX_UNFUSED_KEYS
+    if query.device.type != "cpu":
+        return False
+    if query.dtype == torch.bfloat16:
+        return key.shape[-2] <= MAX_UNFUSED_KEYS
+    return query.requires_grad and key.shape[-2] <= MAX_UNFUSED_KEYS_FLOAT32
 
 
 def _as_score(score: Score | ScoreKind, dim: int) -> Score:

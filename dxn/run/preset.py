@@ -10,15 +10,15 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
-from typing import Any
 
 from dxn.data.rows import Source
+from dxn.instantiate import expand_defaults
 from dxn.keys import assign, lookup
 from dxn.run.build import Inputs
 from dxn.run.settings import Settings
 from dxn.tasks import Task
 from dxn.tokenize.adapter import Preprocessor, is_shareable
-from dxn.tokenize.advice import Advice, Facts, advise
+from dxn.tokenize.advice import MUON, Advice, Facts, advise
 
 AUTO = "auto"
 # Samples that a training sees over all epochs. Fewer rows are repeated more often.
@@ -68,6 +68,8 @@ def with_preset(
         if exists and old != advice.value and not is_chosen(advice.key, settings.chosen):
             assign(values, advice.key, advice.value)
             used.append(advice)
+    # Another optimizer has other arguments.
+    values = expand_defaults(values, settings.trust)
     # Interpolations have been resolved already.
     if not is_chosen("trainer.batch_size", settings.chosen):
         values["trainer"]["batch_size"] = values["batch_size"]
@@ -121,6 +123,7 @@ def _training_advice(facts: Facts) -> Iterator[Advice]:
     yield Advice("backbone.dropout", 0.0, inputs)
     yield Advice("head.dropout", 0.0, inputs)
     yield Advice("backbone.block.mlp", "swiglu", inputs)
+    yield Advice(*MUON, inputs)
 
 
 def _table_advice(facts: Facts, about: str) -> Iterator[Advice]:
@@ -155,11 +158,15 @@ def _lines(used: Sequence[Advice]) -> list[str]:
     """Return one line per reason."""
     lines = []
     for reason, group in groupby(used, key=lambda advice: advice.reason):
-        options = " ".join(f"{advice.key}={_shown(advice.value)}" for advice in group)
+        options = " ".join(_as_override(advice) for advice in group)
         lines.append(f"preset: {options} ({reason})")
     return lines
 
 
-def _shown(value: Any) -> str:
-    """Return a value as it is written on the command line."""
-    return str(value).lower() if isinstance(value, bool) else str(value)
+def _as_override(advice: Advice) -> str:
+    """Return an option as it is written on the command line."""
+    key, value = advice.key, advice.value
+    if key.endswith("._target_"):
+        # The options of a group have the names of their functions.
+        return f"{key.removesuffix('._target_')}={value.rpartition('.')[2]}"
+    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"

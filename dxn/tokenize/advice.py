@@ -13,6 +13,8 @@ from dxn.tokenize.adapter import Preprocessor
 
 # Cells of an input that are inspected.
 MAX_CELLS = 200
+# Key and value of the choice of optimizer=muon.
+MUON = ("optimizer._target_", "dxn.train.optim.muon")
 
 
 @dataclass(frozen=True)

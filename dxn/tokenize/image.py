@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from einops import rearrange
@@ -23,6 +23,8 @@ from dxn.tokenize.stem import ConvStem
 from dxn.tokenize.text_options import EmbeddingNormOptions
 from dxn.tokens import Span, Summary, Tokens
 
+ImageStem = Literal["patch", "conv", "residual"]
+RESIDUAL_BLOCKS = 2  # after each of the last two convolutions of stem=residual
 MASK_RATIO = 0.6  # fraction of the patches that masked pretraining hides by default
 MAX_FITTED = 1000  # images are enough for stable statistics
 # Without an image_size, learned positions have the grid of this size, and are interpolated.
@@ -42,8 +44,9 @@ class ImageAdapter(nn.Module):
         patch_size: Height and width of a patch in pixels.
         stride: Distance between consecutive patches in pixels. Default: patch_size, so that patches
             do not overlap.
-        stem: Layers that embed a patch: patch (a linear projection) or conv (convolutions whose
-            total stride is patch_size).
+        stem: Layers that embed a patch: patch (a linear projection), conv (convolutions whose total
+            stride is patch_size) or residual (the same, each of the last two followed by two
+            residual convolutions).
         in_channels: Number of channels: 3 for color, 1 for gray.
         resize: Options of reading and resizing.
         normalize: Mean and standard deviation of each channel.
@@ -63,7 +66,7 @@ class ImageAdapter(nn.Module):
         image_size: int | Sequence[int] | None = 224,
         patch_size: int = 16,
         stride: int | None = None,
-        stem: Literal["patch", "conv"] = "patch",
+        stem: ImageStem = "patch",
         in_channels: Literal[1, 3] = 3,
         resize: ResizeOptions = ResizeOptions(),
         normalize: ImageNormalization = ImageNormalization(),
@@ -73,11 +76,11 @@ class ImageAdapter(nn.Module):
         augment: ImageAugment = ImageAugment(),
     ):
         super().__init__()
-        if stem not in ("patch", "conv"):
-            raise ValueError(f"stem must be patch or conv, got {stem!r}")
-        if stem == "conv" and stride not in (None, patch_size):
+        if stem not in get_args(ImageStem):
+            raise ValueError(f"stem must be patch, conv or residual, got {stem!r}")
+        if stem != "patch" and stride not in (None, patch_size):
             raise ValueError(
-                f"stem=conv always has a stride of patch_size={patch_size}: leave out stride, "
+                f"stem={stem} always has a stride of patch_size={patch_size}: leave out stride, "
                 f"got {stride}"
             )
         self.dim = dim
@@ -92,10 +95,11 @@ class ImageAdapter(nn.Module):
         self.std: Tensor
         self.known_statistics = register_statistics(self, normalize, in_channels)
         self.stem = None
-        if stem == "conv":
-            self.stem = ConvStem(in_channels=in_channels, dim=dim, stride=patch_size)
-        else:
+        if stem == "patch":
             self.proj = nn.Linear(in_channels * patch_size**2, dim)
+        else:
+            blocks = RESIDUAL_BLOCKS if stem == "residual" else 0
+            self.stem = ConvStem(in_channels=in_channels, dim=dim, stride=patch_size, blocks=blocks)
         height, width = self.prepare.image_size or USUAL_SIZE
         grid = (self.grid.count(height, 0), self.grid.count(width, 1))
         self.pos_embed = PosEmbed2d(pos_embed, dim=dim, grid=grid)

@@ -6,7 +6,7 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from dxn.tokenize.advice import Advice, Facts
+from dxn.tokenize.advice import MUON, Advice, Facts
 from dxn.tokenize.image_file import image_size, is_gray
 from dxn.tokenize.media import BadMedia
 
@@ -38,7 +38,7 @@ def advise_images(cells: Sequence[Any], facts: Facts) -> list[Advice]:
     # Next to other inputs, 16 to 25 tokens: how inputs belong together is learned sooner from few
     # tokens.
     is_alone = facts.num_files == 1
-    options: dict[str, Any] = {"stem": "conv"}
+    options: dict[str, Any] = {"stem": "residual" if is_alone else "conv"}
     if are_gray:
         options["in_channels"] = 1
     if side <= SMALL:
@@ -58,5 +58,8 @@ def advise_images(cells: Sequence[Any], facts: Facts) -> list[Advice]:
     elif side > SMALL:
         options["resize.mode"] = "stretch"
     advice = [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
-    # A small model stays near chance for the first epochs, and a gate makes this time shorter.
-    return [*advice, Advice("backbone.block.mlp", "swiglu", about)]
+    if is_alone:
+        # Residual convolutions learn more from few epochs than blocks of the backbone.
+        advice.append(Advice("backbone.depth", 2, about))
+    # A small model stays near chance for the first epochs. A gate and Muon make this time shorter.
+    return [*advice, Advice("backbone.block.mlp", "swiglu", about), Advice(*MUON, about)]

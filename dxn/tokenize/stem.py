@@ -19,6 +19,11 @@ class ConvStem(nn.Module):
     channels of each cell, and set to 0 outside the image. So neither padding nor other samples can
     affect a real cell. A batch norm, as in the paper, would not have this property.
 
+    The first convolution has a bias. Without it, the norm would remove the scale of a cell, and a
+    gray area would look like a black one.
+
+    With blocks, each of the last two convolutions is followed by residual convolutions of stride 1.
+
     Args:
         in_channels: Number of channels C of the grid.
         dim: Width D of a token.
@@ -26,10 +31,18 @@ class ConvStem(nn.Module):
         width: Number of channels after the first convolution. With axes=2, each further convolution
             doubles it.
         axes: Number of axes with a stride: 2 for height and width, 1 for the height only.
+        blocks: Number of residual convolutions after each of the last two convolutions.
     """
 
     def __init__(
-        self, *, in_channels: int, dim: int, stride: int, width: int = 48, axes: Literal[1, 2] = 2
+        self,
+        *,
+        in_channels: int,
+        dim: int,
+        stride: int,
+        width: int = 48,
+        axes: Literal[1, 2] = 2,
+        blocks: int = 0,
     ):
         super().__init__()
         num_convs = int(math.log2(stride)) if stride > 0 else 0
@@ -43,9 +56,15 @@ class ConvStem(nn.Module):
         # With one axis, the kernel size along the width is 1, so that columns never mix.
         kernel, step, pad = ((3, 3), (2, 2), (1, 1)) if axes == 2 else ((3, 1), (2, 1), (1, 0))
         self.convs = nn.ModuleList(
-            nn.Conv2d(a, b, kernel, step, pad, bias=False) for a, b in pairwise(widths)
+            nn.Conv2d(a, b, kernel, step, pad, bias=i == 0)
+            for i, (a, b) in enumerate(pairwise(widths))
         )
         self.norms = nn.ModuleList(nn.LayerNorm(w) for w in widths[1:])
+        counts = [blocks if i >= num_convs - 2 else 0 for i in range(num_convs)]
+        self.blocks = nn.ModuleList(
+            nn.ModuleList(_Residual(w, kernel, pad) for _ in range(count))
+            for w, count in zip(widths[1:], counts, strict=True)
+        )
         self.proj = nn.Linear(widths[-1], dim)
 
     def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
@@ -60,15 +79,35 @@ class ConvStem(nn.Module):
         """
         # On a CPU, convolutions and norms over the channels are faster in this memory format.
         x = x.contiguous(memory_format=torch.channels_last)
-        for conv, norm in zip(self.convs, self.norms, strict=True):
+        for conv, norm, blocks in zip(self.convs, self.norms, self.blocks, strict=True):
             x = conv(x)
             # ceil(size / 2): kernel size 3, stride 2 and padding 1.
             sizes = torch.cat([sizes[:, : self.axes].add(1) // 2, sizes[:, self.axes :]], 1)
-            # The bias of the norm makes padding nonzero, so each layer sets it to 0 again.
-            inside = grid_mask(sizes, x.shape[2], x.shape[3])
-            x = F.gelu(norm(rearrange(x, "b c h w -> b h w c")))
-            x = rearrange(x, "b h w c -> b c h w") * rearrange(inside, "b h w -> b 1 h w")
+            # The bias of a norm makes padding nonzero, so each layer sets it to 0 again.
+            inside = rearrange(grid_mask(sizes, x.shape[2], x.shape[3]), "b h w -> b 1 h w")
+            x = _activated(x, norm, inside)
+            for block in blocks:
+                x = block(x, inside)
         return self.proj(rearrange(x, "b c h w -> b h w c"))
+
+
+class _Residual(nn.Module):
+    """A convolution of stride 1 whose output is added to its input."""
+
+    def __init__(self, width: int, kernel: tuple[int, int], pad: tuple[int, int]):
+        super().__init__()
+        self.conv = nn.Conv2d(width, width, kernel, padding=pad, bias=False)
+        self.norm = nn.LayerNorm(width)
+
+    def forward(self, x: Tensor, inside: Tensor) -> Tensor:
+        """Apply it to x (B, C, H, W), with inside (B, 1, H, W) True in the grid of a sample."""
+        return x + _activated(self.conv(x), self.norm, inside)
+
+
+def _activated(x: Tensor, norm: nn.Module, inside: Tensor) -> Tensor:
+    """Normalize x (B, C, H, W) over C, apply GELU, and set the cells outside the grid to 0."""
+    x = F.gelu(norm(rearrange(x, "b c h w -> b h w c")))
+    return rearrange(x, "b h w c -> b c h w") * inside
 
 
 class WhisperStem(nn.Module):

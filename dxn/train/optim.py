@@ -9,6 +9,7 @@ from torch import nn
 
 from dxn.errors import UserError
 from dxn.models import shared_name
+from dxn.train.muon import Muon
 
 # Parameters that the model uses before the first block: they have the learning rate of layer 0.
 EMBEDDING_PREFIXES = (
@@ -17,6 +18,9 @@ EMBEDDING_PREFIXES = (
     "fusion.pool.tokens",
     "fusion.shared",
 )
+# Muon updates layers with at least this many inputs and outputs. Those with fewer read raw pixels
+# or numbers, or return a score.
+MIN_MUON_WIDTH = 8
 
 
 def adamw(
@@ -46,15 +50,62 @@ def adamw(
         ValueError: If an option is out of range.
     """
     _check_rates(lr, weight_decay, layer_decay)
-    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
-        raise ValueError(f"betas must be two numbers from 0 to below 1, got {list(betas)}")
-    _check_at_least_0("eps", eps)
-    # The configuration contains a list, but AdamW requires a tuple.
-    beta1, beta2 = betas
+    pair = _checked_betas(betas, eps)
 
     def make(model: nn.Module) -> torch.optim.AdamW:
         groups = _groups(model, lr, weight_decay, layer_decay)
-        return torch.optim.AdamW(groups, lr=lr, betas=(beta1, beta2), eps=eps, fused=True)
+        return torch.optim.AdamW(groups, lr=lr, betas=pair, eps=eps, fused=True)
+
+    return make
+
+
+def muon(
+    *,
+    lr: float = 1e-3,
+    weight_decay: float = 0.05,
+    momentum: float = 0.95,
+    scale: float = 2.0,
+    betas: Sequence[float] = (0.9, 0.98),
+    eps: float = 1e-8,
+    layer_decay: float = 1.0,
+) -> Callable[[nn.Module], Muon]:
+    """Muon for linear and convolutional layers (see `dxn.train.muon.Muon`), AdamW for the rest.
+
+    The head, embeddings, biases, norms, recurrent layers and layers with fewer than eight inputs
+    or outputs are updated by AdamW.
+
+    Args:
+        lr: Highest learning rate.
+        weight_decay: Weight decay of linear, convolutional and recurrent layers.
+        momentum: Decay rate of the average of the gradients of a matrix.
+        scale: Multiplier of the learning rate of Muon's layers. With 1, their updates have the root
+            mean square of AdamW's.
+        betas: Decay rates of the moving averages of AdamW.
+        eps: Constant added to the denominator of AdamW.
+        layer_decay: Ratio of the learning rates of each block and the block after it. The head has
+            the full learning rate, the adapters have the smallest one.
+
+    Returns:
+        A function that creates the optimizer of a model.
+
+    Raises:
+        ValueError: If an option is out of range.
+    """
+    _check_rates(lr, weight_decay, layer_decay)
+    pair = _checked_betas(betas, eps)
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
+    _check_at_least_0("scale", scale)
+
+    def make(model: nn.Module) -> Muon:
+        matrices = _muon_parameters(model)
+        groups = []
+        for group in _groups(model, lr, weight_decay, layer_decay):
+            for is_muon in (True, False):
+                chosen = [p for p in group["params"] if (id(p) in matrices) == is_muon]
+                if chosen:
+                    groups.append({**group, "params": chosen, "is_muon": is_muon})
+        return Muon(groups, lr=lr, betas=pair, eps=eps, momentum=momentum, scale=scale)
 
     return make
 
@@ -184,6 +235,17 @@ def _decayed_parameters(model: nn.Module) -> set[int]:
     return decayed
 
 
+def _muon_parameters(model: nn.Module) -> set[int]:
+    """Return the ids of the weights that Muon updates, see `muon`."""
+    chosen: set[int] = set()
+    for name, module in model.named_modules():
+        if name.startswith("head.") or not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
+            continue
+        if min(module.weight.shape[:2]) >= MIN_MUON_WIDTH:
+            chosen.add(id(module.weight))
+    return chosen
+
+
 def _layer(name: str, depth: int) -> int:
     """Return the layer of a parameter, which determines its learning rate.
 
@@ -193,6 +255,14 @@ def _layer(name: str, depth: int) -> int:
     if name.startswith("backbone.blocks."):
         return int(name.split(".")[2]) + 1
     return 0 if name.startswith(EMBEDDING_PREFIXES) else depth + 1
+
+
+def _checked_betas(betas: Sequence[float], eps: float) -> tuple[float, float]:
+    """Check the options of AdamW, and return a tuple, because a configuration contains lists."""
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas must be two numbers from 0 to below 1, got {list(betas)}")
+    _check_at_least_0("eps", eps)
+    return betas[0], betas[1]
 
 
 def _check_rates(lr: float, weight_decay: float, layer_decay: float) -> None:

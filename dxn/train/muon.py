@@ -1,0 +1,153 @@
+"""Muon, an optimizer that orthogonalizes the updates of weight matrices."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+# Coefficients of the polynomial and number of iterations that Jordan et al. chose. Five iterations
+# bring the singular values to about 0.7 to 1.2.
+COEFFICIENTS = (3.4445, -4.7750, 2.0315)
+ITERATIONS = 5
+# Root mean square of the entries of an update of AdamW with a learning rate of 1.
+RMS = 0.2
+
+
+class Muon(torch.optim.Optimizer):
+    """Muon for weight matrices and AdamW for all other parameters.
+
+    Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon) averages the gradients of a
+    matrix, and replaces the singular values of this average by numbers near 1. So directions whose
+    gradients are small are learned as fast as others.
+
+    The update of a matrix (R, C) is multiplied by 0.2 · sqrt(max(R, C)), which gives it the root
+    mean square of an update of AdamW, so both have the same learning rate (arXiv:2502.16982,
+    section 2.2), and by `scale`.
+
+    A matrix whose R is a multiple of C is updated as R / C square matrices. The projections to
+    queries, keys and values, which are one matrix in memory, are separated by this.
+
+    torch.optim.Muon computes in bfloat16 on every device, which is slow on many CPUs, and does not
+    accept other parameters.
+
+    Args:
+        groups: Parameter groups. Those with "is_muon" contain weights of at least two dimensions,
+            of which the first is R.
+        lr: Learning rate of groups without their own.
+        betas: Decay rates of AdamW.
+        eps: Constant of AdamW.
+        momentum: Decay rate of the average of the gradients of a matrix.
+        scale: Multiplier of the learning rate of the matrices.
+    """
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        *,
+        lr: float,
+        betas: tuple[float, float],
+        eps: float,
+        momentum: float,
+        scale: float,
+    ):
+        # torch copies the options in the groups, and no attributes, with an optimizer.
+        options = {"lr": lr, "betas": betas, "eps": eps, "momentum": momentum, "scale": scale}
+        super().__init__(groups, {**options, "weight_decay": 0.0})
+
+    @torch.no_grad()
+    def step(self, closure: None = None) -> None:
+        """Update all parameters that have a gradient."""
+        for group in self.param_groups:
+            if group["is_muon"]:
+                self._update_matrices(group)
+            else:
+                self._update_others(group)
+
+    def _update_others(self, group: dict[str, Any]) -> None:
+        """Update the parameters of a group as AdamW does."""
+        parameters = [p for p in group["params"] if p.grad is not None]
+        for each in parameters:
+            if each not in self.state:
+                # The fused kernel requires the number of steps on the device of the parameter.
+                self.state[each] = {
+                    "step": torch.zeros((), device=each.device),
+                    "exp_avg": torch.zeros_like(each),
+                    "exp_avg_sq": torch.zeros_like(each),
+                }
+        states = [self.state[each] for each in parameters]
+        adamw(
+            parameters,
+            [each.grad for each in parameters],
+            [state["exp_avg"] for state in states],
+            [state["exp_avg_sq"] for state in states],
+            [],
+            [state["step"] for state in states],
+            fused=True,
+            amsgrad=False,
+            beta1=group["betas"][0],
+            beta2=group["betas"][1],
+            lr=group["lr"],
+            weight_decay=group["weight_decay"],
+            eps=group["eps"],
+            maximize=False,
+        )
+
+    def _update_matrices(self, group: dict[str, Any]) -> None:
+        """Update the matrices of a group, those of the same shape together."""
+        by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
+        for parameter in group["params"]:
+            if parameter.grad is not None:
+                squares = _squares(self._averaged(parameter, group["momentum"]))
+                by_shape.setdefault(squares.shape, []).append((parameter, squares))
+        for shape, pairs in by_shape.items():
+            updates = orthogonalized(torch.cat([squares for _, squares in pairs]))
+            rate = group["lr"] * group["scale"] * RMS * math.sqrt(max(shape[1:]))
+            for (parameter, _), update in zip(pairs, updates.split(shape[0]), strict=True):
+                parameter.mul_(1 - group["lr"] * group["weight_decay"])
+                parameter.add_(update.reshape(parameter.shape), alpha=-rate)
+
+    def _averaged(self, parameter: Tensor, momentum: float) -> Tensor:
+        """Add the gradient to the average, and return Nesterov's look-ahead of the average."""
+        state = self.state[parameter]
+        gradient = parameter.grad
+        if "momentum_buffer" not in state:
+            state["momentum_buffer"] = torch.zeros_like(parameter)
+        average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
+        return gradient.lerp(average, momentum)
+
+
+def orthogonalized(x: Tensor) -> Tensor:
+    """Replace the singular values of matrices by numbers near 1, with a Newton-Schulz iteration.
+
+    In bfloat16 on a GPU, as Jordan et al. do, and in float32 elsewhere.
+
+    Args:
+        x: (B, R, C).
+
+    Returns:
+        (B, R, C). A matrix of zeros stays one.
+    """
+    original = x.dtype
+    x = x.bfloat16() if x.is_cuda else x.float()
+    is_tall = x.shape[1] > x.shape[2]
+    if is_tall:  # products of the shorter side are cheaper
+        x = x.mT
+    # The singular values must be at most 1 for the iteration.
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)
+    a, b, c = COEFFICIENTS
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if is_tall else x).to(original)
+
+
+def _squares(weight: Tensor) -> Tensor:
+    """Return the matrices (B, R, C) that a weight contains, see `Muon`."""
+    rows, columns = len(weight), weight[0].numel()
+    is_stack = rows > columns and rows % columns == 0
+    return weight.reshape(rows // columns if is_stack else 1, -1, columns)
