@@ -2,7 +2,7 @@
 
 import math
 from itertools import pairwise
-from typing import Literal
+from typing import Literal, cast
 
 import torch
 import torch.nn.functional as F
@@ -86,7 +86,7 @@ class ConvStem(nn.Module):
             # The bias of a norm makes padding nonzero, so each layer sets it to 0 again.
             inside = rearrange(grid_mask(sizes, x.shape[2], x.shape[3]), "b h w -> b 1 h w")
             x = _activated(x, norm, inside)
-            for block in blocks:
+            for block in cast("nn.ModuleList", blocks):
                 x = block(x, inside)
         return self.proj(rearrange(x, "b c h w -> b h w c"))
 

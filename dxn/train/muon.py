@@ -60,8 +60,14 @@ class Muon(torch.optim.Optimizer):
         super().__init__(groups, {**options, "weight_decay": 0.0})
 
     @torch.no_grad()
-    def step(self, closure: None = None) -> None:
-        """Update all parameters that have a gradient."""
+    def step(self, closure: Any = None) -> None:  # pyright: ignore
+        """Update all parameters that have a gradient.
+
+        Raises:
+            ValueError: If there is a closure.
+        """
+        if closure is not None:
+            raise ValueError("Muon computes no loss, so it cannot have a closure")
         for group in self.param_groups:
             if group["is_muon"]:
                 self._update_matrices(group)
@@ -115,6 +121,7 @@ class Muon(torch.optim.Optimizer):
         """Add the gradient to the average, and return Nesterov's look-ahead of the average."""
         state = self.state[parameter]
         gradient = parameter.grad
+        assert gradient is not None
         if "momentum_buffer" not in state:
             state["momentum_buffer"] = torch.zeros_like(parameter)
         average = state["momentum_buffer"].lerp_(gradient, 1 - momentum)
