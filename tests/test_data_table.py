@@ -233,6 +233,16 @@ def test_held_out_values_are_in_the_test_split_only(tmp_path, table):
     assert "test: the rows whose speaker is b, d" in source.notes
 
 
+def test_the_column_of_held_out_values_is_an_input_only_if_it_is_named(tmp_path, table):
+    rows = [{**ROWS[i], "story": REVIEWS[i % 5]} for i in range(23)]
+    path = write_table(tmp_path / "my.csv", rows)
+    held_out = {"story": "she sings"}
+    assert list(table(path).inputs) == ["review", "story"]
+    assert list(table(path, holdout=held_out).inputs) == ["text"]
+    named = table(path, holdout=held_out, text=["review", "story"])
+    assert list(named.inputs) == ["review", "story"]
+
+
 def test_a_number_can_be_held_out_of_a_csv(tmp_path, table):
     rows = [{**ROWS[i], "fold": i % 3} for i in range(11)]
     source = table(write_table(tmp_path / "my.csv", rows), holdout={"fold": 2})

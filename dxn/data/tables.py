@@ -73,7 +73,8 @@ def table(
         target: Column to predict. Several columns become labels such as "colour=red". Default: a
             column called label, target, class or category.
         exclude: Column or list of columns that are not inputs. Default: inferred inputs are used.
-        holdout: Column and value (or list of values) that select the test rows.
+        holdout: Column and value (or list of values) that select the test rows. The column is an
+            input only if you name it as one.
         sep: Separator of CSV cells. Default: detected from the header.
         encoding: Encoding of text files, such as cp1252. Default: UTF-8, or UTF-16 if the file
             starts with a byte order mark.
@@ -162,7 +163,7 @@ def from_tables(
         preprocessors,
         named=columns,
         target=target,
-        excluded=(split, group, *layout_ids),
+        excluded=(split, group, *(holdout or ()), *layout_ids),
         exclude=[str(column) for column in as_list(exclude)],
         notes=notes,
     )
