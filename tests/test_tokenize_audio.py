@@ -243,6 +243,8 @@ OPTIONS = [
     {"tokens": "patches", "patch": {"size": 6, "stride": (5, 2)}},
     {"tokens": "patches", "patch": 4, "stem": "conv"},
     {"tokens": "frames", "frame_size": 4, "stem": "conv"},
+    {"tokens": "frames", "frame_size": 4, "stem": "residual"},
+    {"tokens": "patches", "patch": 4, "stem": "residual"},
     {"tokens": "waveform", "frame_size": 97},
 ]
 
@@ -291,6 +293,16 @@ def test_the_conv_stem_gives_one_token_for_each_square_of_its_stride():
     grid = adapter.stem(batch["features"][:, None], torch.tensor([[26, 23]]))[0]
     expected = (grid + adapter.pos_embed(4, 3, grid.device)).flatten(0, 1).T
     torch.testing.assert_close(embed(adapter, [sound(2003)])[0], expected, rtol=0, atol=1e-12)
+
+
+def test_the_residual_stem_gives_one_token_of_all_mel_bins():
+    adapter = adapter_of(frame_size=8, stem="residual")
+    tokens = embed(adapter, [sound(2003), sound(499)])  # 26 and 7 rows, 23 bins
+    assert adapter.bands == 1 and tokens.mask.sum(1).tolist() == [4, 1]
+    batch = batch_of(adapter, [sound(2003)])
+    batch["features"].requires_grad_()
+    adapter(batch)[0].sum(0)[2].backward()
+    assert batch["features"].grad[0, 17].all()  # frame 17 belongs to token 2
 
 
 # Coordinates
@@ -565,7 +577,10 @@ def test_describe_gives_number_and_duration_of_the_columns(options, words):
             "must be 2, 4, 8, 16 or 32, got 12",
         ),
         (lambda: adapter_of(stem="whisper"), "stem=whisper needs .* and frame_size=4"),
-        (lambda: adapter_of(stem="vgg"), "stem must be patch, conv or whisper, got 'vgg'"),
+        (
+            lambda: adapter_of(stem="vgg"),
+            "stem must be patch, conv, residual or whisper, got 'vgg'",
+        ),
         (lambda: adapter_of(tokens="mel"), "tokens must be frames, patches or waveform, got 'mel'"),
         (lambda: adapter_of(frame_size=0), "frame_size must be at least 1, got 0"),
         (

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import islice
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from einops import rearrange
@@ -28,8 +28,10 @@ from dxn.tokenize.statistics import means_of_parts, time_statistics
 from dxn.tokenize.stem import ConvStem, WhisperStem
 from dxn.tokens import Span, Summary, Tokens
 
-StemKind = Literal["patch", "conv", "whisper"]
+StemKind = Literal["patch", "conv", "residual", "whisper"]
 
+RESIDUAL_BLOCKS = 1  # after each of the last two convolutions of stem=residual
+RESIDUAL_WIDTH = 32  # channels after its first convolution, of which each has all mel bins
 MASK_RATIO = 0.4  # fraction of the columns that masked pretraining hides by default
 MAX_FITTED = 1000  # clips are enough for stable statistics and fit into memory
 NUM_MFCC = 20  # cepstral coefficients of a summary, as many as librosa computes
@@ -48,9 +50,11 @@ class AudioAdapter(nn.Module):
         spectrogram: Options of the log-mel spectrogram.
         frame_size: Number of log-mel frames per token. With tokens=waveform, number of samples.
         patch: Options of the patches for tokens=patches.
-        stem: Layers that embed a token: patch (a linear projection), conv (strided convolutions,
-            for tokens=frames or square tokens=patches) or whisper (Whisper's convolutions, for
-            tokens=frames with frame_size=2).
+        stem: Layers that embed a token: patch (a linear projection), conv (strided convolutions
+            over time, or over both axes of square tokens=patches), residual (strided convolutions
+            over time and mel bins, each of the last two followed by a residual convolution, for
+            tokens=frames or square tokens=patches) or whisper (Whisper's convolutions over time,
+            for tokens=frames with frame_size=2).
         normalize: Normalization of the features.
         pos_embed: Position embedding of the columns: learned, sinusoidal or none.
         max_len: Number of learned positions along time. With tokens=patches, all patches at the
@@ -259,6 +263,8 @@ def _make_stem(
     kind: StemKind, tokens: AudioTokens, grid: PatchGrid, num_features: int, dim: int
 ) -> ConvStem | WhisperStem | None:
     """Create the stem. None: tokens are embedded by a linear projection."""
+    if kind not in get_args(StemKind):
+        raise ValueError(f"stem must be patch, conv, residual or whisper, got {kind!r}")
     if kind == "patch":
         return None
     frames, bins = grid.size
@@ -269,16 +275,26 @@ def _make_stem(
                 f"got tokens={tokens} and frame_size={frames}"
             )
         return WhisperStem(num_features, dim)
-    if kind != "conv":
-        raise ValueError(f"stem must be patch, conv or whisper, got {kind!r}")
-    square = frames == bins and grid.stride == grid.size
-    if tokens == "frames":
+    if tokens == "frames" and kind == "conv":
         # All layers have the full width: the mel bins are channels already, so there is no second
         # axis whose size decreases while the number of channels increases.
         return ConvStem(in_channels=num_features, dim=dim, stride=frames, width=dim, axes=1)
-    if tokens != "patches" or not square:
+    is_square = frames == bins and grid.stride == grid.size
+    if tokens != "frames" and (tokens != "patches" or not is_square):
         raise ValueError(
-            "stem=conv needs tokens=frames, or tokens=patches with square patches and no stride, "
-            f"got tokens={tokens} with patches of {(bins, frames)} and stride {grid.stride[::-1]}"
+            f"stem={kind} needs tokens=frames, or tokens=patches with square patches and no "
+            f"stride, got tokens={tokens} with patches of {(bins, frames)} and stride "
+            f"{grid.stride[::-1]}"
         )
-    return ConvStem(in_channels=1, dim=dim, stride=frames)
+    if kind == "conv":
+        return ConvStem(in_channels=1, dim=dim, stride=frames)
+    # A token of frames contains the cells of all mel bins.
+    merged = -(-bins // frames) if tokens == "frames" else 1
+    return ConvStem(
+        in_channels=1,
+        dim=dim,
+        stride=frames,
+        width=RESIDUAL_WIDTH,
+        blocks=RESIDUAL_BLOCKS,
+        merged=merged,
+    )

@@ -32,6 +32,8 @@ class ConvStem(nn.Module):
             doubles it.
         axes: Number of axes with a stride: 2 for height and width, 1 for the height only.
         blocks: Number of residual convolutions after each of the last two convolutions.
+        merged: Number of neighbouring cells along the width that are projected to one token
+            together. It must divide the number of cells along the width.
     """
 
     def __init__(
@@ -43,6 +45,7 @@ class ConvStem(nn.Module):
         width: int = 48,
         axes: Literal[1, 2] = 2,
         blocks: int = 0,
+        merged: int = 1,
     ):
         super().__init__()
         num_convs = int(math.log2(stride)) if stride > 0 else 0
@@ -65,7 +68,8 @@ class ConvStem(nn.Module):
             nn.ModuleList(_Residual(w, kernel, pad) for _ in range(count))
             for w, count in zip(widths[1:], counts, strict=True)
         )
-        self.proj = nn.Linear(widths[-1], dim)
+        self.merged = merged
+        self.proj = nn.Linear(widths[-1] * merged, dim)
 
     def forward(self, x: Tensor, sizes: Tensor) -> Tensor:
         """Embed the cells of a grid.
@@ -75,7 +79,8 @@ class ConvStem(nn.Module):
             sizes: (B, 2). Height and width of the grid of each sample.
 
         Returns:
-            (B, ceil(H / stride), ceil(W / stride), D). With axes=1, (B, ceil(H / stride), W, D).
+            (B, ceil(H / stride), ceil(W / stride) / merged, D). With axes=1,
+            (B, ceil(H / stride), W / merged, D).
         """
         # On a CPU, convolutions and norms over the channels are faster in this memory format.
         x = x.contiguous(memory_format=torch.channels_last)
@@ -88,7 +93,7 @@ class ConvStem(nn.Module):
             x = _activated(x, norm, inside)
             for block in cast("nn.ModuleList", blocks):
                 x = block(x, inside)
-        return self.proj(rearrange(x, "b c h w -> b h w c"))
+        return self.proj(rearrange(x, "b c h (w m) -> b h w (m c)", m=self.merged))
 
 
 class _Residual(nn.Module):
