@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dxn.data.batches import BatchOrder
+from dxn.data.batches import BatchOrder, Stage
 from dxn.data.loader import make_loader
 from dxn.data.opening import Opened, open_rows
 from dxn.data.rows import Rows
@@ -274,11 +274,26 @@ def test_inputs_are_dropped_until_a_part_of_the_training_is_finished(preprocesso
     order = BatchOrder(samples, len(samples))
     loader = make_loader(order, num_workers=num_workers)
     counts = {}
-    for order.progress in (0.0, 0.49, 0.5, 1.0):
+    for progress in (0.0, 0.49, 0.5, 1.0):
+        order.stage = Stage(progress)
         [batch] = loader
-        counts[order.progress] = [len(batch[name]["rows"]) for name in INPUTS if name in batch]
+        counts[progress] = [len(batch[name]["rows"]) for name in INPUTS if name in batch]
     assert sum(counts[0.0]) < 2 * len(samples) and counts[0.49] == counts[0.0]
     assert counts[0.5] == counts[1.0] == [len(samples)] * 3
+
+
+def test_inputs_are_dropped_once_the_validation_loss_is_low_enough(preprocessors):
+    options = {"seed": 7, "augment": True, "input_dropout": 0.9, "input_dropout_below": 0.8}
+    samples = samples_of(preprocessors, **options)
+    order = BatchOrder(samples, len(samples))
+    loader = make_loader(order, num_workers=0)
+    counts = {}
+    for ratio in (1.0, 0.8, 0.79):
+        order.stage = Stage(0.5, loss_ratio=ratio)
+        [batch] = loader
+        counts[ratio] = sum(len(batch[name]["rows"]) for name in INPUTS if name in batch)
+    assert counts[1.0] == counts[0.8] == 3 * len(samples)
+    assert counts[0.79] < 2 * len(samples)
 
 
 def test_a_required_input_is_never_dropped_and_rows_without_it_are_not_used(preprocessors):
@@ -540,6 +555,7 @@ def test_a_sample_is_named_by_its_origin_and_its_files(adapters, tmp_path):
         ({"input_dropout": 1.0}, r"^input_dropout must be in \[0, 1\), got 1\.0$"),
         ({"input_dropout": -0.1}, r"^input_dropout must be in \[0, 1\), got -0\.1$"),
         ({"input_dropout_until": 1.1}, r"^input_dropout_until must be in \[0, 1\], got 1\.1$"),
+        ({"input_dropout_below": 0.0}, r"^input_dropout_below must be in \(0, 1\], got 0\.0$"),
         ({"num_workers": -1}, r"^num_workers must be at least 0, got -1$"),
         ({"overfit": -1}, r"^overfit must be at least 0, got -1$"),
         ({"timeout": 0}, r"^timeout must be null or in \(0, 10,000,000\] seconds, got 0$"),

@@ -168,11 +168,15 @@ def test_images_without_colors_have_one_channel(tmp_path):
     assert "adapters.x.in_channels" not in advised(ImageAdapter(8), [*paths, colored])
 
 
-def test_sounds_next_to_other_inputs_get_no_noise(tmp_path):
+def test_sounds_next_to_other_inputs_get_no_noise_and_a_small_stem(tmp_path):
     path = tmp_path / "a.wav"
     soundfile.write(path, np.zeros(800), 8000)
-    assert "adapters.x.augment.noise" in advised(AudioAdapter(8), [str(path)])
-    assert "adapters.x.augment.noise" not in advised(AudioAdapter(8), [str(path)], num_inputs=2)
+    alone = advised(AudioAdapter(8), [str(path)])
+    assert "adapters.x.augment.noise" in alone
+    assert (alone["adapters.x.stem"], alone["backbone.depth"]) == ("residual", 2)
+    together = advised(AudioAdapter(8), [str(path)], num_inputs=2)
+    assert "adapters.x.augment.noise" not in together and "backbone.depth" not in together
+    assert together["adapters.x.stem"] == "conv"
 
 
 def test_several_inputs_train_longer_without_dropout(tmp_path, capsys):

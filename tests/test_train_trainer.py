@@ -179,13 +179,32 @@ def test_without_validation_every_epoch_is_kept(tmp_path):
     assert state.best_epoch == 3  # the epoch that is kept
 
 
+def test_the_data_set_is_told_the_lowest_validation_loss_relative_to_the_first(
+    tmp_path, monkeypatch
+):
+    seen, losses = [], iter([2.0, 1.0, 3.0])
+    batch = Samples.batch
+
+    def record(samples, keys, begin):
+        if samples.augment:
+            seen.append(keys.stage.loss_ratio)
+        return batch(samples, keys, begin)
+
+    monkeypatch.setattr(Samples, "batch", record)
+    monkeypatch.setattr(
+        "dxn.train.loop.score", lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5}
+    )
+    fit(tmp_path, count=10, epochs=3)
+    assert seen == [1, 1, 0.5]
+
+
 def test_the_data_set_is_told_how_much_of_the_training_is_finished(tmp_path, monkeypatch):
     seen = []
     batch = Samples.batch
 
     def record(samples, keys, begin):
         if samples.augment:
-            seen.append(keys.progress)
+            seen.append(keys.stage.progress)
         return batch(samples, keys, begin)
 
     monkeypatch.setattr(Samples, "batch", record)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, Protocol, TypeVar
 
@@ -25,13 +26,27 @@ class Sized(Protocol):
     def num_tokens(self, i: int) -> float: ...
 
 
+@dataclass(frozen=True)
+class Stage:
+    """What a training has reached at the start of an epoch.
+
+    Args:
+        progress: Fraction of the training that is finished.
+        loss_ratio: Lowest validation loss so far, as a fraction of that of the first epoch. 1
+            before the second epoch and without a validation split.
+    """
+
+    progress: float = 0.0
+    loss_ratio: float = 1.0
+
+
 class Keys(list[tuple[int, int]]):
     """Keys of the samples of a batch.
 
     Args:
         keys: Keys (epoch, i).
         filler: Whether the batch only keeps the processes in step, so that its loss does not count.
-        progress: Fraction of the training that is finished.
+        stage: Stage of the training.
     """
 
     def __init__(
@@ -39,11 +54,11 @@ class Keys(list[tuple[int, int]]):
         keys: Iterable[tuple[int, int]] = (),
         *,
         filler: bool = False,
-        progress: float = 0.0,
+        stage: Stage = Stage(),
     ):
         super().__init__(keys)
         self.filler = filler
-        self.progress = progress
+        self.stage = stage
 
 
 class BatchOrder(Sampler):
@@ -59,7 +74,7 @@ class BatchOrder(Sampler):
 
     Attributes:
         epoch: Number of the epoch. Set it before each epoch.
-        progress: Fraction of the training that is finished. Set it before each epoch.
+        stage: Stage of the training. Set it before each epoch.
         skip: Number of batches to leave out, to resume in the middle of an epoch.
         parts: Number of parts of each batch that are yielded one after another, because the batch
             is too large for the memory. If a process has fewer samples than parts, the missing
@@ -89,7 +104,7 @@ class BatchOrder(Sampler):
         self.shuffle = shuffle
         self.shard = shard
         self.epoch = 0
-        self.progress = 0.0
+        self.stage = Stage()
         self.skip = 0
         self.parts = 1
         lengths = [samples.num_tokens(i) for i in range(len(samples))] if shuffle else []
@@ -108,7 +123,7 @@ class BatchOrder(Sampler):
             own = batch[process::num_processes]
             for part in _split(own, self.parts):
                 keys = [(self.epoch, i) for i in part or batch[:1]]
-                yield Keys(keys, filler=not part, progress=self.progress)
+                yield Keys(keys, filler=not part, stage=self.stage)
 
     def _batches(self) -> list[list[int]]:
         order = list(range(len(self.samples)))

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from dxn.data.batches import Stage
 from dxn.data.opening import Opened
 from dxn.data.raws import CACHE_GB, RawColumn, digest_of, is_present, num_tokens_of
 from dxn.data.rows import TARGET
@@ -30,6 +31,9 @@ class LoaderOptions:
             is kept.
         input_dropout_until: Fraction of the training in which inputs are dropped. 0.5: the model
             learns from all inputs in the second half.
+        input_dropout_below: Inputs are dropped once the validation loss is below this fraction of
+            its value after the first epoch. Before, a model may not have learned yet how its inputs
+            belong together. Default: they are dropped from the first epoch.
         repeats: Number of times that each training row occurs per epoch, each time with other
             augmentation.
         num_workers: Number of processes that prepare batches. 0: the training process prepares
@@ -45,6 +49,7 @@ class LoaderOptions:
 
     input_dropout: float = 0.0
     input_dropout_until: float = 1.0
+    input_dropout_below: float | None = None
     repeats: int = 1
     num_workers: int | None = None
     timeout: float | None = TIMEOUT
@@ -57,6 +62,10 @@ class LoaderOptions:
         if not 0 <= self.input_dropout_until <= 1:
             raise ValueError(
                 f"input_dropout_until must be in [0, 1], got {self.input_dropout_until}"
+            )
+        if self.input_dropout_below is not None and not 0 < self.input_dropout_below <= 1:
+            raise ValueError(
+                f"input_dropout_below must be in (0, 1], got {self.input_dropout_below}"
             )
         if self.repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {self.repeats}")
@@ -107,6 +116,8 @@ class Samples(Dataset):
         input_dropout: Probability of dropping each input, if `augment` is set. At least one input
             is kept.
         input_dropout_until: Fraction of the training in which inputs are dropped.
+        input_dropout_below: Fraction of the first validation loss below which inputs are dropped.
+            None: they are dropped from the first epoch.
         repeats: Number of copies of each row, if `augment` is set.
         only: Names of the inputs to use. Default: all inputs.
     """
@@ -121,6 +132,7 @@ class Samples(Dataset):
         augment: bool = False,
         input_dropout: float = 0.0,
         input_dropout_until: float = 1.0,
+        input_dropout_below: float | None = None,
         repeats: int = 1,
         only: Sequence[str] | None = None,
     ):
@@ -131,6 +143,7 @@ class Samples(Dataset):
         self.augment = augment
         self.input_dropout = input_dropout
         self.input_dropout_until = input_dropout_until
+        self.input_dropout_below = input_dropout_below
         self.inputs = [
             name for name in preprocessors if name in opened.raws and (only is None or name in only)
         ]
@@ -201,15 +214,15 @@ class Samples(Dataset):
         It equals `collate` of the samples, but texts are encoded together, without coordinates.
 
         Args:
-            keys: Keys (epoch, i) of the samples. `Keys` also tell the progress of the training.
+            keys: Keys (epoch, i) of the samples. `Keys` also tell the stage of the training.
             begin: Function that is called with i before sample i is prepared.
         """
         together = self._encoded_together()
-        progress = getattr(keys, "progress", 0.0)
+        stage = getattr(keys, "stage", Stage())
         drafts: list[Draft] = []
         for key in keys:
             begin(key[1])
-            drafts.append(self._draft(key, together, progress))
+            drafts.append(self._draft(key, together, stage))
         encoded: dict[str, dict[str, Tensor]] = {}
         for name in together:
             having = [draft for draft in drafts if name in draft.sample]
@@ -235,7 +248,7 @@ class Samples(Dataset):
         ]
 
     def _draft(
-        self, key: tuple[int, int], together: Container[str] = (), progress: float = 0.0
+        self, key: tuple[int, int], together: Container[str] = (), stage: Stage = Stage()
     ) -> Draft:
         """Prepare the inputs of a sample, except for those in `together`."""
         epoch, i = key
@@ -245,7 +258,7 @@ class Samples(Dataset):
         number = f"{row}/{copy}" if copy else f"{row}"
         rand = random.Random(f"{self.seed}/{epoch}/{number}") if self.augment else None
         present = self._present(row)
-        if rand is not None and self.input_dropout and progress < self.input_dropout_until:
+        if rand is not None and self._drops_inputs(stage):
             kept = drop_inputs(present, self.input_dropout, rand)
             present = [name for name in present if name in kept or name in self.required]
         # All inputs and the target draw from one generator. Their order is fixed, so that a sample
@@ -258,6 +271,12 @@ class Samples(Dataset):
         # in every epoch, so that metrics of different epochs are comparable.
         hidden = f"{self.seed}/{epoch if self.augment else 'always'}/{number}/hidden"
         return Draft(sample, self.rows[i], row, rand, hidden)
+
+    def _drops_inputs(self, stage: Stage) -> bool:
+        """Whether inputs are dropped at this stage of the training."""
+        below = self.input_dropout_below
+        has_learned = below is None or stage.loss_ratio < below
+        return self.input_dropout > 0 and stage.progress < self.input_dropout_until and has_learned
 
     def _finished(self, draft: Draft) -> dict[str, Any]:
         """Return a sample with its target and its index."""

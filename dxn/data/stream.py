@@ -10,6 +10,7 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
+from dxn.data.batches import Stage
 from dxn.data.opening import Opened
 from dxn.data.samples import Draft, Samples
 from dxn.errors import UserError
@@ -85,7 +86,7 @@ class Stream(Samples):
         return []  # the whole stream is encoded already
 
     def _draft(
-        self, key: tuple[int, int], together: Container[str] = (), progress: float = 0.0
+        self, key: tuple[int, int], together: Container[str] = (), stage: Stage = Stage()
     ) -> Draft:
         epoch, i = key
         start = self.rows[i] * self.max_len
@@ -117,13 +118,14 @@ def make_samples(
     augment: bool = False,
     input_dropout: float = 0.0,
     input_dropout_until: float = 1.0,
+    input_dropout_below: float | None = None,
     repeats: int = 1,
     only: Sequence[str] | None = None,
 ) -> Samples:
     """Create the data set of a task: `Stream` if the task needs a token stream, else `Samples`.
 
-    The arguments are those of `Samples`. A `Stream` has a single input, so it ignores
-    `input_dropout`, `input_dropout_until` and `only`.
+    The arguments are those of `Samples`. A `Stream` has a single input, so it ignores `only` and
+    the options of dropping inputs.
     """
     if task.streams:
         return Stream(opened, preprocessors, task=task, seed=seed, augment=augment, repeats=repeats)
@@ -135,6 +137,7 @@ def make_samples(
         augment=augment,
         input_dropout=input_dropout,
         input_dropout_until=input_dropout_until,
+        input_dropout_below=input_dropout_below,
         repeats=repeats,
         only=only,
     )

@@ -98,6 +98,7 @@ class Prepared:
             augment=not loader.overfit,
             input_dropout=loader.input_dropout,
             input_dropout_until=loader.input_dropout_until,
+            input_dropout_below=loader.input_dropout_below,
             repeats=loader.repeats,
         )
 

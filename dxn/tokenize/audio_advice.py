@@ -36,7 +36,7 @@ def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         "sample_rate": rate,
         "tokens": "frames",
         "frame_size": 4 if is_alone else 8,
-        "stem": "conv",
+        "stem": "residual" if is_alone else "conv",
         "spectrogram.n_mels": 40 if rate <= 8_000 else 64,
         "normalize.kind": "clip",
         "augment.speed": 0.1,
@@ -54,4 +54,5 @@ def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
     advice = [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
     if is_alone:
         advice.append(Advice("trainer.mixup", 1.0, about))
+        advice.append(Advice("backbone.depth", 2, about))
     return advice
