@@ -190,6 +190,8 @@ def test_several_inputs_train_longer_without_dropout(tmp_path, capsys):
     config = saved(tmp_path / "run")
     assert config["backbone"]["dropout"] == 0
     assert config["trainer"]["patience"] == 0
+    loader = config["loader"]
+    assert (loader["input_dropout"], loader["input_dropout_below"]) == (0.3, 0.5)
     assert "(2 inputs)" in capsys.readouterr().out
 
 
