@@ -282,7 +282,7 @@ def test_inputs_are_dropped_until_a_part_of_the_training_is_finished(preprocesso
     assert counts[0.5] == counts[1.0] == [len(samples)] * 3
 
 
-def test_inputs_are_dropped_once_the_validation_loss_is_low_enough(preprocessors):
+def test_inputs_are_dropped_if_the_validation_loss_falls_early(preprocessors):
     options = {"seed": 7, "augment": True, "input_dropout": 0.9, "input_dropout_below": 0.8}
     samples = samples_of(preprocessors, **options)
     order = BatchOrder(samples, len(samples))

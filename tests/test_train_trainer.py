@@ -179,10 +179,8 @@ def test_without_validation_every_epoch_is_kept(tmp_path):
     assert state.best_epoch == 3  # the epoch that is kept
 
 
-def test_the_data_set_is_told_the_lowest_validation_loss_relative_to_the_first(
-    tmp_path, monkeypatch
-):
-    seen, losses = [], iter([2.0, 1.0, 3.0])
+def test_the_data_set_is_told_how_far_the_validation_loss_fell_early(tmp_path, monkeypatch):
+    seen, losses = [], iter([2.0, 1.0, 0.5, 0.1])
     batch = Samples.batch
 
     def record(samples, keys, begin):
@@ -194,8 +192,8 @@ def test_the_data_set_is_told_the_lowest_validation_loss_relative_to_the_first(
     monkeypatch.setattr(
         "dxn.train.loop.score", lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5}
     )
-    fit(tmp_path, count=10, epochs=3)
-    assert seen == [1, 1, 0.5]
+    fit(tmp_path, count=10, epochs=4)
+    assert seen == [1, 1, 0.5, 0.5]
 
 
 def test_the_data_set_is_told_how_much_of_the_training_is_finished(tmp_path, monkeypatch):

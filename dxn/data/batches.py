@@ -32,8 +32,8 @@ class Stage:
 
     Args:
         progress: Fraction of the training that is finished.
-        loss_ratio: Lowest validation loss so far, as a fraction of that of the first epoch. 1
-            before the second epoch and without a validation split.
+        loss_ratio: Validation loss of the second epoch, as a fraction of that of the first one. 1
+            before it is known, and if the loss of the first epoch is not positive.
     """
 
     progress: float = 0.0

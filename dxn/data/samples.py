@@ -31,9 +31,10 @@ class LoaderOptions:
             is kept.
         input_dropout_until: Fraction of the training in which inputs are dropped. 0.5: the model
             learns from all inputs in the second half.
-        input_dropout_below: Inputs are dropped once the validation loss is below this fraction of
-            its value after the first epoch. Before, a model may not have learned yet how its inputs
-            belong together. Default: they are dropped from the first epoch.
+        input_dropout_below: Inputs are dropped, from the third epoch, only if the validation loss
+            of the second epoch is below this fraction of that of the first one. A loss that falls
+            later is a sign that only all inputs together tell the target. Default: inputs are
+            dropped from the first epoch.
         repeats: Number of times that each training row occurs per epoch, each time with other
             augmentation.
         num_workers: Number of processes that prepare batches. 0: the training process prepares
@@ -116,8 +117,8 @@ class Samples(Dataset):
         input_dropout: Probability of dropping each input, if `augment` is set. At least one input
             is kept.
         input_dropout_until: Fraction of the training in which inputs are dropped.
-        input_dropout_below: Fraction of the first validation loss below which inputs are dropped.
-            None: they are dropped from the first epoch.
+        input_dropout_below: Inputs are dropped if `Stage.loss_ratio` is below this number. None:
+            they are dropped from the first epoch.
         repeats: Number of copies of each row, if `augment` is set.
         only: Names of the inputs to use. Default: all inputs.
     """
@@ -275,8 +276,8 @@ class Samples(Dataset):
     def _drops_inputs(self, stage: Stage) -> bool:
         """Whether inputs are dropped at this stage of the training."""
         below = self.input_dropout_below
-        has_learned = below is None or stage.loss_ratio < below
-        return self.input_dropout > 0 and stage.progress < self.input_dropout_until and has_learned
+        learns_early = below is None or stage.loss_ratio < below
+        return self.input_dropout > 0 and stage.progress < self.input_dropout_until and learns_early
 
     def _finished(self, draft: Draft) -> dict[str, Any]:
         """Return a sample with its target and its index."""

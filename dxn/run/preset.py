@@ -122,10 +122,10 @@ def _training_advice(facts: Facts) -> Iterator[Advice]:
     yield Advice("trainer.ema_decay", 0.998, inputs)
     yield Advice("backbone.dropout", 0.0, inputs)
     yield Advice("head.dropout", 0.0, inputs)
-    # Without one of the inputs for a while, a model also learns from the others. If it dropped them
-    # before it has learned how they belong together, it could stay at chance.
+    # A model that learns early can rely on one input, and would ignore the others. One that learns
+    # late needs all of them, and would stay at chance without one.
     yield Advice("loader.input_dropout", 0.3, inputs)
-    yield Advice("loader.input_dropout_until", 0.3, inputs)
+    yield Advice("loader.input_dropout_until", 0.5, inputs)
     yield Advice("loader.input_dropout_below", 0.5, inputs)
     yield Advice("backbone.block.mlp", "swiglu", inputs)
     yield Advice(*MUON, inputs)

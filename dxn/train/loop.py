@@ -14,7 +14,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 from torch import Tensor
 
-from dxn.data.batches import BatchOrder, Stage
+from dxn.data.batches import BatchOrder
 from dxn.data.loader import make_loader
 from dxn.data.samples import Samples
 from dxn.display import duration
@@ -261,7 +261,7 @@ class Run:
         # The order of the samples depends only on the seed and the epoch, so a resumed training
         # can skip the batches that are done.
         self.order.epoch = state.epoch
-        self.order.stage = Stage(state.epoch / self.epochs, state.loss_ratio)
+        self.order.stage = state.stage(self.epochs)
         self.order.skip = state.batch
         self.order.parts = state.parts
         parts: list[BatchLoss] = []

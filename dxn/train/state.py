@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from dxn.data.batches import Stage
 from dxn.tasks.task import Task
 
 
@@ -24,6 +25,7 @@ class State:
         best: Best value of the monitored metric so far.
         best_epoch: Epoch whose weights are kept, counted from 1. 0 before the first one.
         first_loss: Validation loss of the first epoch.
+        second_loss: Validation loss of the second epoch.
         best_loss: Lowest validation loss so far.
         worse: Number of epochs since the monitored metric or the validation loss improved.
         seconds: Time spent in training, without validation.
@@ -41,19 +43,24 @@ class State:
     best: float | None = None
     best_epoch: int = 0
     first_loss: float | None = None
+    second_loss: float | None = None
     best_loss: float | None = None
     worse: int = 0
     seconds: float = 0.0
     elapsed: float = 0.0
     compiled: bool | None = None
 
-    @property
-    def loss_ratio(self) -> float:
-        """The lowest validation loss as a fraction of the first one, 1 if that is not positive."""
+    def stage(self, epochs: int) -> Stage:
+        """Return what the training has reached at the start of an epoch.
+
+        Args:
+            epochs: Number of epochs of the training.
+        """
+        progress = self.epoch / epochs
         # NaN is not positive either.
-        if self.best_loss is None or self.first_loss is None or not self.first_loss > 0:
-            return 1.0
-        return self.best_loss / self.first_loss
+        if self.first_loss is None or self.second_loss is None or not self.first_loss > 0:
+            return Stage(progress)
+        return Stage(progress, self.second_loss / self.first_loss)
 
     def record(self, metrics: Mapping[str, float], task: Task) -> bool:
         """Record the validation metrics of an epoch.
@@ -78,8 +85,10 @@ class State:
             self.best_epoch = self.epoch
         if is_lower:
             self.best_loss = loss
-        if self.first_loss is None:
+        if self.epoch == 1:
             self.first_loss = loss
+        elif self.epoch == 2:
+            self.second_loss = loss
         # The loss also counts: it often still improves while the number of correct answers of a
         # small validation split does not change.
         self.worse = 0 if is_best or is_lower else self.worse + 1
