@@ -174,6 +174,8 @@ def test_sounds_next_to_other_inputs_get_no_noise_and_a_small_stem(tmp_path):
     alone = advised(AudioAdapter(8), [str(path)])
     assert "adapters.x.augment.noise" in alone
     assert (alone["adapters.x.stem"], alone["backbone.depth"]) == ("residual", 2)
+    few = advised(AudioAdapter(8), [str(path)], rows=999)
+    assert few["adapters.x.stem"] == "conv" and "backbone.depth" not in few
     together = advised(AudioAdapter(8), [str(path)], num_inputs=2)
     assert "adapters.x.augment.noise" not in together and "backbone.depth" not in together
     assert together["adapters.x.stem"] == "conv"

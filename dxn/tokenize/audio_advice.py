@@ -12,6 +12,7 @@ from dxn.tokenize.media import BadMedia
 
 MAX_RATE = 22_050  # hertz; higher frequencies rarely distinguish classes
 MIN_RATE = 4_000
+MANY_ROWS = 1_000  # training rows from which residual convolutions generalize better
 
 
 def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
@@ -32,11 +33,12 @@ def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
     rate = min(max(statistics.mode(rates), MIN_RATE), MAX_RATE)
     about = f"sounds of usually {statistics.mode(rates):,} Hz"
     is_alone = facts.num_files == 1
+    has_residual = is_alone and facts.rows >= MANY_ROWS
     options: dict[str, Any] = {
         "sample_rate": rate,
         "tokens": "frames",
         "frame_size": 4 if is_alone else 8,
-        "stem": "residual" if is_alone else "conv",
+        "stem": "residual" if has_residual else "conv",
         "spectrogram.n_mels": 40 if rate <= 8_000 else 64,
         "normalize.kind": "clip",
         "augment.speed": 0.1,
@@ -54,5 +56,6 @@ def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
     advice = [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
     if is_alone:
         advice.append(Advice("trainer.mixup", 1.0, about))
-        advice.append(Advice("backbone.depth", 2, about))
+    if has_residual:
+        advice.append(Advice("backbone.depth", 2, f"{facts.rows:,} {about}"))
     return advice

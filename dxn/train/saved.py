@@ -33,6 +33,8 @@ class SavedState(Strict):
     skipped_in_row: Count
     best: Figure | None
     best_epoch: Count
+    first_loss: Figure | None
+    second_loss: Figure | None
     best_loss: Figure | None
     worse: Count
     seconds: Seconds
