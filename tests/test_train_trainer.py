@@ -179,13 +179,13 @@ def test_without_validation_every_epoch_is_kept(tmp_path):
     assert state.best_epoch == 3  # the epoch that is kept
 
 
-def test_the_data_set_is_told_how_far_the_validation_loss_fell_early(tmp_path, monkeypatch):
+def test_the_data_set_is_told_the_stage_of_the_training(tmp_path, monkeypatch):
     seen, losses = [], iter([2.0, 1.0, 0.5, 0.1])
     batch = Samples.batch
 
     def record(samples, keys, begin):
         if samples.augment:
-            seen.append(keys.stage.loss_ratio)
+            seen.append((keys.stage.progress, keys.stage.loss_ratio))
         return batch(samples, keys, begin)
 
     monkeypatch.setattr(Samples, "batch", record)
@@ -193,21 +193,7 @@ def test_the_data_set_is_told_how_far_the_validation_loss_fell_early(tmp_path, m
         "dxn.train.loop.score", lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5}
     )
     fit(tmp_path, count=10, epochs=4)
-    assert seen == [1, 1, 0.5, 0.5]
-
-
-def test_the_data_set_is_told_how_much_of_the_training_is_finished(tmp_path, monkeypatch):
-    seen = []
-    batch = Samples.batch
-
-    def record(samples, keys, begin):
-        if samples.augment:
-            seen.append(keys.stage.progress)
-        return batch(samples, keys, begin)
-
-    monkeypatch.setattr(Samples, "batch", record)
-    fit(tmp_path, count=22, epochs=4)
-    assert seen == [0, 0, 0.25, 0.25, 0.5, 0.5, 0.75, 0.75]
+    assert seen == [(0, 1), (0.25, 1), (0.5, 0.5), (0.75, 0.5)]
 
 
 def test_mixup_asks_the_task_to_mix_the_targets(tmp_path):
