@@ -15,10 +15,11 @@ from dxn.models.packing import Group
 from dxn.models.positions import apply_rope
 from dxn.models.scores import Additive, ScaledDot, Score, ScoreKind, make_score
 
-# On a CPU, two matrix products are faster than the fused kernel up to this number of keys: in bf16,
-# and in float32 if gradients are needed (measured by benchmarks/attention.py).
+# In bf16 on a CPU, two matrix products are faster than the fused kernel up to this number of keys
+# (measured by benchmarks/attention.py).
 MAX_UNFUSED_KEYS = 1024
-MAX_UNFUSED_KEYS_FLOAT32 = 128
+# In float32 with gradients, they are faster with AVX2, and the fused kernel is with AVX-512.
+MAX_UNFUSED_KEYS_FLOAT32 = 128 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 0
 
 
 class Attention(nn.Module):
