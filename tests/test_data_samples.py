@@ -14,10 +14,11 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from dxn.data.batches import BatchOrder, Stage
+from dxn.data.input_dropout import InputDropout
 from dxn.data.loader import make_loader
 from dxn.data.opening import Opened, open_rows
 from dxn.data.rows import Rows
-from dxn.data.samples import LoaderOptions, Samples, drop_inputs
+from dxn.data.samples import LoaderOptions, Samples
 from dxn.data.stream import Stream, make_samples
 from dxn.tasks import IGNORED, Classify, Language, Masked, Tag, Task
 from dxn.tokenize import (
@@ -104,7 +105,7 @@ def samples_of(preprocessors, rows=None, *, task=None, **options):
 
 def test_a_sample_is_the_same_in_any_order_and_from_any_instance(preprocessors):
     keys = [(epoch, i) for epoch in range(3) for i in range(11)]
-    options = {"seed": 7, "augment": True, "input_dropout": 0.3}
+    options = {"seed": 7, "augment": True, "input_dropout": InputDropout(0.3)}
     samples = samples_of(preprocessors, **options)
     first = {key: samples[key] for key in keys}
     random.Random(0).shuffle(keys)
@@ -128,7 +129,7 @@ def test_augmentation_differs_between_epochs_seeds_and_rows(preprocessors):
 
 
 def test_without_augmentation_nothing_is_random(preprocessors):
-    samples = samples_of(preprocessors, seed=7, input_dropout=0.9)
+    samples = samples_of(preprocessors, seed=7, input_dropout=InputDropout(0.9))
     other = samples_of(preprocessors, seed=8)
     for i in range(11):
         assert are_same(samples[0, i], samples[5, i])
@@ -137,7 +138,7 @@ def test_without_augmentation_nothing_is_random(preprocessors):
 
 
 def test_a_sample_does_not_change_global_generators(preprocessors):
-    samples = samples_of(preprocessors, seed=7, augment=True, input_dropout=0.3)
+    samples = samples_of(preprocessors, seed=7, augment=True, input_dropout=InputDropout(0.3))
     random.seed(3)
     before = torch.get_rng_state(), random.getstate()
     for i in range(11):
@@ -151,7 +152,9 @@ def test_workers_make_the_batches_of_the_main_process(adapters, preprocessors, m
     task = masked_task(adapters) if make_task == "masked" else make_task()
 
     def batches(num_workers):
-        samples = samples_of(preprocessors, task=task, seed=7, augment=True, input_dropout=0.3)
+        samples = samples_of(
+            preprocessors, task=task, seed=7, augment=True, input_dropout=InputDropout(0.3)
+        )
         order = BatchOrder(samples, 3, seed=7, shuffle=True)
         return list(make_loader(order, num_workers=num_workers))
 
@@ -166,7 +169,7 @@ def test_a_batch_equals_its_collated_samples(preprocessors, augment, token_dropo
     text = TextAdapter(8, vocab_size=300, augment=TextAugment(token_dropout=token_dropout))
     prepare = {**preprocessors, "text": text.fit(TEXTS).prepare}
     rows = make_rows(lacking=[("text", 2), ("image", 3)])
-    samples = samples_of(prepare, rows, augment=augment, input_dropout=0.3, seed=7)
+    samples = samples_of(prepare, rows, augment=augment, input_dropout=InputDropout(0.3), seed=7)
     keys = [(1, i) for i in (3, 2, 7, 0)]
     begun: list[int] = []
     batch, reference = (
@@ -223,38 +226,37 @@ def test_samples_are_picklable(preprocessors):
 @settings(max_examples=40, deadline=None)
 @given(
     st.lists(st.sampled_from(INPUTS), min_size=1, unique=True),
-    st.floats(0, 1),
+    st.floats(0, 1, exclude_max=True),
     st.integers(0, 10**6),
 )
 def test_dropping_inputs_keeps_their_order_and_at_least_one(present, probability, seed):
-    kept = drop_inputs(present, probability, random.Random(seed))
+    kept = InputDropout(probability).kept(present, random.Random(seed))
     assert kept
     assert kept == [name for name in present if name in kept]
     if probability == 0:
         assert kept == present
-    if probability == 1:
-        assert len(kept) == 1
 
 
 def test_each_input_is_dropped_as_often_as_requested():
     rand, count = random.Random(0), 4000
-    kept = Counter(name for _ in range(count) for name in drop_inputs(INPUTS, 0.3, rand))
+    kept = Counter(name for _ in range(count) for name in InputDropout(0.3).kept(INPUTS, rand))
     # Kept with 0.7, and in a third of the 0.3**3 cases in which all would have been dropped; the
     # tolerance is 4 standard deviations.
     expected, tolerance = 0.7 + 0.3**3 / 3, 4 * (0.7 * 0.3 / count) ** 0.5
     assert all(abs(kept[name] / count - expected) < tolerance for name in INPUTS)
-    alone = Counter(name for _ in range(count) for name in drop_inputs(INPUTS, 1.0, rand))
+    almost_all = InputDropout(1 - 1e-9)
+    alone = Counter(name for _ in range(count) for name in almost_all.kept(INPUTS, rand))
     assert all(abs(alone[name] / count - 1 / 3) < tolerance for name in INPUTS)
 
 
 def test_the_draw_of_dropped_inputs_is_the_one_of_earlier_versions():
     rand = random.Random(5)
-    draws = ["".join(name[0] for name in drop_inputs(INPUTS, 0.5, rand)) for _ in range(8)]
+    draws = ["".join(name[0] for name in InputDropout(0.5).kept(INPUTS, rand)) for _ in range(8)]
     assert draws == ["tia", "tia", "a", "ti", "a", "t", "ia", "i"]
 
 
 def test_input_dropout_shows_every_combination_in_training(preprocessors):
-    samples = samples_of(preprocessors, seed=7, augment=True, input_dropout=0.5)
+    samples = samples_of(preprocessors, seed=7, augment=True, input_dropout=InputDropout(0.5))
     shown = set()
     for epoch in range(5):
         for i in range(11):
@@ -263,13 +265,13 @@ def test_input_dropout_shows_every_combination_in_training(preprocessors):
     assert frozenset() not in shown
     assert len(shown) == 7  # all subsets of three inputs but the empty one
     rows = make_rows(2, [("image", 0), ("audio", 0)])
-    lacking = samples_of(preprocessors, rows, augment=True, input_dropout=0.999)
+    lacking = samples_of(preprocessors, rows, augment=True, input_dropout=InputDropout(0.999))
     assert all("text" in lacking[epoch, 0] for epoch in range(7)), "its only input"
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_inputs_are_dropped_until_a_part_of_the_training_is_finished(preprocessors, num_workers):
-    options = {"seed": 7, "augment": True, "input_dropout": 0.9, "input_dropout_until": 0.5}
+    options = {"seed": 7, "augment": True, "input_dropout": InputDropout(0.9, until=0.5)}
     samples = samples_of(preprocessors, **options)
     order = BatchOrder(samples, len(samples))
     loader = make_loader(order, num_workers=num_workers)
@@ -283,7 +285,7 @@ def test_inputs_are_dropped_until_a_part_of_the_training_is_finished(preprocesso
 
 
 def test_inputs_are_dropped_if_the_validation_loss_falls_early(preprocessors):
-    options = {"seed": 7, "augment": True, "input_dropout": 0.9, "input_dropout_below": 0.8}
+    options = {"seed": 7, "augment": True, "input_dropout": InputDropout(0.9, below=0.8)}
     samples = samples_of(preprocessors, **options)
     order = BatchOrder(samples, len(samples))
     loader = make_loader(order, num_workers=0)
@@ -306,7 +308,9 @@ def test_a_required_input_is_never_dropped_and_rows_without_it_are_not_used(prep
         "target": [["N", "V"], ["N"], ["V"]],
     }
     rows = Rows(cells, ["row 1", "row 2", "row 3"])
-    samples = samples_of(preprocessors, rows, task=task, augment=True, input_dropout=0.9)
+    samples = samples_of(
+        preprocessors, rows, task=task, augment=True, input_dropout=InputDropout(0.9)
+    )
     assert samples.rows == [0, 2]
     assert all("text" in samples[epoch, i] for epoch in range(7) for i in range(2))
     assert any("image" not in samples[epoch, 0] for epoch in range(7))
@@ -529,10 +533,15 @@ def test_the_task_decides_between_samples_and_a_stream(adapters, preprocessors):
     language.bind({"text": adapters["text"]})
     assert type(make_samples(language, opened, preprocessors, seed=3)) is Stream
     samples = make_samples(
-        classify(), opened, preprocessors, seed=3, input_dropout=0.5, only=["text", "audio"]
+        classify(),
+        opened,
+        preprocessors,
+        seed=3,
+        input_dropout=InputDropout(0.5),
+        only=["text", "audio"],
     )
     assert type(samples) is Samples
-    assert (samples.seed, samples.input_dropout) == (3, 0.5)
+    assert (samples.seed, samples.input_dropout) == (3, InputDropout(0.5))
     assert samples.inputs == ["text", "audio"]
 
 

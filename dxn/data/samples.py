@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import Dataset
 
 from dxn.data.batches import Stage
+from dxn.data.input_dropout import InputDropout
 from dxn.data.opening import Opened
 from dxn.data.raws import CACHE_GB, RawColumn, digest_of, is_present, num_tokens_of
 from dxn.data.rows import TARGET
@@ -58,16 +59,7 @@ class LoaderOptions:
     overfit: int = 0
 
     def __post_init__(self):
-        if not 0 <= self.input_dropout < 1:
-            raise ValueError(f"input_dropout must be in [0, 1), got {self.input_dropout}")
-        if not 0 <= self.input_dropout_until <= 1:
-            raise ValueError(
-                f"input_dropout_until must be in [0, 1], got {self.input_dropout_until}"
-            )
-        if self.input_dropout_below is not None and not 0 < self.input_dropout_below <= 1:
-            raise ValueError(
-                f"input_dropout_below must be in (0, 1], got {self.input_dropout_below}"
-            )
+        self.dropped_inputs()  # checks its options
         if self.repeats < 1:
             raise ValueError(f"repeats must be at least 1, got {self.repeats}")
         for name in ("num_workers", "cache_gb", "overfit"):
@@ -77,6 +69,10 @@ class LoaderOptions:
             raise ValueError(
                 f"timeout must be null or in (0, {MAX_TIMEOUT:,}] seconds, got {self.timeout}"
             )
+
+    def dropped_inputs(self) -> InputDropout:
+        """Return the options of dropping inputs."""
+        return InputDropout(self.input_dropout, self.input_dropout_until, self.input_dropout_below)
 
 
 @dataclass(frozen=True)
@@ -114,11 +110,7 @@ class Samples(Dataset):
         task: Task that encodes the targets. Default: samples have no targets.
         seed: Seed of all random choices.
         augment: Whether to augment samples, as in training.
-        input_dropout: Probability of dropping each input, if `augment` is set. At least one input
-            is kept.
-        input_dropout_until: Fraction of the training in which inputs are dropped.
-        input_dropout_below: Inputs are dropped if `Stage.loss_ratio` is below this number. None:
-            they are dropped from the first epoch.
+        input_dropout: Which inputs are dropped, if `augment` is set.
         repeats: Number of copies of each row, if `augment` is set.
         only: Names of the inputs to use. Default: all inputs.
     """
@@ -131,9 +123,7 @@ class Samples(Dataset):
         task: Task | None = None,
         seed: int = 0,
         augment: bool = False,
-        input_dropout: float = 0.0,
-        input_dropout_until: float = 1.0,
-        input_dropout_below: float | None = None,
+        input_dropout: InputDropout = InputDropout(),
         repeats: int = 1,
         only: Sequence[str] | None = None,
     ):
@@ -143,8 +133,6 @@ class Samples(Dataset):
         self.seed = seed
         self.augment = augment
         self.input_dropout = input_dropout
-        self.input_dropout_until = input_dropout_until
-        self.input_dropout_below = input_dropout_below
         self.inputs = [
             name for name in preprocessors if name in opened.raws and (only is None or name in only)
         ]
@@ -259,8 +247,8 @@ class Samples(Dataset):
         number = f"{row}/{copy}" if copy else f"{row}"
         rand = random.Random(f"{self.seed}/{epoch}/{number}") if self.augment else None
         present = self._present(row)
-        if rand is not None and self._drops_inputs(stage):
-            kept = drop_inputs(present, self.input_dropout, rand)
+        if rand is not None and self.input_dropout.is_active(stage):
+            kept = self.input_dropout.kept(present, rand)
             present = [name for name in present if name in kept or name in self.required]
         # All inputs and the target draw from one generator. Their order is fixed, so that a sample
         # is reproducible.
@@ -272,12 +260,6 @@ class Samples(Dataset):
         # in every epoch, so that metrics of different epochs are comparable.
         hidden = f"{self.seed}/{epoch if self.augment else 'always'}/{number}/hidden"
         return Draft(sample, self.rows[i], row, rand, hidden)
-
-    def _drops_inputs(self, stage: Stage) -> bool:
-        """Whether inputs are dropped at this stage of the training."""
-        below = self.input_dropout_below
-        learns_early = below is None or stage.loss_ratio < below
-        return self.input_dropout > 0 and stage.progress < self.input_dropout_until and learns_early
 
     def _finished(self, draft: Draft) -> dict[str, Any]:
         """Return a sample with its target and its index."""
@@ -343,9 +325,3 @@ class Samples(Dataset):
         # Of the raw values, because augmentation makes equal inputs different. Hashing a photo in
         # each epoch takes much less time than preparing it.
         return {name: digest_of(self.opened.raws[name], row) for name in self._present(row)}
-
-
-def drop_inputs(present: Sequence[str], probability: float, rand: random.Random) -> list[str]:
-    """Drop each input with this probability. If all are dropped, keep a random one."""
-    kept = [name for name in present if rand.random() >= probability]
-    return kept or [rand.choice(list(present))]

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from dxn.data.batches import Stage
+from dxn.data.input_dropout import InputDropout
 from dxn.data.opening import Opened
 from dxn.data.samples import Draft, Samples
 from dxn.errors import UserError
@@ -116,16 +117,14 @@ def make_samples(
     *,
     seed: int = 0,
     augment: bool = False,
-    input_dropout: float = 0.0,
-    input_dropout_until: float = 1.0,
-    input_dropout_below: float | None = None,
+    input_dropout: InputDropout = InputDropout(),
     repeats: int = 1,
     only: Sequence[str] | None = None,
 ) -> Samples:
     """Create the data set of a task: `Stream` if the task needs a token stream, else `Samples`.
 
     The arguments are those of `Samples`. A `Stream` has a single input, so it ignores `only` and
-    the options of dropping inputs.
+    `input_dropout`.
     """
     if task.streams:
         return Stream(opened, preprocessors, task=task, seed=seed, augment=augment, repeats=repeats)
@@ -136,8 +135,6 @@ def make_samples(
         seed=seed,
         augment=augment,
         input_dropout=input_dropout,
-        input_dropout_until=input_dropout_until,
-        input_dropout_below=input_dropout_below,
         repeats=repeats,
         only=only,
     )

@@ -96,9 +96,7 @@ class Prepared:
             task,
             "train",
             augment=not loader.overfit,
-            input_dropout=loader.input_dropout,
-            input_dropout_until=loader.input_dropout_until,
-            input_dropout_below=loader.input_dropout_below,
+            input_dropout=loader.dropped_inputs(),
             repeats=loader.repeats,
         )
 
