@@ -193,10 +193,31 @@ def test_a_gradient_votes_for_its_orientation():
     # Stripes from top to bottom: all gradients are horizontal, in the first bin.
     stripes = (torch.arange(64) // 8 % 2 * 255).to(torch.uint8).expand(1, 3, 64, 64)
     features = picture_features(stripes, torch.tensor([[64, 64]]))[0]
-    histograms = features[3 * 64 :].reshape(9, 64)
+    histograms = features[3 * 64 : (3 + 9) * 64].reshape(9, 64)
     assert histograms[0].max() > 0.3
     assert histograms[1:].abs().max() < 1e-3
     turned = picture_features(stripes.transpose(2, 3), torch.tensor([[64, 64]]))[0]
     # 90 degrees is between the bins 4 and 5.
-    votes = turned[3 * 64 :].reshape(9, 64).sum(1)
+    votes = turned[3 * 64 : (3 + 9) * 64].reshape(9, 64).sum(1)
     assert {int(i) for i in votes.topk(2).indices} == {4, 5}
+
+
+@pytest.mark.parametrize(("channels", "count"), [(1, 4), (2, 16), (3, 64), (5, 20)])
+def test_the_area_of_a_color_does_not_depend_on_its_place(channels, count):
+    pixels = torch.zeros(2, channels, 32, 32, dtype=torch.uint8)
+    pixels[0, 0, :8] = 255
+    pixels[1, 0, :, 24:] = 255
+    first, second = picture_features(pixels, torch.tensor([[32, 32]] * 2))[:, -count:]
+    torch.testing.assert_close(first, second)
+    # A quarter of the picture has the highest level of the first channel.
+    highest = 3 * 4 ** (channels - 1) if channels <= 3 else 3
+    areas = first.square()
+    assert areas[highest] == pytest.approx(0.25, abs=2e-3)
+    assert areas[0] == pytest.approx(0.75, abs=2e-3)
+
+
+def test_a_color_between_two_levels_counts_to_both():
+    # 0.4 is 1.1 times the distance of two levels above the lowest one, 1/8.
+    pixels = torch.full((1, 1, 32, 32), 102, dtype=torch.uint8)
+    (features,) = picture_features(pixels, torch.tensor([[32, 32]]))
+    assert features[-4:].square().tolist() == pytest.approx([0, 0.9, 0.1, 0], abs=2e-3)

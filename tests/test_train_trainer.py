@@ -10,6 +10,7 @@ from helpers.training import fit, make_model, make_samples, make_task
 
 from dxn.data.samples import Samples
 from dxn.train.optim import adamw, constant, sgd
+from dxn.train.stepper import Stepper
 from dxn.train.trainer import State, Trainer
 
 
@@ -214,6 +215,28 @@ def test_mixup_asks_the_task_to_mix_the_targets(tmp_path):
         assert sorted(order.tolist()) == list(range(len(target))) and 0 <= share <= 1
 
 
+@pytest.mark.parametrize(("second_loss", "epochs_with_mixup"), [(0.9, {2, 3}), (1.0, {3})])
+def test_mixup_begins_when_the_validation_loss_has_fallen(
+    tmp_path, monkeypatch, second_loss, epochs_with_mixup
+):
+    losses, mixed = iter([2.0, second_loss, 0.5, 1.5]), set()
+    task = make_task()
+    mix_targets = task.mix_targets
+    backward = Stepper.backward
+
+    def record(stepper, batch):
+        epoch = stepper.state.epoch
+        task.mix_targets = lambda *arguments: mixed.add(epoch) or mix_targets(*arguments)
+        return backward(stepper, batch)
+
+    monkeypatch.setattr(Stepper, "backward", record)
+    monkeypatch.setattr(
+        "dxn.train.loop.score", lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5}
+    )
+    fit(tmp_path, count=10, epochs=4, task=task, mixup=0.5, mixup_below=0.5)
+    assert mixed == epochs_with_mixup
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
@@ -223,6 +246,7 @@ def test_mixup_asks_the_task_to_mix_the_targets(tmp_path):
         ({"log_every": 0}, "log_every must be at least 1, got 0"),
         ({"max_grad_norm": -1.0}, "max_grad_norm must be at least 0, got -1.0"),
         ({"mixup": -0.1}, "mixup must be at least 0, got -0.1"),
+        ({"mixup_below": 0.0}, r"mixup_below must be in \(0, 1\] or null, got 0.0"),
         ({"r_drop": -0.1}, "r_drop must be at least 0, got -0.1"),
         ({"patience": -1}, "patience must be at least 0, got -1"),
         ({"max_minutes": 0.0}, "max_minutes must be above 0 or null, got 0.0"),

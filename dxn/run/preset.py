@@ -122,11 +122,13 @@ def _training_advice(facts: Facts) -> Iterator[Advice]:
     yield Advice("trainer.ema_decay", 0.998, inputs)
     yield Advice("backbone.dropout", 0.0, inputs)
     yield Advice("head.dropout", 0.0, inputs)
-    # A model that learns early can rely on one input, and would ignore the others. One that learns
-    # late needs all of them, and would stay at chance without one.
+    # A model that learns early can rely on one input, and would ignore the others and memorize the
+    # rows. One that learns late needs all of them as they are, and would stay at chance.
     yield Advice("loader.input_dropout", 0.3, inputs)
     yield Advice("loader.input_dropout_until", 0.5, inputs)
     yield Advice("loader.input_dropout_below", 0.5, inputs)
+    yield Advice("trainer.mixup", 1.0, inputs)
+    yield Advice("trainer.mixup_below", 0.5, inputs)
     yield Advice("backbone.block.mlp", "swiglu", inputs)
     yield Advice(*MUON, inputs)
 

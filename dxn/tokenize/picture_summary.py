@@ -11,12 +11,14 @@ from torch import Tensor
 
 SIDE = 32  # pixels of the reduced picture
 GRID = 8  # cells along each side, for colors and for histograms
+NUM_LEVELS = 4  # of each channel in the histogram of colors
 NUM_BINS = 9  # orientations of a gradient, as in HOG (Dalal and Triggs, CVPR 2005)
 EPS = 1e-2  # about the contrast of noise; it keeps the noise of plain areas small
+MIN_SHARE = 1e-3  # of the area of a picture; smaller areas of a color matter little
 
 
 def picture_features(pixels: Tensor, sizes: Tensor) -> Tensor:
-    """Return the colors and the histograms of gradients of a grid of cells, (B, F).
+    """Return colors and histograms of gradients of a grid of cells, and of colors, (B, F).
 
     Args:
         pixels: uint8 (B, C, H, W), padded at the bottom and on the right.
@@ -25,7 +27,7 @@ def picture_features(pixels: Tensor, sizes: Tensor) -> Tensor:
     small = _reduced(pixels, sizes)
     cell = SIDE // GRID
     colors = reduce(small, "b c (h p) (w q) -> b (c h w)", "mean", p=cell, q=cell)
-    return torch.cat([colors, _histograms(small.mean(1), cell)], 1)
+    return torch.cat([colors, _histograms(small.mean(1), cell), _color_histogram(small)], 1)
 
 
 def _reduced(pixels: Tensor, sizes: Tensor) -> Tensor:
@@ -87,3 +89,24 @@ def _histograms(gray: Tensor, cell: int) -> Tensor:
     energy = histograms.square().sum(1, keepdim=True)
     around = F.avg_pool2d(energy, 3, stride=1, padding=1, count_include_pad=False)
     return rearrange(histograms / (around.sqrt() + EPS), "b k h w -> b (k h w)")
+
+
+def _color_histogram(small: Tensor) -> Tensor:
+    """Return the area of each color, (B, F), wherever it is (Swain and Ballard, IJCV 1991).
+
+    The colors of up to three channels are combined. More channels have a histogram each. The
+    result has square roots, so that small areas count too.
+    """
+    levels = torch.arange(NUM_LEVELS, device=small.device)[:, None]
+    x = rearrange(small, "b c h w -> b c 1 (h w)") * NUM_LEVELS - 0.5
+    x = x.clamp(0, NUM_LEVELS - 1)
+    # The two nearest levels share a pixel.
+    shares = (1 - (x - levels).abs()).clamp(min=0)
+    if shares.shape[1] > 3:
+        areas = reduce(shares, "b c k p -> b (c k)", "mean")
+    else:
+        joint = shares[:, 0]
+        for share in shares.unbind(1)[1:]:
+            joint = rearrange(joint[:, :, None] * share[:, None], "b j k p -> b (j k) p")
+        areas = joint.mean(2)
+    return (areas + MIN_SHARE).sqrt()

@@ -23,6 +23,7 @@ class Options(Protocol):
     max_minutes: float | None
     ema_decay: float
     mixup: float
+    mixup_below: float | None
     r_drop: float
     log_every: int
     checkpoint_every: int

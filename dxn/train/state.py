@@ -62,6 +62,18 @@ class State:
             return Stage(progress)
         return Stage(progress, self.second_loss / self.first_loss)
 
+    def has_fallen(self, fraction: float | None) -> bool:
+        """Return whether the validation loss has ever been below a fraction of the first one.
+
+        Args:
+            fraction: The fraction. None: any loss is low enough, even before the first epoch.
+        """
+        if fraction is None:
+            return True
+        if self.first_loss is None or self.best_loss is None:
+            return False
+        return self.best_loss < fraction * self.first_loss
+
     def record(self, metrics: Mapping[str, float], task: Task) -> bool:
         """Record the validation metrics of an epoch.
 

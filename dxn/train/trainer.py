@@ -49,6 +49,9 @@ class Trainer:
             evaluated and saved. 0 turns averaging off.
         mixup: Parameter alpha of the Beta distribution of mixup (arXiv:1710.09412). 0 turns mixup
             off.
+        mixup_below: Mixup begins when the validation loss is below this fraction of that of the
+            first epoch, so that a model that is still at chance learns from samples as they are.
+            null: mixup is used from the first epoch.
         r_drop: Weight of the R-Drop loss (arXiv:2106.14448). Each batch is computed twice with
             different dropout, and the loss includes the divergence of the two outputs. A step then
             takes twice the time. 0 turns it off.
@@ -78,6 +81,7 @@ class Trainer:
     max_minutes: float | None = None
     ema_decay: float = 0.0
     mixup: float = 0.0
+    mixup_below: float | None = None
     r_drop: float = 0.0
     log_every: int = 10
     checkpoint_minutes: float = 10.0
@@ -98,6 +102,8 @@ class Trainer:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise ValueError(f"max_minutes must be above 0 or null, got {self.max_minutes}")
+        if self.mixup_below is not None and not 0 < self.mixup_below <= 1:
+            raise ValueError(f"mixup_below must be in (0, 1] or null, got {self.mixup_below}")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay must be at least 0 and less than 1, got {self.ema_decay}")
         if self.compile not in (True, False, "auto"):
