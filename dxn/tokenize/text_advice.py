@@ -35,10 +35,12 @@ def advise_text(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         "tokenizer.lowercase": True,
         "vocab_size": WORDS,
         "conv_kernel": 3,
+        "dropout": 0.5,
     }
     # Next to other inputs, a question without one of its words has no answer.
     is_alone = facts.num_files == 1
-    options |= {"dropout": 0.5, "augment.token_mask": 0.1} if is_alone else {"dropout": 0.2}
+    if is_alone:
+        options["augment.token_mask"] = 0.1
     advice = [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
     if is_alone:
         advice.append(Advice("trainer.mixup", 1.0, about))
