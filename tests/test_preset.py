@@ -191,7 +191,9 @@ def test_several_inputs_train_longer_without_dropout(tmp_path, capsys):
                  "dim=16", "backbone.num_heads=2", SHORT[-1]]) == 0  # fmt: skip
     config = saved(tmp_path / "run")
     assert config["backbone"]["dropout"] == 0
-    assert config["trainer"]["patience"] == 0
+    trainer = config["trainer"]
+    assert (trainer["patience"], trainer["patience_below"]) == (30, 0.5)
+    assert (trainer["mixup"], trainer["mixup_below"]) == (1, 0.5)
     loader = config["loader"]
     assert (loader["input_dropout"], loader["input_dropout_below"]) == (0.3, 0.5)
     assert "(2 inputs)" in capsys.readouterr().out

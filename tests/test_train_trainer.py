@@ -237,10 +237,23 @@ def test_mixup_begins_when_the_validation_loss_has_fallen(
     assert mixed == epochs_with_mixup
 
 
+@pytest.mark.parametrize(("second_loss", "count"), [(0.9, 4), (1.0, 6)])
+def test_patience_begins_when_the_validation_loss_has_fallen(
+    tmp_path, monkeypatch, second_loss, count
+):
+    losses = iter([2.0, second_loss, 1.5, 1.5, 1.5, 1.5])
+    monkeypatch.setattr(
+        "dxn.train.loop.score", lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5}
+    )
+    _, state, _ = fit(tmp_path, count=10, epochs=6, patience=2, patience_below=0.5)
+    assert state.epoch == count
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
         ({"epochs": 0}, "epochs must be at least 1, got 0"),
+        ({"patience_below": 1.1}, r"patience_below must be in \(0, 1\] or null, got 1.1"),
         ({"batch_size": -3}, "batch_size must be at least 1, got -3"),
         ({"grad_accum_steps": 0}, "grad_accum_steps must be at least 1, got 0"),
         ({"log_every": 0}, "log_every must be at least 1, got 0"),

@@ -114,9 +114,9 @@ def _training_advice(facts: Facts) -> Iterator[Advice]:
         yield Advice("trainer.ema_decay", 0.99, about)
         yield Advice("backbone.dropout", 0.0 if rows >= MANY else 0.2, about)
         return
-    # With dropout, or without a gate, a model that must combine its inputs can stay at chance for
-    # many epochs. Patience would end the training there.
-    yield Advice("trainer.patience", 0, inputs)
+    # A model that must combine its inputs can stay at chance for many epochs. Patience would end
+    # the training there.
+    yield Advice("trainer.patience_below", 0.5, inputs)
     if rows >= SOME:
         yield Advice("batch_size", 128, inputs)
     yield Advice("trainer.ema_decay", 0.998, inputs)

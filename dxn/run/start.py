@@ -49,7 +49,7 @@ GENERATOR = "generator"
 MAY_CHANGE = (
     *("resume", "run", "output", "name", "trust", "report"),
     *("loader.num_workers", "loader.cache_gb", "loader.timeout"),
-    *("trainer.epochs", "trainer.patience", "trainer.max_minutes"),
+    *("trainer.epochs", "trainer.patience", "trainer.patience_below", "trainer.max_minutes"),
     *("trainer.log_every", "trainer.checkpoint_minutes", "trainer.checkpoint_every"),
     *("trainer.max_skipped_steps", "trainer.tracker"),
     # The fingerprint tells whether it is the same data.

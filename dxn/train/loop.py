@@ -100,7 +100,8 @@ class Run:
     @property
     def has_lost_patience(self) -> bool:
         """Whether the validation has not improved for too many epochs."""
-        return 0 < self.settings.patience <= self.state.worse
+        settings, state = self.settings, self.state
+        return 0 < settings.patience <= state.worse and state.has_fallen(settings.patience_below)
 
     @property
     def is_finished(self) -> bool:

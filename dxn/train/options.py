@@ -20,6 +20,7 @@ class Options(Protocol):
     max_grad_norm: float
     grad_accum_steps: int
     patience: int
+    patience_below: float | None
     max_minutes: float | None
     ema_decay: float
     mixup: float

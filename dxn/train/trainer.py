@@ -43,6 +43,9 @@ class Trainer:
         grad_accum_steps: Number of batches whose gradients are added up before an optimizer step.
         patience: Number of epochs without a better validation metric or a lower validation loss
             before training stops early. 0 never stops early.
+        patience_below: Training does not stop early before the validation loss is below this
+            fraction of that of the first epoch, because a model can stay at chance for many epochs.
+            null: it may stop at any loss.
         max_minutes: Time limit of the training in minutes, with validation. The number of epochs is
             reduced to those that fit, but one epoch always runs. null: no limit.
         ema_decay: Decay of an exponential moving average of the weights. The averaged weights are
@@ -78,6 +81,7 @@ class Trainer:
     max_grad_norm: float = 1.0
     grad_accum_steps: int = 1
     patience: int = 5
+    patience_below: float | None = None
     max_minutes: float | None = None
     ema_decay: float = 0.0
     mixup: float = 0.0
@@ -102,8 +106,10 @@ class Trainer:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise ValueError(f"max_minutes must be above 0 or null, got {self.max_minutes}")
-        if self.mixup_below is not None and not 0 < self.mixup_below <= 1:
-            raise ValueError(f"mixup_below must be in (0, 1] or null, got {self.mixup_below}")
+        for name in ("patience_below", "mixup_below"):
+            fraction = getattr(self, name)
+            if fraction is not None and not 0 < fraction <= 1:
+                raise ValueError(f"{name} must be in (0, 1] or null, got {fraction}")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay must be at least 0 and less than 1, got {self.ema_decay}")
         if self.compile not in (True, False, "auto"):
