@@ -9,7 +9,7 @@ demo: .venv/ready ## train on the built-in data set and print the table of figur
 	$(RUN)/dxn train
 
 test: .venv/ready ## run the test suite, one process per core
-	OMP_NUM_THREADS=1 $(RUN)/pytest -n auto --dist loadfile --no-loadscope-reorder
+	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 check: .venv/ready ## check lint, format and types
 	$(RUN)/ruff check .

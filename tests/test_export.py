@@ -154,14 +154,13 @@ def test_a_graph_of_torch_has_all_modalities_and_any_sizes(mixed, tmp_path):
         torch.testing.assert_close(outputs["probabilities"], expected, atol=1e-5, rtol=1e-5)
 
 
-def test_an_exported_writer_writes_the_same_texts(writer, tmp_path):
+def test_an_exported_writer_writes_the_same_text(writer, tmp_path):
     predictor = model_folder.load(writer)
     assert main(["export", f"run={writer}", "format=torch", f"output={tmp_path / 'out'}"]) == 0
-    for text in ("one two", "six ten one"):
-        (expected,) = predictor.write(inputs={"text": text})
-        result = example(tmp_path / "out", f"text={text}")
-        assert result.returncode == 0, result.stderr
-        assert result.stdout.strip() == expected
+    (expected,) = predictor.write(inputs={"text": "six ten one"})
+    result = example(tmp_path / "out", "text=six ten one")
+    assert result.returncode == 0, result.stderr
+    assert result.stdout.strip() == expected
 
 
 def test_an_exported_language_model_continues_in_the_same_way(tmp_path):

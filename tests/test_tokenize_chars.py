@@ -62,13 +62,10 @@ def test_a_word_without_spaces_has_a_limited_number_of_ngrams():
     assert CharNgrams((5,), BUCKETS).of_word("a").tolist() == []
 
 
-def test_hashes_are_the_same_in_every_process():
+def test_hashes_are_the_same_in_another_process():
     code = "from dxn.tokenize.text_chars import CharNgrams as C; print(C((3,), 997).of_word('oar'))"
-    runs = [
-        subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-        for _ in range(2)
-    ]
-    assert len({run.stdout for run in runs}) == 1
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == str(CharNgrams((3,), 997).of_word("oar"))
 
 
 @settings(max_examples=50, deadline=None)
