@@ -12,10 +12,14 @@ import pytest  # noqa: E402
 import torch  # noqa: E402
 
 
+gc.disable()  # until the collection is finished, which creates objects that stay
+
+
 def pytest_collection_finish() -> None:
     """Keep the garbage collector from searching all imported modules again and again."""
     gc.collect()
     gc.freeze()
+    gc.enable()
 
 
 @pytest.fixture
