@@ -11,7 +11,6 @@ from typing import Any  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-
 gc.disable()  # until the collection is finished, which creates objects that stay
 
 
