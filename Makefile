@@ -8,6 +8,8 @@ RUN := .venv/bin
 demo: .venv/ready ## train on the built-in data set and print the table of figures
 	$(RUN)/dxn train
 
+# In the order of their names, because test files with few but slow tests would come last otherwise.
+# Processes that tests start need the compiled modules, which some environments do not keep.
 test: .venv/ready ## run the test suite, one process per core
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 

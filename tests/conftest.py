@@ -11,7 +11,8 @@ from typing import Any  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-gc.disable()  # until the collection is finished, which creates objects that stay
+# Until the tests are collected: importing them creates many objects, and none of them is garbage.
+gc.disable()
 
 
 def pytest_collection_finish() -> None:

@@ -181,15 +181,20 @@ def test_sounds_next_to_other_inputs_get_no_noise_and_a_small_stem(tmp_path):
     assert together["adapters.x.stem"] == "conv"
 
 
-def test_several_inputs_train_longer_without_dropout(tmp_path, capsys):
+def train_on_texts_and_images(folder, *options):
+    """Train on two inputs, and return the configuration of the run."""
     lines = ["text,image,label"]
     for i in range(40):
-        Image.new("RGB", (8, 8), (6 * i, 0, 0)).save(tmp_path / f"{i}.png")
+        Image.new("RGB", (8, 8), (6 * i, 0, 0)).save(folder / f"{i}.png")
         lines.append(f"some words {i},{i}.png,{'xy'[i % 2]}")
-    (tmp_path / "table.csv").write_text("\n".join(lines))
-    assert main(["train", f"{tmp_path}/table.csv", "target=label", f"run={tmp_path}/run",
-                 "dim=16", "backbone.num_heads=2", SHORT[-1]]) == 0  # fmt: skip
-    config = saved(tmp_path / "run")
+    (folder / "table.csv").write_text("\n".join(lines))
+    assert main(["train", f"{folder}/table.csv", "target=label", f"run={folder}/run",
+                 "dim=16", "backbone.num_heads=2", SHORT[-1], *options]) == 0  # fmt: skip
+    return saved(folder / "run")
+
+
+def test_several_inputs_train_longer_without_dropout(tmp_path, capsys):
+    config = train_on_texts_and_images(tmp_path)
     assert config["backbone"]["dropout"] == 0
     trainer = config["trainer"]
     assert (trainer["patience"], trainer["patience_below"]) == (30, 0.5)
@@ -197,6 +202,15 @@ def test_several_inputs_train_longer_without_dropout(tmp_path, capsys):
     loader = config["loader"]
     assert (loader["input_dropout"], loader["input_dropout_below"]) == (0.3, 0.5)
     assert "(2 inputs)" in capsys.readouterr().out
+
+
+def test_an_option_of_the_user_is_not_limited_by_another_option(tmp_path):
+    config = train_on_texts_and_images(tmp_path, "trainer.mixup=0.2", "loader.input_dropout=0.1")
+    trainer, loader = config["trainer"], config["loader"]
+    assert (trainer["mixup"], trainer["mixup_below"]) == (0.2, None)
+    assert (loader["input_dropout"], loader["input_dropout_below"]) == (0.1, None)
+    assert loader["input_dropout_until"] == 1
+    assert trainer["patience_below"] == 0.5
 
 
 def test_sounds_keep_their_sample_rate(tmp_path):

@@ -202,7 +202,7 @@ def test_a_gradient_votes_for_its_orientation():
     assert {int(i) for i in votes.topk(2).indices} == {4, 5}
 
 
-@pytest.mark.parametrize(("channels", "count"), [(1, 4), (2, 16), (3, 64), (5, 20)])
+@pytest.mark.parametrize(("channels", "count"), [(1, 4), (3, 64)])
 def test_the_area_of_a_color_does_not_depend_on_its_place(channels, count):
     pixels = torch.zeros(2, channels, 32, 32, dtype=torch.uint8)
     pixels[0, 0, :8] = 255
@@ -210,7 +210,7 @@ def test_the_area_of_a_color_does_not_depend_on_its_place(channels, count):
     first, second = picture_features(pixels, torch.tensor([[32, 32]] * 2))[:, -count:]
     torch.testing.assert_close(first, second)
     # A quarter of the picture has the highest level of the first channel.
-    highest = 3 * 4 ** (channels - 1) if channels <= 3 else 3
+    highest = 3 * 4 ** (channels - 1)
     areas = first.square()
     assert areas[highest] == pytest.approx(0.25, abs=2e-3)
     assert areas[0] == pytest.approx(0.75, abs=2e-3)

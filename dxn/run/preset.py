@@ -28,6 +28,7 @@ MAX_EPOCHS, MIN_EPOCHS = 100, 6
 PATIENCE = 0.3  # of the epochs; the learning rate must have decayed before the training stops
 FEW, SOME, MANY = 2_000, 5_000, 20_000  # rows for smaller and larger batches
 MINUTES, MANY_MINUTES = 5.0, 15.0
+LEARNING = 0.5  # validation loss, relative to the first epoch, of a model that is not at chance
 SMALL_TABLE = 1_000  # rows of a table up to which one block with hidden cells is better
 
 
@@ -65,7 +66,9 @@ def with_preset(
     used: list[Advice] = []
     for advice in _all_advice(source, inputs, preprocessors):
         exists, old = lookup(values, advice.key)
-        if exists and old != advice.value and not is_chosen(advice.key, settings.chosen):
+        keys = [advice.key] if advice.limits is None else [advice.key, advice.limits]
+        is_free = not any(is_chosen(key, settings.chosen) for key in keys)
+        if exists and old != advice.value and is_free:
             assign(values, advice.key, advice.value)
             used.append(advice)
     # Another optimizer has other arguments.
@@ -116,7 +119,7 @@ def _training_advice(facts: Facts) -> Iterator[Advice]:
         return
     # A model that must combine its inputs can stay at chance for many epochs. Patience would end
     # the training there.
-    yield Advice("trainer.patience_below", 0.5, inputs)
+    yield Advice("trainer.patience_below", LEARNING, inputs, limits="trainer.patience")
     if rows >= SOME:
         yield Advice("batch_size", 128, inputs)
     yield Advice("trainer.ema_decay", 0.998, inputs)
@@ -125,10 +128,10 @@ def _training_advice(facts: Facts) -> Iterator[Advice]:
     # A model that learns early can rely on one input, and would ignore the others and memorize the
     # rows. One that learns late needs all of them as they are, and would stay at chance.
     yield Advice("loader.input_dropout", 0.3, inputs)
-    yield Advice("loader.input_dropout_until", 0.5, inputs)
-    yield Advice("loader.input_dropout_below", 0.5, inputs)
+    yield Advice("loader.input_dropout_until", 0.5, inputs, limits="loader.input_dropout")
+    yield Advice("loader.input_dropout_below", LEARNING, inputs, limits="loader.input_dropout")
     yield Advice("trainer.mixup", 1.0, inputs)
-    yield Advice("trainer.mixup_below", 0.5, inputs)
+    yield Advice("trainer.mixup_below", LEARNING, inputs, limits="trainer.mixup")
     yield Advice("backbone.block.mlp", "swiglu", inputs)
     yield Advice(*MUON, inputs)
 

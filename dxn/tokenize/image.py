@@ -152,7 +152,7 @@ class ImageAdapter(nn.Module):
         return f"{rows}×{columns} patches of {patch} pixels of {height}×{width} (height×width)"
 
     def summary(self, batch: Mapping[str, Tensor]) -> Summary:
-        """Return a small picture and histograms of gradients of each image of a batch."""
+        """Return a small picture and histograms of each image of a batch."""
         return Summary("small pictures", picture_features(batch["pixels"], batch["sizes"]))
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:

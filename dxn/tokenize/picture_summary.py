@@ -1,4 +1,4 @@
-"""A small picture and histograms of gradients, from which a baseline learns."""
+"""A small picture, and histograms of gradients and colors, from which a baseline learns."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ MIN_SHARE = 1e-3  # of the area of a picture; smaller areas of a color matter li
 
 
 def picture_features(pixels: Tensor, sizes: Tensor) -> Tensor:
-    """Return colors and histograms of gradients of a grid of cells, and of colors, (B, F).
+    """Return the colors and the gradients of a grid of cells, and a histogram of colors, (B, F).
 
     Args:
         pixels: uint8 (B, C, H, W), padded at the bottom and on the right.
@@ -94,19 +94,21 @@ def _histograms(gray: Tensor, cell: int) -> Tensor:
 def _color_histogram(small: Tensor) -> Tensor:
     """Return the area of each color, (B, F), wherever it is (Swain and Ballard, IJCV 1991).
 
-    The colors of up to three channels are combined. More channels have a histogram each. The
-    result has square roots, so that small areas count too.
+    Args:
+        small: (B, C, SIDE, SIDE), from 0 to 1.
+
+    Returns:
+        A number for each combination of NUM_LEVELS levels of the C channels. It is the square root
+        of the area, so that small areas count too.
     """
     levels = torch.arange(NUM_LEVELS, device=small.device)[:, None]
     x = rearrange(small, "b c h w -> b c 1 (h w)") * NUM_LEVELS - 0.5
     x = x.clamp(0, NUM_LEVELS - 1)
     # The two nearest levels share a pixel.
     shares = (1 - (x - levels).abs()).clamp(min=0)
-    if shares.shape[1] > 3:
-        areas = reduce(shares, "b c k p -> b (c k)", "mean")
-    else:
-        joint = shares[:, 0]
-        for share in shares.unbind(1)[1:]:
-            joint = rearrange(joint[:, :, None] * share[:, None], "b j k p -> b (j k) p")
-        areas = joint.mean(2)
+    *others, last = shares.unbind(1)
+    joint = torch.ones_like(last[:, :1])
+    for share in others:
+        joint = rearrange(joint[:, :, None] * share[:, None], "b j k p -> b (j k) p")
+    areas = (joint @ last.mT).flatten(1) / SIDE**2
     return (areas + MIN_SHARE).sqrt()

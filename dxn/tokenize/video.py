@@ -159,7 +159,7 @@ class VideoAdapter(nn.Module):
         return f"{steps}×{rows}×{columns} tubelets of {tubelet}, {frames}"
 
     def summary(self, batch: Mapping[str, Tensor]) -> Summary:
-        """Return the statistics over time of a small picture and of histograms of gradients."""
+        """Return the statistics over time of a small picture and of its histograms."""
         pixels, lengths = batch["pixels"], batch["lengths"]
         frames = rearrange(pixels, "b t c h w -> (b t) c h w")
         sizes = batch["sizes"].repeat_interleave(pixels.shape[1], 0)
