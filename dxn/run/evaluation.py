@@ -154,10 +154,10 @@ def trivial_figures(task: Task, opened: Opened, predictions: Predictions) -> Fig
     """
     if opened.targets is None:
         return {}
-    baseline = task.baseline([RawRow(opened.raws, row) for row in predictions.rows])
-    if baseline is None:
+    naive = task.naive([RawRow(opened.raws, row) for row in predictions.rows])
+    if naive is None:
         return {}
-    description, answers = baseline
+    description, answers = naive
     truths = [opened.targets[row] for row in predictions.rows]
     # NaN: such an answer has no loss.
     return {description: task.metrics(answers, truths, math.nan)}

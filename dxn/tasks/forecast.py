@@ -277,7 +277,7 @@ class Forecast(Task):
         errors = [forecast_metrics([p], [t], self.quantiles)["mase"] for p, t in pairs]
         return RowScores("scaled absolute error", errors, higher_is_better=False)
 
-    def baseline(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, list[Tensor]]:
+    def naive(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, list[Tensor]]:
         """Return the seasonal naive forecast (H, K, 1) of each row."""
         histories = [raw[self.input][:, : len(self.names)] for raw in raws]
         naive = [seasonal_naive(h, self.horizon, self.season)[..., None] for h in histories]

@@ -469,7 +469,7 @@ class Task(ABC):
     def chance(self, predictions: Sequence[Any]) -> dict[str, dict[str, float]]:
         """Return the expected metrics of random answers for the same rows, by a description.
 
-        Override this method if `baseline` cannot return them, such as those of a random order.
+        Override this method if `naive` cannot return them, such as those of a random order.
 
         Args:
             predictions: Results of `predict`.
@@ -533,7 +533,7 @@ class Task(ABC):
         known = {} if target is None else {"target": target}
         return [known | self.fields(prediction, target, inputs)]
 
-    def baseline(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Any]] | None:
+    def naive(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, Sequence[Any]] | None:
         """Return the answers of a simple rule, with which the metrics of a model are compared.
 
         Override this method if the rule depends on the inputs, such as repeating the last value.
