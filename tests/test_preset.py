@@ -204,6 +204,14 @@ def test_several_inputs_train_longer_without_dropout(tmp_path, capsys):
     assert "(2 inputs)" in capsys.readouterr().out
 
 
+def test_without_a_validation_split_no_option_waits_for_its_loss(tmp_path):
+    config = train_on_texts_and_images(tmp_path, "data.fractions=[0.8,0,0.2]")
+    trainer, loader = config["trainer"], config["loader"]
+    assert (trainer["mixup"], trainer["mixup_below"], trainer["patience_below"]) == (0, None, None)
+    assert (loader["input_dropout"], loader["input_dropout_below"]) == (0, None)
+    assert config["optimizer"]["_target_"].endswith("muon")
+
+
 def test_an_option_of_the_user_is_not_limited_by_another_option(tmp_path):
     config = train_on_texts_and_images(tmp_path, "trainer.mixup=0.2", "loader.input_dropout=0.1")
     trainer, loader = config["trainer"], config["loader"]

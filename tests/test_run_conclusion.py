@@ -51,6 +51,22 @@ def test_without_a_validation_split_the_last_epoch_is_kept(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
+    "key", ["trainer.patience_below", "trainer.mixup_below", "loader.input_dropout_below"]
+)
+def test_an_option_that_waits_for_the_validation_loss_needs_a_validation_split(
+    key, tmp_path, capsys
+):
+    (tmp_path / "table.csv").write_text(table_of(30))
+    command = ["train", f"{tmp_path}/table.csv", "target=label", f"run={tmp_path}/run"]
+    (line,) = refused(capsys, [*command, "data.fractions=[0.8,0,0.2]", f"{key}=0.5"])
+    assert line == (
+        f"dxn: {key}: got 0.5, but there is no validation split whose loss could fall; add one, "
+        f"or set {key}=null"
+    )
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
     ("fractions", "sentence"),
     [
         ("[1,0,0]", "warning: there is no test split, so these are the figures of the training"),

@@ -15,7 +15,9 @@ from accelerate.utils import broadcast_object_list
 from dxn.data.fingerprint import fingerprint
 from dxn.data.quality import find_warnings
 from dxn.data.samples import LoaderOptions
+from dxn.errors import UserError
 from dxn.instantiate import build
+from dxn.keys import lookup
 from dxn.models import Model, count_parameters
 from dxn.run import report
 from dxn.run.build import (
@@ -56,6 +58,9 @@ from dxn.run.start import (
 from dxn.train.finetune import Finetune
 from dxn.train.trainer import Schedule, Trainer
 from dxn.weights.recommended import recommended_weights
+
+# Options that take effect once the validation loss has fallen.
+NEED_VALIDATION = ("trainer.patience_below", "trainer.mixup_below", "loader.input_dropout_below")
 
 
 class Parts(NamedTuple):
@@ -113,6 +118,8 @@ def prepare(
     if not task.needs_target:
         source = without_target(source)
     inputs = assign_inputs(config, source.inputs, preprocessors)
+    if not source.splits.get("validation") and not config["loader"]["overfit"]:
+        _check_unvalidated(config)
     settings, chosen = with_preset(settings, task, source, inputs, preprocessors)
     if member is not None and not resume:
         settings = replace(settings, values=member.with_time(settings.values))
@@ -213,6 +220,17 @@ def prepare(
         loaded=loaded,
         warnings=warnings,
     )
+
+
+def _check_unvalidated(config: Mapping[str, Any]) -> None:
+    """Refuse options that would have no effect without a validation split."""
+    for key in NEED_VALIDATION:
+        _, value = lookup(config, key)
+        if value is not None:
+            raise UserError(
+                f"{key}: got {value}, but there is no validation split whose loss could fall; add "
+                f"one, or set {key}=null"
+            )
 
 
 def _of_ensemble(config: Mapping[str, Any], member: Member | None) -> Mapping[str, Any]:

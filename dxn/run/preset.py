@@ -94,14 +94,14 @@ def _all_advice(
     keys = inputs.chosen
     num_files = sum(is_shareable(preprocessors[key]) for key in keys.values())
     facts = Facts(len(train), len(keys), num_files)
-    yield from _training_advice(facts)
+    yield from _training_advice(facts, is_validated=bool(source.splits.get("validation")))
     for key in dict.fromkeys(keys.values()):
         names = [name for name in keys if keys[name] == key and name in train.cells]
         cells = [cell for name in names for cell in train.cells[name]]
         yield from advise(preprocessors[key], cells, replace(facts, prefix=f"adapters.{key}"))
 
 
-def _training_advice(facts: Facts) -> Iterator[Advice]:
+def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
     """Yield the options that depend on the number of rows and inputs only."""
     rows = facts.rows
     about = f"{rows:,} training rows"
@@ -117,23 +117,30 @@ def _training_advice(facts: Facts) -> Iterator[Advice]:
         yield Advice("trainer.ema_decay", 0.99, about)
         yield Advice("backbone.dropout", 0.0 if rows >= MANY else 0.2, about)
         return
-    # A model that must combine its inputs can stay at chance for many epochs. Patience would end
-    # the training there.
-    yield Advice("trainer.patience_below", LEARNING, inputs, limits="trainer.patience")
+    if is_validated:
+        yield from _advice_once_learning(inputs)
     if rows >= SOME:
         yield Advice("batch_size", 128, inputs)
     yield Advice("trainer.ema_decay", 0.998, inputs)
     yield Advice("backbone.dropout", 0.0, inputs)
     yield Advice("head.dropout", 0.0, inputs)
-    # A model that learns early can rely on one input, and would ignore the others and memorize the
-    # rows. One that learns late needs all of them as they are, and would stay at chance.
-    yield Advice("loader.input_dropout", 0.3, inputs)
-    yield Advice("loader.input_dropout_until", 0.5, inputs, limits="loader.input_dropout")
-    yield Advice("loader.input_dropout_below", LEARNING, inputs, limits="loader.input_dropout")
-    yield Advice("trainer.mixup", 1.0, inputs)
-    yield Advice("trainer.mixup_below", LEARNING, inputs, limits="trainer.mixup")
     yield Advice("backbone.block.mlp", "swiglu", inputs)
     yield Advice(*MUON, inputs)
+
+
+def _advice_once_learning(about: str) -> Iterator[Advice]:
+    """Yield the options for several inputs that take effect when the validation loss has fallen.
+
+    A model that must combine its inputs can stay at chance for many epochs. It then needs all
+    inputs as they are, and patience must not end the training. A model that learns early can rely
+    on one input, and would ignore the others and memorize the rows.
+    """
+    yield Advice("trainer.patience_below", LEARNING, about, limits="trainer.patience")
+    yield Advice("loader.input_dropout", 0.3, about)
+    yield Advice("loader.input_dropout_until", 0.5, about, limits="loader.input_dropout")
+    yield Advice("loader.input_dropout_below", LEARNING, about, limits="loader.input_dropout")
+    yield Advice("trainer.mixup", 1.0, about)
+    yield Advice("trainer.mixup_below", LEARNING, about, limits="trainer.mixup")
 
 
 def _table_advice(facts: Facts, about: str) -> Iterator[Advice]:

@@ -54,7 +54,7 @@ class Trainer:
             off.
         mixup_below: Mixup begins when the validation loss is below this fraction of that of the
             first epoch, so that a model that is still at chance learns from samples as they are.
-            Without a validation split, it never begins. null: mixup is used from the first epoch.
+            It needs a validation split. null: mixup is used from the first epoch.
         r_drop: Weight of the R-Drop loss (arXiv:2106.14448). Each batch is computed twice with
             different dropout, and the loss includes the divergence of the two outputs. A step then
             takes twice the time. 0 turns it off.
