@@ -215,11 +215,16 @@ def test_mixup_asks_the_task_to_mix_the_targets(tmp_path):
         assert sorted(order.tolist()) == list(range(len(target))) and 0 <= share <= 1
 
 
-@pytest.mark.parametrize(("second_loss", "epochs_with_mixup"), [(0.9, {2, 3}), (1.0, {3})])
-def test_mixup_begins_when_the_validation_loss_has_fallen(
-    tmp_path, monkeypatch, second_loss, epochs_with_mixup
+# Losses after three epochs that have fallen, that stay at chance, and that rise.
+@pytest.mark.parametrize(
+    ("early", "epochs_with_mixup"),
+    [((2.0, 0.9, 0.5), {2, 3}), ((2.0, 1.0, 0.5), {3}), ((2.0, 1.6, 1.5), set()),
+     ((2.0, 2.1, 2.0), set()), ((2.0, 2.3, 2.0), {2, 3}), ((1.0, 0.6, 0.67), {3})],
+)  # fmt: skip
+def test_mixup_begins_when_the_validation_loss_has_fallen_or_risen(
+    tmp_path, monkeypatch, early, epochs_with_mixup
 ):
-    losses, mixed = iter([2.0, second_loss, 0.5, 1.5]), set()
+    losses, mixed = iter([*early, 1.5]), set()
     task = make_task()
     mix_targets = task.mix_targets
     backward = Stepper.backward
@@ -237,11 +242,14 @@ def test_mixup_begins_when_the_validation_loss_has_fallen(
     assert mixed == epochs_with_mixup
 
 
-@pytest.mark.parametrize(("second_loss", "count"), [(0.9, 4), (1.0, 6)])
-def test_patience_begins_when_the_validation_loss_has_fallen(
-    tmp_path, monkeypatch, second_loss, count
+@pytest.mark.parametrize(
+    ("losses", "count"),
+    [((2.0, 0.9, 0.9, 0.9), 4), ((2.0, 1.0, 1.05, 1.05), 6), ((2.0, 1.0, 1.05, 1.15), 4)],
+)
+def test_patience_begins_when_the_validation_loss_has_fallen_or_risen(
+    tmp_path, monkeypatch, losses, count
 ):
-    losses = iter([2.0, second_loss, 1.5, 1.5, 1.5, 1.5])
+    losses = iter([*losses, 1.05, 1.05])
     monkeypatch.setattr(
         "dxn.train.loop.score", lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5}
     )

@@ -101,7 +101,9 @@ class Run:
     def has_lost_patience(self) -> bool:
         """Whether the validation has not improved for too many epochs."""
         settings, state = self.settings, self.state
-        return 0 < settings.patience <= state.worse and state.has_fallen(settings.patience_below)
+        return 0 < settings.patience <= state.worse and state.is_past_chance(
+            settings.patience_below
+        )
 
     @property
     def is_finished(self) -> bool:

@@ -36,6 +36,7 @@ class SavedState(Strict):
     first_loss: Figure | None
     second_loss: Figure | None
     best_loss: Figure | None
+    memorizes: bool
     worse: Count
     seconds: Seconds
     elapsed: Seconds

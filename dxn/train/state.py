@@ -9,6 +9,9 @@ from dataclasses import dataclass
 from dxn.data.batches import Stage
 from dxn.tasks.task import Task
 
+# A validation loss that is so much above the lowest one, relative to it, is no fluctuation.
+RISE = 0.1
+
 
 @dataclass
 class State:
@@ -27,6 +30,7 @@ class State:
         first_loss: Validation loss of the first epoch.
         second_loss: Validation loss of the second epoch.
         best_loss: Lowest validation loss so far.
+        memorizes: Whether the validation loss has ever been clearly above its lowest value.
         worse: Number of epochs since the monitored metric or the validation loss improved.
         seconds: Time spent in training, without validation.
         elapsed: Time spent in training and validation, in seconds.
@@ -45,6 +49,7 @@ class State:
     first_loss: float | None = None
     second_loss: float | None = None
     best_loss: float | None = None
+    memorizes: bool = False
     worse: int = 0
     seconds: float = 0.0
     elapsed: float = 0.0
@@ -62,13 +67,16 @@ class State:
             return Stage(progress)
         return Stage(progress, self.second_loss / self.first_loss)
 
-    def has_fallen(self, fraction: float | None) -> bool:
-        """Return whether the validation loss has ever been below a fraction of the first one.
+    def is_past_chance(self, fraction: float | None) -> bool:
+        """Return whether the model has learned something, be it the rows by heart.
+
+        The validation loss of such a model has fallen below a fraction of the first one, or risen.
+        That of a model that is still at chance does neither.
 
         Args:
             fraction: The fraction. None: any loss is low enough, even before the first epoch.
         """
-        if fraction is None:
+        if fraction is None or self.memorizes:
             return True
         if self.first_loss is None or self.best_loss is None:
             return False
@@ -97,6 +105,8 @@ class State:
             self.best_epoch = self.epoch
         if is_lower:
             self.best_loss = loss
+        if self.best_loss is not None and loss - self.best_loss > RISE * abs(self.best_loss):
+            self.memorizes = True
         if self.epoch == 1:
             self.first_loss = loss
         elif self.epoch == 2:

@@ -103,7 +103,7 @@ class Stepper:
         if self.start is None:
             self.start = Start.of(self.statistics, self.device, self.state.batch)
         mixing = None
-        if self.settings.mixup and self.state.has_fallen(self.settings.mixup_below):
+        if self.settings.mixup and self.state.is_past_chance(self.settings.mixup_below):
             # The model mixes the tokens and the task mixes the targets, with the same permutation
             # and the same share of the partner.
             alpha = self.settings.mixup
