@@ -284,18 +284,21 @@ def test_inputs_are_dropped_until_a_part_of_the_training_is_finished(preprocesso
     assert counts[0.5] == counts[1.0] == [len(samples)] * 3
 
 
-def test_inputs_are_dropped_if_the_validation_loss_falls_early(preprocessors):
+def test_inputs_are_dropped_if_the_validation_loss_falls_early_or_the_model_memorizes(
+    preprocessors,
+):
     options = {"seed": 7, "augment": True, "input_dropout": InputDropout(0.9, below=0.8)}
     samples = samples_of(preprocessors, **options)
     order = BatchOrder(samples, len(samples))
     loader = make_loader(order, num_workers=0)
     counts = {}
-    for ratio in (1.0, 0.8, 0.79):
-        order.stage = Stage(0.5, loss_ratio=ratio)
+    for stage in (Stage(0.5), Stage(0.5, 0.8), Stage(0.5, 0.79), Stage(0.5, memorizes=True)):
+        order.stage = stage
         [batch] = loader
-        counts[ratio] = sum(len(batch[name]["rows"]) for name in INPUTS if name in batch)
-    assert counts[1.0] == counts[0.8] == 3 * len(samples)
-    assert counts[0.79] < 2 * len(samples)
+        counts[stage] = sum(len(batch[name]["rows"]) for name in INPUTS if name in batch)
+    at_chance, late, early, by_heart = counts.values()
+    assert at_chance == late == 3 * len(samples)
+    assert early == by_heart < 2 * len(samples)
 
 
 def test_a_required_input_is_never_dropped_and_rows_without_it_are_not_used(preprocessors):

@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import astuple
 
 import pytest
 import torch
@@ -181,12 +182,12 @@ def test_without_validation_every_epoch_is_kept(tmp_path):
 
 
 def test_the_data_set_is_told_the_stage_of_the_training(tmp_path, monkeypatch):
-    seen, losses = [], iter([2.0, 1.0, 0.5, 0.1])
+    seen, losses = [], iter([2.0, 1.0, 1.2, 0.1])
     batch = Samples.batch
 
     def record(samples, keys, begin):
         if samples.augment:
-            seen.append((keys.stage.progress, keys.stage.loss_ratio))
+            seen.append(astuple(keys.stage))
         return batch(samples, keys, begin)
 
     monkeypatch.setattr(Samples, "batch", record)
@@ -194,7 +195,7 @@ def test_the_data_set_is_told_the_stage_of_the_training(tmp_path, monkeypatch):
         "dxn.train.loop.score", lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5}
     )
     fit(tmp_path, count=10, epochs=4)
-    assert seen == [(0, 1), (0.25, 1), (0.5, 0.5), (0.75, 0.5)]
+    assert seen == [(0, 1, False), (0.25, 1, False), (0.5, 0.5, False), (0.75, 0.5, True)]
 
 
 def test_mixup_asks_the_task_to_mix_the_targets(tmp_path):

@@ -34,10 +34,12 @@ class Stage:
         progress: Fraction of the training that is finished.
         loss_ratio: Validation loss of the second epoch, as a fraction of that of the first one. 1
             before it is known, and if the loss of the first epoch is not positive.
+        memorizes: Whether the validation loss has ever been clearly above its lowest value.
     """
 
     progress: float = 0.0
     loss_ratio: float = 1.0
+    memorizes: bool = False
 
 
 class Keys(list[tuple[int, int]]):

@@ -16,8 +16,8 @@ class InputDropout:
     Args:
         probability: Probability of dropping each input. At least one input is kept.
         until: Fraction of the training in which inputs are dropped.
-        below: Inputs are dropped if `Stage.loss_ratio` is below this number. None: they are
-            dropped from the first epoch.
+        below: Inputs are dropped if `Stage.loss_ratio` is below this number, or the model
+            memorizes. None: they are dropped from the first epoch.
     """
 
     probability: float = 0.0
@@ -34,8 +34,8 @@ class InputDropout:
 
     def is_active(self, stage: Stage) -> bool:
         """Return whether inputs are dropped at this stage of the training."""
-        learns_early = self.below is None or stage.loss_ratio < self.below
-        return self.probability > 0 and stage.progress < self.until and learns_early
+        is_needed = self.below is None or stage.loss_ratio < self.below or stage.memorizes
+        return self.probability > 0 and stage.progress < self.until and is_needed
 
     def kept(self, present: Sequence[str], rand: random.Random) -> list[str]:
         """Drop each input with the probability. If all are dropped, keep a random one."""
