@@ -34,7 +34,7 @@ class Stage:
         progress: Fraction of the training that is finished.
         loss_ratio: Validation loss of the second epoch, as a fraction of that of the first one. 1
             before it is known, and if the loss of the first epoch is not positive.
-        memorizes: Whether the validation loss has ever been clearly above its lowest value.
+        memorizes: Whether the validation loss has ever risen clearly above its lowest value.
     """
 
     progress: float = 0.0

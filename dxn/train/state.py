@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from dxn.data.batches import Stage
 from dxn.tasks.task import Task
 
-# A validation loss that is so much above the lowest one, relative to it, is no fluctuation.
+# A rise of the validation loss by more than this fraction of the first one is no fluctuation.
 RISE = 0.1
 
 
@@ -30,7 +30,7 @@ class State:
         first_loss: Validation loss of the first epoch.
         second_loss: Validation loss of the second epoch.
         best_loss: Lowest validation loss so far.
-        memorizes: Whether the validation loss has ever been clearly above its lowest value.
+        memorizes: Whether the validation loss has ever risen clearly above its lowest value.
         worse: Number of epochs since the monitored metric or the validation loss improved.
         seconds: Time spent in training, without validation.
         elapsed: Time spent in training and validation, in seconds.
@@ -105,12 +105,12 @@ class State:
             self.best_epoch = self.epoch
         if is_lower:
             self.best_loss = loss
-        if self.best_loss is not None and loss - self.best_loss > RISE * abs(self.best_loss):
-            self.memorizes = True
         if self.epoch == 1:
             self.first_loss = loss
         elif self.epoch == 2:
             self.second_loss = loss
+        if self.first_loss is not None and self.best_loss is not None:
+            self.memorizes |= loss - self.best_loss > RISE * abs(self.first_loss)
         # The loss also counts: it often still improves while the number of correct answers of a
         # small validation split does not change.
         self.worse = 0 if is_best or is_lower else self.worse + 1

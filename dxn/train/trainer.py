@@ -44,8 +44,9 @@ class Trainer:
         patience: Number of epochs without a better validation metric or a lower validation loss
             before training stops early. 0 never stops early.
         patience_below: Training does not stop early before the validation loss is below this
-            fraction of that of the first epoch, or 10% above its lowest value. Until then, the
-            model can be at chance. null: it may stop at any loss.
+            fraction of that of the first epoch, or has risen above its lowest value by 10% of that
+            of the first epoch. Until then, the model can be at chance. null: it may stop at any
+            loss.
         max_minutes: Time limit of the training in minutes, with validation. The number of epochs is
             reduced to those that fit, but one epoch always runs. null: no limit.
         ema_decay: Decay of an exponential moving average of the weights. The averaged weights are
@@ -53,9 +54,9 @@ class Trainer:
         mixup: Parameter alpha of the Beta distribution of mixup (arXiv:1710.09412). 0 turns mixup
             off.
         mixup_below: Mixup begins when the validation loss is below this fraction of that of the
-            first epoch, or 10% above its lowest value. Until then, the model can be at chance, and
-            learns from samples as they are. It needs a validation split. null: mixup is used from
-            the first epoch.
+            first epoch, or has risen above its lowest value by 10% of that of the first epoch.
+            Until then, the model can be at chance, and learns from samples as they are. It needs a
+            validation split. null: mixup is used from the first epoch.
         r_drop: Weight of the R-Drop loss (arXiv:2106.14448). Each batch is computed twice with
             different dropout, and the loss includes the divergence of the two outputs. A step then
             takes twice the time. 0 turns it off.
