@@ -68,7 +68,7 @@ class State:
         return Stage(progress, self.second_loss / self.first_loss, self.memorizes)
 
     def is_past_chance(self, fraction: float | None) -> bool:
-        """Return whether the model has learned something, be it the rows by heart.
+        """Return whether the model has learned something, or memorizes the rows.
 
         The validation loss of such a model has fallen below a fraction of the first one, or risen.
         That of a model that is still at chance does neither.
