@@ -296,9 +296,9 @@ def test_inputs_are_dropped_if_the_validation_loss_falls_early_or_the_model_memo
         order.stage = stage
         [batch] = loader
         counts[stage] = sum(len(batch[name]["rows"]) for name in INPUTS if name in batch)
-    at_chance, late, early, by_heart = counts.values()
+    at_chance, late, early, memorizing = counts.values()
     assert at_chance == late == 3 * len(samples)
-    assert early == by_heart < 2 * len(samples)
+    assert early == memorizing < 2 * len(samples)
 
 
 def test_a_required_input_is_never_dropped_and_rows_without_it_are_not_used(preprocessors):

@@ -32,11 +32,11 @@ class LoaderOptions:
             is kept.
         input_dropout_until: Fraction of the training in which inputs are dropped. 0.5: the model
             learns from all inputs in the second half.
-        input_dropout_below: Inputs are dropped, from the third epoch, only if the validation loss
-            of the second epoch is below this fraction of that of the first one, or once it has
-            risen above its lowest value by 10% of that of the first epoch. A loss that falls later
-            is a sign that only all inputs together tell the target. Default: inputs are dropped
-            from the first epoch.
+        input_dropout_below: Inputs are dropped in two cases only: from the third epoch, if the
+            validation loss of the second epoch is below this fraction of that of the first one; or
+            once the validation loss has risen above its lowest value by 10% of that of the first
+            epoch. A loss that falls later is a sign that only all inputs together tell the target.
+            Default: inputs are dropped from the first epoch.
         repeats: Number of times that each training row occurs per epoch, each time with other
             augmentation.
         num_workers: Number of processes that prepare batches. 0: the training process prepares

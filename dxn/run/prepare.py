@@ -59,7 +59,7 @@ from dxn.train.finetune import Finetune
 from dxn.train.trainer import Schedule, Trainer
 from dxn.weights.recommended import recommended_weights
 
-# Options that take effect once the validation loss has fallen.
+# Options that wait until the validation loss has fallen or risen.
 NEED_VALIDATION = ("trainer.patience_below", "trainer.mixup_below", "loader.input_dropout_below")
 
 
@@ -228,8 +228,8 @@ def _check_unvalidated(config: Mapping[str, Any]) -> None:
         _, value = lookup(config, key)
         if value is not None:
             raise UserError(
-                f"{key}: got {value}, but there is no validation split whose loss could fall; add "
-                f"one, or set {key}=null"
+                f"{key}: got {value}, but there is no validation split, whose loss this option "
+                f"waits for; add one, or set {key}=null"
             )
 
 

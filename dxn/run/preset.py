@@ -26,9 +26,9 @@ VIEWS = 200_000
 JOINT_VIEWS = 500_000  # with several inputs, which must also learn how they belong together
 MAX_EPOCHS, MIN_EPOCHS = 100, 6
 PATIENCE = 0.3  # of the epochs; the learning rate must have decayed before the training stops
-FEW, SOME, MANY = 2_000, 5_000, 20_000  # rows for smaller and larger batches
+FEW, SOME, MANY = 2_000, 5_000, 20_000  # rows for batch sizes; few rows are memorized soon
 MINUTES, MANY_MINUTES = 5.0, 15.0
-INPUT_DROPOUT = 0.3  # with several inputs
+INPUT_DROPOUT = 0.3  # with several inputs, or several columns of a small table
 LEARNING = 0.5  # validation loss, relative to the first epoch, of a model that is not at chance
 SMALL_TABLE = 1_000  # rows of a table up to which one block with hidden cells is better
 
@@ -123,7 +123,7 @@ def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
         # end the training there.
         yield Advice("trainer.patience_below", LEARNING, inputs, limits="trainer.patience")
     if rows < FEW:
-        # So few rows are memorized within some epochs, before any sign of it.
+        # A model memorizes so few rows before the validation loss shows it.
         yield Advice("loader.input_dropout", INPUT_DROPOUT, about)
         yield Advice("trainer.mixup", 1.0, about)
     elif is_validated:
@@ -168,7 +168,7 @@ def _table_advice(facts: Facts, about: str) -> Iterator[Advice]:
     yield Advice("trainer.precision", "float32", about)
     if facts.num_inputs > 1:
         # Hidden cells, so that no single column is memorized.
-        yield Advice("loader.input_dropout", 0.3, about)
+        yield Advice("loader.input_dropout", INPUT_DROPOUT, about)
 
 
 def _schedule(rows: int, views: int, about: str) -> Iterator[Advice]:

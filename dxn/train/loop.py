@@ -101,9 +101,8 @@ class Run:
     def has_lost_patience(self) -> bool:
         """Whether the validation has not improved for too many epochs."""
         settings, state = self.settings, self.state
-        return 0 < settings.patience <= state.worse and state.is_past_chance(
-            settings.patience_below
-        )
+        may_stop = state.is_past_chance(settings.patience_below)
+        return may_stop and 0 < settings.patience <= state.worse
 
     @property
     def is_finished(self) -> bool:

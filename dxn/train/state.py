@@ -64,7 +64,7 @@ class State:
         progress = self.epoch / epochs
         # NaN is not positive either.
         if self.first_loss is None or self.second_loss is None or not self.first_loss > 0:
-            return Stage(progress)
+            return Stage(progress, memorizes=self.memorizes)
         return Stage(progress, self.second_loss / self.first_loss, self.memorizes)
 
     def is_past_chance(self, fraction: float | None) -> bool:
