@@ -6,9 +6,9 @@
 Each row measures the same work in dxn and in its peers, in one process and in turn, so that other
 load on the machine affects all of them. Equal outputs are checked first. The table shows medians,
 and the speed relative to each peer: above 1, dxn is faster. The limit is the rate of a matrix
-product of 2048×2048 matrices in the same data type, measured between the rounds. A row is a
-fraction of it, which counts useful operations only, without those for padding. The data type is
-bf16 where it is measured faster, as in dxn, and otherwise float32.
+product of 2048×2048 matrices (on a GPU 8192×8192) in the same data type, measured between the
+rounds. A row is a fraction of it, which counts useful operations only, without those for padding.
+The data type is bf16 where it is measured faster, as in dxn, and otherwise float32.
 
 Every row runs in its own process. Their results are written to benchmarks/results.json, and as a
 table to BENCHMARKS.md. With --only, rows are measured and printed, and written only with --write.
@@ -122,6 +122,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for row in rows:
         if missing_data(row, args.data):
             print(f"{row.name:<26} left out: it needs --data DIR with the folder {row.data}")
+            continue
+        if row.gpu and device.type == "cpu":
+            print(f"{row.name:<26} left out: it needs a GPU (--device cuda)")
             continue
         # A process that measures one row may do so itself.
         result = run_row(row, args) if len(rows) == 1 else run_process(row, args)

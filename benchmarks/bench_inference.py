@@ -54,11 +54,11 @@ def images(options: Options, *, batch: int, compiled: bool = False) -> Work:
     return _work(pair, ours, theirs, flop, options, peer="timm", compiled=compiled)
 
 
-def ragged_texts(options: Options, *, compiled: bool = False) -> Work:
+def ragged_texts(options: Options, *, batch: int = 64, compiled: bool = False) -> Work:
     """BERT-base of dxn and of transformers, for texts of different lengths."""
     pair = build(bert(), options.folder, BASE)
     check_models(pair, *texts(pair, [7, 31]))
-    lengths = lengths_of(64, mean=88, longest=263)
+    lengths = lengths_of(batch, mean=88, longest=263)
     ours, theirs = texts(pair, lengths)
     flop = transformer_flop(lengths, dim=BASE.dim, depth=BASE.depth)
     return _work(pair, ours, theirs, flop, options, peer="transformers", compiled=compiled)
@@ -153,6 +153,22 @@ ROWS = (
         "inference",
         partial(ragged_texts, compiled=True),
         (Goal(at_least=2.5),),
+    ),
+    Row(
+        "vit_b16_batch256",
+        "ViT-B/16, 256 images",
+        "inference",
+        partial(images, batch=256),
+        (Goal(at_least=1),),
+        gpu=True,
+    ),
+    Row(
+        "bert_512_texts",
+        "BERT-base, 512 texts of up to 263 tokens, mean 88; the peer pads",
+        "inference",
+        partial(ragged_texts, batch=512),
+        (Goal(at_least=2.5),),
+        gpu=True,
     ),
     Row(
         "ast_clips",

@@ -18,7 +18,8 @@ from bench_row import OURS, Call, Goal, Options, Row, Work
 # A call that takes less is repeated, because the clock and the first call after a pause would
 # distort its time.
 MIN_SECONDS = 0.05
-MATRIX = 2048  # side of the matrix product that measures the limit
+# Side of the matrix product that measures the limit. On a GPU, a small one would not reach it.
+MATRIX, GPU_MATRIX = 2048, 8192
 # Fraction of the limit that useful operations must reach on a machine with AMX or AVX512-BF16.
 LIMIT_GOALS = {"inference": 0.65, "training": 0.40}
 
@@ -118,7 +119,7 @@ def run_rounds(
         for name in names[i % len(names) :] + names[: i % len(names)]:
             values[name].append(value_of(work.calls[name], device, repeats[name]))
         if product is not None:
-            rates.append(2 * MATRIX**3 / value_of(product, device, 2))
+            rates.append(2 * side(device) ** 3 / value_of(product, device, 2))
     return values, rates
 
 
@@ -133,10 +134,14 @@ def value_of(call: Call, device: torch.device, repeats: int) -> float:
     return (time.perf_counter() - start) / repeats if value is None else value
 
 
+def side(device: torch.device) -> int:
+    """Return the number of rows and columns of the matrices whose product is the limit."""
+    return MATRIX if device.type == "cpu" else GPU_MATRIX
+
+
 def make_product(dtype: torch.dtype, device: torch.device) -> Callable[[], None]:
     """Return a call that multiplies two square matrices."""
-    a = torch.randn(MATRIX, MATRIX).to(device, dtype)
-    b = torch.randn(MATRIX, MATRIX).to(device, dtype)
+    a, b = torch.randn(2, side(device), side(device)).to(device, dtype)
     out = torch.empty_like(a)
 
     def product() -> None:

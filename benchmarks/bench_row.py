@@ -89,6 +89,7 @@ class Row:
         unit: Unit of the values: "s", or "" for a plain number.
         rounds: Maximum number of rounds. Default: those of the command line.
         data: Name of the data set in `Options.data` that the row needs.
+        gpu: The batch fills a GPU, and would take minutes on a CPU.
     """
 
     name: str
@@ -99,6 +100,7 @@ class Row:
     unit: str = "s"
     rounds: int | None = None
     data: str | None = None
+    gpu: bool = False
 
 
 class Unequal(Exception):

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.nn.functional as F
-from bench_models import VIT_S, bert, build, check_models, lengths_of, pictures, texts, vit
+from bench_models import BASE, VIT_S, bert, build, check_models, lengths_of, pictures, texts, vit
 from bench_row import OURS, Goal, Options, Row, Work, check_equal, transformer_flop
 from parity_cases import NUM_CLASSES, Sizes
 from torch import Tensor, nn
@@ -52,10 +52,17 @@ def images(
     return Work(calls, PASSES * flop)
 
 
-def ragged_texts(options: Options, *, dropout: float) -> Work:
+def ragged_texts(
+    options: Options,
+    *,
+    dropout: float,
+    sizes: Sizes = SMALL_BERT,
+    mean: int = 28,
+    longest: int = 60,
+) -> Work:
     """BERT of dxn and of transformers, for 64 texts of different lengths."""
-    pair = build(bert(), options.folder, SMALL_BERT, dropout=dropout)
-    lengths = lengths_of(64, mean=28, longest=60)
+    pair = build(bert(), options.folder, sizes, dropout=dropout)
+    lengths = lengths_of(64, mean=mean, longest=longest)
     ours, theirs = texts(pair, lengths)
     check_models(pair, ours, theirs)
     ours, theirs = to_device(ours, options.device), to_device(dict(theirs), options.device)
@@ -67,7 +74,7 @@ def ragged_texts(options: Options, *, dropout: float) -> Work:
             peer, lambda: pair.case.answer(peer, theirs), labels, options.dtype
         ),
     }
-    flop = transformer_flop(lengths, dim=SMALL_BERT.dim, depth=SMALL_BERT.depth)
+    flop = transformer_flop(lengths, dim=sizes.dim, depth=sizes.depth)
     return Work(calls, PASSES * flop)
 
 
@@ -187,6 +194,20 @@ ROWS = (
         "BERT, width 256, depth 4, 64 texts of up to 60 tokens",
         "training",
         partial(ragged_texts, dropout=0.0),
+    ),
+    Row(
+        "train_vit_s16_batch256",
+        "ViT-S/16, 256 images",
+        "training",
+        partial(images, sizes=VIT_S, batch=256),
+        gpu=True,
+    ),
+    Row(
+        "train_bert_base",
+        "BERT-base, 64 texts of 26 to 263 tokens, mean 88; the peer pads",
+        "training",
+        partial(ragged_texts, dropout=0.0, sizes=BASE, mean=88, longest=263),
+        gpu=True,
     ),
     Row(
         "train_bert_dropout",

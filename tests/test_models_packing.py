@@ -1,12 +1,17 @@
 """Packed batches give the outputs and gradients of padded ones, without computing padding."""
 
+import itertools
+
 import pytest
 import torch
 from helpers.reference import backbone_of, lively, numbers, tokens_of
 
 from dxn.dropout import Noise, keyed
+from dxn.models import varlen
+from dxn.models.attention import attend
 from dxn.models.cache import Memory
 from dxn.models.packing import Packing
+from dxn.models.positions import make_attn_mask
 
 D, H = 20, 5
 OPTIONS = (
@@ -104,3 +109,74 @@ def test_packing_and_unpacking_keep_every_token_in_its_place():
         for group in packing.groups():
             rows = packing.pack(x)[group.rows]
             assert torch.equal(group.unpad(group.pad(packing.pack(x))), rows)
+
+
+def attend_one_by_one(sequences, query, key, value):
+    """What the kernel computes, for one sequence after the other."""
+    bounds = sequences.starts.tolist()
+    parts = []
+    for start, stop in itertools.pairwise(bounds):
+        mask = torch.ones(1, stop - start, dtype=torch.bool)
+        attn_mask = make_attn_mask(mask, causal=sequences.causal, window=sequences.window)
+        part = slice(start, stop)
+        parts.append(attend(query[:, :, part], key[:, :, part], value[:, :, part], attn_mask))
+    return torch.cat(parts, 2)
+
+
+@pytest.mark.parametrize(
+    "options",
+    ({}, {"causal": True}, {"position": "rotary", "causal": True, "window": 4, "qk_norm": True}),
+    ids=str,
+)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_one_call_for_all_sequences_has_the_outputs_and_gradients_of_a_padded_batch(
+    options, lengths, monkeypatch
+):
+    monkeypatch.setattr(varlen, "is_available", lambda x, head_dim: head_dim == D // H)
+    monkeypatch.setattr(varlen.Sequences, "attend", attend_one_by_one)
+    backbone = lively(backbone_of(D, depth=2, num_heads=H, dropout=0.3, **options)).train()
+    x = numbers(4, 70, D)
+    for mask in masks_of(lengths):
+        padded = outputs(backbone, x, mask, packed=False)
+        for actual, expected in zip(outputs(backbone, x, mask, packed=True), padded, strict=True):
+            torch.testing.assert_close(actual, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options",
+    ({"position": "alibi"}, {"score": "cosine"}, {"attn_dropout": 0.1}),
+    ids=str,
+)
+def test_what_the_kernel_cannot_compute_is_not_given_to_it(options, monkeypatch):
+    monkeypatch.setattr(varlen, "is_available", lambda x, head_dim: True)
+    monkeypatch.setattr(varlen.Sequences, "attend", lambda *_: pytest.fail("was called"))
+    backbone = lively(backbone_of(D, depth=1, num_heads=H, **options)).train()
+    mask, _ = masks_of([70, 3, 40, 41])
+    backbone.run(numbers(4, 70, D), mask)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+@pytest.mark.parametrize("autocast", [False, True])
+@pytest.mark.parametrize(
+    "options",
+    (
+        {},
+        {"causal": True},
+        {"window": 4},
+        {"position": "rotary", "causal": True, "window": 4, "qk_norm": True},
+    ),
+    ids=str,
+)
+@pytest.mark.parametrize("lengths", LENGTHS, ids=str)
+def test_the_kernel_computes_what_a_padded_batch_does(options, lengths, autocast):
+    backbone = lively(backbone_of(64, depth=2, num_heads=4, **options)).cuda().float()
+    x = numbers(4, 70, 64).cuda().float()
+    if not autocast:
+        backbone, x = backbone.bfloat16(), x.bfloat16()
+    for mask in masks_of(lengths):
+        with torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+            padded = outputs(backbone, x, mask.cuda(), packed=False)
+            packed = outputs(backbone, x, mask.cuda(), packed=True)
+        for actual, expected in zip(packed, padded, strict=True):
+            error = (actual - expected).float().norm() / expected.float().norm()
+            assert error < 0.05

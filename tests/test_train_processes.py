@@ -23,13 +23,14 @@ from dxn.train.optim import sgd
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
-ASKED = ["train", *TINY_DIGITS, "trainer.epochs=2", "trainer.log_every=1"]
+ASKED = ["train", *TINY_DIGITS, "trainer.epochs=2", "trainer.log_every=1", "trainer.device=cpu"]
 SCRIPT = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, "tests")
 from helpers.training import fit, without_batch_norm, without_randomness
 from dxn.cli import main
+from dxn.train.accelerator import wait_for_all
 from dxn.train.optim import sgd
 from dxn.train.stepper import Stepper
 
@@ -42,7 +43,7 @@ step = Stepper.step
 def interrupted(stepper, num_steps):
     losses = step(stepper, num_steps)
     if stepper.state.step == 7:  # in the middle of the second epoch
-        stepper.settings.accelerator.wait_for_everyone()
+        wait_for_all(stepper.settings.accelerator)
         raise KeyboardInterrupt
     return losses
 

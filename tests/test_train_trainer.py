@@ -288,6 +288,17 @@ def test_a_device_that_is_not_there_is_refused():
         Trainer(device=missing)
 
 
+def test_more_processes_than_gpus_are_refused(monkeypatch):
+    monkeypatch.setattr(torch.accelerator, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 1)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
+    message = r"torchrun started 2 processes on this machine, which has 1 GPU; .* set device=cpu$"
+    with pytest.raises(ValueError, match=message):
+        Trainer()
+    assert Trainer(device="cpu").accelerator.device.type == "cpu"
+
+
 def test_a_schedule_scales_every_group_from_its_own_rate(tmp_path):
     """Layer decay gives groups different rates; the schedule keeps their ratio."""
     task = make_task()

@@ -78,6 +78,9 @@ class Attention(nn.Module):
     def _attend(self, qkv: Tensor, group: Group, cache: KVCache | None) -> Tensor:
         """Apply attention to the samples of one group, and return their rows (t, D)."""
         q, k, v = self._split(qkv, group)
+        if group.sequences is not None:
+            out = group.sequences.attend(q, k, v)
+            return group.unpad(rearrange(out, "b h n d -> b n (h d)"))
         # Keys are cached after the rotation, because the position of a token does not change.
         attn_mask = group.attn_mask
         if cache is not None:

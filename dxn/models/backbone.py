@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dxn.dropout import Keys
+from dxn.models import varlen
 from dxn.models.attention import Attention, CrossAttention
 from dxn.models.blocks import Block, Mlp, make_norm
 from dxn.models.cache import KVCache, Memory
@@ -63,6 +64,9 @@ class Backbone(nn.Module):
         if depth < 0:
             raise ValueError(f"depth must be at least 0, got {depth}")
         self.dim = dim
+        self.num_heads = num_heads
+        self.score = block.score
+        self.attn_dropout = block.attn_dropout
         self.causal = causal
         self.cross = cross
         self.activation_checkpointing = activation_checkpointing
@@ -139,8 +143,10 @@ class Backbone(nn.Module):
             )
         # Generation has no padding to remove, and few tokens.
         is_full = has_no_padding(mask)
-        can_pack = self.packed and caches is None and not is_full
-        packing = Packing.of(mask) if can_pack else None
+        use_varlen = self._can_use_varlen(x)
+        # On a GPU, starting the kernels of many groups takes longer than computing padding.
+        can_pack = self.packed and caches is None and (use_varlen or x.device.type == "cpu")
+        packing = Packing.of(mask) if can_pack and not is_full else None
         keys = Keys.of_mask(mask) if self.training else None
         shape = x.shape[:2]
         if packing is None:
@@ -149,7 +155,8 @@ class Backbone(nn.Module):
             keys = keys and keys.select(torch.arange(len(x), device=x.device))
         else:
             x = packing.pack(x)
-            by_window = self._packed_groups(packing, start, stop)
+            to_groups = self._varlen_groups if use_varlen else self._packed_groups
+            by_window = to_groups(packing, start, stop)
             keys = keys and keys.select(packing.index)
             memory = memory and memory.select(packing.order)
         for layer, block in enumerate(self.blocks[start:stop], start):
@@ -223,6 +230,28 @@ class Backbone(nn.Module):
                 )
                 groups.append(replace(group, attn_mask=attn_mask, rope=rope))
         return result
+
+    def _varlen_groups(
+        self, packing: Packing, start: int, stop: int | None
+    ) -> dict[int | None, list[Group]]:
+        """Return one group with the rows of all samples, by window size."""
+        sequences = packing.sequences()
+        index = None if self.head_dim is None else packing.positions()[None]
+        group = Group(slice(None), slice(None), (1, len(packing.index)))
+        result: dict[int | None, list[Group]] = {}
+        for window in set(self.windows[start:stop]):
+            limited = replace(sequences, causal=self.causal, window=window)
+            rope = None if index is None else self._rope(index, window)
+            result[window] = [replace(group, sequences=limited, rope=rope)]
+        return result
+
+    def _can_use_varlen(self, x: Tensor) -> bool:
+        """Whether one call of a kernel can compute the attention of all samples without padding."""
+        # The kernel has no scores but the scaled dot product, no offsets and no dropout.
+        drops = self.training and self.attn_dropout > 0
+        if self.cross or drops or self.slopes is not None or self.score != "scaled_dot":
+            return False
+        return varlen.is_available(x, self.dim // self.num_heads)
 
     def _rope(self, index: Tensor, window: int | None) -> tuple[Tensor, Tensor] | None:
         """Return the factors of the rotary positions of tokens with index (B, N)."""

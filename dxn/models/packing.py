@@ -1,7 +1,8 @@
 """Packed batches: a backbone computes on the real tokens of all samples, without padding.
 
 All layers but attention process each token separately, so they work on one matrix with the real
-tokens of all samples. Attention works on groups of samples of similar length.
+tokens of all samples. Attention works on groups of samples of similar length, or on the matrix
+itself where a kernel can do this (see `dxn.models.varlen`).
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
+
+from dxn.models.varlen import Sequences
 
 # Up to this share of padding, packing would take longer than it saves.
 MAX_PADDING = 0.05
@@ -35,6 +38,8 @@ class Group:
         attn_mask: Attention mask, see `dxn.models.attention.attend`.
         causal: Each token attends only to itself and the tokens before it.
         rope: Factors of the rotary positions, see `dxn.models.positions.rope_factors`.
+        sequences: The samples as parts of one sequence: b is 1, and n is T. Default: each sample is
+            a sequence of its own.
     """
 
     rows: slice
@@ -45,6 +50,7 @@ class Group:
     attn_mask: Tensor | None = None
     causal: bool = False
     rope: tuple[Tensor, Tensor] | None = None
+    sequences: Sequences | None = None
 
     @property
     def mask(self) -> Tensor | None:
@@ -121,6 +127,19 @@ class Packing:
             row = group.rows.stop
             first = stop
         return groups
+
+    def sequences(self) -> Sequences:
+        """Return the samples as parts of the matrix."""
+        counts = torch.tensor([0, *self.lengths], dtype=torch.int32)
+        starts = counts.cumsum(0, dtype=torch.int32).to(self.index.device)
+        return Sequences(starts, longest=self.lengths[0])
+
+    def positions(self) -> Tensor:
+        """Return the index (T,) of each row among the rows of its sample."""
+        counts = torch.tensor(self.lengths)
+        starts = counts.cumsum(0) - counts
+        rows = torch.arange(len(self.index)) - starts.repeat_interleave(counts)
+        return rows.to(self.index.device)
 
     def _group(self, samples: slice, row: int) -> Group:
         """Return the group of some samples, whose tokens begin at a row of the matrix."""

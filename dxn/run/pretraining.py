@@ -28,6 +28,7 @@ from dxn.run.figures import training_figures
 from dxn.run.prepared import Prepared
 from dxn.run.run_folder import has_checkpoint
 from dxn.tasks import Task
+from dxn.train.accelerator import wait_for_all
 from dxn.train.optim import adamw, cosine
 from dxn.train.trainer import Trainer
 
@@ -82,7 +83,7 @@ def pretrain(run: Prepared, task: Task) -> None:
         timeout=run.loader.timeout,
         name="pretraining",
     )
-    trainer.accelerator.wait_for_everyone()  # until the main process has written the weights
+    wait_for_all(trainer.accelerator)  # until the main process has written the weights
     _load_all_but_head(run.model, folder / "model" / model_folder.WEIGHTS)
     if trainer.main:
         metrics = training_figures(state, student)

@@ -208,7 +208,7 @@ class Contrastive(Task):
         task = Classify()
         task.load_state({"labels": list(names)})
         layers = [head.pre.layers[self.inputs.index(name)] for name in inputs]
-        return task, SimilarityHead(Projection(layers), head.scale.detach() * vectors)
+        return task, SimilarityHead(Projection(layers), head.scale.detach().cpu() * vectors)
 
     def _figures(self, predictions: Sequence[Embedded]) -> dict[str, dict[str, float]]:
         x, keys = _stacked(predictions)

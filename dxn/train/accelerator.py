@@ -17,6 +17,7 @@ from dxn.train.precision import Precision, choose
 # Environment variables that torchrun sets.
 RESTARTS = "TORCHELASTIC_RESTART_COUNT"
 HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+PROCESSES = "LOCAL_WORLD_SIZE"  # on this machine
 
 
 def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, str]:
@@ -30,7 +31,7 @@ def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, st
         The accelerator, and a note that says which precision it uses and why.
 
     Raises:
-        ValueError: If the device is not available.
+        ValueError: If the device is not available, or there are more processes than GPUs.
     """
     # Before anything waits for the other processes.
     end_with_launcher()
@@ -40,6 +41,8 @@ def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, st
     # Accelerate runs several processes on CPUs only with cpu=True, so this is also set on a machine
     # without a GPU.
     on_cpu = device == "cpu" or (device == "auto" and not torch.accelerator.is_available())
+    if not on_cpu and torch.cuda.is_available():
+        _check_gpus(torch.cuda.device_count())
     selected = torch.device(PartialState(cpu=on_cpu, **_own_store()).device or "cpu")
     if device not in ("auto", selected.type):
         raise ValueError(f"device: {device} is not available on this machine; set device=auto")
@@ -54,11 +57,30 @@ def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, st
     return accelerator, note
 
 
+def wait_for_all(accelerator: Accelerator) -> None:
+    """Wait until all processes of the training have called this."""
+    if accelerator.device.type == "cpu" and accelerator.num_processes > 1:
+        # accelerate names a GPU for each process, and fails if the machine has fewer GPUs.
+        torch.distributed.barrier()
+    else:
+        accelerator.wait_for_everyone()
+
+
 def is_lost_connection(error: BaseException) -> bool:
     """Whether another process of the training has stopped, or cannot be reached."""
     return isinstance(error, torch.distributed.DistError) or (
         isinstance(error, RuntimeError) and "gloo" in str(error).lower()
     )
+
+
+def _check_gpus(count: int) -> None:
+    processes = int(os.environ.get(PROCESSES, "1"))
+    if processes > count:
+        raise ValueError(
+            f"device: torchrun started {processes} processes on this machine, which has {count} "
+            f"GPU{'s' if count > 1 else ''}; start at most one process per GPU "
+            f"(--nproc_per_node {count}), or set device=cpu"
+        )
 
 
 def _own_store() -> dict[str, Any]:

@@ -55,8 +55,10 @@ class Muon(torch.optim.Optimizer):
         momentum: float,
         scale: float,
     ):
-        # torch copies the options in the groups, and no attributes, with an optimizer.
+        # torch copies the options in the groups, and no attributes, with an optimizer. Because of
+        # "fused", it loads the number of steps to the device of the parameter.
         options = {"lr": lr, "betas": betas, "eps": eps, "momentum": momentum, "scale": scale}
+        options["fused"] = True
         super().__init__(groups, {**options, "weight_decay": 0.0})
 
     @torch.no_grad()
@@ -79,7 +81,6 @@ class Muon(torch.optim.Optimizer):
         parameters = [p for p in group["params"] if p.grad is not None]
         for each in parameters:
             if each not in self.state:
-                # The fused kernel requires the number of steps on the device of the parameter.
                 self.state[each] = {
                     "step": torch.zeros((), device=each.device),
                     "exp_avg": torch.zeros_like(each),
@@ -93,7 +94,7 @@ class Muon(torch.optim.Optimizer):
             [state["exp_avg_sq"] for state in states],
             [],
             [state["step"] for state in states],
-            fused=True,
+            fused=group["fused"],
             amsgrad=False,
             beta1=group["betas"][0],
             beta2=group["betas"][1],

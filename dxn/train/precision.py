@@ -13,9 +13,13 @@ Precision = Literal["auto", "float32", "bf16"]
 # Minimum speedup of matrix products alone. A smaller one is lost again in the conversions between
 # float32 and bf16 that autocast inserts.
 MIN_SPEEDUP = 1.5
-# Matrix products per timing. They take about a millisecond on one core, much longer than the
-# resolution of the clock.
+# Matrix products per timing. They take about a millisecond on one core, and on a GPU, both much
+# longer than the resolution of the clock.
 PRODUCTS = 4
+# Sizes m, k and n of a product (m, k) x (k, n). On a GPU, starting a small one would take longer
+# than computing it.
+CPU_SIZES = 1024, 256, 1024
+GPU_SIZES = 4096, 2048, 4096
 # A product with so few rows and columns is measured first: without instructions for bf16, the large
 # ones take half a minute. Below this speedup, they are not measured.
 SMALL, SMALL_REPEATS = 128, 5
@@ -46,7 +50,7 @@ def choose(precision: Precision, device: torch.device) -> tuple[bool, str]:
 
 
 def measure(device: torch.device, *, repeats: int = REPEATS) -> float:
-    """Measure how many times faster a (1024, 256) x (256, 1024) product is in bf16.
+    """Measure how many times faster a matrix product is in bf16 than in float32.
 
     Other processes must not change the result. They can only slow a product down, so the minimum
     over the repeats is the best estimate for an idle machine. A mean or a median would vary with
@@ -61,8 +65,9 @@ def measure(device: torch.device, *, repeats: int = REPEATS) -> float:
         Time in float32 divided by time in bf16.
     """
     # These draws do not affect a run: `dxn train` sets the seed after it has created the trainer.
-    a = torch.randn(1024, 256, device=device)
-    b = torch.randn(256, 1024, device=device)
+    m, k, n = CPU_SIZES if device.type == "cpu" else GPU_SIZES
+    a = torch.randn(m, k, device=device)
+    b = torch.randn(k, n, device=device)
     with threads(1):
         ratio = _ratio(a[:SMALL], b[:, :SMALL].contiguous(), SMALL_REPEATS)
         return ratio if ratio < HOPELESS else _ratio(a, b, repeats)

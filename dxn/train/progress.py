@@ -242,4 +242,5 @@ def _mean(losses: list[Tensor]) -> float:
 
 
 def _stacked(losses: list[Tensor]) -> Tensor:
-    return torch.stack(losses) if losses else torch.zeros(0)
+    # Those of a checkpoint are on the CPU, and those after it on the device of the training.
+    return torch.stack([loss.cpu() for loss in losses]) if losses else torch.zeros(0)
