@@ -159,7 +159,6 @@ ROWS = (
         "ViT-B/16, 256 images",
         "inference",
         partial(images, batch=256),
-        (Goal(at_least=1),),
         gpu=True,
     ),
     Row(
@@ -167,7 +166,6 @@ ROWS = (
         "BERT-base, 512 texts of up to 263 tokens, mean 88; the peer pads",
         "inference",
         partial(ragged_texts, batch=512),
-        (Goal(at_least=2.5),),
         gpu=True,
     ),
     Row(

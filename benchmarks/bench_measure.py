@@ -83,9 +83,17 @@ def measure(row: Row, options: Options, rounds: int) -> Result:
         fraction = statistics.median(
             work.flop / seconds / rate for seconds, rate in zip(ours, rates, strict=True)
         )
-    goals = dict(judge(goal, medians[OURS], ratios, row.unit) for goal in row.goals)
+    # The goals are for CPUs.
+    on_cpu = options.device.type == "cpu"
+    chosen = row.goals if on_cpu else ()
+    goals = dict(judge(goal, medians[OURS], ratios, row.unit) for goal in chosen)
     # In float32, no processor has the units for which these goals were chosen.
-    if fraction is not None and row.kind in LIMIT_GOALS and options.dtype == torch.bfloat16:
+    if (
+        on_cpu
+        and fraction is not None
+        and row.kind in LIMIT_GOALS
+        and options.dtype == torch.bfloat16
+    ):
         least = LIMIT_GOALS[row.kind]
         goals[f"at least {least:.2f} of the limit"] = fraction >= least
     return Result(

@@ -237,9 +237,10 @@ def check_columns(mask: Tensor, names: Iterable[str] | None = None) -> None:
     """
     if torch.compiler.is_exporting():  # a graph cannot raise an error that depends on values
         return
-    empty = (~mask.any(1)).nonzero().flatten().tolist()
-    if not empty:
+    has_tokens = mask.any(1)
+    if bool(has_tokens.all()):
         return
+    empty = (~has_tokens).nonzero().flatten().tolist()
     labels = list(names) if names is not None else list(range(len(mask)))
     listed = ", ".join(str(labels[i]) for i in empty)
     raise ValueError(

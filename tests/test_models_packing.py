@@ -10,7 +10,7 @@ from dxn.dropout import Noise, keyed
 from dxn.models import varlen
 from dxn.models.attention import attend
 from dxn.models.cache import Memory
-from dxn.models.packing import Packing
+from dxn.models.packing import Packing, max_padding
 from dxn.models.positions import make_attn_mask
 
 D, H = 20, 5
@@ -53,7 +53,7 @@ def test_a_packed_batch_has_the_outputs_and_gradients_of_a_padded_one(options, l
     backbone = lively(backbone_of(D, depth=2, num_heads=H, dropout=0.3, drop_path=0.3, **options))
     x = numbers(4, 70, D)
     for mask in masks_of(lengths):
-        assert Packing.of(mask) is not None
+        assert Packing.of(mask, D) is not None
         for mode in (backbone.train(), backbone.eval()):
             padded = outputs(mode, x, mask, packed=False)
             for actual, expected in zip(outputs(mode, x, mask, packed=True), padded, strict=True):
@@ -84,7 +84,7 @@ def test_the_layers_see_only_real_tokens():
 
 def test_a_group_has_samples_of_similar_length_or_short_ones():
     mask = torch.arange(200) < torch.tensor([[200], [30], [180], [90], [31], [2], [149], [0]])
-    packing = Packing.of(mask)
+    packing = Packing.of(mask, D)
     groups = packing.groups()
     assert [group.shape for group in groups] == [(2, 200), (1, 149), (1, 90), (3, 31)]
     assert [group.rows for group in groups] == [
@@ -97,14 +97,22 @@ def test_a_group_has_samples_of_similar_length_or_short_ones():
 
 
 def test_a_batch_with_little_padding_is_not_packed():
-    assert Packing.of(torch.arange(100) < torch.tensor([[100], [91]])) is None
-    assert Packing.of(torch.zeros(2, 9, dtype=torch.bool)) is None
-    assert Packing.of(torch.arange(100) < torch.tensor([[100], [89]])) is not None
+    assert Packing.of(torch.arange(100) < torch.tensor([[100], [91]]), D) is None
+    assert Packing.of(torch.zeros(2, 9, dtype=torch.bool), D) is None
+    assert Packing.of(torch.arange(100) < torch.tensor([[100], [89]]), D) is not None
+
+
+def test_on_a_gpu_packing_must_save_more_computation():
+    cpu, gpu = torch.device("cpu"), torch.device("cuda")
+    assert max_padding(1000, 768, cpu) == max_padding(1000, 64, cpu) == 50
+    assert max_padding(10_000, 100, gpu) == 100_000
+    assert max_padding(10_000, 1000, gpu) == 1000
+    assert max_padding(100_000, 1000, gpu) == 5000
 
 
 def test_packing_and_unpacking_keep_every_token_in_its_place():
     for mask in masks_of([70, 3, 40, 41]):
-        packing, x = Packing.of(mask), numbers(4, 70, D)
+        packing, x = Packing.of(mask, D), numbers(4, 70, D)
         assert torch.equal(packing.unpack(packing.pack(x)), x * mask[..., None])
         for group in packing.groups():
             rows = packing.pack(x)[group.rows]
@@ -168,7 +176,8 @@ def test_what_the_kernel_cannot_compute_is_not_given_to_it(options, monkeypatch)
     ids=str,
 )
 @pytest.mark.parametrize("lengths", LENGTHS, ids=str)
-def test_the_kernel_computes_what_a_padded_batch_does(options, lengths, autocast):
+def test_the_kernel_computes_what_a_padded_batch_does(options, lengths, autocast, monkeypatch):
+    monkeypatch.setattr("dxn.models.packing.GPU_PADDING", 0)
     backbone = lively(backbone_of(64, depth=2, num_heads=4, **options)).cuda().float()
     x = numbers(4, 70, 64).cuda().float()
     if not autocast:

@@ -79,8 +79,7 @@ class Attention(nn.Module):
         """Apply attention to the samples of one group, and return their rows (t, D)."""
         q, k, v = self._split(qkv, group)
         if group.sequences is not None:
-            out = group.sequences.attend(q, k, v)
-            return group.unpad(rearrange(out, "b h n d -> b n (h d)"))
+            return group.unpad(_joined_heads(group.sequences.attend(q, k, v)))
         # Keys are cached after the rotation, because the position of a token does not change.
         attn_mask = group.attn_mask
         if cache is not None:
@@ -88,12 +87,14 @@ class Attention(nn.Module):
             attn_mask = cache.mask(attn_mask)
         rate = self.dropout if self.training else 0.0
         out = attend(q, k, v, attn_mask, causal=group.causal, score=self.score, dropout=rate)
-        return group.unpad(rearrange(out, "b h n d -> b n (h d)"))
+        return group.unpad(_joined_heads(out))
 
     def _split(self, qkv: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalized and rotated queries and keys, and the values: (b, H, n, d) each."""
-        padded = group.pad(qkv)
-        q, k, v = rearrange(padded, "b n (qkv h d) -> qkv b h n d", qkv=3, h=self.num_heads)
+        # Methods of tensors instead of einops: at a few tokens, starting the operations of a block
+        # takes most of the time.
+        parts = group.pad(qkv).unflatten(-1, (3, self.num_heads, -1))
+        q, k, v = parts.permute(2, 0, 3, 1, 4).unbind()
         # Norms come first: their weights would scale both features of a rotated pair differently.
         q = self.q_norm(q)
         k = self.k_norm(k)
@@ -182,6 +183,11 @@ class CrossAttention(nn.Module):
         """Return the attention weights (B, H, N, M) of the tokens x (B N, D) of one group."""
         q = rearrange(group.pad(self.query(x)), "b n (h d) -> b h n d", h=self.num_heads)
         return attention_weights(q, memory[0], attn_mask, score=self.score)
+
+
+def _joined_heads(x: Tensor) -> Tensor:
+    """Return (b, n, H d) of x (b, H, n, d)."""
+    return x.transpose(1, 2).flatten(2)
 
 
 def joined(parts: Sequence[Tensor]) -> Tensor:

@@ -67,6 +67,8 @@ class Backbone(nn.Module):
         self.num_heads = num_heads
         self.score = block.score
         self.attn_dropout = block.attn_dropout
+        # Whether there is a dropout outside of the attention weights.
+        self.drops = max(dropout, drop_path, block.mlp_dropout or 0.0) > 0
         self.causal = causal
         self.cross = cross
         self.activation_checkpointing = activation_checkpointing
@@ -143,11 +145,9 @@ class Backbone(nn.Module):
             )
         # Generation has no padding to remove, and few tokens.
         is_full = has_no_padding(mask)
-        use_varlen = self._can_use_varlen(x)
-        # On a GPU, starting the kernels of many groups takes longer than computing padding.
-        can_pack = self.packed and caches is None and (use_varlen or x.device.type == "cpu")
-        packing = Packing.of(mask) if can_pack and not is_full else None
-        keys = Keys.of_mask(mask) if self.training else None
+        can_pack = self.packed and caches is None and not is_full
+        packing = Packing.of(mask, self.dim) if can_pack else None
+        keys = Keys.of_mask(mask) if self.training and self.drops else None
         shape = x.shape[:2]
         if packing is None:
             x = x.flatten(0, 1)
@@ -155,11 +155,11 @@ class Backbone(nn.Module):
             keys = keys and keys.select(torch.arange(len(x), device=x.device))
         else:
             x = packing.pack(x)
-            to_groups = self._varlen_groups if use_varlen else self._packed_groups
-            by_window = to_groups(packing, start, stop)
+            by_window = self._packed_groups(x, packing, start, stop)
             keys = keys and keys.select(packing.index)
             memory = memory and memory.select(packing.order)
-        for layer, block in enumerate(self.blocks[start:stop], start):
+        # A slice of a ModuleList would register all modules of a new one.
+        for layer, block in enumerate(list(self.blocks)[start:stop], start):
             groups = by_window[self.windows[layer]]
             cache = caches[layer] if caches is not None else None
             # Checkpointing needs no cache: caches are used only for generation, not for training.
@@ -208,10 +208,12 @@ class Backbone(nn.Module):
         return result
 
     def _packed_groups(
-        self, packing: Packing, start: int, stop: int | None
+        self, x: Tensor, packing: Packing, start: int, stop: int | None
     ) -> dict[int | None, list[Group]]:
-        """Return the groups of a packed batch, by window size."""
-        device = packing.index.device
+        """Return the groups of a packed batch x (T, D), by window size."""
+        if self._can_use_varlen(x):
+            return self._varlen_groups(packing, start, stop)
+        device = x.device
         result: dict[int | None, list[Group]] = {}
         for window in set(self.windows[start:stop]):
             result[window] = groups = []

@@ -99,7 +99,7 @@ class Mlp(nn.Module):
             x = x * self.act(gate)
         else:
             x = self.act(x)
-        return self.down(self.dropout(x, keys))
+        return self.down(self.dropout(x, keys) if self.training else x)
 
 
 class LayerScale(nn.Module):

@@ -18,6 +18,9 @@ from dxn.models.varlen import Sequences
 
 # Up to this share of padding, packing would take longer than it saves.
 MAX_PADDING = 0.05
+# The same for a GPU, which computes padding fast, but starts kernels slowly: the number of padding
+# tokens times the square of their width, to which the time of a block is proportional.
+GPU_PADDING = 1e9
 # A sample joins a group if it has at least this share of the tokens of the longest sample, or if
 # it has few tokens: a small group takes longer than some padding.
 MIN_SHARE = 0.75
@@ -90,12 +93,20 @@ class Packing:
     shape: tuple[int, int]
 
     @classmethod
-    def of(cls, mask: Tensor) -> Packing | None:
-        """Return the packing of a batch with mask (B, N) bool, or None if it is not worthwhile."""
+    def of(cls, mask: Tensor, dim: int) -> Packing | None:
+        """Return the packing of a batch, or None if it is not worthwhile.
+
+        Args:
+            mask: (B, N) bool. True at real tokens.
+            dim: Width D of a token.
+        """
+        most = max_padding(mask.numel(), dim, mask.device)
+        if mask.numel() <= most:  # decided without waiting for a GPU
+            return None
         counts = mask.sum(1)
         lengths = sorted(counts.tolist(), reverse=True)
         total = sum(lengths)
-        if not total or total >= (1 - MAX_PADDING) * mask.numel():
+        if not total or mask.numel() - total <= most:
             return None
         order = counts.argsort(descending=True, stable=True)
         columns = torch.arange(mask.numel(), device=mask.device).view(mask.shape)
@@ -155,6 +166,18 @@ class Packing:
         index = (starts + torch.minimum(columns, counts - 1)).flatten()
         real = (columns < counts).flatten().nonzero().flatten()
         return Group(rows, samples, shape, index, real)
+
+
+def max_padding(size: int, dim: int, device: torch.device) -> float:
+    """Return the number of padding tokens up to which packing takes longer than it saves.
+
+    Args:
+        size: Number B N of tokens of the batch, with padding.
+        dim: Width D of a token.
+        device: Device of the batch.
+    """
+    most = MAX_PADDING * size
+    return most if device.type == "cpu" else max(most, GPU_PADDING / dim**2)
 
 
 class _Pad(torch.autograd.Function):

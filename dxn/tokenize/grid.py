@@ -87,10 +87,14 @@ def patch_boxes(grid: PatchGrid, frame: Tensor, sizes: Tensor, mask: Tensor) -> 
         sizes: (B, 2). Height and width of each picture in pixels.
         mask: (B, h, w). True at real patches.
     """
-    height, width = mask.shape[1:]
-    corner = torch.cartesian_prod(torch.arange(height), torch.arange(width)).to(sizes.device)
-    corner = corner * torch.tensor(grid.stride, device=sizes.device)
-    end = torch.minimum(corner + torch.tensor(grid.size, device=sizes.device), sizes[:, None])
+    # All on the device of the sizes: a copy from the CPU would wait for a GPU.
+    starts = [
+        torch.arange(0, count * stride, stride, device=sizes.device)
+        for count, stride in zip(mask.shape[1:], grid.stride, strict=True)
+    ]
+    stops = [start + size for start, size in zip(starts, grid.size, strict=True)]
+    corner, end = torch.cartesian_prod(*starts), torch.cartesian_prod(*stops)
+    end = torch.minimum(end, sizes[:, None])
     origin, scale = frame[:, None, :2], frame[:, None, 2:]
     start = corner * scale + origin
     stop = end * scale + origin
