@@ -48,11 +48,15 @@ class Sequences:
         from torch.nn.attention.varlen import varlen_attn  # takes a second
 
         # Norms of queries and keys return float32 under autocast.
-        rows = (part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value))
+        query, key, value = (
+            part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value)
+        )
         reach = UNLIMITED if self.window is None else self.window
         limits = (reach, 0 if self.causal else reach)
         longest = self.longest
-        out = varlen_attn(*rows, self.starts, self.starts, longest, longest, window_size=limits)
+        out = varlen_attn(
+            query, key, value, self.starts, self.starts, longest, longest, window_size=limits
+        )
         assert isinstance(out, Tensor)
         return out.transpose(0, 1)[None]
 
