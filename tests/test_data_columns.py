@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from helpers.data import Numbers, by_modality
 
-from dxn.data.cell_columns import determines
+from dxn.data.cell_columns import determines, names_new_groups
 from dxn.data.columns import choose_columns, name_inputs, to_rows
 from dxn.data.inference import infer_modality
 from dxn.data.read import Table
@@ -45,11 +45,17 @@ SHOP = table_of(
 )
 
 
-def choose(table, preprocessors, *, target=None, split=None, **named):
+def choose(table, preprocessors, *, target=None, split=None, new_groups=(), **named):
     """The chosen columns and the notes."""
     notes = []
     columns = choose_columns(
-        table, preprocessors, named=named, target=target, excluded=[split], notes=notes
+        table,
+        preprocessors,
+        named=named,
+        target=target,
+        excluded=[split],
+        new_groups=new_groups,
+        notes=notes,
     )
     return columns, notes
 
@@ -388,6 +394,31 @@ def test_cells_that_say_nothing_about_new_rows_are_not_used(cells, name, values,
 def test_distinct_numbers_that_are_no_row_numbers_are_used(cells):
     income = [(i * 7919) % 100_003 for i in range(120)]
     assert "income" in choose(shop(income=income), cells)[0].inputs
+
+
+@pytest.mark.parametrize(
+    ("train", "test", "expected"),
+    [
+        (["ann", "bob", "ann", "bob"], ["eve", "eve"], True),
+        (["3", "8", "3", "8", None], ["9", None, "9"], True),
+        (["ann", "bob", "ann", "bob"], ["eve", "eve", "bob", "bob"], False),  # a known speaker
+        (["ann", "bob", "ann", "bob"], ["eve", "kim"], False),  # names of rows
+        (["ann", "ann", "ann", "ann"], ["eve", "eve"], False),  # another data set
+        (["ann", "bob", "ann", "bob"], [None, None], False),
+        (["1.5", "2.5", "1.5", "2.5"], ["3.5", "3.5"], False),  # quantities
+        (["2024-01-01", "2024-01-02"] * 2, ["2024-02-01"] * 2, False),
+    ],
+)
+def test_groups_of_rows_that_only_the_test_split_has_are_recognized(train, test, expected):
+    assert names_new_groups(train, test) == expected
+
+
+def test_such_groups_are_an_input_only_if_they_are_named(cells):
+    table = shop(kind=list("abc") * 40)
+    columns, notes = choose(table, cells, new_groups=["kind", "words"])
+    assert "kind" not in columns.inputs and "text" in columns.inputs
+    assert "not used: kind (training has none of its values in the test split)" in notes
+    assert "kind" in choose(table, cells, category=["kind"], new_groups=["kind"])[0].inputs
 
 
 def finer(count=120):

@@ -13,6 +13,7 @@ from dxn.data.read import read_table
 from dxn.data.tables import from_tables
 from dxn.errors import UserError
 from dxn.tasks import infer_task
+from dxn.tokenize import CategoryAdapter
 
 REVIEWS = ["a fine film of two hours", "dull to the end", "she sings", "never again", "all right"]
 ROWS = [
@@ -578,3 +579,24 @@ def test_a_split_column_contradicts_separate_files(tmp_path, table):
         "data.split: cannot be combined with data.train, data.validation and data.test, got label; "
         "remove data.split"
     )
+
+
+def test_a_column_of_speakers_is_an_input_only_if_the_test_split_has_known_ones(
+    tmp_path, preprocessors
+):
+    people = ["ann", "bob", "cleo", "dan"]
+    rows = [
+        {"words": f"{REVIEWS[i % 5]} {i}", "mood": "ab"[i % 2], "speaker": people[i // 10 % 4]}
+        for i in range(80)
+    ]
+    cells = {**preprocessors, "category": CategoryAdapter(8).prepare}
+    for is_test, expected in ((lambda row: row["speaker"] == "dan", False), (is_odd, True)):
+        for row in rows:
+            row["split"] = "test" if is_test(row) else "train"
+        path = write_table(tmp_path / "my.csv", rows)
+        source = read_source(path, preprocessors=cells, target="mood")
+        assert ("speaker" in source.inputs) == expected
+
+
+def is_odd(row):
+    return row["words"].endswith("1")

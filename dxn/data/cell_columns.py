@@ -8,6 +8,7 @@ from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import Any
 
+from dxn.tokenize.date_format import are_dates
 from dxn.tokenize.missing import has_no_value
 from dxn.tokenize.number_format import read_numbers
 
@@ -23,6 +24,8 @@ MIN_ROWS = 100
 MIN_ROWS_PER_VALUE = 5  # mean
 MAX_SINGLE = 0.01  # fraction of rows whose value occurs once, which says nothing
 MIN_OTHER = 10  # rows with another target than the most frequent one
+# Values that name groups of rows, such as speakers, repeat so often on average, in every split.
+MIN_ROWS_PER_GROUP = 2
 
 
 def why_useless(name: str, cells: Sequence[Any]) -> str | None:
@@ -38,6 +41,29 @@ def why_useless(name: str, cells: Sequence[Any]) -> str | None:
     if _are_row_numbers(name, present):
         return "row numbers or identifiers"
     return None
+
+
+def names_new_groups(train: Sequence[Any], test: Sequence[Any]) -> bool:
+    """Return whether a column names groups of rows, of which the test split has only new ones.
+
+    A column of speakers is an example, if the test split has other speakers than the training
+    split. A model learns nothing from such a column that helps in the test split.
+
+    Args:
+        train: Cells of the column in the training split; None where missing.
+        test: Cells of the column in the test split.
+    """
+    splits = [[str(cell) for cell in cells if not has_no_value(cell)] for cells in (train, test)]
+    known, new = (set(cells) for cells in splits)
+    if len(known) < 2 or not new or known & new:
+        return False
+    if any(len(cells) < MIN_ROWS_PER_GROUP * len(set(cells)) for cells in splits):
+        return False
+    # Dates and quantities of new rows are new as well, but they can be compared with known ones.
+    present = splits[0] + splits[1]
+    numbers = read_numbers(present)
+    is_quantity = numbers is not None and not numbers.others and not numbers.are_whole
+    return not is_quantity and not are_dates(present)
 
 
 def determines(cells: Sequence[Any], targets: Sequence[Hashable]) -> bool:

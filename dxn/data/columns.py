@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,6 +47,7 @@ def choose_columns(
     target: str | Sequence[str] | None,
     excluded: Sequence[str | None] = (),
     exclude: Sequence[str] = (),
+    new_groups: Collection[str] = (),
     notes: list[str],
 ) -> Columns:
     """Choose the input columns and the target columns of a table.
@@ -63,6 +64,7 @@ def choose_columns(
             "label". An empty list: no target.
         excluded: Columns that are neither inputs nor unused, such as the split of each row.
         exclude: Columns that the user does not want as inputs.
+        new_groups: Columns that name groups which only the test split has, such as speakers.
         notes: Sentences about inferred and unused columns are appended to this list.
 
     Raises:
@@ -79,7 +81,7 @@ def choose_columns(
             )
     # A target column as an input would leak the target. A split column does not exist in new data.
     columns = [column for column in table.columns if column not in {*targets, *excluded, *exclude}]
-    infer_columns(table, columns, preprocessors, by_modality, targets, notes)
+    infer_columns(table, columns, preprocessors, by_modality, targets, new_groups, notes)
     # A column of the table is known by its own name, also if it is the only one of its kind.
     own_names = [m for m, preprocessor in preprocessors.items() if not is_shareable(preprocessor)]
     inputs = name_inputs({m: by_modality.get(m, []) for m in preprocessors}, own_names)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dxn.data.cell_columns import determines, why_useless
@@ -29,6 +29,7 @@ def infer_columns(
     preprocessors: Preprocessors,
     by_modality: dict[str, list[str]],
     targets: Sequence[str],
+    new_groups: Collection[str],
     notes: list[str],
 ) -> None:
     """Assign the remaining columns to modalities, and append notes about unused columns.
@@ -39,6 +40,8 @@ def infer_columns(
         preprocessors: Preprocessors in use, by modality.
         by_modality: Columns that the user chose. Inferred columns are added in place.
         targets: Target columns.
+        new_groups: Columns that name groups which only the test split has, see
+            `dxn.data.cell_columns.names_new_groups`.
         notes: Sentences about unused columns are appended to this list.
     """
     named = {modality: set(names) for modality, names in by_modality.items()}
@@ -56,6 +59,8 @@ def infer_columns(
             continue
         is_cell = not is_shareable(preprocessors[modality])
         useless = why_useless(column, values) if is_cell else None
+        if is_cell and column in new_groups:
+            useless = "training has none of its values in the test split"
         if useless is not None:
             unused[column] = useless
         elif modality in named:  # the user chose other columns for this modality

@@ -7,6 +7,7 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+from dxn.data.cell_columns import names_new_groups
 from dxn.data.columns import choose_columns, to_rows
 from dxn.data.confine import KEY
 from dxn.data.identity import identifying_columns
@@ -165,6 +166,7 @@ def from_tables(
         target=target,
         excluded=(split, group, *(holdout or ()), *layout_ids),
         exclude=[str(column) for column in as_list(exclude)],
+        new_groups=_new_groups(parts),
         notes=notes,
     )
     used = [*(spec.column for spec in chosen.inputs.values()), *chosen.target, split]
@@ -268,3 +270,11 @@ def rows_of_table(
         if surplus:
             notes.append(f"not used: {', '.join(surplus)} (not columns of the training)")
     return replace(rows, ids=ids)
+
+
+def _new_groups(parts: Mapping[str, Table]) -> list[str]:
+    """Return the columns that name groups of rows, of which the test split has only new ones."""
+    if "train" not in parts or "test" not in parts:
+        return []
+    train, test = parts["train"].columns, parts["test"].columns
+    return [name for name in train if name in test and names_new_groups(train[name], test[name])]
