@@ -102,11 +102,13 @@ def test_the_loss_decides_only_between_epochs_with_equal_metrics():
     state.epoch = 2
     assert not state.record({"accuracy": 0.4, "loss": 1.0}, make_task())
     assert (state.best, state.best_epoch, state.best_loss) == (0.5, 1, 1.0)
+    # Not the lowest loss so far, but lower than that of the first epoch.
     state.epoch = 3
-    assert not state.record({"accuracy": 0.5, "loss": 1.5}, make_task())
+    assert state.record({"accuracy": 0.5, "loss": 1.5}, make_task())
     state.epoch = 4
-    assert state.record({"accuracy": 0.5, "loss": 0.5}, make_task())
-    assert (state.best, state.best_epoch, state.best_loss) == (0.5, 4, 0.5)
+    assert not state.record({"accuracy": 0.5, "loss": 1.5}, make_task())
+    assert (state.best, state.best_epoch, state.kept_loss) == (0.5, 3, 1.5)
+    assert state.best_loss == 1.0
 
 
 def test_the_reason_names_the_metric_alone_if_there_is_no_loss(tmp_path, capsys):

@@ -83,21 +83,19 @@ def draw_family(
 def best_epoch(rows: Sequence[Row], task: Any) -> tuple[int, str] | None:
     """Return the epoch with the best value of the metric that the task monitors, and its name.
 
-    With equal values, the epoch with a new lowest loss is better, as in `dxn.train.state.State`.
+    With equal values, the epoch with the lower loss is better, as in `dxn.train.state.State`.
     """
-    best: tuple[float, int] | None = None
-    lowest = math.inf
+    best: tuple[float, float, int] | None = None
     for row in rows:
         value = row.get(PREFIX + task.monitored)
         if value is None or "epoch" not in row:
             continue
+        loss = row.get(PREFIX + "loss", math.nan)
         # A comparison with NaN is False.
-        is_lower = row.get(PREFIX + "loss", math.nan) < lowest
-        if is_lower:
-            lowest = row[PREFIX + "loss"]
-        if task.is_better(value, best and best[0]) or (best and value == best[0] and is_lower):
-            best = value, row["epoch"]
-    return None if best is None else (best[1], task.monitored)
+        is_lower = best is not None and value == best[0] and loss < best[1]
+        if is_lower or task.is_better(value, None if best is None else best[0]):
+            best = value, loss, row["epoch"]
+    return None if best is None else (best[2], task.monitored)
 
 
 def families_of(rows: Sequence[Row]) -> dict[str, list[str]]:

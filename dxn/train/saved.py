@@ -33,6 +33,7 @@ class SavedState(Strict):
     skipped_in_row: Count
     best: Figure | None
     best_epoch: Count
+    kept_loss: Figure | None
     first_loss: Figure | None
     second_loss: Figure | None
     best_loss: Figure | None

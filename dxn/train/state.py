@@ -27,6 +27,7 @@ class State:
         skipped_in_row: Number of skipped steps since the last one that was taken.
         best: Best value of the monitored metric so far.
         best_epoch: Epoch whose weights are kept, counted from 1. 0 before the first one.
+        kept_loss: Validation loss of this epoch.
         first_loss: Validation loss of the first epoch.
         second_loss: Validation loss of the second epoch.
         best_loss: Lowest validation loss so far.
@@ -46,6 +47,7 @@ class State:
     skipped_in_row: int = 0
     best: float | None = None
     best_epoch: int = 0
+    kept_loss: float | None = None
     first_loss: float | None = None
     second_loss: float | None = None
     best_loss: float | None = None
@@ -99,10 +101,12 @@ class State:
         is_lower = not math.isnan(loss) and (self.best_loss is None or loss < self.best_loss)
         # On a small validation split, many epochs have the same number of correct answers. Without
         # the loss, the first of them would be kept, long before the model has learned everything.
-        is_best = task.is_better(value, self.best) or (value == self.best and is_lower)
+        has_lower_loss = self.kept_loss is not None and loss < self.kept_loss
+        is_best = task.is_better(value, self.best) or (value == self.best and has_lower_loss)
         if is_best:
             self.best = value
             self.best_epoch = self.epoch
+            self.kept_loss = loss
         if is_lower:
             self.best_loss = loss
         if self.epoch == 1:
