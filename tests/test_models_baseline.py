@@ -135,6 +135,24 @@ def test_a_linear_relation_gets_a_linear_model():
     assert dense.name == "ridge regression" and not len(dense.module.landmarks)
 
 
+def test_a_number_counts_beside_an_input_of_many_features():
+    g = torch.Generator().manual_seed(0)
+    number, noise = torch.randn(151, 1, generator=g), torch.randn(151, 997, generator=g)
+    y = (2 * number).sin()
+    train = slice(0, 101)
+    dense = fit_dense(
+        torch.cat([noise, number], 1)[train], ScoreTargets(y[train], are_classes=False), [997, 1]
+    )
+    ours = dense.module(torch.cat([noise.flip(0), number], 1)) + dense.bias
+    assert (ours - y)[101:].square().mean() < 0.2 * y.var()
+    # Without the sizes, the number is one of 998 features.
+    alone = fit_dense(
+        torch.cat([noise, number], 1)[train], ScoreTargets(y[train], are_classes=False), [998]
+    )
+    theirs = alone.module(torch.cat([noise, number], 1)) + alone.bias
+    assert (theirs - y)[101:].square().mean() > 0.5 * y.var()
+
+
 def test_constant_and_unknown_features_have_no_influence():
     g = torch.Generator().manual_seed(0)
     x = torch.randn(61, 3, generator=g)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
@@ -13,10 +14,14 @@ from torch import Tensor
 from dxn.models.baseline import DenseScores
 from dxn.tasks.task import ScoreTargets
 
-# Landmarks of a kernel. A baseline with 1,000 landmarks of 500 numbers takes 2 MB.
-MAX_LANDMARKS = 1000
-# Rows on which the candidates are compared. More rows take longer, and rarely change the choice.
+# Landmarks of a kernel. A baseline with 2,000 landmarks of 1,000 numbers takes 8 MB.
+MAX_LANDMARKS = 2000
+# Values of the kernel between all rows and the landmarks: 240 MB in float64, a few times.
+MAX_VALUES = 30_000_000
+# Rows and landmarks with which the candidates are compared. With more, it takes longer, and the
+# choice is rarely another one.
 MAX_COMPARED = 5000
+COMPARED_LANDMARKS = 1000
 # Features up to which a linear model is a candidate. Its time is cubic in their number.
 MAX_LINEAR = 2000
 # Widths of the kernel, as multiples of gamma="scale" of scikit-learn.
@@ -30,6 +35,7 @@ MIN_LEFT_OUT = 1e-9  # avoids a division by zero for a row that determines its o
 # Scale of a feature that is not constant, relative to its mean and to all features of its input.
 # Smaller ones are rounding errors, such as those of the mean of a clip that is normalized to 0.
 MIN_SCALE = 1e-5
+MIN_VARIANCE = 1e-6  # avoids a division by zero if all features are constant
 CONSTANT = 1e30  # scale of a constant feature; not infinity, which is an error in saved weights
 
 
@@ -71,29 +77,37 @@ class Ridge:
 def fit_dense(x: Tensor, targets: ScoreTargets, sizes: Sequence[int]) -> Dense:
     """Train a ridge regression on standardized features, or on a kernel of them.
 
-    The kind of the model, the width of the kernel and the penalty are those with the lowest
-    leave-one-out error, which ridge regression has in closed form.
+    The kind of the model, the width of the kernel, the penalty, and whether all features or all
+    inputs have the same weight, are those with the lowest leave-one-out error. Ridge regression has
+    this error in closed form.
 
     Args:
         x: (n, F). Features of the training rows, NaN where unknown.
         targets: What is learned, (n, K).
         sizes: Numbers of features that belong together; their sum is F.
     """
-    size, num_features = x.shape
+    size = len(x)
     y = targets.values.double().numpy()
-    standardize = DenseScores(num_features, y.shape[1])
-    _fit_standardization(standardize, x, sizes)
-    z = standardize.standardized(x)
+    mean, scale = _standardization(x, sizes)
+    scales = [scale]
+    balanced = scale * _balance(scale, sizes)
+    if not torch.equal(balanced, scale):
+        scales.append(balanced)
     order = torch.from_numpy(np.random.default_rng(0).permutation(size))
     compared = order[:MAX_COMPARED].sort().values
-    landmarks = z[order[:MAX_LANDMARKS].sort().values].unique(dim=0)
-    candidates = list(_candidates(standardize, z, landmarks, y.shape[1]))
-    errors: list[float] = []
-    for candidate in candidates:
-        features, _ = _features(candidate, z[compared])
-        errors.append(fit_ridge(features, y[compared.numpy()]).error)
-    module = candidates[int(np.argmin(errors))]
-    features, basis = _features(module, z)
+    rows = order[:COMPARED_LANDMARKS]
+    best: tuple[float, DenseScores] | None = None
+    for candidate in _candidates(x, mean, scales, rows, y.shape[1]):
+        features, _ = _features(candidate, x[compared])
+        error = fit_ridge(features, y[compared.numpy()]).error
+        if best is None or error < best[0]:
+            best = error, candidate
+    assert best is not None
+    module = best[1]
+    if len(module.landmarks):
+        count = min(MAX_LANDMARKS, max(MAX_VALUES // size, COMPARED_LANDMARKS))
+        module = _with_landmarks(module, x, order[:count])
+    features, basis = _features(module, x)
     ridge = fit_ridge(features, y)
     module.weight.copy_(torch.from_numpy(basis @ ridge.weight))
     name = "RBF kernel ridge" if len(module.landmarks) else "ridge"
@@ -147,31 +161,48 @@ def fit_ridge(features: np.ndarray, y: np.ndarray) -> Ridge:
 
 
 def _candidates(
-    standardize: DenseScores, z: Tensor, landmarks: Tensor, num_outputs: int
+    x: Tensor, mean: Tensor, scales: Sequence[Tensor], rows: Tensor, num_outputs: int
 ) -> Iterator[DenseScores]:
-    """Yield modules without weights: a linear one, and one per width of the kernel."""
-    num_features = z.shape[1]
-    # Features that are always the same have no influence on a distance.
-    num_varying = max(int((z.std(0) > 0).sum()), 1)
-    counts = [0] * (num_features <= MAX_LINEAR) + [len(landmarks)] * len(GAMMAS)
-    gammas = (0.0,) * (num_features <= MAX_LINEAR) + GAMMAS
-    for count, gamma in zip(counts, gammas, strict=True):
-        module = DenseScores(num_features, num_outputs, count)
-        module.mean.copy_(standardize.mean)
-        module.scale.copy_(standardize.scale)
-        if count:
-            module.gamma.fill_(gamma / num_varying)
-            module.landmarks.copy_(landmarks)
-        yield module
+    """Yield modules without weights: for each scale a linear one, and one per width of the kernel.
+
+    Args:
+        x: (n, F). Features of the training rows.
+        mean: (F,).
+        scales: Scales (F,) by which the features can be divided.
+        rows: Rows that can be landmarks.
+        num_outputs: Number of outputs K.
+    """
+    for scale in scales:
+        linear = DenseScores(x.shape[1], num_outputs)
+        linear.mean.copy_(mean)
+        linear.scale.copy_(scale)
+        if x.shape[1] <= MAX_LINEAR:
+            yield linear
+        # Features that are always the same have no influence on a distance.
+        variance = float(linear.standardized(x).var(0).sum())
+        for gamma in GAMMAS:
+            linear.gamma.fill_(gamma / max(variance, MIN_VARIANCE))
+            yield _with_landmarks(linear, x, rows)
 
 
-def _features(module: DenseScores, z: Tensor) -> tuple[np.ndarray, np.ndarray]:
+def _with_landmarks(module: DenseScores, x: Tensor, rows: Tensor) -> DenseScores:
+    """Return a module without weights whose landmarks are these rows of the features x (n, F)."""
+    landmarks = module.standardized(x[rows.sort().values]).unique(dim=0)
+    kernel = DenseScores(x.shape[1], module.weight.shape[1], len(landmarks))
+    kernel.mean.copy_(module.mean)
+    kernel.scale.copy_(module.scale)
+    kernel.gamma.copy_(module.gamma)
+    kernel.landmarks.copy_(landmarks)
+    return kernel
+
+
+def _features(module: DenseScores, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
     """Return the features (n, M) of a ridge regression, and the matrix that computes them.
 
     The matrix maps the result of `module.features` to them. With a kernel, it is the inverse root
     of the kernel of the landmarks, so that the penalty is that of kernel ridge regression.
     """
-    features = module.features(z).double().numpy()
+    features = module.features(module.standardized(x)).double().numpy()
     if not len(module.landmarks):
         return features, np.eye(features.shape[1])
     values, vectors = np.linalg.eigh(module.features(module.landmarks).double().numpy())
@@ -180,8 +211,8 @@ def _features(module: DenseScores, z: Tensor) -> tuple[np.ndarray, np.ndarray]:
     return features @ basis, basis
 
 
-def _fit_standardization(module: DenseScores, x: Tensor, sizes: Sequence[int]) -> None:
-    """Set the mean and the scale of each feature, without unknown values. See `fit_dense`."""
+def _standardization(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
+    """Return the mean and the scale of each feature (F,), without unknown values."""
     x = x.double()
     mean = x.nanmean(0).nan_to_num(0.0)
     scale = (x - mean).square().nanmean(0).nan_to_num(0.0).sqrt()
@@ -189,5 +220,15 @@ def _fit_standardization(module: DenseScores, x: Tensor, sizes: Sequence[int]) -
     typical = torch.cat([part.mean().sqrt().expand(len(part)) for part in squares])
     # A constant feature has no influence, whatever its value is in new data.
     is_constant = scale <= MIN_SCALE * torch.maximum(mean.abs(), typical)
-    module.mean.copy_(mean)
-    module.scale.copy_(scale.masked_fill(is_constant, CONSTANT))
+    return mean, scale.masked_fill(is_constant, CONSTANT)
+
+
+def _balance(scale: Tensor, sizes: Sequence[int]) -> Tensor:
+    """Return factors of the scales (F,) with which all inputs have the same share of a distance.
+
+    Without them, a number beside a picture of 1,000 features has hardly any influence.
+    """
+    counts = [int((part < CONSTANT).sum()) for part in scale.split(list(sizes))]
+    least = min((count for count in counts if count), default=1)
+    factors = [math.sqrt(max(count, least) / least) for count in counts]
+    return torch.cat([torch.full((n,), f) for n, f in zip(sizes, factors, strict=True)])

@@ -11,7 +11,7 @@ from torch import Tensor
 
 SIDE = 32  # pixels of the reduced picture
 GRID = 8  # cells along each side, for colors and for histograms
-NUM_LEVELS = 4  # of each channel in the histogram of colors
+NUM_LEVELS = 8  # of each channel in the histogram of colors
 NUM_BINS = 9  # orientations of a gradient, as in HOG (Dalal and Triggs, CVPR 2005)
 EPS = 1e-2  # about the contrast of noise; it keeps the noise of plain areas small
 MIN_SHARE = 1e-3  # of the area of a picture; smaller areas of a color matter little
