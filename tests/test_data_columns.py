@@ -406,6 +406,7 @@ def test_distinct_numbers_that_are_no_row_numbers_are_used(cells):
         (["ann", "ann", "ann", "ann"], ["eve", "eve"], False),  # another data set
         (["ann", "bob", "ann", "bob"], [None, None], False),
         (["1.5", "2.5", "1.5", "2.5"], ["3.5", "3.5"], False),  # quantities
+        (["2021", "2022", "2021", "2022"], ["2023", "2023"], False),
         (["2024-01-01", "2024-01-02"] * 2, ["2024-02-01"] * 2, False),
     ],
 )

@@ -26,6 +26,8 @@ MAX_SINGLE = 0.01  # fraction of rows whose value occurs once, which says nothin
 MIN_OTHER = 10  # rows with another target than the most frequent one
 # Values that name groups of rows, such as speakers, repeat so often on average, in every split.
 MIN_ROWS_PER_GROUP = 2
+# Whole numbers in this range are taken for years, and other ones for numbers of groups.
+YEARS = (1900, 2100)
 
 
 def why_useless(name: str, cells: Sequence[Any]) -> str | None:
@@ -59,11 +61,18 @@ def names_new_groups(train: Sequence[Any], test: Sequence[Any]) -> bool:
         return False
     if any(len(cells) < MIN_ROWS_PER_GROUP * len(set(cells)) for cells in splits):
         return False
-    # Dates and quantities of new rows are new as well, but they can be compared with known ones.
+    # Quantities of new rows are new as well, but they can be compared with known ones.
     present = splits[0] + splits[1]
-    numbers = read_numbers(present)
-    is_quantity = numbers is not None and not numbers.others and not numbers.are_whole
-    return not is_quantity and not are_dates(present)
+    return not are_dates(present) and not _are_quantities(present)
+
+
+def _are_quantities(cells: Sequence[str]) -> bool:
+    """Return whether cells are years or numbers with decimals. Other numbers often name groups."""
+    numbers = read_numbers(cells)
+    if numbers is None or numbers.others:
+        return False
+    low, high = YEARS
+    return not numbers.are_whole or all(low <= value <= high for value in numbers.values)
 
 
 def determines(cells: Sequence[Any], targets: Sequence[Hashable]) -> bool:

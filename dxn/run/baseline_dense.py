@@ -16,15 +16,17 @@ from dxn.tasks.task import ScoreTargets
 
 # Landmarks of a kernel. A baseline with 2,000 landmarks of 1,000 numbers takes 8 MB.
 MAX_LANDMARKS = 2000
-# Values of the kernel between all rows and the landmarks: 240 MB in float64, a few times.
+# Size of the kernel matrix of all rows and landmarks: 240 MB in float64, and a few copies exist at
+# once. Above 15,000 rows there are fewer landmarks, but not fewer than COMPARED_LANDMARKS.
 MAX_VALUES = 30_000_000
-# Rows and landmarks with which the candidates are compared. With more, it takes longer, and the
-# choice is rarely another one.
+# Rows and landmarks with which the candidates (linear or kernel, gamma, scaling) are compared. With
+# more, it takes longer, and the choice is rarely another one. The best one is fitted to all rows.
 MAX_COMPARED = 5000
 COMPARED_LANDMARKS = 1000
 # Features up to which a linear model is a candidate. Its time is cubic in their number.
 MAX_LINEAR = 2000
-# Widths of the kernel, as multiples of gamma="scale" of scikit-learn.
+# Values of gamma, as multiples of 1 / (total variance of the features), which is gamma="scale" of
+# scikit-learn. The kernel is narrower with a larger gamma.
 GAMMAS = (0.1, 0.3, 1.0)
 # Ridge penalties, relative to the largest eigenvalue.
 PENALTIES = 10.0 ** np.arange(-5.5, 0.6, 0.5)
@@ -32,8 +34,9 @@ PENALTIES = 10.0 ** np.arange(-5.5, 0.6, 0.5)
 # directions are noise of float32.
 MIN_EIGENVALUE = 1e-5
 MIN_LEFT_OUT = 1e-9  # avoids a division by zero for a row that determines its own prediction
-# Scale of a feature that is not constant, relative to its mean and to all features of its input.
-# Smaller ones are rounding errors, such as those of the mean of a clip that is normalized to 0.
+# A feature is constant if its standard deviation is at most this fraction of its mean or of the
+# other features of its input. Such a deviation is a rounding error, for example of the mean of a
+# clip that is normalized to 0.
 MIN_SCALE = 1e-5
 MIN_VARIANCE = 1e-6  # avoids a division by zero if all features are constant
 CONSTANT = 1e30  # scale of a constant feature; not infinity, which is an error in saved weights
@@ -45,7 +48,8 @@ class Dense(NamedTuple):
     Attributes:
         module: Its scores are without `bias`.
         bias: (K,).
-        scores: (n, K). The score of each training row by a model that was not trained on this row.
+        scores: (n, K). The score of each training row by a model whose weights were fitted without
+            this row.
         name: Name of the model.
     """
 
@@ -77,14 +81,15 @@ class Ridge:
 def fit_dense(x: Tensor, targets: ScoreTargets, sizes: Sequence[int]) -> Dense:
     """Train a ridge regression on standardized features, or on a kernel of them.
 
-    The kind of the model, the width of the kernel, the penalty, and whether all features or all
-    inputs have the same weight, are those with the lowest leave-one-out error. Ridge regression has
-    this error in closed form.
+    The kind of the model, gamma, the penalty and the scaling are those with the lowest
+    leave-one-out error, which ridge regression has in closed form. Two scalings are tried: each
+    feature has variance 1, or each group of features has the same total variance.
 
     Args:
         x: (n, F). Features of the training rows, NaN where unknown.
         targets: What is learned, (n, K).
-        sizes: Numbers of features that belong together; their sum is F.
+        sizes: Number of features of each group; their sum is F. Each input has two groups: its
+            features, and the one that says whether a sample has this input.
     """
     size = len(x)
     y = targets.values.double().numpy()
@@ -163,7 +168,7 @@ def fit_ridge(features: np.ndarray, y: np.ndarray) -> Ridge:
 def _candidates(
     x: Tensor, mean: Tensor, scales: Sequence[Tensor], rows: Tensor, num_outputs: int
 ) -> Iterator[DenseScores]:
-    """Yield modules without weights: for each scale a linear one, and one per width of the kernel.
+    """Yield modules without weights: for each scale a linear one, and one per gamma.
 
     Args:
         x: (n, F). Features of the training rows.
@@ -197,10 +202,10 @@ def _with_landmarks(module: DenseScores, x: Tensor, rows: Tensor) -> DenseScores
 
 
 def _features(module: DenseScores, x: Tensor) -> tuple[np.ndarray, np.ndarray]:
-    """Return the features (n, M) of a ridge regression, and the matrix that computes them.
+    """Return the design matrix (n, M) of a ridge regression, and the matrix that computes it.
 
-    The matrix maps the result of `module.features` to them. With a kernel, it is the inverse root
-    of the kernel of the landmarks, so that the penalty is that of kernel ridge regression.
+    This matrix is multiplied with the result of `module.features`. With a kernel, it is the inverse
+    root of the kernel of the landmarks, so that the penalty is that of kernel ridge regression.
     """
     features = module.features(module.standardized(x)).double().numpy()
     if not len(module.landmarks):
@@ -224,9 +229,10 @@ def _standardization(x: Tensor, sizes: Sequence[int]) -> tuple[Tensor, Tensor]:
 
 
 def _balance(scale: Tensor, sizes: Sequence[int]) -> Tensor:
-    """Return factors of the scales (F,) with which all inputs have the same share of a distance.
+    """Return factors (F,) of the scales, with which all groups have the same total variance.
 
-    Without them, a number beside a picture of 1,000 features has hardly any influence.
+    Without them, a number beside a picture of 1,280 features has hardly any influence on a
+    distance. Groups of constant features are ignored.
     """
     counts = [int((part < CONSTANT).sum()) for part in scale.split(list(sizes))]
     least = min((count for count in counts if count), default=1)
