@@ -111,7 +111,7 @@ def fit_dense(x: Tensor, targets: ScoreTargets, sizes: Sequence[int]) -> Dense:
     module = best[1]
     if len(module.landmarks):
         count = min(MAX_LANDMARKS, max(MAX_VALUES // size, COMPARED_LANDMARKS))
-        module = _with_landmarks(module, x, order[:count])
+        module = _with_landmarks(module, x, order[:count], gamma=float(module.gamma))
     features, basis = _features(module, x)
     ridge = fit_ridge(features, y)
     module.weight.copy_(torch.from_numpy(basis @ ridge.weight))
@@ -186,17 +186,16 @@ def _candidates(
         # Features that are always the same have no influence on a distance.
         variance = float(linear.standardized(x).var(0).sum())
         for gamma in GAMMAS:
-            linear.gamma.fill_(gamma / max(variance, MIN_VARIANCE))
-            yield _with_landmarks(linear, x, rows)
+            yield _with_landmarks(linear, x, rows, gamma=gamma / max(variance, MIN_VARIANCE))
 
 
-def _with_landmarks(module: DenseScores, x: Tensor, rows: Tensor) -> DenseScores:
+def _with_landmarks(module: DenseScores, x: Tensor, rows: Tensor, *, gamma: float) -> DenseScores:
     """Return a module without weights whose landmarks are these rows of the features x (n, F)."""
     landmarks = module.standardized(x[rows.sort().values]).unique(dim=0)
     kernel = DenseScores(x.shape[1], module.weight.shape[1], len(landmarks))
     kernel.mean.copy_(module.mean)
     kernel.scale.copy_(module.scale)
-    kernel.gamma.copy_(module.gamma)
+    kernel.gamma.fill_(gamma)
     kernel.landmarks.copy_(landmarks)
     return kernel
 
