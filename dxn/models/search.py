@@ -31,11 +31,6 @@ class Hypothesis:
     ids: list[int]
     score: float
 
-    def ranking_score(self, length_penalty: float) -> float:
-        """Return the score by which beam search ranks hypotheses, see `length_normalized`."""
-        # 1 for the end token, which is included in the score.
-        return length_normalized(self.score, len(self.ids) + 1, length_penalty)
-
 
 def length_normalized(score: float, length: int, penalty: float) -> float:
     """Return score / ((5 + length) / 6)^penalty (arXiv:1609.08144, equation 14).

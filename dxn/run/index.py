@@ -24,7 +24,6 @@ from dxn.run.model_folder import WEIGHTS, model_folder
 from dxn.run.output import write_records
 from dxn.run.prediction_table import identify, own_name
 from dxn.run.predictor import Predictor
-from dxn.run.report import print_line
 from dxn.run.settings import Settings
 from dxn.tokenize.media import BadMedia
 from dxn.tokenize.npy_file import read_npy
@@ -213,9 +212,3 @@ def _are_weights(weights: Any) -> bool:
         return weights is None
     are_names = all(isinstance(weights[key], str | None) for key in WEIGHT_NAMES)
     return are_names and isinstance(weights["strict"], bool)
-
-
-def print_index(index: Index) -> None:
-    """Print what an index contains."""
-    names = " and ".join(index.inputs)
-    print_line(f"index: {index.folder}: {names} of {count(len(index.rows), 'row')}")

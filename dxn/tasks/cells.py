@@ -9,7 +9,7 @@ from typing import Any
 
 from dxn.errors import UserError
 from dxn.tokenize.date_format import are_dates, most
-from dxn.tokenize.number_format import NumberFormat, Numbers, are_codes, are_numbers, read_numbers
+from dxn.tokenize.number_format import Numbers, are_codes, are_numbers, read_numbers
 
 # Thresholds of heuristics; head=NAME overrides their result.
 # A column of whole numbers with at most this many distinct values contains class labels (such as 1
@@ -28,11 +28,6 @@ MIN_IDENTIFIERS = 20
 DISTINCT = 0.9  # fraction of distinct values from which nearly all of them occur once
 # An identifier contains a digit, such as SKU-1234, or is an address.
 IDENTIFIER = re.compile(r"\S*(?:\d|@|://)\S*")
-
-
-def as_number(value: Any) -> float | None:
-    """Convert a cell to a finite float; return None if that is not possible."""
-    return NumberFormat().parse(value)
 
 
 def are_lists(values: Sequence[Any]) -> bool:
