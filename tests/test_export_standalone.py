@@ -79,14 +79,15 @@ def test_texts_have_the_same_character_ngrams(kind, max_len):
 
 
 def test_the_counted_features_of_texts_are_the_same():
-    adapter = TextAdapter(8, vocab_size=90).fit(TEXTS)
-    batch, _ = both(adapter, TEXTS)
+    texts = [*TEXTS, "お茶とcake、ください", "ที่บ้านx กิน"]
+    adapter = TextAdapter(8, vocab_size=90).fit(texts)
+    batch, _ = both(adapter, texts)
     options = {**recipe(adapter.prepare), **counted_recipe(adapter)}
     module = importlib.import_module(f"dxn.tokenize.standalone.{options['counted']}")
     arrays = {key: batch[key].numpy() for key in ("ids", "mask")}
     blocks = module.counted(arrays, options)
     for block, (rows, codes) in zip(blocks, adapter.summary(batch).counted, strict=True):
-        for row in range(len(TEXTS)):
+        for row in range(len(texts)):
             expected = sorted(codes[rows == row].tolist())
             assert sorted(code for code in block[row].tolist() if code >= 0) == expected
 

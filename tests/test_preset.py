@@ -117,10 +117,14 @@ def test_chosen_keys_include_what_is_below_and_above_them():
     assert is_chosen("fusion.pool", frozenset({"fusion.pool.kind"}))
 
 
-def test_texts_become_words_unless_they_have_no_spaces():
+@pytest.mark.parametrize("text", ["A short text of words", "これは空白のない文です", "ข้อความ"])
+def test_texts_become_words(text):
+    assert advised(TextAdapter(8), [text])["adapters.x.tokenizer.kind"] == "word"
+
+
+def test_codes_and_many_texts_keep_their_subwords():
     adapter = TextAdapter(8)
-    assert advised(adapter, ["A short text of words"])["adapters.x.tokenizer.kind"] == "word"
-    assert advised(adapter, ["これは空白のない文です"]) == {}
+    assert advised(adapter, ["ACGTTAGCCATAGCATT CCATTAGACCATAACT"]) == {}
     assert advised(adapter, ["A text of some words"], rows=100_000) == {}
 
 

@@ -1,5 +1,7 @@
 """Features for a baseline: words of tokenized texts, and statistics of the other modalities."""
 
+from collections import Counter
+
 import pytest
 import torch
 from sklearn.feature_extraction.text import CountVectorizer
@@ -89,6 +91,30 @@ def test_codes_do_not_depend_on_the_tokenizer():
     for block in zip(*blocks, strict=True):
         first, *others = [occurrences(each, len(TEXTS)) for each in block]
         assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("我喝茶", ["我", "喝", "茶"]),
+        ("使用Python写。", ["使", "用", "python", "写"]),
+        ("お茶 と コーヒー", ["お", "茶", "と", "コ", "ー", "ヒ", "ー"]),
+        # The vowel sign and the tone mark belong to the consonant before them.
+        ("ที่บ้านab", ["ที่", "บ้", "า", "น", "ab"]),
+    ],
+)
+def test_a_character_of_a_script_without_spaces_is_a_word(kind, text, words):
+    adapter = text_adapter(kind, [text, *words])
+    counted = [
+        occurrences(adapter.summary(batch_of(adapter, [part])).counted[0], 1)[0]
+        for part in (text, *words)
+    ]
+    singles = [code for part in counted[1:] for code in part]
+    pairs = max(len(words) - 1, 0)
+    marks = text.count("。")
+    assert len(counted[0]) == len(words) + pairs + marks
+    assert not Counter(singles) - Counter(counted[0])
 
 
 def test_texts_of_a_batch_do_not_affect_each_other():

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from typing import Any
 
 from dxn.tokenize.advice import Advice, Facts
+from dxn.tokenize.scripts import count_words
 
 MAX_ROWS = 50_000  # training rows up to which single words are regularized strongly
-# A language without spaces has longer "words", and its subwords are the better tokens.
+# Codes and addresses have longer "words", and their subwords are the better tokens.
 MAX_WORD_CHARS = 12
 LONG = 100  # words of a text from which its mean vector tells more than the maximum
-LENGTH_MARGIN = 1.3  # subwords per word
 WORDS = 16_000
 
 
@@ -24,7 +24,7 @@ def advise_text(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         facts: What is known about the training.
     """
     texts = [cell if isinstance(cell, str) else " ".join(map(str, cell)) for cell in cells]
-    counts = [len(text.split()) for text in texts]
+    counts = [count_words(text) for text in texts]
     words = statistics.median(counts)
     chars = sum(map(len, texts)) / max(sum(counts), 1)
     if facts.rows > MAX_ROWS or words < 2 or chars > MAX_WORD_CHARS:

@@ -10,6 +10,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from dxn.tokenize.scripts import is_unspaced
 from dxn.tokenize.text_tokenizer import num_embeddings, special_ids
 
 # Lengths of the character n-grams. The space before and after a word is one of the characters.
@@ -26,7 +27,7 @@ class TextCodes:
     """Computes hashes of words, pairs of words and character n-grams from token ids.
 
     The tokens are converted to characters in lower case again, so the hashes depend neither on the
-    vocabulary nor on upper case.
+    vocabulary nor on upper case. A character of a script without spaces is a word.
 
     Args:
         tokenizer: The tokenizer of the ids.
@@ -44,6 +45,8 @@ class TextCodes:
         self.chars = torch.tensor([ord(char) for char in text], dtype=torch.long)
         self.is_space = torch.tensor([char.isspace() for char in text])
         self.is_word = torch.tensor([_is_word(char) for char in text])
+        self.is_unspaced = torch.tensor([is_unspaced(char) for char in text])
+        self.is_mark = torch.tensor([_is_mark(char) for char in text])
 
     def __call__(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the words and pairs of words, and the character n-grams.
@@ -72,7 +75,11 @@ class TextCodes:
         index, rows, is_space = index[single], rows[single], is_space[single]
         chars = torch.where(is_space, SPACE, self.chars.to(device)[index])
         hashes = _Hashes(chars)
-        words = _words(hashes, rows, is_space, self.is_word.to(device)[index])
+        is_word = self.is_word.to(device)[index]
+        starts = _starts(
+            is_word, self.is_unspaced.to(device)[index], self.is_mark.to(device)[index]
+        )
+        words = _words(hashes, rows, is_space, is_word, starts)
         return words, _char_ngrams(hashes, rows, is_space)
 
 
@@ -128,15 +135,28 @@ def _private(number: int) -> str:
 
 def _is_word(char: str) -> bool:
     # Marks belong to the letter before them, and private characters are parts of letters.
-    return char.isalnum() or char == "_" or unicodedata.category(char) in ("Mn", "Mc", "Co")
+    return char.isalnum() or char == "_" or _is_mark(char) or unicodedata.category(char) == "Co"
 
 
-def _words(hashes: _Hashes, rows: Tensor, is_space: Tensor, is_word: Tensor) -> Tensor:
+def _is_mark(char: str) -> bool:
+    return unicodedata.category(char) in ("Mn", "Mc")
+
+
+def _starts(is_word: Tensor, is_unspaced: Tensor, is_mark: Tensor) -> Tensor:
+    """Return at which characters (n,) a word starts."""
+    after_word = F.pad(is_word, (1, 0))[:-1]
+    after_unspaced = F.pad(is_unspaced, (1, 0))[:-1]
+    is_character = is_unspaced & ~is_mark
+    return is_word & (~after_word | is_character | after_unspaced & ~is_unspaced)
+
+
+def _words(
+    hashes: _Hashes, rows: Tensor, is_space: Tensor, is_word: Tensor, starts: Tensor
+) -> Tensor:
     """Return words, single characters of punctuation, and pairs of consecutive words (2, n)."""
-    before = F.pad(is_word, (1, 0))[:-1]
-    after = F.pad(is_word, (0, 1))[1:]
-    start = (is_word & ~before).nonzero()[:, 0]
-    stop = (is_word & ~after).nonzero()[:, 0] + 1
+    ends = F.pad(~is_word | starts, (0, 1), value=True)[1:]
+    start = starts.nonzero()[:, 0]
+    stop = (is_word & ends).nonzero()[:, 0] + 1
     words = hashes.of(start, stop)
     owners = rows[start]
     same = owners[1:] == owners[:-1]

@@ -21,6 +21,7 @@ from tokenizers import (
 )
 
 from dxn.errors import UserError
+from dxn.tokenize.scripts import UNSPACED
 from dxn.tokenize.text_options import TokenizerKind, TokenizerOptions, check_kind
 from dxn.tokenize.tokenizer_check import check_tokenizer, trust_tokenizer
 from dxn.untrusted import shortened
@@ -42,8 +43,8 @@ def train_tokenizer(
     Args:
         texts: Texts of the training split.
         kind: Kind of the tokens: bpe (byte-level BPE, which has no unknown tokens), wordpiece (as
-            in BERT), unigram (as in SentencePiece, arXiv:1804.10959), word (words and punctuation)
-            or character (Unicode characters).
+            in BERT), unigram (as in SentencePiece, arXiv:1804.10959), word (words, punctuation, and
+            single characters of scripts without spaces) or character (Unicode characters).
         vocab_size: Maximum number of tokens.
         lowercase: Convert all text to lower case first.
 
@@ -194,6 +195,7 @@ def _word_decoder() -> Any:
         r"(?<=[(\[{]) ",
         rf"(?<=\w) (?=['’] {ending})",
         rf"(?<=\w['’]) (?={ending})",
+        rf"(?<={UNSPACED}) (?={UNSPACED})",
     )
     return decoders.Sequence(
         [
@@ -232,7 +234,11 @@ def _untrained(kind: TokenizerKind, vocab_size: int) -> tuple[Any, Any]:
         return tokenizer, trainers.UnigramTrainer(unk_token="[UNK]", **common)
     tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
     if kind == "word":
-        tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+        # A character has its vowel signs and tone marks with it.
+        character = Regex(rf"{UNSPACED}\p{{M}}*")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Whitespace(), pre_tokenizers.Split(character, "isolated")]
+        )
         tokenizer.decoder = _word_decoder()
     else:
         tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")

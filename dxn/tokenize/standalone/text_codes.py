@@ -11,6 +11,22 @@ import numpy as np
 
 PRIME, BASE, PAIR = 2_147_483_647, 1_000_003, 998_244_353
 NGRAMS = (2, 3, 4)
+# First and last code point of scripts without spaces, whose characters are words: Thai and Lao,
+# Burmese, Khmer, Japanese, Chinese.
+UNSPACED = (
+    (0x0E01, 0x0EFF),
+    (0x1000, 0x109F),
+    (0x1780, 0x17FF),
+    (0x3005, 0x3007),
+    (0x3041, 0x30FA),
+    (0x30FC, 0x30FF),
+    (0x31F0, 0x31FF),
+    (0x3400, 0x4DBF),
+    (0x4E00, 0x9FFF),
+    (0xF900, 0xFAFF),
+    (0xFF66, 0xFF9F),
+    (0x20000, 0x3FFFF),
+)
 
 
 def counted(arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> list[np.ndarray]:
@@ -36,13 +52,13 @@ def _words(chars: str) -> list[int]:
     marks: list[int] = []
     word = ""
     for char in chars:
-        if _is_word(char):
-            word += char
-            continue
-        if word:
+        is_word = _is_word(char)
+        if word and (not is_word or _is_start(char, word[-1])):
             words.append(_hash(word))
             word = ""
-        if char != " ":
+        if is_word:
+            word += char
+        elif char != " ":
             marks.append(_hash(char))
     pairs = [(a * PAIR + b) % PRIME for a, b in pairwise(words)]
     return words + pairs + marks
@@ -56,6 +72,17 @@ def _ngrams(chars: str) -> list[int]:
 
 def _is_word(char: str) -> bool:
     return char.isalnum() or char == "_" or unicodedata.category(char) in ("Mn", "Mc", "Co")
+
+
+def _is_start(char: str, before: str) -> bool:
+    """Whether a character of a word starts another word than the character before it."""
+    if _is_unspaced(char):
+        return unicodedata.category(char) not in ("Mn", "Mc")
+    return _is_unspaced(before)
+
+
+def _is_unspaced(char: str) -> bool:
+    return any(first <= ord(char) <= last for first, last in UNSPACED)
 
 
 def _hash(text: str) -> int:
