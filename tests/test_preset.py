@@ -186,6 +186,17 @@ def test_sounds_next_to_other_inputs_get_no_noise_and_a_small_stem(tmp_path):
     assert together["adapters.x.stem"] == "conv"
 
 
+def test_long_sounds_are_trained_in_parts(tmp_path):
+    path = tmp_path / "a.wav"
+    for seconds in (9, 11):
+        soundfile.write(path, np.zeros(4000 * seconds), 4000)
+        is_long = seconds == 11
+        alone = advised(AudioAdapter(8), [str(path)])
+        assert alone.get("adapters.x.augment.crop") == (5.0 if is_long else None)
+        together = advised(AudioAdapter(8), [str(path)], num_inputs=2)
+        assert "adapters.x.augment.crop" not in together
+
+
 def train_on_texts_and_images(folder, *options):
     """Train on two inputs, and return the configuration of the run."""
     lines = ["text,image,label"]

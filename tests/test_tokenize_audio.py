@@ -436,6 +436,15 @@ def waveforms(options, raw, count=53):
     return [augment_waveform(raw, augment, RATE, random.Random(seed)) for seed in range(count)]
 
 
+def test_a_crop_is_a_random_part_of_a_longer_clip():
+    raw = torch.arange(1009.0)
+    parts = waveforms({"crop": 0.05}, raw)
+    starts = [int(x[0]) for x in parts]
+    assert min(starts) < 100 and max(starts) > 509
+    assert all(torch.equal(x, raw[i : i + 400]) for i, x in zip(starts, parts, strict=True))
+    assert torch.equal(waveforms({"crop": 0.2}, raw, 1)[0], raw)
+
+
 def test_time_shift_adds_silence_before_the_clip():
     before = [len(x) - 1009 for x in waveforms({"time_shift": 0.05}, sound())]
     assert min(before) >= 0 and 300 < max(before) <= 400  # 0.05 s
@@ -605,6 +614,8 @@ def test_describe_gives_number_and_duration_of_the_columns(options, words):
             ),
             "augment.equalize needs frontend=mel, got frontend=kaldi",
         ),
+        (lambda: AudioAugment(crop=-1.0), "crop must be at least 0, got -1.0"),
+        (lambda: AudioAugment(speed=1.0), "speed must be below 1, got 1.0"),
         (lambda: SpectrogramOptions(frontend="mfcc"), "must be mel, kaldi or whisper, got 'mfcc'"),
         (lambda: SpectrogramOptions(frontend="whisper", f_min=20.0), "leave out f_min, f_max"),
         (lambda: SpectrogramOptions(top_db=0.0), "top_db must be above 0, got 0.0"),

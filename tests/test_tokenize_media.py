@@ -9,7 +9,7 @@ import soundfile
 import torch
 from PIL import Image, ImageOps
 
-from dxn.tokenize.audio_file import audio_rate, read_audio
+from dxn.tokenize.audio_file import audio_rate, audio_seconds, read_audio
 from dxn.tokenize.image_file import read_image
 from dxn.tokenize.media import BadMedia
 
@@ -341,6 +341,7 @@ def test_all_kinds_of_audio_sources_give_the_same_samples(tmp_path):
         for other in rest:
             torch.testing.assert_close(other, first, rtol=0, atol=1e-6)
     assert [audio_rate(source) for source in sources] == [RATE] * 5
+    assert {audio_seconds(source) for source in sources} == {len(stereo) / RATE}
 
 
 def test_a_float32_array_at_its_own_rate_is_not_copied():

@@ -7,11 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from dxn.tokenize.advice import Advice, Facts
-from dxn.tokenize.audio_file import audio_rate
+from dxn.tokenize.audio_file import audio_rate, audio_seconds
 from dxn.tokenize.media import BadMedia
 
 MAX_RATE = 22_050  # hertz; higher frequencies rarely distinguish classes
 MIN_RATE = 4_000
+# From this median duration on, too few epochs of whole clips fit into the time.
+LONG = 10.0  # seconds
+CROP = 5.0
 MANY_ROWS = 1_000  # training rows from which residual convolutions generalize better
 
 
@@ -23,9 +26,11 @@ def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         facts: What is known about the training.
     """
     rates = []
+    seconds = []
     for cell in cells:
         try:
             rates.append(audio_rate(cell))
+            seconds.append(audio_seconds(cell))
         except (BadMedia, ValueError):  # reported when the rows are read
             continue
     if not rates:
@@ -45,6 +50,10 @@ def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         "augment.freq_mask": 8 if is_alone else 5,
         "augment.time_mask": 0.15 if is_alone else 0.1,
     }
+    median = statistics.median([s for s in seconds if s is not None] or [0.0])
+    if is_alone and median >= LONG:
+        options["augment.crop"] = CROP
+        about += f" and {median:.0f} s"
     # Strong noise hides how several inputs belong together for most of the training.
     if is_alone:
         options |= {

@@ -20,7 +20,11 @@ NUM_POINTS = 5
 def augment_waveform(
     x: Tensor, options: AudioAugment, sample_rate: int, rand: random.Random
 ) -> Tensor:
-    """Apply speed, gain, time shift and noise to a waveform (T,). Its length can change."""
+    """Apply crop, speed, gain, time shift and noise to a waveform (T,). Its length can change."""
+    if options.crop:
+        length = max(round(options.crop * sample_rate), 1)
+        start = rand.randint(0, max(len(x) - length, 0))
+        x = x[start : start + length]
     if options.speed:
         factor = 1 + rand.uniform(-options.speed, options.speed)
         length = max(round(len(x) / factor), 1)  # at least one sample remains

@@ -81,6 +81,23 @@ def audio_rate(source: Any) -> int:
         return file.samplerate
 
 
+def audio_seconds(source: Any) -> float | None:
+    """Return the duration of a source of `read_audio` in seconds, without decoding it.
+
+    None: the file does not tell it, or it is a video.
+
+    Raises:
+        BadMedia: If the source cannot be read.
+    """
+    if isinstance(source, tuple):
+        samples, rate = _from_array(*source)
+        return samples.shape[-1] / rate
+    if _has_container(source):
+        return None
+    with _open_audio(source) as file:
+        return file.frames / file.samplerate if file.frames < UNKNOWN_LENGTH else None
+
+
 def _has_container(source: Any) -> bool:
     """Whether a path or bytes are a file that libsndfile cannot read, such as a video."""
     bytes_or_path(source)  # checks that the file exists

@@ -126,6 +126,8 @@ class AudioAugment:
     """Random augmentation of training clips. It is drawn again in each epoch.
 
     Args:
+        crop: Duration in seconds of a random part of the clip, with which the model is trained
+            instead of the whole clip. In use, it reads whole clips. 0: no crop.
         time_shift: Maximum duration in seconds of the silence that is inserted before a clip.
         noise: Maximum amplitude of added white noise, relative to the root mean square of the clip.
         gain: Maximum change of the volume in decibels, up or down.
@@ -139,6 +141,7 @@ class AudioAugment:
             axis, which simulates another microphone (arXiv:2110.03282). It requires frontend=mel.
     """
 
+    crop: float = 0.0
     time_shift: float = 0.0
     noise: float = 0.0
     gain: float = 0.0
@@ -148,3 +151,11 @@ class AudioAugment:
     warp: float = 0.0
     tempo: float = 0.0
     equalize: float = 0.0
+
+    def __post_init__(self) -> None:
+        for name, value in vars(self).items():
+            if value < 0:
+                raise ValueError(f"{name} must be at least 0, got {value}")
+        for name in ("speed", "tempo", "warp"):
+            if getattr(self, name) >= 1:
+                raise ValueError(f"{name} must be below 1, got {getattr(self, name)}")
