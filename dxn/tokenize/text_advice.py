@@ -6,14 +6,16 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from dxn.display import count
 from dxn.tokenize.advice import Advice, Facts
 from dxn.tokenize.scripts import count_words
 
 MAX_ROWS = 50_000  # training rows up to which single words are regularized strongly
-# Codes and addresses have longer "words", and their subwords are the better tokens.
-MAX_WORD_CHARS = 12
+MIN_WORDS = 2  # fewer: names and single words, whose letters tell more than the word
+MAX_WORD_CHARS = 12  # more: codes and addresses, which keep their subwords
 LONG = 100  # words of a text from which its mean vector tells more than the maximum
 WORDS = 16_000
+WORD_DROPOUT, CHARACTER_DROPOUT = 0.5, 0.2
 
 
 def advise_text(cells: Sequence[Any], facts: Facts) -> list[Advice]:
@@ -27,18 +29,19 @@ def advise_text(cells: Sequence[Any], facts: Facts) -> list[Advice]:
     counts = [count_words(text) for text in texts]
     words = statistics.median(counts)
     chars = sum(map(len, texts)) / max(sum(counts), 1)
-    if facts.rows > MAX_ROWS or words < 2 or chars > MAX_WORD_CHARS:
+    has_words = words >= MIN_WORDS
+    is_alone = facts.num_files == 1
+    if facts.rows > MAX_ROWS or chars > MAX_WORD_CHARS or not (has_words or is_alone):
         return []
-    about = f"{facts.rows:,} texts with a median of {words:.0f} words"
+    about = f"{facts.rows:,} texts with a median of {count(round(words), 'word')}"
     options = {
-        "tokenizer.kind": "word",
+        "tokenizer.kind": "word" if has_words else "character",
         "tokenizer.lowercase": True,
         "vocab_size": WORDS,
         "conv_kernel": 3,
-        "dropout": 0.5,
+        "dropout": WORD_DROPOUT if has_words else CHARACTER_DROPOUT,
     }
     # Next to other inputs, a question without one of its words has no answer.
-    is_alone = facts.num_files == 1
     if is_alone:
         options["augment.token_mask"] = 0.1
     advice = [Advice(f"{facts.prefix}.{name}", value, about) for name, value in options.items()]
