@@ -272,7 +272,7 @@ def voices(folder: Path, output: Path) -> None:
 def music(share: Path, folder: Path, table: Path) -> None:
     """Write excerpts of the music of games. Those of a quarter of the pieces are for testing.
 
-    Each game has about 140 excerpts, at most six of a piece.
+    Each game has at most about 140 excerpts, at most six of a piece.
     """
     folder.mkdir(exist_ok=True)
     own = random.Random(3)
@@ -282,7 +282,7 @@ def music(share: Path, folder: Path, table: Path) -> None:
         files = [path for path in files if path.stat().st_size > 300_000]
         own.shuffle(files)
         files = [path for path in files if soundfile.info(path).duration >= EXCERPT + 2]
-        per_file = max(1, min(6, round(140 / len(files))))
+        per_file = max(1, min(6, round(140 / max(len(files), 1))))
         for i, path in enumerate(files):
             with soundfile.SoundFile(path) as file:
                 rate = file.samplerate

@@ -1,4 +1,4 @@
-"""Write tables of texts that took no part in finding the rules of preset=auto (docs/presets.md).
+"""Write more tables of texts for measuring preset=auto (docs/presets.md).
 
     apt-get download manpages manpages-dev manpages-de manpages-de-dev manpages-zh fortunes-de \
         wngerman wfrench wspanish witalian wdutch wpolish wswedish wamerican-small
@@ -37,13 +37,13 @@ import pandas as pd
 
 TEST_SHARE = 0.25
 MIN_ROWS = 30  # of a class
-# Commands of the language of manual pages, which are not words of the text.
+# Macros of roff, the language of manual pages, which are not words of the text.
 COMMENTS = r'^\.\\".*$'
 LAYOUT = r"^[.'](?:PP|TP|IP|nf|fi|EX|EE|RS|RE|in|ad|hy|sp|ne|ft|TE|TS|IR|UR|UE|MT|ME)\b"
 FONTS = r"^[.'](?:B|I|BR|RB|BI|IB|IR|RI|SM|SB)\b"
 ENGLISH = r"\.SH DESCRIPTION\n(.*?)(?=\n\.SH (?:AUTHOR|SEE|BUGS|COLOPHON)|\Z)"
 GERMAN = r"\.SH BESCHREIBUNG\n(.*?)(?=\n\.SH (?:AUTOR|SIEHE|FEHLER|KOLOPHON|ÜBERSETZUNG)|\Z)"
-# Left out of Chinese pages, with all commands: what remains is Chinese.
+# Left out of Chinese pages, with all macros: what remains is Chinese.
 ASCII = r"""[A-Za-z0-9_<>(){};=*&#.,/"\\|\[\]:+\-'`~!?@$%^]+"""
 CHINESE_OR_JAPANESE = re.compile(r"[\u3040-\u30ff\u4e00-\u9fff]")
 FACETS = ("role", "interface", "use", "works-with", "field")  # kinds of tags
@@ -115,7 +115,7 @@ def main() -> int:
     classes = [label for label, _ in counts.most_common(10)]
     rng.shuffle(rows)
     kept = limited([row for row in rows if row[1] in classes], 450)
-    write_first(output / "addresses.csv", kept)
+    write_test_first(output / "addresses.csv", kept)
     return 0
 
 
@@ -319,10 +319,10 @@ def write(path: Path, target: str, rows: Sequence[tuple[str, str]], rng: random.
 def write_shuffled(path: Path, rows: list[tuple[str, str]], rng: random.Random) -> None:
     """Write a table with the rows in random order."""
     rng.shuffle(rows)
-    write_first(path, rows)
+    write_test_first(path, rows)
 
 
-def write_first(path: Path, rows: Sequence[tuple[str, str]]) -> None:
+def write_test_first(path: Path, rows: Sequence[tuple[str, str]]) -> None:
     """Write a table whose first rows are for testing."""
     table = pd.DataFrame(rows, columns=["text", "label"])
     size = round(len(table) * TEST_SHARE)

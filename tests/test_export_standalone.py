@@ -31,6 +31,7 @@ from dxn.tokenize import (
 from dxn.tokenize.audio_options import AudioNormalization, SpectrogramOptions
 from dxn.tokenize.image_options import ResizeOptions
 from dxn.tokenize.recipes import counted_recipe, recipe
+from dxn.tokenize.scripts import RANGES
 from dxn.tokenize.text_options import NgramOptions, TokenizerOptions
 from dxn.tokenize.video_options import VideoSampling
 
@@ -79,7 +80,7 @@ def test_texts_have_the_same_character_ngrams(kind, max_len):
 
 
 def test_the_counted_features_of_texts_are_the_same():
-    texts = [*TEXTS, "お茶とcake、ください", "ที่บ้านx กิน"]
+    texts = [*TEXTS, "お茶とcake、ください", "ที่บ้านx กิน", "葛\ufe00飾", "မြန်မာ ភាសា ລາວ"]
     adapter = TextAdapter(8, vocab_size=90).fit(texts)
     batch, _ = both(adapter, texts)
     options = {**recipe(adapter.prepare), **counted_recipe(adapter)}
@@ -90,6 +91,11 @@ def test_the_counted_features_of_texts_are_the_same():
         for row in range(len(texts)):
             expected = sorted(codes[rows == row].tolist())
             assert sorted(code for code in block[row].tolist() if code >= 0) == expected
+
+
+def test_the_scripts_without_spaces_are_the_same():
+    module = importlib.import_module("dxn.tokenize.standalone.text_codes")
+    assert module.UNSPACED == RANGES
 
 
 @pytest.mark.parametrize("mode", ["within", "stretch", "crop"])

@@ -102,6 +102,7 @@ def test_codes_do_not_depend_on_the_tokenizer():
         ("お茶 と コーヒー", ["お", "茶", "と", "コ", "ー", "ヒ", "ー"]),
         # The vowel sign and the tone mark belong to the consonant before them.
         ("ที่บ้านab", ["ที่", "บ้", "า", "น", "ab"]),
+        ("漢\U000e0100字", ["漢\U000e0100", "字"]),  # a variation selector
     ],
 )
 def test_a_character_of_a_script_without_spaces_is_a_word(kind, text, words):

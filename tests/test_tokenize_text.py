@@ -24,6 +24,7 @@ from dxn.tokenize import (
     VocabularyAdapter,
     train_tokenizer,
 )
+from dxn.tokenize.scripts import count_words
 from dxn.tokenize.text_tokenizer import SPECIALS, load_tokenizer
 
 KINDS = ["bpe", "wordpiece", "unigram", "word", "character"]
@@ -76,6 +77,7 @@ def test_each_kind_of_tokenizer_decodes_what_it_encoded(kind):
         ("我们喝tea。", ["我", "们", "喝", "tea", "。"]),
         ("お茶を下さい", list("お茶を下さい")),
         ("ที่บ้าน", ["ที่", "บ้", "า", "น"]),  # with the vowel sign and the tone mark
+        ("葛\ufe00飾", ["葛\ufe00", "飾"]),  # with the variation selector
         ("차를 마셔요", ["차를", "마셔요"]),  # Korean has spaces
     ],
 )
@@ -84,6 +86,7 @@ def test_a_word_of_a_script_without_spaces_is_one_character(raw, words, tmp_path
     encoded = tokenizer.encode(raw)
     assert encoded.tokens == words
     assert [raw[start:stop] for start, stop in encoded.offsets] == words
+    assert count_words(raw) == len([word for word in words if word != "。"])
     # No space between two such characters, but around a word of another script.
     assert tokenizer.decode(encoded.ids) == raw.replace("tea", " tea ")
     tokenizer.save(str(tmp_path / "tokenizer.json"))  # as from a stranger, who could be hostile

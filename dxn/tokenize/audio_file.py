@@ -84,7 +84,7 @@ def audio_rate(source: Any) -> int:
 def audio_seconds(source: Any) -> float | None:
     """Return the duration of a source of `read_audio` in seconds, without decoding it.
 
-    None: the file does not tell it, or it is a video.
+    None: the duration is unknown, as in some streams, or the file is read by PyAV, as M4A is.
 
     Raises:
         BadMedia: If the source cannot be read.

@@ -126,8 +126,8 @@ class AudioAugment:
     """Random augmentation of training clips. It is drawn again in each epoch.
 
     Args:
-        crop: Duration in seconds of a random part of the clip, with which the model is trained
-            instead of the whole clip. In use, it reads whole clips. 0: no crop.
+        crop: Train with a random part of this many seconds of longer clips. Validation, test and
+            prediction use the whole clip. 0: off.
         time_shift: Maximum duration in seconds of the silence that is inserted before a clip.
         noise: Maximum amplitude of added white noise, relative to the root mean square of the clip.
         gain: Maximum change of the volume in decibels, up or down.

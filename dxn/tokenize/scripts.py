@@ -1,8 +1,9 @@
-"""Scripts that put no spaces between words, such as Chinese, Japanese and Thai."""
+"""Scripts without spaces between words: Chinese, Japanese, Thai, Lao, Burmese and Khmer."""
 
 from __future__ import annotations
 
 import re
+import unicodedata
 
 # First and last code point of each range.
 RANGES = (
@@ -16,7 +17,7 @@ RANGES = (
     (0x3400, 0x4DBF),  # Chinese characters
     (0x4E00, 0x9FFF),
     (0xF900, 0xFAFF),
-    (0xFF66, 0xFF9F),  # katakana of half the width
+    (0xFF66, 0xFF9F),  # halfwidth katakana
     (0x20000, 0x3FFFF),  # rare Chinese characters
 )
 # A set of characters, for `re` and for the regular expressions of the tokenizers library.
@@ -30,6 +31,14 @@ def is_unspaced(char: str) -> bool:
     return any(first <= ord(char) <= last for first, last in RANGES)
 
 
+def is_mark(char: str) -> bool:
+    """Whether a character belongs to the one before it, such as a vowel sign or an accent."""
+    return unicodedata.category(char) in ("Mn", "Mc")
+
+
 def count_words(text: str) -> int:
-    """Count words that are separated by spaces, and characters of scripts without spaces."""
-    return sum(1 for _ in _WORD.finditer(text))
+    """Count words that are separated by spaces, and characters of scripts without spaces.
+
+    A character and its marks count once.
+    """
+    return sum(not is_mark(found[0][0]) for found in _WORD.finditer(text))

@@ -6,7 +6,6 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
-from dxn.display import count
 from dxn.tokenize.advice import Advice, Facts
 from dxn.tokenize.scripts import count_words
 
@@ -29,17 +28,20 @@ def advise_text(cells: Sequence[Any], facts: Facts) -> list[Advice]:
     counts = [count_words(text) for text in texts]
     words = statistics.median(counts)
     chars = sum(map(len, texts)) / max(sum(counts), 1)
-    has_words = words >= MIN_WORDS
+    has_several_words = words >= MIN_WORDS
     is_alone = facts.num_files == 1
-    if facts.rows > MAX_ROWS or chars > MAX_WORD_CHARS or not (has_words or is_alone):
+    if facts.rows > MAX_ROWS or words < 1 or chars > MAX_WORD_CHARS:
         return []
-    about = f"{facts.rows:,} texts with a median of {count(round(words), 'word')}"
+    if not (has_several_words or is_alone):
+        return []
+    unit = "word" if words == 1 else "words"
+    about = f"{facts.rows:,} texts with a median of {words:g} {unit}"
     options = {
-        "tokenizer.kind": "word" if has_words else "character",
+        "tokenizer.kind": "word" if has_several_words else "character",
         "tokenizer.lowercase": True,
         "vocab_size": WORDS,
         "conv_kernel": 3,
-        "dropout": WORD_DROPOUT if has_words else CHARACTER_DROPOUT,
+        "dropout": WORD_DROPOUT if has_several_words else CHARACTER_DROPOUT,
     }
     # Next to other inputs, a question without one of its words has no answer.
     if is_alone:

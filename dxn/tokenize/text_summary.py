@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from dxn.tokenize.scripts import is_unspaced
+from dxn.tokenize.scripts import is_mark, is_unspaced
 from dxn.tokenize.text_tokenizer import num_embeddings, special_ids
 
 # Lengths of the character n-grams. The space before and after a word is one of the characters.
@@ -46,7 +46,7 @@ class TextCodes:
         self.is_space = torch.tensor([char.isspace() for char in text])
         self.is_word = torch.tensor([_is_word(char) for char in text])
         self.is_unspaced = torch.tensor([is_unspaced(char) for char in text])
-        self.is_mark = torch.tensor([_is_mark(char) for char in text])
+        self.is_mark = torch.tensor([is_mark(char) for char in text])
 
     def __call__(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
         """Return the words and pairs of words, and the character n-grams.
@@ -135,19 +135,14 @@ def _private(number: int) -> str:
 
 def _is_word(char: str) -> bool:
     # Marks belong to the letter before them, and private characters are parts of letters.
-    return char.isalnum() or char == "_" or _is_mark(char) or unicodedata.category(char) == "Co"
-
-
-def _is_mark(char: str) -> bool:
-    return unicodedata.category(char) in ("Mn", "Mc")
+    return char.isalnum() or char == "_" or is_mark(char) or unicodedata.category(char) == "Co"
 
 
 def _starts(is_word: Tensor, is_unspaced: Tensor, is_mark: Tensor) -> Tensor:
     """Return at which characters (n,) a word starts."""
     after_word = F.pad(is_word, (1, 0))[:-1]
     after_unspaced = F.pad(is_unspaced, (1, 0))[:-1]
-    is_character = is_unspaced & ~is_mark
-    return is_word & (~after_word | is_character | after_unspaced & ~is_unspaced)
+    return is_word & (~after_word | ~is_mark & (is_unspaced | after_unspaced))
 
 
 def _words(

@@ -195,7 +195,7 @@ def _word_decoder() -> Any:
         r"(?<=[(\[{]) ",
         rf"(?<=\w) (?=['’] {ending})",
         rf"(?<=\w['’]) (?={ending})",
-        rf"(?<={UNSPACED}) (?={UNSPACED})",
+        rf"(?<={UNSPACED}|{UNSPACED}\p{{M}}) (?={UNSPACED})",
     )
     return decoders.Sequence(
         [

@@ -75,10 +75,10 @@ def _is_word(char: str) -> bool:
 
 
 def _is_start(char: str, before: str) -> bool:
-    """Whether a character of a word starts another word than the character before it."""
-    if _is_unspaced(char):
-        return unicodedata.category(char) not in ("Mn", "Mc")
-    return _is_unspaced(before)
+    """Whether a character after another one of a word begins a new word."""
+    if unicodedata.category(char) in ("Mn", "Mc"):
+        return False
+    return _is_unspaced(char) or _is_unspaced(before)
 
 
 def _is_unspaced(char: str) -> bool:
