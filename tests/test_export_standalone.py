@@ -31,7 +31,6 @@ from dxn.tokenize import (
 from dxn.tokenize.audio_options import AudioNormalization, SpectrogramOptions
 from dxn.tokenize.image_options import ResizeOptions
 from dxn.tokenize.recipes import counted_recipe, recipe
-from dxn.tokenize.scripts import RANGES
 from dxn.tokenize.text_options import NgramOptions, TokenizerOptions
 from dxn.tokenize.video_options import VideoSampling
 
@@ -91,11 +90,6 @@ def test_the_counted_features_of_texts_are_the_same():
         for row in range(len(texts)):
             expected = sorted(codes[rows == row].tolist())
             assert sorted(code for code in block[row].tolist() if code >= 0) == expected
-
-
-def test_the_scripts_without_spaces_are_the_same():
-    module = importlib.import_module("dxn.tokenize.standalone.text_codes")
-    assert module.UNSPACED == RANGES
 
 
 @pytest.mark.parametrize("mode", ["within", "stretch", "crop"])

@@ -24,7 +24,6 @@ from dxn.tokenize import (
     VocabularyAdapter,
     train_tokenizer,
 )
-from dxn.tokenize.scripts import count_words
 from dxn.tokenize.text_tokenizer import SPECIALS, load_tokenizer
 
 KINDS = ["bpe", "wordpiece", "unigram", "word", "character"]
@@ -69,28 +68,6 @@ def test_each_kind_of_tokenizer_decodes_what_it_encoded(kind):
     assert tokenizer.token_to_id("[UNK]") not in ids
     decoded = tokenizer.decode(ids)
     assert decoded == text
-
-
-@pytest.mark.parametrize(
-    ("raw", "words"),
-    [
-        ("我们喝tea。", ["我", "们", "喝", "tea", "。"]),
-        ("お茶を下さい", list("お茶を下さい")),
-        ("ที่บ้าน", ["ที่", "บ้", "า", "น"]),  # with the vowel sign and the tone mark
-        ("葛\ufe00飾", ["葛\ufe00", "飾"]),  # with the variation selector
-        ("차를 마셔요", ["차를", "마셔요"]),  # Korean has spaces
-    ],
-)
-def test_a_word_of_a_script_without_spaces_is_one_character(raw, words, tmp_path):
-    tokenizer = train_tokenizer([raw], kind="word")
-    encoded = tokenizer.encode(raw)
-    assert encoded.tokens == words
-    assert [raw[start:stop] for start, stop in encoded.offsets] == words
-    assert count_words(raw) == len([word for word in words if word != "。"])
-    # No space between two such characters, but around a word of another script.
-    assert tokenizer.decode(encoded.ids) == raw.replace("tea", " tea ")
-    tokenizer.save(str(tmp_path / "tokenizer.json"))  # as from a stranger, who could be hostile
-    assert load_tokenizer(tmp_path / "tokenizer.json").encode(raw).tokens == words
 
 
 @pytest.mark.parametrize("kind", KINDS)
