@@ -15,7 +15,7 @@ from dxn.targets import signature_of
 TOP: dict[str, Hint] = {
     "allowed_hosts": {"list": "str"},
     "approximate": "bool",
-    "baseline": {"choices": ["auto", "none"]},
+    "baseline": {"choices": ["auto", "always", "none"]},
     "batch_size": "int",
     "columns": {"mapping": "str"},
     "confine": "bool",

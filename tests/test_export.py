@@ -181,7 +181,8 @@ def test_an_exported_language_model_continues_in_the_same_way(tmp_path):
     ("options", "message"),
     [
         (["format=tflite"], "format: must be torch or onnx, got tflite"),
-        (["baseline=maybe"], "baseline: must be one of auto, none, got 'maybe'"),
+        (["baseline=maybe"], "baseline: must be one of auto, always, none, got 'maybe'"),
+        (["baseline=always"], "baseline: must be auto or none, got always"),
     ],
 )
 def test_a_wrong_option_is_named(fruit, options, message, tmp_path, capsys):

@@ -15,12 +15,13 @@ from sklearn.linear_model import Ridge
 import dxn
 from dxn.cli import main
 from dxn.files import write_sums
-from dxn.run.baseline import ALONE, BASELINE, warn_about
+from dxn.run.baseline import BASELINE, TRANSFORMER, warn_about
 from dxn.run.baseline_counted import NUM_FOLDS, _fit_linear, _merged, split_folds
 from dxn.run.baseline_fit import Prior, fit_baseline, fit_mix, fit_scales
 from dxn.run.sample_attention import limits_of
 from dxn.tasks import Classify, Multilabel, Regress
 from dxn.tokens import Summary
+from dxn.train.state import State
 
 WORDS = {"good": ["fine", "lovely", "great"], "bad": ["cold", "dull", "awful"]}
 # Far too few steps to learn anything, so that the baseline is the better model.
@@ -192,20 +193,25 @@ def test_each_label_has_its_own_scores():
     assert task.score_targets(values).values.tolist() == [[1, -1], [1, 1], [-1, -1]]
 
 
-def test_a_model_with_equal_accuracy_and_a_lower_loss_gets_no_warning():
-    figures = {ALONE: {"accuracy": 0.9, "loss": 0.2}, BASELINE: {"accuracy": 0.9, "loss": 0.3}}
-    assert not warn_about(figures, Classify())
-    figures[ALONE]["loss"] = 0.4
-    assert warn_about(figures, Classify())
-
-
-def test_a_model_that_is_not_better_gets_a_warning():
-    task = Classify()
-    figures = {ALONE: {"accuracy": 0.5}, BASELINE: {"accuracy": 0.75}}
-    (line,) = warn_about(figures, task)
-    assert line.startswith("warning: the model alone is not better than the baseline")
-    assert warn_about({ALONE: {"accuracy": 0.9}, BASELINE: {"accuracy": 0.75}}, task) == []
-    assert warn_about({"all": {"accuracy": 0.9}}, task) == []
+@pytest.mark.parametrize(
+    ("own", "other", "best_epoch", "max_minutes", "advice"),
+    [
+        (0.5, 0.75, 10, None, "train longer (trainer.epochs)"),
+        (0.5, 0.75, 10, 5.0, "train longer (trainer.max_minutes, trainer.epochs)"),
+        (0.5, 0.75, 2, 5.0, "best in epoch 2 of 10 and overfits"),
+        (1.0, 1.0, 2, None, ""),  # nothing can be better
+        (0.9, 0.75, 10, None, ""),
+    ],
+)
+def test_a_transformer_that_is_worse_gets_advice_that_fits(
+    own, other, best_epoch, max_minutes, advice
+):
+    state = State(epoch=10, best_epoch=best_epoch)
+    figures = {TRANSFORMER: {"accuracy": own}, BASELINE: {"accuracy": other}}
+    lines = warn_about(figures, Classify(), state, max_minutes=max_minutes)
+    assert bool(lines) == bool(advice)
+    assert all(advice in line and "0.7500 and 0.5000" in line for line in lines)
+    assert warn_about({"all": {"accuracy": own}}, Classify(), state, max_minutes=None) == []
 
 
 # Runs
@@ -213,8 +219,8 @@ def test_a_model_that_is_not_better_gets_a_warning():
 
 def test_a_training_has_a_baseline_and_mixes_it(run):
     _, metrics, _ = run
-    assert metrics["test/accuracy[baseline]"] == 1
-    assert metrics["test/accuracy"] == 1 > metrics["test/accuracy[model alone]"]
+    assert metrics["test/accuracy[baseline alone]"] == 1
+    assert metrics["test/accuracy"] == 1 > metrics["test/accuracy[transformer alone]"]
     assert metrics["baseline"] == "TF-IDF + linear SVM"
     assert metrics["mix"][1] > 0
 
@@ -232,7 +238,7 @@ def test_the_saved_model_contains_the_baseline(run):
 def test_the_report_and_the_attention_say_that_a_baseline_decides_too(run, tmp_path, capsys):
     folder, metrics, _ = run
     own, other = metrics["mix"]
-    formula = f"{own:.2f} x model + {other:.2f} x baseline (TF-IDF + linear SVM)"
+    formula = f"{own:.2f} x transformer + {other:.2f} x baseline (TF-IDF + linear SVM)"
     copy = shutil.copytree(folder, tmp_path / "run")
     assert main(["report", f"run={copy}"]) == 0
     page = (copy / "report.html").read_text()
@@ -247,8 +253,8 @@ def test_the_report_and_the_attention_say_that_a_baseline_decides_too(run, tmp_p
     ("mix", "limits"),
     [
         (None, ""),
-        ([0.5, 0.5], "the attention is that of the model alone"),
-        ([0.0, 1.0], "the attention of the model does not explain it"),
+        ([0.5, 0.5], "the attention is that of the transformer alone"),
+        ([0.0, 1.0], "the attention of the transformer does not explain it"),
     ],
 )
 def test_the_limits_of_the_attention_depend_on_the_factors(mix, limits, run):
@@ -301,7 +307,7 @@ def test_a_run_can_start_from_a_model_with_a_baseline(run, tmp_path):
         "trainer.precision=float32",
         "baseline=none",
     )
-    assert "test/accuracy" in metrics and "test/accuracy[baseline]" not in metrics
+    assert "test/accuracy" in metrics and "test/accuracy[baseline alone]" not in metrics
 
 
 def test_a_run_with_a_baseline_is_verified(run):
@@ -311,7 +317,7 @@ def test_a_run_with_a_baseline_is_verified(run):
 def test_baseline_none_trains_the_model_alone(tmp_path):
     table = texts_of(tmp_path / "texts.csv")
     metrics = train(tmp_path / "run", table, "target=label", *TEXTS, "baseline=none")
-    assert "test/accuracy[baseline]" not in metrics and "baseline" not in metrics
+    assert "test/accuracy[baseline alone]" not in metrics and "baseline" not in metrics
     assert not any(name.startswith(("baseline", "mix")) for name in weights_of(tmp_path / "run"))
 
 
@@ -319,7 +325,7 @@ def test_numbers_with_missing_cells_have_a_baseline(tmp_path):
     table = numbers_of(tmp_path / "numbers.csv")
     options = ["target=price", "trainer.epochs=1", "dim=16", "trainer.precision=float32"]
     metrics = train(tmp_path / "run", table, *options, "preset=plain")
-    assert metrics["test/r2[baseline]"] > 0.9
+    assert metrics["test/r2[baseline alone]"] > 0.9
     assert metrics["test/r2"] > 0.9
     assert "ridge" in metrics["baseline"]
 
@@ -328,7 +334,7 @@ def test_a_model_that_is_better_alone_is_saved_without_the_baseline(tmp_path, mo
     monkeypatch.setattr("dxn.run.baseline.fit_mix", lambda *_, **__: (0.5, 0.0))
     table = texts_of(tmp_path / "texts.csv")
     metrics = train(tmp_path / "run", table, "target=label", *TEXTS)
-    assert "test/accuracy[baseline]" in metrics and metrics["mix"] == [0.5, 0]
+    assert "test/accuracy[baseline alone]" in metrics and metrics["mix"] == [0.5, 0]
     weights = weights_of(tmp_path / "run")
     assert [name for name in weights if name.startswith(("baseline", "mix"))] == ["mix"]
     assert dxn.load(tmp_path / "run").model.mix.tolist() == [0.5, 0]

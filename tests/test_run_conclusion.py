@@ -136,7 +136,7 @@ def test_the_card_has_the_figures_the_data_the_command_and_versions(tmp_path, ca
         "rows: train 48, validation 6, test 6\n",
         "- license: not set\n",
         f"- validation accuracy: {metrics['validation/best']:.4f}\n",
-        f"- test accuracy: {metrics['test/accuracy']:.4f} (always ",
+        f"- test accuracy: {metrics['test/accuracy']:.4f} (transformer alone: ",
         "target=label ",
         "t.csv",
         "model.predict(text=...)",

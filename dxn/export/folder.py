@@ -20,7 +20,6 @@ from dxn.export.parts import Exported, make_parts
 from dxn.export.ports import Port
 from dxn.export.trace import Part
 from dxn.files import SUMS, replace_folder, write_sums
-from dxn.models import Ensemble, Model
 from dxn.models.inference import restore
 from dxn.run.predictor import Predictor
 from dxn.tokenize.recipes import counted_recipe, recipe
@@ -55,7 +54,7 @@ def write_export(
         raise UserError(f"baseline: must be auto or none, got {baseline}")
     restore(predictor.network)
     if baseline == "none":
-        for model in _models(predictor):
+        for model in predictor.models:
             model.set_baseline(None, model.mix)
     exported = make_parts(predictor)
     lines: list[str] = []
@@ -101,17 +100,12 @@ def describe(
 
 def _recipes(predictor: Predictor) -> dict[str, dict[str, Any]]:
     """Return how each input is prepared without dxn."""
-    baselines = [model.baseline for model in _models(predictor) if model.baseline is not None]
+    baselines = [model.baseline for model in predictor.models if model.baseline is not None]
     counted = {name for baseline in baselines for name in baseline.num_counted}
     return {
         name: recipe(adapter.prepare) | (counted_recipe(adapter) if name in counted else {})
         for name, adapter in predictor.adapters.items()
     }
-
-
-def _models(predictor: Predictor) -> list[Model]:
-    network = predictor.network
-    return network.models if isinstance(network, Ensemble) else [network]
 
 
 def _ports(ports: Sequence[Port]) -> list[dict[str, Any]]:

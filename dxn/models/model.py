@@ -211,14 +211,14 @@ class Model(nn.Module):
         return scaled + self.mix[1] * other
 
     def formula(self) -> str:
-        """Return how `mixed` computes the output, such as "0.38 x model + 0.64 x baseline".
+        """Return how `mixed` computes the output, such as "0.38 x transformer + 0.64 x baseline".
 
-        Empty if there is no baseline.
+        Empty if the baseline does not take part.
         """
-        if self.baseline is None or self.mix is None:
+        if self.baseline is None or self.mix is None or not self.mix[1]:
             return ""
         own, other = self.mix.tolist()
-        return f"{own:.2f} x model + {other:.2f} x baseline ({self.baseline.about})"
+        return f"{own:.2f} x transformer + {other:.2f} x baseline ({self.baseline.about})"
 
     def baseline_output(self, batch: Batch) -> Tensor:
         """Compute the output (B, K) of the baseline for a batch."""

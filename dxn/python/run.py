@@ -15,13 +15,12 @@ from dxn.errors import UserError
 from dxn.notebook import render
 from dxn.run import model_folder
 from dxn.run.predictor import Predictor
-from dxn.run.report import format_number
+from dxn.run.report import ALL, Figures, format_number, name_answers
 
 METRICS = "metrics.json"
 REPORT = "report.html"
 # Such as "test/accuracy[text+image]": the split, the metric, and the inputs or the simple rule.
 FIGURE = re.compile(r"(?P<split>test|validation)/(?P<name>[^\[]+)(\[(?P<rows>.*)\])?", re.DOTALL)
-ALL = "all"
 SELECTED = "validation/best"  # the figure that selected the best epoch
 
 
@@ -68,12 +67,19 @@ class Run:
 
     def __repr__(self) -> str:
         split, table = self._table()
-        shown = ", ".join(f"{name} {format_number(v)}" for name, v in table.get(ALL, {}).items())
-        return f"Run({self.folder}; {split}: {shown})" if shown else f"Run({self.folder})"
+        rows = list(table)
+        # Without the rows of single inputs, which come before that of all inputs.
+        kept = {row: table[row] for row in rows[rows.index(ALL) :]} if ALL in table else {}
+        shown = [str(self.folder)]
+        for row, figures in self._named(kept).items():
+            values = [f"{name} {format_number(value)}" for name, value in figures.items()]
+            shown.append(f"{split}, {row}: {', '.join(values)}")
+        return f"Run({'; '.join(shown)})"
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the metrics by subset of the inputs."""
-        split, table = self._table()
+        split, figures = self._table()
+        table = self._named(figures)
         names = list(dict.fromkeys(name for figures in table.values() for name in figures))
         rows = [
             {"name": row, "cells": [_cell(figures.get(name)) for name in names]}
@@ -91,7 +97,7 @@ class Run:
         )
 
     def _table(self) -> tuple[str, dict[str, dict[str, float]]]:
-        """Return the split of the evaluation, and its metrics by subset of the inputs."""
+        """Return the split of the evaluation, and its metrics by row of the final table."""
         split = ""
         table: dict[str, dict[str, float]] = {}
         for key, value in self.metrics.items():
@@ -101,6 +107,9 @@ class Run:
             split = match["split"]
             table.setdefault(match["rows"] or ALL, {})[match["name"]] = value
         return split, table
+
+    def _named(self, table: Figures) -> Figures:
+        return name_answers(table, self.metrics.get("answers"))
 
 
 def _cell(value: float | None) -> str:

@@ -107,9 +107,11 @@ def _head(
     value = own.get(task.monitored, math.nan)
     if math.isfinite(value):
         ends = tables.interval_text(new.interval(tables.ALL, task.monitored))
-        note = f"95%: {ends}" if ends else ""
+        answers = metrics.get("answers")
+        parts = [f"of the {answers}, which answers"] if isinstance(answers, str) else []
+        note = "; ".join([*parts, *([f"95%: {ends}"] if ends else [])])
         cards.append({"label": f"{split} {task.monitored}", "value": number(value), "note": note})
-    for name in tables.references_of(figures)[-1:]:
+    for name in tables.references_of(figures):
         simple = figures[name].get(task.monitored, math.nan)
         if math.isfinite(simple):
             label = f"for comparison: {name}"
@@ -208,6 +210,9 @@ def _results(
             "the others contribute."
         )
     table = None
+    if isinstance(answers := info.metrics.get("answers"), str):
+        single = f"{answers} (answers)"
+        figures = {name: row for name, row in figures.items() if name != answers}
     if figures:
         table = tables.metrics_table(figures, task.monitored, new.interval, single, about)
     best = best_epoch(info.log, task)
@@ -240,8 +245,8 @@ def _training(info: RunInfo, evidence: Evidence) -> str:
         text += "." if task.monitored == "loss" else "; of equal epochs, the lowest loss decides."
     if evidence.formula:
         text += (
-            f" The curves are those of the model alone. The answers are {evidence.formula}, with "
-            "the factors that have the lowest validation loss."
+            " The curves are those of the transformer alone. The answers are "
+            f"{evidence.formula}, with the factors that have the lowest validation loss."
         )
     return text
 

@@ -22,15 +22,19 @@ from dxn.run.prepared import Prepared
 from dxn.tasks import Task
 from dxn.tokens import Summary
 from dxn.train.evaluate import Predictions, as_float, run_batches, score
+from dxn.train.state import State
 
-AUTO = "auto"
+AUTO, NONE = "auto", "none"  # values of the option `baseline`; the third one is "always"
 # A transformer that is trained on more rows needs no baseline, and the baseline would take minutes.
 MAX_ROWS = 50_000
 MIN_ROWS = 10  # fewer cannot be divided into the rows that train a model and those that score it
 # Dense features of all rows: 800 MB in float32.
 MAX_NUMBERS = 200_000_000
-# Names of the rows of an evaluation.
-ALONE, BASELINE = "model alone", "baseline"
+# Names of the parts of an evaluated model, and of their weighted sum.
+TRANSFORMER, BASELINE, MIXTURE = "transformer alone", "baseline alone", "mixture"
+
+# A transformer whose best epoch is in this first part of the training does not lack epochs.
+EARLY = 0.5
 
 Figures = dict[str, dict[str, float]]
 
@@ -47,6 +51,11 @@ def add_baseline(run: Prepared, best: Predictor, *, batch_size: int) -> None:
     best.model.set_baseline(None, None)
     baseline = train_baseline(run, best, batch_size=batch_size)
     if baseline is None:
+        if run.settings.values["baseline"] == AUTO and _starts_trained(run):
+            report.print_line(
+                "note: no baseline, because the weights are not trained from the start; "
+                "baseline=always trains one and mixes its output with that of the model"
+            )
         return
     mix = torch.tensor([1.0, 0.0], device=best.device)
     best.model.set_baseline(baseline, mix)
@@ -109,7 +118,7 @@ def mix_with(predictor: Predictor, samples: Samples, *, batch_size: int) -> tupl
 
 
 def figures_alone(predictor: Predictor, samples: Samples, *, batch_size: int) -> Figures:
-    """Return the metrics of the model without the baseline, and of the baseline alone.
+    """Return the metrics of the transformer without the baseline, and of the baseline alone.
 
     Empty if the model has no baseline.
 
@@ -119,45 +128,69 @@ def figures_alone(predictor: Predictor, samples: Samples, *, batch_size: int) ->
         batch_size: Number of samples per batch.
     """
     model, task = predictor.model, predictor.task
-    # The members of an ensemble have different factors, and their own tables.
-    if model.baseline is None or predictor.num_members > 1:
+    if all(each.baseline is None for each in predictor.models):
         return {}
     rows, heads, baselines = _outputs(predictor, samples, batch_size)
     batch = _task_batch(task, samples, rows)
     results: Figures = {}
-    for name, output in ((ALONE, heads), (BASELINE, baselines)):
+    for name, output in ((TRANSFORMER, heads), (BASELINE, baselines)):
         predicted = task.predict(model.head, output, batch)
         predictions = Predictions(rows, predicted, float(task.loss(output, batch)))
         results[name] = score(predictions, samples, task)
     return results
 
 
-def baseline_figures(model: Model) -> dict[str, object]:
-    """Return the keys of metrics.json that describe the baseline of a model."""
-    if model.baseline is None or model.mix is None:
-        return {}
-    return {"baseline": model.baseline.about, "mix": [round(x, 4) for x in model.mix.tolist()]}
+def baseline_figures(predictor: Predictor) -> dict[str, object]:
+    """Return the keys of metrics.json that describe the baseline of a model.
+
+    An ensemble has only "answers", because each member has its own baseline and factors.
+    """
+    model = predictor.model
+    answers = answering(predictor)
+    if answers is None or predictor.num_members > 1 or model.baseline is None or model.mix is None:
+        return {} if answers is None else {"answers": answers}
+    mix = [round(x, 4) for x in model.mix.tolist()]
+    return {"answers": answers, "baseline": model.baseline.about, "mix": mix}
 
 
-def warn_about(results: Figures, task: Task) -> list[str]:
-    """Return a warning if the model alone is not better than the baseline.
+def answering(predictor: Predictor) -> str | None:
+    """Return which part of a model answers: TRANSFORMER or MIXTURE. None without a baseline."""
+    models = [each for each in predictor.models if each.baseline is not None]
+    if not models:
+        return None
+    is_mixed = any(each.mix is not None and each.mix[1] > 0 for each in models)
+    return MIXTURE if is_mixed else TRANSFORMER
+
+
+def warn_about(
+    results: Figures, task: Task, state: State, *, max_minutes: float | None
+) -> list[str]:
+    """Return a warning if the baseline is better than the transformer, with advice that fits.
 
     Args:
         results: Metrics by the name of the row, see `figures_alone`.
         task: The task, whose monitored metric is compared.
+        state: State of the finished training.
+        max_minutes: Time limit of the training.
     """
-    if ALONE not in results:
+    if TRANSFORMER not in results:
         return []
     metric = task.monitored
-    own, other = results[ALONE][metric], results[BASELINE][metric]
-    has_lower_loss = own == other and results[ALONE]["loss"] < results[BASELINE]["loss"]
-    if task.is_better(own, other) or has_lower_loss:
+    own, other = results[TRANSFORMER][metric], results[BASELINE][metric]
+    # Equal metrics, such as two perfect ones, need no advice.
+    if not task.is_better(other, own):
         return []
-    return [
-        f"warning: the model alone is not better than the baseline ({metric} {own:.4f} and "
-        f"{other:.4f}); train longer (trainer.epochs), collect more rows, or start from public "
-        "weights (weights=..., see docs/public-models.md)"
-    ]
+    line = (
+        f"warning: the baseline is better than the transformer ({metric} {other:.4f} and {own:.4f})"
+    )
+    if state.best_epoch <= EARLY * state.epoch:
+        return [
+            f"{line}, which was best in epoch {state.best_epoch} of {state.epoch} and overfits "
+            "after it; collect more rows, or start from public weights (weights=..., see "
+            "docs/public-models.md)"
+        ]
+    options = "trainer.epochs" if max_minutes is None else "trainer.max_minutes, trainer.epochs"
+    return [f"{line}; train longer ({options}), or collect more rows"]
 
 
 def collect(
@@ -191,9 +224,23 @@ def collect(
 
 def _is_wanted(run: Prepared, train: Opened) -> bool:
     """Whether a baseline can be trained, and the user wants one."""
-    if run.settings.values["baseline"] != AUTO or run.loader.overfit:
+    choice = run.settings.values["baseline"]
+    if choice == NONE or run.loader.overfit or (choice == AUTO and _starts_trained(run)):
         return False
     return train.targets is not None and MIN_ROWS <= len(train) < MAX_ROWS
+
+
+def _starts_trained(run: Prepared) -> bool:
+    """Whether the user asked for a model whose weights are not all trained from random ones."""
+    values = run.settings.values
+    weights, finetune = values["weights"], run.finetune
+    return bool(
+        weights["source"]
+        or weights["adapters"]
+        or values.get("pretrain")
+        or finetune.freeze is not None
+        or finetune.rank
+    )
 
 
 def _joined(parts: Sequence[tuple[int, Summary]], size: int) -> Summary:
@@ -211,12 +258,19 @@ def _joined(parts: Sequence[tuple[int, Summary]], size: int) -> Summary:
 def _outputs(
     predictor: Predictor, samples: Samples, batch_size: int
 ) -> tuple[list[int], Tensor, Tensor]:
-    """Return the row of each sample, and the outputs (n, K) of the head and of the baseline."""
-    model = predictor.model
+    """Return the row of each sample, and the outputs (n, K) of the head and of the baseline.
+
+    Those of the members of an ensemble are combined.
+    """
+    models, combine = predictor.models, predictor.task.combine
 
     def run(batch: Batch) -> tuple[list[int], Tensor, Tensor]:
-        head = as_float(model.head_output(batch)).cpu()
-        return batch["index"], head, model.baseline_output(batch).cpu()
+        heads = [as_float(model.head_output(batch)) for model in models]
+        # A member whose baseline does not lower the loss is saved without it.
+        others = [model.baseline_output(batch) for model in models if model.baseline is not None]
+        if len(models) > 1:
+            return batch["index"], combine(heads).cpu(), combine(others).cpu()
+        return batch["index"], heads[0].cpu(), others[0].cpu()
 
     with torch.inference_mode():
         parts = list(run_batches(run, samples, batch_size, device=predictor.device))
@@ -236,8 +290,16 @@ def _task_batch(task: Task, samples: Samples, rows: Sequence[int]) -> dict[str, 
 
 def _about_mix(model: Model, is_validated: bool) -> str:
     if not is_validated or model.mix is None:
-        return "note: there is no validation split, so the model is used without the baseline"
+        return (
+            "note: the transformer answers; there is no validation split that could show how to "
+            "mix it with the baseline"
+        )
     own, other = model.mix.tolist()
     if not other:
-        return f"note: output = {own:.2f} x model; the baseline does not lower the loss"
-    return f"note: output = {model.formula()}; the factors have the lowest validation loss"
+        return (
+            f"note: the transformer answers, scaled by {own:.2f}; the baseline does not lower the "
+            "validation loss"
+        )
+    return (
+        f"note: the mixture answers: {model.formula()}; its factors have the lowest validation loss"
+    )

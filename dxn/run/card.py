@@ -46,15 +46,18 @@ class Card:
         figures: Mapping[str, Mapping[str, float]],
         *,
         epochs: str,
-        trivial: tuple[str, Mapping[str, float]] | None = None,
+        others: Mapping[str, Mapping[str, float]] | None = None,
+        answers: str = "",
     ) -> str:
         """Return the card in Markdown.
 
         Args:
             figures: Metrics by the name of the split.
             epochs: The epoch that was saved, such as "epoch 3 of 8".
-            trivial: Name and metrics of the trivial answer on the last split of `figures`, such as
-                "always ham".
+            others: Metrics of parts of the model and of simple rules on the last split of
+                `figures`, by their name, such as "transformer alone" and "always ham".
+            answers: How the output is computed from the transformer and the baseline. "": the
+                transformer answers.
         """
         target = []
         if self.about_target:
@@ -70,11 +73,12 @@ class Card:
             f"- inputs: {_inputs(self.nodes['inputs'])}",
             f"- data: {self.data}; rows: {_rows(self.sizes)}",
             f"- weights: {self.parameters:,} parameters, those of {epochs}",
+            *([f"- answers: the mixture {answers}"] if answers else []),
             "- license: not set",
             "",
             "## Figures",
             "",
-            *_figure_lines(figures, trivial),
+            *_figure_lines(figures, others or {}),
             "",
             "## Training",
             "",
@@ -128,17 +132,21 @@ def _rows(sizes: Mapping[str, int]) -> str:
 
 
 def _figure_lines(
-    figures: Mapping[str, Mapping[str, float]], trivial: tuple[str, Mapping[str, float]] | None
+    figures: Mapping[str, Mapping[str, float]], others: Mapping[str, Mapping[str, float]]
 ) -> list[str]:
-    """Return one list item per split and metric, with the figure of the trivial answer."""
+    """Return one list item per split and metric, with the figures of `others` to compare."""
     lines = []
     for split, metrics in figures.items():
-        # The trivial answer was evaluated on the last split only.
-        name, constant = trivial if trivial and split == list(figures)[-1] else ("", {})
         for metric, value in metrics.items():
-            # A constant answer has no probabilities, and then its loss is NaN.
-            known = not math.isnan(constant.get(metric, math.nan))
-            comparison = f" ({name}: {constant[metric]:.4f})" if known else ""
+            parts = [
+                f"{name}: {other[metric]:.4f}"
+                for name, other in others.items()
+                # A constant answer has no probabilities, and then its loss is NaN.
+                if not math.isnan(other.get(metric, math.nan))
+            ]
+            # The others were evaluated on the last split only.
+            is_compared = parts and split == list(figures)[-1]
+            comparison = f" ({', '.join(parts)})" if is_compared else ""
             lines.append(f"- {split} {metric}: {value:.4f}{comparison}")
     return lines
 

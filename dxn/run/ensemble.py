@@ -22,9 +22,10 @@ from dxn.instantiate import build
 from dxn.keys import assign, leaves, lookup
 from dxn.models import count_parameters
 from dxn.run import model_folder, report
+from dxn.run.baseline import baseline_figures
 from dxn.run.card import Card, data_name
 from dxn.run.conclusion import about_split, resume
-from dxn.run.evaluation import ALL, by_split, evaluate_subsets
+from dxn.run.evaluation import ALL, after_all, by_split, evaluate_subsets
 from dxn.run.evaluation_data import open_data_of_run
 from dxn.run.lock import locked
 from dxn.run.members import MEMBERS, Member, member_folder
@@ -202,6 +203,7 @@ def _write_ensemble(settings: Settings, folder: Path, size: int) -> dict[str, An
         report.print_line(line)
     extra = {
         "ensemble": size,
+        **baseline_figures(best),
         "seeds": [settings.values["seed"] + number for number in range(size)],
         # For a sweep, which ranks its settings by the validation metric.
         **_shared_figures(metrics),
@@ -209,9 +211,8 @@ def _write_ensemble(settings: Settings, folder: Path, size: int) -> dict[str, An
     report.write_metrics(folder / METRICS, by_split(data.split, results), extra)
     card = _card(settings, folder, best, metrics[0], size)
     figures = {data.split: results[ALL]}
-    text = card.markdown(
-        figures, epochs=f"the best epoch of each of {size} members", trivial=(MEAN, means[MEAN])
-    )
+    epochs = f"the best epoch of each of {size} members"
+    text = card.markdown(figures, epochs=epochs, others=after_all(results))
     model_folder.write_card(folder / "model", text)
     written = json.loads((folder / METRICS).read_text(encoding="utf-8"))
     report_of_ensemble(settings, folder, best, recorder, written, members[0])

@@ -14,7 +14,7 @@ from dxn.display import count
 from dxn.errors import UserError
 from dxn.run import report
 from dxn.run.attention import draw_tokens
-from dxn.run.baseline import figures_alone
+from dxn.run.baseline import answering, baseline_figures, figures_alone
 from dxn.run.dtypes import difference
 from dxn.run.evaluation_data import open_evaluation_data
 from dxn.run.figures import draw
@@ -23,11 +23,11 @@ from dxn.run.loading import load_predictor
 from dxn.run.output import write_records
 from dxn.run.prediction_table import prediction_records
 from dxn.run.predictor import Predictor
+from dxn.run.report import ALL
 from dxn.run.settings import Settings
 from dxn.tasks import Task
 from dxn.train.evaluate import Predictions, score
 
-ALL = "all"
 # With more inputs than this, "a+b+c" is harder to read than "all but d".
 MAX_LISTED_INPUTS = 3
 MAX_LISTED_LABELS = 5  # enough to recognize the classes; a vocabulary would fill the screen
@@ -63,7 +63,12 @@ def evaluate_model(settings: Settings, predictor: Predictor) -> Path:
         only=values["only"],
         about=about,
     )
-    extra = {"data": about, "rows": len(opened), "dtype": predictor.dtype}
+    extra = {
+        **baseline_figures(predictor),
+        "data": about,
+        "rows": len(opened),
+        "dtype": predictor.dtype,
+    }
     report.write_metrics(folder / "metrics.json", by_split(split, results), extra)
     if predictor.dtype != "float32":
         samples = predictor.task_samples(opened, only=values["only"])
@@ -99,8 +104,8 @@ def evaluate_subsets(
         record: Function that is called with the predictions of each subset, for the report.
 
     Returns:
-        Metrics by name of the subset, "all" after the others, then those of the model without its
-        baseline and of the baseline, and then those of the trivial answer.
+        Metrics by name of the subset, "all" after the others, then those of the transformer
+        without its baseline and of the baseline, and then those of the trivial answer.
 
     Raises:
         UserError: If `only` names an input that the data or the model does not have, or no row has
@@ -129,22 +134,23 @@ def evaluate_subsets(
     if last is None:
         raise UserError(f"only: no row of {split} has any {' or '.join(only or everything)}")
     # The last subset is the most complete one: its predictions are those that are written.
-    best, samples, predictions = last
+    _, samples, predictions = last
     parts = predictor.task.parts(predictions.predicted)
     chance = predictor.task.chance(predictions.predicted)
     trivial = {**trivial_figures(predictor.task, opened, predictions), **chance}
-    # With a single input, "all" would not tell which one.
-    is_single = len(everything) == 1
-    named = {everything[0]: results[best]} if is_single else results
     title = f"{about or split}: {count(len(samples), 'row')}"
     alone = {**figures_alone(predictor, samples, batch_size=batch_size), **(extra or {})}
-    report.figures_table({**parts, **named, **alone, **trivial}, predictor.task, title)
+    every = {**parts, **results, **alone, **trivial}
+    # With a single input, "all" would not tell which one.
+    name = everything[0] if len(everything) == 1 else ALL
+    shown = report.name_answers(every, answering(predictor), all_inputs=name)
+    report.figures_table(shown, predictor.task, title)
     # Only now, so that a wrong `only` leaves no empty folder.
     folder.mkdir(parents=True, exist_ok=True)
     draw(folder / "plots", predictions, samples, predictor.task, results, about or split)
     if predictor.task.answers:
         _write_predictions(predictor, samples, predictions, folder)
-    return {**parts, **results, **alone, **trivial}
+    return every
 
 
 def trivial_figures(task: Task, opened: Opened, predictions: Predictions) -> Figures:
@@ -202,6 +208,12 @@ def subset_name(shown: Sequence[str], everything: Sequence[str]) -> str:
     if len(everything) > MAX_LISTED_INPUTS and len(hidden) < len(shown):
         return f"{ALL} but {' and '.join(hidden)}"
     return "+".join(shown)
+
+
+def after_all(results: Figures) -> Figures:
+    """Return the rows after "all": parts of the model, and simple rules, for comparison."""
+    names = list(results)
+    return {name: results[name] for name in names[names.index(ALL) + 1 :]}
 
 
 def by_split(split: str, results: Figures) -> Figures:

@@ -123,9 +123,14 @@ class Predictor:
         return list(self.model.inputs)
 
     @property
+    def models(self) -> list[Model]:
+        """The models whose outputs are combined: one without an ensemble."""
+        return self.network.models if isinstance(self.network, Ensemble) else [self.network]
+
+    @property
     def num_members(self) -> int:
         """Number of models whose outputs are combined, 1 without an ensemble."""
-        return len(self.network.members) if isinstance(self.network, Ensemble) else 1
+        return len(self.models)
 
     @property
     def adapters(self) -> dict[str, Any]:

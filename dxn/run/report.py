@@ -32,6 +32,7 @@ console = Console(highlight=False, soft_wrap=True, quiet=not is_main_process(), 
 # as long as an epoch.
 MAX_COUNTED_ROWS = 2000
 
+ALL = "all"  # the row of all inputs, in metrics.json and in tables
 WIDE = 1000  # characters; more than any table needs
 
 Figures = Mapping[str, Mapping[str, float]]
@@ -129,6 +130,20 @@ def figures_table(results: Figures, task: Task, title: str) -> None:
     # A title of the table itself would be broken into lines as narrow as the table.
     print_line(title)
     print_table(table)
+
+
+def name_answers(results: Figures, answers: str | None, *, all_inputs: str = ALL) -> Figures:
+    """Return the rows of a table, in which the row "all" has the name of what answers.
+
+    Args:
+        results: Metrics by name of the row.
+        answers: The part of the model that answers: "transformer alone" or "mixture". None: the
+            model has no baseline.
+        all_inputs: Name of the row "all" if there is no baseline.
+    """
+    name = all_inputs if answers is None else f"{answers} (answers)"
+    # A transformer that answers has only one row. The mixture is another model.
+    return {name if row == ALL else row: results[row] for row in results if row != answers}
 
 
 def print_table(table: Table) -> None:

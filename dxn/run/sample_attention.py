@@ -116,8 +116,8 @@ def limits_of(predictor: Predictor) -> str:
         return ""
     # A factor that is printed as 0.00 has no visible effect.
     if predictor.model.mix is not None and predictor.model.mix[0] < 0.005:
-        return f"the answer is {formula}, so the attention of the model does not explain it"
-    return f"the answer is {formula}, and the attention is that of the model alone"
+        return f"the answer is {formula}, so the attention of the transformer does not explain it"
+    return f"the answer is {formula}, and the attention is that of the transformer alone"
 
 
 def answer_of(predictor: Predictor, encoded: Tokens) -> Answer:

@@ -16,6 +16,7 @@ from rich.text import Text
 from dxn.display import count
 from dxn.errors import UserError
 from dxn.run import report
+from dxn.run.baseline import BASELINE, TRANSFORMER
 from dxn.run.ensemble import run_training
 from dxn.run.output import write_records
 from dxn.run.report import console, print_line
@@ -49,15 +50,26 @@ class Outcome:
         return " ".join(f"{key}={value}" for key, value in self.options.items() if key != SEED)
 
     @property
+    def answers(self) -> str:
+        """The part of the model that answers. Empty without a baseline."""
+        return "" if self.trained is None else self.trained.metrics.get("answers", "")
+
+    @property
     def figures(self) -> dict[str, float]:
-        """The best validation metric, and the metrics of the evaluation with all inputs."""
+        """The best validation metric, and the metrics of the evaluation with all inputs.
+
+        If the model has a baseline, the monitored metric of both of its parts is included.
+        """
         if self.trained is None:
             return {}
+        # The metrics of single inputs, such as test/accuracy[text], would make the table too wide.
+        monitored = self.trained.monitored
+        parts = [f"{monitored}[{part}]" for part in (TRANSFORMER, BASELINE)]
         figures: dict[str, float] = {}
         for name, value in self.trained.metrics.items():
-            # The metrics of single inputs, such as test/accuracy[text], would make the table too
-            # wide.
-            if name.startswith(("test/", "validation/")) and "[" not in name and value is not None:
+            split, _, metric = name.partition("/")
+            is_shown = split in ("test", "validation") and ("[" not in metric or metric in parts)
+            if is_shown and value is not None:
                 figures[name] = value
         # The metric that ranks the settings comes first.
         ranking = {BEST: figures.pop(BEST)} if BEST in figures else {}
@@ -84,7 +96,8 @@ class Sweep:
         for each in self.outcomes:
             folder = str(each.trained.folder) if each.trained else None
             figures = {name: each.figures.get(name) for name in names}
-            records.append({**each.options, "folder": folder, **figures, "error": each.error})
+            record = {**each.options, "folder": folder, **figures, "answers": each.answers}
+            records.append({**record, "error": each.error})
         write_records(self.path, records)
 
     def settings(self) -> dict[str, list[Outcome]]:
@@ -123,12 +136,16 @@ class Sweep:
             metric = " or ".join(sorted(monitored)) if name == BEST else name.partition("/")[2]
             # Two lines, because the cells are narrower than "validation/accuracy".
             table.add_column(f"{name.partition('/')[0]}\n{metric}", justify="right")
+        has_baseline = any(run.answers for run in self.outcomes)
+        if has_baseline:
+            table.add_column("answers")
         for setting, runs in settings.items():
             cells = [_mean_and_deviation(runs, name) for name in names]
             mark = " *" if setting == best else ""
             # Text, because rich would read the brackets of a list as markup.
             row = Text(f"{setting or 'all runs'}{mark}", style="bold" if mark else "")
-            table.add_row(row, str(len(runs)), *cells)
+            answers = [" or ".join(sorted({run.answers for run in runs}))] if has_baseline else []
+            table.add_row(row, str(len(runs)), *cells, *answers)
         return table
 
 

@@ -24,7 +24,7 @@ from dxn.run.conclusion import (
     next_commands,
     resume,
 )
-from dxn.run.evaluation import ALL, by_split, evaluate_subsets
+from dxn.run.evaluation import ALL, after_all, by_split, evaluate_subsets
 from dxn.run.evaluation_data import default_split
 from dxn.run.figures import training_figures
 from dxn.run.members import Member
@@ -181,7 +181,7 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
         best, splits[split], split, run.folder, batch_size=batch_size, record=recorder
     )
     remarks = [
-        *warn_about(results, best.task),
+        *warn_about(results, best.task, state, max_minutes=trainer.max_minutes),
         *about_split(split),
         *about_overfitting(run, best, batch_size),
     ]
@@ -189,7 +189,7 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
         report.print_line(line)
     extra = {
         **training_figures(state, run.model),
-        **baseline_figures(best.model),
+        **baseline_figures(best),
         "precision": "bf16" if trainer.bf16 else "float32",
         "rows": run.sizes,
         "skipped": {name: opened.skipped for name, opened in splits.items()},
@@ -198,12 +198,11 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
     }
     path: Path = run.folder / "metrics.json"
     report.write_metrics(path, by_split(split, results), extra)
-    # The row after "all", if there is one, is that of a simple rule, such as the most common class.
-    *_, name = results
     text = card.markdown(
         {"validation": _validation_figures(run.folder, state), split: results[ALL]},
         epochs=f"epoch {state.best_epoch} of {state.epoch}",
-        trivial=(name, results[name]) if name != ALL else None,
+        others=after_all(results),
+        answers=best.model.formula(),
     )
     model_folder.write_card(run.folder / "model", text)
     # Read back, so that `metrics` is exactly what the file contains, such as lists for tuples.
