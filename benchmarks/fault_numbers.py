@@ -85,11 +85,11 @@ def _spoil_gradient(value: float) -> None:
     stepper = importlib.import_module("dxn.train.stepper").Stepper
     original = stepper.step
 
-    def step(self: Any, num_steps: int) -> Any:
+    def step(self: Any, *progress: float) -> Any:
         if self.state.step == BAD_STEP - 1:
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
             gradients[0].view(-1)[0] = value
-        return original(self, num_steps)
+        return original(self, *progress)
 
     stepper.step = step
 

@@ -208,8 +208,8 @@ def after_step(action: Callable[[int], object]) -> None:
     stepper = importlib.import_module("dxn.train.stepper").Stepper
     original = stepper.step
 
-    def step(self: Any, num_steps: int) -> Any:
-        losses = original(self, num_steps)
+    def step(self: Any, *progress: float) -> Any:
+        losses = original(self, *progress)
         action(self.state.step)
         return losses
 

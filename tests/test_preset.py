@@ -235,7 +235,7 @@ def test_several_inputs_train_longer_without_dropout(many_rows, tmp_path, capsys
     config = train_on_texts_and_images(tmp_path)
     assert config["backbone"]["dropout"] == 0
     trainer = config["trainer"]
-    assert (trainer["patience"], trainer["patience_below"]) == (30, 0.5)
+    assert (trainer["patience"], trainer["patience_below"]) == (0.3, 0.5)
     assert (trainer["mixup"], trainer["mixup_below"]) == (1, 0.5)
     loader = config["loader"]
     assert (loader["input_dropout"], loader["input_dropout_below"]) == (0.3, 0.5)

@@ -158,7 +158,7 @@ def test_an_unknown_class_adds_nothing_to_the_loss():
     batch = {"target": torch.tensor([4, IGNORED, 2])}
     known = task.loss(logits[[0, 2]], {"target": torch.tensor([4, 2])})
     assert_same(task.loss(logits, batch), known)
-    assert task.num_targets(batch) == 2
+    assert task.loss_weight(batch) == 2
 
 
 def test_the_loss_is_computed_in_float32():

@@ -117,7 +117,7 @@ def test_the_loss_of_three_inputs_is_the_mean_over_the_pairs_that_samples_have()
         pairs.append(reference_softmax(x[rows, a], x[rows, b], 3.0, wrong))
     loss = task.loss(output_of(x, keys), {})
     assert float(loss) == pytest.approx(sum(pairs) / 3, rel=1e-12)
-    assert task.num_targets({"target": keys}) == B
+    assert task.loss_weight({"target": keys}) == B
 
 
 def test_a_batch_without_any_pair_has_a_loss_of_zero_that_can_be_differentiated():
@@ -127,7 +127,7 @@ def test_a_batch_without_any_pair_has_a_loss_of_zero_that_can_be_differentiated(
     loss = task.loss(output_of(x, keys), {})
     loss.backward()
     assert float(loss.detach()) == 0
-    assert task.num_targets({"target": keys}) == 0
+    assert task.loss_weight({"target": keys}) == 0
 
 
 def adapters_of(*names, dim=16, texts=("red cat", "blue dog", "a bird", "fish")):

@@ -179,7 +179,7 @@ def test_missing_future_values_have_no_loss():
     kept = batch["target"].clone()
     kept[1, 2:] = NAN
     valid = ~kept.isnan()
-    assert task.num_targets(changed) == H + 2 and task.num_targets(batch) == 2 * H
+    assert task.loss_weight(changed) == H + 2 and task.loss_weight(batch) == 2 * H
     unit = {key: batch["series"][key][:, None] for key in ("loc", "scale")}
     true = (batch["target"] - unit["loc"]) / unit["scale"]
     expected = pinball(output, true, torch.tensor(task.quantiles)).mean(-1)[valid].mean()

@@ -75,7 +75,7 @@ def test_the_loss_is_the_mean_negative_log_probability_of_all_tokens(smoothing):
         for i in range(count):
             own = log_probs[i, targets[row, i]]
             losses.append(-(1 - smoothing) * own - smoothing * log_probs[i].mean())
-    assert len(losses) == 7 + 3 + 6 == task.num_targets(batch)
+    assert len(losses) == 7 + 3 + 6 == task.loss_weight(batch)
     got = task.loss(model(batch), batch)
     torch.testing.assert_close(got, torch.stack(losses).mean(), rtol=0, atol=1e-11)
 

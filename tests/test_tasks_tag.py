@@ -157,7 +157,8 @@ def test_the_loss_counts_only_what_is_not_ignored(smoothing, weights):
     assert_same(task.loss(logits, {"target": target}), expected)
     changed = logits.masked_fill((target == IGNORED)[..., None], 17.0)
     assert_same(task.loss(changed, {"target": target}), expected)
-    assert task.num_targets({"target": target}) == 3
+    total = 3 if weights is None else sum(weights[i] for i in (4, 1, 0))
+    assert task.loss_weight({"target": target}) == pytest.approx(total)
 
 
 def test_the_loss_leaves_out_columns_after_the_last_target():

@@ -56,7 +56,7 @@ def test_a_small_task_overfits_eight_samples_with_the_defaults(tmp_path):
     task.fit(values)
     model = build_model(task, adapters)
     batch = make_batch(task, adapters, {"notes": texts}, values)
-    assert task.num_targets(batch) == 8 and task.num_tokens(values[0]) == 0
+    assert task.loss_weight(batch) == 8 and task.num_tokens(values[0]) == 0
     assert overfit(task, model, batch, goal=1e-4)[-1] < 1e-4
     predictions = predict(task, model, batch)
     assert predictions == pytest.approx(values, abs=0.1)
@@ -133,7 +133,7 @@ class Boxes(Task):
         counts = torch.tensor([target["count"] for target in targets])
         return {"boxes": [target["boxes"] for target in targets], "counts": counts}
 
-    def num_targets(self, batch):
+    def loss_weight(self, batch):
         return int(batch["target"]["counts"].sum())
 
     def make_head(self, dim, pooled_dim, adapters):
@@ -143,7 +143,7 @@ class Boxes(Task):
         pairs = zip(output["boxes"], batch["target"]["boxes"], strict=True)
         wrong = sum((p[: len(t)] - t / 8).square().sum() for p, t in pairs)
         counting = F.cross_entropy(output["counts"], batch["target"]["counts"])
-        return wrong / self.num_targets(batch) + counting
+        return wrong / self.loss_weight(batch) + counting
 
     def predict(self, head, output, batch, *, draft=False):
         frames = batch["photo"]["frame"]

@@ -267,10 +267,10 @@ def test_the_rows_with_values_that_are_not_finite_are_named(tmp_path, capsys, mo
 def test_an_infinite_gradient_makes_no_step(tmp_path, capsys, monkeypatch):
     original = Stepper.step
 
-    def step(stepper, num_steps):
+    def step(stepper, *progress):
         if stepper.state.step == 3:
             next(p for p in stepper.model.parameters() if p.grad is not None).grad[0] = math.inf
-        return original(stepper, num_steps)
+        return original(stepper, *progress)
 
     monkeypatch.setattr(Stepper, "step", step)
     _, state, _ = fit(tmp_path, epochs=1, ema_decay=0.9, max_grad_norm=0.0)
@@ -291,8 +291,8 @@ def test_a_training_stops_after_too_many_steps_without_a_finite_loss(tmp_path, b
 def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
     original = Stepper.step
 
-    def step(stepper, num_steps):
-        losses = original(stepper, num_steps)
+    def step(stepper, *progress):
+        losses = original(stepper, *progress)
         if stepper.state.step == 7:
             with torch.no_grad():
                 next(stepper.model.parameters()).fill_(BAD)

@@ -40,8 +40,8 @@ options = dict(epochs=2, checkpoint_every=1, ema_decay=0.9, mixup=0.5, log_every
 fit(folder / "whole", **options)
 step = Stepper.step
 
-def interrupted(stepper, num_steps):
-    losses = step(stepper, num_steps)
+def interrupted(stepper, *progress):
+    losses = step(stepper, *progress)
     if stepper.state.step == 7:  # in the middle of the second epoch
         wait_for_all(stepper.settings.accelerator)
         raise KeyboardInterrupt
@@ -80,8 +80,8 @@ folder = Path(sys.argv[1])
 parent.INTERVAL, parent.GRACE = 0.1, float(sys.argv[2])
 step = Stepper.step
 
-def slow(stepper, num_steps):
-    losses = step(stepper, num_steps)
+def slow(stepper, *progress):
+    losses = step(stepper, *progress)
     (folder / f"rank-{stepper.rank}").write_text(str(os.getpid()))
     time.sleep(0.05)
     return losses

@@ -43,7 +43,8 @@ def about_split(split: str) -> list[str]:
     if split == "validation":
         return [
             "note: there is no test split, so these are the figures of the validation split, which "
-            "also selected the epoch; expect slightly worse ones for new data"
+            "also selected the epoch and the factors of a mixture; expect slightly worse ones for "
+            "new data"
         ]
     return []
 

@@ -175,7 +175,7 @@ def _schedule(rows: int, views: int, about: str) -> Iterator[Advice]:
     """Yield the number of epochs in which a training sees this many samples, and what follows."""
     epochs = min(max(math.ceil(views / rows), MIN_EPOCHS), MAX_EPOCHS)
     yield Advice("trainer.epochs", epochs, about)
-    yield Advice("trainer.patience", max(round(PATIENCE * epochs), 5), about)
+    yield Advice("trainer.patience", PATIENCE, about)
     yield Advice("batch_size", 32 if rows < FEW else 128 if rows >= MANY else 64, about)
 
 

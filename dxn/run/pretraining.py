@@ -59,6 +59,9 @@ def pretrain(run: Prepared, task: Task) -> None:
     options = config["pretrain"]
     folder = run.folder / FOLDER
     node = {**config["trainer"], **MAIN_TASK_ONLY, "epochs": options["epochs"]}
+    # Processes of accelerate share one precision, so a second measurement could change that of the
+    # main task.
+    node["precision"] = "bf16" if run.trainer.bf16 else "float32"
     trainer: Trainer = build(node, key="trainer", trust=run.settings.trust)
     student = _with_head(run.model, task)
     card = run.card(student, task, options["task"], f"{run.name}, pretraining")

@@ -149,9 +149,11 @@ class Classify(Task):
         """Return the logarithm (B, K) of the mean of the members' probabilities."""
         return mean_probabilities(outputs)
 
-    def num_targets(self, batch: Batch) -> int:
-        """Count the samples whose class is known."""
-        return int((batch["target"] != IGNORED).sum())
+    def loss_weight(self, batch: Batch) -> float:
+        """Return the sum of the class weights of the samples whose class is known."""
+        target = batch["target"]
+        # cross_entropy divides the loss of soft targets, those of mixup, by the number of samples.
+        return len(target) if target.is_floating_point() else self.classes.total_weight(target)
 
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False

@@ -162,7 +162,7 @@ class Contrastive(Task):
         connected = 0 * (own.x.sum() + output.scale + output.bias)
         return connected + (torch.stack(losses).mean() if losses else 0)
 
-    def num_targets(self, batch: Batch) -> int:
+    def loss_weight(self, batch: Batch) -> float:
         """Count the samples with at least two inputs."""
         return int(((batch["target"] != MISSING).sum(1) > 1).sum())
 

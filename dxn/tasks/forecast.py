@@ -236,7 +236,7 @@ class Forecast(Task):
         losses = pinball(output, true.nan_to_num(), quantiles).mean(-1)
         return (losses * valid).sum() / valid.sum().clamp(min=1)
 
-    def num_targets(self, batch: Batch) -> int:
+    def loss_weight(self, batch: Batch) -> float:
         """Count the future values that are not missing."""
         return int((~batch["target"].isnan()).sum())
 

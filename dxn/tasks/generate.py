@@ -194,7 +194,7 @@ class Generate(Task):
         # The count stays a tensor: `.item()` would synchronize with the accelerator in every step.
         return output.loss_sum / (batch["target"][:, 1:] != IGNORED).sum().clamp(min=1)
 
-    def num_targets(self, batch: Batch) -> int:
+    def loss_weight(self, batch: Batch) -> float:
         """Count the target tokens. BOS tokens do not count, because they are not predicted."""
         return int((batch["target"][:, 1:] != IGNORED).sum())
 

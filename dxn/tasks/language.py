@@ -161,7 +161,7 @@ class Language(Task):
         # The count stays a tensor: `.item()` would synchronize with the accelerator in every step.
         return output / (batch["target"]["ids"] != IGNORED).sum().clamp(min=1)
 
-    def num_targets(self, batch: Batch) -> int:
+    def loss_weight(self, batch: Batch) -> float:
         """Count the target tokens."""
         return int((batch["target"]["ids"] != IGNORED).sum())
 

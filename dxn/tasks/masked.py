@@ -205,7 +205,7 @@ class Masked(Task):
         sums, counts = output.sum(0)[:, :2].unbind(1)
         return (sums / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
 
-    def num_targets(self, batch: Batch) -> int:
+    def loss_weight(self, batch: Batch) -> float:
         """Count the samples. `metrics` computes the exact loss from the statistics instead."""
         return int(batch["size"])
 

@@ -201,9 +201,9 @@ class Tag(Task):
         """Return the logarithm (B, N, K) of the mean of the members' probabilities."""
         return mean_probabilities(outputs)
 
-    def num_targets(self, batch: Batch) -> int:
-        """Count the words whose tag is known."""
-        return int((batch["target"] != IGNORED).sum())
+    def loss_weight(self, batch: Batch) -> float:
+        """Return the sum of the weights of the tags that are known."""
+        return self.tags.total_weight(batch["target"])
 
     def exported(self, head: nn.Module, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the probabilities (B, N, K) of the tags of each token, zeros at padding."""

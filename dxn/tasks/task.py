@@ -337,12 +337,13 @@ class Task(ABC):
         """
         raise NotImplementedError(f"head={self.name} cannot be part of an ensemble")
 
-    def num_targets(self, batch: Batch) -> int:
-        """Count the items that the loss averages over, such as samples or tokens.
+    def loss_weight(self, batch: Batch) -> float:
+        """Return the sum of the weights over which the loss is a mean: of samples, or of tokens.
 
-        0 means that no loss can be computed for this batch.
+        Losses of several batches are combined with these weights, so that they equal the loss of
+        one batch with all samples. 0 means that no loss can be computed for this batch.
         """
-        return int(batch["size"])
+        return batch["size"]
 
     @abstractmethod
     def predict(
@@ -405,7 +406,7 @@ class Task(ABC):
         Args:
             predictions: Results of `predict`.
             truths: Parsed targets.
-            loss: Mean loss over the batches, weighted by `num_targets`.
+            loss: Mean loss over the batches, weighted by `loss_weight`.
 
         Returns:
             Metrics by name. The caller adds `loss` if the result has no key "loss".

@@ -33,13 +33,13 @@ class Predictions:
         rows: Row in the split of each of the n predictions.
         predicted: The n predictions, in the format of `Task.predict`.
         loss: Mean loss over all targets. NaN if there are no targets.
-        num_targets: Number of targets.
+        loss_weight: Weight of the loss in a mean over several batches, see `Task.loss_weight`.
     """
 
     rows: Sequence[int]
     predicted: Sequence[Any]
     loss: float
-    num_targets: int = 0
+    loss_weight: float = 0.0
 
 
 @torch.inference_mode()
@@ -83,10 +83,10 @@ def predict(
                 check_finite(output, batch, samples)
             # Inside autocast, because a task that generates sequences runs its decoder here.
             predicted = task.predict(model.head, output, batch, draft=draft)
-        # Batches have different numbers of targets, so their losses are weighted by these numbers.
-        count = task.num_targets(batch) if "target" in batch else 0
-        loss = float(task.loss(output, batch)) if count else 0.0
-        return Predictions(batch["index"], predicted, loss, count)
+        # Batches have different numbers of targets, or targets of different weights.
+        weight = task.loss_weight(batch) if "target" in batch else 0.0
+        loss = float(task.loss(output, batch)) if weight else 0.0
+        return Predictions(batch["index"], predicted, loss, weight)
 
     was_training = model.training
     if was_training:
@@ -99,12 +99,12 @@ def predict(
     display = Display(stderr=True)
     rows: list[int] = []
     predicted: list[Any] = []
-    losses: list[tuple[float, int]] = []
+    losses: list[tuple[float, float]] = []
     try:
         for part in run_batches(run, samples, batch_size, device=device, timeout=timeout):
             rows += part.rows
             predicted += part.predicted
-            losses.append((part.loss, part.num_targets))
+            losses.append((part.loss, part.loss_weight))
             if on_batch is not None:
                 on_batch(len(rows))
             elif display.is_due():
@@ -280,6 +280,6 @@ def _moved(value: Any, device: torch.device) -> Any:
     return value
 
 
-def _weighted_mean(losses: Sequence[tuple[float, int]]) -> float:
+def _weighted_mean(losses: Sequence[tuple[float, float]]) -> float:
     total = sum(count for _, count in losses)
     return sum(loss * count for loss, count in losses) / total if total else float("nan")

@@ -31,6 +31,12 @@ from dxn.train.step import BatchLoss, is_out_of_memory
 from dxn.train.stepper import Schedule, Stepper
 from dxn.train.trackers import Trackers
 
+# With a time limit, the learning rate follows the clock only if the training is later than planned
+# by this fraction of the limit. Otherwise the first steps, which take longer, would make the
+# weights of a training that fits into its limit depend on the clock.
+GRACE = 0.05
+MIN_PATIENCE = 5  # epochs, if the patience is a fraction of all epochs
+
 
 @dataclass(kw_only=True, eq=False)
 class Run:
@@ -84,13 +90,14 @@ class Run:
             self.folder,
             batches=len(self.order),
             epochs=self.epochs,
+            limit=None if settings.max_minutes is None else 60 * settings.max_minutes,
             main=settings.main,
             name=self.name,
         )
 
     @property
     def epochs(self) -> int:
-        """Number of epochs: that of the configuration, or fewer with a time limit."""
+        """Number of epochs: that of the configuration, or an estimate of those that fit."""
         limit = self.settings.max_minutes
         # The duration of an epoch is known only after the first one.
         if limit is None or not self.state.epoch:
@@ -98,16 +105,53 @@ class Run:
         return min(self.settings.epochs, self.state.epochs_within(60 * limit))
 
     @property
+    def patience(self) -> int:
+        """Number of epochs without improvement before training stops early. 0: never."""
+        patience = self.settings.patience
+        if 0 < patience < 1:
+            return max(round(patience * self.epochs), MIN_PATIENCE)
+        return int(patience)
+
+    @property
     def has_lost_patience(self) -> bool:
         """Whether the validation has not improved for too many epochs."""
-        settings, state = self.settings, self.state
-        may_stop = state.is_past_chance(settings.patience_below)
-        return may_stop and 0 < settings.patience <= state.worse
+        may_stop = self.state.is_past_chance(self.settings.patience_below)
+        return may_stop and 0 < self.patience <= self.state.worse
+
+    @property
+    def seconds_for_training(self) -> float:
+        """The time limit in seconds, without the time of the last validation."""
+        limit = self.settings.max_minutes
+        return math.inf if limit is None else 60 * limit - self.state.validation
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether no batch fits into the time limit any more. The first epoch is completed."""
+        return self.state.epoch > 0 and self.state.elapsed >= self.seconds_for_training
 
     @property
     def is_finished(self) -> bool:
         """Whether no epoch is left."""
-        return self.state.epoch >= self.epochs or self.has_lost_patience
+        is_complete = self.state.epoch >= self.settings.epochs
+        return is_complete or self.is_out_of_time or self.has_lost_patience
+
+    @property
+    def step_progress(self) -> float:
+        """Progress of the training at the next step, which determines the learning rate.
+
+        By the number of steps, or by the clock if not all of them fit into the time limit.
+        """
+        num_steps = self.settings.epochs * self.steps_per_epoch
+        # N steps divide the schedule into N + 1 equal parts. Neither the first step (of a warm-up)
+        # nor the last one (of a decay to 0) has a learning rate of 0, so none is lost even if there
+        # are only a few.
+        by_steps = (self.state.step + 1) / (num_steps + 1)
+        seconds = self.seconds_for_training
+        if math.isinf(seconds):
+            return by_steps
+        grace = GRACE * seconds
+        by_clock = (self.state.elapsed - grace) / max(seconds - grace, 1e-9)
+        return max(by_steps, min(by_clock, num_steps / (num_steps + 1)))
 
     def restore(self) -> None:
         """Continue from the last checkpoint."""
@@ -169,10 +213,10 @@ class Run:
     def epoch(self) -> None:
         """Train for the rest of this epoch, validate, and save a checkpoint."""
         state = self.state
-        started = time.perf_counter()
+        self.ticked = time.perf_counter()
         self._seed_process()
         self.stepper.wrapped.train()
-        while state.batch < len(self.order):
+        while state.batch < len(self.order) and not self.is_out_of_time:
             is_short = False
             try:
                 self._train_batches()
@@ -185,7 +229,6 @@ class Run:
                 self.stepper.divide_batches()
         state.epoch += 1
         state.batch = 0
-        state.seconds += time.perf_counter() - started
         try:
             metrics = self.validate()
         except StopRequested:
@@ -194,10 +237,11 @@ class Run:
             state.batch = len(self.order)
             self._stop()
             raise
-        elapsed = state.elapsed + time.perf_counter() - started
-        # The number of epochs depends on the time, and all processes must agree on it, so the clock
-        # of the first process decides.
-        (state.elapsed,) = broadcast_object_list([elapsed])
+        # The learning rate and the number of epochs depend on the time, and all processes must
+        # agree on it, so the clock of the first process decides.
+        (took,) = broadcast_object_list([self._tick()])
+        state.elapsed += took
+        state.validation = max(state.validation, took)
         self.progress.epochs = self.epochs
         self.progress.epoch(metrics, state, last=self.is_finished)
         self.save()
@@ -227,7 +271,7 @@ class Run:
             # A task without a loss has no best loss.
             if figure != "loss" and self.state.best_loss is not None:
                 figure += " or loss"
-            self.progress.print(f"stopped early: no better {figure} in {settings.patience} epochs")
+            self.progress.print(f"stopped early: no better {figure} in {self.patience} epochs")
         elif self.state.epoch < settings.epochs:
             limit = duration(60 * (settings.max_minutes or 0))
             epochs = f"{self.state.epoch} of {settings.epochs} epochs"
@@ -272,35 +316,49 @@ class Run:
             if len(parts) < state.parts:
                 continue
             state.batch += 1
-            batch, must_stop, is_due = self._agree(BatchLoss.sum(parts))
+            batch, must_stop, is_due, took = self._agree(BatchLoss.sum(parts))
+            state.seconds += took
+            state.elapsed += took
             self.stepper.group.append(batch)
             parts = []
             # The last batches of an epoch also make a step, even if they are fewer than
             # grad_accum_steps: gradients must not leak into the next epoch.
-            if state.batch % self.settings.grad_accum_steps == 0 or state.batch == len(self.order):
-                losses = self.stepper.step(self.epochs * self.steps_per_epoch)
+            is_last = state.batch == len(self.order) or self.is_out_of_time
+            if state.batch % self.settings.grad_accum_steps == 0 or is_last:
+                num_steps = self.epochs * self.steps_per_epoch
+                losses = self.stepper.step(self.step_progress, num_steps)
                 self._log(losses)
                 if is_due or self._is_step_due():
                     self.save()
             if must_stop:
                 self._stop()
+            if is_last:
+                return
 
-    def _agree(self, batch: BatchLoss) -> tuple[BatchLoss, bool, bool]:
-        """Return the loss over all processes, and whether one must stop or save a checkpoint.
+    def _tick(self) -> float:
+        """Return the time since the last call in seconds."""
+        now = time.perf_counter()
+        took, self.ticked = now - self.ticked, now
+        return took
+
+    def _agree(self, batch: BatchLoss) -> tuple[BatchLoss, bool, bool, float]:
+        """Return the loss over all processes, whether one must stop or save, and the time.
 
         All processes must take these decisions at the same batch. The first one has the clock.
         """
+        took = self._tick()
         must_stop = self.signals.received is not None
         minutes = (time.monotonic() - self.saved_at) / 60
         is_due = minutes >= self.settings.checkpoint_minutes > 0
         if self.num_processes == 1:
-            return batch, must_stop, is_due
-        flags = [batch.count, batch.size, must_stop, is_due and self.settings.main]
+            return batch, must_stop, is_due, took
+        main = self.settings.main
+        flags = [batch.weight, batch.size, must_stop, is_due and main, took if main else 0.0]
         own = torch.tensor([float(batch.total), *map(float, flags)], device=self.stepper.device)
         summed = cast("Tensor", self.settings.accelerator.reduce(own))
-        total, count, size, stops, due = summed.unbind()
-        all_processes = BatchLoss(total, float(count), int(size), batch.rows)
-        return all_processes, bool(stops), bool(due)
+        total, weight, size, stops, due, seconds = summed.unbind()
+        all_processes = BatchLoss(total, float(weight), int(size), batch.rows)
+        return all_processes, bool(stops), bool(due), float(seconds)
 
     def _stop(self) -> None:
         """Save a checkpoint, and end the training because of a signal."""

@@ -19,7 +19,7 @@ class Options(Protocol):
     seed: int
     max_grad_norm: float
     grad_accum_steps: int
-    patience: int
+    patience: float
     patience_below: float | None
     max_minutes: float | None
     ema_decay: float

@@ -34,6 +34,7 @@ class Progress:
         folder: Folder of the run, which contains metrics.jsonl.
         batches: Number of batches per epoch.
         epochs: Number of epochs. The trainer changes it if the time limit allows fewer.
+        limit: Time limit of the training in seconds.
         main: Whether this process prints and writes.
         name: Word that is printed before each epoch, such as "pretraining".
     """
@@ -44,12 +45,14 @@ class Progress:
         *,
         batches: int,
         epochs: int,
+        limit: float | None = None,
         main: bool = True,
         name: str = "",
     ):
         self.path = folder / "metrics.jsonl"
         self.batches = batches
         self.epochs = epochs
+        self.limit = math.inf if limit is None else limit
         self.main = main
         self.prefix = f"{name} epoch" if name else "epoch"
         self.display = Display(main=main)
@@ -61,6 +64,7 @@ class Progress:
         self.batches_done = 0
         # Losses stay tensors until they are printed: float(loss) waits for the GPU.
         self.epoch_losses: list[Tensor] = []
+        self.epoch_sizes: list[int] = []
         self._start_epoch()
 
     def pending(self) -> dict[str, Tensor]:
@@ -72,6 +76,7 @@ class Progress:
             "losses": _stacked(self.losses),
             "sizes": torch.tensor(self.sizes, dtype=torch.long),
             "epoch_losses": _stacked(self.epoch_losses),
+            "epoch_sizes": torch.tensor(self.epoch_sizes, dtype=torch.long),
         }
 
     def clear_log(self) -> None:
@@ -90,6 +95,7 @@ class Progress:
         self.losses = list(pending["losses"])
         self.sizes = pending["sizes"].tolist()
         self.epoch_losses = list(pending["epoch_losses"])
+        self.epoch_sizes = pending["epoch_sizes"].tolist()
         if not self.main or not self.path.exists():
             return
         # Comparing the step is not enough: if a run stops between the line of an epoch and its
@@ -114,6 +120,7 @@ class Progress:
         self.losses.append(loss)
         self.sizes.append(batch.size)
         self.epoch_losses.append(loss)
+        self.epoch_sizes.append(batch.size)
         self.batches_done += 1
         self.samples_done += batch.size
         if self.display.is_due():
@@ -126,7 +133,7 @@ class Progress:
             {
                 "step": state.step,
                 "epoch": state.epoch,
-                "train/loss": _mean(self.losses),
+                "train/loss": _mean(self.losses, self.sizes),
                 "lr": lr,
                 "samples/s": rate,
             }
@@ -152,7 +159,7 @@ class Progress:
             state: State after the epoch.
             last: Whether the training ends with this epoch. It is always printed.
         """
-        loss = _mean(self.epoch_losses)
+        loss = _mean(self.epoch_losses, self.epoch_sizes)
         row: dict[str, Any] = {"step": state.step, "epoch": state.epoch, "train/epoch_loss": loss}
         self._write({**row, **{f"validation/{name}": value for name, value in metrics.items()}})
         if last or self._is_line_due():
@@ -163,6 +170,7 @@ class Progress:
             self.print(f"{self._title(state.epoch)}  train loss {loss:.4f}{validation}{left}{best}")
             self.printed = time.perf_counter()
         self.epoch_losses = []
+        self.epoch_sizes = []
         self._start_epoch()
 
     def print(self, text: str) -> None:
@@ -176,7 +184,7 @@ class Progress:
             self.trackers.close()
 
     def _show_batch(self, state: State) -> None:
-        loss = _mean(self.epoch_losses[-SHOWN_LOSSES:])
+        loss = _mean(self.epoch_losses[-SHOWN_LOSSES:], self.epoch_sizes[-SHOWN_LOSSES:])
         rate = self.samples_done / (time.perf_counter() - self.epoch_start)
         status = f"loss {loss:.3f}  {rate:,.0f} samples/s  {self._left(state)} left"
         self.display.update(self._title(state.epoch + 1), state.batch, self.batches, status)
@@ -193,7 +201,8 @@ class Progress:
         done = state.epoch * self.batches + state.batch
         # The time of validation is included, so the estimate covers all the remaining work.
         per_batch = (time.perf_counter() - self.started) / max(self.batches_done, 1)
-        return duration(per_batch * (self.epochs * self.batches - done))
+        left = per_batch * (self.epochs * self.batches - done)
+        return duration(max(min(left, self.limit - state.elapsed), 0.0))
 
     def _start_epoch(self) -> None:
         """Start to count the samples of an epoch, without those before a resume."""
@@ -234,11 +243,18 @@ def read_log(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _mean(losses: list[Tensor]) -> float:
-    """Return the mean of the finite losses; NaN if there are none."""
+def _mean(losses: list[Tensor], sizes: list[int]) -> float:
+    """Return the mean loss of samples; NaN if there is no finite loss.
+
+    Args:
+        losses: Mean loss of each batch.
+        sizes: Number of samples of each batch, because the last one of an epoch can be small.
+    """
+    pairs = [(float(loss), size) for loss, size in zip(losses, sizes, strict=True)]
     # A batch whose loss is not finite makes no optimizer step, so it is left out here too.
-    finite = [value for loss in losses if math.isfinite(value := float(loss))]
-    return sum(finite) / len(finite) if finite else math.nan
+    finite = [(loss, size) for loss, size in pairs if math.isfinite(loss)]
+    total = sum(size for _, size in finite)
+    return sum(loss * size for loss, size in finite) / total if total else math.nan
 
 
 def _stacked(losses: list[Tensor]) -> Tensor:

@@ -41,6 +41,7 @@ class SavedState(Strict):
     worse: Count
     seconds: Seconds
     elapsed: Seconds
+    validation: Seconds
     compiled: bool | None = None
 
     @model_validator(mode="after")
@@ -142,13 +143,15 @@ def check_log(tensors: Mapping[str, Tensor], path: Path) -> None:
     Raises:
         UserError: If one is missing or has another shape or type.
     """
-    for name in ("losses", "sizes", "epoch_losses"):
+    for name in ("losses", "sizes", "epoch_losses", "epoch_sizes"):
         values = tensors.get(name)
-        is_number = values is not None and values.is_floating_point() == (name != "sizes")
+        is_loss = name.endswith("losses")
+        is_number = values is not None and values.is_floating_point() == is_loss
         if values is None or not is_number or values.ndim != 1:
             raise UserError(f"{path}: log/{name}: must be a list of numbers")
-    if len(tensors["losses"]) != len(tensors["sizes"]):
-        raise UserError(f"{path}: log/sizes: must have one number per loss")
+    for losses, sizes in (("losses", "sizes"), ("epoch_losses", "epoch_sizes")):
+        if len(tensors[losses]) != len(tensors[sizes]):
+            raise UserError(f"{path}: log/{sizes}: must have one number per loss")
 
 
 def _kinds_of_state(

@@ -35,6 +35,7 @@ class State:
         worse: Number of epochs since the monitored metric or the validation loss improved.
         seconds: Time spent in training, without validation.
         elapsed: Time spent in training and validation, in seconds.
+        validation: Longest time that a validation took, in seconds.
         compiled: Whether trainer.compile=auto uses torch.compile. None: not decided yet.
     """
 
@@ -55,6 +56,7 @@ class State:
     worse: int = 0
     seconds: float = 0.0
     elapsed: float = 0.0
+    validation: float = 0.0
     compiled: bool | None = None
 
     def stage(self, epochs: int) -> Stage:
@@ -121,6 +123,6 @@ class State:
         return is_best
 
     def epochs_within(self, seconds: float) -> int:
-        """Return how many epochs fit into a time limit, from the mean duration of an epoch."""
+        """Return how many epochs begin within a time limit, from the mean duration of an epoch."""
         # At least one, and those that are finished stay finished even if they took too long.
-        return max(self.epoch, int(seconds * self.epoch / self.elapsed))
+        return max(self.epoch, math.ceil(seconds * self.epoch / self.elapsed))

@@ -30,21 +30,21 @@ class BatchLoss:
     """The loss of a batch, or of a part of one.
 
     Args:
-        total: Sum of the losses of all targets (), detached.
-        count: Number of targets.
+        total: Weighted sum of the losses of all targets (), detached.
+        weight: Sum of these weights. 1 if `total` is the mean already.
         size: Number of samples.
         rows: Rows of the training split, of this process only.
     """
 
     total: Tensor
-    count: float
+    weight: float
     size: int
     rows: Sequence[int] = ()
 
     @property
     def mean(self) -> Tensor:
         """Mean loss over the targets ()."""
-        return self.total if self.count in (0, 1) else self.total / self.count
+        return self.total if self.weight in (0, 1) else self.total / self.weight
 
     @classmethod
     def sum(cls, parts: Sequence[BatchLoss]) -> BatchLoss:
@@ -53,7 +53,7 @@ class BatchLoss:
             return parts[0]
         return cls(
             torch.stack([part.total for part in parts]).sum(),
-            sum(part.count for part in parts),
+            sum(part.weight for part in parts),
             sum(part.size for part in parts),
             [row for part in parts for row in part.rows],
         )

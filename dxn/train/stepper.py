@@ -90,7 +90,7 @@ class Stepper:
 
     @property
     def is_weighted(self) -> bool:
-        """Whether several batches make one step, so each counts by its number of targets."""
+        """Whether several batches make one step, so each counts by the weight of its targets."""
         return self.num_processes * self.settings.grad_accum_steps * self.state.parts > 1
 
     @property
@@ -124,17 +124,18 @@ class Stepper:
     def _backward(self, batch: dict[str, Any], mixing: tuple[Tensor, float] | None) -> BatchLoss:
         """Compute the loss of a batch, and add its gradients."""
         loss = self._loss(batch, mixing)
-        size, count, rows = batch["size"], 1, batch["index"]
+        size, weight, rows = batch["size"], 1.0, batch["index"]
         if batch.get("filler"):
             # It only keeps this process in step with the others, which have one more sample.
-            size, count, rows = 0, 0, []
+            size, weight, rows = 0, 0.0, []
         elif self.is_weighted:
-            count = self.task.num_targets(batch)
-        # The sum over all targets. `step` divides the gradients by the number of targets, so the
-        # step is that of one large batch, however many batches and processes it is divided into.
-        total = loss if count == 1 else loss * count
+            weight = self.task.loss_weight(batch)
+        # The sum over all targets. `step` divides the gradients by the weight of all targets, so
+        # the step is that of one large batch, however many batches and processes it is divided
+        # into.
+        total = loss if weight == 1 else loss * weight
         self.settings.accelerator.backward(total)
-        return BatchLoss(total.detach(), count, size, rows)
+        return BatchLoss(total.detach(), weight, size, rows)
 
     def _loss(self, batch: dict[str, Any], mixing: tuple[Tensor, float] | None) -> Tensor:
         """Return the mean loss () of a batch, with R-Drop if set (arXiv:2106.14448)."""
@@ -154,10 +155,11 @@ class Stepper:
         mean = (self.task.loss(output, batch) + self.task.loss(other, batch)) / 2
         return mean + weight * self.task.divergence(output, other, batch)
 
-    def step(self, num_steps: int) -> Sequence[BatchLoss]:
+    def step(self, progress: float, num_steps: int) -> Sequence[BatchLoss]:
         """Take one optimizer step with the accumulated gradients, if they are finite.
 
         Args:
+            progress: Progress of the training, 0 to 1, which determines the learning rate.
             num_steps: Number of steps of the whole training.
 
         Returns:
@@ -168,19 +170,16 @@ class Stepper:
                 state of the optimizer.
         """
         state = self.state
-        # N steps divide the schedule, which spans all epochs, into N + 1 equal parts. Neither the
-        # first step (of a warm-up) nor the last one (of a decay to 0) has a learning rate of 0, so
-        # none is lost even if there are only a few.
-        factor = self.schedule((state.step + 1) / (num_steps + 1))
+        factor = self.schedule(progress)
         for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base_lr * factor
         parameters = [p for p in self.parameters if p.grad is not None]
         gradients = [typing.cast("Tensor", p.grad) for p in parameters]
         batches = BatchLoss.sum(self.group)
-        if self.is_weighted and batches.count:
+        if self.is_weighted and batches.weight:
             # DDP has already divided the sum over the processes by their number.
             for gradient in gradients:
-                gradient.div_(batches.count / self.num_processes)
+                gradient.div_(batches.weight / self.num_processes)
         # Of the accumulated gradient, not of each batch: accumulated batches must make the same
         # step as one large batch.
         norm = get_total_norm(gradients)

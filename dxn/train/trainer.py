@@ -42,13 +42,15 @@ class Trainer:
             0 turns clipping off.
         grad_accum_steps: Number of batches whose gradients are added up before an optimizer step.
         patience: Number of epochs without a better validation metric or a lower validation loss
-            before training stops early. 0 never stops early.
+            before training stops early. A number below 1 is a fraction of the epochs, or of those
+            that fit into max_minutes, but at least five epochs. 0 never stops early.
         patience_below: Training does not stop early before the validation loss is below this
             fraction of that of the first epoch, or has risen above its lowest value by 10% of that
             of the first epoch. Until then, the model can be at chance. null: it may stop at any
             loss.
-        max_minutes: Time limit of the training in minutes, with validation. The number of epochs is
-            reduced to those that fit, but one epoch always runs. null: no limit.
+        max_minutes: Time limit of the training in minutes, with validation. If the epochs do not
+            fit, the learning rate follows the clock, and the last epoch ends early. The first epoch
+            is always complete. null: no limit.
         ema_decay: Decay of an exponential moving average of the weights. The averaged weights are
             evaluated and saved. 0 turns averaging off.
         mixup: Parameter alpha of the Beta distribution of mixup (arXiv:1710.09412). 0 turns mixup
@@ -82,7 +84,7 @@ class Trainer:
     precision: Precision = "auto"
     max_grad_norm: float = 1.0
     grad_accum_steps: int = 1
-    patience: int = 5
+    patience: float = 5
     patience_below: float | None = None
     max_minutes: float | None = None
     ema_decay: float = 0.0
@@ -106,6 +108,11 @@ class Trainer:
         ):
             if not getattr(self, name) >= 0:
                 raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.patience > 1 and self.patience != int(self.patience):
+            raise ValueError(
+                "patience must be a whole number of epochs or a fraction below 1, got "
+                f"{self.patience}"
+            )
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise ValueError(f"max_minutes must be above 0 or null, got {self.max_minutes}")
         for name in ("patience_below", "mixup_below"):

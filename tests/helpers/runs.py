@@ -37,9 +37,9 @@ def interrupt(monkeypatch, *, step):
     count = 0
     take_step = Stepper.step
 
-    def counted(stepper, num_steps):
+    def counted(stepper, *progress):
         nonlocal count
-        losses = take_step(stepper, num_steps)
+        losses = take_step(stepper, *progress)
         count += 1
         if count == step:
             raise KeyboardInterrupt

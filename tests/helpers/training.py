@@ -166,4 +166,4 @@ def fit(
 
 def without_time(state):
     """The state of a training without its durations, which differ from run to run."""
-    return {**vars(state), "seconds": 0, "elapsed": 0}
+    return {**vars(state), "seconds": 0, "elapsed": 0, "validation": 0}

@@ -1,0 +1,83 @@
+"""A training with a time limit: its learning rate, its number of epochs, and its patience."""
+
+import itertools
+import time
+from types import SimpleNamespace
+
+import pytest
+from helpers.runs import SMALL, interrupt, log_of, metrics_of, refused, train
+
+from dxn.cli import main
+
+PEAK = 1e-3
+OPTIONS = [*SMALL, "preset=plain", "baseline=none", "report=false", "trainer.log_every=1"]
+OPTIONS += ["scheduler.warmup=0.1", f"optimizer.lr={PEAK}", "target=label"]
+
+
+@pytest.fixture
+def table(tmp_path):
+    rows = [f"{['fine', 'dull'][i % 2]} film number {i},{'ab'[i % 2]}" for i in range(110)]
+    path = tmp_path / "films.csv"
+    path.write_text("\n".join(["text,label", *rows]))
+    return str(path)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """A clock that is one second later each time it is read: a batch takes one second."""
+    count = itertools.count()
+    fake = SimpleNamespace(perf_counter=lambda: float(next(count)), monotonic=time.monotonic)
+    monkeypatch.setattr("dxn.train.loop.time", fake)
+
+
+def rates(folder):
+    return [row["lr"] / PEAK for row in log_of(folder) if "lr" in row]
+
+
+# 8 batches per epoch; the first epoch is always complete.
+@pytest.mark.parametrize("seconds", [15, 33, 61, 100])
+def test_the_learning_rate_reaches_its_end_without_a_jump(seconds, table, tmp_path, clock):
+    limit = f"trainer.max_minutes={seconds / 60}"
+    train(tmp_path / "run", table, *OPTIONS, "trainer.epochs=200", "trainer.patience=0", limit)
+    found = rates(tmp_path / "run")
+    assert seconds - 20 < len(found) <= seconds
+    assert found[-1] < 0.01
+    peak = found.index(max(found))
+    assert all(a >= b for a, b in itertools.pairwise(found[peak:]))
+    # The steepest part of the schedule is the warm-up, a tenth of the training. A step after a
+    # validation is up to three seconds later than the one before.
+    steepest = 3 / (0.1 * 0.95 * seconds)
+    assert all(abs(a - b) <= steepest for a, b in itertools.pairwise([0.0, *found]))
+
+
+def test_a_time_limit_that_is_not_reached_changes_nothing(table, tmp_path, clock):
+    folders = [tmp_path / "free", tmp_path / "limited"]
+    train(folders[0], table, *OPTIONS, "trainer.epochs=3")
+    train(folders[1], table, *OPTIONS, "trainer.epochs=3", "trainer.max_minutes=1")
+    assert rates(folders[0]) == rates(folders[1])
+    assert metrics_of(folders[0])["test/loss"] == metrics_of(folders[1])["test/loss"]
+
+
+def test_the_patience_follows_the_epochs_that_fit(table, tmp_path, clock, capsys):
+    options = [*OPTIONS, "trainer.epochs=1000", "trainer.patience=0.3", "trainer.max_minutes=5"]
+    # Without a learning rate, no epoch after the first one is better.
+    metrics = train(tmp_path / "run", table, *options, "optimizer.lr=0")
+    # 30 epochs of ten seconds fit into five minutes, and the patience is 30 % of them.
+    assert 9 <= metrics["epochs"] <= 12
+    assert "stopped early: no better" in capsys.readouterr().out
+
+
+def test_a_patience_that_is_neither_a_number_of_epochs_nor_a_fraction_is_refused(table, capsys):
+    (line,) = refused(capsys, ["train", table, "target=label", "trainer.patience=2.5"])
+    assert "trainer" in line and "patience must be a whole number of epochs or a fraction" in line
+
+
+def test_the_time_before_an_interruption_counts(table, tmp_path, clock, monkeypatch):
+    options = [table, *OPTIONS, "trainer.epochs=200", "trainer.max_minutes=0.5"]
+    with interrupt(monkeypatch, step=13):
+        assert main(["train", *options, f"run={tmp_path / 'run'}"]) != 0
+    metrics = train(tmp_path / "run", f"resume={tmp_path / 'run'}")
+    # 30 seconds: three epochs of eight batches and a validation. Each start of an epoch reads the
+    # clock once more.
+    assert metrics["epochs"] <= 4
+    assert metrics["train_seconds"] <= 30
