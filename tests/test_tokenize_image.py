@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers.data import Counted
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
@@ -332,17 +333,10 @@ def test_fit_computes_mean_and_deviation_as_numpy_does(channels):
     torch.testing.assert_close(adapter.std.numpy(), pixels.std(1), rtol=0, atol=1e-12)
 
 
-def test_fit_reads_at_most_a_thousand_images():
-    read = 0
-
-    def endless():
-        nonlocal read
-        while True:
-            read += 1
-            yield picture(2, 3)
-
-    adapter_of().fit(endless())
-    assert read == 1000
+def test_fit_reads_at_most_a_thousand_images_from_all_parts():
+    rows = Counted([picture(2, 3)] * 5003)
+    adapter_of().fit(rows)
+    assert len(rows.read) == 1000 and min(rows.read) < 6 and max(rows.read) > 4996
 
 
 def test_fit_on_black_images_or_none_keeps_a_positive_deviation():
@@ -481,8 +475,7 @@ def test_token_dropout_keeps_real_columns_in_order_and_applies_in_training_only(
     pictures = [picture(12, 20), picture(8, 8)]  # 15 and 4 patches in a grid of 15
     whole = embed(adapter, pictures)
     part = embed(adapter.train(), pictures)
-    assert whole.x.shape[1] == 15 and part.x.shape[1] == 9 and part.mask.sum(1).tolist() == [9, 4]
-    torch.testing.assert_close(part[1], whole[1], rtol=0, atol=0)
+    assert whole.x.shape[1] == 15 and part.x.shape[1] == 9 and part.mask.sum(1).tolist() == [9, 2]
     boxes, kept = whole.spans[0].coords[0].tolist(), part.spans[0].coords[0].tolist()
     order = [boxes.index(box) for box in kept]
     assert order == sorted(set(order))

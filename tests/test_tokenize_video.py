@@ -245,7 +245,7 @@ def test_preparing_leaves_the_raw_clip_unchanged():
 
 def test_fitting_computes_the_statistics_of_each_channel():
     clips = [clip(5, seed=i) // (i + 1) for i in range(3)]
-    adapter = adapter_of().fit(iter(clips))
+    adapter = adapter_of().fit(clips)
     values = torch.cat([c.movedim(1, 0).flatten(1) for c in clips], 1).double() / 255
     torch.testing.assert_close(adapter.mean, values.mean(1))
     torch.testing.assert_close(adapter.std, values.std(1, correction=0))

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any, overload
 
@@ -174,6 +175,21 @@ def read_column(
 def take_rows(column: Sequence[Any], rows: Sequence[int]) -> Sequence[Any]:
     """Return the values of some rows, without reading files again."""
     return column.take(rows) if isinstance(column, RawColumn) else [column[i] for i in rows]
+
+
+def present_values(columns: Sequence[Sequence[Any]]) -> Sequence[Any]:
+    """Return the values of all columns of a preprocessor, without those that are missing.
+
+    Files that are not in memory are read when an item of the sequence is used.
+    """
+    parts: list[Sequence[Any]] = []
+    for column in columns:
+        parts.append(take_rows(column, [i for i in range(len(column)) if is_present(column, i)]))
+    first = parts[0]
+    if isinstance(first, RawColumn):
+        stored = [part.values for part in parts if isinstance(part, RawColumn)]
+        return RawColumn(first.name, first.prepare, list(chain.from_iterable(stored)))
+    return list(chain.from_iterable(parts))
 
 
 def is_present(column: Sequence[Any], row: int) -> bool:

@@ -18,6 +18,7 @@ from dxn.data.raws import CACHE_GB, RawColumn, digest_of, is_present, num_tokens
 from dxn.data.rows import TARGET
 from dxn.tasks.task import Task
 from dxn.tokenize.adapter import Preprocessor, encodes_batches, is_path, reads_files
+from dxn.tokenize.spaced import evenly_spaced
 
 TIMEOUT = 300.0  # default number of seconds that preparing a sample may take
 MAX_TIMEOUT = 10_000_000  # seconds; the timer of the operating system has a limit too
@@ -158,12 +159,12 @@ class Samples(Dataset):
         columns = [self.opened.raws[name] for name in self.inputs]
         return any(isinstance(column, RawColumn) and not column.is_complete for column in columns)
 
-    def keep_first(self, count: int) -> None:
-        """Remove all but the first `count` samples, to overfit them."""
-        self.rows = self.rows[:count]
+    def keep(self, count: int) -> None:
+        """Remove all but `count` samples, which are spread over all of them."""
+        self.rows = list(evenly_spaced(self.rows, count))
 
     def num_tokens(self, i: int) -> float:
-        """Return the approximate length of sample i: the maximum of its inputs and its target.
+        """Return the approximate length of sample i: that of its inputs together, or of its target.
 
         It is used to batch samples of similar length, which need less padding.
         """

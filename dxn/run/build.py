@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import Any
 
 import torch
@@ -12,7 +11,7 @@ from torch import nn
 
 from dxn.data.opening import Opened, open_rows
 from dxn.data.quality import check_learnable
-from dxn.data.raws import CACHE_GB, CacheBudget, is_present
+from dxn.data.raws import CACHE_GB, CacheBudget, present_values
 from dxn.data.rows import TARGET, InputSpec, Source
 from dxn.errors import UserError
 from dxn.instantiate import build
@@ -190,17 +189,15 @@ def fit_adapters(
     """
     for key, adapter in adapters.items():
         names = [name for name, used in inputs.adapters.items() if used == key]
-        columns = [train.raws[name] for name in names]
-        if not any(is_present(column, row) for column in columns for row in range(len(column))):
+        raws = present_values([train.raws[name] for name in names])
+        if not raws:
             raise UserError(
                 f"adapters.{key}: no row of the training split has a value of "
                 f"{' or '.join(names)}; remove {key} from adapters=[...]"
             )
-        # An iterator, because not all files fit into memory, and most adapters use only the first.
-        raws = (raw for column in columns for raw in column if raw is not None)
         # Only a vocabulary can be shared with the targets; other adapters cannot read texts.
         has_vocabulary = isinstance(adapter, VocabularyAdapter)
-        fit_adapter(adapter, chain(raws, texts) if has_vocabulary else raws)
+        fit_adapter(adapter, [*raws, *texts] if has_vocabulary and texts else raws)
 
 
 def build_task(config: Config, trust: Sequence[str] = ()) -> Task | Auto:

@@ -50,7 +50,7 @@ def about_split(split: str) -> list[str]:
 
 
 def about_overfitting(run: Prepared, best: Predictor, batch_size: int) -> list[str]:
-    """Return how many of the first samples the model has learned, with loader.overfit."""
+    """Return how many of these few samples the model has learned, with loader.overfit."""
     samples = run.validation_samples(best.task)
     if not run.loader.overfit or samples is None:
         return []

@@ -73,14 +73,14 @@ def difference(
     Args:
         predictor: The model.
         reference: The model in float32.
-        samples: Samples with targets. Only the first `MAX_COMPARED` are used.
+        samples: Samples with targets. At most `MAX_COMPARED` are used.
         batch_size: Number of samples per batch.
 
     Returns:
         A line with the difference of each metric.
     """
     compared = copy.copy(samples)
-    compared.rows = samples.rows[:MAX_COMPARED]
+    compared.keep(MAX_COMPARED)
     figures: list[Mapping[str, float]] = []
     for each in (predictor, reference):
         predictions = each.run(compared, batch_size=batch_size)

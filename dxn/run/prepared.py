@@ -89,7 +89,7 @@ class Prepared:
     def training_samples(self, task: Task) -> Samples:
         """Return the augmented samples of the training split for a task.
 
-        With loader.overfit, these are the first few samples, without augmentation.
+        With loader.overfit, these are a few samples, without augmentation.
         """
         loader = self.loader
         return self._samples(
@@ -110,7 +110,7 @@ class Prepared:
         opened = self.data.splits[split]
         samples = make_samples(task, opened, self.preprocessors, seed=self.seed, **options)
         if self.loader.overfit:
-            samples.keep_first(self.loader.overfit)
+            samples.keep(self.loader.overfit)
         return samples
 
     def card(self, model: Model, task: Task, head: Mapping[str, Any], title: str) -> Card:

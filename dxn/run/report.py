@@ -15,7 +15,7 @@ from rich.text import Text
 
 from dxn.data.check import Truncation, count_truncated
 from dxn.data.opening import Opened
-from dxn.data.raws import memory_lines
+from dxn.data.raws import memory_lines, take_rows
 from dxn.display import count, is_main_process
 from dxn.files import write_text
 from dxn.printable import json_text, printable
@@ -23,6 +23,7 @@ from dxn.run.build import Data, Inputs
 from dxn.run.input_groups import MAX_LINES, input_lines
 from dxn.tasks import Task
 from dxn.tokenize.adapter import Preprocessor
+from dxn.tokenize.spaced import spaced_rows
 
 # Without highlighting, numbers are not coloured. Soft wrapping leaves long lines to the terminal:
 # rich would break them at 80 columns when the output is a pipe or a file.
@@ -95,9 +96,10 @@ def describe(data: Data, task: Task, inputs: Inputs, truncations: Mapping[str, T
 
 
 def truncations(opened: Opened, preprocessors: Mapping[str, Preprocessor]) -> dict[str, Truncation]:
-    """Return the truncated inputs of a split, counted in its first MAX_COUNTED_ROWS rows."""
-    first = {name: column[:MAX_COUNTED_ROWS] for name, column in opened.raws.items()}
-    return count_truncated(replace(opened, raws=first), preprocessors)
+    """Return the truncated inputs of a split, counted in at most MAX_COUNTED_ROWS rows."""
+    rows = spaced_rows(len(opened), MAX_COUNTED_ROWS)
+    counted = {name: take_rows(column, rows) for name, column in opened.raws.items()}
+    return count_truncated(replace(opened, raws=counted), preprocessors)
 
 
 def figures_table(results: Figures, task: Task, title: str) -> None:

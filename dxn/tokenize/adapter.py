@@ -39,7 +39,7 @@ optional member only through a function of this module, which returns the defaul
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -314,13 +314,13 @@ def encodes_batches(prepare: Preprocessor, *, augment: bool) -> bool:
     return not augment or not getattr(prepare, "augments", True)
 
 
-def fit_adapter(adapter: Adapter, raws: Iterable[Any]) -> None:
+def fit_adapter(adapter: Adapter, raws: Sequence[Any]) -> None:
     """Fit the adapter to raw values of the training split, for example train its tokenizer.
 
     Args:
         adapter: The adapter.
-        raws: Raw values. It can be an iterator, so that files are read only if they are used; the
-            adapter can go through it once.
+        raws: Raw values. A file that does not fit into memory is read each time that its item is
+            used, so use only as many as are needed.
     """
     fit = getattr(adapter, "fit", None)
     if fit is not None:

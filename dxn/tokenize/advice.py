@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dxn.tokenize.adapter import Preprocessor
+from dxn.tokenize.spaced import evenly_spaced
 
 # Cells of an input that are inspected.
 MAX_CELLS = 200
@@ -64,6 +65,4 @@ def advise(prepare: Preprocessor, cells: Sequence[Any], facts: Facts) -> list[Ad
     present = [cell for cell in cells if cell is not None]
     if make is None or not present:
         return []
-    # Evenly distributed, because rows are often sorted by class.
-    step = max(len(present) // MAX_CELLS, 1)
-    return make(present[::step][:MAX_CELLS], facts)
+    return make(list(evenly_spaced(present, MAX_CELLS)), facts)

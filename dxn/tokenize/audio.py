@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -24,7 +23,8 @@ from dxn.tokenize.audio_preprocessor import AudioPreprocessor
 from dxn.tokenize.grid import MASKED, PatchGrid
 from dxn.tokenize.masking import AudioMasking, check_ratio
 from dxn.tokenize.pos_embed import PosEmbed1d, PosEmbed2d, PosEmbedKind
-from dxn.tokenize.statistics import means_of_parts, time_statistics
+from dxn.tokenize.spaced import evenly_spaced
+from dxn.tokenize.statistics import Moments, means_of_parts, time_statistics
 from dxn.tokenize.stem import ConvStem, WhisperStem
 from dxn.tokens import Span, Summary, Tokens
 
@@ -33,7 +33,7 @@ StemKind = Literal["patch", "conv", "residual", "whisper"]
 RESIDUAL_BLOCKS = 1  # after each of the last two convolutions of stem=residual
 RESIDUAL_WIDTH = 32  # channels after its first convolution, of which each has all mel bins
 MASK_RATIO = 0.4  # fraction of the columns that masked pretraining hides by default
-MAX_FITTED = 1000  # clips are enough for stable statistics and fit into memory
+MAX_FITTED = 1000  # clips are enough for stable statistics
 NUM_MFCC = 20  # cepstral coefficients of a summary, as many as librosa computes
 NUM_PARTS = 4  # parts of a clip that a summary describes separately
 MIN_STD = 1e-3  # bins above the bandwidth of the recordings are constant: avoid a division by 0
@@ -112,19 +112,20 @@ class AudioAdapter(nn.Module):
         # not depend on this one.
         self.mask_embedding = nn.Parameter(torch.zeros(dim))
 
-    def fit(self, raws: Iterable[Tensor]) -> AudioAdapter:
+    def fit(self, raws: Sequence[Tensor]) -> AudioAdapter:
         """Compute the mean and standard deviation of each bin if normalize.kind=dataset.
 
         Args:
-            raws: Clips (T,) of the training split. At most the first 1,000 are used.
+            raws: Clips (T,) of the training split. At most 1,000 are used, spread over all of them.
         """
         if self.prepare.normalize != "dataset" or self.known_statistics:
             return self
-        clips = [self.prepare.features(raw) for raw in islice(raws, MAX_FITTED)]
-        if clips:
-            rows = torch.cat(clips)
-            self.mean.copy_(rows.mean(0))
-            self.std.copy_(rows.std(0, correction=0).clamp(min=MIN_STD))
+        moments = Moments(len(self.mean))
+        for raw in evenly_spaced(raws, MAX_FITTED):
+            moments.add(self.prepare.features(raw))
+        if moments.count.any():
+            self.mean.copy_(moments.mean)
+            self.std.copy_(moments.std.clamp(min=MIN_STD))
         return self
 
     def masking(self, *, ratio: float | None = None, span: int = 5) -> AudioMasking | None:

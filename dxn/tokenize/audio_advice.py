@@ -12,6 +12,9 @@ from dxn.tokenize.media import BadMedia
 
 MAX_RATE = 22_050  # hertz; higher frequencies rarely distinguish classes
 MIN_RATE = 4_000
+# Fraction of the seconds of all sounds that keep all of their frequencies. The others, of a higher
+# rate, would make all sounds longer.
+KEPT = 0.9
 # From this median duration on, too few epochs of whole clips fit into the time.
 LONG = 10.0  # seconds
 CROP = 5.0
@@ -25,8 +28,8 @@ def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         cells: Paths, bytes or (array, sample_rate) pairs.
         facts: What is known about the training.
     """
-    rates = []
-    seconds = []
+    rates: list[int] = []
+    seconds: list[float | None] = []
     for cell in cells:
         try:
             rates.append(audio_rate(cell))
@@ -35,8 +38,9 @@ def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
             continue
     if not rates:
         return []
-    rate = min(max(statistics.mode(rates), MIN_RATE), MAX_RATE)
-    about = f"sounds of usually {statistics.mode(rates):,} Hz"
+    rate = min(max(_usual_rate(rates, seconds), MIN_RATE), MAX_RATE)
+    low, high = min(rates), max(rates)
+    about = f"sounds of {low:,} Hz" if low == high else f"sounds of {low:,} to {high:,} Hz"
     is_alone = facts.num_files == 1
     has_residual = is_alone and facts.rows >= MANY_ROWS
     options: dict[str, Any] = {
@@ -68,3 +72,17 @@ def advise_audio(cells: Sequence[Any], facts: Facts) -> list[Advice]:
     if has_residual:
         advice.append(Advice("backbone.depth", 2, f"{facts.rows:,} {about}"))
     return advice
+
+
+def _usual_rate(rates: Sequence[int], seconds: Sequence[float | None]) -> int:
+    """Return the lowest sample rate that is not below that of most sounds, by their duration."""
+    # The duration of some formats is unknown.
+    known = [duration for duration in seconds if duration is not None]
+    usual = statistics.median(known) if known else 1.0
+    weights = [usual if duration is None else duration for duration in seconds]
+    reached = 0.0
+    for rate, weight in sorted(zip(rates, weights, strict=True)):
+        reached += weight
+        if reached >= KEPT * sum(weights):
+            return rate
+    return max(rates)

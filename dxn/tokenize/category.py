@@ -29,6 +29,7 @@ from dxn.tokenize.masking import check_ratio
 from dxn.tokenize.media import MAX_INSPECTED, BadMedia
 from dxn.tokenize.missing import has_no_value
 from dxn.tokenize.number_format import are_codes, are_numbers
+from dxn.tokenize.spaced import evenly_spaced
 from dxn.tokens import Summary, Tokens
 
 RawCategory = tuple[str, ...]
@@ -174,8 +175,8 @@ class CategoryPreprocessor:
         is_boolean = all(isinstance(value, bool) for value in present)
         if not is_boolean and are_numbers(present) and not are_codes(present):
             return 0.0
-        first = texts[:MAX_INSPECTED]
-        num_words = sum(len(text.split()) for text in first) / len(first)
+        inspected = list(evenly_spaced(texts, MAX_INSPECTED))
+        num_words = sum(len(text.split()) for text in inspected) / len(inspected)
         return 0.0 if are_dates(present) else (0.15 if num_words >= SENTENCE_WORDS else 0.3)
 
     def summarize(self, raws: Sequence[RawCategory], sources: Sequence[Any]) -> str:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.dropout import Dropout
+from dxn.dropout import MAX_BRANCHES, Dropout, Keys, uniform
 from dxn.tokenize.adapter import to_tokens
 from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.image_options import ImageAugment, ImageNormalization, ResizeOptions
@@ -19,6 +18,7 @@ from dxn.tokenize.masking import ImageMasking, check_ratio
 from dxn.tokenize.picture_summary import picture_features
 from dxn.tokenize.pixels import normalize_pixels, register_statistics, set_statistics
 from dxn.tokenize.pos_embed import PosEmbed2d, PosEmbedKind
+from dxn.tokenize.spaced import evenly_spaced
 from dxn.tokenize.stem import ConvStem
 from dxn.tokenize.text_options import EmbeddingNormOptions
 from dxn.tokens import Span, Summary, Tokens
@@ -110,16 +110,16 @@ class ImageAdapter(nn.Module):
         # not depend on this one.
         self.mask_embedding = nn.Parameter(torch.zeros(dim))
 
-    def fit(self, raws: Iterable[Tensor]) -> ImageAdapter:
+    def fit(self, raws: Sequence[Tensor]) -> ImageAdapter:
         """Compute the mean and standard deviation of each channel if normalize does not set them.
 
         Args:
-            raws: uint8 images (C, H, W) of the training split, as `read` returned them. At most the
-                first 1,000 are used.
+            raws: uint8 images (C, H, W) of the training split, as `read` returned them. At most
+                1,000 are used, spread over all of them.
         """
         if self.known_statistics:
             return self
-        set_statistics(self, islice(raws, MAX_FITTED))
+        set_statistics(self, evenly_spaced(raws, MAX_FITTED))
         return self
 
     def masking(self, *, ratio: float | None = None, span: int = 5) -> ImageMasking | None:
@@ -174,7 +174,9 @@ class ImageAdapter(nn.Module):
         mask = rearrange(mask, "b h w -> b (h w)")
         # Masked pretraining needs all patches, because it predicts the hidden ones.
         if self.training and self.token_dropout and MASKED not in batch:
-            x, mask, coords = _drop_tokens(x, mask, coords, self.token_dropout)
+            # Another number than that of self.dropout, whose masks are independent.
+            draws = uniform(Keys.of_mask(mask).tokens, MAX_BRANCHES * self.dropout.layer + 1)
+            x, mask, coords = _drop_tokens(x, mask, coords, draws, self.token_dropout)
         x = self.dropout(self.norm(x))
         if MASKED in batch:
             x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
@@ -190,19 +192,21 @@ class ImageAdapter(nn.Module):
 
 
 def _drop_tokens(
-    x: Tensor, mask: Tensor, coords: Tensor, fraction: float
+    x: Tensor, mask: Tensor, coords: Tensor, draws: Tensor, fraction: float
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Drop a random fraction of the columns of each sample.
+    """Drop this fraction of the columns of each sample: those with the largest draws (B, N).
 
     The columns are removed instead of masked, because shorter sequences make training faster.
     """
-    keep = max(round(x.shape[1] * (1 - fraction)), 1)
+    width = max(round(x.shape[1] * (1 - fraction)), 1)  # without waiting for the numbers of a GPU
+    counts = (mask.sum(1).double() * (1 - fraction)).round().clamp(min=1)
     # Random numbers are below 1, so that padding with 2 is sorted to the end and dropped first.
-    draws = torch.rand(mask.shape, device=x.device).masked_fill(~mask, 2)
-    kept = draws.argsort(1)[:, :keep].sort(1).values  # sorted, so that the order is preserved
-    columns = kept[..., None]
-    return (
-        x.gather(1, columns.expand(-1, -1, x.shape[2])),
-        mask.gather(1, kept),
-        coords.gather(1, columns.expand(-1, -1, coords.shape[2])),
-    )
+    ranks = draws.masked_fill(~mask, 2).argsort(1).argsort(1)
+    is_kept = mask & (ranks < counts[:, None])
+    # Columns that are kept come first. The sort is stable, so that their order is preserved.
+    columns = (~is_kept).int().argsort(dim=1, stable=True)[:, :width]
+    mask = is_kept.gather(1, columns)
+    columns = columns[..., None]
+    x = x.gather(1, columns.expand(-1, -1, x.shape[2]))
+    coords = coords.gather(1, columns.expand(-1, -1, coords.shape[2]))
+    return x, mask, coords.masked_fill(~mask[..., None], torch.nan)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from dxn.tokenize.image_file import resize
-from dxn.tokenize.image_options import ImageAugment
+from dxn.tokenize.image_options import ImageAugment, Interpolation
 from dxn.tokenize.randomness import torch_seeded
 
 GRAY = 128  # fill value of erased pixels: the middle of 0 to 255
@@ -44,10 +44,16 @@ class Frame(NamedTuple):
 
 
 class ImageAugmenter:
-    """Applies the augmentation of `ImageAugment` to an image."""
+    """Applies the augmentation of `ImageAugment` to an image.
 
-    def __init__(self, options: ImageAugment):
+    Args:
+        options: The augmentation.
+        interpolation: Interpolation of pixels that are resized.
+    """
+
+    def __init__(self, options: ImageAugment, interpolation: Interpolation = "bilinear"):
         self.options = options
+        self.interpolation: Interpolation = interpolation
         self.transforms: list[Callable[[Tensor], Tensor]] = []
         if options.randaugment or options.erase:
             self.transforms = _transforms(options.randaugment, options.erase)
@@ -75,7 +81,8 @@ class ImageAugmenter:
             w = max(round(width * area**0.5), 1)
             top = rand.randint(0, height - h)
             left = rand.randint(0, width - w)
-            pixels = resize(pixels[:, top : top + h, left : left + w], (height, width))
+            part = pixels[:, top : top + h, left : left + w]
+            pixels = resize(part, (height, width), self.interpolation)
             frame = frame.of_part(Frame(top, left, h / height, w / width))
         if self.transforms:
             # torchvision draws from the global generator of torch.

@@ -58,7 +58,7 @@ class ImagePreprocessor:
             self.image_size = as_pair(image_size, name="image_size", axes="height, width")
         self.resize = resize
         self.in_channels = in_channels
-        self.augmenter = ImageAugmenter(augment)
+        self.augmenter = ImageAugmenter(augment, resize.interpolation)
 
     def read(self, source: Any) -> Tensor:
         """Read a path, bytes, PIL image or array as uint8 (C, H, W).

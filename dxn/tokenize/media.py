@@ -13,6 +13,8 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dxn.tokenize.spaced import evenly_spaced
+
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".oga", ".opus", ".m4a", ".aac")
 VIDEO_SUFFIXES = (".mp4", ".webm", ".mkv", ".avi", ".mov", ".m4v", ".gif")
@@ -95,9 +97,12 @@ def is_container(data: bytes) -> bool:
 
 
 def matching_fraction(values: Sequence[Any], matches: Callable[[Any], bool]) -> float:
-    """Return the fraction of the first values for which `matches` is true; 0 without values."""
-    values = values[:MAX_INSPECTED]
-    return sum(map(matches, values)) / len(values) if values else 0.0
+    """Return the fraction of the values for which `matches` is true; 0 without values.
+
+    At most MAX_INSPECTED values are inspected, spread over all of them.
+    """
+    inspected = list(evenly_spaced(values, MAX_INSPECTED))
+    return sum(map(matches, inspected)) / len(inspected) if inspected else 0.0
 
 
 def bytes_or_path(source: Any) -> io.BytesIO | str:

@@ -8,6 +8,9 @@ import torch
 from torch import Tensor, nn
 
 from dxn.tokenize.image_options import ImageNormalization
+from dxn.tokenize.statistics import Moments
+
+MIN_STD = 1e-3  # of pixels from 0 to 1
 
 
 def register_statistics(module: nn.Module, normalize: ImageNormalization, channels: int) -> bool:
@@ -37,27 +40,16 @@ def register_statistics(module: nn.Module, normalize: ImageNormalization, channe
 
 def set_statistics(module: nn.Module, pictures: Iterable[Tensor]) -> None:
     """Set `mean` and `std` to those of each channel over uint8 pictures (C, ...), if any."""
-    count = 0
-    sums: list[Tensor] = []
+    moments = Moments(len(module.get_buffer("mean")))
     for picture in pictures:
-        pixels = picture.flatten(1)
-        count += pixels.shape[1]
-        # float64, because the variance is a small difference of two large numbers.
-        sums.append(_sums(pixels.double() / 255))
-    if not count:
+        moments.add(picture.flatten(1).T)
+    if not moments.count.any():
         return
-    total, squares = torch.stack(sums).sum(0)
-    mean = total / count
-    module.get_buffer("mean").copy_(mean)
+    module.get_buffer("mean").copy_(moments.mean / 255)
     # The clamp avoids a division by zero if all pictures have a single color.
-    module.get_buffer("std").copy_((squares / count - mean**2).clamp(min=1e-6).sqrt())
+    module.get_buffer("std").copy_((moments.std / 255).clamp(min=MIN_STD))
 
 
 def normalize_pixels(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Scale uint8 pixels (..., C, H, W) to 0 to 1, and normalize each channel."""
     return (pixels.to(mean.dtype) / 255 - mean[:, None, None]) / std[:, None, None]
-
-
-def _sums(x: Tensor) -> Tensor:
-    """Return the sums (2, C) of x (C, M) and of its squares."""
-    return torch.stack([x.sum(1), (x**2).sum(1)])

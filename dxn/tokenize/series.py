@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
@@ -27,7 +26,8 @@ from dxn.tokenize.series_options import (
     SeriesStem,
 )
 from dxn.tokenize.series_preprocessor import SeriesPreprocessor, channel_statistics
-from dxn.tokenize.statistics import time_statistics
+from dxn.tokenize.spaced import evenly_spaced
+from dxn.tokenize.statistics import Moments, time_statistics
 from dxn.tokenize.stem import ConvStem
 from dxn.tokens import Span, Summary, Tokens
 
@@ -111,19 +111,23 @@ class SeriesAdapter(nn.Module):
         if stem == "conv":  # raises an error for a wrong size before any data is read
             self._check_conv(patch_size)
 
-    def fit(self, raws: Iterable[Tensor]) -> SeriesAdapter:
+    def fit(self, raws: Sequence[Tensor]) -> SeriesAdapter:
         """Learn the number of channels, their statistics and the default patch size.
 
         Args:
-            raws: Series (T, C) of the training split. At most the first 10,000 are used.
+            raws: Series (T, C) of the training split. At most 10,000 are used, spread over all of
+                them.
         """
         if self.fitted:
             return self
-        series = list(islice(raws, MAX_FITTED))
-        median = statistics.median(len(raw) for raw in series)
-        patch_size = self.patch_size or _usual_patch_size(median)
-        mean, std = channel_statistics(torch.cat(series))
-        self._create_layers(series[0].shape[1], patch_size, mean, std)
+        num_channels = raws[0].shape[1]
+        moments = Moments(num_channels)
+        lengths: list[int] = []
+        for raw in evenly_spaced(raws, MAX_FITTED):
+            moments.add(raw)
+            lengths.append(len(raw))
+        patch_size = self.patch_size or _usual_patch_size(statistics.median(lengths))
+        self._create_layers(num_channels, patch_size, *channel_statistics(moments))
         return self
 
     def masking(self, *, ratio: float | None = None, span: int = 5) -> SeriesMasking | None:

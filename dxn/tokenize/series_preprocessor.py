@@ -18,6 +18,7 @@ from dxn.tokenize.media import BadMedia, matching_fraction
 from dxn.tokenize.series_augment import augment_series
 from dxn.tokenize.series_file import is_series, is_series_path, read_series
 from dxn.tokenize.series_options import SeriesAugment, SeriesNormalization
+from dxn.tokenize.statistics import Moments
 
 # A channel whose standard deviation is a tiny fraction of its mean is constant, apart from rounding
 # of float32. It is only centered.
@@ -123,7 +124,9 @@ class SeriesPreprocessor:
         if self.normalize == "train":
             return self.mean, self.std
         if self.normalize == "sample":
-            return channel_statistics(raw)
+            moments = Moments(raw.shape[1])
+            moments.add(raw)
+            return channel_statistics(moments)
         channels = raw.shape[1]
         return torch.zeros(channels), torch.ones(channels)
 
@@ -231,16 +234,13 @@ class SeriesPreprocessor:
         return raw[start : start + limit]
 
 
-def channel_statistics(x: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation (C,) of x (T, C), float32, without missing values.
+def channel_statistics(moments: Moments) -> tuple[Tensor, Tensor]:
+    """Return the mean and standard deviation (C,), float32, by which series are normalized.
 
     A channel without values gets the mean 0 and the standard deviation 1, and a constant channel
     gets the standard deviation 1.
     """
-    # In float64, because the sum of squares of large values exceeds float32.
-    x = x.double()
-    mean = x.nanmean(0).nan_to_num(0.0)
-    std = (x - mean).square().nanmean(0).nan_to_num(0.0).sqrt()
+    mean, std = moments.mean, moments.std
     is_constant = std <= MIN_RELATIVE_STD * mean.abs().clamp(min=MIN_RELATIVE_STD)
     std = torch.where(is_constant, 1.0, std)
     return mean.float(), std.float().clamp(min=torch.finfo(torch.float32).tiny)

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from dxn.tokenize.media import MAX_INSPECTED
+from dxn.tokenize.spaced import evenly_spaced
 
 SENTENCE_WORDS = 4  # mean number of words from which the cells of a column are sentences
 
@@ -17,7 +18,7 @@ def text_score(values: Sequence[Any]) -> float:
     The score is never above 0.5, because file paths are strings as well: image and audio, which
     recognize them by their suffix, must have a higher score.
     """
-    values = values[:MAX_INSPECTED]
+    values = list(evenly_spaced(values, MAX_INSPECTED))
     if not values:
         return 0.0
     if all(_is_words(value) for value in values):

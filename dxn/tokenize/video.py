@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from itertools import islice
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, get_args
 
 import torch
@@ -19,6 +18,7 @@ from dxn.tokenize.masking import check_ratio
 from dxn.tokenize.picture_summary import picture_features
 from dxn.tokenize.pixels import normalize_pixels, register_statistics, set_statistics
 from dxn.tokenize.pos_embed import PosEmbed1d, PosEmbed2d, PosEmbedKind
+from dxn.tokenize.spaced import evenly_spaced
 from dxn.tokenize.statistics import time_statistics
 from dxn.tokenize.stem import ConvStem
 from dxn.tokenize.video_masking import VideoMasking
@@ -110,15 +110,16 @@ class VideoAdapter(nn.Module):
         # not depend on this one.
         self.mask_embedding = nn.Parameter(torch.zeros(dim))
 
-    def fit(self, raws: Iterable[Tensor]) -> VideoAdapter:
+    def fit(self, raws: Sequence[Tensor]) -> VideoAdapter:
         """Compute the mean and standard deviation of each channel if normalize does not set them.
 
         Args:
             raws: uint8 clips (T, C, H, W) of the training split, as `read` returned them. At most
-                the first 200 are used.
+                200 are used, spread over all of them.
         """
         if not self.known_statistics:
-            set_statistics(self, (raw.movedim(1, 0) for raw in islice(raws, MAX_FITTED)))
+            chosen = evenly_spaced(raws, MAX_FITTED)
+            set_statistics(self, (raw.movedim(1, 0) for raw in chosen))
         return self
 
     def masking(self, *, ratio: float | None = None, span: int = 5) -> VideoMasking | None:

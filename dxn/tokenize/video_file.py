@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -256,19 +257,20 @@ def _frames_at(
     decoded: Iterator[tuple[float, VideoFrame]], times: Sequence[float]
 ) -> Iterator[tuple[VideoFrame, int]]:
     """Yield the frames that are visible at `times`, and the number of times of each of them."""
-    remaining = list(times)
+    done = 0  # times, in ascending order, whose frame is known
     shown: VideoFrame | None = None
     for start, frame in decoded:
         if shown is not None:
-            count = sum(time < start - EPSILON for time in remaining)
-            if count:
-                yield shown, count
-                remaining = remaining[count:]
-            if not remaining:
+            # A search instead of a count, which would be slow for thousands of times.
+            before = bisect_left(times, start - EPSILON, lo=done)
+            if before > done:
+                yield shown, before - done
+            done = before
+            if done == len(times):
                 return
         shown = frame
-    if shown is not None and remaining:
-        yield shown, len(remaining)
+    if shown is not None and done < len(times):
+        yield shown, len(times) - done
 
 
 def _upright(frame: VideoFrame) -> np.ndarray:

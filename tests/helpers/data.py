@@ -101,3 +101,15 @@ def are_same(a, b):
             return False
         return bool(((a == b) | (a.isnan() & b.isnan())).all())
     return a == b
+
+
+class Counted(list):
+    """A list that remembers which of its items were read, in `read`."""
+
+    def __init__(self, items):
+        super().__init__(items)
+        self.read = set()
+
+    def __getitem__(self, index):
+        self.read.add(index)
+        return super().__getitem__(index)
