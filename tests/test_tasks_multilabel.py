@@ -117,30 +117,27 @@ def test_metrics_equal_those_of_scikit_learn(seed, n, k):
     true[0] = True  # average precision is undefined for a label that no row has
     predicted = probabilities >= 0.5
     truths = [[m for m, has in zip(NAMES, row, strict=False) if has] for row in true.tolist()]
+    figures = task_of(NAMES[:k]).metrics(list(probabilities), truths, 0.0)
+    micro = sklearn.metrics.f1_score(true.flatten(), predicted.flatten(), zero_division=0)
+    assert figures["f1_micro"] == close(micro)
     f1s = [sklearn.metrics.f1_score(true[:, i], predicted[:, i], zero_division=0) for i in range(k)]
-    assert task_of(NAMES[:k]).metrics(list(probabilities), truths, 0.0) == {
-        "f1_micro": close(
-            sklearn.metrics.f1_score(true.flatten(), predicted.flatten(), zero_division=0)
-        ),
-        "f1_macro": close(sum(f1s) / k),
-        "exact_match": close(float((predicted == true).all(1).double().mean())),
-        "average_precision": close(
-            sklearn.metrics.average_precision_score(true, probabilities, average="macro")
-        ),
-    }
+    assert figures["f1_macro"] == close(sum(f1s) / k)
+    assert figures["exact_match"] == close(float((predicted == true).all(1).double().mean()))
+    precision = sklearn.metrics.average_precision_score(true, probabilities, average="macro")
+    assert figures["average_precision"] == close(precision)
 
 
 def test_metrics_by_hand():
     probabilities = torch.tensor([[0.9, 0.5, 0.1], [0.2, 0.4, 0.8], [0.7, 0.6, 0.1]])
     truths = [["ant", "bee"], ["bee"], []]
     # Predicted: ant bee; cat; ant bee. Correct: ant and bee of the first row; 0.5 is enough.
-    assert task_of(NAMES[:3]).metrics(list(probabilities), truths, 0.0) == {
-        "f1_micro": close(2 * 2 / (5 + 3)),
-        "f1_macro": close((2 / 3 + 2 / 4 + 0) / 3),  # ant 1 of 2 and 1, bee 1 of 2 and 2, cat none
-        "exact_match": close(1 / 3),
-        # ant is ranked first; bee second (precision 1/2) and third (2/3); no row has cat.
-        "average_precision": close((1 + (1 / 2 + 2 / 3) / 2) / 2),
-    }
+    figures = task_of(NAMES[:3]).metrics(list(probabilities), truths, 0.0)
+    assert figures["f1_micro"] == close(2 * 2 / (5 + 3))
+    # ant 1 of 2 and 1, bee 1 of 2 and 2, cat none
+    assert figures["f1_macro"] == close((2 / 3 + 2 / 4 + 0) / 3)
+    assert figures["exact_match"] == close(1 / 3)
+    # ant is ranked first; bee second (precision 1/2) and third (2/3); no row has cat.
+    assert figures["average_precision"] == close((1 + (1 / 2 + 2 / 3) / 2) / 2)
 
 
 def test_the_threshold_decides_what_is_predicted():
@@ -157,9 +154,15 @@ def test_a_label_that_no_row_has_is_left_out_of_the_average_precision():
     assert figures["average_precision"] == figures["exact_match"] == figures["f1_micro"] == 1
 
 
-def test_rows_without_labels_still_have_metrics():
+def test_rows_without_labels_have_no_f1_and_all_of_them_are_exact():
     figures = task_of().metrics(list(torch.full((2, K), 0.1)), [[], []], 0.0)
-    assert figures == {"f1_micro": 0, "f1_macro": 0, "exact_match": 1, "average_precision": 0}
+    assert figures["exact_match"] == 1
+    assert all(math.isnan(figures[name]) for name in ("f1_micro", "f1_macro", "roc_auc"))
+
+
+def test_a_row_with_an_unknown_label_only_counts_as_wrong():
+    figures = task_of().metrics(list(torch.full((2, K), 0.1)), [["yak"], ["zebra"]], 0.0)
+    assert figures["exact_match"] == figures["f1_micro"] == figures["f1_macro"] == 0
 
 
 # Answers and files

@@ -4,6 +4,7 @@ import math
 
 import numpy as np
 import pytest
+import scipy.stats
 import sklearn.metrics
 import torch
 from helpers.tasks import D, assert_same, build_model, make_batch, overfit, predict
@@ -81,11 +82,15 @@ def test_mixed_numbers_are_between_both():
 def test_metrics_equal_those_of_scikit_learn(seed, n, middle):
     torch.manual_seed(seed)
     true, predicted = middle + 10 * torch.randn(n), middle + 10 * torch.randn(n)
-    assert Regress().metrics(list(predicted), true.tolist(), 0.0) == {
-        "rmse": pytest.approx(sklearn.metrics.root_mean_squared_error(true, predicted), rel=1e-4),
-        "mae": pytest.approx(sklearn.metrics.mean_absolute_error(true, predicted), rel=1e-4),
-        "r2": pytest.approx(sklearn.metrics.r2_score(true, predicted), rel=1e-3, abs=1e-3),
+    figures = Regress().metrics(list(predicted), true.tolist(), 0.0)
+    expected = {
+        "rmse": sklearn.metrics.root_mean_squared_error(true, predicted),
+        "mae": sklearn.metrics.mean_absolute_error(true, predicted),
+        "r2": sklearn.metrics.r2_score(true, predicted),
+        "median_absolute_error": sklearn.metrics.median_absolute_error(true, predicted),
+        "spearman": scipy.stats.spearmanr(true, predicted).statistic,
     }
+    assert figures == pytest.approx(expected, rel=1e-3, abs=1e-3)
 
 
 def test_metrics_by_hand():
@@ -95,6 +100,8 @@ def test_metrics_by_hand():
         "rmse": close((25 / 3) ** 0.5),
         "mae": close(7 / 3),
         "r2": close(1 - 25 / 14),
+        "median_absolute_error": close(3),
+        "spearman": close(0.5),  # ranks 1, 3, 2 and 1, 2, 3
     }
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from dxn.tasks import Task
+from dxn.tasks.row_scores import draw_counts
 
 RESAMPLES = 400
 CONFIDENCE = 0.95
@@ -71,12 +72,16 @@ def metric_intervals(
     if len(rows) < MIN_ROWS:
         return {}
     draws = draw_rows(len(rows))
-    values = task.resampled([predictions[i] for i in rows], [truths[i] for i in rows], draws)
+    values = task.weighted_metrics(
+        [predictions[i] for i in rows],
+        [truths[i] for i in rows],
+        draw_counts(draws, len(rows)),
+    )
     # The share of the spread that is left when all rows count, and not only those of a resample.
     scale = math.sqrt(draws.shape[1] / (num_rows or len(truths)))
     found: dict[str, Interval] = {}
     for name, column in values.items():
-        finite = np.array(column, dtype=float)
+        finite = column.double().numpy()
         finite = finite[np.isfinite(finite)]
         if name in figures and math.isfinite(figures[name]) and len(finite) > RESAMPLES / 2:
             low, high = interval_of(finite, figures[name], scale)

@@ -10,14 +10,14 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import model_validator
 from torch import Tensor, nn
 
 from dxn.schema import validated
 from dxn.tasks.cells import are_lists, problem_of
+from dxn.tasks.class_metrics import hidden_metrics, metrics_per_class, with_unknown
 from dxn.tasks.divergences import between_classes
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
-from dxn.tasks.labels import Labels, LabelsState, balanced_weights, describe_names
+from dxn.tasks.labels import FrequenciesState, Labels, balanced_weights, describe_names
 from dxn.tasks.number_notes import explain_classes
 from dxn.tasks.probabilities import (
     MAX_CLASS_COLUMNS,
@@ -26,7 +26,7 @@ from dxn.tasks.probabilities import (
     probability_fields,
     significant,
 )
-from dxn.tasks.row_scores import ClassScores, RowScores, draw_counts, f1_scores, one_hot
+from dxn.tasks.row_scores import ClassScores, RowScores, one_hot
 from dxn.tasks.task import IGNORED, STATE_FILE, Batch, ScoreTargets, Task
 
 
@@ -170,54 +170,44 @@ class Classify(Task):
         one_hot = F.one_hot(self._encode_all(values), len(self.labels)).float()
         return ScoreTargets(2 * one_hot - 1, are_classes=True)
 
-    def metrics(
-        self, predictions: Sequence[Tensor], truths: Sequence[str], loss: float
-    ) -> dict[str, float]:
-        """Return the accuracy and the macro-averaged F1 score.
+    def weighted_metrics(
+        self, predictions: Sequence[Tensor], truths: Sequence[str], counts: Tensor
+    ) -> dict[str, Tensor]:
+        """Return the accuracy, the balanced accuracy, the log loss and the metrics per class.
 
         With more than MAX_CLASS_COLUMNS classes, also return the fraction of rows whose class is
-        among the TOP most probable ones. A row whose class is not in the training split counts as
-        wrong in the accuracies, and is left out of the F1 score.
+        among the TOP most probable ones, instead of the metrics of single classes. With two
+        classes, the average precision is that of the rarer one. A class that is not in the training
+        split has a probability of 0, so its rows count as wrong in every metric.
         """
-        # torchmetrics takes seconds to import, so it is imported only when it is needed.
-        from torchmetrics.functional.classification import multiclass_f1_score
-
-        true = self._encode_all(truths)
-        probabilities = torch.stack(list(predictions))
-        predicted = probabilities.argmax(1)
-        known = true != IGNORED
-        # No predicted index is equal to IGNORED, so a row of an unknown class counts as wrong.
-        results = {"accuracy": float((predicted == true).float().mean())}
+        known = self.class_scores(predictions, truths)
+        rows = with_unknown(known, [[truth] for truth in truths], self.labels)
+        probabilities, predicted, true = rows
+        correct = (predicted & true).to(counts.dtype)
+        totals = counts.sum(1)
+        recall = counts @ correct / (counts @ true.to(counts.dtype))
+        # A probability of 0 is replaced, as in scikit-learn.
+        chosen = (probabilities * true).sum(1).clamp(min=torch.finfo(torch.float32).eps)
+        results = {
+            "accuracy": counts @ correct.sum(1) / totals,
+            "balanced_accuracy": recall.nanmean(1),
+            "log_loss": counts @ -chosen.to(counts.dtype).log() / totals,
+        }
         if len(self.labels) > MAX_CLASS_COLUMNS:
-            is_top = (probabilities.topk(TOP).indices == true[:, None]).any(1)
-            results[f"accuracy_top{TOP}"] = float(is_top.float().mean())
-        # torchmetrics requires at least two classes and one row.
-        if known.any() and len(self.labels) > 1:
-            f1 = multiclass_f1_score(
-                predicted[known], true[known], num_classes=len(self.labels), average="macro"
-            )
-            results["f1_macro"] = float(f1)
-        return results
-
-    def resampled(
-        self, predictions: Sequence[Tensor], truths: Sequence[str], draws: Tensor
-    ) -> dict[str, list[float]]:
-        """Compute the metrics of resampled rows from counts per row."""
-        scores = self.class_scores(predictions, truths)
-        counts = draw_counts(draws, len(predictions))
-        predicted, true = scores.predicted.double(), scores.true.double()
-        correct = predicted * true
-        results = {"accuracy": (counts @ correct.sum(1) / draws.shape[1]).tolist()}
-        if len(self.labels) > MAX_CLASS_COLUMNS:
-            top = scores.probabilities.topk(TOP).indices
-            is_top = scores.true.gather(1, top).any(1).double()
-            results[f"accuracy_top{TOP}"] = (counts @ is_top / draws.shape[1]).tolist()
+            is_top = true.gather(1, probabilities.topk(TOP).indices).any(1)
+            results[f"accuracy_top{TOP}"] = counts @ is_top.to(counts.dtype) / totals
         if len(self.labels) > 1:
-            # Rows of an unknown class are left out, and so are classes without any row.
-            known = counts * true.sum(1)
-            f1 = f1_scores(known @ correct, known @ predicted, known @ true)
-            results["f1_macro"] = f1.nanmean(1).tolist()
+            # The ranking by the other one of two classes is the same in the opposite order.
+            is_binary = len(self.labels) == 2
+            ranked = [self._rarer()] if is_binary else range(len(self.labels))
+            results |= metrics_per_class(self.labels, rows, counts, ranked)
         return results
+
+    @property
+    def details(self) -> set[str]:
+        """The metrics that tables do not show, except with rare classes."""
+        hidden = hidden_metrics(self.labels, self.frequencies)
+        return {"balanced_accuracy", "log_loss", *hidden}
 
     def row_scores(self, predictions: Sequence[Tensor], truths: Sequence[str]) -> RowScores:
         """Return 1 for each row with the right class, and 0 for the others."""
@@ -264,21 +254,13 @@ class Classify(Task):
         self.classes = Labels.from_state(state)
         self.frequencies = read_frequencies(state)
 
+    def _rarer(self) -> int:
+        """Return the index of the rarer of two classes, 1 if both are as frequent."""
+        return int(not self.frequencies or self.frequencies[1] <= self.frequencies[0])
+
     def _encode_all(self, truths: Sequence[str]) -> Tensor:
         index = self.classes.index
         return torch.tensor([index.get(truth, IGNORED) for truth in truths])
-
-
-class FrequenciesState(LabelsState):
-    """The state of class names with the frequency of each."""
-
-    frequencies: list[float] | None = None
-
-    @model_validator(mode="after")
-    def _check_frequencies(self) -> FrequenciesState:
-        if self.frequencies and len(self.frequencies) != len(self.labels):
-            raise ValueError(f"frequencies must be a list of {len(self.labels)} numbers")
-        return self
 
 
 def read_frequencies(state: Mapping[str, Any]) -> tuple[float, ...]:

@@ -19,7 +19,7 @@ from dxn.tasks.cells import problem_of
 from dxn.tasks.generate_head import Generated, GenerateHead
 from dxn.tasks.row_scores import RowScores
 from dxn.tasks.task import IGNORED, Batch, Task
-from dxn.tasks.text_metrics import resampled_metrics, sentence_chrf, text_metrics
+from dxn.tasks.text_metrics import sentence_chrf, text_metrics, weighted_text_metrics
 from dxn.tokenize.adapter import VocabularyAdapter
 from dxn.tokenize.number_format import are_numbers
 from dxn.tokenize.target import TargetTokenizer
@@ -270,12 +270,12 @@ class Generate(Task):
         """
         return text_metrics(predictions, [self.tokenizer.normalize(truth) for truth in truths])
 
-    def resampled(
-        self, predictions: Sequence[str], truths: Sequence[str], draws: Tensor
-    ) -> dict[str, list[float]]:
-        """Compute the metrics of resampled texts from statistics of single texts."""
+    def weighted_metrics(
+        self, predictions: Sequence[str], truths: Sequence[str], counts: Tensor
+    ) -> dict[str, Tensor]:
+        """Compute the metrics from statistics of single texts."""
         references = [self.tokenizer.normalize(truth) for truth in truths]
-        return resampled_metrics(predictions, references, draws.numpy())
+        return weighted_text_metrics(predictions, references, counts)
 
     def row_scores(self, predictions: Sequence[str], truths: Sequence[str]) -> RowScores:
         """Return the chrF score (0 to 100) of each text."""

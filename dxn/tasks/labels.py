@@ -99,6 +99,18 @@ class LabelsState(Strict):
         return self
 
 
+class FrequenciesState(LabelsState):
+    """The state of class names with the frequency of each."""
+
+    frequencies: list[float] | None = None
+
+    @model_validator(mode="after")
+    def _check_frequencies(self) -> FrequenciesState:
+        if self.frequencies and len(self.frequencies) != len(self.labels):
+            raise ValueError(f"frequencies must be a list of {len(self.labels)} numbers")
+        return self
+
+
 def balanced_weights(names: Sequence[str], occurrences: Iterable[str]) -> tuple[float, ...]:
     """Return class weights as scikit-learn's class_weight="balanced" does: n / (K * count).
 

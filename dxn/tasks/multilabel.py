@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from dxn.schema import validated
 from dxn.tasks.cells import are_lists, parse_list
+from dxn.tasks.class_metrics import hidden_metrics, metrics_per_class, with_unknown
 from dxn.tasks.divergences import between_labels
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
-from dxn.tasks.labels import Labels, LabelsState, describe_names
+from dxn.tasks.labels import FrequenciesState, Labels, describe_names
 from dxn.tasks.probabilities import list_names, probability_fields
-from dxn.tasks.row_scores import ClassScores, RowScores, draw_counts, f1_scores
+from dxn.tasks.row_scores import ClassScores, RowScores, f1_scores
 from dxn.tasks.task import STATE_FILE, Batch, ScoreTargets, Task
 from dxn.tokenize.number_format import are_numbers
 
@@ -71,6 +72,8 @@ class Multilabel(Task):
         self.names = Labels()
         # The best constant prediction. Models that were saved without it have none.
         self.constant: list[str] | None = None
+        # Share of the training rows with each label. Models that were saved without it have none.
+        self.frequencies: tuple[float, ...] = ()
 
     @classmethod
     def accepts(cls, values: Sequence[Any], words: Sequence[Any] | None) -> float:
@@ -100,6 +103,7 @@ class Multilabel(Task):
         """Collect the label names and the constant, and label weights if `balance` is set."""
         self.names = Labels.fit(chain.from_iterable(values))
         counts = Counter(chain.from_iterable(values))
+        self.frequencies = tuple(counts[name] / len(values) for name in self.labels)
         frequent = [name for name in self.labels if counts[name] > len(values) / 2]
         # Without such a label, predicting no label would have an F1 of 0.
         self.constant = frequent or _most_frequent_set(values)
@@ -174,55 +178,28 @@ class Multilabel(Task):
         multi_hot = torch.stack([self.encode(value) for value in values])
         return ScoreTargets(2 * multi_hot - 1, are_classes=True)
 
-    def metrics(
-        self, predictions: Sequence[Tensor], truths: Sequence[Sequence[str]], loss: float
-    ) -> dict[str, float]:
-        """Return micro and macro F1, the exact match ratio, and the mean average precision.
+    def weighted_metrics(
+        self, predictions: Sequence[Tensor], truths: Sequence[Sequence[str]], counts: Tensor
+    ) -> dict[str, Tensor]:
+        """Return micro and macro F1, the exact match ratio, and the metrics per label.
 
-        The mean average precision covers only labels that occur in `truths`, because it is
-        undefined for a label without positive samples.
+        A label that is not in the training split has a probability of 0, so that rows with such a
+        label count as wrong. Without any true or predicted label, there is no F1.
         """
-        # torchmetrics takes seconds to import, so it is imported only when it is needed.
-        from torchmetrics.functional.classification import binary_average_precision
-
-        probabilities = torch.stack(list(predictions))
-        true = torch.stack([self.encode(truth) for truth in truths]).bool()
-        predicted = probabilities >= self.threshold
-        correct = (predicted & true).sum(0)
-        total = predicted.sum(0) + true.sum(0)
-        # The multilabel function of torchmetrics warns about labels without positive samples, so
-        # the binary function is called for each of the other labels.
-        precisions = [
-            binary_average_precision(probabilities[:, k], true[:, k].long())
-            for k in true.any(0).nonzero()[:, 0]
-        ]
+        rows = with_unknown(self.class_scores(predictions, truths), truths, self.labels)
+        parts = (rows.predicted & rows.true, rows.predicted, rows.true)
+        sums = [counts @ each.sum(1).to(counts.dtype) for each in parts]
+        exact = (rows.predicted == rows.true).all(1).to(counts.dtype)
         return {
-            # F1 = 2 TP / (2 TP + FP + FN), where predicted + true = 2 TP + FP + FN.
-            "f1_micro": float(2 * correct.sum() / total.sum().clamp(min=1)),
-            "f1_macro": float((2 * correct / total.clamp(min=1)).mean()),
-            "exact_match": float((predicted == true).all(1).float().mean()),
-            "average_precision": float(torch.stack(precisions).mean()) if precisions else 0.0,
+            "f1_micro": f1_scores(*sums),
+            "exact_match": counts @ exact / counts.sum(1),
+            **metrics_per_class(self.labels, rows, counts, range(len(self.labels))),
         }
 
-    def resampled(
-        self, predictions: Sequence[Tensor], truths: Sequence[Sequence[str]], draws: Tensor
-    ) -> dict[str, list[float]]:
-        """Compute the metrics of resampled rows, except for the average precision.
-
-        The average precision is no function of sums over rows.
-        """
-        scores = self.class_scores(predictions, truths)
-        counts = draw_counts(draws, len(predictions))
-        predicted, true = scores.predicted.double(), scores.true.double()
-        sums = [counts @ each for each in (predicted * true, predicted, true)]
-        exact = (scores.predicted == scores.true).all(1).double()
-        micro = f1_scores(*(each.sum(1) for each in sums))
-        return {
-            # A label that is neither predicted nor true counts as 0, as in `metrics`.
-            "f1_micro": micro.nan_to_num().tolist(),
-            "f1_macro": f1_scores(*sums).nan_to_num().mean(1).tolist(),
-            "exact_match": (counts @ exact / draws.shape[1]).tolist(),
-        }
+    @property
+    def details(self) -> set[str]:
+        """The metrics that tables do not show, except with rare labels."""
+        return hidden_metrics(self.labels, self.frequencies) - {"average_precision"}
 
     def row_scores(
         self, predictions: Sequence[Tensor], truths: Sequence[Sequence[str]]
@@ -259,13 +236,16 @@ class Multilabel(Task):
         return f"always {list_names(self.constant) or 'no label'}", self.encode(self.constant)
 
     def state(self) -> dict[str, Any]:
-        """Return the label names and weights, and the constant prediction."""
-        return {**self.names.state(), "constant": self.constant}
+        """Return the label names, weights and frequencies, and the constant prediction."""
+        frequencies = list(self.frequencies)
+        return {**self.names.state(), "constant": self.constant, "frequencies": frequencies}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the label names and weights, and the constant prediction."""
+        """Restore the label names, weights and frequencies, and the constant prediction."""
+        saved = validated(_State, dict(state), STATE_FILE)
         self.names = Labels.from_state(state)
-        self.constant = validated(_State, dict(state), STATE_FILE).constant
+        self.constant = saved.constant
+        self.frequencies = tuple(saved.frequencies or ())
 
     def _chosen(self, probabilities: Tensor) -> list[str]:
         indices = (probabilities >= self.threshold).nonzero()[:, 0].tolist()
@@ -279,7 +259,7 @@ def _most_frequent_set(values: Sequence[Sequence[str]]) -> list[str]:
     return list(counts.most_common(1)[0][0]) if counts else []
 
 
-class _State(LabelsState):
+class _State(FrequenciesState):
     """The content of labels.json."""
 
     constant: list[str] | None = None

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import random
 import statistics
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from pydantic import Field
@@ -18,7 +20,7 @@ from dxn.tasks.cells import are_amounts
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
 from dxn.tasks.number_notes import explain_amounts, explain_format
 from dxn.tasks.probabilities import significant
-from dxn.tasks.row_scores import RowScores, draw_counts
+from dxn.tasks.row_scores import RowScores
 from dxn.tasks.task import STATE_FILE, Batch, ScoreTargets, Task
 from dxn.tokenize.number_format import NumberFormat, find_format
 
@@ -158,34 +160,39 @@ class Regress(Task):
     def metrics(
         self, predictions: Sequence[Tensor], truths: Sequence[float], loss: float
     ) -> dict[str, float]:
+        """Return the metrics of `weighted_metrics`, and those that are no sums over rows."""
+        true = torch.tensor([float(truth) for truth in truths], dtype=torch.float64)
+        predicted = torch.stack(list(predictions)).double()
+        # Spearman's correlation is Pearson's correlation of the ranks.
+        correlation = torch.corrcoef(torch.stack([_ranks(predicted), _ranks(true)]))
+        return {
+            **super().metrics(predictions, truths, loss),
+            "median_absolute_error": float(np.median((predicted - true).abs().numpy())),
+            "spearman": float(correlation[0, 1]) if len(true) > 1 else math.nan,
+        }
+
+    def weighted_metrics(
+        self, predictions: Sequence[Tensor], truths: Sequence[float], counts: Tensor
+    ) -> dict[str, Tensor]:
         """Return the root mean squared error, the mean absolute error, and R².
 
         R² is NaN if all targets are equal.
         """
-        true = torch.tensor([float(truth) for truth in truths])
-        error = torch.stack(list(predictions)) - true
-        # The variance is the mean squared error of a model that always predicts the mean.
-        variance = (true - true.mean()).square().mean()
-        r2 = 1 - error.square().mean() / variance
-        return {
-            "rmse": float(error.square().mean().sqrt()),
-            "mae": float(error.abs().mean()),
-            "r2": float(r2) if variance > 0 else float("nan"),
-        }
-
-    def resampled(
-        self, predictions: Sequence[Tensor], truths: Sequence[float], draws: Tensor
-    ) -> dict[str, list[float]]:
-        """Compute the metrics of resampled rows from sums over rows."""
         true = torch.tensor([float(truth) for truth in truths], dtype=torch.float64)
         error = torch.stack(list(predictions)).double() - true
         # Around the mean, because the variance is a difference of two sums.
         centered = true - true.mean()
         stats = torch.stack([error.square(), error.abs(), centered, centered.square()], 1)
-        squared, absolute, mean, square = (draw_counts(draws, len(true)) @ stats / draws.shape[1]).T
-        # Equal targets have no variance, and their R² is not finite; such draws are left out.
-        r2 = 1 - squared / (square - mean.square())
-        return {"rmse": squared.sqrt().tolist(), "mae": absolute.tolist(), "r2": r2.tolist()}
+        squared, absolute, mean, square = (counts @ stats / counts.sum(1, keepdim=True)).T
+        # The variance is the mean squared error of a model that always predicts the mean.
+        variance = square - mean.square()
+        r2 = torch.where(variance > 0, 1 - squared / variance, math.nan)
+        return {"rmse": squared.sqrt(), "mae": absolute, "r2": r2}
+
+    @property
+    def details(self) -> set[str]:
+        """The metrics that tables do not show."""
+        return {"median_absolute_error", "spearman"}
 
     def row_scores(self, predictions: Sequence[Tensor], truths: Sequence[float]) -> RowScores:
         """Return the absolute error of each row."""
@@ -231,6 +238,12 @@ class _State(Strict):
     std: Annotated[float, Field(gt=0, le=MAX_TARGET)]
     decimal: Literal[".", ","] = "."
     unit: str = ""
+
+
+def _ranks(values: Tensor) -> Tensor:
+    """Return the ranks (n,) of numbers. Equal numbers have the mean of their ranks."""
+    _, inverse, sizes = values.unique(return_inverse=True, return_counts=True)
+    return (sizes.cumsum(0) - (sizes - 1) / 2)[inverse].double()
 
 
 def _format_number(value: float) -> str:

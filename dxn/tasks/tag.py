@@ -20,7 +20,7 @@ from dxn.tasks.entities import OUTSIDE, describe_entities, entities, split_words
 from dxn.tasks.heads import TokenHead
 from dxn.tasks.labels import Labels, balanced_weights, describe_names, encode_names
 from dxn.tasks.probabilities import mean_probabilities
-from dxn.tasks.row_scores import RowScores, draw_counts
+from dxn.tasks.row_scores import RowScores
 from dxn.tasks.task import IGNORED, Batch, Task
 from dxn.tokenize.adapter import has_words
 
@@ -237,22 +237,14 @@ class Tag(Task):
             predictions[row] = Tagged(tags, scores)
         return predictions
 
-    def metrics(
-        self, predictions: Sequence[Tagged], truths: Sequence[Sequence[str]], loss: float
-    ) -> dict[str, float]:
+    def weighted_metrics(
+        self, predictions: Sequence[Tagged], truths: Sequence[Sequence[str]], counts: Tensor
+    ) -> dict[str, Tensor]:
         """Return the accuracy per word, and precision, recall and F1 per entity as in conlleval.
 
         A word that was truncated by max_len has no prediction and counts as predicted "O".
         """
-        counts = _counts(predictions, truths).sum(0)
-        return {name: float(value) for name, value in _figures(counts).items()}
-
-    def resampled(
-        self, predictions: Sequence[Tagged], truths: Sequence[Sequence[str]], draws: Tensor
-    ) -> dict[str, list[float]]:
-        """Compute the metrics of resampled rows from counts per row."""
-        sums = draw_counts(draws, len(predictions)) @ _counts(predictions, truths)
-        return {name: values.tolist() for name, values in _figures(sums).items()}
+        return _figures(counts @ _counts(predictions, truths))
 
     def row_scores(
         self, predictions: Sequence[Tagged], truths: Sequence[Sequence[str]]

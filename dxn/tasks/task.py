@@ -409,30 +409,38 @@ class Task(ABC):
             loss: Mean loss over the batches, weighted by `loss_weight`.
 
         Returns:
-            Metrics by name. The caller adds `loss` if the result has no key "loss".
+            Metrics by name, NaN where one is not defined for these rows. The caller adds `loss` if
+            the result has no key "loss". Default: `weighted_metrics` with every row once.
         """
-        return {}
+        if type(self).weighted_metrics is Task.weighted_metrics:
+            return {}
+        once = torch.ones(1, len(truths), dtype=torch.float64)
+        results = self.weighted_metrics(predictions, truths, once)
+        return {name: float(values[0]) for name, values in results.items()}
 
-    def resampled(
-        self, predictions: Sequence[Any], truths: Sequence[Any], draws: Tensor
-    ) -> dict[str, list[float]]:
-        """Compute the metrics of resampled rows, for bootstrap intervals.
+    def weighted_metrics(
+        self, predictions: Sequence[Any], truths: Sequence[Any], counts: Tensor
+    ) -> dict[str, Tensor]:
+        """Compute metrics of which each is a function of sums over rows.
 
-        Override this method if the metrics are functions of sums over rows, which is much faster.
+        Override this method instead of `metrics` for such metrics. Bootstrap intervals are then
+        much faster.
 
         Args:
             predictions: Results of `predict` for n rows.
             truths: Parsed targets.
-            draws: (R, m). Indices of the rows of each resample.
+            counts: (R, n), float64. How often each row counts in each of R sums.
 
         Returns:
-            R values by metric. Metrics without an interval can be left out.
+            R values (R,) by metric. Default: `metrics` of the rows, one call for each sum.
         """
-        results = []
-        for draw in draws.tolist():
-            rows = [predictions[i] for i in draw], [truths[i] for i in draw]
+        results: list[dict[str, float]] = []
+        for count in counts.long():
+            chosen = torch.arange(len(truths)).repeat_interleave(count).tolist()
+            rows = [predictions[i] for i in chosen], [truths[i] for i in chosen]
             results.append(self.metrics(*rows, math.nan))
-        return {name: [each[name] for each in results] for name in results[0]} if results else {}
+        names = results[0] if results else ()
+        return {name: torch.tensor([each[name] for each in results]) for name in names}
 
     def row_scores(self, predictions: Sequence[Any], truths: Sequence[Any]) -> RowScores | None:
         """Return how well each row is answered.

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-import numpy as np
+import torch
+from torch import Tensor
 
 
 def text_metrics(predictions: Sequence[str], truths: Sequence[str]) -> dict[str, float]:
@@ -38,15 +39,15 @@ def _count_words(texts: Sequence[str]) -> float:
     return float(sum(len(text.split()) for text in texts))
 
 
-def resampled_metrics(
-    predictions: Sequence[str], truths: Sequence[str], draws: np.ndarray
-) -> dict[str, list[float]]:
-    """Compute the metrics of resampled texts from statistics of single texts.
+def weighted_text_metrics(
+    predictions: Sequence[str], truths: Sequence[str], counts: Tensor
+) -> dict[str, Tensor]:
+    """Compute the metrics from statistics of single texts.
 
     Args:
         predictions: The n generated texts.
         truths: The reference texts.
-        draws: (R, m). Indices of the texts of each resample.
+        counts: (R, n). How often each text counts.
 
     Returns:
         R values by metric. The character error rate is left out: to count the errors of every text
@@ -55,19 +56,20 @@ def resampled_metrics(
     from sacrebleu.metrics.bleu import BLEU
     from sacrebleu.metrics.chrf import CHRF
 
-    results: dict[str, list[float]] = {}
+    results: dict[str, Tensor] = {}
     for name, metric in (("bleu", BLEU()), ("chrf", CHRF())):
         # The same two methods as in the bootstrap of sacrebleu, which returns no single values.
-        stats = np.array(metric._extract_corpus_statistics(predictions, [truths]))
-        sums = stats[draws].sum(1)
-        results[name] = [metric._compute_score_from_stats(row.tolist()).score for row in sums]
+        stats = metric._extract_corpus_statistics(predictions, [truths])
+        sums = (counts @ torch.tensor(stats, dtype=counts.dtype)).tolist()
+        scores = [metric._compute_score_from_stats(row).score for row in sums]
+        results[name] = torch.tensor(scores, dtype=counts.dtype)
     pairs = list(zip(predictions, truths, strict=True))
     words = [(predicted.split(), true.split()) for predicted, true in pairs]
-    errors = np.array([(_distance(*each), len(each[1])) for each in words], dtype=float)
-    wrong, total = errors[draws].sum(1).T
-    results["wer"] = (wrong / np.maximum(total, 1)).tolist()
-    exact = np.array([predicted == true for predicted, true in pairs], dtype=float)
-    results["exact_match"] = exact[draws].mean(1).tolist()
+    errors = [(_distance(*each), len(each[1])) for each in words]
+    wrong, total = (counts @ torch.tensor(errors, dtype=counts.dtype)).T
+    results["wer"] = wrong / total.clamp(min=1)
+    exact = torch.tensor([predicted == true for predicted, true in pairs], dtype=counts.dtype)
+    results["exact_match"] = counts @ exact / counts.sum(1)
     return results
 
 

@@ -1,0 +1,138 @@
+"""Metrics of classes and labels, as functions of how often each row counts."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from itertools import chain
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from dxn.tasks.probabilities import MAX_CLASS_COLUMNS
+from dxn.tasks.row_scores import ClassScores, f1_scores
+
+RARE = 0.1  # a class is rare if it has less than this share of the rows of the most frequent one
+MAX_RARE = 3  # rare classes whose F1 is shown in tables
+# Metrics that tables show only if a class is rare: they do not depend on the frequent classes.
+FOR_RARE = ("roc_auc", "average_precision")
+PREFIX = "f1:"  # of the F1 of a class, such as "f1:spam"
+
+
+class ClassColumns(NamedTuple):
+    """What n rows say about C classes: those of the model, then those that it does not know.
+
+    Args:
+        probabilities: (n, C).
+        predicted: (n, C) bool.
+        true: (n, C) bool.
+    """
+
+    probabilities: Tensor
+    predicted: Tensor
+    true: Tensor
+
+
+def metrics_per_class(
+    names: Sequence[str], rows: ClassColumns, counts: Tensor, ranked: Sequence[int]
+) -> dict[str, Tensor]:
+    """Return the macro F1 and, with at most MAX_CLASS_COLUMNS classes, further metrics of them.
+
+    A class that is neither true nor predicted in any row has no F1, and one without any row has no
+    average precision; it is left out of the means, as in scikit-learn.
+
+    Args:
+        names: Names of the K classes of the model.
+        rows: The rows, see `with_unknown`.
+        counts: (R, n). How often each row counts.
+        ranked: Classes of the model whose ranking is measured. A row of an unknown class is a
+            negative row of each of them.
+
+    Returns:
+        R values by metric. NaN: not defined for these rows.
+    """
+    parts = (rows.predicted & rows.true, rows.predicted, rows.true)
+    f1 = f1_scores(*(counts @ each.to(counts.dtype) for each in parts))
+    results = {"f1_macro": f1.nanmean(1)}
+    if len(names) > MAX_CLASS_COLUMNS:
+        return results
+    rankings = [ranking(rows.probabilities[:, k], rows.true[:, k], counts) for k in ranked]
+    areas, precisions = (torch.stack(each, 1).nanmean(1) for each in zip(*rankings, strict=True))
+    results |= {"roc_auc": areas, "average_precision": precisions}
+    return results | {metric_of(name): f1[:, k] for k, name in enumerate(names)}
+
+
+def ranking(scores: Tensor, true: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the area below the ROC curve and the average precision, as in scikit-learn.
+
+    Args:
+        scores: (n,). Rows with equal scores have no order.
+        true: (n,) bool.
+        counts: (R, n). How often each row counts.
+
+    Returns:
+        Both (R,); NaN without a positive row, and the area also without a negative row.
+    """
+    scores, order = scores.sort(descending=True)
+    counts, true = counts[:, order], true[order]
+    # The number of positive and of all rows above each threshold between different scores.
+    is_last = pad(scores[1:] != scores[:-1], (0, 1), value=True)
+    above = counts.cumsum(1)[:, is_last]
+    positive = (counts * true).cumsum(1)[:, is_last]
+    negative = above - positive
+    more_positive = positive.diff(dim=1, prepend=torch.zeros_like(positive[:, :1]))
+    more_negative = negative.diff(dim=1, prepend=torch.zeros_like(negative[:, :1]))
+    # Trapezoids: of the rows with equal scores, half are counted as being above the others.
+    area = (more_negative * (positive - more_positive / 2)).sum(1)
+    # Without any row above a threshold, there is no positive row above it either.
+    precision = positive / above.clamp(min=1)
+    total = positive[:, -1]
+    return area / (total * negative[:, -1]), (more_positive * precision).sum(1) / total
+
+
+def with_unknown(
+    scores: ClassScores, truths: Sequence[Collection[str]], known: Sequence[str]
+) -> ClassColumns:
+    """Add one column per class of the rows that the model does not know.
+
+    Such a class has a probability of 0 and is never predicted, so its rows count as wrong.
+
+    Args:
+        scores: Scores of n rows with K columns.
+        truths: True classes of each row.
+        known: Names of the K classes.
+    """
+    unknown = sorted(set(chain.from_iterable(truths)) - set(known))
+    rows = [[name in truth for name in unknown] for truth in truths]
+    added = torch.tensor(rows, dtype=torch.bool).reshape(len(truths), len(unknown))
+    return ClassColumns(
+        pad(scores.probabilities, (0, len(unknown))),
+        pad(scores.predicted, (0, len(unknown))),
+        torch.cat([scores.true, added], 1),
+    )
+
+
+def rare_classes(names: Sequence[str], frequencies: Sequence[float]) -> list[str]:
+    """Return the rarest classes, at most MAX_RARE. Empty if no class is rare.
+
+    Args:
+        names: Names of the classes.
+        frequencies: Share of each class in the training split. Empty: unknown.
+    """
+    limit = RARE * max(frequencies, default=0.0)
+    pairs = sorted(zip(frequencies, names, strict=False))
+    return [name for frequency, name in pairs if frequency < limit][:MAX_RARE]
+
+
+def metric_of(name: str) -> str:
+    """Return the name of the metric of a class, such as "f1:spam"."""
+    # Brackets stand around the inputs that a metric was computed from.
+    return PREFIX + name.replace("[", "(").replace("]", ")")
+
+
+def hidden_metrics(names: Sequence[str], frequencies: Sequence[float]) -> set[str]:
+    """Return the metrics of `metrics_per_class` that tables do not show for these frequencies."""
+    rare = rare_classes(names, frequencies)
+    hidden = {metric_of(name) for name in names if name not in rare}
+    return hidden if rare else hidden | set(FOR_RARE)
