@@ -87,11 +87,20 @@ def test_warnings_about_the_data_are_printed(tmp_path, capsys):
     assert "warning: test has only 6 rows, too few for reliable metrics" in output
 
 
-def test_a_metric_that_is_always_nan_has_no_best_epoch(tmp_path, capsys, monkeypatch):
+def test_if_a_metric_is_always_nan_the_loss_selects_the_epoch(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr(Classify, "metrics", lambda *_: {"accuracy": math.nan})
+    metrics = train(tmp_path / "run", *TINY_DIGITS, "trainer.epochs=2")
+    output = capsys.readouterr().out
+    assert "the validation accuracy was NaN in all epochs, so the loss selected" in output
+    assert metrics["best_epoch"] > 0 and "test/accuracy" not in metrics
+
+
+def test_without_any_finite_metric_or_loss_there_is_no_best_epoch(tmp_path, capsys, monkeypatch):
+    nan = {"accuracy": math.nan, "loss": math.nan}
+    monkeypatch.setattr(Classify, "metrics", lambda *_: nan)
     command = ["train", *TINY_DIGITS, "trainer.epochs=2", f"run={tmp_path / 'run'}"]
     (error,) = refused(capsys, command)
-    assert error.startswith("dxn: the validation accuracy was NaN in all 2 epochs")
+    assert error.startswith("dxn: the validation accuracy and loss were NaN in all 2 epochs")
 
 
 def test_the_last_lines_name_the_folder_and_the_next_commands(tmp_path, capsys):

@@ -83,19 +83,33 @@ def draw_family(
 def best_epoch(rows: Sequence[Row], task: Any) -> tuple[int, str] | None:
     """Return the epoch with the best value of the metric that the task monitors, and its name.
 
-    With equal values, the epoch with the lower loss is better, as in `dxn.train.state.State`.
+    With equal values, and without any value of the metric, the epoch with the lower loss is better,
+    as in `dxn.train.state.State`.
     """
+    name = task.monitored if any(PREFIX + task.monitored in row for row in rows) else LOSS
     best: tuple[float, float, int] | None = None
     for row in rows:
-        value = row.get(PREFIX + task.monitored)
+        value = row.get(PREFIX + name)
         if value is None or "epoch" not in row:
             continue
         loss = row.get(PREFIX + "loss", math.nan)
         # A comparison with NaN is False.
         is_lower = best is not None and value == best[0] and loss < best[1]
-        if is_lower or task.is_better(value, None if best is None else best[0]):
+        old = None if best is None else best[0]
+        is_better = old is None or value < old if name == LOSS else task.is_better(value, old)
+        if is_lower or (is_better and not math.isnan(value)):
             best = value, loss, row["epoch"]
-    return None if best is None else (best[2], task.monitored)
+    return None if best is None else (best[2], name)
+
+
+def shown_rows(rows: Sequence[Row], task: Any) -> list[Row]:
+    """Return the rows without the metrics that the task does not show."""
+    names = {key: key.removeprefix(PREFIX) for row in rows for key in row if key.startswith(PREFIX)}
+    shown = set(task.shown(names.values()))
+    return [
+        {key: value for key, value in row.items() if names.get(key) in {None, *shown}}
+        for row in rows
+    ]
 
 
 def families_of(rows: Sequence[Row]) -> dict[str, list[str]]:

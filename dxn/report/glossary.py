@@ -4,11 +4,16 @@ MEANINGS = {
     "loss": "The value that the training minimizes. Lower is better.",
     "accuracy": "Share of right answers.",
     "accuracy_top5": "Share of rows whose class is among the five most probable ones.",
+    "balanced_accuracy": "Mean over the classes of the share of their rows that is right.",
+    "log_loss": "Mean negative logarithm of the probability of the right class. Lower is better.",
+    "roc_auc": "Probability that a row of a class gets a higher probability of it than a row of "
+    "another class; 0.5 is chance. With more than two classes or with labels: the mean over them.",
     "f1_macro": "Mean F1 of the classes. F1 is the harmonic mean of precision and recall. Each "
     "class counts the same, whatever its number of rows.",
     "f1_micro": "F1 over all decisions about single labels.",
     "exact_match": "Share of rows whose answer equals the target completely.",
-    "average_precision": "Mean over the labels of the area below the precision-recall curve.",
+    "average_precision": "Area below the precision-recall curve of the rarer class; chance is its "
+    "share of the rows. With more than two classes or with labels: the mean over them.",
     "rmse": "Root mean squared error, in the unit of the target. Large errors count most.",
     "mae": "Mean absolute error, in the unit of the target.",
     "r2": "Share of the variance of the target that the predictions explain. 1 is perfect, and 0 "

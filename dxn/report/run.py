@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from dxn.display import count, duration
-from dxn.explain.curves import best_epoch
+from dxn.explain.curves import best_epoch, shown_rows
 from dxn.explain.numbers import number, percent
 from dxn.report import charts, saved, sections, tables
 from dxn.report.evidence import Evidence, RunInfo, Subset
@@ -214,9 +214,12 @@ def _results(
         single = f"{answers} (answers)"
         figures = {name: row for name, row in figures.items() if name != answers}
     if figures:
-        table = tables.metrics_table(figures, task.monitored, new.interval, single, about)
+        shown = {
+            row: {name: each[name] for name in task.shown(each)} for row, each in figures.items()
+        }
+        table = tables.metrics_table(shown, task.monitored, new.interval, single, about)
     best = best_epoch(info.log, task)
-    curves = charts.curve_charts(info.log, best) if info.log else []
+    curves = charts.curve_charts(shown_rows(info.log, task), best) if info.log else []
     glossary = (
         [(name, MEANINGS[name]) for name in table.metrics if name in MEANINGS] if table else []
     )

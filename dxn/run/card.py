@@ -15,6 +15,7 @@ import torch
 import dxn
 from dxn.printable import without_secrets
 from dxn.tasks import Task
+from dxn.train.progress import defined
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,9 @@ class Card:
             "",
             "## Figures",
             "",
-            *_figure_lines(figures, others or {}),
+            *_figure_lines(
+                {split: self._shown(metrics) for split, metrics in figures.items()}, others or {}
+            ),
             "",
             "## Training",
             "",
@@ -97,6 +100,10 @@ class Card:
             "",
         ]
         return without_secrets("\n".join(lines))
+
+    def _shown(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics that tables show, too."""
+        return {name: metrics[name] for name in self.task.shown(defined(metrics))}
 
     def command(self) -> str:
         """Return the command line of the training."""

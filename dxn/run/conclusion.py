@@ -22,14 +22,18 @@ MAX_INPUTS = 6  # in an example of a command
 def about_epochs(state: State, run: Prepared) -> list[str]:
     """Return how long the training took, and which epoch was saved."""
     took = f"trained {duration(state.seconds)}"
-    if state.best is None:
+    if state.kept_loss is None:
         return [f"{took}, {state.epoch} epochs; no validation split: the last epoch is kept"]
     lines = [f"{took}, best epoch {state.best_epoch} of {state.epoch} (*)"]
+    figure = run.task.monitored
+    if state.best is None:
+        lines.append(
+            f"note: the validation {figure} was NaN in all epochs, so the loss selected the epoch"
+        )
+        figure = "loss"
     # A model that memorizes a few samples may do so in the first epoch.
     if state.best_epoch == 1 < state.epoch and not run.loader.overfit:
-        lines.append(
-            f"note: no epoch after the first one had a better validation {run.task.monitored}"
-        )
+        lines.append(f"note: no epoch after the first one had a better validation {figure}")
     return lines
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -12,6 +12,7 @@ from dxn.data.opening import Opened, RawRow
 from dxn.data.samples import Samples
 from dxn.display import count
 from dxn.errors import UserError
+from dxn.report.intervals import Interval, metric_intervals
 from dxn.run import report
 from dxn.run.attention import draw_tokens
 from dxn.run.baseline import answering, baseline_figures, figures_alone
@@ -27,6 +28,7 @@ from dxn.run.report import ALL
 from dxn.run.settings import Settings
 from dxn.tasks import Task
 from dxn.train.evaluate import Predictions, score
+from dxn.train.progress import defined
 
 # With more inputs than this, "a+b+c" is harder to read than "all but d".
 MAX_LISTED_INPUTS = 3
@@ -134,7 +136,7 @@ def evaluate_subsets(
     if last is None:
         raise UserError(f"only: no row of {split} has any {' or '.join(only or everything)}")
     # The last subset is the most complete one: its predictions are those that are written.
-    _, samples, predictions = last
+    best, samples, predictions = last
     parts = predictor.task.parts(predictions.predicted)
     chance = predictor.task.chance(predictions.predicted)
     trivial = {**trivial_figures(predictor.task, opened, predictions), **chance}
@@ -143,8 +145,12 @@ def evaluate_subsets(
     every = {**parts, **results, **alone, **trivial}
     # With a single input, "all" would not tell which one.
     name = everything[0] if len(everything) == 1 else ALL
-    shown = report.name_answers(every, answering(predictor), all_inputs=name)
-    report.figures_table(shown, predictor.task, title)
+    answers = answering(predictor)
+    shown = report.name_answers(every, answers, all_inputs=name)
+    intervals = {best: _intervals(predictor.task, opened, predictions, results[best])}
+    ends = report.name_answers(intervals, answers, all_inputs=name)
+    report.figures_table(shown, predictor.task, title, ends)
+    _explain_undefined(predictor.task, opened, predictions, results[best])
     # Only now, so that a wrong `only` leaves no empty folder.
     folder.mkdir(parents=True, exist_ok=True)
     draw(folder / "plots", predictions, samples, predictor.task, results, about or split)
@@ -167,6 +173,31 @@ def trivial_figures(task: Task, opened: Opened, predictions: Predictions) -> Fig
     truths = [opened.targets[row] for row in predictions.rows]
     # NaN: such an answer has no loss.
     return {description: task.metrics(answers, truths, math.nan)}
+
+
+def _intervals(
+    task: Task, opened: Opened, predictions: Predictions, figures: Mapping[str, float]
+) -> Mapping[str, Interval]:
+    """Return the 95% intervals of the metrics that have one and do not take long."""
+    is_slow = type(task).weighted_metrics is Task.weighted_metrics
+    if is_slow or opened.targets is None:
+        return {}
+    truths = [opened.targets[row] for row in predictions.rows]
+    return metric_intervals(task, predictions.predicted, truths, figures)
+
+
+def _explain_undefined(
+    task: Task, opened: Opened, predictions: Predictions, figures: Mapping[str, float]
+) -> None:
+    """Print why metrics of the table have no figure."""
+    known = defined(figures)
+    names = [name for name in task.shown(figures) if name not in known]
+    if not names or opened.targets is None:
+        return
+    values = {repr(opened.targets[row]) for row in predictions.rows}
+    reason = f"all targets are {values.pop()}" if len(values) == 1 else "they lack a class"
+    are = "is" if len(names) == 1 else "are"
+    report.print_line(f"note: {', '.join(names)} {are} not defined for these rows: {reason}")
 
 
 def subsets(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 from dxn import explain
@@ -54,11 +55,13 @@ def draw(
     if log.exists():
         lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
         best = explain.curves.best_epoch(lines, task)
+        lines = explain.curves.shown_rows(lines, task)
         explain.curves.draw_curves(lines, folder / "curves.png", best=best, about=run)
     targets = samples.opened.targets
     if targets is not None and task.plots is not None:
         truths = [targets[row] for row in predictions.rows]
         explain.plots.draw_task(task, predictions.predicted, truths, folder, about=about)
-    bars = {name: figures[task.monitored] for name, figures in results.items()}
-    if len(bars) > 1:  # a single bar compares nothing
+    bars = {name: figures.get(task.monitored, math.nan) for name, figures in results.items()}
+    # A single bar compares nothing.
+    if len(bars) > 1 and all(map(math.isfinite, bars.values())):
         explain.plots.input_bars(bars, task.monitored, folder / "inputs.png", about=about)

@@ -8,6 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from io import StringIO
 from pathlib import Path
+from typing import TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -19,11 +20,14 @@ from dxn.data.raws import memory_lines, take_rows
 from dxn.display import count, is_main_process
 from dxn.files import write_text
 from dxn.printable import json_text, printable
+from dxn.report.intervals import Interval
+from dxn.report.tables import brief
 from dxn.run.build import Data, Inputs
 from dxn.run.input_groups import MAX_LINES, input_lines
 from dxn.tasks import Task
 from dxn.tokenize.adapter import Preprocessor
 from dxn.tokenize.spaced import spaced_rows
+from dxn.train.progress import defined
 
 # Without highlighting, numbers are not coloured. Soft wrapping leaves long lines to the terminal:
 # rich would break them at 80 columns when the output is a pipe or a file.
@@ -37,6 +41,7 @@ ALL = "all"  # the row of all inputs, in metrics.json and in tables
 WIDE = 1000  # characters; more than any table needs
 
 Figures = Mapping[str, Mapping[str, float]]
+Row = TypeVar("Row")  # of a table: its metrics, or their intervals
 
 
 def print_line(line: str) -> None:
@@ -102,19 +107,25 @@ def truncations(opened: Opened, preprocessors: Mapping[str, Preprocessor]) -> di
     return count_truncated(replace(opened, raws=counted), preprocessors)
 
 
-def figures_table(results: Figures, task: Task, title: str) -> None:
+def figures_table(
+    results: Figures,
+    task: Task,
+    title: str,
+    intervals: Mapping[str, Mapping[str, Interval]] | None = None,
+) -> None:
     """Print one row per subset of the inputs and one column per metric.
 
     Args:
         results: Metrics by name of the row.
         task: The task, whose monitored metric is printed in bold.
         title: Line above the table.
+        intervals: 95% intervals of metrics by name of the row, which are printed below it.
     """
     table = Table()
     names: dict[str, None] = {}  # a set that keeps the order of the metrics
     for figures in results.values():
         names |= dict.fromkeys(figures)
-    metrics = [name for name in names if name != "rows"]
+    metrics = task.shown(name for name in names if name != "rows")
     table.add_column("inputs")
     for metric in metrics:
         # Bold: the metric that selected the best epoch.
@@ -124,17 +135,24 @@ def figures_table(results: Figures, task: Task, title: str) -> None:
     for name, figures in results.items():
         # A row can lack a metric, such as the loss of an input that its subset does not contain.
         cells = [
-            format_number(figures[metric], largest[metric]) if metric in figures else ""
+            format_number(value, largest[metric])
+            if (value := defined(figures).get(metric)) is not None
+            else ""
             for metric in metrics
         ]
         # Text, because rich would read brackets in the name of a column as markup.
         table.add_row(Text(printable(name)), *cells)
+        if ends := (intervals or {}).get(name):
+            cells = [_interval(ends.get(metric)) for metric in metrics]
+            table.add_row("95% interval", *cells, style="dim")
     # A title of the table itself would be broken into lines as narrow as the table.
     print_line(title)
     print_table(table)
 
 
-def name_answers(results: Figures, answers: str | None, *, all_inputs: str = ALL) -> Figures:
+def name_answers(
+    results: Mapping[str, Row], answers: str | None, *, all_inputs: str = ALL
+) -> dict[str, Row]:
     """Return the rows of a table, in which the row "all" has the name of what answers.
 
     Args:
@@ -187,7 +205,7 @@ def write_metrics(path: Path, results: Figures, extra: Mapping[str, object]) -> 
     flat: dict[str, object] = {}
     for name, figures in results.items():
         split, _, shown = name.partition("/")
-        for metric, value in figures.items():
+        for metric, value in defined(figures).items():
             flat[f"{split}/{metric}[{shown}]" if shown else f"{split}/{metric}"] = value
     write_text(path, json_text({**flat, **extra}, indent=1))
 
@@ -206,6 +224,11 @@ def now() -> str:
     """Return the name of a folder for the current time, such as 2026-01-31_12-00-00.00."""
     # Hundredths of a second, because short runs of a sweep can start within the same second.
     return datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-4]
+
+
+def _interval(ends: Interval | None) -> str:
+    """Return an interval with few digits, so that the columns of a table stay narrow."""
+    return "" if ends is None else "–".join(brief(end) for end in ends)
 
 
 def _largest(results: Figures, metric: str) -> float:

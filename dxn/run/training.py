@@ -154,8 +154,9 @@ def _train(trainer: Trainer, run: Prepared, card: Card) -> State:
     )
     if not state.best_epoch:
         raise UserError(
-            f"the validation {run.task.monitored} was NaN in all {state.epoch} epochs, so there is "
-            "no best epoch; lower optimizer.lr, and look for extreme values with dxn check"
+            f"the validation {run.task.monitored} and loss were NaN in all {state.epoch} epochs, "
+            "so there is no best epoch; lower optimizer.lr, and look for extreme values with dxn "
+            "check"
         )
     return state
 

@@ -16,7 +16,7 @@ import json
 import math
 import random
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
@@ -124,8 +124,8 @@ class Task(ABC):
     min_inputs: ClassVar[int] = 1
     random_in_validation: ClassVar[bool] = False
     plots: ClassVar[str | None] = None
-    monitored: ClassVar[str] = "loss"
-    higher_is_better: ClassVar[bool] = False
+    monitored: str = "loss"
+    higher_is_better: bool = False
 
     # Before training
 
@@ -441,6 +441,16 @@ class Task(ABC):
             results.append(self.metrics(*rows, math.nan))
         names = results[0] if results else ()
         return {name: torch.tensor([each[name] for each in results]) for name in names}
+
+    @property
+    def details(self) -> Collection[str]:
+        """Metrics that are in metrics.json, but not in tables and lines, which they would widen."""
+        return ()
+
+    def shown(self, metrics: Iterable[str]) -> list[str]:
+        """Return the names of the metrics that tables and lines show, in their order."""
+        hidden = set(self.details) - {self.monitored}
+        return [name for name in metrics if name not in hidden]
 
     def row_scores(self, predictions: Sequence[Any], truths: Sequence[Any]) -> RowScores | None:
         """Return how well each row is answered.

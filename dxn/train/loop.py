@@ -243,7 +243,7 @@ class Run:
         state.elapsed += took
         state.validation = max(state.validation, took)
         self.progress.epochs = self.epochs
-        self.progress.epoch(metrics, state, last=self.is_finished)
+        self.progress.epoch(metrics, state, shown=self.task.shown(metrics), last=self.is_finished)
         self.save()
 
     def validate(self) -> dict[str, float]:
@@ -267,7 +267,7 @@ class Run:
         """Print the reason if the training ended before the configured number of epochs."""
         settings = self.settings
         if self.has_lost_patience:
-            figure = self.task.monitored
+            figure = self.task.monitored if self.state.best is not None else "loss"
             # A task without a loss has no best loss.
             if figure != "loss" and self.state.best_loss is not None:
                 figure += " or loss"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -151,19 +151,29 @@ class Progress:
         if self.display.is_due():
             self.display.update(f"{self._title(state.epoch)} validation", done, total)
 
-    def epoch(self, metrics: Mapping[str, float], state: State, *, last: bool = False) -> None:
+    def epoch(
+        self,
+        metrics: Mapping[str, float],
+        state: State,
+        *,
+        shown: Collection[str] | None = None,
+        last: bool = False,
+    ) -> None:
         """Write the training loss and the validation metrics of an epoch, and print them.
 
         Args:
             metrics: Validation metrics by name. Empty without a validation split.
             state: State after the epoch.
+            shown: Names of the metrics that are printed. Default: all of them.
             last: Whether the training ends with this epoch. It is always printed.
         """
         loss = _mean(self.epoch_losses, self.epoch_sizes)
         row: dict[str, Any] = {"step": state.step, "epoch": state.epoch, "train/epoch_loss": loss}
-        self._write({**row, **{f"validation/{name}": value for name, value in metrics.items()}})
+        known = defined(metrics)
+        self._write({**row, **{f"validation/{name}": value for name, value in known.items()}})
         if last or self._is_line_due():
-            values = "  ".join(f"{name} {value:.4f}" for name, value in metrics.items())
+            names = metrics if shown is None else shown
+            values = "  ".join(f"{name} {metrics[name]:.4f}" for name in names)
             validation = f"  validation {values}" if metrics else ""
             best = " *" if metrics and state.best_epoch == state.epoch else ""
             left = "" if last else f"  {self._left(state)} left"
@@ -221,6 +231,16 @@ class Progress:
             append_line(self.path, json.dumps(row))
             if self.trackers is not None:
                 self.trackers.log(row)
+
+
+def defined(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics without those that are not defined for the rows of a split.
+
+    They are NaN, such as the R² of equal targets. A loss that is NaN is a fault, and remains.
+    """
+    return {
+        name: value for name, value in metrics.items() if name == "loss" or not math.isnan(value)
+    }
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

@@ -94,8 +94,8 @@ class State:
             task: Task that defines the monitored metric.
 
         Returns:
-            Whether the monitored metric is the best so far. With equal metrics, the lower loss is
-            better.
+            Whether the monitored metric is the best so far. With equal metrics, and as long as it
+            is NaN in every epoch, the lower loss is better.
         """
         value = metrics[task.monitored]
         loss = metrics["loss"]
@@ -105,8 +105,11 @@ class State:
         # the loss, the first of them would be kept, long before the model has learned everything.
         has_lower_loss = self.kept_loss is not None and loss < self.kept_loss
         is_best = task.is_better(value, self.best) or (value == self.best and has_lower_loss)
+        # Until the metric is defined for the validation rows, the loss decides.
+        if math.isnan(value) and self.best is None:
+            is_best = is_lower
         if is_best:
-            self.best = value
+            self.best = None if math.isnan(value) else value
             self.best_epoch = self.epoch
             self.kept_loss = loss
         if is_lower:
