@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from dxn.serve import schema
 from dxn.serve.body import INPUTS, Body, read_body
 from dxn.serve.examples import Example
 from dxn.serve.generation import GENERATION, text_rows
-from dxn.serve.guard import Guard
+from dxn.serve.guard import OPEN, Guard
 from dxn.serve.operations import ATTEND, EMBED, PREDICT
 from dxn.serve.options import ServeOptions
 from dxn.serve.refusal import INTERNAL, Refusal, report
@@ -30,6 +31,7 @@ from dxn.serve.texts import GENERATED
 
 STATIC = Path(__file__).with_name("static")
 RESULTS = "results"
+TEXT_TYPE = "text/plain; version=0.0.4"
 
 
 def make_app(
@@ -60,6 +62,7 @@ def make_app(
     async def body_of(request: Request, option_names: Sequence[str] = ()) -> Body:
         return await read_body(
             request,
+            inputs=predictor.inputs,
             options=option_names,
             timeout=options.timeout,
             max_parts=options.max_samples * len(predictor.inputs) + len(GENERATION),
@@ -71,7 +74,9 @@ def make_app(
             body = await body_of(request)
             if kind == ATTEND and len(body.samples) > 1:
                 raise UserError(f"{INPUTS}: must be one sample, got {len(body.samples)}")
-            return _json({RESULTS: await service.answer(kind, body.samples)})
+            return _json(
+                {RESULTS: await _while_connected(request, service.answer(kind, body.samples))}
+            )
 
         return run
 
@@ -97,7 +102,7 @@ def make_app(
         body = await body_of(request, GENERATION)
         rows, samples, is_stream = text_rows(body, predictor, service.operations.writer, options)
         if not is_stream:
-            texts = await service.write(rows, samples)
+            texts = await _while_connected(request, service.write(rows, samples))
             return _json({RESULTS: [{GENERATED: text} for text in texts]})
         events = _events(await service.stream(rows, samples))
         # no: a proxy such as nginx would otherwise collect the whole answer.
@@ -114,15 +119,15 @@ def make_app(
         return _json({**facts, "examples": [example.summary for example in examples]})
 
     @app.head("/health", include_in_schema=False)
-    @app.get("/health", **schema.described("Whether the server can answer"))
+    @app.get("/health", **schema.described("Whether the server can answer", is_open=True))
     async def health() -> Response:
         problem = service.problem
         status = 503 if problem else 200
         return _json({"status": problem or "ok", "version": dxn.__version__}, status)
 
-    @app.get("/metrics", **schema.described("Figures in the format of Prometheus"))
+    @app.get("/metrics", **schema.described("Figures in the format of Prometheus", TEXT_TYPE))
     async def metrics() -> Response:
-        return Response(service.metrics.page(), media_type="text/plain; version=0.0.4")
+        return Response(service.metrics.page(), media_type=TEXT_TYPE)
 
     @app.get("/examples/{index}/{input}", include_in_schema=False)
     async def example(index: str, input: str) -> Response:
@@ -144,6 +149,7 @@ def make_app(
 
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     _handle_errors(app)
+    app.openapi = lambda: _openapi(app, has_key=key is not None)
     app.add_middleware(
         Guard,
         options=options,
@@ -152,6 +158,37 @@ def make_app(
         is_stopping=lambda: service.is_stopping,
     )
     return app
+
+
+def _openapi(app: FastAPI, *, has_key: bool) -> dict[str, Any]:
+    """Return the description of all requests, with the ways to send the API key."""
+    described = FastAPI.openapi(app)
+    if has_key:
+        schemes = {
+            "bearer": {"type": "http", "scheme": "bearer"},
+            "header": {"type": "apiKey", "in": "header", "name": "X-API-Key"},
+        }
+        described.setdefault("components", {})["securitySchemes"] = schemes
+        for path, methods in described["paths"].items():
+            for each in methods.values():
+                # One of the two is enough; open paths need none.
+                each["security"] = [] if path in OPEN else [{name: []} for name in schemes]
+    return described
+
+
+async def _while_connected(request: Request, answer: Coroutine[Any, Any, Any]) -> Any:
+    """Return an answer. If the client closes the connection before, the work is cancelled."""
+    working = asyncio.ensure_future(answer)
+    # The body has been read, so the next message is that the client has gone.
+    leaving = asyncio.ensure_future(request.receive())
+    try:
+        await asyncio.wait((working, leaving), return_when=asyncio.FIRST_COMPLETED)
+        if not working.done():
+            working.cancel()
+            raise Refusal(400, "the connection was closed before the answer was complete")
+        return await working
+    finally:
+        leaving.cancel()
 
 
 @asynccontextmanager

@@ -34,7 +34,7 @@ def serve(settings: Settings) -> int:
     # The libraries are optional, so these modules cannot be imported without them.
     app_module = importlib.import_module("dxn.serve.app")
     examples = examples_of(settings, predictor, options)
-    # The path itself is no business of a client.
+    # The path itself must not be shown to clients.
     name = name_of(Path(values["run"] or values["weights"]["source"]))
     app = app_module.make_app(predictor, options, key=key, name=name, examples=examples)
     server = importlib.import_module("dxn.serve.server")
@@ -55,7 +55,9 @@ def bind(host: str, port: int) -> socket.socket:
         UserError: If it is in use, or the address does not belong to this machine.
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sends small answers at once (TCP_NODELAY) only if the protocol is stated. Otherwise an
+    # answer on a kept connection waits 40 ms for the acknowledgement of its headers.
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     # Otherwise a server could not start again for a minute after it was stopped.
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
@@ -97,6 +99,12 @@ def _print_start(url: str, options: ServeOptions, key: str | None) -> None:
         print_line(
             f"note: every machine that reaches {options.host} can use the model; set "
             f"{KEY_VARIABLE} to a random text to require it as an API key"
+        )
+    if not options.is_local and not options.allowed_hosts:
+        print_line(
+            "note: requests to any host name are answered, so a web page of a stranger could send "
+            "some through the browser of a visitor; set allowed_hosts=[NAME] to the names of this "
+            "server"
         )
 
 

@@ -17,9 +17,10 @@ Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 
-# Paths that need no key: whether the server is alive, and the pages, which ask for the key.
 # A request without these headers has no body.
 BODY_HEADERS = (b"content-length", b"transfer-encoding")
+MAX_HEADERS = 32_000  # bytes
+# Paths that need no key: whether the server is alive, and the pages, which ask for the key.
 OPEN = ("/", "/docs", "/health")
 OPEN_PREFIX = "/static/"
 SECURITY_HEADERS = (
@@ -89,14 +90,18 @@ class Guard:
             size = len(message.get("body", b""))
             received += size
             self.num_bytes += size
-            self._check_size(received)
+            # Only a part of a body is refused, and not the message that the client has gone.
+            if size:
+                self._check_size(received)
             return message
 
         try:
             self._check(scope)
             await self.app(scope, limited_receive, count_and_send)
         except Refusal as refusal:
-            assert not status, "the size of a body is checked before its answer starts"
+            # After the start of an answer, it can only be cut off.
+            if status:
+                raise
             await _send_refusal(refusal, count_and_send)
         except Exception as error:
             report(error)
@@ -109,6 +114,13 @@ class Guard:
             self.metrics.observe_request(scope["path"], status, time.perf_counter() - start)
 
     def _check(self, scope: Scope) -> None:
+        # uvicorn limits only headers that arrive in several parts.
+        if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
+            raise Refusal(
+                431,
+                f"the headers have more than {MAX_HEADERS:,} bytes; send shorter ones",
+                {"Connection": "close"},
+            )
         headers = dict(scope["headers"])
         host = _host_of(headers.get(b"host", b""))
         self._check_host(host, headers)
@@ -122,7 +134,9 @@ class Guard:
             )
         length = headers.get(b"content-length", b"0")
         # uvicorn has checked that it is a number.
-        self._check_size(int(length) if length.isdigit() else 0)
+        # A request without a body, such as GET /health, is answered even if others are too large.
+        if length.isdigit() and int(length):
+            self._check_size(int(length))
 
     def _check_host(self, host: str, headers: dict[bytes, bytes]) -> None:
         """Refuse requests of web pages of others, which a browser on this machine could send."""

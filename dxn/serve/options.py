@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
+from ipaddress import ip_address
 from typing import Any
 
 from dxn.errors import UserError
@@ -79,7 +80,10 @@ class ServeOptions:
     @property
     def is_local(self) -> bool:
         """Whether only programs on this machine can reach the server."""
-        return self.host in LOOPBACK or self.host.startswith("127.")
+        try:
+            return ip_address(self.host).is_loopback
+        except ValueError:  # a name, such as 127.example.com
+            return self.host in LOOPBACK
 
 
 def read_key() -> str | None:

@@ -22,6 +22,7 @@ KINDS = {
     415: "unsupported_media_type",
     421: "wrong_host",
     422: "bad_input",
+    431: "headers_too_large",
     500: "internal_error",
     503: "busy",
     504: "timeout",

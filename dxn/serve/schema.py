@@ -7,6 +7,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from starlette.responses import Response
+
 from dxn.run.predictor import Predictor
 from dxn.serve.body import FORM_TYPE, INPUTS, JSON_TYPE
 from dxn.serve.generation import GENERATION, PROMPT
@@ -16,6 +18,8 @@ from dxn.serve.texts import Writer
 from dxn.tokenize.adapter import Preprocessor, choices, is_shareable, media_type, reads_files
 
 MAX_LABELS = 1000  # class names in the description
+# Status codes of a request without a body, beside 401 and 503.
+REFUSED_WITHOUT_BODY = ("403", "421", "431", "500")
 # Parts of the OpenAPI description that do not depend on the model.
 PARTS: dict[str, Any] = json.loads(
     Path(__file__).with_name("descriptions.json").read_text(encoding="utf-8")
@@ -91,9 +95,23 @@ def operation(path: str, predictor: Predictor, facts: Mapping[str, Any]) -> dict
     }
 
 
-def described(summary: str) -> dict[str, Any]:
-    """Return the arguments with which FastAPI describes a request without a body."""
-    return {"summary": summary}
+def described(summary: str, media: str = JSON_TYPE, *, is_open: bool = False) -> dict[str, Any]:
+    """Return the arguments with which FastAPI describes a request without a body.
+
+    Args:
+        summary: What the answer is.
+        media: Media type of the answer.
+        is_open: Whether the request needs no key, and is answered with 503 if the model is stuck.
+    """
+    codes = (*REFUSED_WITHOUT_BODY, "503" if is_open else "401")
+    responses = {code: _refused(code, PARTS["refused"][code]) for code in sorted(codes)}
+    success = {"description": summary, "content": {media: {"schema": {}}}}
+    return {
+        "summary": summary,
+        # Otherwise FastAPI describes each answer as JSON.
+        "response_class": Response,
+        "openapi_extra": {"responses": {"200": success, **responses}},
+    }
 
 
 def _inputs(predictor: Predictor) -> list[dict[str, Any]]:

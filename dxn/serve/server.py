@@ -13,10 +13,10 @@ import h11
 import uvicorn
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
+from dxn.serve.guard import MAX_HEADERS
 from dxn.serve.options import ServeOptions
 
 MAX_CONNECTIONS = 500  # more are answered with 503; each needs a file descriptor
-MAX_HEADERS = 32_000  # bytes
 KEEP_ALIVE = 30  # seconds without a request after which a connection is closed
 HEADER_SECONDS = 10.0  # in which the headers of a request must arrive
 # Time between the signal to stop and the end of open connections without a request.
@@ -71,6 +71,7 @@ class Server(uvicorn.Server):
     def __init__(self, config: uvicorn.Config, ready: Callable[[], None]):
         super().__init__(config)
         self.ready = ready
+        self.accepting: set[asyncio.Task[Any]] = set()
 
     def handle_exit(self, sig: int, frame: Any) -> None:
         """Begin to stop: answers from now on announce the end of their connection."""
@@ -89,10 +90,28 @@ class Server(uvicorn.Server):
         A client that has just got its answer may have sent its next request already. It is
         answered, too, and its answer announces the end of the connection.
         """
-        for listener in self.servers:
-            listener.close()
+        for listener in sockets or ():
+            self._accept_waiting(listener)
+        for server in self.servers:
+            server.close()
         await asyncio.sleep(DRAIN_SECONDS)
         await super().shutdown(sockets)
+
+    def _accept_waiting(self, listener: socket.socket) -> None:
+        """Accept the connections that wait in the operating system, which closing would reset."""
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:  # none is left
+                return
+            connection.setblocking(False)
+            task = loop.create_task(loop.connect_accepted_socket(self._protocol, connection))
+            self.accepting.add(task)  # a task without a reference may vanish
+            task.add_done_callback(self.accepting.discard)
+
+    def _protocol(self) -> Protocol:
+        return Protocol(self.config, self.server_state, self.lifespan.state)
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
@@ -34,6 +34,7 @@ TENSOR_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
 # Files to download from the hub. *.bin is added only if a repository has no safetensors file.
 HUB_PATTERNS = ("*.json", "*.txt", "*.safetensors")
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
+MAX_TENSORS = 100_000  # of a file; the largest public models have a few thousand
 MAX_SHARING = 4  # how often the bytes of a .pth file can occur in its tensors, such as tied weights
 # Keys of a .pth file that contain the state dict, in common training scripts.
 NESTED_KEYS = ("model", "state_dict", "module")
@@ -134,6 +135,13 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         raise UserError(f"weights: {path}: must be a regular file; download it again")
     if path.suffix == ".safetensors":
         try:
+            with safe_open(path, "pt") as file:
+                number = len(file.keys())
+            # The header of a stranger can list empty tensors, which take minutes to compare.
+            if number > MAX_TENSORS:
+                raise UserError(
+                    f"weights: {path}: at most {MAX_TENSORS:,} tensors are read, got {number:,}"
+                )
             return load_file(path)
         except (SafetensorError, OSError, ValueError) as error:
             raise UserError(

@@ -41,6 +41,10 @@ class Node(Strict):
     def _check_values(self) -> Node:
         for name, value in _leaves(self.model_extra or {}):
             last = name.rpartition(".")[2]
+            # Only a part of a part, such as the decoder of a head, is built later.
+            known = ("_target_",) if name == last else ("_target_", "_partial_")
+            if last.startswith("_") and last not in known:
+                raise ValueError(f"{name} is not an option of a model folder")
             if last == FILE_OPTION and value is not None:
                 raise ValueError(f"{name} must be null in a model folder, got {shortened(value)}")
             limit = LIMITS.get(last, MAX_INTEGER)

@@ -1,5 +1,5 @@
 // The answer of the model: a prediction with its probabilities, a forecast, a vector or a text.
-import { make, percent } from "./elements.js";
+import { make, percent, plain } from "./elements.js";
 
 const MAX_BARS = 10;
 
@@ -22,7 +22,7 @@ export function showAnswer(box, result, path) {
   if (quantiles) steps(box, quantiles);
   const details = make(box, "details", null);
   make(details, "summary", "the whole answer");
-  make(details, "pre", JSON.stringify(result, null, 1), { tabindex: "0" });
+  make(details, "pre", plain(JSON.stringify(result, null, 1)), { tabindex: "0" });
 }
 
 function bars(box, probabilities) {

@@ -2,7 +2,7 @@
 import { showAnswer, showText } from "./answer.js";
 import { showAttention } from "./attention.js";
 import { curlOf, pythonOf } from "./code.js";
-import { at, make } from "./elements.js";
+import { at, make, plain } from "./elements.js";
 import { makeField } from "./fields.js";
 import { eventsOf, request } from "./requests.js";
 
@@ -23,8 +23,8 @@ async function start() {
   }
   at("key-form").hidden = true;
   model = answer;
-  at("name").textContent = model.name || "dxn";
-  at("about").textContent = model.about;
+  at("name").textContent = plain(model.name || "dxn");
+  at("about").textContent = plain(model.about);
   document.title = `${model.name || "model"} · dxn`;
   fields = model.inputs.map(input => makeField(at("fields"), input, update));
   if (model.generates) addOptions();
@@ -63,8 +63,8 @@ function addExample(example, index) {
   const parts = [...texts, ...example.files].join(", ");
   const target = example.target ? ` → ${example.target}` : "";
   const button = make(at("example-list"), "button", null, { type: "button", class: "example" });
-  make(button, "span", shortened(parts, 40));
-  if (target) make(button, "span", target, { class: "target" });
+  make(button, "span", plain(shortened(parts, 40)), { dir: "auto" });
+  if (target) make(button, "span", plain(target), { class: "target" });
   button.addEventListener("click", async () => {
     for (const field of fields) field.clear();
     try {

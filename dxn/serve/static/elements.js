@@ -9,6 +9,11 @@ export function make(parent, tag, text, attributes = {}) {
   return element;
 }
 
+// Characters that change the direction of the text after them, as JSON would write them.
+export function plain(text) {
+  return text.replace(/[\u202a-\u202e\u2066-\u2069]/g, mark => "\\u" + mark.charCodeAt(0).toString(16));
+}
+
 // One decimal below 10 % and above 99 %. Only exactly 0 and 1 are written as 0% and 100%.
 export function percent(share) {
   if (share > 0 && share < .0005) return "<0.1%";

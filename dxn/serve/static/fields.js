@@ -1,5 +1,5 @@
 // The field of one input: a text, a file, or both.
-import { make } from "./elements.js";
+import { make, plain } from "./elements.js";
 import { Recorder } from "./recorder.js";
 
 const SMALL = 100;  // pixels; a smaller picture is enlarged, so that its pixels are visible
@@ -7,8 +7,8 @@ const SMALL = 100;  // pixels; a smaller picture is enlarged, so that its pixels
 export function makeField(parent, input, changed) {
   const id = `input-${input.name}`;
   const box = make(parent, "div", null, { class: "field" });
-  const label = make(box, "label", input.name, { for: id });
-  if (input.column !== input.name) make(label, "span", ` (column ${input.column})`, { class: "column" });
+  const label = make(box, "label", plain(input.name), { for: id });
+  if (input.column !== input.name) make(label, "span", plain(` (column ${input.column})`), { class: "column" });
   let text = null, picker = null, preview = null, file = null;
 
   if (input.takes_text) {
