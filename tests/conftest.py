@@ -5,11 +5,15 @@ from dxn.runtime import configure
 configure()  # before torch is imported
 
 import gc  # noqa: E402
+import signal  # noqa: E402
 from collections.abc import Iterator  # noqa: E402
 from typing import Any  # noqa: E402
 
 import pytest  # noqa: E402
 import torch  # noqa: E402
+
+# Shells start background jobs with SIGINT ignored, which the processes of the tests would inherit.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # Until the tests are collected: importing them creates many objects, and none of them is garbage.
 gc.disable()

@@ -187,4 +187,6 @@ def test_a_file_that_users_may_edit_may_differ(tmp_path):
     (tmp_path / "README.md").write_text("content")
     write_sums(tmp_path)
     (tmp_path / "README.md").write_text("edited")
+    with pytest.raises(UserError, match="README"):
+        check_sums(tmp_path)
     check_sums(tmp_path, may_differ=("README.md",))
