@@ -60,8 +60,8 @@ def test_an_option_that_waits_for_the_validation_loss_needs_a_validation_split(
     command = ["train", f"{tmp_path}/table.csv", "target=label", f"run={tmp_path}/run"]
     (line,) = refused(capsys, [*command, "data.fractions=[0.8,0,0.2]", f"{key}=0.5"])
     assert line == (
-        f"dxn: {key}: got 0.5, but there is no validation split, whose loss this option waits "
-        f"for; add one, or set {key}=null"
+        f"dxn: {key}: got 0.5, but there is no validation split, whose metrics this option "
+        f"needs; add one, or set {key}=null"
     )
     assert not (tmp_path / "run").exists()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations
+from itertools import chain, combinations
 from typing import Any
 
 from dxn.data.duplicates import keys_by_input, row_keys
@@ -18,7 +18,9 @@ from dxn.tasks.task import Task, Writes
 from dxn.tokenize.missing import has_no_value
 
 MIN_ROWS = 30  # below this number, one row changes a metric by more than three percentage points
-MIN_PER_CLASS = 5
+MIN_PER_CLASS = 5  # rows to learn from
+MIN_MEASURED = 10  # rows of a class, below which one row changes its recall by more than 10%
+MAX_RARE = 3  # rare classes in a sentence
 MAX_TEXT = 40  # characters of a value in a sentence
 
 # Key of each row, by split and input.
@@ -206,17 +208,45 @@ def _target_problems(splits: Mapping[str, Opened]) -> Iterator[Problem]:
         constant = _constant(split)
         if constant is not None and len(split) > 1 and not is_constant:
             yield Problem(f"{name}: {constant}")
-    targets = [] if train is None or train.targets is None else train.targets
-    names = [name for target in targets for name in _names(target)]
-    counts = Counter(names)
-    yield from _similar_names(counts)
-    yield from _missing_names(counts)
-    rare = [name for name, count in counts.items() if count < MIN_PER_CLASS]
-    if rare and len(counts) > 1:
-        yield Problem(
-            f"{len(rare):,} of {len(counts):,} classes {'has' if len(rare) == 1 else 'have'} fewer "
-            f"than {MIN_PER_CLASS} rows in train, such as {_short(rare[0])}"
-        )
+    counts = {
+        name: Counter(chain.from_iterable(map(_names, split.targets or ())))
+        for name, split in splits.items()
+    }
+    classes = counts.get("train", Counter())
+    yield from _similar_names(classes)
+    yield from _missing_names(classes)
+    evaluated = [n for n in SPLITS[1:] if n in splits and len(splits[n]) >= MIN_ROWS]
+    yield from _rare_names(classes, {name: counts[name] for name in evaluated})
+
+
+def _rare_names(train: Counter[str], others: Mapping[str, Counter[str]]) -> Iterator[Problem]:
+    """Yield the classes with too few rows to learn from, or to measure.
+
+    Args:
+        train: Number of rows of each class in the training split.
+        others: The same of the splits that are evaluated.
+    """
+    # Half of an equal share: in a small and balanced data set, all classes have few rows.
+    few = train.total() / (2 * max(len(train), 1))
+    rare = [
+        name
+        for name, number in train.items()
+        if number < MIN_PER_CLASS
+        or (number < few and any(each[name] < MIN_MEASURED for each in others.values()))
+    ]
+    if not rare or len(train) < 2:
+        return
+    rare.sort(key=lambda name: train[name])
+    rows = [
+        f"{_short(name)} has {count(train[name], 'row')} in train"
+        + "".join(f", {each[name]} in {split}" for split, each in others.items())
+        for name in rare[:MAX_RARE]
+    ]
+    more = [f"and {len(rare) - MAX_RARE:,} more"] if len(rare) > MAX_RARE else []
+    yield Problem(
+        f"{len(rare):,} of {len(train):,} classes {'is' if len(rare) == 1 else 'are'} rare, so "
+        f"single rows decide about the figures: {'; '.join([*rows, *more])}"
+    )
 
 
 def _similar_names(counts: Counter[str]) -> Iterator[Problem]:

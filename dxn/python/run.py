@@ -104,6 +104,8 @@ class Run:
             match = FIGURE.fullmatch(key)
             if match is None or key == SELECTED or not isinstance(value, int | float):
                 continue
+            if match["name"] not in self.metrics["shown"]:
+                continue
             split = match["split"]
             table.setdefault(match["rows"] or ALL, {})[match["name"]] = value
         return split, table

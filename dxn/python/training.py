@@ -5,8 +5,9 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,13 @@ DATA = "data"  # folder in the run folder with the data that was in memory
 NAME = "table"  # name of a run whose target is not set
 
 
-def train(data: Any = None, *words: str, target: Any = None, **options: Any) -> Run:
+def train(
+    data: Any = None,
+    *words: str,
+    target: Any = None,
+    metrics: Mapping[str, Callable[..., float]] | None = None,
+    **options: Any,
+) -> Run:
     """Train a model, evaluate it, and write its run folder. `dxn.train` is this function.
 
     Args:
@@ -34,6 +41,9 @@ def train(data: Any = None, *words: str, target: Any = None, **options: Any) -> 
             of splits to them, or the name of a data source. Default: the built-in data set.
         *words: Options as on the command line, such as "trainer.epochs=3".
         target: Column to predict. Default: a column called label, target, class or category.
+        metrics: Metrics of your own by name: functions of predictions and targets, which are lists
+            with one item per row, and of probabilities if they have a parameter of this name. With
+            an attribute higher_is_better = False, lower values are better.
         **options: Options by name. Two underscores stand for a dot (trainer__epochs=3), and a dict
             contains options of a part (trainer={"epochs": 3}).
 
@@ -46,13 +56,13 @@ def train(data: Any = None, *words: str, target: Any = None, **options: Any) -> 
     chosen = options if target is None else {"target": target, **options}
     overrides = [*words, *to_overrides(chosen)]
     if not is_in_memory(data):
-        return _train([*data_overrides(data), *overrides])
+        return _train([*data_overrides(data), *overrides], metrics or {})
     with _saved(data, overrides) as lines:
-        return _train(lines)
+        return _train(lines, metrics or {})
 
 
-def _train(overrides: Sequence[str]) -> Run:
-    settings = prepare("train", compose("train", overrides))
+def _train(overrides: Sequence[str], metrics: Mapping[str, Callable[..., float]]) -> Run:
+    settings = replace(prepare("train", compose("train", overrides)), metrics=metrics)
     for note in settings.notes:
         print_line(note)
     return Run(run_training(settings).folder, trust=settings.trust)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from typing import Any
@@ -176,7 +177,7 @@ def warn_about(
     if TRANSFORMER not in results:
         return []
     metric = task.monitored
-    own, other = results[TRANSFORMER][metric], results[BASELINE][metric]
+    own, other = (results[name].get(metric, math.nan) for name in (TRANSFORMER, BASELINE))
     # Equal metrics, such as two perfect ones, need no advice.
     if not task.is_better(other, own):
         return []

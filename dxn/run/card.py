@@ -15,7 +15,7 @@ import torch
 import dxn
 from dxn.printable import without_secrets
 from dxn.tasks import Task
-from dxn.train.progress import defined
+from dxn.tasks.figures import defined
 
 
 @dataclass(frozen=True)

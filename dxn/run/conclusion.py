@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -67,7 +68,7 @@ def about_overfitting(run: Prepared, best: Predictor, batch_size: int) -> list[s
         result = f"{count} of {len(truths)} learned"
     else:
         # A number is never predicted exactly, so its error says more than a count.
-        value = score(predictions, samples, best.task)[best.task.monitored]
+        value = score(predictions, samples, best.task).get(best.task.monitored, math.nan)
         result = f"{best.task.monitored} {value:.4f} for the {len(samples)} samples"
     return [
         f"loader.overfit={run.loader.overfit}: {result}; the model has seen no other samples, so "

@@ -29,6 +29,7 @@ from dxn.run.evaluation import ALL, after_all, by_split, evaluate_subsets
 from dxn.run.evaluation_data import open_data_of_run
 from dxn.run.lock import locked
 from dxn.run.members import MEMBERS, Member, member_folder
+from dxn.run.monitoring import build_metrics
 from dxn.run.predictor import Predictor
 from dxn.run.reporting import Recorder, report_of_ensemble
 from dxn.run.run_folder import ensemble_folder, has_checkpoint
@@ -186,6 +187,8 @@ def _write_ensemble(settings: Settings, folder: Path, size: int) -> dict[str, An
         device=_device(device),
         trust=settings.trust,
     )
+    built = build_metrics(settings.values, settings.trust)
+    best.task.own_metrics = {**built, **settings.metrics}
     data = open_data_of_run(settings.values["data"], best, settings.trust)
     metrics = [json.loads((each / METRICS).read_text(encoding="utf-8")) for each in members]
     means = mean_figures(metrics, data.split)
@@ -203,6 +206,7 @@ def _write_ensemble(settings: Settings, folder: Path, size: int) -> dict[str, An
         report.print_line(line)
     extra = {
         "ensemble": size,
+        "shown": best.task.shown(results[ALL]),
         **baseline_figures(best),
         "seeds": [settings.values["seed"] + number for number in range(size)],
         # For a sweep, which ranks its settings by the validation metric.
@@ -300,4 +304,4 @@ def save_ensemble(folder: Path, members: Sequence[Path]) -> None:
 def load_task(folder: Path, trust: Sequence[str]) -> Task:
     """Return the task of a model folder, without its weights."""
     nodes = read_config(folder, trust=tuple(trust))
-    return build(nodes["head"], key="config.yaml: head", trust=trust)
+    return build(nodes["head"], key="config.yaml: head", trust=trust).load(folder)

@@ -21,14 +21,15 @@ from dxn.run.evaluation_data import open_evaluation_data
 from dxn.run.figures import draw
 from dxn.run.input_groups import Groups, evaluated_groups
 from dxn.run.loading import load_predictor
+from dxn.run.monitoring import own_metrics_of
 from dxn.run.output import write_records
 from dxn.run.prediction_table import prediction_records
 from dxn.run.predictor import Predictor
 from dxn.run.report import ALL
 from dxn.run.settings import Settings
 from dxn.tasks import Task
+from dxn.tasks.figures import defined
 from dxn.train.evaluate import Predictions, score
-from dxn.train.progress import defined
 
 # With more inputs than this, "a+b+c" is harder to read than "all but d".
 MAX_LISTED_INPUTS = 3
@@ -56,6 +57,7 @@ def evaluate_model(settings: Settings, predictor: Predictor) -> Path:
     _check_targets(predictor, opened.targets, about)
     # The date and time in the default name: an evaluation never overwrites an earlier one.
     folder = Path(values["output"] or Path(values["run"] or "outputs") / "evaluate" / report.now())
+    predictor.task.own_metrics = own_metrics_of(settings)
     results = evaluate_subsets(
         predictor,
         opened,
@@ -171,8 +173,9 @@ def trivial_figures(task: Task, opened: Opened, predictions: Predictions) -> Fig
         return {}
     description, answers = naive
     truths = [opened.targets[row] for row in predictions.rows]
-    # NaN: such an answer has no loss.
-    return {description: task.metrics(answers, truths, math.nan)}
+    figures = task.score(answers, truths, math.nan)
+    # Such an answer has no loss.
+    return {description: {name: figures[name] for name in figures if name != "loss"}}
 
 
 def _intervals(

@@ -40,6 +40,7 @@ from dxn.run.filling import InitialWeights
 from dxn.run.initial_weights import read_initial_weights, with_weights
 from dxn.run.lock import locked
 from dxn.run.members import Member
+from dxn.run.monitoring import check_metrics, use_metrics
 from dxn.run.prepared import Prepared
 from dxn.run.preset import with_preset
 from dxn.run.run_folder import refuse_other_run, run_folder, run_name
@@ -59,8 +60,11 @@ from dxn.train.finetune import Finetune
 from dxn.train.trainer import Schedule, Trainer
 from dxn.weights.recommended import recommended_weights
 
-# Options that wait until the validation loss has fallen or risen.
-NEED_VALIDATION = ("trainer.patience_below", "trainer.mixup_below", "loader.input_dropout_below")
+# Options that depend on the metrics of the validation split.
+NEED_VALIDATION = (
+    *("trainer.patience_below", "trainer.mixup_below", "loader.input_dropout_below"),
+    "trainer.monitor",
+)
 
 
 class Parts(NamedTuple):
@@ -115,6 +119,7 @@ def prepare(
     settings = replace(settings, values={**config, "head": head})
     # Once more, now that head=auto has been replaced by the task that fits the targets.
     check_combinations(_of_ensemble(settings.values, member), task, trust)
+    use_metrics(task, trainer, settings.metrics)
     if not task.needs_target:
         source = without_target(source)
     inputs = assign_inputs(config, source.inputs, preprocessors)
@@ -176,6 +181,28 @@ def prepare(
         task.bind(named)
     loaded = read_loaded(folder) if resume else start.loaded(model)
     _finetune(finetune, model, loaded, postponed=pretraining is not None)
+    prepared = Prepared(
+        settings=settings,
+        trainer=trainer,
+        folder=folder,
+        name=name,
+        data=data,
+        inputs=inputs,
+        task=task,
+        pretraining=pretraining,
+        model=model,
+        finetune=finetune,
+        make_optimizer=make_optimizer,
+        schedule=schedule,
+        batch_size=batch_size,
+        loader=loader,
+        seed=trainer.seed,
+        truncations=truncations,
+        loaded=loaded,
+        warnings=warnings,
+    )
+    if not resume:
+        check_metrics(prepared)
     if not resume and trainer.main:
         stack.enter_context(locked(folder, main=True))
         # Another training may have started in the same folder since the first check.
@@ -200,26 +227,7 @@ def prepare(
     report.print_line(f"run folder: {folder}")
     report.print_line(f"precision: {trainer.precision_note}; device: {trainer.accelerator.device}")
     report.print_line(_size(model))
-    return Prepared(
-        settings=settings,
-        trainer=trainer,
-        folder=folder,
-        name=name,
-        data=data,
-        inputs=inputs,
-        task=task,
-        pretraining=pretraining,
-        model=model,
-        finetune=finetune,
-        make_optimizer=make_optimizer,
-        schedule=schedule,
-        batch_size=batch_size,
-        loader=loader,
-        seed=trainer.seed,
-        truncations=truncations,
-        loaded=loaded,
-        warnings=warnings,
-    )
+    return prepared
 
 
 def _check_unvalidated(config: Mapping[str, Any]) -> None:
@@ -228,8 +236,8 @@ def _check_unvalidated(config: Mapping[str, Any]) -> None:
         _, value = lookup(config, key)
         if value is not None:
             raise UserError(
-                f"{key}: got {value}, but there is no validation split, whose loss this option "
-                f"waits for; add one, or set {key}=null"
+                f"{key}: got {value}, but there is no validation split, whose metrics this option "
+                f"needs; add one, or set {key}=null"
             )
 
 

@@ -25,9 +25,9 @@ from dxn.report.tables import brief
 from dxn.run.build import Data, Inputs
 from dxn.run.input_groups import MAX_LINES, input_lines
 from dxn.tasks import Task
+from dxn.tasks.figures import defined
 from dxn.tokenize.adapter import Preprocessor
 from dxn.tokenize.spaced import spaced_rows
-from dxn.train.progress import defined
 
 # Without highlighting, numbers are not coloured. Soft wrapping leaves long lines to the terminal:
 # rich would break them at 80 columns when the output is a pipe or a file.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,7 @@ class Settings:
         folder_trust: Those that a loaded run, model or checkpoint folder may use as well: only the
             packages that the command names, because the folder may come from a stranger.
         notes: Lines to print, such as the run that `resume=latest` means.
+        metrics: Metrics of a Python program by name, which cannot be saved.
         hidden: Interpolations of the values that come from the environment, which are saved and
             shown instead of the values, by path.
     """
@@ -41,6 +42,7 @@ class Settings:
     trust: tuple[str, ...] = ()
     folder_trust: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+    metrics: Mapping[str, Callable[..., float]] = field(default_factory=dict)
     hidden: Texts = field(default_factory=dict)
 
     @property

@@ -65,11 +65,11 @@ class Outcome:
         # The metrics of single inputs, such as test/accuracy[text], would make the table too wide.
         monitored = self.trained.monitored
         parts = [f"{monitored}[{part}]" for part in (TRANSFORMER, BASELINE)]
+        shown = [*self.trained.metrics["shown"], *parts, BEST.partition("/")[2]]
         figures: dict[str, float] = {}
         for name, value in self.trained.metrics.items():
             split, _, metric = name.partition("/")
-            is_shown = split in ("test", "validation") and ("[" not in metric or metric in parts)
-            if is_shown and value is not None:
+            if split in ("test", "validation") and metric in shown and value is not None:
                 figures[name] = value
         # The metric that ranks the settings comes first.
         ranking = {BEST: figures.pop(BEST)} if BEST in figures else {}

@@ -173,6 +173,7 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
     best = model_folder.load(
         run.folder / "model", device=str(trainer.accelerator.device), trust=run.settings.trust
     )
+    best.task.own_metrics = run.task.own_metrics
     split = default_split(splits)
     # Without gradients and optimizer state, twice the batch size fits in memory.
     batch_size = 2 * trainer.batch_size
@@ -191,6 +192,7 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
     extra = {
         **training_figures(state, run.model),
         **baseline_figures(best),
+        "shown": run.task.shown(results[ALL]),
         "precision": "bf16" if trainer.bf16 else "float32",
         "rows": run.sizes,
         "skipped": {name: opened.skipped for name, opened in splits.items()},

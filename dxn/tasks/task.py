@@ -19,6 +19,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar, Protocol, Self, runtime_checkable
 
 import torch
@@ -26,6 +27,7 @@ from torch import Tensor, nn
 
 from dxn.errors import UserError
 from dxn.schema import Strict, validated
+from dxn.tasks.figures import OwnMetric, is_higher_better, own_figures
 from dxn.tasks.row_scores import ClassScores, RowScores
 from dxn.tokens import Tokens
 from dxn.untrusted import load_json
@@ -110,6 +112,7 @@ class Task(ABC):
         plots: Plot of the predictions: "confusion", "scatter", "forecast" or None.
         monitored: Name of the metric that selects the best epoch.
         higher_is_better: Whether higher values of the monitored metric are better.
+        own_metrics: Metrics of the user by name, which `score` adds to those of the task.
     """
 
     name: ClassVar[str]
@@ -126,6 +129,7 @@ class Task(ABC):
     plots: ClassVar[str | None] = None
     monitored: str = "loss"
     higher_is_better: bool = False
+    own_metrics: Mapping[str, OwnMetric] = MappingProxyType({})
 
     # Before training
 
@@ -442,6 +446,32 @@ class Task(ABC):
         names = results[0] if results else ()
         return {name: torch.tensor([each[name] for each in results]) for name in names}
 
+    def score(
+        self, predictions: Sequence[Any], truths: Sequence[Any], loss: float
+    ) -> dict[str, float]:
+        """Return the loss, the metrics of the task and those of the user.
+
+        Args:
+            predictions: Results of `predict`.
+            truths: Parsed targets.
+            loss: Mean loss, see `metrics`.
+
+        Raises:
+            UserError: If a metric of the user fails.
+        """
+        # A task whose loss is not a mean over targets returns its own "loss", which replaces it.
+        results = {"loss": loss, **self.metrics(predictions, truths, loss)}
+        if not self.own_metrics:
+            return results
+        answers = [self.answer(prediction) for prediction in predictions]
+        return results | own_figures(self.own_metrics, answers, truths)
+
+    def monitor(self, name: str) -> None:
+        """Select the best epoch by another metric."""
+        if name != self.monitored:
+            self.monitored = name
+            self.higher_is_better = is_higher_better(name, self.own_metrics)
+
     @property
     def details(self) -> Collection[str]:
         """Metrics that are in metrics.json, but not in tables and lines, which they would widen."""
@@ -596,7 +626,11 @@ class Task(ABC):
 
         Override this method to write additional files.
         """
-        text = json.dumps({"task": self.name, **self.state()}, indent=1, ensure_ascii=False)
+        # Only a metric that the user has chosen.
+        names = ("monitored", "higher_is_better")
+        chosen = {name: getattr(self, name) for name in names if name in vars(self)}
+        content = {"task": self.name, **chosen, **self.state()}
+        text = json.dumps(content, indent=1, ensure_ascii=False)
         (folder / STATE_FILE).write_text(text, encoding="utf-8")
 
     def load(self, folder: Path) -> Self:
@@ -606,8 +640,16 @@ class Task(ABC):
             UserError: If a file is missing or invalid.
         """
         # Passing the name detects a labels.json that belongs to another task.
-        self.load_state(read_state(folder, self.name))
+        state = read_state(folder, self.name)
+        saved = validated(TaskState, state, folder / STATE_FILE)
+        if saved.monitored is not None:
+            self.monitored, self.higher_is_better = saved.monitored, saved.higher_is_better
+        self.load_state(state)
         return self
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the content for the processes that load data, which need no metrics."""
+        return {name: value for name, value in vars(self).items() if name != "own_metrics"}
 
     def _refusal(self, option: str) -> UserError:
         """Return the error of an option of the trainer that the task does not support."""
@@ -663,6 +705,8 @@ class TaskState(Strict):
     """The content of labels.json that all tasks have in common."""
 
     task: str
+    monitored: str | None = None
+    higher_is_better: bool = False
 
 
 def read_state(folder: Path, name: str | None = None) -> dict[str, Any]:

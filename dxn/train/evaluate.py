@@ -252,9 +252,7 @@ def score(predictions: Predictions, samples: Samples, task: Task) -> dict[str, f
     # A task such as masked prediction derives its targets from the inputs.
     targets = samples.opened.targets if task.needs_target else None
     truths = [] if targets is None else [targets[row] for row in predictions.rows]
-    metrics = task.metrics(predictions.predicted, truths, predictions.loss)
-    # A task whose loss is not a mean over targets returns its own "loss", which replaces the mean.
-    return {"loss": predictions.loss, **metrics}
+    return task.score(predictions.predicted, truths, predictions.loss)
 
 
 def as_float(output: Any) -> Any:

@@ -15,6 +15,7 @@ from torch import Tensor
 from dxn.display import Display, duration
 from dxn.errors import UserError
 from dxn.files import append_line, write_text
+from dxn.tasks.figures import defined
 from dxn.train.state import State
 from dxn.train.step import BatchLoss
 from dxn.train.trackers import Trackers
@@ -231,16 +232,6 @@ class Progress:
             append_line(self.path, json.dumps(row))
             if self.trackers is not None:
                 self.trackers.log(row)
-
-
-def defined(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics without those that are not defined for the rows of a split.
-
-    They are NaN, such as the R² of equal targets. A loss that is NaN is a fault, and remains.
-    """
-    return {
-        name: value for name, value in metrics.items() if name == "loss" or not math.isnan(value)
-    }
 
 
 def read_log(path: Path) -> list[dict[str, Any]]:

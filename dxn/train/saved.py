@@ -31,6 +31,7 @@ class SavedState(Strict):
     parts: Annotated[int, Field(ge=1)]
     skipped: Count
     skipped_in_row: Count
+    monitored: str
     best: Figure | None
     best_epoch: Count
     kept_loss: Figure | None

@@ -25,6 +25,7 @@ class State:
         parts: Number of parts into which each batch is divided because memory is short.
         skipped: Number of skipped steps, because the loss or a gradient was not finite.
         skipped_in_row: Number of skipped steps since the last one that was taken.
+        monitored: Name of the monitored metric. "" before the first epoch.
         best: Best value of the monitored metric so far.
         best_epoch: Epoch whose weights are kept, counted from 1. 0 before the first one.
         kept_loss: Validation loss of this epoch.
@@ -46,6 +47,7 @@ class State:
     parts: int = 1
     skipped: int = 0
     skipped_in_row: int = 0
+    monitored: str = ""
     best: float | None = None
     best_epoch: int = 0
     kept_loss: float | None = None
@@ -97,6 +99,9 @@ class State:
             Whether the monitored metric is the best so far. With equal metrics, and as long as it
             is NaN in every epoch, the lower loss is better.
         """
+        if self.monitored != task.monitored:
+            # A resumed training can have another metric, whose values cannot be compared.
+            self.monitored, self.best, self.kept_loss = task.monitored, None, None
         value = metrics[task.monitored]
         loss = metrics["loss"]
         # A comparison with NaN is False, so NaN never improves. A task without a loss has NaN.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
@@ -13,6 +13,7 @@ from dxn.data.samples import Samples
 from dxn.errors import Interrupted, UserError
 from dxn.files import remove_unfinished
 from dxn.models import Model
+from dxn.tasks.figures import check_own_metrics
 from dxn.tasks.task import Task
 from dxn.train.accelerator import make_accelerator
 from dxn.train.loop import Run
@@ -71,6 +72,10 @@ class Trainer:
             or a gradient is not finite, before the training stops. 0: never stop.
         compile: Use torch.compile: true, false or auto. auto measures the gain if the training
             takes more than an hour, and compiles if this saves time.
+        monitor: Name of the metric that selects the best epoch and decides about patience. null:
+            that of the task, such as accuracy.
+        metrics: Metrics of your own by name: objects that are called with predictions and targets,
+            see docs/extend.md.
         tracker: Trackers that get the lines of metrics.jsonl too: tensorboard, mlflow, wandb.
 
     Raises:
@@ -96,6 +101,8 @@ class Trainer:
     checkpoint_every: int = 0
     max_skipped_steps: int = 10
     compile: Compile = "auto"
+    monitor: str | None = None
+    metrics: Mapping[str, Any] = field(default_factory=dict)
     tracker: Sequence[Tracker] = ()
 
     def __post_init__(self):
@@ -123,6 +130,7 @@ class Trainer:
             raise ValueError(f"ema_decay must be at least 0 and less than 1, got {self.ema_decay}")
         if self.compile not in (True, False, "auto"):
             raise ValueError(f"compile must be true, false or auto, got {self.compile}")
+        check_own_metrics(self.metrics)
         check_trackers(self.tracker)
         self.accelerator, self.precision_note = make_accelerator(self.device, self.precision)
         self.bf16 = self.accelerator.mixed_precision == "bf16"
