@@ -130,8 +130,13 @@ class TextAdapter(nn.Module):
     def fit(self, raws: Iterable[RawText]) -> TextAdapter:
         """Train the tokenizer on texts of the training split, unless it is loaded already."""
         if not self.fitted:
-            options = self.tokenizer_options
-            self.use_tokenizer(make_tokenizer(options, _strings(raws), vocab_size=self.vocab_size))
+            tokenizer = make_tokenizer(
+                self.tokenizer_options,
+                _strings(raws),
+                vocab_size=self.vocab_size,
+                keeps_rare=False,
+            )
+            self.use_tokenizer(tokenizer)
         return self
 
     def use_tokenizer(self, tokenizer: Tokenizer) -> None:

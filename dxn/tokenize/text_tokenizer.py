@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,12 +22,17 @@ from tokenizers import (
 
 from dxn.errors import UserError
 from dxn.tokenize.scripts import UNSPACED
+from dxn.tokenize.spaced import evenly_spaced
 from dxn.tokenize.text_options import TokenizerKind, TokenizerOptions, check_kind
 from dxn.tokenize.tokenizer_check import check_tokenizer, trust_tokenizer
 from dxn.untrusted import shortened
 
 # Text without spaces, such as an encoded file. Only the training of a tokenizer cuts it.
 LONG_WORD = re.compile(r"(\S{1000})(?=\S)")
+# Words that occur once become the unknown token if they are at most this share of all words: in a
+# table of few or very different texts, they are all that there is.
+MAX_UNKNOWN = 0.2
+MAX_TEXTS = 1000  # in which this share is counted
 SPECIALS = ("[PAD]", "[UNK]", "[MASK]", "[BOS]", "[EOS]")  # special tokens of a trained tokenizer
 
 
@@ -37,6 +42,7 @@ def train_tokenizer(
     kind: TokenizerKind = "bpe",
     vocab_size: int = 8000,
     lowercase: bool = False,
+    keeps_rare: bool = True,
 ) -> Tokenizer:
     """Train a `tokenizers.Tokenizer` on texts.
 
@@ -47,6 +53,10 @@ def train_tokenizer(
             single characters of scripts without spaces) or character (Unicode characters).
         vocab_size: Maximum number of tokens.
         lowercase: Convert all text to lower case first.
+        keeps_rare: Whether words that occur only once are in the vocabulary of kind word. False:
+            they become the unknown token, which otherwise would never occur in the training, so
+            that a new word would have an untrained embedding. They stay if they are more than a
+            fifth of all words.
 
     Raises:
         ValueError: If kind is unknown.
@@ -63,12 +73,27 @@ def train_tokenizer(
     if kind == "wordpiece":
         texts = list(texts)  # the iterable is read twice
         trainer.special_tokens = [*SPECIALS, *_inner_letters(texts, tokenizer)]
+    if kind == "word" and not keeps_rare:
+        texts = list(texts)
+        trainer.min_frequency = 2
+        tokenizer.train_from_iterator(texts, trainer)
+        if _unknown_share(tokenizer, texts) <= MAX_UNKNOWN:
+            return Tokenizer.from_str(tokenizer.to_str())
+        trainer.min_frequency = 1
     tokenizer.train_from_iterator(texts, trainer)
     if kind == "wordpiece":
         return _with_specials_only(tokenizer)
     # Serialization rounds the scores of unigram tokens. A round trip here makes the tokenizer in
     # memory equal to the one that is loaded from a file later.
     return Tokenizer.from_str(tokenizer.to_str())
+
+
+def _unknown_share(tokenizer: Tokenizer, texts: Sequence[str]) -> float:
+    """Return the share of unknown tokens in texts."""
+    unknown = tokenizer.token_to_id("[UNK]")
+    assert unknown is not None  # it is one of SPECIALS
+    ids = [i for text in evenly_spaced(texts, MAX_TEXTS) for i in tokenizer.encode(text).ids]
+    return ids.count(unknown) / max(len(ids), 1)
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
@@ -112,13 +137,17 @@ def encode(tokenizer: Tokenizer, text: Any, **options: Any) -> Encoding:
 
 
 def make_tokenizer(
-    options: TokenizerOptions, texts: Iterable[str], *, vocab_size: int
+    options: TokenizerOptions, texts: Iterable[str], *, vocab_size: int, keeps_rare: bool = True
 ) -> Tokenizer:
     """Load the tokenizer of `options.path`, or train one on texts."""
     if options.path is not None:
         return load_tokenizer(options.path)
     return train_tokenizer(
-        texts, kind=options.kind, vocab_size=vocab_size, lowercase=options.lowercase
+        texts,
+        kind=options.kind,
+        vocab_size=vocab_size,
+        lowercase=options.lowercase,
+        keeps_rare=keeps_rare,
     )
 
 
