@@ -212,7 +212,7 @@ def share(value: float) -> str:
 
 def interval_text(ends: Interval | None) -> str:
     """Return an interval, such as "0.91 to 0.94"; "" if there is none."""
-    return "" if ends is None else f"{brief(ends[0])} to {brief(ends[1])}"
+    return "" if ends is None else f"{_brief(ends[0])} to {_brief(ends[1])}"
 
 
 def _cell(
@@ -240,7 +240,7 @@ def _scale(figures: Figures, metric: str, interval: FindInterval) -> tuple[float
     return low, 1.0 if 0.5 < high <= 1 else high
 
 
-def brief(value: float) -> str:
+def _brief(value: float) -> str:
     """Return an end of an interval, which needs fewer digits than the figure itself."""
     return f"{value:.3f}" if _has_decimals(value) else number(value, 4)
 

@@ -198,7 +198,7 @@ def _explain_undefined(
     if not names or opened.targets is None:
         return
     values = {repr(opened.targets[row]) for row in predictions.rows}
-    reason = f"all targets are {values.pop()}" if len(values) == 1 else "they lack a class"
+    reason = f"all targets are {values.pop()}" if len(values) == 1 else "no row has the class"
     are = "is" if len(names) == 1 else "are"
     report.print_line(f"note: {', '.join(names)} {are} not defined for these rows: {reason}")
 

@@ -21,7 +21,6 @@ from dxn.display import count, is_main_process
 from dxn.files import write_text
 from dxn.printable import json_text, printable
 from dxn.report.intervals import Interval
-from dxn.report.tables import brief
 from dxn.run.build import Data, Inputs
 from dxn.run.input_groups import MAX_LINES, input_lines
 from dxn.tasks import Task
@@ -130,7 +129,8 @@ def figures_table(
     for metric in metrics:
         # Bold: the metric that selected the best epoch.
         style = "bold" if metric == task.monitored else None
-        table.add_column(metric, justify="right", style=style)
+        heading = Text(printable(metric))
+        table.add_column(heading, justify="right", style=style, overflow="fold")
     largest = {metric: _largest(results, metric) for metric in metrics}
     for name, figures in results.items():
         # A row can lack a metric, such as the loss of an input that its subset does not contain.
@@ -142,9 +142,14 @@ def figures_table(
         ]
         # Text, because rich would read brackets in the name of a column as markup.
         table.add_row(Text(printable(name)), *cells)
-        if ends := (intervals or {}).get(name):
-            cells = [_interval(ends.get(metric)) for metric in metrics]
-            table.add_row("95% interval", *cells, style="dim")
+        # Two rows, because both ends in one cell would not fit into a terminal of 80 characters.
+        ends = (intervals or {}).get(name, {})
+        for i, heading in enumerate(("95% from", "95% to") if ends else ()):
+            cells = [
+                format_number(ends[metric][i], largest[metric]) if metric in ends else ""
+                for metric in metrics
+            ]
+            table.add_row(heading, *cells, style="dim")
     # A title of the table itself would be broken into lines as narrow as the table.
     print_line(title)
     print_table(table)
@@ -224,11 +229,6 @@ def now() -> str:
     """Return the name of a folder for the current time, such as 2026-01-31_12-00-00.00."""
     # Hundredths of a second, because short runs of a sweep can start within the same second.
     return datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-4]
-
-
-def _interval(ends: Interval | None) -> str:
-    """Return an interval with few digits, so that the columns of a table stay narrow."""
-    return "" if ends is None else "–".join(brief(end) for end in ends)
 
 
 def _largest(results: Figures, metric: str) -> float:

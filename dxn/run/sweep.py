@@ -135,7 +135,8 @@ class Sweep:
         for name in names:
             metric = " or ".join(sorted(monitored)) if name == BEST else name.partition("/")[2]
             # Two lines, because the cells are narrower than "validation/accuracy".
-            table.add_column(f"{name.partition('/')[0]}\n{metric}", justify="right")
+            # Text, because rich would read brackets as markup.
+            table.add_column(Text(f"{name.partition('/')[0]}\n{metric}"), justify="right")
         has_baseline = any(run.answers for run in self.outcomes)
         if has_baseline:
             table.add_column("answers")

@@ -173,8 +173,8 @@ class Progress:
         known = defined(metrics)
         self._write({**row, **{f"validation/{name}": value for name, value in known.items()}})
         if last or self._is_line_due():
-            names = metrics if shown is None else shown
-            values = "  ".join(f"{name} {metrics[name]:.4f}" for name in names)
+            names = [name for name in known if shown is None or name in shown]
+            values = "  ".join(f"{name} {known[name]:.4f}" for name in names)
             validation = f"  validation {values}" if metrics else ""
             best = " *" if metrics and state.best_epoch == state.epoch else ""
             left = "" if last else f"  {self._left(state)} left"

@@ -69,7 +69,7 @@ def test_the_metrics_of_two_classes_are_those_of_scikit_learn(evaluated, capsys)
     )
     assert [figures["f1:a"], figures["f1:b"]] == close(f1.tolist())
     # Neither class is rare, so the table is narrow. It has the intervals of the figures.
-    assert "roc_auc" not in table and "95% interval" in table
+    assert "roc_auc" not in table and "95% from" in table
 
 
 def test_the_metrics_of_three_classes_are_those_of_scikit_learn(evaluated, capsys):
@@ -115,7 +115,7 @@ def test_the_metrics_of_numbers_are_those_of_scikit_learn(evaluated, capsys):
         "spearman": scipy.stats.spearmanr(true, predicted).statistic,
     }
     assert {name: figures[name] for name in expected} == pytest.approx(expected, abs=2e-3)
-    assert "95% interval" in table and "spearman" not in table
+    assert "95% from" in table and "spearman" not in table
 
 
 def test_a_split_with_one_class_has_no_roc_auc_and_a_note(evaluated, capsys):
