@@ -119,7 +119,6 @@ def prepare(
     settings = replace(settings, values={**config, "head": head})
     # Once more, now that head=auto has been replaced by the task that fits the targets.
     check_combinations(_of_ensemble(settings.values, member), task, trust)
-    use_metrics(task, trainer, settings.metrics)
     if not task.needs_target:
         source = without_target(source)
     inputs = assign_inputs(config, source.inputs, preprocessors)
@@ -145,6 +144,8 @@ def prepare(
         read_fitted(folder, adapters, task)
     elif member is not None and member.fitted_in is not None:
         read_fitted(member.fitted_in, adapters, task)
+    # After the labels have been read, which contain the metric that was monitored before.
+    use_metrics(task, trainer, settings.metrics)
 
     find_formats(adapters, inputs, source)
     named = by_input(adapters, inputs.adapters)
@@ -201,8 +202,8 @@ def prepare(
         loaded=loaded,
         warnings=warnings,
     )
-    if not resume:
-        check_metrics(prepared)
+    # Also of a resumed run: a function of a Python program is not in its configuration.
+    check_metrics(prepared)
     if not resume and trainer.main:
         stack.enter_context(locked(folder, main=True))
         # Another training may have started in the same folder since the first check.

@@ -170,6 +170,29 @@ def test_functions_of_a_program_are_metrics_and_get_probabilities(rare, tmp_path
     assert "share" in repr(run) and "balanced_accuracy" not in repr(run)
 
 
+def test_a_resumed_run_says_that_a_function_of_a_program_is_missing(rare, tmp_path, capsys):
+    options = {**python_options(tmp_path / "run"), "trainer__monitor": "own"}
+    dxn.train(rare / "rare.csv", metrics={"own": lambda predictions, targets: 1.0}, **options)
+    error = refused(capsys, "train", f"resume={tmp_path / 'run'}", "trainer.epochs=2")
+    assert "trainer.monitor: head=classify has no metric 'own'; choose one of" in error
+
+
+def test_after_a_forced_change_the_values_of_two_metrics_are_not_compared(rare, tmp_path, capsys):
+    # The accuracy of the first epoch is above every balanced accuracy of the rare class.
+    trained(capsys, tmp_path, "trainer.epochs=1", "trainer.monitor=accuracy")
+    resumed = [
+        f"resume={tmp_path / 'run'}",
+        "trainer.epochs=3",
+        "trainer.monitor=balanced_accuracy",
+    ]
+    assert "resume.force=true" in refused(capsys, "train", *resumed)
+    printed(capsys, "train", *resumed, "resume.force=true")
+    metrics = metrics_of(tmp_path / "run")
+    epochs = [row for row in log_of(tmp_path / "run") if "validation/loss" in row][1:]
+    assert metrics["best_epoch"] == best(epochs, "balanced_accuracy")
+    assert metrics["validation/best"] == max(r["validation/balanced_accuracy"] for r in epochs)
+
+
 @pytest.mark.parametrize(
     ("metrics", "message"),
     [
