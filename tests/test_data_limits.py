@@ -195,13 +195,21 @@ def test_a_hostile_archive_is_refused(tmp_path, write, message):
     assert peak < 20 * MB
 
 
-def test_links_and_devices_of_an_archive_are_left_out_and_only_wanted_files_are_read(tmp_path):
+def test_a_link_out_of_an_archive_is_refused(tmp_path):
+    path = tmp_path / "a.tar"
+    for kind in (tarfile.SYMTYPE, tarfile.LNKTYPE):
+        with tarfile.open(path, "w") as archive:
+            add(archive, "a/link.png", 0, kind, linkname="/etc/passwd")
+        with pytest.raises(UserError, match=r"a/link.png is a link to /etc/passwd, which is not"):
+            list(read_archive(path, lambda name: name.endswith(".png")))
+
+
+def test_devices_of_an_archive_are_left_out_and_only_wanted_files_are_read(tmp_path):
     path = tmp_path / "a.tar"
     with tarfile.open(path, "w") as archive:
         add(archive, "a/1.png", 5)
         add(archive, "a/1.txt", 7)
-        add(archive, "a/link.png", 0, tarfile.SYMTYPE, linkname="/etc/passwd")
-        add(archive, "a/hard.png", 0, tarfile.LNKTYPE, linkname="/etc/passwd")
+        add(archive, "a/link.txt", 0, tarfile.SYMTYPE, linkname="/etc/passwd")
         add(archive, "a/device.png", 0, tarfile.CHRTYPE)
     found = dict(read_archive(path, lambda name: name.endswith(".png")))
     assert found == {("a", "1.png"): bytes(5), ("a", "1.txt"): b""}

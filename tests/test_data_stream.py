@@ -160,7 +160,10 @@ def test_without_an_end_token_rows_follow_each_other(tmp_path):
 
 
 def test_a_window_is_named_by_its_number():
-    assert stream_of("abc", "defghijk").describe(1) == "row 0, window 2"
+    stream = stream_of("abc", "defghijk")
+    assert stream.describe(0) == "row 0, window 1"
+    last = len(stream) - 1
+    assert stream.describe(last) == f"row 1, window {last + 1}"
 
 
 def test_rows_without_a_text_are_not_in_the_stream():

@@ -5,10 +5,12 @@ from __future__ import annotations
 import bz2
 import gzip
 import lzma
+import posixpath
+import stat
 import tarfile
 import zipfile
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, cast
 
@@ -34,13 +36,16 @@ OPENERS: dict[bytes, Callable[..., Any]] = {
     b"\xfd7zXZ\0": lzma.open,
 }
 
+MAX_LINKS = 20  # links that lead to each other
+
 Member = tuple[tuple[str, ...], bytes]
 
 
 def read_archive(path: Path, is_wanted: Callable[[str], bool]) -> Iterator[Member]:
     """Yield the parts of the name and the content of each file of an archive.
 
-    Nothing is written to the disk, and links and devices are left out.
+    Nothing is written to the disk, and devices are left out. A link has the content of the file of
+    the archive that it leads to.
 
     Args:
         path: The archive, whose format is recognized by its content.
@@ -49,7 +54,7 @@ def read_archive(path: Path, is_wanted: Callable[[str], bool]) -> Iterator[Membe
 
     Raises:
         UserError: If it is not an archive, is damaged, exceeds a limit of `dxn.data.limits`, or
-            contains a name that leads out of it.
+            contains a name or a needed link that leads out of it.
     """
     require_path(path)
     try:
@@ -59,16 +64,51 @@ def read_archive(path: Path, is_wanted: Callable[[str], bool]) -> Iterator[Membe
             files = _read_tar(path, is_wanted)
         else:
             raise UserError(f"{path}: must be a folder, or a tar or zip archive")
+        contents: dict[tuple[str, ...], bytes] = {}
+        links: dict[tuple[str, ...], str] = {}
         for count, (name, data) in enumerate(files, 1):
             if count > MAX_MEMBERS:
                 raise UserError(f"{path}: contains more than {MAX_MEMBERS:,} files; extract it")
-            yield _parts(path, name), data
+            parts = _parts(path, name)
+            if isinstance(data, Link):
+                links[parts] = data
+                continue
+            contents[parts] = data
+            yield parts, data
+        # At the end, because a symbolic link can come before its file.
+        for parts in links:
+            target = _target(parts, links)
+            if target in contents:
+                yield parts, contents[target]
+            elif is_wanted(parts[-1]):
+                raise UserError(
+                    f"{path}: {'/'.join(parts)} is a link to {links[parts]}, which is not a file "
+                    "of the archive; pack it again with the file itself (tar --dereference)"
+                )
     except UserError:
         raise
     except DAMAGED as error:
         raise UserError(
             f"{path}: damaged or truncated archive ({error}); download or pack it again"
         ) from error
+
+
+class Link(str):
+    """The path that a link leads to, relative to the archive."""
+
+
+def _target(name: tuple[str, ...], links: Mapping[tuple[str, ...], str]) -> tuple[str, ...] | None:
+    """Return the file that a link leads to, also through other links; None for a circle."""
+    for _ in range(MAX_LINKS):
+        if name not in links:
+            return name
+        name = tuple(part for part in links[name].split("/") if part not in ("", "."))
+    return None
+
+
+def _relative(name: str, target: str) -> Link:
+    """Return the target of a symbolic link, which is relative to the folder of the link."""
+    return Link(posixpath.normpath(posixpath.join(posixpath.dirname(name), target)))
 
 
 def _parts(path: Path, name: str) -> tuple[str, ...]:
@@ -81,13 +121,16 @@ def _parts(path: Path, name: str) -> tuple[str, ...]:
     return parts
 
 
-def _read_zip(path: Path, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+def _read_zip(path: Path, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes | Link]]:
     with zipfile.ZipFile(path) as archive:
         infos = [info for info in archive.infolist() if not info.is_dir()]
         check_expansion(path, sum(info.file_size for info in infos))
         for info in infos:
             # Reading also verifies the checksum of the file.
             data = archive.read(info) if is_wanted(_name(info.filename)) else b""
+            # The upper bits are the type of the file, as Unix has it.
+            if stat.S_ISLNK(info.external_attr >> 16):
+                data = _relative(info.filename, data.decode("utf-8", "replace"))
             yield info.filename, data
 
 
@@ -100,7 +143,7 @@ def _is_tar(path: Path) -> bool:
     return True
 
 
-def _read_tar(path: Path, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes]]:
+def _read_tar(path: Path, is_wanted: Callable[[str], bool]) -> Iterator[tuple[str, bytes | Link]]:
     size = path.stat().st_size
     num_bytes = 0
     with _open(path) as content:
@@ -114,6 +157,10 @@ def _read_tar(path: Path, is_wanted: Callable[[str], bool]) -> Iterator[tuple[st
                 check_expansion(path, num_bytes, size)
                 # tarfile keeps every header, which takes a gigabyte for a million of them.
                 archive.members = []  # pyright: ignore[reportAttributeAccessIssue]
+                if info.islnk():
+                    yield info.name, Link(info.linkname)
+                if info.issym():
+                    yield info.name, _relative(info.name, info.linkname)
                 if not info.isfile():
                     continue
                 file = archive.extractfile(info) if is_wanted(_name(info.name)) else None

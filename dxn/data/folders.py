@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -193,10 +194,18 @@ def _members(root: Path, readers: Preprocessors, *, confine: bool) -> Iterator[M
         for parts, data in read_archive(root, is_wanted):
             yield Member(parts, data)
         return
-    for file in root.rglob("*"):
-        if file.is_file():
-            source = confined(file, root) if confine else str(file)
-            yield Member(file.relative_to(root).parts, source)
+    # A folder can be a link, unlike in Path.rglob: each of its files is confined.
+    for folder, folders, names in os.walk(root, followlinks=True):
+        folders[:] = [name for name in folders if not _is_circle(Path(folder, name))]
+        for file in (Path(folder, name) for name in names):
+            if file.is_file():
+                source = confined(file, root) if confine else str(file)
+                yield Member(file.relative_to(root).parts, source)
+
+
+def _is_circle(folder: Path) -> bool:
+    """Whether a folder is a link to a folder that contains it."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
 
 
 def _is_hidden(member: Member) -> bool:

@@ -117,7 +117,7 @@ def make_loader(
     Args:
         order: Batch sampler. Its `samples` are the data set and define how to collate.
         num_workers: Number of processes that prepare batches. 0: the main process prepares them.
-            Default: 0, or one per processor core if the samples read files.
+            Default: 0. If the samples read files, their own, or one per processor core.
         timeout: Number of seconds that preparing one sample may take. None: no limit.
     """
     return Loader(order, default_workers(order) if num_workers is None else num_workers, timeout)
@@ -128,6 +128,9 @@ def default_workers(order: BatchOrder) -> int:
     # A data set of a test may have only the methods of `Sized`.
     if not getattr(order.samples, "reads_files", False):
         return 0
+    chosen = getattr(order.samples, "num_workers", None)
+    if chosen is not None:
+        return chosen
     # Without fork, each process would start with an import of torch and a copy of all samples.
     if _start_method() != "fork":
         return 0

@@ -59,6 +59,8 @@ class Opened:
         ids: Values that identify the rows, by column name, see `Rows.ids`.
         cells: What the inputs were read from, by input name, one per row: a text, a path, a number
             or a list. None where it is missing, or cannot be printed, such as bytes and arrays.
+        num_workers: Number of processes that read files again for an evaluation of these rows.
+            None: see `dxn.data.loader.default_workers`.
     """
 
     raws: Mapping[str, Sequence[Any]]
@@ -70,6 +72,7 @@ class Opened:
     kept: Sequence[int] = ()
     ids: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     cells: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    num_workers: int | None = None
 
     def __len__(self) -> int:
         return len(self.origin)

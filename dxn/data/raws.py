@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -29,6 +29,8 @@ CACHE_GB = 1.0
 # Number of threads that read files. Image and audio decoders release the GIL, so threads run in
 # parallel; more than two are not faster if the disk is the bottleneck.
 READERS = 2
+# Files that are read before their turn. They are not part of the budget yet.
+MAX_AHEAD = 16
 # From this number of files on, unused memory is returned. This takes as long as a prediction.
 MANY_FILES = 100
 # Less than this needs no line in the description of a run.
@@ -44,6 +46,7 @@ class CacheBudget:
 
     def __init__(self, gigabytes: float = CACHE_GB):
         self.num_bytes = gigabytes * GB
+        self.counted: set[int] = set()  # of `take_anyway`
 
     def take(self, num_bytes: int) -> bool:
         """Reserve memory; return whether there was enough."""
@@ -52,9 +55,13 @@ class CacheBudget:
             self.num_bytes -= num_bytes
         return is_enough
 
-    def take_anyway(self, num_bytes: int) -> None:
-        """Subtract memory that is in use whether or not it fits."""
-        self.num_bytes -= num_bytes
+    def take_anyway(self, files: Iterable[bytes]) -> None:
+        """Subtract files that are in memory whether or not they fit, each of them once."""
+        for file in files:
+            # The inputs of a row can be parts of the same file.
+            if id(file) not in self.counted:
+                self.counted.add(id(file))
+                self.num_bytes -= len(file)
 
 
 @dataclass(frozen=True, slots=True)
@@ -293,30 +300,43 @@ def _read_sources(
         try:
             return prepare.read(source), version
         except BadMedia as error:
-            # Return the error as a value: each row that shares this source gets a fault.
-            return error, version
+            # Return an error as a value: each row that shares this source gets a fault. A new one,
+            # because the traceback of the old one keeps the decoded part of the file in memory.
+            return BadMedia(str(error)), version
 
     if is_limited:
         # The bytes of an archive cannot be read again, so they are not dropped, but they count.
-        budget.take_anyway(_bytes_in_memory(sources))
+        budget.take_anyway(source for source in sources.values() if isinstance(source, bytes))
     values: dict[Any, Any] = {}
-    with ExitStack() as stack:
-        read_all: Any = map
-        # A number takes less time to read than to pass to a thread.
-        if is_limited and len(sources) > 1:
-            read_all = stack.enter_context(ThreadPoolExecutor(READERS)).map
-        # Results are handled one by one, so that values that do not fit are freed immediately.
-        results = track(read_all(read, sources.values()), len(sources), "reading files")
-        for (key, source), (raw, version) in zip(sources.items(), results, strict=True):
-            # None: there is nothing to read, such as a video without a sound track.
-            is_raw = raw is not None and not isinstance(raw, BadMedia)
-            fits = not is_raw or not is_limited or budget.take(size_of(raw))
-            values[key] = raw
-            if not fits:
-                values[key] = Unloaded(source, version, num_tokens(prepare, raw), digest(raw))
+    # A number takes less time to read than to pass to a thread.
+    read_all: Any = _read_ahead if is_limited and len(sources) > 1 else map
+    # Results are handled one by one, so that values that do not fit are freed immediately.
+    results = track(read_all(read, sources.values()), len(sources), "reading files")
+    for (key, source), (raw, version) in zip(sources.items(), results, strict=True):
+        # None: there is nothing to read, such as a video without a sound track.
+        is_raw = raw is not None and not isinstance(raw, BadMedia)
+        fits = not is_raw or not is_limited or budget.take(size_of(raw))
+        values[key] = raw
+        if not fits:
+            values[key] = Unloaded(source, version, num_tokens(prepare, raw), digest(raw))
     if is_limited and len(sources) >= MANY_FILES:
         release_memory()
     return values
+
+
+def _read_ahead(read: Callable[[Any], Any], sources: Iterable[Any]) -> Iterator[Any]:
+    """Yield `read` of each source, which a few threads compute in advance.
+
+    Executor.map would start all of them, and keep the results of those that are ready.
+    """
+    with ThreadPoolExecutor(READERS) as pool:
+        started: deque[Future[Any]] = deque()
+        for source in sources:
+            started.append(pool.submit(read, source))
+            if len(started) == MAX_AHEAD:
+                yield started.popleft().result()
+        while started:
+            yield started.popleft().result()
 
 
 def _bytes_in_memory(sources: Mapping[Any, Any]) -> int:

@@ -159,6 +159,11 @@ class Samples(Dataset):
         columns = [self.opened.raws[name] for name in self.inputs]
         return any(isinstance(column, RawColumn) and not column.is_complete for column in columns)
 
+    @property
+    def num_workers(self) -> int | None:
+        """Number of processes that read files again, see `Opened.num_workers`."""
+        return self.opened.num_workers
+
     def keep(self, count: int) -> None:
         """Remove all but `count` samples, which are spread over all of them."""
         self.rows = list(evenly_spaced(self.rows, count))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import random
+from bisect import bisect_right
 from collections.abc import Container, Mapping, Sequence
 from typing import Any, cast
 
@@ -18,6 +19,7 @@ from dxn.errors import UserError
 from dxn.tasks.task import Task, Window
 from dxn.tokenize.adapter import Preprocessor, VocabularyPreprocessor
 from dxn.tokenize.target import ENDS, token_of
+from dxn.tokenize.text_tokenizer import encode
 
 
 class Stream(Samples):
@@ -56,8 +58,10 @@ class Stream(Samples):
         vocabulary = cast("VocabularyPreprocessor", preprocessor)
         # Samples.__init__ sets self.rows to the rows that have a text. At the end of this method it
         # becomes the list of windows, which __len__ and __getitem__ use.
+        self.texts = self.rows
         raws = [opened.raws[self.name][row] for row in self.rows]
-        self.ids = _token_ids(raws, vocabulary)
+        # `starts` are the indices of the first tokens of the texts.
+        self.ids, self.starts = _token_ids(raws, vocabulary)
         if len(self.ids) < 2:
             raise UserError(
                 f"{opened.origin[0]}: language modelling needs at least 2 tokens per split, got "
@@ -81,7 +85,10 @@ class Stream(Samples):
 
     def describe_index(self, row: int) -> str:
         """Return the name of a window for messages, such as "book.txt row 1, window 17"."""
-        return f"{self.opened.origin[0]}, window {row + 1}"
+        if self.augment:  # the position depends on the epoch
+            return f"window {row + 1}, at a random position of the texts"
+        text = bisect_right(self.starts, row * self.max_len) - 1
+        return f"{self.opened.origin[self.texts[text]]}, window {row + 1}"
 
     def _encoded_together(self) -> list[str]:
         return []  # the whole stream is encoded already
@@ -140,18 +147,25 @@ def make_samples(
     )
 
 
-def _token_ids(raws: Sequence[Any], preprocessor: VocabularyPreprocessor) -> Tensor:
-    """Return the token ids of all texts, separated by EOS tokens if the tokenizer has one."""
+def _token_ids(
+    raws: Sequence[Any], preprocessor: VocabularyPreprocessor
+) -> tuple[Tensor, list[int]]:
+    """Return the token ids of all texts, and the index at which each text starts.
+
+    EOS tokens separate the texts if the tokenizer has such a token.
+    """
     tokenizer = preprocessor.tokenizer
     end = token_of(tokenizer, ENDS)
     ids: list[int] = []
+    starts: list[int] = []
     for raw in raws:
         if ids and end is not None:
             ids.append(end)
         # Do not add special tokens such as [CLS] around each text: the texts form one stream.
         is_words = isinstance(raw, list)
-        ids += tokenizer.encode(raw, is_pretokenized=is_words, add_special_tokens=False).ids
-    return torch.tensor(ids)
+        starts.append(len(ids))
+        ids += encode(tokenizer, raw, is_pretokenized=is_words, add_special_tokens=False).ids
+    return torch.tensor(ids), starts
 
 
 def _text_sample(ids: Tensor) -> dict[str, Tensor]:

@@ -381,6 +381,7 @@ def open_splits(
     task: Task,
     *,
     cache_gb: float = CACHE_GB,
+    num_workers: int | None = None,
 ) -> Data:
     """Read every file of every split, and parse the targets.
 
@@ -389,6 +390,7 @@ def open_splits(
         preprocessors: Preprocessor of each input, by input name.
         task: Task that parses the targets.
         cache_gb: Maximum number of gigabytes of decoded files that are kept in memory.
+        num_workers: Number of processes that read the other files again, see `Opened`.
 
     Raises:
         UserError: If there are no rows to train on, all targets are equal, or rows are bad and
@@ -396,17 +398,17 @@ def open_splits(
     """
     budget = CacheBudget(cache_gb)
     plain = {name: without_augment(prepare) for name, prepare in preprocessors.items()}
-    splits = {
-        name: open_rows(
-            rows,
-            preprocessors if name == "train" else plain,
-            task=task,
-            on_bad=source.on_bad,
-            budget=budget,
-        )
-        for name, rows in source.splits.items()
-        if len(rows)
-    }
+    splits: dict[str, Opened] = {}
+    for name, rows in source.splits.items():
+        if len(rows):
+            opened = open_rows(
+                rows,
+                preprocessors if name == "train" else plain,
+                task=task,
+                on_bad=source.on_bad,
+                budget=budget,
+            )
+            splits[name] = replace(opened, num_workers=num_workers)
     if not source.splits.get("train"):
         raise UserError("data: the training split has no rows; check data.path and the splits")
     if task.needs_target:

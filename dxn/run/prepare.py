@@ -150,7 +150,13 @@ def prepare(
     find_formats(adapters, inputs, source)
     named = by_input(adapters, inputs.adapters)
     prepare_input = {name: adapter.prepare for name, adapter in named.items()}
-    data = open_splits(source, prepare_input, task, cache_gb=loader.cache_gb)
+    data = open_splits(
+        source,
+        prepare_input,
+        task,
+        cache_gb=loader.cache_gb,
+        num_workers=loader.num_workers,
+    )
     rows = fingerprint(data.splits)
     if resume:
         check_data(folder, settings, rows)

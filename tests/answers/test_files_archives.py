@@ -1,0 +1,135 @@
+"""Links in folders and archives, and what is kept in memory of bad files."""
+
+import gc
+import io
+import tarfile
+import zipfile
+
+import numpy as np
+import pytest
+import torch
+from helpers.newcomer import SMALL_IMAGES, TINY, refused, run
+from PIL import Image
+from torch import Tensor
+
+from dxn.data.opening import open_rows
+from dxn.data.raws import CacheBudget
+from dxn.data.rows import Rows
+from dxn.tokenize import ImageAdapter
+
+
+def png(seed, size=9):
+    pixels = np.random.default_rng(seed).integers(0, 256, (size, size, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels).save(file, "PNG")
+    return file.getvalue()
+
+
+def checked(capsys, path):
+    """What dxn check prints about a folder or an archive of pictures."""
+    capsys.readouterr()
+    assert run("check", path, "adapters=[image]", "data.fractions=[1]") == 0
+    return capsys.readouterr().out
+
+
+def add(archive, name, data=b"", kind=tarfile.REGTYPE, target=""):
+    info = tarfile.TarInfo(name)
+    info.size, info.type, info.linkname = len(data), kind, target
+    archive.addfile(info, io.BytesIO(data))
+
+
+def test_the_links_of_a_tar_archive_are_files(tmp_path, capsys):
+    path = tmp_path / "pictures.tar"
+    with tarfile.open(path, "w") as archive:
+        add(archive, "./b/early.png", kind=tarfile.SYMTYPE, target="../a/0.png")
+        for i in range(10):
+            add(archive, f"./{'ab'[i % 2]}/{i}.png", png(i))
+        add(archive, "./b/hard.png", kind=tarfile.LNKTYPE, target="./a/2.png")
+        add(archive, "./b/again.png", kind=tarfile.SYMTYPE, target="hard.png")
+    assert "(b 8, a 5)" in checked(capsys, path)
+
+
+def test_the_links_of_a_zip_archive_are_files(tmp_path, capsys):
+    path = tmp_path / "pictures.zip"
+    with zipfile.ZipFile(path, "w") as archive:
+        for i in range(10):
+            archive.writestr(f"{'ab'[i % 2]}/{i}.png", png(i))
+        link = zipfile.ZipInfo("b/link.png")
+        link.external_attr = 0o120777 << 16
+        archive.writestr(link, "../a/0.png")
+    assert "(b 6, a 5)" in checked(capsys, path)
+
+
+def test_a_link_to_a_missing_file_of_an_archive_is_named(tmp_path, capsys):
+    path = tmp_path / "pictures.tar"
+    with tarfile.open(path, "w") as archive:
+        add(archive, "a/0.png", png(0))
+        add(archive, "b/round.png", kind=tarfile.SYMTYPE, target="round.png")
+    error = refused(capsys, "train", path, "adapters=[image]", *SMALL_IMAGES, *TINY)
+    assert "b/round.png is a link to b/round.png, which is not a file of the archive" in error
+
+
+def test_a_class_folder_can_be_a_link_inside_of_the_data(tmp_path, capsys):
+    for i in range(10):
+        folder = tmp_path / ("a" if i % 2 else ".store")
+        folder.mkdir(exist_ok=True)
+        (folder / f"{i}.png").write_bytes(png(i))
+    (tmp_path / "b").symlink_to(tmp_path / ".store")
+    (tmp_path / "a" / "circle").symlink_to(tmp_path)
+    assert "(a 5, b 5)" in checked(capsys, tmp_path)
+
+
+def test_the_pixels_of_damaged_pictures_are_not_kept():
+    class Counting:
+        """Counts the pictures that are in memory when the last file is read."""
+
+        modality, reads_files = "image", True
+        count = 0
+        prepare = ImageAdapter(8).prepare
+
+        def read(self, source: bytes) -> Tensor:
+            if source == b"last":
+                gc.collect()
+                kept = [x for x in gc.get_objects() if isinstance(x, Image.Image)]
+                self.count = len(kept)
+                source = png(0)
+            return self.prepare.read(source)
+
+    prepare = Counting()
+    files = [png(i, 300)[:-40_000] for i in range(40)]
+    rows = Rows({"image": [*files, b"last"]}, [str(i) for i in range(41)])
+    opened = open_rows(rows, {"image": prepare}, on_bad="skip")  # pyright: ignore
+    assert len(opened) == 1 and len(opened.bad) == 40
+    assert prepare.count < 20
+
+
+def test_a_slow_file_does_not_let_all_others_be_read_meanwhile():
+    class Slow:
+        """Reads the last file only if few others were read while the first one was."""
+
+        modality, reads_files = "image", True
+        num_read = most = 0
+
+        def read(self, source: bytes) -> Tensor:
+            self.num_read += 1
+            if source == b"first":
+                while self.num_read < 8:  # others are read meanwhile
+                    pass
+                for _ in range(1000):
+                    torch.zeros(1000).sum()
+                self.most = self.num_read
+            return torch.zeros(1)
+
+    prepare = Slow()
+    files = [b"first", *(str(i).encode() for i in range(500))]
+    rows = Rows({"image": files}, [str(i) for i in range(501)])
+    open_rows(rows, {"image": prepare})  # pyright: ignore[reportArgumentType]
+    assert prepare.num_read == 501 and prepare.most < 40
+
+
+def test_a_file_that_two_inputs_read_counts_once():
+    budget = CacheBudget(1e-6)
+    files = [b"x" * 300, b"y" * 300]
+    for _ in range(2):
+        budget.take_anyway(files)
+    assert budget.num_bytes == pytest.approx(400)
