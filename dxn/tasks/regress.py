@@ -163,12 +163,10 @@ class Regress(Task):
         """Return the metrics of `weighted_metrics`, and those that are no sums over rows."""
         true = torch.tensor([float(truth) for truth in truths], dtype=torch.float64)
         predicted = torch.stack(list(predictions)).double()
-        # Spearman's correlation is Pearson's correlation of the ranks.
-        correlation = torch.corrcoef(torch.stack([_ranks(predicted), _ranks(true)]))
         return {
             **super().metrics(predictions, truths, loss),
             "median_absolute_error": float(np.median((predicted - true).abs().numpy())),
-            "spearman": float(correlation[0, 1]) if len(true) > 1 else math.nan,
+            "spearman": _spearman(predicted, true),
         }
 
     def weighted_metrics(
@@ -240,10 +238,17 @@ class _State(Strict):
     unit: str = ""
 
 
+def _spearman(left: Tensor, right: Tensor) -> float:
+    """Return Pearson's correlation of the ranks of numbers (n,); NaN if all of one are equal."""
+    x, y = (ranks - ranks.mean() for ranks in (_ranks(left), _ranks(right)))
+    return float((x @ y) / (x.square().sum() * y.square().sum()).sqrt())
+
+
 def _ranks(values: Tensor) -> Tensor:
-    """Return the ranks (n,) of numbers. Equal numbers have the mean of their ranks."""
+    """Return the ranks (n,) of numbers, NaN for NaN. Equal numbers have the mean of their ranks."""
     _, inverse, sizes = values.unique(return_inverse=True, return_counts=True)
-    return (sizes.cumsum(0) - (sizes - 1) / 2)[inverse].double()
+    ranks = (sizes.cumsum(0) - (sizes - 1) / 2)[inverse].double()
+    return ranks.masked_fill(values.isnan(), math.nan)
 
 
 def _format_number(value: float) -> str:

@@ -138,3 +138,10 @@ def test_classes_that_the_model_does_not_know_count_as_wrong(evaluated, capsys):
     assert figures["accuracy"] == close(right / 90)
     f1 = sklearn.metrics.f1_score(true, predicted, average="macro", zero_division=0)
     assert figures["f1_macro"] == close(f1)
+
+
+def test_a_single_row_has_no_correlation_and_causes_no_warning(evaluated, capsys):
+    figures, rows, _ = evaluated(capsys, "numbers", lambda rows: rows[:1])
+    error = abs(float(rows[0]["prediction"]) - float(rows[0]["target"]))
+    assert figures["mae"] == figures["median_absolute_error"] == close(error)
+    assert "spearman" not in figures and "r2" not in figures
