@@ -186,7 +186,10 @@ def test_copies_of_a_file_are_in_the_same_split(tmp_path):
     assert all(len(rows) for rows in source.splits.values())
 
 
-OUTSIDE = "is not in a class folder; put each file in a folder named after its class"
+OUTSIDE = (
+    "is not in a class folder; put each file in a folder named after its class, or write a table "
+    "of the files and their targets (metadata.csv)"
+)
 
 
 @pytest.mark.parametrize(
@@ -208,7 +211,8 @@ OUTSIDE = "is not in a class folder; put each file in a folder named after its c
         ({"train/a/x.png": b"", "train/y.png": b""}, "{}: train/y.png " + OUTSIDE),
         (
             {"train/a/x.png": b"", "cat/y.png": b""},
-            "{}: cat/y.png is outside of the folders for the splits (train); move or delete it",
+            "{}: cat/y.png is outside of the folders for the splits (train); move or delete it, "
+            "or, if these folders are classes, put all class folders into a folder called train",
         ),
     ],
 )

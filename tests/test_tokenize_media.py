@@ -190,7 +190,7 @@ def cut_short(data, share=0.6):
     ("make", "message"),
     [
         (lambda: b"", "^empty file$"),
-        (lambda: b"just words", r"^not a supported image \(JPEG, PNG, WEBP, BMP, GIF\)$"),
+        (lambda: b"just words", r"^not a supported image \(JPEG, PNG, .*\)$"),
         (
             lambda: cut_short(encoded(Image.fromarray(picture(67, 71)), "JPEG")),
             "^damaged or truncated image",
@@ -208,8 +208,8 @@ def cut_short(data, share=0.6):
             "^(damaged|not a supported image)",
         ),
         (
-            lambda: encoded(Image.fromarray(picture()), "TIFF"),
-            r"^not a supported image \(.*\): TIFF$",
+            lambda: encoded(Image.fromarray(picture()), "ICO"),
+            r"^not a supported image \(.*\)$",
         ),
         (
             lambda: encoded(Image.fromarray(picture(41, 53)), "PNG"),

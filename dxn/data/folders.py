@@ -12,7 +12,7 @@ from dxn.data.archives import read_archive
 from dxn.data.confine import confined
 from dxn.data.inference import Preprocessors, infer_modality
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
-from dxn.data.sources import ARCHIVES
+from dxn.data.sources import ARCHIVES, METADATA, is_metadata
 from dxn.data.splits import SPLIT_NAMES, SPLITS, UNDIVIDED, complete_splits
 from dxn.errors import UserError
 from dxn.tokenize.adapter import Preprocessor, accepts, reads_files
@@ -74,6 +74,11 @@ def folder(
         readers = _chosen(read_as, readers)
     found = _members(root, readers, confine=confine)
     members = [member for member in found if not _is_hidden(member)]
+    if not root.is_dir() and any(is_metadata(member.parts[-1]) for member in members):
+        raise UserError(
+            f"{root}: the archive contains a table of its files ({METADATA}); extract it, and use "
+            "the folder"
+        )
     # The file system returns files in any order, and a random split depends on their order.
     members.sort(key=lambda member: member.parts)
     members, modalities, notes = _readable_files(members, readers, root)
@@ -163,15 +168,14 @@ def _cell(member: Member, prepare: Preprocessor) -> str | bytes | None:
 def _by_split(members: Sequence[Member], root: Path) -> dict[str, list[tuple[Member, str]]]:
     """Return files and their classes by split, or all of them under "all"."""
     by_split: dict[str, list[tuple[Member, str]]] = {}
+    names = _split_folders(members)
     for member in members:
-        # The first part is the name of a split only if it is a folder, not the file itself.
-        first = member.parts[0].lower() if len(member.parts) > 1 else ""
-        split = SPLIT_NAMES.get(first, UNDIVIDED)
+        split = SPLIT_NAMES[member.parts[0].lower()] if member.parts[0] in names else UNDIVIDED
         folders = member.parts[:-1] if split == UNDIVIDED else member.parts[1:-1]
         if not folders:
             raise UserError(
-                f"{root}: {member.name} is not in a class folder; "
-                "put each file in a folder named after its class"
+                f"{root}: {member.name} is not in a class folder; put each file in a folder named "
+                f"after its class, or write a table of the files and their targets ({METADATA})"
             )
         by_split.setdefault(split, []).append((member, folders[0]))
     # A file outside of the split folders belongs to no split, so its class would silently be lost.
@@ -179,9 +183,21 @@ def _by_split(members: Sequence[Member], root: Path) -> dict[str, list[tuple[Mem
         outside = by_split[UNDIVIDED][0][0].name
         raise UserError(
             f"{root}: {outside} is outside of the folders for the splits "
-            f"({', '.join(name for name in SPLITS if name in by_split)}); move or delete it"
+            f"({', '.join(name for name in SPLITS if name in by_split)}); move or delete it, or, "
+            "if these folders are classes, put all class folders into a folder called train"
         )
     return by_split
+
+
+def _split_folders(members: Sequence[Member]) -> set[str]:
+    """Return the folders whose names are those of splits, unless they are classes such as "test".
+
+    They are classes if their files are directly in them, and other folders are no splits.
+    """
+    first = {member.parts[0] for member in members if len(member.parts) > 1}
+    splits = {name for name in first if name.lower() in SPLIT_NAMES}
+    has_classes = any(m.parts[0] in splits and len(m.parts) > 2 for m in members)
+    return splits if has_classes or splits == first else set()
 
 
 def _members(root: Path, readers: Preprocessors, *, confine: bool) -> Iterator[Member]:

@@ -14,6 +14,19 @@ TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".json", ".ts")
 TABLES = (*TEXT_TABLES, ".xlsx", ".parquet")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 TEXT = ".txt"
+METADATA = "metadata.csv"  # usual name of a table of the files of a folder
+SPLITS: tuple[str, ...] = ("train", "validation", "test")
+# Common names of splits in file names, folder names and columns, and dxn's name for each.
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
 JSON = ".json"
 
 
@@ -93,9 +106,45 @@ def tables_in(folder: Path) -> list[Path]:
     return others if others or is_described else tables
 
 
+def tables_of_splits(folder: Path) -> dict[str, Path]:
+    """Return the tables in the folders of the splits, such as train/metadata.csv, by split.
+
+    Raises:
+        UserError: If only some of the folders have a table, or there are two for a split.
+    """
+    tables: dict[str, Path] = {}
+    without: list[Path] = []
+    for part in sorted(folder.iterdir()):
+        split = SPLIT_NAMES.get(part.name.lower())
+        if split is None or not part.is_dir():
+            continue
+        found = [table for table in tables_in(part) if is_metadata(table.name)]
+        if not found:
+            without.append(part)
+            continue
+        if len(found) > 1 or split in tables:
+            raise UserError(
+                f"{folder}: there is more than one table of the {split} split; set data.train and "
+                "data.test to the tables"
+            )
+        tables[split] = found[0]
+    if tables and without:
+        table = next(iter(tables.values()))
+        raise UserError(
+            f"{without[0]}: the folder has no table of its files, unlike {table.parent}; add one, "
+            f"or set data.train={table} and the tables of other splits"
+        )
+    return tables
+
+
+def is_metadata(name: str) -> bool:
+    """Whether a file has the usual name of a table of the files of its folder."""
+    return table_format(name) is not None and name.lower().partition(".")[0] == "metadata"
+
+
 def _source_of_folder(folder: Path) -> DataSource:
     # Tables have priority over class folders: a table usually refers to files in its folder.
-    if tables_in(folder):
+    if tables_in(folder) or tables_of_splits(folder):
         return DataSource.TABLE
     entries = [entry for entry in folder.iterdir() if not _is_hidden(entry)]
     has_folders = any(entry.is_dir() for entry in entries)

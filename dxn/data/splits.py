@@ -4,28 +4,17 @@ from __future__ import annotations
 
 import random
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from dxn.data.duplicates import units_of
 from dxn.data.read import Table, as_list, concatenate
 from dxn.data.rows import TARGET, Rows
+from dxn.data.sources import SPLIT_NAMES, SPLITS
 from dxn.errors import UserError
 from dxn.tasks.cells import are_amounts, are_lists
 from dxn.tokenize.number_format import are_numbers
 
-SPLITS: tuple[str, ...] = ("train", "validation", "test")
-# Common names of splits in file names, folder names and columns, and dxn's name for each.
-SPLIT_NAMES = {
-    "train": "train",
-    "training": "train",
-    "val": "validation",
-    "valid": "validation",
-    "validation": "validation",
-    "dev": "validation",
-    "test": "test",
-    "testing": "test",
-}
 UNDIVIDED = "all"  # key of rows that have not been divided into splits
 # Names of columns with the split of each row, in the order of preference and in lower case.
 SPLIT_COLUMNS = ("split", "splits", "subset", "partition", "fold", "set")
@@ -150,6 +139,7 @@ def divide_table(
     holdout: Mapping[str, Any] | None,
     fractions: Sequence[float] | None,
     notes: list[str],
+    used: Collection[str] = (),
 ) -> dict[str, Table]:
     """Divide a table into splits by the values of a column, if there is such a column.
 
@@ -159,6 +149,7 @@ def divide_table(
         holdout: Column and value (or list of values) that select the test rows.
         fractions: Fractions of the splits. If there is only one, the table is not divided.
         notes: A sentence about the division is appended to this list.
+        used: Columns that the user chose as inputs or as the target.
 
     Returns:
         Tables by split, or the undivided table with the key "all".
@@ -177,16 +168,22 @@ def divide_table(
             )
         return dict(tables)
     whole = tables[UNDIVIDED]
-    column = split or usual_split_column(whole)
+    column = split or usual_split_column(whole, used)
     # A single fraction means that all rows are used in one split, for example for prediction.
     if column is None or (fractions is not None and len(fractions) == 1):
         return dict(tables)
     return _divide_by_column(whole, column, notes)
 
 
-def usual_split_column(table: Table) -> str | None:
-    """Return a column with a name such as "Split" or "fold" that contains only names of splits."""
-    by_name = {column.strip().lower(): column for column in reversed(list(table.columns))}
+def usual_split_column(table: Table, used: Collection[str] = ()) -> str | None:
+    """Return a column with a name such as "Split" or "fold" that contains only names of splits.
+
+    Args:
+        table: The table.
+        used: Columns that the user chose as inputs or as the target.
+    """
+    columns = [column for column in reversed(list(table.columns)) if column not in used]
+    by_name = {column.strip().lower(): column for column in columns}
     for name in SPLIT_COLUMNS:
         if name in by_name:
             splits = set(map(_split_name, table.columns[by_name[name]]))

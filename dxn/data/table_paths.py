@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dxn.data.confine import OutsidePath, confined
 from dxn.data.read import as_list
-from dxn.data.sources import TABLES, table_format, tables_in
+from dxn.data.sources import TABLES, table_format, tables_in, tables_of_splits
 from dxn.data.splits import SPLIT_NAMES, SPLITS, UNDIVIDED
 from dxn.errors import UserError
 
@@ -45,7 +45,9 @@ def paths_by_split(
         raise UserError(f"{key}: must be set, for example {key}=my.csv")
     if len(paths) > 1 or not paths[0].is_dir():
         return {UNDIVIDED: paths}
-    by_split = _tables_by_split(paths[0], key)
+    by_split = {name: [table] for name, table in tables_of_splits(paths[0]).items()}
+    if not by_split or tables_in(paths[0]):
+        by_split = _tables_by_split(paths[0], key)
     for file in chain.from_iterable(by_split.values()) if confine else ():
         found = confined(file, paths[0], confine or "")
         if isinstance(found, OutsidePath):

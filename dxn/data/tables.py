@@ -155,9 +155,12 @@ def from_tables(
         required = {str(name) for option in named for name in as_list(option)}
         tables = rearrange(tables, layout, required=required, notes=notes)
         whole = concatenate(list(tables.values()))
-    parts = divide_table(tables, split=split, holdout=holdout, fractions=fractions, notes=notes)
+    used = [str(name) for option in (target, *columns.values()) for name in as_list(option)]
+    parts = divide_table(
+        tables, split=split, holdout=holdout, fractions=fractions, notes=notes, used=used
+    )
     # Infer the columns from all splits together, so that they are the same in every split.
-    split = split or usual_split_column(whole)
+    split = split or usual_split_column(whole, used)
     layout_ids = () if layout is None else layout.ids
     chosen = choose_columns(
         whole,

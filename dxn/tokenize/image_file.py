@@ -16,10 +16,10 @@ from torch import Tensor
 
 from dxn.tokenize.image_options import Interpolation
 from dxn.tokenize.jpeg import decode_jpeg
-from dxn.tokenize.media import BadMedia, bytes_or_path, head
+from dxn.tokenize.media import BadMedia, bytes_or_path
 
 # Only common formats. Pillow supports many more, whose decoders are rarely tested or maintained.
-FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "PPM")
 # How to turn an image upright, by EXIF orientation: whether to exchange height and width, and the
 # axes of (C, H, W) to flip after that. Images with any other orientation are upright. Pillow's
 # exif_transpose is not used, because a JPEG that its decoder has reduced must be resized before it
@@ -64,7 +64,7 @@ def read_image(
     """Read an image as uint8 (C, H, W).
 
     EXIF rotation is applied, transparent pixels are composited over white, and 16 bits are scaled
-    to 8. Only the first frame of an animation is read.
+    to 8. Only the first frame of an animation, and the first page of a TIFF, is read.
 
     Args:
         source: Path, bytes, PIL image, uint8 array (H, W) or (H, W, C), or uint8 Tensor (C, H, W).
@@ -142,6 +142,18 @@ def is_gray(source: Any) -> bool:
         raise
     except Exception as error:  # see read_image
         raise BadMedia(f"damaged or truncated image ({error})") from error
+
+
+def num_pages(source: Any) -> int:
+    """Return the number of pages of a TIFF, and 1 for any other source of `read_image`.
+
+    Raises:
+        BadMedia: If the source cannot be read.
+    """
+    if isinstance(source, np.ndarray | Tensor):
+        return 1
+    with _open_image(source) as image:
+        return getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
 
 
 def resize(
@@ -275,9 +287,7 @@ def _open_image(source: Any) -> AbstractContextManager[Image.Image]:
         with _no_warnings():
             return Image.open(file, formats=FORMATS)
     except UnidentifiedImageError:
-        # TIFF is a common mistake, so the message names it.
-        kind = ": TIFF" if head(source, 4) in (b"II*\0", b"MM\0*") else ""
-        raise BadMedia(f"not a supported image ({', '.join(FORMATS)}){kind}") from None
+        raise BadMedia(f"not a supported image ({', '.join(FORMATS)})") from None
 
 
 def _to_tensor(image: Image.Image, channels: int) -> Tensor:
@@ -312,6 +322,8 @@ def _to_8_bits(image: Image.Image) -> Image.Image:
     """Scale a gray image from 16 to 8 bits, so that 65535 is white."""
     # Pillow would clip all values above 255 to white. 257 is 65535 / 255.
     values = np.asarray(image).astype(np.float64)
+    if values.max() > 65535 or values.min() < 0:
+        raise BadMedia("pixels below 0 or above 65,535: convert the image to 8 or 16 bits")
     return Image.fromarray((values / 257).round().clip(0, 255).astype(np.uint8))
 
 

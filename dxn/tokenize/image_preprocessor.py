@@ -16,7 +16,7 @@ from dxn.tokenize.examples import random_pictures
 from dxn.tokenize.grid import as_pair, collate_grids
 from dxn.tokenize.image_advice import advise_images
 from dxn.tokenize.image_augment import Frame, ImageAugmenter
-from dxn.tokenize.image_file import image_size, read_image, resize
+from dxn.tokenize.image_file import image_size, num_pages, read_image, resize
 from dxn.tokenize.image_options import ImageAugment, ResizeOptions
 from dxn.tokenize.media import BadMedia, is_image, matching_fraction
 
@@ -150,19 +150,23 @@ class ImagePreprocessor:
     def summarize(self, raws: Sequence[Tensor], sources: Sequence[Any]) -> str:
         """Summarize the smallest, median and largest size of the sources as width×height."""
         sizes: list[tuple[int, int]] = []
+        num_long = 0
         for source in sources:
             with suppress(BadMedia):  # the data set reports invalid files itself
                 height, width = image_size(source)
                 sizes.append((width, height))
+                num_long += num_pages(source) > 1
         if not sizes:
             return ""
         sizes.sort(key=math.prod)
         shown = (sizes[0], sizes[len(sizes) // 2], sizes[-1])
         low, middle, high = (f"{width}×{height}" for width, height in shown)
         count = len(set(sizes))
+        pages = f"; only the first page of {num_long:,} files with several pages is read"
+        end = pages if num_long else ""
         if count == 1:
-            return f"all {low}"
-        return f"{low} to {high}, median {middle}, {count:,} sizes"
+            return f"all {low}{end}"
+        return f"{low} to {high}, median {middle}, {count:,} sizes{end}"
 
     def _resized(self, raw: Tensor) -> tuple[Tensor, Frame]:
         """Resize and crop raw (C, H, W); return the pixels and their frame in raw."""

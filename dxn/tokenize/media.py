@@ -15,13 +15,16 @@ from torch import Tensor
 
 from dxn.tokenize.spaced import evenly_spaced
 
-IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".gif")
+IMAGE_SUFFIXES = (
+    *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"),
+    *(".ppm", ".pgm", ".pbm"),
+)
 AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".oga", ".opus", ".m4a", ".aac")
 VIDEO_SUFFIXES = (".mp4", ".webm", ".mkv", ".avi", ".mov", ".m4v", ".gif")
 SOUND_TRACK_SUFFIXES = tuple(suffix for suffix in VIDEO_SUFFIXES if suffix != ".gif")
-# The first bytes of JPEG, PNG, GIF and BMP, and of FLAC, OGG, and MP3 with and without an ID3 tag.
-# Cells of a table can contain the bytes of a file, which have no suffix.
-IMAGE_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM")
+# The first bytes of JPEG, PNG, GIF, BMP and TIFF, and of FLAC, OGG, and MP3 with and without an ID3
+# tag. Cells of a table can contain the bytes of a file, which have no suffix.
+IMAGE_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 AUDIO_SIGNATURES = (b"fLaC", b"OggS", b"ID3", b"\xff\xfb", b"\xff\xf3", b"\xff\xf2")
 # The first bytes of MKV and WebM, and of AAC without a container.
 MATROSKA = b"\x1aE\xdf\xa3"
@@ -30,6 +33,7 @@ ADTS = (b"\xff\xf1", b"\xff\xf9")
 # files do not start with "ftyp".
 MP4_PARTS = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 AUDIO_BRANDS = (b"M4A ", b"M4B ")  # kinds of MP4 files without pictures
+AVIF_BRANDS = (b"avif", b"avis")  # pictures in the same container
 # Score of `accepts` for a file whose sound track is read. An adapter that reads the pictures of the
 # file has a score of 1, so it is preferred.
 SOUND_TRACK_SCORE = 0.5
@@ -47,7 +51,8 @@ def is_image(value: Any) -> bool:
     if isinstance(value, str | Path):
         return str(value).lower().endswith(IMAGE_SUFFIXES)
     if isinstance(value, bytes):
-        return value.startswith(IMAGE_SIGNATURES) or _riff(value) == b"WEBP"
+        is_signed = value.startswith(IMAGE_SIGNATURES) or _is_avif(value)
+        return is_signed or _riff(value) == b"WEBP"
     if isinstance(value, np.ndarray | Tensor):
         return value.dtype in (np.uint8, torch.uint8) and value.ndim in (2, 3)
     return isinstance(value, Image.Image)
@@ -139,7 +144,11 @@ def head(source: Any, count: int) -> bytes:
 
 
 def _is_mp4(data: bytes) -> bool:
-    return data[4:8] in MP4_PARTS
+    return data[4:8] in MP4_PARTS and not _is_avif(data)
+
+
+def _is_avif(data: bytes) -> bool:
+    return data[4:8] == b"ftyp" and data[8:12] in AVIF_BRANDS
 
 
 def _riff(data: bytes) -> bytes:
