@@ -63,7 +63,7 @@ def test_a_small_task_overfits_eight_samples_with_the_defaults(tmp_path):
     assert task.metrics(predictions, values, 0.0) == {} and task.monitored == "loss"
     assert task.fields(predictions[0]) == {"prediction": predictions[0]}
     assert task.trivial() is None
-    assert task.describe(values) == "8 values" and task.unknown(values) == 0
+    assert task.describe(values) == "8 values" and len(task.unknown(values)) == 0
     task.save(tmp_path)
     Angle().load(tmp_path)
     with pytest.raises(UserError, match=r"trainer\.mixup: cannot be combined with head=angle"):

@@ -21,6 +21,7 @@ MIN_ROWS = 30  # below this number, one row changes a metric by more than three 
 MIN_PER_CLASS = 5  # rows to learn from
 MIN_MEASURED = 10  # rows of a class, below which one row changes its recall by more than 10%
 MAX_RARE = 3  # rare classes in a sentence
+MAX_LISTED = 5  # class names that show which names the model knows
 MAX_TEXT = 40  # characters of a value in a sentence
 
 # Key of each row, by split and input.
@@ -111,6 +112,29 @@ def check_learnable(train: Opened, target: str | None, task: Task) -> None:
             f"data.target: {sentence} in the training split, so there is nothing to learn; choose "
             f"another column than {target}, or add rows"
         )
+
+
+def check_known_targets(task: Task, targets: Sequence[Any], where: str) -> None:
+    """Refuse rows whose class names have nothing in common with those of the model.
+
+    Args:
+        task: The fitted task.
+        targets: Targets of the rows.
+        where: What the rows are, such as "validation".
+
+    Raises:
+        UserError: If all targets are unknown. Some unknown ones are normal and count as wrong. If
+            all are, the names differ, such as "cat" and 3, and metrics of 0 would hide the reason.
+    """
+    unknown = task.unknown(targets)
+    if not targets or len(unknown) < len(targets):
+        return
+    known = ", ".join((task.labels or ())[:MAX_LISTED])
+    received = ", ".join(list(dict.fromkeys(unknown))[:MAX_LISTED])
+    raise UserError(
+        f"data: all targets of {where} are unknown to the model, which was trained with {known}, "
+        f"got {received}; use the same names"
+    )
 
 
 def _used_rows(source: Source, splits: Mapping[str, Opened]) -> dict[str, Rows]:

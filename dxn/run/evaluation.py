@@ -6,9 +6,9 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from itertools import chain
 from pathlib import Path
-from typing import Any
 
 from dxn.data.opening import Opened, RawRow
+from dxn.data.quality import check_known_targets
 from dxn.data.samples import Samples
 from dxn.display import count
 from dxn.errors import UserError
@@ -33,7 +33,6 @@ from dxn.train.evaluate import Predictions, score
 
 # With more inputs than this, "a+b+c" is harder to read than "all but d".
 MAX_LISTED_INPUTS = 3
-MAX_LISTED_LABELS = 5  # enough to recognize the classes; a vocabulary would fill the screen
 
 Figures = dict[str, dict[str, float]]
 
@@ -54,9 +53,10 @@ def evaluate_model(settings: Settings, predictor: Predictor) -> Path:
     values = settings.values
     data = open_evaluation_data(settings, predictor)
     split, about, opened = data.split, data.about, data.opened
-    _check_targets(predictor, opened.targets, about)
+    check_known_targets(predictor.task, opened.targets or (), about)
     # The date and time in the default name: an evaluation never overwrites an earlier one.
     folder = Path(values["output"] or Path(values["run"] or "outputs") / "evaluate" / report.now())
+    report.print_unknown(predictor.task, opened.targets or (), about)
     predictor.task.own_metrics = own_metrics_of(settings)
     results = evaluate_subsets(
         predictor,
@@ -255,19 +255,6 @@ def by_split(split: str, results: Figures) -> Figures:
     return {
         split if name == ALL else f"{split}/{name}": figures for name, figures in results.items()
     }
-
-
-def _check_targets(predictor: Predictor, targets: Any, about: str) -> None:
-    """Refuse data whose class names have nothing in common with those of the model."""
-    # Some unknown targets are normal and count as wrong. If all are unknown, the names differ, such
-    # as "cat" and 3, and metrics of 0 would hide the reason.
-    if not targets or predictor.task.unknown(targets) < len(targets):
-        return
-    names = ", ".join((predictor.labels or ())[:MAX_LISTED_LABELS])
-    raise UserError(
-        f"data: all targets of {about} are unknown to the model, which was trained with {names} "
-        "...; use the same names"
-    )
 
 
 def _chosen(

@@ -8,7 +8,7 @@ from dataclasses import replace
 from datetime import datetime
 from io import StringIO
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rich.console import Console
 from rich.table import Table
@@ -16,6 +16,7 @@ from rich.text import Text
 
 from dxn.data.check import Truncation, count_truncated
 from dxn.data.opening import Opened
+from dxn.data.quality import check_known_targets
 from dxn.data.raws import memory_lines, take_rows
 from dxn.display import count, is_main_process
 from dxn.files import write_text
@@ -25,6 +26,7 @@ from dxn.run.build import Data, Inputs
 from dxn.run.input_groups import MAX_LINES, input_lines
 from dxn.tasks import Task
 from dxn.tasks.figures import defined
+from dxn.tasks.probabilities import list_names
 from dxn.tokenize.adapter import Preprocessor
 from dxn.tokenize.spaced import spaced_rows
 
@@ -37,6 +39,8 @@ console = Console(highlight=False, soft_wrap=True, quiet=not is_main_process(), 
 MAX_COUNTED_ROWS = 2000
 
 ALL = "all"  # the row of all inputs, in metrics.json and in tables
+MIN_CHECKED = 10  # rows of a split, below which all of its classes may be unknown
+MAX_UNKNOWN = 5  # names of classes in a note
 WIDE = 1000  # characters; more than any table needs
 
 Figures = Mapping[str, Mapping[str, float]]
@@ -82,12 +86,10 @@ def describe(data: Data, task: Task, inputs: Inputs, truncations: Mapping[str, T
         print_line(f"note: {note}")
     for name, split in data.splits.items():
         print_line(f"{name}: {count(len(split), 'row')}{_missing_and_skipped(split)}")
-        unknown = task.unknown(split.targets or ())
-        if unknown:
-            print_line(
-                f"note: {name}: the target of {count(unknown, 'row')} is not in the training "
-                "split, which counts as wrong"
-            )
+        # A drawn split of very few rows can consist of rare classes.
+        if len(split) >= MIN_CHECKED:
+            check_known_targets(task, split.targets or (), name)
+        print_unknown(task, split.targets or (), name)
     if task.needs_target:
         print_line(f"target values: {task.describe(data.splits['train'].targets or ())}")
     for line in memory_lines([split.raws for split in data.splits.values()]):
@@ -97,6 +99,23 @@ def describe(data: Data, task: Task, inputs: Inputs, truncations: Mapping[str, T
         # The adapter of a user may have another option that limits the length.
         advice = f"; set adapters.{key}.max_len" if "max_len" in inputs.nodes[key] else ""
         print_line(f"note: {name}: {truncation}{advice}")
+
+
+def print_unknown(task: Task, targets: Sequence[Any], where: str) -> None:
+    """Print a note that names the classes of rows that the model does not know.
+
+    Args:
+        task: The fitted task.
+        targets: The targets of the rows.
+        where: What the rows are, such as "validation".
+    """
+    unknown = task.unknown(targets)
+    if unknown:
+        names = list_names(list(dict.fromkeys(unknown)), MAX_UNKNOWN)
+        print_line(
+            f"note: {where}: the target of {count(len(unknown), 'row')} is not in the training "
+            f"split ({names}), which counts as wrong"
+        )
 
 
 def truncations(opened: Opened, preprocessors: Mapping[str, Preprocessor]) -> dict[str, Truncation]:

@@ -106,9 +106,9 @@ class Classify(Task):
         """Return the number of classes, and the number of rows of the most frequent ones."""
         return describe_names(values, "class", "classes")
 
-    def unknown(self, values: Sequence[str]) -> int:
-        """Count the rows whose class does not occur in the training split."""
-        return sum(value not in self.classes.index for value in values)
+    def unknown(self, values: Sequence[str]) -> list[str]:
+        """Return the class of each row whose class does not occur in the training split."""
+        return [value for value in values if value not in self.classes.index]
 
     def encode(self, value: str, rand: random.Random | None = None) -> Tensor:
         """Return the class index (), or IGNORED for a class that is not in the training split."""
@@ -167,8 +167,9 @@ class Classify(Task):
 
     def score_targets(self, values: Sequence[str]) -> ScoreTargets:
         """Return 1 for the class of each sample, and -1 for the other classes."""
-        one_hot = F.one_hot(self._encode_all(values), len(self.labels)).float()
-        return ScoreTargets(2 * one_hot - 1, are_classes=True)
+        # All values are -1 for a class that is not in the training split.
+        true = one_hot(self._encode_all(values), len(self.labels)).float()
+        return ScoreTargets(2 * true - 1, are_classes=True)
 
     def weighted_metrics(
         self, predictions: Sequence[Tensor], truths: Sequence[str], counts: Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Annotated, Any
@@ -119,6 +119,12 @@ def balanced_weights(names: Sequence[str], occurrences: Iterable[str]) -> tuple[
     """
     counts = Counter(occurrences)
     return tuple(counts.total() / (len(names) * counts[name]) for name in names)
+
+
+def first_unknown(rows: Iterable[Sequence[str]], known: Container[str]) -> list[str]:
+    """Return the first name of each row that is not known; rows without one are left out."""
+    found = [next((name for name in row if name not in known), None) for row in rows]
+    return [name for name in found if name is not None]
 
 
 def encode_names(names: Sequence[str], index: Mapping[str, int]) -> Tensor:

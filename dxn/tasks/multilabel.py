@@ -19,7 +19,7 @@ from dxn.tasks.cells import are_lists, parse_list
 from dxn.tasks.class_metrics import hidden_metrics, metrics_per_class, with_unknown
 from dxn.tasks.divergences import between_labels
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
-from dxn.tasks.labels import FrequenciesState, Labels, describe_names
+from dxn.tasks.labels import FrequenciesState, Labels, describe_names, first_unknown
 from dxn.tasks.probabilities import list_names, probability_fields
 from dxn.tasks.row_scores import ClassScores, RowScores, f1_scores
 from dxn.tasks.task import STATE_FILE, Batch, ScoreTargets, Task
@@ -121,10 +121,9 @@ class Multilabel(Task):
         """Return the number of labels, and the number of rows of the most frequent ones."""
         return describe_names(chain.from_iterable(values), "label", "labels")
 
-    def unknown(self, values: Sequence[Sequence[str]]) -> int:
-        """Count the rows with a label that does not occur in the training split."""
-        known = set(self.labels)
-        return sum(not known.issuperset(value) for value in values)
+    def unknown(self, values: Sequence[Sequence[str]]) -> list[str]:
+        """Return a label of each row with one that does not occur in the training split."""
+        return first_unknown(values, self.names.index)
 
     def encode(self, value: Sequence[str], rand: random.Random | None = None) -> Tensor:
         """Return the multi-hot target (K,): 1 for each label of the sample, 0 for the others."""
@@ -205,8 +204,8 @@ class Multilabel(Task):
         self, predictions: Sequence[Tensor], truths: Sequence[Sequence[str]]
     ) -> RowScores:
         """Return the F1 score of the labels of each row; 1 for a row without any label."""
-        scores = self.class_scores(predictions, truths)
-        predicted, true = scores.predicted, scores.true
+        rows = with_unknown(self.class_scores(predictions, truths), truths, self.labels)
+        predicted, true = rows.predicted, rows.true
         f1 = f1_scores((predicted & true).sum(1), predicted.sum(1), true.sum(1))
         return RowScores("F1 of the labels", f1.nan_to_num(1.0).tolist())
 

@@ -19,7 +19,6 @@ from dxn.schema import Strict, validated
 from dxn.tasks.cells import are_amounts
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
 from dxn.tasks.number_notes import explain_amounts, explain_format
-from dxn.tasks.probabilities import significant
 from dxn.tasks.row_scores import RowScores
 from dxn.tasks.task import STATE_FILE, Batch, ScoreTargets, Task
 from dxn.tokenize.number_format import NumberFormat, find_format
@@ -111,8 +110,9 @@ class Regress(Task):
         return f"{_format_number(min(values))} to {_format_number(max(values))}, median {middle}"
 
     def encode(self, value: float, rand: random.Random | None = None) -> Tensor:
-        """Return the number () in its original unit. The loss standardizes it."""
-        return torch.tensor(float(value))
+        """Return the standardized number ()."""
+        # In float64, because in float32 all times in seconds within two minutes are equal.
+        return torch.tensor((float(value) - self.mean) / self.std)
 
     def mix_targets(self, target: Tensor, order: Tensor, share: float) -> Tensor:
         """Return mixed numbers (B,)."""
@@ -127,7 +127,7 @@ class Regress(Task):
         # Standardization makes the scale of the loss, and so a good learning rate, independent of
         # the unit of the targets.
         # The loss is computed in float32 even if the model uses bfloat16.
-        return F.mse_loss(output.float().squeeze(-1), (batch["target"] - self.mean) / self.std)
+        return F.mse_loss(output.float().squeeze(-1), batch["target"])
 
     def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
         """Return the mean squared difference of outputs (B, 1).
@@ -144,12 +144,13 @@ class Regress(Task):
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
     ) -> list[Tensor]:
-        """Return the predicted number () of each sample in the original unit."""
-        return list((output.float().squeeze(-1) * self.std + self.mean).cpu())
+        """Return the predicted number () of each sample in the original unit, float64."""
+        # On the CPU first, because not every device has float64.
+        return list(output.float().squeeze(-1).cpu().double() * self.std + self.mean)
 
     def exported(self, head: nn.Module, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the predicted number (B,) in the original unit."""
-        return {"prediction": output.float().squeeze(-1) * self.std + self.mean}
+        """Return the predicted number (B,) in the original unit, float64."""
+        return {"prediction": output.float().squeeze(-1).double() * self.std + self.mean}
 
     def score_targets(self, values: Sequence[float]) -> ScoreTargets:
         """Return the standardized numbers (n, 1)."""
@@ -206,14 +207,18 @@ class Regress(Task):
         self, prediction: Tensor, target: Any = None, inputs: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Return the predicted number, and the error if the target is known."""
-        predicted = significant(float(prediction))
+        predicted = self._rounded(float(prediction))
         if target is None:
             return {"prediction": predicted}
-        return {"prediction": predicted, "error": significant(predicted - target)}
+        return {"prediction": predicted, "error": self._rounded(predicted - target)}
 
     def trivial(self) -> tuple[str, Tensor]:
         """Return the mean of the training split, the constant with the smallest RMSE."""
-        return "always the mean", torch.tensor(self.mean)
+        return "always the mean", torch.tensor(self.mean, dtype=torch.float64)
+
+    def _rounded(self, value: float) -> float:
+        """Round to a millionth of the standard deviation, as exact as float32 outputs are."""
+        return round(value, 6 - math.floor(math.log10(self.std)))
 
     def state(self) -> dict[str, Any]:
         """Return the mean, the standard deviation, and how numbers are written."""

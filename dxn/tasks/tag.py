@@ -18,7 +18,13 @@ from dxn.tasks.cells import parse_list
 from dxn.tasks.divergences import between_classes
 from dxn.tasks.entities import OUTSIDE, describe_entities, entities, split_words
 from dxn.tasks.heads import TokenHead
-from dxn.tasks.labels import Labels, balanced_weights, describe_names, encode_names
+from dxn.tasks.labels import (
+    Labels,
+    balanced_weights,
+    describe_names,
+    encode_names,
+    first_unknown,
+)
 from dxn.tasks.probabilities import mean_probabilities
 from dxn.tasks.row_scores import RowScores
 from dxn.tasks.task import IGNORED, Batch, Task
@@ -143,10 +149,9 @@ class Tag(Task):
         """Return the number of tags, and the number of words of the most frequent ones."""
         return describe_names(chain.from_iterable(values), "tag", "tags")
 
-    def unknown(self, values: Sequence[Sequence[str]]) -> int:
-        """Count the rows with a tag that does not occur in the training split."""
-        known = set(self.labels)
-        return sum(not known.issuperset(value) for value in values)
+    def unknown(self, values: Sequence[Sequence[str]]) -> list[str]:
+        """Return a tag of each row with one that does not occur in the training split."""
+        return first_unknown(values, self.tags.index)
 
     def encode(self, value: Sequence[str], rand: random.Random | None = None) -> Tensor:
         """Return the tag indices (W,) of W words, IGNORED for tags not in the training split."""

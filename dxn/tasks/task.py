@@ -247,9 +247,12 @@ class Task(ABC):
         """
         return f"{len(values):,} values"
 
-    def unknown(self, values: Sequence[Any]) -> int:
-        """Count the values with a class, label or tag that is not in the training split."""
-        return 0
+    def unknown(self, values: Sequence[Any]) -> list[str]:
+        """Return the first class, label or tag of each row that the training split does not have.
+
+        Rows whose classes are all known are left out.
+        """
+        return []
 
     # Samples and batches
 

@@ -110,6 +110,11 @@ class State:
         # the loss, the first of them would be kept, long before the model has learned everything.
         has_lower_loss = self.kept_loss is not None and loss < self.kept_loss
         is_best = task.is_better(value, self.best) or (value == self.best and has_lower_loss)
+        # An epoch without a loss, such as one whose outputs are NaN, is kept only if none has one.
+        if math.isnan(loss):
+            is_best = is_best and self.best_loss is None
+        elif self.kept_loss is not None and math.isnan(self.kept_loss):
+            is_best = True
         # Until the metric is defined for the validation rows, the loss decides.
         if math.isnan(value) and self.best is None:
             is_best = is_lower
