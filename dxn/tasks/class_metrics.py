@@ -17,6 +17,7 @@ RARE = 0.1  # a class is rare if it has less than this share of the rows of the 
 MAX_RARE = 3  # rare classes whose F1 is shown in tables
 # Metrics that tables show only if a class is rare: they do not depend on the frequent classes.
 FOR_RARE = ("roc_auc", "average_precision")
+MAX_NAME = 32  # characters of the name of a metric, which is the heading of a column
 PREFIX = "f1:"  # of the F1 of a class, such as "f1:spam"
 
 
@@ -60,7 +61,7 @@ def metrics_per_class(
     rankings = [ranking(rows.probabilities[:, k], rows.true[:, k], counts) for k in ranked]
     areas, precisions = (torch.stack(each, 1).nanmean(1) for each in zip(*rankings, strict=True))
     results |= {"roc_auc": areas, "average_precision": precisions}
-    return results | {metric_of(name): f1[:, k] for k, name in enumerate(names)}
+    return results | dict(zip(f1_names(names), f1.T, strict=False))  # not of unknown classes
 
 
 def ranking(scores: Tensor, true: Tensor, counts: Tensor) -> tuple[Tensor, Tensor]:
@@ -125,14 +126,20 @@ def rare_classes(names: Sequence[str], frequencies: Sequence[float]) -> list[str
     return [name for frequency, name in pairs if frequency < limit][:MAX_RARE]
 
 
-def metric_of(name: str) -> str:
-    """Return the name of the metric of a class, such as "f1:spam"."""
-    # Brackets stand around the inputs that a metric was computed from.
-    return PREFIX + name.replace("[", "(").replace("]", ")")
+def f1_names(names: Sequence[str]) -> list[str]:
+    """Return the name of the F1 of each class, such as "f1:spam"."""
+    metrics: list[str] = []
+    for number, name in enumerate(names, 1):
+        # Brackets stand around the inputs that a metric was computed from.
+        text = PREFIX + " ".join(name.split()).replace("[", "(").replace("]", ")")
+        if len(text) > MAX_NAME or text in metrics:
+            text = f"{text[:MAX_NAME]}… {number}"
+        metrics.append(text)
+    return metrics
 
 
 def hidden_metrics(names: Sequence[str], frequencies: Sequence[float]) -> set[str]:
     """Return the metrics of `metrics_per_class` that tables do not show for these frequencies."""
     rare = rare_classes(names, frequencies)
-    hidden = {metric_of(name) for name in names if name not in rare}
+    hidden = {f1 for f1, name in zip(f1_names(names), names, strict=True) if name not in rare}
     return hidden if rare else hidden | set(FOR_RARE)

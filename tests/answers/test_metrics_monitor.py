@@ -248,3 +248,17 @@ def _padded(output, header):
     widths = [len(cell) - 2 for cell in header.split("┃")[2:-1]]
     names = ["loss", "accuracy", "f1_macro"]
     return [name.rjust(width) for name, width in zip(names, widths, strict=True)]
+
+
+def test_classes_with_odd_names_have_figures_with_readable_names(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = ["a/b [c]", "new\nline", "L" * 90, "L" * 91]
+    rows = [[f"{i % 4} {i}", names[i % 4]] for i in range(160)]
+    write_csv("odd.csv", ["text", "y"], rows)
+    run = tmp_path / "run"
+    printed(capsys, "train", "odd.csv", "target=y", *MODEL, "trainer.epochs=1", f"run={run}")
+    found = [
+        name for name in metrics_of(run) if name.startswith("test/f1:") and "always" not in name
+    ]
+    assert found[2:] == ["test/f1:a/b (c)", "test/f1:new line"]
+    assert all(len(name) < 50 for name in found) and len(found) == 4
