@@ -124,7 +124,8 @@ def prepare(
     inputs = assign_inputs(config, source.inputs, preprocessors)
     if not source.splits.get("validation") and not config["loader"]["overfit"]:
         _check_unvalidated(config)
-    settings, chosen = with_preset(settings, task, source, inputs, preprocessors)
+    device = trainer.accelerator.device
+    settings, chosen = with_preset(settings, task, source, inputs, preprocessors, device)
     if member is not None and not resume:
         settings = replace(settings, values=member.with_time(settings.values))
     if chosen or member is not None:

@@ -7,20 +7,30 @@ from __future__ import annotations
 
 import copy
 import math
+import statistics
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 
+import torch
+from accelerate.utils import broadcast_object_list
+
 from dxn.data.rows import Source
-from dxn.instantiate import expand_defaults
+from dxn.instantiate import build, expand_defaults
 from dxn.keys import assign, lookup
 from dxn.run.build import Inputs
 from dxn.run.settings import Settings
 from dxn.tasks import Task
 from dxn.tokenize.adapter import Preprocessor, is_shareable
 from dxn.tokenize.advice import MUON, Advice, Facts, advise
+from dxn.tokens import Span, Tokens
 
 AUTO = "auto"
+# Samples and tokens of the batch with which the speed of a backbone is measured, and repeats.
+MEASURED = 16, 128
+REPEATS = 4
+OVERHEAD = 1.3  # time of a step with embedding, head and optimizer, relative to the backbone's
 # Samples that a training sees over all epochs. Fewer rows are repeated more often.
 VIEWS = 200_000
 JOINT_VIEWS = 500_000  # with several inputs, which must also learn how they belong together
@@ -39,6 +49,7 @@ def with_preset(
     source: Source,
     inputs: Inputs,
     preprocessors: Mapping[str, Preprocessor],
+    device: torch.device,
 ) -> tuple[Settings, list[str]]:
     """Return the settings with the options of the preset, and lines to print.
 
@@ -51,6 +62,7 @@ def with_preset(
         source: The data source.
         inputs: The inputs of the model.
         preprocessors: Preprocessor of each adapter, by adapter key in the configuration.
+        device: Device of the training, whose speed is measured for long texts.
     """
     config = settings.values
     starts_trained = config["weights"]["source"] or config["weights"]["adapters"]
@@ -65,7 +77,7 @@ def with_preset(
         return settings, []
     values = copy.deepcopy(config)
     used: list[Advice] = []
-    for advice in _all_advice(source, inputs, preprocessors):
+    for advice in _all_advice(settings, source, inputs, preprocessors, device):
         exists, old = lookup(values, advice.key)
         keys = [advice.key] if advice.limits is None else [advice.key, advice.limits]
         is_free = not any(is_chosen(key, settings.chosen) for key in keys)
@@ -89,12 +101,25 @@ def is_chosen(key: str, chosen: frozenset[str]) -> bool:
 
 
 def _all_advice(
-    source: Source, inputs: Inputs, preprocessors: Mapping[str, Preprocessor]
+    settings: Settings,
+    source: Source,
+    inputs: Inputs,
+    preprocessors: Mapping[str, Preprocessor],
+    device: torch.device,
 ) -> Iterator[Advice]:
     train = source.splits["train"]
     keys = inputs.chosen
     num_files = sum(is_shareable(preprocessors[key]) for key in keys.values())
     facts = Facts(len(train), len(keys), num_files)
+    minutes = _max_minutes(settings, facts)
+
+    def epochs_within_limit(tokens: float) -> float:
+        if minutes is None:
+            return math.inf
+        seconds = seconds_per_token(settings, device) * tokens * len(train)
+        return 60 * minutes / (OVERHEAD * seconds)
+
+    facts = replace(facts, epochs_within_limit=epochs_within_limit)
     yield from _training_advice(facts, is_validated=bool(source.splits.get("validation")))
     for key in dict.fromkeys(keys.values()):
         names = [name for name in keys if keys[name] == key and name in train.cells]
@@ -112,8 +137,7 @@ def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
     is_alone = facts.num_files == 1
     inputs = about if is_alone else f"{facts.num_files} inputs"
     yield from _schedule(rows, VIEWS if is_alone else JOINT_VIEWS, about)
-    is_long = rows >= MANY or not is_alone
-    yield Advice("trainer.max_minutes", MANY_MINUTES if is_long else MINUTES, inputs)
+    yield Advice("trainer.max_minutes", _minutes(facts), inputs)
     if is_alone:
         yield Advice("trainer.ema_decay", 0.99, about)
         yield Advice("backbone.dropout", 0.0 if rows >= MANY else 0.2, about)
@@ -135,6 +159,39 @@ def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
     yield Advice("head.dropout", 0.0, inputs)
     yield Advice("backbone.block.mlp", "swiglu", inputs)
     yield Advice(*MUON, inputs)
+
+
+def _minutes(facts: Facts) -> float:
+    return MANY_MINUTES if facts.rows >= MANY or facts.num_files > 1 else MINUTES
+
+
+def _max_minutes(settings: Settings, facts: Facts) -> float | None:
+    """Return the time limit of the user, or otherwise that of the preset."""
+    if is_chosen("trainer.max_minutes", settings.chosen):
+        return settings.values["trainer"].get("max_minutes")
+    return _minutes(facts)
+
+
+def seconds_per_token(settings: Settings, device: torch.device) -> float:
+    """Measure the time of a training step of the backbone per token of a batch."""
+    size, length = MEASURED
+    # The weights of the model must not depend on this measurement.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        node = settings.values["backbone"]
+        backbone = build(node, key="backbone", trust=settings.trust).to(device)
+        x = torch.randn(size, length, settings.values["dim"], device=device)
+        mask = torch.ones(size, length, dtype=torch.bool, device=device)
+        tokens = Tokens(x, mask, (Span("x", "x", 0, length, torch.zeros(size, length, 1)),))
+        times = []
+        for _ in range(REPEATS):
+            start = time.perf_counter()
+            backbone(tokens).x.sum().backward()
+            if device.type != "cpu":
+                torch.accelerator.synchronize(device)
+            times.append(time.perf_counter() - start)
+    # All processes must choose the same options. The first step takes longer.
+    (seconds,) = broadcast_object_list([statistics.median(times[1:]) / (size * length)])
+    return seconds
 
 
 def _advice_once_learning(about: str) -> Iterator[Advice]:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dxn.errors import UserError
 from dxn.models.losses import linear_cross_entropy
 from dxn.tasks.task import IGNORED, Batch, Task, Window
-from dxn.tokenize.adapter import VocabularyAdapter
+from dxn.tokenize.adapter import VocabularyAdapter, check_columns_are_tokens
 from dxn.tokens import Tokens
 
 # Adapter options that change or merge tokens. A language model predicts every token unchanged.
@@ -125,6 +125,7 @@ class Language(Task):
             raise UserError(
                 f"head=language: needs an input with a vocabulary, got {names}; use a text adapter"
             )
+        check_columns_are_tokens(adapter, self.name)
         self.input = name
 
     @property

@@ -28,7 +28,7 @@ from dxn.tasks.labels import (
 from dxn.tasks.probabilities import mean_probabilities
 from dxn.tasks.row_scores import RowScores
 from dxn.tasks.task import IGNORED, Batch, Task
-from dxn.tokenize.adapter import has_words
+from dxn.tokenize.adapter import check_columns_are_tokens, has_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +101,7 @@ class Tag(Task):
                 f"head=tag: needs an input that consists of words, got {', '.join(adapters)}; "
                 "use a text adapter"
             )
+        check_columns_are_tokens(adapters[candidates[0]], self.name)
         self.input = candidates[0]
 
     @property

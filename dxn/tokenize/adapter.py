@@ -32,6 +32,7 @@ optional member only through a function of this module, which returns the defaul
 | `summary(batch) -> Summary or None` | None | `Model.summaries` of dxn.models |
 | `counted_recipe() -> dict` | {} | `counted_recipe` of dxn.tokenize.recipes |
 | `lookback: int` | all previous tokens | `LanguageModel` of dxn.models |
+| `tokens_per_column: int` | 1 | `check_columns_are_tokens(adapter, task)` |
 | `save(folder, name)` | only weights | `save_adapter(adapter, folder, name)` |
 | `load(folder, name)` | only weights | `load_adapter(adapter, folder, name)` |
 """
@@ -48,6 +49,7 @@ from urllib.parse import quote
 from tokenizers import Tokenizer
 from torch import Tensor, nn
 
+from dxn.errors import UserError
 from dxn.tokenize.media import BadMedia
 from dxn.tokens import Tokens
 
@@ -235,6 +237,18 @@ def has_steps(prepare: Preprocessor) -> bool:
     time steps, after missing values if the series is shorter.
     """
     return getattr(prepare, "has_steps", False)
+
+
+def check_columns_are_tokens(adapter: Any, task: str) -> None:
+    """Refuse an adapter whose columns are means of several tokens, for a task about each token.
+
+    Raises:
+        UserError: If a column has several tokens.
+    """
+    if getattr(adapter, "tokens_per_column", 1) > 1:
+        raise UserError(
+            f"head={task}: needs one column per token; set adapters.text.embedding.pool=1"
+        )
 
 
 def num_tokens(prepare: Preprocessor, raw: Any) -> float:

@@ -5,7 +5,8 @@ docs/presets.md lists the rules with the measurements behind them.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,12 +46,15 @@ class Facts:
         num_inputs: Number of inputs of the model.
         num_files: Number of inputs that are files or texts, and not columns of a table.
         prefix: Key of the adapter's options, such as "adapters.text".
+        epochs_within_limit: Function of the mean number of tokens of a sample: how many epochs fit
+            into the time limit of the training, from the measured speed of the backbone.
     """
 
     rows: int
     num_inputs: int
     num_files: int
     prefix: str = ""
+    epochs_within_limit: Callable[[float], float] = lambda tokens: math.inf
 
 
 def advise(prepare: Preprocessor, cells: Sequence[Any], facts: Facts) -> list[Advice]:

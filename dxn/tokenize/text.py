@@ -89,6 +89,10 @@ class TextAdapter(nn.Module):
         # An even kernel cannot be centered on a token.
         if conv_kernel and conv_kernel % 2 == 0:
             raise ValueError(f"conv_kernel must be odd, or 0 to disable it, got {conv_kernel}")
+        if embedding.pool > 1 and ngrams.columns:
+            raise ValueError(
+                f"embedding.pool must be 1 with ngrams.columns=true, got {embedding.pool}"
+            )
         self.dim = dim
         self.vocab_size = vocab_size
         self.tokenizer_options = tokenizer
@@ -167,11 +171,17 @@ class TextAdapter(nn.Module):
             None if ratio is 0, or if it is not set and the tokenizer has no mask token.
 
         Raises:
-            UserError: If ratio is set, but the tokenizer has no mask token.
+            UserError: If ratio is set, but the tokenizer has no mask token or a column has several
+                tokens.
         """
         mask_ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
         if not mask_ratio:
             return None
+        if self.tokens_per_column > 1:
+            raise UserError(
+                "mask_ratio.text: a masked text needs adapters.text.embedding.pool=1, got "
+                f"{self.tokens_per_column}"
+            )
         if self.prepare.mask_id is None:
             if ratio is None:
                 return None
@@ -195,6 +205,11 @@ class TextAdapter(nn.Module):
     def load(self, folder: Path, name: str) -> None:
         """Load the tokenizer that `save` wrote."""
         self.use_tokenizer(load_tokenizer(_tokenizer_path(folder, name)))
+
+    @property
+    def tokens_per_column(self) -> int:
+        """Number of neighboring tokens whose mean is one column."""
+        return self.embedding_options.pool
 
     @property
     def lookback(self) -> int:
@@ -257,6 +272,8 @@ class TextAdapter(nn.Module):
             x = torch.cat([x, *grams], 1)
             mask = repeat(mask, "b n -> b (k n)", k=num_copies)
             coords = coords.repeat(1, num_copies, 1)
+        if self.tokens_per_column > 1:
+            x, mask, coords = pooled(x, mask, coords, self.tokens_per_column)
         x = self.dropout(self.norm(x))
         span = Span(self.modality, self.modality, 0, x.shape[1], coords)
         return Tokens(x, mask, (span,))
@@ -274,6 +291,32 @@ class TextAdapter(nn.Module):
             # int64.
             code = (code * 1_000_003 + shifted) % 2_147_483_647
         return self.ngram_embedding(code % self.ngram_embedding.num_embeddings)
+
+
+def pooled(x: Tensor, mask: Tensor, coords: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean of each group of neighboring tokens, without padding.
+
+    Args:
+        x: (B, N, D). Embedded tokens.
+        mask: (B, N). True at real tokens.
+        coords: (B, N, 2). Start and stop of each token in characters, NaN where unknown.
+        size: Number of tokens P of a group.
+
+    Returns:
+        Means (B, ceil(N / P), D), their mask, and the start of the first and the stop of the last
+        token of each group.
+    """
+    rest = -x.shape[1] % size
+    weights = rearrange(F.pad(mask, (0, rest)), "b (n p) -> b n p 1", p=size).to(x.dtype)
+    groups = rearrange(F.pad(x, (0, 0, 0, rest)), "b (n p) d -> b n p d", p=size)
+    counts = weights.sum(2)
+    means = (groups * weights).sum(2) / counts.clamp(min=1)
+    ends = F.pad(coords, (0, 0, 0, rest), value=torch.nan)
+    ends = rearrange(ends, "b (n p) e -> b n p e", p=size)
+    starts = ends[..., 0].nan_to_num(torch.inf).amin(2)
+    stops = ends[..., 1].nan_to_num(-torch.inf).amax(2)
+    coords = torch.stack([starts, stops], -1)
+    return means, counts[..., 0] > 0, coords.masked_fill(coords.isinf(), torch.nan)
 
 
 def _strings(raws: Iterable[RawText]) -> Iterable[str]:

@@ -14,6 +14,11 @@ MIN_WORDS = 2  # fewer: names and single words, whose letters tell more than the
 MAX_WORD_CHARS = 12  # more: codes and addresses, which keep their subwords
 LONG = 100  # words of a text from which its mean vector tells more than the maximum
 WORDS = 16_000
+MAX_LEN = 256  # words that are read, see TextAdapter
+# A transformer needs this many epochs. If fewer fit into the time limit, neighboring words are
+# pooled, so that a text has a half, a quarter or an eighth of the columns.
+MIN_EPOCHS = 20
+POOLS = (1, 2, 4, 8)
 WORD_DROPOUT, CHARACTER_DROPOUT = 0.5, 0.2
 
 
@@ -43,6 +48,9 @@ def advise_text(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         "conv_kernel": 3,
         "dropout": WORD_DROPOUT if has_several_words else CHARACTER_DROPOUT,
     }
+    pool = _pool(counts, facts) if has_several_words else 1
+    if pool > 1:
+        options["embedding.pool"] = pool
     # Next to other inputs, a question without one of its words has no answer.
     if is_alone:
         options["augment.token_mask"] = 0.1
@@ -52,3 +60,14 @@ def advise_text(cells: Sequence[Any], facts: Facts) -> list[Advice]:
         if words <= LONG:
             advice.append(Advice("fusion.pool", "max", "short texts"))
     return advice
+
+
+def _pool(counts: Sequence[int], facts: Facts) -> int:
+    """Return the number of words per column with which enough epochs fit into the time limit."""
+    # The speed is measured, so only where it can matter.
+    if statistics.median(counts) <= LONG:
+        return 1
+    mean = statistics.mean(min(count, MAX_LEN) for count in counts)
+    fitting = facts.epochs_within_limit(mean)
+    enough = (pool for pool in POOLS if pool * fitting >= MIN_EPOCHS)
+    return next(enough, POOLS[-1])

@@ -50,11 +50,21 @@ class EmbeddingOptions:
         frozen: Do not train the embedding.
         scale: Multiply the embedding by sqrt(dim) (arXiv:1706.03762, section 3.4). Its initial
             values are divided by the same factor.
+        pool: Number of neighboring tokens whose mean is one column, so that a long text has fewer
+            columns. The tasks tag, language and masked need 1.
+
+    Raises:
+        ValueError: If pool is below 1.
     """
 
     path: str | None = None
     frozen: bool = False
     scale: bool = False
+    pool: int = 1
+
+    def __post_init__(self) -> None:
+        if self.pool < 1:
+            raise ValueError(f"embedding.pool must be at least 1, got {self.pool}")
 
 
 @dataclass(frozen=True)

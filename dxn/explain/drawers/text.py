@@ -76,6 +76,11 @@ class TextDrawer:
     def token_names(self, shown: Shown, coords: np.ndarray) -> list[str | None]:
         prepare = shown.preprocessor
         ids = prepare(shown.raw)["ids"].tolist()
+        if len(coords) < len(ids):  # a column has several tokens
+            text = joined(shown.raw)
+            # The slice of an unknown position, 0 to 0, is empty.
+            ends = np.nan_to_num(coords).astype(int).tolist()
+            return [text[start:stop] for start, stop in ends]
         tokenizer = prepare.tokenizer
         # Each token is decoded separately. A token of whitespace only becomes a visible dot.
         pieces = [tokenizer.decode([i], skip_special_tokens=False).strip() or "·" for i in ids]
