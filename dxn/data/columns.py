@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from dxn.data.cell_paths import file_of_cell
 from dxn.data.confine import KEY, confined
 from dxn.data.inference import Preprocessors, infer_columns
 from dxn.data.read import Table, as_list
@@ -197,8 +198,8 @@ def _input_cells(
         if is_path(preprocessor, value) and not URL.match(value):
             # A relative path is relative to the folder of its table. Bytes and arrays need no path,
             # and "N/A" is none.
-            value = None if has_no_value(value) else str(file.parent / value)
-            if value is not None and confine is not None:
+            value = None if has_no_value(value) else file_of_cell(value, file.parent)
+            if isinstance(value, str) and confine is not None:
                 value = confined(value, file.parent, confine)
         elif has_words(preprocessor):
             value = _as_text(value)

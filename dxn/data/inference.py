@@ -113,6 +113,8 @@ def _readers(values: Sequence[Any], preprocessors: Preprocessors) -> Preprocesso
 def _reason(values: Sequence[Any]) -> str:
     """Return why a column is not an input."""
     if _are_file_names(values):
+        if any(isinstance(value, list) for value in values):
+            return "lists of file names; write one file name per column"
         return "file names, which no adapter in use reads"
     kind = kind_of(values)
     return "texts, which no adapter in use reads" if kind == "texts" else kind
@@ -139,6 +141,11 @@ def infer_modality(values: Sequence[Any], preprocessors: Preprocessors) -> str |
 
 
 def _are_file_names(values: Sequence[Any]) -> bool:
-    """Return whether more than half of the values are file names."""
-    matches = sum(isinstance(v, str) and FILE_NAME.fullmatch(v) is not None for v in values)
-    return matches > len(values) / 2
+    """Return whether more than half of the values are file names, or lists of them."""
+    return sum(map(_is_file_name, values)) > len(values) / 2
+
+
+def _is_file_name(value: Any) -> bool:
+    if isinstance(value, list):
+        return bool(value) and all(isinstance(v, str) and _is_file_name(v) for v in value)
+    return isinstance(value, str) and FILE_NAME.fullmatch(value) is not None

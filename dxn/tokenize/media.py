@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 import re
 from collections.abc import Callable, Sequence
@@ -39,6 +40,14 @@ AVIF_BRANDS = (b"avif", b"avis")  # pictures in the same container
 SOUND_TRACK_SCORE = 0.5
 # A URL in a table may have been joined to a folder as if it were a path, which removes one slash.
 URL = re.compile(r"(^|/)https?:/", re.IGNORECASE)
+# Two paths in one text, such as "a.png;b.png" or "['a.png', 'b.png']".
+SUFFIX = r"\.[a-z]\w{1,4}"
+SEVERAL = re.compile(rf"{SUFFIX}['\"]?\s*[;,|\s]\s*[^;,|]+{SUFFIX}\b", re.IGNORECASE)
+WINDOWS_PATH = re.compile(r"(^|/)[a-z]:[\\/]", re.IGNORECASE)
+# The first characters of JPEG, PNG, GIF, RIFF (WEBP, WAV and AVI), FLAC, OGG and ID3 in base64.
+BASE64_SIGNATURES = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "ZkxhQ", "T2dnU", "SUQz")
+# Characters that contain the signature of a file, a multiple of 4.
+MAX_HEADER = 64
 MAX_INSPECTED = 2000  # values are enough to recognize the modality of a column
 
 
@@ -46,10 +55,42 @@ class BadMedia(ValueError):
     """An image, clip or text is invalid or exceeds a limit. The message is the reason."""
 
 
+def embedded_file(text: str, num_chars: int | None = None) -> bytes | None:
+    """Return the content of a file that is written into a text. None: there is none.
+
+    Args:
+        text: A data URL, or base64 of a file that starts like one of a known format.
+        num_chars: Number of characters to decode. None: all of them.
+    """
+    is_url = text[:MAX_HEADER].lstrip().lower().startswith("data:")
+    if not is_url and not text.lstrip().startswith(BASE64_SIGNATURES):
+        return None
+    header, _, data = text.partition(",") if is_url else ("", "", text)
+    if is_url and not header.strip().lower().endswith(";base64"):
+        return None
+    data = data.strip()[:num_chars]
+    try:
+        # Line breaks within it are common.
+        return base64.b64decode("".join(data.split()), validate=True)
+    except ValueError:
+        return None
+
+
+def _as_bytes(value: Any) -> Any:
+    """Return the first bytes of a file that is written into a text, any other value unchanged."""
+    content = embedded_file(value, MAX_HEADER) if isinstance(value, str) else None
+    return value if content is None else content
+
+
+def _has_suffix(value: str | Path, suffixes: tuple[str, ...]) -> bool:
+    return str(value).strip().lower().endswith(suffixes)
+
+
 def is_image(value: Any) -> bool:
     """Whether a cell looks like an image, judged by its type, suffix or first bytes."""
+    value = _as_bytes(value)
     if isinstance(value, str | Path):
-        return str(value).lower().endswith(IMAGE_SUFFIXES)
+        return _has_suffix(value, IMAGE_SUFFIXES)
     if isinstance(value, bytes):
         is_signed = value.startswith(IMAGE_SIGNATURES) or _is_avif(value)
         return is_signed or _riff(value) == b"WEBP"
@@ -60,8 +101,9 @@ def is_image(value: Any) -> bool:
 
 def is_audio(value: Any) -> bool:
     """Whether a cell looks like audio, judged by its type, suffix or first bytes."""
+    value = _as_bytes(value)
     if isinstance(value, str | Path):
-        return str(value).lower().endswith(AUDIO_SUFFIXES)
+        return _has_suffix(value, AUDIO_SUFFIXES)
     if isinstance(value, bytes):
         is_m4a = _is_mp4(value) and value[8:12] in AUDIO_BRANDS
         return value.startswith((*AUDIO_SIGNATURES, *ADTS)) or _riff(value) == b"WAVE" or is_m4a
@@ -76,8 +118,9 @@ def is_video(value: Any) -> bool:
     A GIF looks like an image as well. If an image adapter is in use too, it is preferred, because
     the registry lists it first.
     """
+    value = _as_bytes(value)
     if isinstance(value, str | Path):
-        return str(value).lower().endswith(VIDEO_SUFFIXES)
+        return _has_suffix(value, VIDEO_SUFFIXES)
     if isinstance(value, bytes):
         return (is_container(value) and not is_audio(value)) or value.startswith(b"GIF8")
     if isinstance(value, np.ndarray | Tensor):
@@ -87,8 +130,9 @@ def is_video(value: Any) -> bool:
 
 def may_have_sound_track(value: Any) -> bool:
     """Whether a cell looks like a video whose sound track can be read."""
+    value = _as_bytes(value)
     if isinstance(value, str | Path):
-        return str(value).lower().endswith(SOUND_TRACK_SUFFIXES)
+        return _has_suffix(value, SOUND_TRACK_SUFFIXES)
     return isinstance(value, bytes) and is_container(value)
 
 
@@ -127,12 +171,20 @@ def bytes_or_path(source: Any) -> io.BytesIO | str:
     except (OSError, ValueError):  # the name is too long, or contains a zero byte
         is_file = False
     if not is_file:
-        if URL.search(str(source)):
-            raise BadMedia("is a URL: download the file, and write its path instead")
-        raise BadMedia("file not found")
+        raise BadMedia(_why_not_found(str(source)))
     if size == 0:
         raise BadMedia("empty file")
     return str(path)
+
+
+def _why_not_found(path: str) -> str:
+    if URL.search(path):
+        return "is a URL: download the file, and write its path instead"
+    if SEVERAL.search(path):
+        return "file not found: the cell has several paths, but there must be one path per column"
+    if WINDOWS_PATH.search(path):
+        return "file not found: a path of Windows; write it relative to the folder of the table"
+    return "file not found"
 
 
 def head(source: Any, count: int) -> bytes:

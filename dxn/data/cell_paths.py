@@ -1,0 +1,67 @@
+"""The files that the cells of a table name, also if they are written in another way."""
+
+from __future__ import annotations
+
+import unicodedata
+from functools import lru_cache
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from dxn.tokenize.media import embedded_file
+
+FILE_URL = "file://"
+
+
+def file_of_cell(text: str, folder: Path) -> str | bytes:
+    """Return the path of the file that a cell names, or the content of a file in the cell itself.
+
+    A path as other systems write it is found too: with backslashes, as a file URL, with spaces
+    around it, with another case, or in another Unicode normal form (macOS decomposes letters).
+
+    Args:
+        text: The cell.
+        folder: Folder of the table, to which paths are relative.
+    """
+    content = embedded_file(text)
+    if content is not None:
+        return content
+    name = text.strip()
+    if name.lower().startswith(FILE_URL):
+        name = unquote(urlsplit(name).path)
+    for candidate in (text, name, name.replace("\\", "/")):
+        found = _similar(Path(folder, candidate))
+        if found is not None:
+            return str(found)
+    return str(Path(folder, text))
+
+
+def _similar(path: Path) -> Path | None:
+    """Return an existing path whose parts are equal, apart from case and Unicode normal form."""
+    try:
+        if path.exists():
+            return path
+    except (OSError, ValueError):  # too long, or with a zero byte
+        return None
+    if path.name in ("", "..") or path == path.parent:
+        return None
+    parent = _similar(path.parent)
+    names = () if parent is None else _names(str(parent)).get(_folded(path.name), ())
+    # With two files that differ in case only, the cell names neither of them.
+    return Path(parent, names[0]) if parent is not None and len(names) == 1 else None
+
+
+# Cached, because thousands of cells can name files of the same folder.
+@lru_cache(maxsize=256)
+def _names(folder: str) -> dict[str, list[str]]:
+    """Return the names in a folder by their folded form."""
+    names: dict[str, list[str]] = {}
+    try:
+        for path in Path(folder).iterdir():
+            names.setdefault(_folded(path.name), []).append(path.name)
+    except OSError:  # not a folder, or not readable
+        pass
+    return names
+
+
+def _folded(name: str) -> str:
+    return unicodedata.normalize("NFC", name).casefold()
