@@ -193,9 +193,12 @@ def test_a_sheet_of_a_workbook_is_read_with_its_types_and_row_numbers(tmp_path):
         "when": [day.date(), None],
     }
     assert [table.origin(i) for i in range(2)] == ["my.xlsx row 2", "my.xlsx row 4"]
-    assert table.notes == ["sheet of my.xlsx: first, the first one (data.sheet sets it: other)"]
+    assert table.notes == ["sheet of my.xlsx: first (data.sheet sets it; the others are other)"]
     other = read_table(path, ReadOptions(sheet="other"))
-    assert (other.columns, other.notes) == ({"a": ["x"]}, [])
+    assert (other.columns, other.notes) == (
+        {"a": ["x"]},
+        ["sheet of my.xlsx: other (data.sheet sets it; the others are first)"],
+    )
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,8 @@ from __future__ import annotations
 import datetime
 import warnings
 import zipfile
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +21,7 @@ if TYPE_CHECKING:
 
 BATCH_ROWS = 10_000  # rows of a Parquet file that are read at once
 MAX_NAMES = 10  # columns in a message
+MAX_TITLES = 20  # rows above the header of a sheet
 # Bytes. A dictionary of Arrow holds at most 2 GB.
 MAX_DICTIONARY = 1_000_000_000
 
@@ -123,27 +126,74 @@ def read_excel(
     """
     _check_archive(path)
     names, rows = _read_sheet(path, sheet, key)
-    if sheet is None and len(names) > 1:
-        others = ", ".join(names[1:])
-        notes.append(f"sheet of {path.name}: {names[0]}, the first one ({key} sets it: {others})")
+    try:
+        table = _table_of(path, rows, notes)
+        if not table[1] and len(names) > 1:
+            raise UserError(f"{path}: the sheet {sheet or names[0]} has no rows")
+    except UserError as error:
+        if sheet is not None or len(names) == 1:
+            raise
+        # The first sheet is often a title page.
+        other = _other_sheet(path, names[1:], key, notes)
+        if other is None:
+            reason = f"{error}; the file has several sheets, {key}=SHEET chooses another one"
+            raise UserError(f"{reason}: {', '.join(names[1:])}") from None
+        sheet, table = other
+    if len(names) > 1:
+        chosen = sheet or names[0]
+        others = ", ".join(name for name in names if name != chosen)
+        notes.append(f"sheet of {path.name}: {chosen} ({key} sets it; the others are {others})")
+    return table
+
+
+def _other_sheet(
+    path: Path, names: Sequence[str], key: str, notes: list[str]
+) -> tuple[str, tuple[dict[str, list], list[int]]] | None:
+    """Return the first of these sheets that contains a table, and the table."""
+    for name in names:
+        with suppress(UserError):
+            table = _table_of(path, _read_sheet(path, name, key)[1], notes)
+            if table[1]:
+                return name, table
+    return None
+
+
+def _table_of(path: Path, rows: list[tuple], notes: list[str]) -> tuple[dict[str, list], list[int]]:
+    """Return the table of the rows of a sheet, see `read_excel`."""
     # Excel can store formatted cells without content below and right of the table.
     while rows and _is_empty(rows[-1]):
         rows.pop()
     width = max((i + 1 for row in rows for i, v in enumerate(row) if v is not None), default=0)
     check_num_cells(path, len(rows), width, path.stat().st_size)
     # Rows can be shorter, because empty cells at the end of a row are not stored.
-    padded = [(*row, *[None] * (width - len(row))) for row in rows]
-    header = ["" if name is None else str(name) for name in padded[0][:width]] if rows else []
+    padded = [(*row[:width], *[None] * (width - len(row))) for row in rows]
+    top = _num_titles(padded)
+    if top:
+        notes.append(f"header of {path.name}: row {top + 1}; the rows above it are not used")
+    header = ["" if name is None else str(name) for name in padded[top]] if rows else []
     if not header or not all(header):
         more = ", ..." if len(header) > MAX_NAMES else ""
         got = ", ".join(map(repr, header[:MAX_NAMES])) + more or "an empty sheet"
         raise UserError(f"{path} row 1: each column must have a name, got {got}")
     check_names(path, header)
-    numbered = [(i, row) for i, row in enumerate(padded[1:], 2) if not _is_empty(row)]
+    numbered = [(i, r) for i, r in enumerate(padded[top + 1 :], top + 2) if not _is_empty(r)]
     columns: dict[str, list] = {}
     for i, name in enumerate(header):
         columns[name] = [_plain(row[i]) for _, row in numbered]
     return columns, [number for number, _ in numbered]
+
+
+def _num_titles(rows: Sequence[tuple]) -> int:
+    """Return the number of rows above the header: titles in the first column, and empty rows.
+
+    The header is the first row that is filled with texts. 0 if there is no such row.
+    """
+    for i, row in enumerate(rows[:MAX_TITLES]):
+        if all(isinstance(value, str) and value.strip() for value in row):
+            return i
+        if not _is_empty(row[1:]):
+            return 0
+    return 0
 
 
 def _check_archive(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections import Counter
 from pathlib import Path
 
@@ -37,6 +38,11 @@ def read_csv(
     Raises:
         UserError: If the file is not valid CSV.
     """
+    # Excel writes this line before the header, and does not show it.
+    named = re.match(r'"?sep=(.)"?\n', text, re.IGNORECASE)
+    if named:
+        text = text[named.end() :]
+        sep = sep or named[1]
     if sep is not None:
         if len(sep) != 1:
             raise UserError(f"{key}: must be one character, got {sep!r}")

@@ -86,8 +86,9 @@ class Table:
             close = difflib.get_close_matches(name, self.columns, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""
             known = ", ".join(self.columns)
+            sheets = "".join(f"; {note}" for note in self.notes if note.startswith("sheet of"))
             raise UserError(
-                f"{key}: no column {name!r} in {self.name}; its columns are {known}{hint}"
+                f"{key}: no column {name!r} in {self.name}; its columns are {known}{hint}{sheets}"
             )
         return self.columns[name]
 
