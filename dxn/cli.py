@@ -83,6 +83,15 @@ def _failed(message: str, code: int) -> int:
 
 
 def _run(arguments: list[str]) -> int:
+    for argument in arguments:
+        try:
+            argument.encode()
+        except UnicodeEncodeError:
+            # Such as the name of a file from an old system, whose bytes are no text.
+            raise UserError(
+                f"{argument}: must be valid UTF-8, which is the encoding of configurations and "
+                "reports; rename the file, or correct the text"
+            ) from None
     if not arguments or arguments in [[flag] for flag in (*HELP, "help")]:
         print(overview())
         return 0

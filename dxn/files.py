@@ -6,12 +6,14 @@ import ctypes
 import errno
 import hashlib
 import os
+import platform
 import re
 import shutil
 import stat
 import uuid
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from functools import cache
 from pathlib import Path
 from typing import TextIO
 
@@ -22,7 +24,6 @@ SUMS = "SHA256SUMS"
 # process left behind.
 UNFINISHED = ".unfinished-"
 OLD = ".old"
-ID_LENGTH = 8  # characters that keep the names of two processes apart
 CHUNK = 1 << 20  # bytes that are read at once
 MAX_SUMS = 1 << 20  # bytes of a SHA256SUMS; a model folder has about ten lines of 80 bytes
 # A name with a slash could make dxn read files outside of the folder.
@@ -51,6 +52,7 @@ def atomic_file(path: Path) -> Iterator[Path]:
         UserError: If there is no space left.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
+    _remove_abandoned(path)
     partial = path.with_name(_unfinished_name(path))
     try:
         with _explained(path, partial):
@@ -85,6 +87,7 @@ def replace_folder(folder: Path) -> Iterator[Path]:
             f"{folder}: would be replaced with all its files, because a link in the run folder "
             f"leads to it, but it has no {SUMS}; remove the link or empty the folder"
         )
+    _remove_abandoned(folder)
     partial = folder.with_name(_unfinished_name(folder))
     partial.mkdir()
     try:
@@ -150,14 +153,52 @@ def link(path: Path, new: Path) -> None:
 def remove_unfinished(folder: Path) -> None:
     """Delete the temporary files and folders that a killed process left behind in a folder."""
     for path in folder.glob(f"{UNFINISHED}*"):
-        # The old folder, if the process was killed between the two renames of `_replace`.
-        original = folder / path.name.removesuffix(OLD).removeprefix(UNFINISHED)[ID_LENGTH + 1 :]
-        if path.name.endswith(OLD) and not original.exists():
-            path.replace(original)
-        elif path.is_dir():
-            shutil.rmtree(path, ignore_errors=True)
-        else:
-            path.unlink(missing_ok=True)
+        _remove_or_restore(path)
+
+
+def _remove_abandoned(path: Path) -> None:
+    """Delete what killed processes of this machine left behind when they wrote the same path."""
+    machine = _machine()
+    for partial in path.parent.glob(f"{UNFINISHED}{machine}*"):
+        process = partial.name.removeprefix(f"{UNFINISHED}{machine}")[:8]
+        if _original(partial) == path and not _is_running(process):
+            _remove_or_restore(partial)
+
+
+def _is_running(process: str) -> bool:
+    """Whether a process is running, by its number in hexadecimal digits."""
+    try:
+        os.kill(int(process, 16), 0)  # no signal, only a check
+    except ProcessLookupError:
+        return False
+    except (OSError, ValueError, OverflowError):  # the process of another user, or no number
+        return True
+    return True
+
+
+@cache
+def _machine() -> str:
+    """Return 8 hexadecimal digits of the machine or container, in which processes have numbers."""
+    processes = Path("/proc/self/ns/pid")
+    number = processes.stat().st_ino if processes.exists() else 0
+    return hashlib.sha256(f"{platform.node()} {number}".encode()).hexdigest()[:8]
+
+
+def _original(partial: Path) -> Path:
+    """Return the path that an unfinished file or folder replaces, see `_unfinished_name`."""
+    _, _, name = partial.name.removeprefix(UNFINISHED).partition("-")
+    return partial.parent / name.removesuffix(OLD)
+
+
+def _remove_or_restore(path: Path) -> None:
+    # The old folder, if the process was killed between the two renames of `_replace`.
+    original = _original(path)
+    if path.name.endswith(OLD) and not original.exists():
+        path.replace(original)
+    elif path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
 
 
 def sha256(path: Path) -> str:
@@ -227,9 +268,9 @@ def _read_sums(path: Path) -> dict[str, str]:
 
 
 def _unfinished_name(path: Path) -> str:
-    # The suffix is kept, because libraries infer the format from it. The random part keeps two
-    # processes apart.
-    return f"{UNFINISHED}{uuid.uuid4().hex[:ID_LENGTH]}-{path.name}"
+    # The suffix is kept, because libraries infer the format from it. The numbers of the machine and
+    # of the process tell whether it still writes, and the random part keeps two threads apart.
+    return f"{UNFINISHED}{_machine()}{os.getpid():08x}{uuid.uuid4().hex[:4]}-{path.name}"
 
 
 @contextmanager
