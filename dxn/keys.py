@@ -50,6 +50,7 @@ TOP: dict[str, Hint] = {
     "sep": ["str", "null"],
     "share_adapters": "bool",
     "share_backbone": "bool",
+    "sheet": ["str", "null"],
     "split": [{"choices": ["train", "validation", "test"]}, "null"],
     "temperature": "float",
     "template": "str",

@@ -114,7 +114,7 @@ def read_excel(
 
     Args:
         path: The file.
-        sheet: Name of the sheet. None: the first one.
+        sheet: Name of the sheet. None: the first one with a table.
         key: Option that sets the sheet, for messages.
         notes: A sentence is appended if the file has further sheets.
 

@@ -26,7 +26,7 @@ class ReadOptions:
     Args:
         sep: Separator of CSV cells. None: detect it.
         encoding: Encoding of text formats. None: UTF-8, or UTF-16 with a byte order mark.
-        sheet: Name of the sheet of an Excel file. None: the first one.
+        sheet: Name of the sheet of an Excel file. None: the first one with a table.
         prefix: Prefix of these options on the command line, for error messages.
     """
 

@@ -79,7 +79,7 @@ def table(
         sep: Separator of CSV cells. Default: detected from the header.
         encoding: Encoding of text files, such as cp1252. Default: UTF-8, or UTF-16 if the file
             starts with a byte order mark.
-        sheet: Name of the sheet of an Excel file. Default: the first sheet.
+        sheet: Name of the sheet of an Excel file. Default: the first sheet with a table.
         wide: Columns that are the time steps of one series per row: a pattern such as t_*, a list,
             or a mapping from channels to their columns.
         long: Columns of a table whose rows are time steps. The rows of a series become one row.
@@ -211,6 +211,7 @@ def rows_of_table(
     keep: Sequence[str] = (),
     sep: str | None = None,
     encoding: str | None = None,
+    sheet: str | None = None,
     layout: Layout | None = None,
     with_target: bool = True,
     optional: Collection[str] = (),
@@ -230,6 +231,7 @@ def rows_of_table(
         keep: Further columns to copy to `Rows.ids`.
         sep: Separator of CSV cells. Default: detected from the header.
         encoding: Encoding of text files. Default: UTF-8, or UTF-16 with a byte order mark.
+        sheet: Name of the sheet of an Excel file. Default: the first sheet with a table.
         layout: Layout of the training data set, see `Source.layout`.
         with_target: Whether the rows are used with their targets. False: they are predicted.
         optional: Names of the inputs whose column the table may lack.
@@ -245,7 +247,7 @@ def rows_of_table(
         whole = path
     else:
         paths = paths_by_split(path, {}, "input", confine=outside)
-        options = ReadOptions(sep=sep, encoding=encoding, prefix="")
+        options = ReadOptions(sep=sep, encoding=encoding, sheet=sheet, prefix="")
         files = chain.from_iterable(paths.values())
         whole = concatenate([read_table(file, options) for file in files])
     if not len(whole):

@@ -75,7 +75,7 @@ def timeline(
         sep: Separator of CSV cells. Default: detected from the header.
         encoding: Encoding of text files, such as cp1252. Default: UTF-8, or UTF-16 if the file
             starts with a byte order mark.
-        sheet: Name of the sheet of an Excel file. Default: the first sheet.
+        sheet: Name of the sheet of an Excel file. Default: the first sheet with a table.
 
     Raises:
         UserError: If the table cannot be read, a column does not exist or has no numbers or times,

@@ -23,7 +23,7 @@ from dxn.run.settings import Settings
 from dxn.targets import signature_of
 
 # Options that describe the table `input`. A data set has options of its own, such as data.sep.
-INPUT_OPTIONS = ("columns", "keep", "sep", "encoding", "on_bad", "confine")
+INPUT_OPTIONS = ("columns", "keep", "sep", "encoding", "sheet", "on_bad", "confine")
 # Options of data sources that name files.
 PATHS = ("path", "train", "validation", "test")
 

@@ -51,7 +51,8 @@ def open_input(values: Mapping[str, Any], predictor: Predictor) -> Opened:
     checkpoint has no such columns, so they are inferred.
 
     Args:
-        values: Values of the options input, columns, keep, sep, encoding, on_bad and confine.
+        values: Values of the options input, columns, keep, sep, encoding, sheet, on_bad and
+            confine.
         predictor: The model.
 
     Raises:
@@ -91,7 +92,7 @@ def read_table_rows(
     """Read all rows of the table `input` with their targets, and print the columns that are used.
 
     Args:
-        values: Values of the options input, columns, keep, sep, encoding and confine.
+        values: Values of the options input, columns, keep, sep, encoding, sheet and confine.
         predictor: The model, which knows the columns of its training.
         with_target: Whether the rows are used with their targets. False: they are predicted.
         only: Names of the inputs that are used. The table may lack the others. Default: all.
@@ -109,6 +110,7 @@ def read_table_rows(
         keep=values.get("keep", ()),  # `dxn embed` has no such option
         sep=values["sep"],
         encoding=values["encoding"],
+        sheet=values["sheet"],
         layout=predictor.layout,
         with_target=with_target,
         optional=() if only is None else specs.keys() - set(only),
@@ -208,6 +210,7 @@ def _inferred_specs(values: Mapping[str, Any], predictor: Predictor) -> Mapping[
         fractions=None,
         sep=values["sep"],
         encoding=values["encoding"],
+        sheet=values["sheet"],
         confine=values["confine"],
         **named,
     )

@@ -5,7 +5,7 @@ import json
 import openpyxl
 import pandas as pd
 import pytest
-from helpers.newcomer import refused, run
+from helpers.newcomer import TINY, refused, run
 
 COUNT = 12
 ROWS = [{"text": f"the {i} film", "label": "good" if i % 2 else "bad"} for i in range(COUNT)]
@@ -133,3 +133,17 @@ def test_errors_of_json_still_name_the_place(tmp_path, capsys):
     assert "t.json line 2: invalid JSON" in refused(capsys, "train", tmp_path / "t.json")
     (tmp_path / "u.json").write_text('{"a": [1, 2], "b": 3}')
     assert "must be a list of objects" in refused(capsys, "train", tmp_path / "u.json")
+
+
+def test_a_prediction_can_choose_the_sheet(tmp_path, capsys):
+    table = {"About": [["text", "x"], ["other", 1]], "Data": TABLE}
+    write_excel(tmp_path / "t.xlsx", table)
+    options = [*TINY, "preset=plain", "baseline=none", "report=false", f"run={tmp_path}/run"]
+    command = ["train", tmp_path / "t.xlsx", "target=label", "data.sheet=Data", *options]
+    assert run(*command) == 0
+    output = tmp_path / "p.csv"
+    command = ["predict", f"run={tmp_path}/run", f"input={tmp_path}/t.xlsx", f"output={output}"]
+    for chosen, count in ((["sheet=Data"], COUNT), ([], 1)):
+        assert run(*command, *chosen) == 0
+        assert len(output.read_text().splitlines()) == count + 1
+    assert "no sheet 'Dta' in" in refused(capsys, *command, "sheet=Dta")
