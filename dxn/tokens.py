@@ -176,12 +176,16 @@ class Tokens:
         return Tokens(self.x[:, columns], self.mask[:, columns], (moved,))
 
 
+# Name of the features of cells of a table, from which a baseline also grows trees.
+COLUMNS = "columns"
+
+
 @dataclass(frozen=True, slots=True)
 class Summary:
     """Features of one input of each sample, which need no training. A baseline learns from them.
 
     Args:
-        about: Name of the features, such as "TF-IDF".
+        about: Name of the features, such as "TF-IDF". COLUMNS: cells of a table.
         dense: (B, F) float. Numbers, NaN where unknown. F can be 0.
         counted: Blocks of features that are counted: (2, n) int64 each, the sample and the code of
             each occurrence. A code is a number from 0 to 2^31.

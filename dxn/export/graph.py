@@ -131,7 +131,8 @@ def mixed(model: Model, output: Tensor, batch: Mapping[str, Any]) -> Tensor:
             scores = scores + counted_scores(next(blocks), codes, present)
     if baseline.dense is not None:
         summaries = {name: _summary(model, name, batch) for name in baseline.num_dense}
-        scores = scores + baseline.dense(baseline.dense_features(summaries, output.shape[0]))
+        features = baseline.dense_features(summaries, output.shape[0])
+        scores = scores + baseline.dense_scores(features)
     return scaled + model.mix[1] * scores
 
 

@@ -14,6 +14,7 @@ from dxn.tokens import Summary
 
 # Standardized numbers are limited, so that an outlier does not dominate all other values.
 MAX_VALUE = 10.0
+MAX_DEPTH = 12  # of a tree
 
 
 class TfIdf(nn.Module):
@@ -112,6 +113,57 @@ class DenseScores(nn.Module):
         return (features @ self.weight.to(features.dtype)).float()
 
 
+class Trees(nn.Module):
+    """Gradient-boosted trees over the dense features.
+
+    All nodes of all trees have one index. A leaf is its own child, so that MAX_DEPTH steps from a
+    root end in a leaf. Their number is fixed: no folder of a stranger can make a walk endless.
+
+    Args:
+        num_trees: Number of trees T.
+        num_nodes: Number of nodes N of all trees.
+        num_outputs: Number of outputs K.
+    """
+
+    roots: Tensor
+    feature: Tensor
+    threshold: Tensor
+    missing_left: Tensor
+    left: Tensor
+    right: Tensor
+    value: Tensor
+    weight: Tensor
+
+    def __init__(self, num_trees: int, num_nodes: int, num_outputs: int):
+        super().__init__()
+        self.register_buffer("roots", torch.zeros(num_trees, dtype=torch.long))
+        self.register_buffer("feature", torch.zeros(num_nodes, dtype=torch.long))
+        self.register_buffer("threshold", torch.zeros(num_nodes))
+        self.register_buffer("missing_left", torch.zeros(num_nodes, dtype=torch.bool))
+        self.register_buffer("left", torch.zeros(num_nodes, dtype=torch.long))
+        self.register_buffer("right", torch.zeros(num_nodes, dtype=torch.long))
+        self.register_buffer("value", torch.zeros(num_nodes))
+        # What the value of each tree contributes to each output.
+        self.register_buffer("weight", torch.zeros(num_trees, num_outputs))
+
+    def is_valid(self, num_features: int) -> bool:
+        """Whether all indices are in range."""
+        count = len(self.value)
+        limits = [(self.roots, count), (self.left, count), (self.right, count)]
+        limits.append((self.feature, num_features))
+        return all(bool(((x >= 0) & (x < limit)).all()) for x, limit in limits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map features (B, F), NaN where unknown, to scores (B, K)."""
+        node = self.roots.expand(x.shape[0], -1)
+        for _ in range(MAX_DEPTH):
+            value = x.gather(1, self.feature[node])
+            # ONNX Runtime cannot choose between booleans. A comparison with NaN is false.
+            is_left = (value.isnan() & self.missing_left[node]) | (value <= self.threshold[node])
+            node = torch.where(is_left, self.left[node], self.right[node])
+        return self.value[node] @ self.weight
+
+
 class Baseline(nn.Module):
     """The sum of the scores of all counted features and of all numbers.
 
@@ -121,6 +173,8 @@ class Baseline(nn.Module):
         counted: Number of known counted features of each block of each input, by input name.
         num_outputs: Number of outputs K, as many as the task has.
         num_landmarks: Number of landmarks of the kernel. 0: a linear model.
+        num_trees: Number of gradient-boosted trees.
+        num_nodes: Number of nodes of all trees.
     """
 
     def __init__(
@@ -131,6 +185,8 @@ class Baseline(nn.Module):
         counted: Mapping[str, Sequence[int]],
         num_outputs: int,
         num_landmarks: int = 0,
+        num_trees: int = 0,
+        num_nodes: int = 0,
     ):
         super().__init__()
         self.about = about
@@ -139,10 +195,13 @@ class Baseline(nn.Module):
         sizes = [count for counts in self.num_counted.values() for count in counts]
         self.tfidf = nn.ModuleList(TfIdf(size, num_outputs) for size in sizes)
         self.dense = None
+        self.trees = None
+        # One additional feature per input: whether the sample has it.
+        self.num_features = sum(self.num_dense.values()) + len(self.num_dense)
         if self.num_dense:
-            # One additional feature per input: whether the sample has it.
-            num_features = sum(self.num_dense.values()) + len(self.num_dense)
-            self.dense = DenseScores(num_features, num_outputs, num_landmarks)
+            self.dense = DenseScores(self.num_features, num_outputs, num_landmarks)
+        if self.num_dense and num_trees:
+            self.trees = Trees(num_trees, num_nodes, num_outputs)
         self.bias: Tensor
         self.register_buffer("bias", torch.zeros(num_outputs))
 
@@ -154,7 +213,19 @@ class Baseline(nn.Module):
             "counted": {name: list(counts) for name, counts in self.num_counted.items()},
             "num_outputs": len(self.bias),
             "num_landmarks": 0 if self.dense is None else len(self.dense.landmarks),
+            "num_trees": 0 if self.trees is None else len(self.trees.roots),
+            "num_nodes": 0 if self.trees is None else len(self.trees.value),
         }
+
+    def has_valid_trees(self) -> bool:
+        """Whether the trees, which may come from a stranger's folder, are in range."""
+        return self.trees is None or self.trees.is_valid(self.num_features)
+
+    def dense_scores(self, x: Tensor) -> Tensor:
+        """Return the scores (B, K) of the features that `dense_features` returns."""
+        assert self.dense is not None
+        scores = self.dense(x)
+        return scores if self.trees is None else scores + self.trees(x)
 
     def forward(self, summaries: Mapping[str, Summary], size: int) -> Tensor:
         """Return the output (B, K), in the space of the head's output.
@@ -176,7 +247,7 @@ class Baseline(nn.Module):
                     if block is not None:
                         output = output + module(block, size)
             if self.dense is not None:
-                output = output + self.dense(self.dense_features(summaries, size))
+                output = output + self.dense_scores(self.dense_features(summaries, size))
         return output
 
     def dense_features(self, summaries: Mapping[str, Summary], size: int) -> Tensor:

@@ -11,9 +11,10 @@ from torch import Tensor, nn
 
 from dxn.models.baseline import Baseline
 from dxn.run.baseline_counted import Counted, fit_counted
-from dxn.run.baseline_dense import fit_dense
+from dxn.run.baseline_dense import Dense, fit_dense
+from dxn.run.baseline_trees import Boosted, fit_trees
 from dxn.tasks.task import ScoreTargets
-from dxn.tokens import Summary
+from dxn.tokens import COLUMNS, Summary
 
 # The scores of a linear model are about -1 to 1, too small for probabilities.
 INITIAL_SCALE = 2.0
@@ -68,36 +69,46 @@ def fit_baseline(
         counted={name: [1] * len(summary.counted) for name, summary in summaries.items()},
         num_outputs=targets.values.shape[1],
     )
-    dense = None
+    dense = trees = None
     if empty.dense is not None:
         # The additional feature of an input has another unit.
         sizes = [size for count in empty.num_dense.values() for size in (count, 1)]
         x = empty.dense_features(summaries, len(targets.values))
         dense = fit_dense(x, targets, sizes)
-    parts = [part for part in (counted, dense) if part is not None]
+        columns = _table_columns(empty, summaries)
+        trees = fit_trees(x, columns, targets, loss_of_rows) if len(columns) else None
+    parts = [part for part in (counted, dense, trees) if part is not None]
     scores = torch.stack([part.scores for part in parts])
     rows = (~scores.isnan().any(2).any(0)).nonzero()[:, 0]
     scales = fit_scales(
         list(scores[:, rows]),
         lambda output: loss_of_rows(output, rows),
-        Prior([INITIAL_SCALE if targets.are_classes else 1.0] * len(parts)),
+        Prior([_initial_scale(part, targets) for part in parts]),
     )
+    if trees is not None and scales[-1] < MIN_FACTOR:
+        trees = None
     sizes = iter([] if counted is None else [len(module.codes) for module in counted.modules])
     baseline = Baseline(
-        _about(summaries, None if dense is None else dense.name, targets.are_classes),
+        _about(summaries, dense, trees, targets.are_classes),
         dense=empty.num_dense,
         counted={name: [next(sizes) for _ in ones] for name, ones in empty.num_counted.items()},
         num_outputs=targets.values.shape[1],
         num_landmarks=0 if dense is None else len(dense.module.landmarks),
+        num_trees=0 if trees is None else len(trees.module.roots),
+        num_nodes=0 if trees is None else len(trees.module.value),
     )
-    for part, scale in zip(parts, scales, strict=True):
+    parts = [part for part in (counted, dense, trees) if part is not None]
+    for part, scale in zip(parts, scales, strict=False):  # the last part can be left out
         baseline.bias += scale * part.bias
         if isinstance(part, Counted):
             for module in part.modules:
                 module.weight *= scale
             baseline.tfidf = nn.ModuleList(part.modules)
+            continue
+        part.module.weight *= scale
+        if isinstance(part, Boosted):
+            baseline.trees = part.module
         else:
-            part.module.weight *= scale
             baseline.dense = part.module
     return baseline
 
@@ -162,13 +173,38 @@ def fit_scales(parts: Sequence[Tensor], loss: Loss, prior: Prior) -> list[float]
     return [float(factor) for factor in result.x]
 
 
-def _about(summaries: Mapping[str, Summary], dense: str | None, are_classes: bool) -> str:
+def _table_columns(baseline: Baseline, summaries: Mapping[str, Summary]) -> Tensor:
+    """Return the indices of the dense features that are columns of a table."""
+    columns: list[int] = []
+    start = 0
+    for name, count in baseline.num_dense.items():
+        if summaries[name].about == COLUMNS:
+            columns += range(start, start + count)
+        start += count + 1  # the last one says whether a sample has the input
+    return torch.tensor(columns, dtype=torch.long)
+
+
+def _initial_scale(part: Counted | Dense | Boosted, targets: ScoreTargets) -> float:
+    """Return the factor of a part without any rows. A few rows are no reason to use trees."""
+    if isinstance(part, Boosted):
+        return 0.0
+    return INITIAL_SCALE if targets.are_classes else 1.0
+
+
+def _about(
+    summaries: Mapping[str, Summary],
+    dense: Dense | None,
+    trees: Boosted | None,
+    are_classes: bool,
+) -> str:
     """Return the name of the baseline, such as "TF-IDF + linear SVM"."""
     used = {name: each for name, each in summaries.items() if each.counted or each.dense.shape[1]}
     names = list(dict.fromkeys(summary.about for summary in used.values()))
     models: list[str] = []
     if any(summary.counted for summary in used.values()):
         models.append("linear SVM" if are_classes else "ridge regression")
-    if dense is not None and dense not in models:
-        models.append(dense)
+    if dense is not None and dense.name not in models:
+        models.append(dense.name)
+    if trees is not None:
+        models.append("gradient-boosted trees")
     return " + ".join([*names, *models])

@@ -206,6 +206,11 @@ def _build(
     baseline = None if sizes is None else Baseline(**sizes)
     model.set_baseline(baseline, torch.zeros(2) if "mix" in tensors else None)
     _load_weights(model, tensors, folder)
+    if baseline is not None and not baseline.has_valid_trees():
+        raise UserError(
+            f"{folder / WEIGHTS}: a tree of the baseline names a node or feature that does not "
+            "exist; copy the model folder again"
+        )
     return model, task
 
 

@@ -77,10 +77,12 @@ class ScoreTargets:
         values: (n, K) float. Classes: 1 for each class of a sample and -1 for the others. Otherwise
             numbers in the space of the output.
         are_classes: Whether the values are classes.
+        are_exclusive: Whether each sample has exactly one class (softmax).
     """
 
     values: Tensor
     are_classes: bool
+    are_exclusive: bool = False
 
 
 class Task(ABC):

@@ -30,7 +30,7 @@ from dxn.tokenize.media import MAX_INSPECTED, BadMedia
 from dxn.tokenize.missing import has_no_value
 from dxn.tokenize.number_format import are_codes, are_numbers
 from dxn.tokenize.spaced import evenly_spaced
-from dxn.tokens import Summary, Tokens
+from dxn.tokens import COLUMNS, Summary, Tokens
 
 RawCategory = tuple[str, ...]
 
@@ -285,9 +285,9 @@ class CategoryAdapter(nn.Module):
         size = NUM_SPECIAL + len(self.prepare.values)
         if size > MAX_DENSE:
             none = torch.zeros(ids.shape[0], 0, device=ids.device)
-            return Summary("columns", none, (torch.stack([mask.nonzero()[:, 0], ids[mask]]),))
+            return Summary(COLUMNS, none, (torch.stack([mask.nonzero()[:, 0], ids[mask]]),))
         dense = torch.zeros(ids.shape[0], size, device=ids.device)
-        return Summary("columns", dense.scatter_add_(1, ids, mask.float()))
+        return Summary(COLUMNS, dense.scatter_add_(1, ids, mask.float()))
 
     def counted_recipe(self) -> dict[str, Any]:
         """Return what a program without dxn needs to compute the counted features of `summary`."""

@@ -37,7 +37,7 @@ from dxn.tokenize.grid import MASKED
 from dxn.tokenize.masking import check_ratio
 from dxn.tokenize.media import BadMedia
 from dxn.tokenize.missing import has_no_number
-from dxn.tokens import Summary, Tokens
+from dxn.tokens import COLUMNS, Summary, Tokens
 
 # Number of sines and cosines of each cycle. Three pairs tell seven weekdays apart.
 WEEKDAY, YEAR, MONTH, DAY = 3, 2, 1, 3
@@ -219,7 +219,7 @@ class DateAdapter(nn.Module):
 
     def summary(self, batch: Mapping[str, Tensor]) -> Summary:
         """Return the features of each date of a batch, NaN where it lacks them."""
-        return Summary("columns", batch["value"].masked_fill(~batch["valid"], torch.nan)[:, 0])
+        return Summary(COLUMNS, batch["value"].masked_fill(~batch["valid"], torch.nan)[:, 0])
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, 1, D)."""

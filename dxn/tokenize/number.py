@@ -31,7 +31,7 @@ from dxn.tokenize.masking import check_ratio
 from dxn.tokenize.media import BadMedia
 from dxn.tokenize.missing import has_no_number
 from dxn.tokenize.number_format import NumberFormat, are_codes, are_numbers, find_format
-from dxn.tokens import Summary, Tokens
+from dxn.tokens import COLUMNS, Summary, Tokens
 
 NumberEmbedding = Literal["piecewise", "periodic", "linear"]
 # Standardized numbers approach this limit smoothly (arXiv:2407.04491, section 3), so that an
@@ -249,7 +249,7 @@ class NumberAdapter(nn.Module):
 
     def summary(self, batch: Mapping[str, Tensor]) -> Summary:
         """Return the standardized number of each sample of a batch."""
-        return Summary("columns", batch["value"][:, 0])
+        return Summary(COLUMNS, batch["value"][:, 0])
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, 1, D)."""

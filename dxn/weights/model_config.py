@@ -75,6 +75,8 @@ class BaselineSizes(Strict):
     counted: dict[Name, Annotated[list[Count], Field(max_length=100)]]
     num_outputs: Count
     num_landmarks: Annotated[int, Field(ge=0, le=MAX_INTEGER)]
+    num_trees: Annotated[int, Field(ge=0, le=MAX_INTEGER)] = 0
+    num_nodes: Annotated[int, Field(ge=0, le=MAX_INTEGER)] = 0
 
 
 class Member(Strict):

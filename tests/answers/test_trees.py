@@ -1,0 +1,163 @@
+"""The baseline of a table has gradient-boosted trees, which are saved and exported with it."""
+
+import numpy as np
+import pytest
+import torch
+import torch.nn.functional as F
+from helpers.runs import SMALL, train, weights_of
+from safetensors.torch import save_file
+from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
+
+import dxn
+from dxn.cli import main
+from dxn.errors import UserError
+from dxn.files import write_sums
+from dxn.run.baseline_trees import fit_trees
+from dxn.tasks.task import ScoreTargets
+
+ROWS = 400
+NOISE = 8
+OPTIONS = [*SMALL, "trainer.epochs=1", "optimizer.lr=1e-5", "preset=plain", "report=false"]
+ALL_CLASSES = np.arange(ROWS) % 3
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory):
+    """A run with a target that has steps, whose places depend on a category, and empty cells."""
+    folder = tmp_path_factory.mktemp("trees")
+    rand = np.random.default_rng(0)
+    rows = []
+    for i in range(ROWS):
+        kind = "xyz"[i % 3]
+        a, b, *noise = rand.normal(size=2 + NOISE)
+        shown = "" if i % 9 == 0 else f"{b:.4f}"
+        price = 10 * (a > 0.4) * (kind == "x") + 10 * (a < -0.2) * (kind == "y")
+        cells = [f"{a:.4f}", shown, *(f"{x:.4f}" for x in noise), kind, f"{price + 0.1 * b:.4f}"]
+        rows.append(",".join(cells))
+    names = ["a", "b", *(f"n{i}" for i in range(NOISE)), "kind", "price"]
+    (folder / "table.csv").write_text("\n".join([",".join(names), *rows]))
+    metrics = train(folder / "run", str(folder / "table.csv"), "target=price", *OPTIONS)
+    return folder / "run", metrics
+
+
+def test_a_step_whose_place_depends_on_a_category_is_learned(run, capsys):
+    folder, metrics = run
+    assert "gradient-boosted trees" in metrics["baseline"]
+    assert metrics["mix"][1] > 0
+    model = dxn.load(str(folder))
+    rest = {"b": 0.0, **{f"n{i}": 0.0 for i in range(NOISE)}}
+    high = model.predict(**rest, a=1.5, kind="x")["prediction"]
+    low = model.predict(**rest, a=-1.5, kind="x")["prediction"]
+    assert high > 7 and low < 3
+
+
+def test_unknown_categories_and_missing_cells_have_a_finite_answer(run):
+    model = dxn.load(str(run[0]))
+    for inputs in ({"a": 1.0, "kind": "new"}, {"kind": "x"}, {"a": 1.0}):
+        assert np.isfinite(model.predict(**inputs)["prediction"])
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_exported_trees_answer_the_same(run, tmp_path, capsys):
+    # The command compares both models, and fails if they differ.
+    assert main(["export", f"run={run[0]}", f"output={tmp_path / 'onnx'}"]) == 0
+
+
+@pytest.mark.parametrize("name", ["left", "right", "roots", "feature"])
+@pytest.mark.parametrize("value", [-1, 10**12])
+def test_a_tree_with_an_index_out_of_range_is_refused(run, tmp_path, name, value):
+    model = tmp_path / "model"
+    model.mkdir()
+    for path in (run[0] / "model").iterdir():
+        (model / path.name).write_bytes(path.read_bytes())
+    tensors = weights_of(run[0])
+    tensors[f"baseline.trees.{name}"][0] = value
+    save_file(tensors, model / "model.safetensors")
+    write_sums(model)
+    with pytest.raises(UserError, match="does not exist"):
+        dxn.load(str(model))
+
+
+def test_nodes_in_a_circle_end(run, tmp_path):
+    model = tmp_path / "model"
+    model.mkdir()
+    for path in (run[0] / "model").iterdir():
+        (model / path.name).write_bytes(path.read_bytes())
+    tensors = weights_of(run[0])
+    tensors["baseline.trees.left"].zero_()
+    tensors["baseline.trees.right"].zero_()
+    save_file(tensors, model / "model.safetensors")
+    write_sums(model)
+    assert np.isfinite(dxn.load(str(model)).predict(a=1.0, kind="x")["prediction"])
+
+
+def table(seed=0):
+    rand = np.random.default_rng(seed)
+    x = rand.normal(size=(ROWS, 4)).astype(np.float32)
+    x[rand.random(x.shape) < 0.1] = np.nan
+    return torch.from_numpy(x)
+
+
+def columns_of(values):
+    return 2 * F.one_hot(torch.tensor(values), int(max(values)) + 1).float() - 1
+
+
+def fitted(x, targets, loss):
+    part = fit_trees(x, torch.arange(x.shape[1]), targets, loss)
+    assert part is not None
+    scores = part.module(x) + part.bias
+    num_trees = len(part.module.roots)
+    return scores.double().numpy(), num_trees
+
+
+def test_numbers_are_those_of_scikit_learn():
+    x = table()
+    y = ((x[:, :1].nan_to_num(1.0) > 0) * (x[:, 1:2].nan_to_num(0.0) > 0.5)).float()
+    scores, count = fitted(
+        x, ScoreTargets(y, are_classes=False), lambda out, rows: F.mse_loss(out, y[rows])
+    )
+    model = HistGradientBoostingRegressor(
+        max_iter=count, max_depth=12, early_stopping=False, random_state=0
+    )
+    expected = model.fit(x.numpy(), y[:, 0].numpy()).predict(x.numpy())
+    np.testing.assert_allclose(scores[:, 0], expected, atol=1e-5)
+
+
+@pytest.mark.parametrize("num_classes", [2, 3])
+def test_logits_are_those_of_scikit_learn(num_classes):
+    x = table()
+    classes = torch.bucketize(x[:, 0].nan_to_num(0.0), torch.tensor([-0.3, 0.6])[: num_classes - 1])
+    targets = ScoreTargets(columns_of(classes.tolist()), are_classes=True, are_exclusive=True)
+    scores, count = fitted(x, targets, lambda out, rows: F.cross_entropy(out, classes[rows]))
+    model = HistGradientBoostingClassifier(
+        max_iter=count if num_classes == 2 else count // num_classes,
+        max_depth=12,
+        early_stopping=False,
+        random_state=0,
+    )
+    expected = model.fit(x.numpy(), classes.numpy()).decision_function(x.numpy())
+    found = scores[:, 1] - scores[:, 0] if num_classes == 2 else scores
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+def test_each_label_of_a_sample_has_its_own_trees():
+    x = table().nan_to_num(0.0)
+    labels = torch.stack([x[:, 0] > 0, x[:, 1] > 0.5, torch.ones(ROWS) > 0], 1).float()
+    targets = ScoreTargets(2 * labels - 1, are_classes=True)
+    scores, _ = fitted(
+        x,
+        targets,
+        lambda out, rows: F.binary_cross_entropy_with_logits(out, labels[rows]),
+    )
+    assert ((scores > 0) == labels.numpy().astype(bool)).mean() > 0.99
+
+
+def test_a_class_of_one_row_is_no_error():
+    x = table()
+    classes = torch.from_numpy(ALL_CLASSES.copy())
+    classes[0] = 3
+    x[:, 0] = classes.float()
+    targets = ScoreTargets(columns_of(classes.tolist()), are_classes=True, are_exclusive=True)
+    scores, _ = fitted(x, targets, lambda out, rows: F.cross_entropy(out, classes[rows]))
+    assert np.isfinite(scores).all()
+    assert (scores.argmax(1) == classes.numpy()).mean() > 0.99
