@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dxn.data.archives import read_archive
-from dxn.data.confine import confined
+from dxn.data.confine import OutsidePath, confined
 from dxn.data.inference import Preprocessors, infer_modality
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
 from dxn.data.sources import ARCHIVES, METADATA, is_metadata
@@ -213,6 +213,11 @@ def _members(root: Path, readers: Preprocessors, *, confine: bool) -> Iterator[M
     # A folder can be a link, unlike in Path.rglob: each of its files is confined.
     for folder, folders, names in os.walk(root, followlinks=True):
         folders[:] = [name for name in folders if not _is_circle(Path(folder, name))]
+        # A link to a folder outside could lead to all files of the computer.
+        for path in (Path(folder, name) for name in folders) if confine else ():
+            outside = confined(path, root)
+            if isinstance(outside, OutsidePath):
+                raise UserError(f"{path}: {outside.reason}")
         for file in (Path(folder, name) for name in names):
             if file.is_file():
                 source = confined(file, root) if confine else str(file)

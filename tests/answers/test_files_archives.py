@@ -133,3 +133,16 @@ def test_a_file_that_two_inputs_read_counts_once():
     for _ in range(2):
         budget.take_anyway(files)
     assert budget.num_bytes == pytest.approx(400)
+
+
+def test_a_folder_that_is_a_link_out_of_the_data_is_refused(tmp_path, capsys):
+    for name in ("data/a", "data/b", "private"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "1.png").write_bytes(png(len(name)))
+    (tmp_path / "data" / "c").symlink_to(tmp_path / "private")
+    options = ["adapters=[image]", *SMALL_IMAGES, *TINY]
+    error = refused(capsys, "train", tmp_path / "data", *options)
+    assert f"{tmp_path}/data/c: leads out of the data folder" in error
+    command = ["check", tmp_path / "data", "adapters=[image]", "data.confine=false"]
+    assert run(*command, "data.fractions=[1]") == 0
+    assert "(a 1, b 1, c 1)" in capsys.readouterr().out
