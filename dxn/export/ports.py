@@ -141,14 +141,17 @@ def _rows(names: Sequence[str], size: int, rand: random.Random) -> dict[str, lis
 
 
 def counted_features(summary: Summary | None, size: int) -> dict[str, Tensor]:
-    """Return the counted features of a summary as padded codes (size, n), by key."""
+    """Return the counted features of a summary by key: padded codes and numbers (size, n, 2)."""
     blocks = () if summary is None else summary.counted
     result: dict[str, Tensor] = {}
-    for number, (rows, codes) in enumerate(blocks):
+    for number, block in enumerate(blocks):
+        # Sorted by row.
+        (rows, codes), occurrences = block.unique(dim=1, return_counts=True)
         counts = torch.bincount(rows, minlength=size)
-        order = rows.argsort(stable=True)
-        padded = torch.full((size, max(int(counts.max()), 1)), NONE)
-        padded[torch.arange(padded.shape[1]) < counts[:, None]] = codes[order]
+        padded = torch.full((size, max(int(counts.max()), 1), 2), NONE)
+        padded[torch.arange(padded.shape[1]) < counts[:, None]] = torch.stack(
+            [codes, occurrences], 1
+        )
         result[f"{COUNTED}{number}"] = padded
     return result
 

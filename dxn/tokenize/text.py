@@ -27,7 +27,7 @@ from dxn.tokenize.text_options import (
     TokenizerOptions,
 )
 from dxn.tokenize.text_preprocessor import MASK_TOKENS, RawText, TextPreprocessor
-from dxn.tokenize.text_summary import TextCodes, token_pieces
+from dxn.tokenize.text_summary import MAX_CHARS, text_codes
 from dxn.tokenize.text_tokenizer import (
     check_vocab_size,
     load_tokenizer,
@@ -147,7 +147,6 @@ class TextAdapter(nn.Module):
         """Use this tokenizer and create the embedding of its tokens."""
         # A new embedding even if the size is the same, because its rows belong to other tokens.
         self.prepare.use_tokenizer(tokenizer)
-        self.codes: TextCodes | None = None  # of this tokenizer, created by `summary`
         self.fitted = True
         self.embedding = nn.Embedding(num_embeddings(tokenizer), self.dim)
         # With scaling, the scaled values have a standard deviation of 1 (arXiv:1706.03762). Without
@@ -229,15 +228,13 @@ class TextAdapter(nn.Module):
 
     def summary(self, batch: Mapping[str, Tensor]) -> Summary:
         """Return the words, pairs of words and character n-grams of each text of a batch."""
-        if self.codes is None:
-            self.codes = TextCodes(self.prepare.tokenizer)
-        ids = batch["ids"]
-        blocks = self.codes(ids, batch["mask"])
-        return Summary("TF-IDF", torch.zeros(len(ids), 0, device=ids.device), blocks)
+        points = batch["points"]
+        empty = torch.zeros(len(points), 0, device=points.device)
+        return Summary("TF-IDF", empty, text_codes(points))
 
     def counted_recipe(self) -> dict[str, Any]:
         """Return what a program without dxn needs to compute the counted features of `summary`."""
-        return {"counted": "text_codes", "pieces": token_pieces(self.prepare.tokenizer)}
+        return {"counted": "text_codes", "counted_chars": MAX_CHARS}
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D)."""

@@ -13,6 +13,7 @@ from typing import Any, cast
 import torch
 from tokenizers import Tokenizer
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from dxn.tokenize.advice import Advice, Facts
 from dxn.tokenize.cells import shortened
@@ -26,6 +27,7 @@ from dxn.tokenize.text_chars import CharNgrams, collate_chars
 from dxn.tokenize.text_columns import text_score
 from dxn.tokenize.text_offsets import with_marks, word_starts
 from dxn.tokenize.text_options import TextAugment
+from dxn.tokenize.text_summary import code_points
 from dxn.tokenize.text_tokenizer import encode, special_ids, token_of
 
 MASK_TOKENS = ("[MASK]", "<mask>")
@@ -123,6 +125,7 @@ class TextPreprocessor:
             words (n,): Index of the word of each token. -1 if raw is not a list of words.
             num_cut (): Number of tokens that were truncated. Those behind max_chars are estimated.
             chars (n, G): Hashed n-grams of the word of each token, 0 for none. Only with `chars`.
+            points (m,): The characters of the text, for a baseline. Only without augmentation.
         """
         text = self._first(raw)
         lead, tokens, tail = self._encode(text)
@@ -140,6 +143,8 @@ class TextPreprocessor:
             "words": torch.tensor([word for _, _, word in tokens], dtype=torch.long),
             "num_cut": torch.tensor(num_cut),
         }
+        if rand is None:
+            sample["points"] = code_points(_joined(raw))
         if self.chars is not None:
             # Masked tokens have no n-grams, which would tell what they were.
             offsets = [NO_COORDS if token == self.mask_id else at for token, at, _ in tokens]
@@ -149,7 +154,7 @@ class TextPreprocessor:
     def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         """Collate ids (B, N), mask (B, N), coords (B, N, 2) and words (B, N), padded at the end.
 
-        With `chars`, also chars (B, N, G).
+        With `chars`, also chars (B, N, G). Without augmentation, also points (B, M).
         """
         lengths = torch.tensor([len(sample["ids"]) for sample in samples])
         grams = {} if self.chars is None else {"chars": collate_chars(samples)}
@@ -160,6 +165,7 @@ class TextPreprocessor:
             "words": _padded(samples, "words", -1),
             **grams,
             **collate_grids(samples),
+            **self._collated_points([sample.get("points") for sample in samples]),
         }
 
     @property
@@ -190,9 +196,18 @@ class TextPreprocessor:
                 change=self._changes(rands),
             )
         if batch is not None:
-            return batch
+            is_plain = all(rand is None for rand in rands)
+            points = [code_points(_joined(raw)) for raw in raws] if is_plain else []
+            return {**batch, **self._collated_points(points)}
         # Lists of words are encoded one by one too, and the error of a text has to name it.
         return self.collate([self(raw, rand) for raw, rand in zip(raws, rands, strict=True)])
+
+    def _collated_points(self, points: Sequence[Tensor | None]) -> dict[str, Tensor]:
+        """Return the padded characters of texts. Empty if a text is augmented."""
+        present = [each for each in points if each is not None]
+        if not present or len(present) < len(points):
+            return {}
+        return {"points": pad_sequence(present, batch_first=True)}
 
     def num_tokens(self, raw: RawText) -> float:
         """Return the number of tokens of a text without augmentation."""
@@ -316,6 +331,11 @@ class TextPreprocessor:
             return [(split.left, (start, stop), word), (split.right, (start, stop), word)]
         middle = max(stop - split.right_letters, start)
         return [(split.left, (start, middle), word), (split.right, (middle, stop), word)]
+
+
+def _joined(raw: RawText) -> str:
+    """Return a text, or the words of a list as one text."""
+    return raw if isinstance(raw, str) else " ".join(raw)
 
 
 def _length(raw: RawText) -> int:

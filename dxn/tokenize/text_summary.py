@@ -1,20 +1,19 @@
-"""The words and character n-grams of tokenized texts, from which a baseline learns."""
+"""The words and character n-grams of texts, from which a baseline learns."""
 
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Sequence
 
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from dxn.tokenize.scripts import is_mark, is_unspaced
-from dxn.tokenize.text_tokenizer import num_embeddings, special_ids
 
 # Lengths of the character n-grams. The space before and after a word is one of the characters.
-CHAR_LENGTHS = (2, 3, 4)
+CHAR_LENGTHS = (2, 3, 4, 5)
+# Characters of a text that are read. About 8,000 words say what a longer text is about.
+MAX_CHARS = 50_000
 SPACE = ord(" ")
 # Polynomial hashes modulo a prime. Products of two hashes are below 2**63, the limit of int64.
 PRIME = 2_147_483_647
@@ -23,64 +22,43 @@ INVERSE = pow(BASE, -1, PRIME)
 PAIR = 998_244_353  # multiplier of the first word of a pair
 
 
-class TextCodes:
-    """Computes hashes of words, pairs of words and character n-grams from token ids.
+def code_points(text: str) -> Tensor:
+    """Return the characters (n,) of a text in lower case, int32, for `text_codes`."""
+    # A NUL is padding there. Composed, so that "é" has one form.
+    shown = unicodedata.normalize("NFC", text[:MAX_CHARS].lower()).replace("\0", " ")
+    return torch.frombuffer(bytearray(shown.encode("utf-32-le", "replace")), dtype=torch.int32)
 
-    The tokens are converted to characters in lower case again, so the hashes depend neither on the
-    vocabulary nor on upper case. A character of a script without spaces is a word.
+
+def text_codes(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Return hashes of the words and pairs of words, and of the character n-grams of texts.
+
+    A character of a script without spaces is a word.
 
     Args:
-        tokenizer: The tokenizer of the ids.
+        points: (B, M). Characters of each text, see `code_points`; 0 at padding.
+
+    Returns:
+        Two tensors (2, n): the sample and the hash of each occurrence.
     """
-
-    def __init__(self, tokenizer: Tokenizer):
-        pieces = token_pieces(tokenizer)
-        # The last one stands for the space between two texts.
-        pieces.append(" ")
-        self.separator = len(pieces) - 1
-        lengths = torch.tensor([len(piece) for piece in pieces])
-        self.lengths = lengths
-        self.starts = lengths.cumsum(0) - lengths
-        text = "".join(pieces)
-        self.chars = torch.tensor([ord(char) for char in text], dtype=torch.long)
-        self.is_space = torch.tensor([char.isspace() for char in text])
-        self.is_word = torch.tensor([_is_word(char) for char in text])
-        self.is_unspaced = torch.tensor([is_unspaced(char) for char in text])
-        self.is_mark = torch.tensor([is_mark(char) for char in text])
-
-    def __call__(self, ids: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the words and pairs of words, and the character n-grams.
-
-        Args:
-            ids: (B, N). Token ids.
-            mask: (B, N). True at real tokens.
-
-        Returns:
-            Two tensors (2, n): the sample and the hash of each occurrence.
-        """
-        device = ids.device
-        # A space before each text, and one after the last, so that all texts are one sequence.
-        separated = F.pad(ids, (1, 0), value=self.separator)
-        kept = F.pad(mask, (1, 0), value=True)
-        tokens = torch.cat([separated[kept], separated.new_tensor([self.separator])])
-        owners = torch.cat([kept.nonzero()[:, 0], separated.new_tensor([len(ids) - 1])])
-        counts = self.lengths.to(device)[tokens]
-        first = counts.cumsum(0) - counts
-        offsets = (self.starts.to(device)[tokens] - first).repeat_interleave(counts)
-        index = torch.arange(len(offsets), device=device) + offsets
-        rows = owners.repeat_interleave(counts)
-        is_space = self.is_space.to(device)[index]
-        # Only one of several spaces in a row.
-        single = ~(is_space & F.pad(is_space, (1, 0))[:-1])
-        index, rows, is_space = index[single], rows[single], is_space[single]
-        chars = torch.where(is_space, SPACE, self.chars.to(device)[index])
-        hashes = _Hashes(chars)
-        is_word = self.is_word.to(device)[index]
-        starts = _starts(
-            is_word, self.is_unspaced.to(device)[index], self.is_mark.to(device)[index]
-        )
-        words = _words(hashes, rows, is_space, is_word, starts)
-        return words, _char_ngrams(hashes, rows, is_space)
+    # A space before each text, and one after the last, so that all texts are one sequence.
+    separated = F.pad(points.long(), (1, 0), value=SPACE)
+    kept = separated > 0
+    chars = torch.cat([separated[kept], separated.new_tensor([SPACE])])
+    rows = torch.cat([kept.nonzero()[:, 0], separated.new_tensor([len(points) - 1])])
+    # Each distinct character is classified once.
+    distinct, index = chars.unique(return_inverse=True)
+    letters = [chr(point) for point in distinct.tolist()]
+    is_space, is_word, is_single, is_after = (
+        torch.tensor([has(letter) for letter in letters], device=points.device)[index]
+        for has in (str.isspace, _is_word, is_unspaced, is_mark)
+    )
+    # Only one of several spaces in a row.
+    first = ~(is_space & F.pad(is_space, (1, 0))[:-1])
+    rows, is_space, is_word = rows[first], is_space[first], is_word[first]
+    hashes = _Hashes(torch.where(is_space, SPACE, chars[first]))
+    starts = _starts(is_word, is_single[first], is_after[first])
+    words = _words(hashes, rows, is_space, is_word, starts)
+    return words, _char_ngrams(hashes, rows, is_space)
 
 
 class _Hashes:
@@ -98,44 +76,9 @@ class _Hashes:
         return (self.sums[stop] - self.sums[start]) % PRIME * self.inverse[start] % PRIME
 
 
-def token_pieces(tokenizer: Tokenizer) -> list[str]:
-    """Return the characters of each token in lower case, with the space before a new word.
-
-    A special token is a space. A part of a character is a private character.
-    """
-    count = num_embeddings(tokenizer)
-    special = set(special_ids(tokenizer))
-    ids = sorted(tokenizer.get_vocab().values())
-    anchor = _anchor(tokenizer, ids, special)
-    # A decoder removes the space before the first token, so the tokens follow another one.
-    pairs = [[i] if anchor is None else [anchor, i] for i in ids]
-    decoded = tokenizer.decode_batch(pairs, skip_special_tokens=False)
-    lead = "" if anchor is None else tokenizer.decode([anchor], skip_special_tokens=False)
-    pieces = [" "] * count
-    for i, text in zip(ids, decoded, strict=True):
-        if i not in special and text.startswith(lead):
-            # Bytes that are not a complete character are decoded as this one.
-            pieces[i] = text[len(lead) :].lower().replace("\ufffd", _private(i))
-    return pieces
-
-
-def _anchor(tokenizer: Tokenizer, ids: Sequence[int], special: set[int]) -> int | None:
-    """Return the first token that consists of letters, which no decoder changes."""
-    for i in ids:
-        text = tokenizer.decode([i], skip_special_tokens=False)
-        if i not in special and text.isascii() and text.isalpha():
-            return i
-    return None
-
-
-def _private(number: int) -> str:
-    """Return a character of the private planes of Unicode."""
-    return chr(0xF0000 + number % 0xFFFE)
-
-
 def _is_word(char: str) -> bool:
-    # Marks belong to the letter before them, and private characters are parts of letters.
-    return char.isalnum() or char == "_" or is_mark(char) or unicodedata.category(char) == "Co"
+    # Marks belong to the letter before them.
+    return char.isalnum() or char == "_" or is_mark(char)
 
 
 def _starts(is_word: Tensor, is_unspaced: Tensor, is_mark: Tensor) -> Tensor:

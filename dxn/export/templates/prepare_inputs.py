@@ -24,6 +24,14 @@ def parse_sample(arguments: Sequence[str]) -> dict[str, str]:
     return sample
 
 
+def occurrences(codes: np.ndarray) -> np.ndarray:
+    """Return the distinct codes of one sample and their numbers (1, n, 2), without padding."""
+    distinct, counts = np.unique(codes[codes >= 0], return_counts=True)
+    if not len(distinct):
+        distinct, counts = np.array([-1]), np.array([1])
+    return np.stack([distinct, counts], -1)[None]
+
+
 def prepare_sample(
     sample: Mapping[str, Any], about: Mapping[str, Any], ports: list[dict[str, Any]]
 ) -> dict[str, np.ndarray]:
@@ -53,7 +61,8 @@ def prepare_sample(
             raise SystemExit(f"{name}: cannot read {str(value)[:60]!r}: {error}") from None
         if "counted" in options:
             count = import_module(f"prepare_{options['counted']}").counted
-            own |= {f"counted{i}": codes for i, codes in enumerate(count(own, options))}
+            blocks = count([value], own, options)
+            own |= {f"counted{i}": occurrences(codes) for i, codes in enumerate(blocks)}
         arrays |= {f"{name}.{key}": array for key, array in own.items()}
         arrays[f"{name}.present"] = np.array([True])
     for port in ports:

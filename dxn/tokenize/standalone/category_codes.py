@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 
-def counted(arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> list[np.ndarray]:
+def counted(
+    values: Sequence[str], arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]
+) -> list[np.ndarray]:
     """Return the ids (B, N), with -1 at padding.
 
     Args:
+        values: B values, which are not needed.
         arrays: ids (B, N) and mask (B, N) of the values.
         options: Options of the input in preprocess.json.
     """

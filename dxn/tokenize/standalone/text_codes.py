@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 PRIME, BASE, PAIR = 2_147_483_647, 1_000_003, 998_244_353
-NGRAMS = (2, 3, 4)
+NGRAMS = (2, 3, 4, 5)
 # First and last code point of scripts without spaces, whose characters are words: Thai and Lao,
 # Burmese, Khmer, Japanese, Chinese.
 UNSPACED = (
@@ -29,17 +29,21 @@ UNSPACED = (
 )
 
 
-def counted(arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]) -> list[np.ndarray]:
+def counted(
+    values: Sequence[str], arrays: Mapping[str, np.ndarray], options: Mapping[str, Any]
+) -> list[np.ndarray]:
     """Return the hashes of words and of n-grams (B, n) int64 each, padded with -1.
 
     Args:
-        arrays: ids (B, N) and mask (B, N) of the texts.
+        values: B texts.
+        arrays: Prepared inputs of the model, which are not needed.
         options: Options of the input in preprocess.json.
     """
     words: list[list[int]] = []
     ngrams: list[list[int]] = []
-    for ids, mask in zip(arrays["ids"], arrays["mask"], strict=True):
-        text = "".join(options["pieces"][i] for i in ids[mask].tolist())
+    for value in values:
+        text = unicodedata.normalize("NFC", value[: options["counted_chars"]].lower())
+        text = text.replace("\0", " ")
         chars = " ".join(["", *text.split(), ""]) if text.strip() else " "
         words.append(_words(chars))
         ngrams.append(_ngrams(chars))
@@ -71,7 +75,7 @@ def _ngrams(chars: str) -> list[int]:
 
 
 def _is_word(char: str) -> bool:
-    return char.isalnum() or char == "_" or unicodedata.category(char) in ("Mn", "Mc", "Co")
+    return char.isalnum() or char == "_" or unicodedata.category(char) in ("Mn", "Mc")
 
 
 def _is_start(char: str, before: str) -> bool:
