@@ -152,7 +152,7 @@ def _translated_by_dxn(model: Model, ids: Tensor) -> list[list[int]]:
         "coords": torch.zeros(*ids.shape, 2, device=ids.device),
         "rows": torch.arange(len(ids), device=ids.device),
     }
-    tokens, _ = model.encode(model.embed({"text": text, "size": len(ids)}))
+    tokens, _ = model.encode(model.embed({"text": text, "#size": len(ids)}))
     memory = Memory.from_tokens(tokens)
     found = model.head.write(memory, begin=BEGIN, end=END, max_new=WRITTEN, beams=BEAMS)
     return [hypothesis.ids for hypothesis in found]

@@ -146,7 +146,7 @@ def sounds(
         "lengths": torch.tensor(kept),
         "rows": torch.arange(len(frames)),
     }
-    return {"audio": batch, "size": len(frames)}, theirs
+    return {"audio": batch, "#size": len(frames)}, theirs
 
 
 def without_gradients(run: Callable[[], Tensor]) -> Callable[[], None]:

@@ -90,7 +90,7 @@ def mixed(options: Options) -> Work:
     for name, adapter in adapters.items():
         raws[name] = [adapter.prepare.read(raw) for raw in raws[name]]
         fit_adapter(adapter, raws[name])
-    batch: dict[str, Any] = {"size": MIXED.batch}
+    batch: dict[str, Any] = {"#size": MIXED.batch}
     for name, adapter in adapters.items():
         samples = [adapter.prepare(raw) for raw in raws[name]]
         batch[name] = adapter.prepare.collate(samples)

@@ -144,7 +144,7 @@ def images(model: Model, pixels: Tensor, dtype: torch.dtype) -> tuple[dict[str, 
         "frame": torch.ones(B, 4),
         "rows": torch.arange(B),
     }
-    return {"image": batch, "size": B}, {"pixels": (pixels.to(dtype) / 255 - mean) / std}
+    return {"image": batch, "#size": B}, {"pixels": (pixels.to(dtype) / 255 - mean) / std}
 
 
 def text_batch(p: Pair, sizes: Sizes, dtype: torch.dtype) -> tuple[dict[str, Any], Batch]:
@@ -159,7 +159,7 @@ def text_batch(p: Pair, sizes: Sizes, dtype: torch.dtype) -> tuple[dict[str, Any
     # RoBERTa in transformers computes its position ids from the padding ids.
     ids = ids.masked_fill(~mask, int(p.public.checkpoint.config.get("pad_token_id") or 0))
     batch = {"ids": ids, "mask": mask, "coords": torch.zeros(*mask.shape, 2), "rows": rows}
-    return {"text": batch, "size": sizes.batch}, {"ids": ids, "mask": mask}
+    return {"text": batch, "#size": sizes.batch}, {"ids": ids, "mask": mask}
 
 
 def audio_batch(p: Pair, sizes: Sizes, dtype: torch.dtype) -> tuple[dict[str, Any], Batch]:
@@ -176,7 +176,7 @@ def audio_batch(p: Pair, sizes: Sizes, dtype: torch.dtype) -> tuple[dict[str, An
         "rows": torch.arange(sizes.batch),
     }
     normalized = (features - adapter.mean) / adapter.std
-    return {"audio": batch, "size": sizes.batch}, {"features": normalized}
+    return {"audio": batch, "#size": sizes.batch}, {"features": normalized}
 
 
 def hidden_states(
@@ -216,7 +216,7 @@ def differences(p: Pair, sizes: Sizes, dtype: torch.dtype) -> list[float]:
     # The blocks get the tokens of all samples in one axis; here with the columns of the batch.
     with p.model.backbone.unpacked():
         states, answer = hidden_states(list(p.model.backbone.blocks), lambda: p.model(batch))
-    states = [state.unflatten(0, (batch["size"], -1)) for state in states]
+    states = [state.unflatten(0, (batch["#size"], -1)) for state in states]
     peer_states, expected = hidden_states(
         p.case.blocks(p.peer), lambda: p.case.answer(p.peer, peer_batch)
     )

@@ -239,13 +239,13 @@ def test_a_table_becomes_a_model_that_answers(shop, capsys):
     assert len(table("answers.csv")) == 41
 
     capsys.readouterr()
-    sample = ["input.text=thing, number 3", "input.image=3.png"]
+    sample = ["input.title=thing, number 3", "input.photo=3.png"]
     assert main(["predict", "run=run", *sample]) == 0
     printed = capsys.readouterr().out
-    answer = dxn.load("run").predict(text="thing, number 3", image="3.png")["prediction"]
+    answer = dxn.load("run").predict(title="thing, number 3", photo="3.png")["prediction"]
     assert answer in ("0", "1")
     assert f"prediction: {answer}\n" in printed
-    assert "none.png" in failed(capsys, "predict", "run=run", "input.image=none.png")
+    assert "none.png" in failed(capsys, "predict", "run=run", "input.photo=none.png")
 
 
 @pytest.mark.parametrize("text", ["42", "true", "100% ${HOME} blue", "[a]"])
@@ -316,7 +316,7 @@ def test_the_newest_run_of_a_folder_is_used_and_named(shop, capsys):
         assert main(["train", "shop.csv", "target=label", *options]) == 0
     os.utime(shop / "runs/first/.hydra/config.yaml", (0, 0))
     capsys.readouterr()
-    assert main(["predict", "run=runs", "input.text=thing"]) == 0
+    assert main(["predict", "run=runs", "input.title=thing"]) == 0
     assert capsys.readouterr().out.startswith("run: runs/second (newest of 2)\n")
     wrong = failed(capsys, "predict", "run=runs/frist", "input.text=x")
     assert "did you mean runs/first?" in wrong

@@ -96,7 +96,7 @@ def test_names_of_files_are_not_texts_where_no_adapter_reads_the_files(preproces
 
 def test_a_modality_of_the_user_takes_part(preprocessors):
     columns, notes = choose(SHOP, {**preprocessors, "number": Numbers()})
-    assert columns_of(columns)["number"] == ("number", "price")
+    assert columns_of(columns)["price"] == ("number", "price")
     assert not any("not used" in note for note in notes)
 
 
@@ -109,7 +109,7 @@ def test_four_photos_two_texts_and_a_sound_need_no_names(preprocessors):
         "back": ("image", "back"),
         "left": ("image", "left"),
         "right": ("image", "right"),
-        "audio": ("audio", "sound"),
+        "sound": ("audio", "sound"),
     }
     assert columns.target == ["label"]
     assert notes == [
@@ -118,10 +118,10 @@ def test_four_photos_two_texts_and_a_sound_need_no_names(preprocessors):
     ]
 
 
-def test_only_one_column_of_a_modality_is_called_like_the_modality(preprocessors):
+def test_the_only_column_of_a_modality_has_its_own_name(preprocessors):
     table = table_of(words=REVIEWS, photo=photos("x"), label=list("abaab"))
     columns, _ = choose(table, preprocessors)
-    assert columns_of(columns) == {"text": ("text", "words"), "image": ("image", "photo")}
+    assert columns_of(columns) == {"words": ("text", "words"), "photo": ("image", "photo")}
 
 
 # Named columns
@@ -130,10 +130,10 @@ def test_only_one_column_of_a_modality_is_called_like_the_modality(preprocessors
 def test_naming_some_inputs_leaves_the_others_inferred(preprocessors):
     columns, notes = choose(SHOP, preprocessors, text="title", image=["back", "front"])
     assert columns_of(columns) == {
-        "text": ("text", "title"),
+        "title": ("text", "title"),
         "back": ("image", "back"),
         "front": ("image", "front"),
-        "audio": ("audio", "sound"),
+        "sound": ("audio", "sound"),
     }
     assert notes[-1] == (
         "not used: left (not in data.image), right (not in data.image), "
@@ -145,23 +145,23 @@ def test_null_means_inferred_and_an_empty_list_means_none(preprocessors):
     inferred, _ = choose(SHOP, preprocessors, image=None)
     without, notes = choose(SHOP, preprocessors, image=[])
     assert list(inferred.inputs) == [
-        *("title", "description", "front", "back", "left", "right", "audio")
+        *("title", "description", "front", "back", "left", "right", "sound")
     ]
-    assert list(without.inputs) == ["title", "description", "audio"]
+    assert list(without.inputs) == ["title", "description", "sound"]
     unused = ", ".join(f"{name} (not in data.image)" for name in ("front", "back", "left", "right"))
     assert f"not used: {unused}, price (numbers)" in notes
 
 
 def test_a_named_column_need_not_be_accepted(preprocessors):
     columns, notes = choose(SHOP, preprocessors, text=["price"])
-    assert columns_of(columns)["text"] == ("text", "price")
+    assert columns_of(columns)["price"] == ("text", "price")
     assert not any("price" in note for note in notes)
 
 
 def test_the_column_of_the_splits_is_no_input(preprocessors):
     table = table_of(words=REVIEWS, part=["b", "a", "c", "e", "d"], label=list("abaab"))
     columns, notes = choose(table, preprocessors, split="part")
-    assert columns_of(columns) == {"text": ("text", "words")}
+    assert columns_of(columns) == {"words": ("text", "words")}
     assert not any("part" in note for note in notes)
 
 
@@ -171,13 +171,15 @@ def test_the_column_of_the_splits_is_no_input(preprocessors):
 @pytest.mark.parametrize(
     ("columns", "names"),
     [
-        ({"text": ["body"], "image": ["photo"]}, ["text", "image"]),
-        ({"text": ["b", "a"], "image": ["photo"]}, ["b", "a", "image"]),
-        # The single picture is called "image", so the text column of that name is not.
-        ({"text": ["title", "image"], "image": ["photo"]}, ["title", "text_image", "image"]),
-        ({"text": ["a", "b"], "image": ["a", "c"]}, ["a", "b", "image_a", "c"]),
+        ({"text": ["body"], "image": ["photo"]}, ["body", "photo"]),
+        ({"text": ["b", "a"], "image": ["photo"]}, ["b", "a", "photo"]),
+        ({"text": ["title", "image"], "image": ["photo"]}, ["title", "image", "photo"]),
+        # The column that a layout adds is not in the file.
+        ({"text": ["series"], "series": ["values"]}, ["series", "series_series"]),
+        ({"series": ["values"]}, ["series"]),
+        ({"text": ["a", "b"], "image": ["a", "c"]}, ["text_a", "b", "image_a", "c"]),
         # Batches have these keys themselves.
-        ({"text": ["size", "index", "target"]}, ["text_size", "text_index", "text_target"]),
+        ({"text": ["size", "index", "target"]}, ["size", "index", "text_target"]),
         ({"text": ["a b", "c.d"]}, ["a b", "c.d"]),
         ({"text": [], "image": []}, []),
     ],
@@ -200,14 +202,14 @@ def test_paths_are_relative_to_the_table_and_other_cells_stay(preprocessors):
     columns, _ = choose(table, preprocessors, image="photo", text="words", target=[])
     rows = to_rows(table, columns, preprocessors)
     folder = Path("data")
-    assert rows.cells["image"] == [
+    assert rows.cells["photo"] == [
         str(folder / "x.png"),
         str(folder / "../y.png"),
         "/elsewhere/z.png",
         b"\x89PNG",
         None,
     ]
-    assert rows.cells["text"] == [["a", "b"], None, "plain", "5", "True"]
+    assert rows.cells["words"] == [["a", "b"], None, "plain", "5", "True"]
     assert rows.origin[4] == "my.csv row 6"
 
 
@@ -269,10 +271,10 @@ def test_identifiers_are_an_input_only_if_there_is_no_other(preprocessors):
     codes = [f"SKU-{i}" for i in range(20)]
     texts = [f"a text with number {i}" for i in range(20)]
     columns, notes = choose(table_of(sku=codes, words=texts, label=list("ab" * 10)), preprocessors)
-    assert columns_of(columns) == {"text": ("text", "words")}
+    assert columns_of(columns) == {"words": ("text", "words")}
     assert "not used: sku (identifiers)" in notes
     columns, _ = choose(table_of(sku=codes, label=list("ab" * 10)), preprocessors)
-    assert columns_of(columns) == {"text": ("text", "sku")}
+    assert columns_of(columns) == {"sku": ("text", "sku")}
 
 
 # Errors
@@ -355,7 +357,7 @@ def shop(count=120, **more):
 def test_cells_of_a_table_are_inputs_with_the_names_of_their_columns(cells):
     columns, notes = choose(shop(), cells)
     assert columns_of(columns) == {
-        "text": ("text", "words"),
+        "words": ("text", "words"),
         "price": ("number", "price"),
         "colour": ("category", "colour"),
         "sold": ("date", "sold"),
@@ -363,11 +365,11 @@ def test_cells_of_a_table_are_inputs_with_the_names_of_their_columns(cells):
     assert not any("not used" in note for note in notes)
 
 
-def test_the_name_of_a_column_may_be_that_of_another_input(cells):
+def test_the_name_of_a_column_may_be_that_of_a_modality(cells):
     table = table_of(words=REVIEWS * 4, text=[str(i * i) for i in range(20)], label=list("ab") * 10)
     assert columns_of(choose(table, cells)[0]) == {
-        "text": ("text", "words"),
-        "number_text": ("number", "text"),
+        "words": ("text", "words"),
+        "text": ("number", "text"),
     }
 
 
@@ -417,7 +419,7 @@ def test_groups_of_rows_that_only_the_test_split_has_are_recognized(train, test,
 def test_such_groups_are_an_input_only_if_they_are_named(cells):
     table = shop(kind=list("abc") * 40)
     columns, notes = choose(table, cells, new_groups=["kind", "words"])
-    assert "kind" not in columns.inputs and "text" in columns.inputs
+    assert "kind" not in columns.inputs and "words" in columns.inputs
     assert "not used: kind (training has none of its values in the test split)" in notes
     assert "kind" in choose(table, cells, category=["kind"], new_groups=["kind"])[0].inputs
 
@@ -495,5 +497,5 @@ def test_a_wrong_exclusion_is_explained(cells, options, message):
 def test_a_path_that_says_that_there_is_none_is_missing(preprocessors):
     table = table_of(photo=["x.png", "N/A", "-", None], label=list("abab"))
     columns, _ = choose(table, preprocessors, image="photo")
-    cells = to_rows(table, columns, preprocessors).cells["image"]
+    cells = to_rows(table, columns, preprocessors).cells["photo"]
     assert cells == [str(Path("data/x.png")), None, None, None]

@@ -69,7 +69,7 @@ def test_lists_of_class_numbers_become_tags(home):
     features = datasets.Features(tokens=tokens, tags=tag)
     save(home / "train.parquet", features, tokens=words, tags=[[0, 1], [0], [0, 1, 0]])
     source = hub(str(home), target="tags")
-    assert cells_in_order(source, "text") == words
+    assert cells_in_order(source, "tokens") == words
     assert cells_in_order(source, "target") == [["N", "V"], ["N"], ["N", "V", "N"]]
     assert infer_task(*source.targets()) == "tag"
 
@@ -119,9 +119,9 @@ def test_sounds_stay_encoded(home):
     columns = pyarrow.table(rows).replace_schema_metadata(metadata)
     pyarrow.parquet.write_table(columns, home / "train.parquet")
     source = hub(str(home))
-    assert column_names(source) == {"audio": "sound"}
+    assert column_names(source) == {"sound": "sound"}
     assert cells_in_order(source, "target") == ["name 0", "name 1", "name 2"]
-    sounds = [read_audio(c, sample_rate=SMALL_RATE) for c in cells_in_order(source, "audio")]
+    sounds = [read_audio(c, sample_rate=SMALL_RATE) for c in cells_in_order(source, "sound")]
     assert [len(sound) for sound in sounds] == [101, 102, 103]
 
 

@@ -50,7 +50,7 @@ class Troubled:
         return torch.tensor(key)
 
     def collate(self, samples):
-        return {"size": len(samples), "keys": torch.stack(samples)}
+        return {"#size": len(samples), "keys": torch.stack(samples)}
 
     def _is_left(self):
         if self.folder is None:
@@ -168,7 +168,7 @@ class Unpicklable(Troubled):
     """The queue of torch drops such batches, and prints an error."""
 
     def collate(self, samples):
-        return {"size": len(samples), "function": lambda: None}
+        return {"#size": len(samples), "function": lambda: None}
 
 
 def test_workers_that_lose_batches_are_replaced_once(monkeypatch, capfd):
@@ -338,7 +338,7 @@ def test_an_epoch_that_is_left_early_continues_in_smaller_parts(num_workers):
     whole = [first + last for first, last in pairs]
     # The last batch has two samples.
     assert seen + whole == expected()
-    assert [part.get("filler", False) for part in parts] == [False] * len(parts)
+    assert [part.get("#filler", False) for part in parts] == [False] * len(parts)
     order.skip, order.parts = 7, 3
-    assert [part.get("filler", False) for part in loader] == [False, False, True]
+    assert [part.get("#filler", False) for part in loader] == [False, False, True]
     del batches, loader

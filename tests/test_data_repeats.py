@@ -63,7 +63,7 @@ def test_an_epoch_has_every_copy_once():
 def test_copies_have_dropout_masks_of_their_own():
     samples = samples_of(repeats=2)
     batch = samples.collate([samples[0, 1], samples[0, 8]])
-    rows = Noise.of_step(torch.tensor(batch["index"]), 5).rows
+    rows = Noise.of_step(torch.tensor(batch["#index"]), 5).rows
     assert rows[0] != rows[1]
 
 

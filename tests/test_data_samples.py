@@ -329,8 +329,8 @@ def test_a_missing_input_has_no_entry_and_the_batch_says_which_samples_have_it(p
     present = ["".join(name[0] for name in INPUTS if name in item) for item in items]
     assert present == ["ta", "ti", "ta", "ia", "t"]
     batch = samples.collate(items)
-    assert batch["size"] == 5
-    assert batch["index"] == [0, 1, 2, 3, 4]
+    assert batch["#size"] == 5
+    assert batch["#index"] == [0, 1, 2, 3, 4]
     assert batch["target"].tolist() == [0, 1, 0, 1, 0]
     rows = {name: batch[name]["rows"].tolist() for name in INPUTS}
     assert rows == {"text": [0, 1, 2, 4], "image": [1, 3], "audio": [0, 2, 3]}
@@ -356,8 +356,8 @@ def test_an_input_that_no_sample_of_the_batch_has_is_not_in_it(preprocessors):
 def test_only_some_inputs_can_be_used_and_rows_without_them_are_left_out(preprocessors):
     rows = make_rows(5, [("image", 1), ("image", 3)])
     samples = samples_of(preprocessors, rows, only=["image"])
-    assert [samples[0, i]["index"] for i in range(len(samples))] == [0, 2, 4]
-    assert set(samples[0, 1]) == {"image", "index", "target"}
+    assert [samples[0, i]["#index"] for i in range(len(samples))] == [0, 2, 4]
+    assert set(samples[0, 1]) == {"image", "#index", "target"}
     assert [samples[0, i]["target"].item() for i in range(3)] == [0, 0, 0]
     # The augmentation of a row does not depend on which other rows are used.
     subset = samples_of(preprocessors, rows, only=["image"], seed=7, augment=True)
@@ -382,7 +382,7 @@ def test_a_few_samples_of_all_can_be_kept_to_overfit_them(preprocessors):
     whole = len(samples)
     samples.keep(3)
     assert len(samples) == 3
-    rows = [samples[0, i]["index"] for i in range(3)]
+    rows = [samples[0, i]["#index"] for i in range(3)]
     assert rows == sorted(set(rows)) and rows[0] < whole / 3 and rows[2] >= whole * 2 // 3
 
 

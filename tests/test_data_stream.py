@@ -83,7 +83,7 @@ def test_adjacent_windows_predict_every_token_but_the_first_once(rows, max_len):
     assert [i for window in found for i in target_ids(window)] == whole[1:]
     assert [i for window in found for i in input_ids(window)] == whole[:-1]
     assert [len(target_ids(w)) for w in found[:-1]] == [max_len] * (len(found) - 1)
-    assert [window["index"] for window in found] == list(range(len(stream)))
+    assert [window["#index"] for window in found] == list(range(len(stream)))
 
 
 @settings(max_examples=40, deadline=None)
@@ -179,7 +179,7 @@ def test_rows_without_a_text_are_not_in_the_stream():
 
 def test_the_input_may_have_any_name():
     stream = stream_of("abcdef", name="my title")
-    assert set(stream[0, 0]) == {"my title", "target", "index"}
+    assert set(stream[0, 0]) == {"my title", "target", "#index"}
 
 
 def test_lists_of_words_are_read_as_words():

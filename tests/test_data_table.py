@@ -49,9 +49,9 @@ def json_lines(**columns):
 @pytest.mark.parametrize("suffix", [".csv", ".tsv", ".jsonl", ".parquet"])
 def test_every_format_gives_the_same_rows_in_the_same_splits(tmp_path, table, suffix):
     source = table(write_table(tmp_path / f"my{suffix}", ROWS))
-    assert cells_in_order(source, "text") == [row["review"] for row in ROWS]
+    assert cells_in_order(source, "review") == [row["review"] for row in ROWS]
     assert cells_in_order(source, "target") == [row["label"] for row in ROWS]
-    assert source.inputs == {"text": InputSpec("review", "text")}
+    assert source.inputs == {"review": InputSpec("review", "text")}
     assert source.target == "label"
     assert source.task is None
     plain = table(write_table(tmp_path / "plain.csv", ROWS))
@@ -66,7 +66,7 @@ def test_a_table_of_photos_texts_and_sounds_needs_no_names(tmp_path, table):
         texts = {"title": f"house number {i}", "story": f"it has {i} rooms and a roof"}
         rows.append({**photos, **texts, "tour": f"{i}.wav", "area": 50 + i, "label": "ab"[i % 2]})
     source = table(write_table(tmp_path / "my.csv", rows))
-    assert list(source.inputs) == ["title", "story", "kitchen", "bath", "front", "garden", "audio"]
+    assert list(source.inputs) == ["title", "story", "kitchen", "bath", "front", "garden", "tour"]
     assert cells_in_order(source, "garden")[7] == str(tmp_path / "garden7.jpg")
     assert "not used: area (numbers)" in source.notes
 
@@ -153,7 +153,7 @@ def test_a_column_called_split_is_used_without_being_named(tmp_path, table):
     assert list(source.splits) == ["train", "validation", "test"]
     assert source.splits["test"].origin == ["my.csv row 5", "my.csv row 9"]
     assert "splits: from column split" in source.notes
-    assert list(source.inputs) == ["text"]
+    assert list(source.inputs) == ["review"]
 
 
 def test_a_column_called_split_with_other_values_is_not_a_split(tmp_path, table):
@@ -166,7 +166,7 @@ def test_another_column_can_hold_the_splits_and_is_no_input(tmp_path, table):
     rows = [{**ROWS[i], "part": ("training", "val", "testing")[i % 3]} for i in range(11)]
     source = table(write_table(tmp_path / "my.csv", rows), split="part")
     assert sizes(source.splits) == {"train": 4, "validation": 4, "test": 3}
-    assert column_names(source) == {"text": "review"}
+    assert column_names(source) == {"review": "review"}
 
 
 def test_separate_files_are_the_splits_and_a_missing_validation_split_is_drawn(tmp_path, table):
@@ -174,7 +174,7 @@ def test_separate_files_are_the_splits_and_a_missing_validation_split_is_drawn(t
     test = write_table(tmp_path / "b.csv", ROWS[19:])
     source = table(train=train, test=test)
     assert sizes(source.splits) == {"train": 17, "validation": 2, "test": 4}
-    assert source.splits["test"].cells["text"] == [row["review"] for row in ROWS[19:]]
+    assert source.splits["test"].cells["review"] == [row["review"] for row in ROWS[19:]]
     source = table(train=[train, test], validation=test)
     assert sizes(source.splits) == {"train": 23, "validation": 4}
 
@@ -200,7 +200,7 @@ def test_a_list_of_tables_is_one_table(tmp_path, table):
         write_table(tmp_path / "a.csv", ROWS[:11]),
         write_table(tmp_path / "b.jsonl", ROWS[11:]),
     ]
-    texts = table(paths).column("text")
+    texts = table(paths).column("review")
     assert Counter(texts) == Counter(row["review"] for row in ROWS)
 
 
@@ -228,8 +228,8 @@ def test_held_out_values_are_in_the_test_split_only(tmp_path, table):
     rows = [{**ROWS[i], "speaker": "abcde"[i % 5], "split": "train"} for i in range(23)]
     source = table(write_table(tmp_path / "my.csv", rows), holdout={"speaker": ["b", "d"]})
     held_out = [row["review"] for row in rows if row["speaker"] in "bd"]
-    assert source.splits["test"].cells["text"] == held_out
-    rest = [*source.splits["train"].cells["text"], *source.splits["validation"].cells["text"]]
+    assert source.splits["test"].cells["review"] == held_out
+    rest = [*source.splits["train"].cells["review"], *source.splits["validation"].cells["review"]]
     assert sorted(rest) == sorted(row["review"] for row in rows if row["speaker"] not in "bd")
     assert "test: the rows whose speaker is b, d" in source.notes
 
@@ -239,7 +239,7 @@ def test_the_column_of_held_out_values_is_an_input_only_if_it_is_named(tmp_path,
     path = write_table(tmp_path / "my.csv", rows)
     held_out = {"story": "she sings"}
     assert list(table(path).inputs) == ["review", "story"]
-    assert list(table(path, holdout=held_out).inputs) == ["text"]
+    assert list(table(path, holdout=held_out).inputs) == ["review"]
     named = table(path, holdout=held_out, text=["review", "story"])
     assert list(named.inputs) == ["review", "story"]
 
@@ -492,7 +492,7 @@ def test_a_split_column_is_found_whatever_its_case(tmp_path, table, name):
     rows = [{**row, name: names[i % 3]} for i, row in enumerate(ROWS)]
     source = table(write_table(tmp_path / "my.csv", rows))
     assert sizes(source.splits) == {"train": 8, "validation": 8, "test": 7}
-    assert list(source.inputs) == ["text"]
+    assert list(source.inputs) == ["review"]
     assert f"splits: from column {name}" in source.notes
 
 

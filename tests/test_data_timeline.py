@@ -391,4 +391,4 @@ def test_lists_in_a_table_are_forecast_together_with_a_text(tmp_path):
     adapters = ["adapters=[text,series]", "adapters.series.patch_size=3"]
     metrics = train(tmp_path / "run", *options, *adapters, *SMALL, "trainer.epochs=2")
     assert metrics["test/mase[seasonal naive (1)]"] == pytest.approx(1.5, abs=1e-4)
-    assert dxn.load(tmp_path / "run").predict(series=rows[0]["past"])["prediction"]
+    assert dxn.load(tmp_path / "run").predict(past=rows[0]["past"])["prediction"]

@@ -118,7 +118,7 @@ def test_a_run_of_the_page_learns(run, place):
 
 def test_predictions_of_the_task_are_levels(place):
     header, *rows = (place / "answers.csv").read_text().splitlines()
-    assert header == "file,row,curve,prediction" and len(rows) == 200
+    assert header == "file,row,speeds,prediction" and len(rows) == 200
     assert {row.rpartition(",")[2] for row in rows} == {"calm", "breezy", "stormy"}
 
 
@@ -184,14 +184,14 @@ def test_python_needs_trust_to_load_a_model_with_parts_of_the_package(installed)
         dxn.load(folder)
     model = dxn.load(folder, trust=["weather"])
     # The page's own example and its answer.
-    example = re.search(r'model\.predict\(curve="(.*?)"\)  # (.*)', PAGE)
+    example = re.search(r'model\.predict\(speeds="(.*?)"\)  # (.*)', PAGE)
     assert example is not None
-    assert model.predict(curve=example[1]) == json.loads(example[2])
+    assert model.predict(speeds=example[1]) == json.loads(example[2])
 
 
 def test_an_installed_package_is_not_trusted_by_a_loaded_folder(installed, capsys):
     run = f"run={installed / 'outputs' / 'ordinal'}"
-    command = ["predict", run, "input.curve=14.2 15.9 17.1 15.5 16.0 14.8 15.3 16.6"]
+    command = ["predict", run, "input.speeds=14.2 15.9 17.1 15.5 16.0 14.8 15.3 16.6"]
     assert main(command) == 2
     assert "trust=[weather]" in capsys.readouterr().err
     assert main([*command, "trust=[weather]"]) == 0

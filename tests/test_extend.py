@@ -173,7 +173,7 @@ def test_the_files_of_the_user_are_short(text):
 
 def test_training_writes_metrics_for_inputs_of_the_new_modality(run):
     metrics = json.loads((run / "metrics.json").read_text())
-    for shown in ("", "[wind]", "[gust]", "[text]", "[text+wind]", "[text+gust]", "[wind+gust]"):
+    for shown in ("", "[wind]", "[gust]", "[note]", "[note+wind]", "[note+gust]", "[wind+gust]"):
         assert math.isfinite(metrics[f"test/loss{shown}"])
     assert len((run / "predictions.csv").read_text().splitlines()) == 5
     pretraining = [json.loads(r) for r in (run / "pretrain/metrics.jsonl").read_text().splitlines()]
@@ -203,15 +203,15 @@ def test_evaluating_again_gives_the_metrics_of_the_run(run, tmp_path, capsys):
 
 def test_one_sample_and_a_table_are_predicted(run, place, tmp_path, capsys):
     trust = "trust=[toy_gauge,toy_direction]"
-    asked = ["input.wind=0.5", "input.text=word1", f"output={tmp_path / 'one.json'}"]
+    asked = ["input.wind=0.5", "input.note=word1", f"output={tmp_path / 'one.json'}"]
     assert main(["predict", f"run={run}", trust, *asked]) == 0
     (told,) = json.loads((tmp_path / "one.json").read_text())
     model = dxn.load(run, trust=["toy_gauge", "toy_direction"])
     expected = pytest.approx(told["prediction"], rel=1e-3)  # a GPU adds in another order
-    assert model.predict(wind=0.5, text="word1")["prediction"] == expected
+    assert model.predict(wind=0.5, note="word1")["prediction"] == expected
     asked = [f"input={place / 'table.csv'}", f"output={tmp_path / 'all.jsonl'}"]
     assert main(["predict", f"run={run}", trust, *asked]) == 0
-    assert "columns: text=note, wind=wind, gust=gust" in capsys.readouterr().out
+    assert "columns: note, wind, gust" in capsys.readouterr().out
     assert len((tmp_path / "all.jsonl").read_text().splitlines()) == 40
     with pytest.raises(UserError, match="gust: must be a number, got 'strong'"):
         model.predict(gust="strong")
@@ -249,7 +249,7 @@ def test_tokenize_draws_the_matrix(place, tmp_path, capsys):
 
 def test_attend_draws_an_input_without_a_drawer(run, tmp_path, capsys):
     trust = "trust=[toy_gauge,toy_direction]"
-    asked = ["input.wind=0.5", "input.gust=1", "input.text=word1 and more"]
+    asked = ["input.wind=0.5", "input.gust=1", "input.note=word1 and more"]
     assert main(["attend", f"run={run}", trust, *asked, f"output={tmp_path}"]) == 0
     assert {"heads.png", "shares.png", "attention.html"} <= {p.name for p in tmp_path.iterdir()}
     assert "wind: " in capsys.readouterr().out

@@ -140,7 +140,7 @@ def test_entities_have_words_offsets_and_scores(here):
     Path("ner.jsonl").write_text("\n".join(lines))
     options = [*TINY, *TEXT, "trainer.epochs=30", "optimizer.lr=1e-2", "run=model"]
     assert run("train", "ner.jsonl", "target=tags", *options) == 0
-    entities = dxn.load("model").predict(text="anna lives in paris")["entities"]
+    entities = dxn.load("model").predict(tokens="anna lives in paris")["entities"]
     assert [(e["text"], e["label"]) for e in entities] == [("anna", "PER"), ("paris", "LOC")]
     assert (entities[1]["start"], entities[1]["end"]) == (14, 19)
     assert all(0 < e["score"] <= 1 for e in entities)

@@ -58,9 +58,9 @@ def test_prediction_reads_the_title_although_all_titles_are_equal(shop):
     rows = [[i, "blue", f"photos/{i}.png"] for i in range(12)]
     write_csv("same.csv", ["id", "title", "photo"], rows)
     assert run("predict", "run=model", "input=same.csv", "output=same_out.csv") == 0
-    from_title = dxn.load("model").predict(text="blue", image="photos/0.png")["prediction"]
+    from_title = dxn.load("model").predict(title="blue", photo="photos/0.png")["prediction"]
     assert read_csv("same_out.csv")[0]["prediction"] == from_title
-    assert read_csv("same_out.csv")[0]["text"] == "blue"
+    assert read_csv("same_out.csv")[0]["title"] == "blue"
 
 
 def test_prediction_ignores_further_text_columns_and_names_them_once(shop, capsys):
@@ -71,9 +71,9 @@ def test_prediction_ignores_further_text_columns_and_names_them_once(shop, capsy
     output = printed(
         capsys, "predict", "run=model", "input=comments.csv", "output=comments_out.csv"
     )
-    assert "text=title" in output
+    assert "columns: title, photo" in output
     assert output.count("comment") >= 1
-    assert read_csv("comments_out.csv")[0]["text"] == "blue"
+    assert read_csv("comments_out.csv")[0]["title"] == "blue"
 
 
 def test_prediction_stops_at_a_missing_column_and_takes_a_mapping(shop, capsys):
@@ -82,13 +82,13 @@ def test_prediction_stops_at_a_missing_column_and_takes_a_mapping(shop, capsys):
     assert "title" in error
     assert "columns.title=name" in error or "columns.title=" in error
     output = printed(capsys, "predict", "run=model", "input=other.csv", "columns.title=name")
-    assert "text=name" in output
+    assert "title=name" in output
 
 
 def test_choosing_a_text_column_keeps_the_photos_and_names_what_is_not_used(shop, capsys):
     options = [*TINY, *SMALL_IMAGES, "run=again", "debug=fast"]
     output = printed(capsys, "train", "clothes.csv", "target=colour", "data.text=title", *options)
-    assert "image: photo" in output
+    assert "photo (image)" in output
     unused = next(line for line in output.splitlines() if "not used" in line)
     assert "description" in unused or "price" in output
 
@@ -128,13 +128,13 @@ def test_one_photo_is_predicted_and_the_answer_is_short(shop, capsys):
 def test_slips_in_use_are_refused_in_one_sentence(override, shop, capsys):
     arguments = ["predict", "run=model", override]
     if not override.startswith("input"):
-        arguments.append("input.text=Blue")
+        arguments.append("input.title=Blue")
     refused(capsys, *arguments)
 
 
 @pytest.mark.parametrize("text", ["12", "true", "100% ${HOME} blue", "[a, b]", "a=b"])
 def test_a_text_input_is_taken_literally(text, shop, capsys):
-    printed(capsys, "predict", "run=model", f"input.text={text}")
+    printed(capsys, "predict", "run=model", f"input.title={text}")
 
 
 @pytest.mark.parametrize(
@@ -153,7 +153,7 @@ def test_a_missing_gpu_is_an_error(shop, capsys):
 
 def test_a_prediction_does_not_import_matplotlib(shop):
     code = (
-        "import sys; from dxn.cli import main; main(['predict', 'run=model', 'input.text=blue']); "
+        "import sys; from dxn.cli import main; main(['predict', 'run=model', 'input.title=blue']); "
     )
     code += "sys.exit('matplotlib' in sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
@@ -168,8 +168,8 @@ def test_training_says_what_to_do_next(shop, capsys):
 def test_predictions_contain_ids_inputs_and_confidence(shop):
     row = read_csv("model/predictions.csv")[0]
     assert row["sku"].startswith("c")
-    assert row["text"].endswith(row["sku"][1:])
-    assert row["image"].endswith(".png")
+    assert row["title"].endswith(row["sku"][1:])
+    assert row["photo"].endswith(".png")
     assert 0 < float(row["confidence"]) <= 1
     names = list(row)
     assert names.index("sku") < names.index("target") < names.index("prediction")
@@ -184,16 +184,16 @@ def test_the_ending_of_the_output_chooses_its_format(suffix, shop):
 
 def test_a_list_of_texts_is_not_joined_to_one_text(shop):
     with pytest.raises(UserError, match="predict_many"):
-        dxn.load("model").predict(text=["Blue shirt", "Red shirt"])
+        dxn.load("model").predict(title=["Blue shirt", "Red shirt"])
 
 
 def test_the_newest_run_of_a_folder_is_used(shop, capsys):
     options = [*TINY, *SMALL_IMAGES, "debug=fast", "output=runs", "data.text=title"]
     assert run("train", "clothes.csv", "target=colour", *options) == 0
     newest = max(path.name for path in Path("runs/colour").iterdir())
-    output = printed(capsys, "predict", "run=runs/colour", "input.text=blue")
+    output = printed(capsys, "predict", "run=runs/colour", "input.title=blue")
     assert newest in output
-    error = refused(capsys, "predict", "run=runs/color", "input.text=blue")
+    error = refused(capsys, "predict", "run=runs/color", "input.title=blue")
     assert "runs/colour" in error
 
 

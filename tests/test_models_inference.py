@@ -68,7 +68,7 @@ def make_batch():
     torch.manual_seed(1)
     mask = torch.arange(N) < torch.tensor([N, N - 1, 2])[:, None]
     part = {"x": torch.randn(B, N, D), "mask": mask, "rows": torch.arange(B)}
-    return {"vectors": part, "size": B}
+    return {"vectors": part, "#size": B}
 
 
 def converted(model, dtype):

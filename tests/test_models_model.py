@@ -62,7 +62,7 @@ def make(fusion="early", inputs=TWO, **options):
 
 def collate(samples):
     """A batch of samples, each a dict of the (n, numbers) rows of the inputs that it has."""
-    batch = {"size": len(samples)}
+    batch = {"#size": len(samples)}
     for name in dict.fromkeys(itertools.chain.from_iterable(samples)):
         rows = [i for i, sample in enumerate(samples) if name in sample]
         values = [samples[i][name] for i in rows]
@@ -224,8 +224,8 @@ def test_a_batch_with_an_empty_sample_raises_a_clear_error(fusion):
         ({"title": "sound"}, "unknown adapter sound: the adapters are text, image"),
         ({"title": "text"}, "no input uses the adapter image: remove it"),
         (
-            {"size": "text", "b": "image"},
-            "must not be named size or index or target or filler, got size",
+            {"#size": "text", "b": "image"},
+            "must not be named #size or #index or #filler or target, got #size",
         ),
     ],
 )

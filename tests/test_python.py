@@ -43,7 +43,7 @@ def run(tmp_path_factory):
 
 def test_a_training_on_a_data_frame_returns_a_run_with_its_files(run):
     assert run.metrics == json.loads((run.folder / "metrics.json").read_text())
-    assert run.model.columns == {"text": "review", "stars": "stars"}
+    assert run.model.columns == {"review": "review", "stars": "stars"}
     assert run.report is None
     assert "accuracy" in repr(run)
     assert dxn.Run(run.folder).metrics == run.metrics
@@ -57,7 +57,7 @@ def test_a_data_frame_is_predicted_with_the_same_index(run):
     new = frame_of(5).drop(columns="label").set_axis([*"vwxyz"])
     found = run.model.predict(new)
     assert list(found.index) == [*"vwxyz"]
-    one = run.model.predict(text=new["review"]["x"], stars=int(new["stars"]["x"]))
+    one = run.model.predict(review=new["review"]["x"], stars=int(new["stars"]["x"]))
     assert found["prediction"]["x"] == one["prediction"]
     probabilities = run.model.predict_proba(new)
     assert list(probabilities) == ["neg", "pos"]
@@ -69,7 +69,7 @@ def test_a_data_frame_is_predicted_with_the_same_index(run):
     ("predict", "message"),
     [
         (lambda m: m.predict(frame_of(3)[["stars"]]), "review"),
-        (lambda m: m.predict(frame_of(3), text="x"), "text: cannot be combined"),
+        (lambda m: m.predict(frame_of(3), review="x"), "review: cannot be combined"),
         (lambda m: m.predict([1, 2]), r"must be a pandas\.DataFrame .* got list"),
         (lambda m: m.predict(frame_of(0)), "no rows"),
     ],
@@ -80,12 +80,12 @@ def test_wrong_data_frames_are_refused_in_one_sentence(run, predict, message):
 
 
 def test_notebooks_show_runs_models_answers_and_tokens_as_escaped_html(run):
-    answer = run.model.predict(text="<script>", stars=3)
+    answer = run.model.predict(review="<script>", stars=3)
     assert answer == dict(answer)
     assert "<meter" in answer._repr_html_()
     assert "accuracy" in run._repr_html_()
     assert "review" in run.model._repr_html_()
-    tokens = run.model.tokens(text="<script>", stars=3)
+    tokens = run.model.tokens(review="<script>", stars=3)
     assert "data:image/png;base64," in tokens._repr_html_()
     hostile = type(answer)({"prediction": "<script>", "probabilities": {"<b>": 1.0}})
     assert "<script>" not in hostile._repr_html_()

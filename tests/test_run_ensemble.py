@@ -75,7 +75,7 @@ def test_an_ensemble_of_equal_models_predicts_what_one_of_them_does():
     model = make_model(task).eval()
     values = torch.randn(5, 3, 3)
     inputs = {"values": values, "mask": torch.ones(5, 3, dtype=torch.bool), "rows": torch.arange(5)}
-    batch = {"size": 5, "index": list(range(5)), "series": inputs}
+    batch = {"#size": 5, "#index": list(range(5)), "series": inputs}
     ensemble = Ensemble([model, model, model], task.combine).eval()
     torch.testing.assert_close(ensemble(batch).softmax(-1), model(batch).softmax(-1))
     own = model.vectors(batch)

@@ -18,7 +18,7 @@ from dxn.run.prediction_table import answer_lines
 
 PHOTOS = ("front", "back", "left", "right")
 TEXTS = ("title", "note")
-INPUTS = [*TEXTS, *PHOTOS, "audio"]
+INPUTS = [*TEXTS, *PHOTOS, "clip"]
 WORDS = ("red", "green", "blue", "round", "square", "long")
 TINY = [
     *("dim=12", "backbone.depth=2", "backbone.num_heads=2", "batch_size=7", "trainer.epochs=1"),
@@ -75,7 +75,7 @@ def test_every_column_becomes_an_input_of_its_own(run):
     model = dxn.load(run)
     assert model.inputs == INPUTS
     assert list(model.model.adapters) == ["text", "image", "audio"]
-    assert model.columns == {**{name: name for name in INPUTS}, "audio": "clip"}
+    assert model.columns == {name: name for name in INPUTS}
     assert model.target == "label"
 
 
@@ -84,7 +84,7 @@ def test_the_other_fusions_train_with_missing_cells_anywhere(place, tmp_path, fu
     metrics = train(tmp_path / "run", *options(place, f"fusion={fusion}"))
     assert math.isfinite(metrics["test/loss"])
     model = dxn.load(tmp_path / "run")
-    for name, value in {"title": "red", "back": place / "1.png", "audio": place / "2.wav"}.items():
+    for name, value in {"title": "red", "back": place / "1.png", "clip": place / "2.wav"}.items():
         shares = model.predict(**{name: value})["probabilities"]
         assert sum(shares.values()) == pytest.approx(1, abs=1e-5)
 
@@ -132,7 +132,7 @@ def test_a_table_is_read_from_the_columns_of_the_training(place, run, tmp_path, 
     for name in ("products.csv", "turned.csv"):
         assert main(["predict", f"run={run}", f"input={place / name}"]) == 0
         columns, *lines = capsys.readouterr().out.splitlines()
-        assert columns.startswith("columns: title=title, note=note, front=front")
+        assert columns.startswith("columns: title, note, front")
         unused = next(line for line in lines if line.startswith("note: not used: "))
         assert ("spare" in unused) == (name == "turned.csv")
         answers.append([line.partition(": ")[2] for line in lines if " row " in line])
@@ -170,7 +170,7 @@ def test_each_input_can_have_an_adapter_of_its_own(place, tmp_path):
     asked = options(place, "share_adapters=false", "data.image=[front,back]")
     train(tmp_path / "run", *asked)
     model = dxn.load(tmp_path / "run")
-    assert list(model.model.adapters) == ["title", "note", "front", "back", "audio"]
+    assert list(model.model.adapters) == ["title", "note", "front", "back", "clip"]
     assert model.adapters["front"] is not model.adapters["back"]
     names = {path.name for path in (tmp_path / "run" / "model").iterdir()}
     assert {"title.tokenizer.json", "note.tokenizer.json"} <= names

@@ -55,8 +55,8 @@ def table(place):
 def run(place, table):
     metrics = train(place / "run", *table, *TINY, "head=contrastive", "share_backbone=false")
     assert metrics["test/mrr"] > metrics["test/mrr[random order]"]
-    assert {"test/mrr[text to image]", "test/mrr[image to text]"} <= metrics.keys()
-    assert "test/mrr[text]" not in metrics  # one input alone has nothing to be compared with
+    assert {"test/mrr[title to photo]", "test/mrr[photo to title]"} <= metrics.keys()
+    assert "test/mrr[title]" not in metrics  # one input alone has nothing to be compared with
     return place / "run"
 
 
@@ -64,7 +64,7 @@ def run(place, table):
 def index(run, place):
     """The photos of all rows."""
     folder = place / "index"
-    arguments = [f"run={run}", f"input={place / 'shop.csv'}", "only=[image]", "keep=[color]"]
+    arguments = [f"run={run}", f"input={place / 'shop.csv'}", "only=[photo]", "keep=[color]"]
     assert main(["index", *arguments, f"output={folder}", "approximate=true"]) == 0
     return folder
 
@@ -80,14 +80,14 @@ def test_an_index_has_unit_vectors_and_what_its_rows_contain(index, run):
     rows = [json.loads(line) for line in (index / "rows.jsonl").read_text().splitlines()]
     assert vectors.shape == (64, 11) and len(rows) == 64  # eight rows have no photo
     np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, rtol=1e-5)
-    assert rows[1]["sku"] == "s1" and rows[1]["text"] == "blue shoe" and rows[1]["color"] == "blue"
+    assert rows[1]["sku"] == "s1" and rows[1]["title"] == "blue shoe" and rows[1]["color"] == "blue"
     meta = json.loads((index / "index.json").read_text())
-    assert meta["inputs"] == ["image"] and meta["run"] == str(run.resolve())
+    assert meta["inputs"] == ["photo"] and meta["run"] == str(run.resolve())
 
 
 def test_a_text_finds_photos_of_its_color(index, capsys, tmp_path):
     for color in COLORS:
-        query = f"input.text={color} shirt"
+        query = f"input.title={color} shirt"
         rows = found(capsys, f"index={index}", query, "k=5", path=tmp_path / "found.json")
         assert [row["rank"] for row in rows] == [1, 2, 3, 4, 5]
         assert [row["color"] for row in rows].count(color) >= 4
@@ -96,7 +96,7 @@ def test_a_text_finds_photos_of_its_color(index, capsys, tmp_path):
 
 
 def test_a_photo_finds_itself(index, place, capsys, tmp_path):
-    query = f"input.image={place / '7.png'}"
+    query = f"input.photo={place / '7.png'}"
     rows = found(capsys, f"index={index}", query, "k=1", path=tmp_path / "found.json")
     assert rows[0]["score"] == pytest.approx(1, abs=1e-5)
     assert rows[0]["color"] == "white"
@@ -104,17 +104,17 @@ def test_a_photo_finds_itself(index, place, capsys, tmp_path):
 
 def test_a_table_of_queries_needs_only_the_columns_of_its_inputs(index, capsys, tmp_path):
     (tmp_path / "queries.csv").write_text("title\nred hat\nblue shoe\n")
-    arguments = [f"index={index}", f"input={tmp_path / 'queries.csv'}", "only=[text]", "k=3"]
+    arguments = [f"index={index}", f"input={tmp_path / 'queries.csv'}", "only=[title]", "k=3"]
     rows = found(capsys, *arguments, path=tmp_path / "found.json")
-    assert [row["query_text"] for row in rows] == ["red hat"] * 3 + ["blue shoe"] * 3
+    assert [row["query_title"] for row in rows] == ["red hat"] * 3 + ["blue shoe"] * 3
     assert [row["query_row"] for row in rows] == [2] * 3 + [3] * 3
     assert rows[0]["color"] == "red" and rows[3]["color"] == "blue"
     assert main(["search", *arguments]) == 0
-    assert "query_text" in capsys.readouterr().out
+    assert "query_title" in capsys.readouterr().out
 
 
 def test_the_graph_finds_the_same_rows(index, capsys, tmp_path):
-    arguments = [f"index={index}", "input.text=green hat", "k=7"]
+    arguments = [f"index={index}", "input.title=green hat", "k=7"]
     exact = found(capsys, *arguments, path=tmp_path / "exact.json")
     near = found(capsys, *arguments, "approximate=true", path=tmp_path / "near.json")
     scores = [row["score"] for row in exact]
@@ -125,15 +125,15 @@ def test_a_model_that_is_no_contrastive_one_has_an_index_too(place, table, capsy
     short = [option for option in TINY if not option.startswith(("head.", "trainer.epochs"))]
     train(tmp_path / "colors", *table, *short, "trainer.epochs=1", "data.target=color")
     assert main(["index", f"run={tmp_path / 'colors'}", f"output={tmp_path / 'index'}"]) == 0
-    assert "text and image, 16 numbers each" in capsys.readouterr().out
-    arguments = [f"index={tmp_path / 'index'}", "input.text=red hat", "k=2"]
+    assert "title and photo, 16 numbers each" in capsys.readouterr().out
+    arguments = [f"index={tmp_path / 'index'}", "input.title=red hat", "k=2"]
     assert len(found(capsys, *arguments, path=tmp_path / "found.json")) == 2
 
 
 def test_labels_make_a_classifier_of_samples_and_tables(run, place, table, capsys, tmp_path):
     labels = f"labels=[{','.join(COLORS)}]"
     template = "template={} shirt"
-    photo = f"input.image={place / '6.png'}"
+    photo = f"input.photo={place / '6.png'}"
     assert main(["predict", f"run={run}", photo, labels, template]) == 0
     assert capsys.readouterr().out.startswith("prediction: green")
     evaluation = [*table[:2], "data.target=color", "data.on_bad=skip", f"output={tmp_path / 'e'}"]
@@ -144,14 +144,14 @@ def test_labels_make_a_classifier_of_samples_and_tables(run, place, table, capsy
 
 
 def test_one_input_alone_is_embedded_and_attended(run, place, capsys, tmp_path):
-    arguments = [f"run={run}", str(place / "shop.csv"), "only=[image]"]
+    arguments = [f"run={run}", str(place / "shop.csv"), "only=[photo]"]
     assert main(["embed", *arguments, f"output={tmp_path / 'v.npy'}"]) == 0
     assert np.load(tmp_path / "v.npy").shape == (64, 11)
     model = dxn.load(run)
-    each = torch.stack([model.embed(text="red hat"), model.embed(image=str(place / "1.png"))])
-    both = model.embed(text="red hat", image=str(place / "1.png"))
+    each = torch.stack([model.embed(title="red hat"), model.embed(photo=str(place / "1.png"))])
+    both = model.embed(title="red hat", photo=str(place / "1.png"))
     torch.testing.assert_close(both, torch.nn.functional.normalize(each.sum(0), dim=0))
-    assert main(["attend", f"run={run}", "input.text=red hat", f"output={tmp_path / 'a'}"]) == 0
+    assert main(["attend", f"run={run}", "input.title=red hat", f"output={tmp_path / 'a'}"]) == 0
     assert (tmp_path / "a" / "attention.html").is_file()
 
 
@@ -187,20 +187,20 @@ def test_each_separate_backbone_starts_from_the_shared_one_of_a_checkpoint(table
 
 
 TABLE_FAULTS = [
-    (["search", "index=INDEX", "input.text=x", "k=0"], "k: must be at least 1, got 0"),
-    (["search", "index=PLACE", "input.text=x"], "not an index folder, it has no index.json"),
+    (["search", "index=INDEX", "input.title=x", "k=0"], "k: must be at least 1, got 0"),
+    (["search", "index=PLACE", "input.title=x"], "not an index folder, it has no index.json"),
     (["search", "index=INDEX", "input.sound=x"], "input.sound: there is no such input"),
     (["search", "index=INDEX", "PLACE/shop.csv", "only=[sound]"], "only: must be inputs of"),
     (["index", "run=RUN", "PLACE/shop.csv", "only=[sound]"], "only: must be inputs of the model"),
-    (["predict", "run=RUN", "input.text=x"], "set labels=[A,B] to classify"),
+    (["predict", "run=RUN", "input.title=x"], "set labels=[A,B] to classify"),
     (
-        ["predict", "run=RUN", "input.text=x", "labels=[a,b]"],
-        "there is no such input; the inputs are image",
+        ["predict", "run=RUN", "input.title=x", "labels=[a,b]"],
+        "there is no such input; the inputs are photo",
     ),
-    (["predict", "run=RUN", "input.image=x.png", "labels=[a]"], "at least two different names"),
-    (["predict", "run=RUN", "input.image=x", "labels=[a,b]", "template=x"], "must contain {}"),
-    (["evaluate", "run=RUN", "only=[text]"], "only: this model compares inputs with each other"),
-    (["attend", "run=RUN", "input.text=x", "input.image=PLACE/1.png"], "so set only one of them"),
+    (["predict", "run=RUN", "input.photo=x.png", "labels=[a]"], "at least two different names"),
+    (["predict", "run=RUN", "input.photo=x", "labels=[a,b]", "template=x"], "must contain {}"),
+    (["evaluate", "run=RUN", "only=[title]"], "only: this model compares inputs with each other"),
+    (["attend", "run=RUN", "input.title=x", "input.photo=PLACE/1.png"], "so set only one of them"),
 ]
 
 
@@ -249,7 +249,7 @@ def test_damaged_files_of_an_index_are_refused(name, content, message, index, ca
     for path in index.iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / name).write_bytes(content)
-    (line,) = refused(capsys, ["search", f"index={tmp_path}", "input.text=x"])
+    (line,) = refused(capsys, ["search", f"index={tmp_path}", "input.title=x"])
     assert message in line and "write it again" in line
 
 
@@ -258,17 +258,17 @@ def test_an_index_of_other_weights_or_of_a_lost_model_is_refused(index, capsys, 
         (tmp_path / path.name).write_bytes(path.read_bytes())
     meta = json.loads((index / "index.json").read_text())
     (tmp_path / "index.json").write_text(json.dumps({**meta, "digest": "0"}))
-    (line,) = refused(capsys, ["search", f"index={tmp_path}", "input.text=x"])
+    (line,) = refused(capsys, ["search", f"index={tmp_path}", "input.title=x"])
     assert "was written with other weights" in line
     (tmp_path / "index.json").write_text(json.dumps({**meta, "run": "gone"}))
-    (line,) = refused(capsys, ["search", f"index={tmp_path}", "input.text=x"])
+    (line,) = refused(capsys, ["search", f"index={tmp_path}", "input.title=x"])
     assert "is not at gone any more; set run=RUN" in line
 
 
 def test_without_usearch_or_without_its_graph_a_search_is_exact_or_refused(
     index, capsys, monkeypatch, tmp_path
 ):
-    arguments = [f"index={index}", "input.text=red hat", "k=2"]
+    arguments = [f"index={index}", "input.title=red hat", "k=2"]
     monkeypatch.setitem(sys.modules, "usearch.index", None)
     (line,) = refused(capsys, ["search", *arguments, "approximate=true"])
     assert 'pip install "dxn[search]"' in line

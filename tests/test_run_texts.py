@@ -104,12 +104,12 @@ def test_a_writer_leaves_metrics_and_one_text_per_row(writer, place):
         rows = list(csv.DictReader(file))
     with (place / "pairs.csv").open() as file:
         true = [row["written"] for row in csv.DictReader(file) if row["split"] == "test"]
-    assert list(rows[0]) == ["file", "row", "text", "target", "prediction"]
+    assert list(rows[0]) == ["file", "row", "read", "target", "prediction"]
     assert [row["target"] for row in rows] == true
-    assert [row["text"] for row in rows] == inputs_of(place, "test")
+    assert [row["read"] for row in rows] == inputs_of(place, "test")
     model = dxn.load(writer)
     assert [row["prediction"] for row in rows] == [
-        model.predict(text=text)["prediction"] for text in inputs_of(place, "test")
+        model.predict(read=text)["prediction"] for text in inputs_of(place, "test")
     ]
 
 
@@ -132,42 +132,42 @@ def test_both_tokenizers_are_trained_on_the_training_split_alone(writer):
 def test_head_auto_chooses_a_writer_for_texts(place, tmp_path):
     folder = train(tmp_path / "run", pairs(place, "head=auto", "trainer.epochs=1"))
     assert "dxn.tasks.Generate" in (folder / "model" / "config.yaml").read_text()
-    assert isinstance(dxn.load(folder).predict(text="red ball")["prediction"], str)
+    assert isinstance(dxn.load(folder).predict(read="red ball")["prediction"], str)
 
 
 def test_a_model_from_its_folder_writes_what_its_sampler_chooses(writer):
     model = dxn.load(writer / "model")
-    first = model.write(inputs={"text": "red ball"}, max_new=6)
+    first = model.write(inputs={"read": "red ball"}, max_new=6)
     assert (
-        first == dxn.load(writer).write(inputs={"text": "red ball"}, max_new=6, sampler=greedy)
+        first == dxn.load(writer).write(inputs={"read": "red ball"}, max_new=6, sampler=greedy)
         and len(first) == 1
     )
     drawn = [make_sampler(9.0, top_k=None, top_p=None, seed=seed) for seed in (1, 1, 2)]
     one, again, other = (
-        model.write(inputs={"text": "red ball"}, count=3, sampler=sampler) for sampler in drawn
+        model.write(inputs={"read": "red ball"}, count=3, sampler=sampler) for sampler in drawn
     )
     assert one == again != other and len(one) == 3
     assert all(word.isupper() for text in one for word in text.split())
     assert len(set(one)) > 1
     assert all(
         len(text.split()) <= 2
-        for text in model.write(inputs={"text": "red"}, count=5, max_new=2, sampler=drawn[0])
+        for text in model.write(inputs={"read": "red"}, count=5, max_new=2, sampler=drawn[0])
     )
 
 
 def test_every_verb_answers_with_the_same_text(writer, place, capsys):
-    run, given = f"run={writer}", "input.text=red ball"
+    run, given = f"run={writer}", "input.read=red ball"
     told = answer_of(capsys, "predict", run, given)
-    assert told == f"prediction: {dxn.load(writer).predict(text='red ball')['prediction']}\n"
+    assert told == f"prediction: {dxn.load(writer).predict(read='red ball')['prediction']}\n"
     listed = answer_of(capsys, "predict", run, f"input={place / 'pairs.csv'}").splitlines()
-    assert listed[0] == "columns: text=read"
+    assert listed[0] == "columns: read"
     assert sum(line.startswith("pairs.csv row ") for line in listed) == MAX_PRINTED
     hot = ["temperature=9", "count=3", "max_new=4"]
     said = answer_of(capsys, "generate", run, given, *hot)
     assert said == answer_of(capsys, "generate", run, given, *hot, "seed=0")
     assert said != answer_of(capsys, "generate", run, given, *hot, "seed=1")
     sure = answer_of(capsys, "generate", run, given, "temperature=0")
-    assert sure.strip() == dxn.load(writer).write(inputs={"text": "red ball"})[0]
+    assert sure.strip() == dxn.load(writer).write(inputs={"read": "red ball"})[0]
     assert answer_of(capsys, "embed", run, given).startswith("embedding: 16 numbers")
 
 
@@ -200,9 +200,9 @@ def test_an_interrupted_writer_resumes_bit_for_bit(place, tmp_path, monkeypatch)
         (tmp_path / "whole" / "model" / f"{n}tokenizer.json").read_text() for n in ("", "target_")
     ]
     assert kept[0] == kept[1] and '"RED"' in kept[0] and '"red"' in kept[0]
-    assert dxn.load(tmp_path / "cut").predict(text="red cat") == dxn.load(
+    assert dxn.load(tmp_path / "cut").predict(read="red cat") == dxn.load(
         tmp_path / "whole"
-    ).predict(text="red cat")
+    ).predict(read="red cat")
 
 
 # A language
@@ -258,7 +258,7 @@ def test_several_prompts_are_continued_like_each_of_them(language):
 
 
 def test_several_samples_are_written_about_like_each_of_them(writer):
-    model, samples = dxn.load(writer), [{"text": "red ball"}, {"text": "a blue bird sings"}]
+    model, samples = dxn.load(writer), [{"read": "red ball"}, {"read": "a blue bird sings"}]
     single = [model.write(inputs=sample)[0] for sample in samples]
     assert model.write(inputs=samples) == single
     assert model.write(inputs=samples, batch_size=1, count=2) == [
@@ -316,18 +316,18 @@ def test_a_file_of_prompts_that_cannot_be_used_is_explained(
 @pytest.mark.parametrize(
     ("asked", "message"),
     [
-        (["prompt=red"], "input: this model generates a text for input.text=...; got a prompt"),
-        ([], "input: this model generates a text for input.text=...; got no input"),
-        (["input.text=red", "prompt=red"], "got a prompt"),
-        (["input=red.png"], "input: 'red.png' fits no input; name the input: input.text=..."),
-        (["input.image=red.png"], "input.image: there is no such input; the inputs are text"),
-        (["input.text=red", "count=0"], "count: must be at least 1, got 0"),
-        (["input.text=red", "max_new=0"], "max_new: must be at least 1, got 0"),
-        (["input.text=red", "temperature=-1"], "dxn: temperature: must be above 0, got -1"),
-        (["input.text=red", "top_p=2"], "dxn: top_p: must be above 0 and at most 1"),
-        (["input.text=red", "top_k=0"], "dxn: top_k: must be at least 1, got 0"),
-        (["input.text= "], "blank text"),
-        (["input.text=red", "beam=3"], "beam: no such key"),
+        (["prompt=red"], "input: this model generates a text for input.read=...; got a prompt"),
+        ([], "input: this model generates a text for input.read=...; got no input"),
+        (["input.read=red", "prompt=red"], "got a prompt"),
+        (["input=red.png"], "input: 'red.png' fits no input; name the input: input.read=..."),
+        (["input.image=red.png"], "input.image: there is no such input; the inputs are read"),
+        (["input.read=red", "count=0"], "count: must be at least 1, got 0"),
+        (["input.read=red", "max_new=0"], "max_new: must be at least 1, got 0"),
+        (["input.read=red", "temperature=-1"], "dxn: temperature: must be above 0, got -1"),
+        (["input.read=red", "top_p=2"], "dxn: top_p: must be above 0 and at most 1"),
+        (["input.read=red", "top_k=0"], "dxn: top_k: must be at least 1, got 0"),
+        (["input.read= "], "blank text"),
+        (["input.read=red", "beam=3"], "beam: no such key"),
     ],
 )
 def test_generate_explains_what_a_writer_cannot_use(writer, capsys, asked, message):

@@ -90,9 +90,9 @@ def test_the_columns_of_the_training_are_read_and_others_are_named(place, predic
     rows = [[f"a long note {i}", f"s{i}", "blue shirt", "photos/7.png"] for i in range(3)]
     table = write_csv(place / "more.csv", header, rows)
     lines = predict(f"input={table}", f"output={tmp_path / 'a.csv'}")
-    assert lines[0] == "columns: text=title, image=photo"
+    assert lines[0] == "columns: title, photo"
     assert sum("note" in line for line in lines) == 1
-    assert [row["text"] for row in read_csv(tmp_path / "a.csv")] == ["blue shirt"] * 3
+    assert [row["title"] for row in read_csv(tmp_path / "a.csv")] == ["blue shirt"] * 3
 
 
 def test_a_moved_model_folder_reads_the_same_columns(place, run, tmp_path, capsys):
@@ -110,10 +110,9 @@ def test_a_column_with_another_name_is_mapped(place, predict, run, capsys, tmp_p
     table = write_csv(place / "other.csv", ["name", "photo"], [["red shirt", "photos/6.png"]])
     (line,) = refused(capsys, ["predict", f"run={run}", f"input={table}"])
     assert "'title'" in line and "columns.title=" in line
-    for mapping in ("columns.title=name", "columns.text=name"):
-        lines = predict(f"input={table}", mapping, f"output={tmp_path / 'a.csv'}")
-        assert lines[0] == "columns: text=name, image=photo"
-        assert read_csv(tmp_path / "a.csv")[0]["text"] == "red shirt"
+    lines = predict(f"input={table}", "columns.title=name", f"output={tmp_path / 'a.csv'}")
+    assert lines[0] == "columns: title=name, photo"
+    assert read_csv(tmp_path / "a.csv")[0]["title"] == "red shirt"
 
 
 def test_other_columns_are_copied_with_keep(place, predict, tmp_path):
@@ -131,7 +130,7 @@ def test_all_rows_of_a_new_table_are_evaluated(place, run, predict, tmp_path):
     lines = predict(f"input={table}", f"output={tmp_path / 'a'}", verb="evaluate")
     assert any(line.strip() == f"{table}: 60 rows" for line in lines)
     first = metrics_of(tmp_path / "a")
-    assert first["rows"] == 60 and "input/accuracy[text]" in first
+    assert first["rows"] == 60 and "input/accuracy[title]" in first
     data = ["data=table", f"data.path={table}"]
     predict(*data, f"output={tmp_path / 'b'}", verb="evaluate")
     second = metrics_of(tmp_path / "b")
@@ -147,7 +146,7 @@ def test_all_rows_of_a_new_table_are_evaluated(place, run, predict, tmp_path):
 def test_the_figures_of_the_trivial_answer_are_below_the_others(run, predict, tmp_path):
     lines = predict(f"output={tmp_path / 'a'}", verb="evaluate")
     names = [line.split("│")[1].strip() for line in lines if line.startswith("│")]
-    assert names == ["text", "image", "all", "always red"]
+    assert names == ["title", "photo", "all", "always red"]
     again = metrics_of(tmp_path / "a")
     key = "test/accuracy[always red]"
     assert 0.5 < again[key] == metrics_of(run)[key] < 0.9
@@ -184,7 +183,7 @@ def test_each_file_of_a_folder_or_pattern_is_a_row(place, predict, tmp_path, giv
     assert list(rows[0])[:3] == ["file", "prediction", "confidence"]
     if given == "photos":
         assert lines[0] == "note: not used: 1 file of another kind (readme.md)"
-    alone = dxn.load(place / "run").predict(image=rows[0]["file"])
+    alone = dxn.load(place / "run").predict(photo=rows[0]["file"])
     assert alone["prediction"] == rows[0]["prediction"]
 
 
@@ -236,17 +235,17 @@ def test_a_bad_file_is_reported_without_a_word_about_training(place, run, predic
 @pytest.mark.parametrize("suffix", ["csv", "json", "jsonl", "parquet"])
 def test_one_sample_is_written_as_one_row(predict, tmp_path, suffix):
     output = tmp_path / f"answer.{suffix}"
-    lines = predict("input.text=blue shirt", f"output={output}")
+    lines = predict("input.title=blue shirt", f"output={output}")
     assert lines[0].startswith("prediction: ") and lines[-1] == f"written: {output} (1 row)"
     assert output.exists()
     if suffix == "json":
         (row,) = json.loads(output.read_text())
-        assert list(row) == ["text", "prediction", "confidence", "p(blue)", "p(red)"]
+        assert list(row) == ["title", "prediction", "confidence", "p(blue)", "p(red)"]
 
 
 @pytest.mark.parametrize("verb", ["predict", "embed"])
 def test_a_wrong_suffix_is_refused_before_the_model_is_loaded(verb, capsys, tmp_path):
-    asked = [verb, f"run={tmp_path}", "input.text=blue", "output=a.txt"]
+    asked = [verb, f"run={tmp_path}", "input.title=blue", "output=a.txt"]
     (tmp_path / "model").mkdir()
     (tmp_path / "model" / "config.yaml").write_text("")
     assert "output: must be a file that ends in" in refused(capsys, asked)[0]
@@ -259,15 +258,15 @@ def test_of_a_long_table_the_first_rows_are_printed(place, predict):
 
 
 def test_embeddings_of_one_sample_and_of_a_folder(place, predict, run, tmp_path):
-    lines = predict("input.text=blue shirt", verb="embed")
+    lines = predict("input.title=blue shirt", verb="embed")
     assert lines[0] == "embedding: 12 numbers" and lines[1].count(",") == 6
     lines = predict(f"input={place / 'photos'}", f"output={tmp_path / 'v.npy'}", verb="embed")
     assert f"written: {tmp_path / 'v.npy'} (60 rows of 12 numbers)" in lines
     files = [row["file"] for row in read_csv(tmp_path / "v.ids.csv")]
     assert len(files) == 60
-    expected = dxn.load(run).embed(image=files[-1])
+    expected = dxn.load(run).embed(photo=files[-1])
     np.testing.assert_allclose(np.load(tmp_path / "v.npy")[-1], expected, atol=1e-5)
-    predict("input.text=blue", f"output={tmp_path / 'one.npy'}", verb="embed")
+    predict("input.title=blue", f"output={tmp_path / 'one.npy'}", verb="embed")
     assert np.load(tmp_path / "one.npy").shape == (1, 12)
 
 
@@ -276,17 +275,17 @@ def test_embeddings_of_one_sample_and_of_a_folder(place, predict, run, tmp_path)
 
 def test_a_model_describes_itself(run):
     text = repr(dxn.load(run))
-    assert text.startswith("Predictor(classify color from text (column title), image (column photo")
+    assert text.startswith("Predictor(classify color from title, photo")
     assert "2 labels: blue, red" in text and "parameters" in text
 
 
 def test_a_list_of_texts_is_not_one_text(run):
     model = dxn.load(run)
     with pytest.raises(
-        UserError, match=r"^text: must be one text, got a list of 2; .*predict_many"
+        UserError, match=r"^title: must be one text, got a list of 2; .*predict_many"
     ):
-        model.predict(text=["blue shirt", "red shirt"])
-    assert len(model.predict_many([{"text": "blue shirt"}, {"text": "red shirt"}])) == 2
+        model.predict(title=["blue shirt", "red shirt"])
+    assert len(model.predict_many([{"title": "blue shirt"}, {"title": "red shirt"}])) == 2
 
 
 def test_a_read_only_array_is_no_reason_for_a_warning(run):
@@ -294,7 +293,7 @@ def test_a_read_only_array_is_no_reason_for_a_warning(run):
     pixels.flags.writeable = False
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert dxn.load(run).predict(image=pixels)
+        assert dxn.load(run).predict(photo=pixels)
 
 
 @pytest.mark.parametrize("verb", ["attend", "tokenize", "generate"])

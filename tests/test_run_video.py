@@ -65,15 +65,15 @@ def run(place):
 
 def test_a_column_of_clips_can_be_two_inputs(run):
     model = dxn.load(str(run))
-    assert model.columns == {"audio": "clip", "video": "clip"}
+    assert model.columns == {"audio_clip": "clip", "video_clip": "clip"}
 
 
 def test_a_clip_without_sound_lacks_the_audio_input_only(run, place):
     model = dxn.load(str(run))
     silent, loud = (str(place / f"classes/{('left', 'right')[i % 2]}/{i}.mp4") for i in (0, 1))
-    tokens = model.tokens(video=silent, audio=silent)
-    assert [span.name for span in tokens.spans] == ["video"]
-    assert len(model.tokens(video=loud, audio=loud).spans) == 2
+    tokens = model.tokens(video_clip=silent, audio_clip=silent)
+    assert [span.name for span in tokens.spans] == ["video_clip"]
+    assert len(model.tokens(video_clip=loud, audio_clip=loud).spans) == 2
 
 
 def test_clips_are_predicted_from_a_table_a_folder_and_a_single_file(run, place, capsys, tmp_path):
@@ -88,7 +88,7 @@ def test_clips_are_predicted_from_a_table_a_folder_and_a_single_file(run, place,
     assert main(["predict", f"run={run}", f"input={place / 'classes/right/1.mp4'}"]) == 0
     alone = capsys.readouterr().out
     # The single file is read as both inputs of its column.
-    both = [f"input.{name}={place / 'classes/right/1.mp4'}" for name in ("video", "audio")]
+    both = [f"input.{name}_clip={place / 'classes/right/1.mp4'}" for name in ("video", "audio")]
     assert main(["predict", f"run={run}", *both]) == 0
     assert capsys.readouterr().out == alone
 
@@ -172,7 +172,7 @@ def test_rows_without_a_clip_use_their_other_inputs(place, tmp_path):
     names = ["adapters=[text,video,audio]", "data.video=clip", "data.audio=clip"]
     train(tmp_path / "run", str(table), "target=label", "data.confine=false", *names, *TINY)
     model = dxn.load(str(tmp_path / "run"))
-    assert model.predict(text="note number 3", video=None)["prediction"] in ("left", "right")
+    assert model.predict(note="note number 3", video_clip=None)["prediction"] in ("left", "right")
 
 
 def test_masked_pretraining_learns_from_clips(place, tmp_path):

@@ -51,7 +51,7 @@ def batch_of(ids, targets=None, mask=None):
     mask = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask
     coords = torch.full((*ids.shape, 2), math.nan)
     part = {"ids": ids, "mask": mask, "coords": coords, "rows": torch.arange(len(ids))}
-    batch = {"size": len(ids), "story": part}
+    batch = {"#size": len(ids), "story": part}
     return batch if targets is None else {**batch, "target": {"ids": targets}}
 
 

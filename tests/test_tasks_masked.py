@@ -105,7 +105,7 @@ def test_without_masks_there_is_nothing_to_predict():
         }
         for name, column in raws.items()
     }
-    assert not torch.stack(predict(task, model, {"size": 3, **plain})).any()
+    assert not torch.stack(predict(task, model, {"#size": 3, **plain})).any()
 
 
 def test_the_task_can_be_sent_to_a_worker():

@@ -175,14 +175,14 @@ def test_each_word_is_tagged_by_its_first_token():
     logits = torch.full((2, 5, 3), -1.0)
     for row, column, tag in ((0, 0, 1), (0, 1, 0), (0, 2, 2), (0, 3, 1), (1, 0, 0), (1, 1, 1)):
         logits[row, column, tag] = 1.0
-    batch = {"size": 2, "words": {"words": words, "rows": torch.arange(2)}}
+    batch = {"#size": 2, "words": {"words": words, "rows": torch.arange(2)}}
     # Word 2 of the first row has no token.
     predictions = task_of().predict(None, logits, batch)
     assert [p.tags for p in predictions] == [["B-x", "I-x", "O", "B-x"], ["O", "B-x"]]
 
 
 def test_a_sample_without_the_input_has_no_tags():
-    batch = {"size": 3, "words": {"words": torch.tensor([[0], [0]]), "rows": torch.tensor([0, 2])}}
+    batch = {"#size": 3, "words": {"words": torch.tensor([[0], [0]]), "rows": torch.tensor([0, 2])}}
     logits = torch.zeros(3, 1, 3)
     logits[2, 0, 1] = 1.0
     predictions = task_of().predict(None, logits, batch)

@@ -136,9 +136,9 @@ def test_a_loss_that_the_task_computes_itself_counts():
 
 
 def test_nested_tensors_are_moved_to_the_device():
-    batch = {"size": 2, "target": {"boxes": [torch.zeros(2)]}, "a": {"x": torch.zeros(3)}}
+    batch = {"#size": 2, "target": {"boxes": [torch.zeros(2)]}, "a": {"x": torch.zeros(3)}}
     meta = torch.device("meta")
     moved = to_device(batch, meta)
     assert moved["target"]["boxes"][0].device == moved["a"]["x"].device == meta
-    assert moved["size"] == 2
+    assert moved["#size"] == 2
     assert to_device(batch, CPU) is batch

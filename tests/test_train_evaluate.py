@@ -50,9 +50,9 @@ def limited_model(largest, *, fail=out_of_cpu_memory, from_row=0):
     sizes = []
 
     def limited(batch, mixing=None):
-        if batch["size"] > largest and max(batch["index"]) >= from_row:
+        if batch["#size"] > largest and max(batch["#index"]) >= from_row:
             fail()
-        sizes.append(batch["size"])
+        sizes.append(batch["#size"])
         return forward(batch, mixing)
 
     model.forward = limited

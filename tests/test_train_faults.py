@@ -313,7 +313,7 @@ def short_of_memory(limit):
     """Fail as torch does if a batch has more samples than the memory can hold."""
 
     def function(original, batch, count):
-        if batch["size"] > limit:
+        if batch["#size"] > limit:
             original(batch)  # the gradients of a part of the model can be there already
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: 1 TB")
         return original(batch)

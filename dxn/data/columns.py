@@ -4,22 +4,23 @@ from __future__ import annotations
 
 import difflib
 import re
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 from dxn.data.cell_paths import file_of_cell
 from dxn.data.confine import KEY, confined
 from dxn.data.inference import Preprocessors, infer_columns
 from dxn.data.read import Table, as_list
-from dxn.data.rows import RESERVED, TARGET, InputSpec, Rows
+from dxn.data.rows import RESERVED, TARGET, VALUES, InputSpec, Rows
 from dxn.data.target_columns import target_cells, target_columns
 from dxn.errors import UserError
 from dxn.tokenize.adapter import (
     Preprocessor,
     has_words,
     is_path,
-    is_shareable,
     reads_files,
 )
 from dxn.tokenize.missing import has_no_value
@@ -83,9 +84,7 @@ def choose_columns(
     # A target column as an input would leak the target. A split column does not exist in new data.
     columns = [column for column in table.columns if column not in {*targets, *excluded, *exclude}]
     infer_columns(table, columns, preprocessors, by_modality, targets, new_groups, notes)
-    # A column of the table is known by its own name, also if it is the only one of its kind.
-    own_names = [m for m, preprocessor in preprocessors.items() if not is_shareable(preprocessor)]
-    inputs = name_inputs({m: by_modality.get(m, []) for m in preprocessors}, own_names)
+    inputs = name_inputs({m: by_modality.get(m, []) for m in preprocessors})
     if not inputs:
         raise UserError(
             f"data: no adapter in use ({', '.join(preprocessors)}) accepts any of the columns "
@@ -95,32 +94,27 @@ def choose_columns(
     return Columns(inputs, targets)
 
 
-def name_inputs(
-    by_modality: Mapping[str, Sequence[str]], own_names: Sequence[str] = ()
-) -> dict[str, InputSpec]:
-    """Choose the names of inputs.
+def name_inputs(by_modality: Mapping[str, Sequence[str]]) -> dict[str, InputSpec]:
+    """Name the inputs: an input has the name of its column.
 
-    If a modality has one column, the input has the name of the modality. If it has several, each
-    input has the name of its column, with the modality as a prefix if that name is already used or
-    is reserved for a key of batches.
+    The name has the modality as a prefix if several inputs are read from the column, or if it is
+    reserved for a key of batches. The series that a layout makes of other columns have no column of
+    the file, so they have the name of their modality.
 
     Args:
         by_modality: Columns of each modality.
-        own_names: Modalities whose inputs have the names of their columns in any case.
     """
     inputs: dict[str, InputSpec] = {}
-    # Assign the names of modalities first, because they do not depend on the data.
+    counts = Counter(chain.from_iterable(by_modality.values()))
     for modality, columns in by_modality.items():
-        if len(columns) == 1 and modality not in own_names:
-            inputs[modality] = InputSpec(columns[0], modality)
-    for modality, columns in by_modality.items():
-        for column in columns if len(columns) > 1 or modality in own_names else ():
-            is_used = column in inputs or column in RESERVED
-            name = f"{modality}_{column}" if is_used else column
+        for column in columns:
+            name = modality if column == VALUES else column
+            if counts[column] > 1 or name in RESERVED:
+                name = f"{modality}_{name}"
+            while name in inputs:
+                name = f"{modality}_{name}"
             inputs[name] = InputSpec(column, modality)
-    # Sort by modality. The sort is stable, so columns of one modality keep the user's order.
-    order = list(by_modality)
-    return dict(sorted(inputs.items(), key=lambda item: order.index(item[1].modality)))
+    return inputs
 
 
 def to_rows(

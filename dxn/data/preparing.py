@@ -81,7 +81,7 @@ class Batches(Dataset):
         finally:
             progress[SAMPLE] = NOTHING
         if keys.filler:
-            batch["filler"] = True
+            batch["#filler"] = True
         return batch
 
     def _prepared(self, keys: Keys, begin: Callable[[int], None]) -> Any:

@@ -9,7 +9,7 @@ from typing import Any, Literal
 VALUES = "values"  # column with the series that a layout or a file format of series adds
 TARGET = "target"  # key of the targets in Rows.cells and in batches
 # Batches contain these keys next to one key per input, so an input cannot have such a name.
-RESERVED = (TARGET, "index", "size", "filler")
+RESERVED = ("#size", "#index", "#filler", TARGET)
 
 # What to do with a bad row: raise an error, leave the row out, or use the inputs that can be read.
 OnBad = Literal["error", "skip", "missing"]

@@ -83,7 +83,7 @@ class Draft:
 
     Args:
         sample: Prepared inputs by name, and the raw values of those that are prepared later.
-        index: Value of "index" in the batch.
+        index: Value of "#index" in the batch.
         row: The row, or the first token of a window.
         rand: Random generator of the sample; None without augmentation.
         hidden: Seed for a task that is random in validation.
@@ -100,7 +100,7 @@ class Samples(Dataset):
     """A map-style data set of opened rows. Item (epoch, i) is sample i, prepared for this epoch.
 
     An item depends only on (seed, epoch, row, copy), not on its batch or on the worker that
-    prepares it. It contains "index" (see `rows`), "target" if there are targets, and a dict of
+    prepares it. It contains "#index" (see `rows`), "target" if there are targets, and a dict of
     tensors for each input that the row has.
 
     Attributes:
@@ -191,7 +191,7 @@ class Samples(Dataset):
         return self.describe_index(self.rows[i])
 
     def describe_index(self, row: int) -> str:
-        """Return the same for a value of "index" in a batch."""
+        """Return the same for a value of "#index" in a batch."""
         row %= len(self.opened)
         cells = self.opened.cells
         inputs = [name for name in self.inputs if name in cells]
@@ -271,7 +271,7 @@ class Samples(Dataset):
     def _finished(self, draft: Draft) -> dict[str, Any]:
         """Return a sample with its target and its index."""
         sample = self._with_target(draft.sample, draft.row, draft.rand, draft.hidden)
-        return {**sample, "index": draft.index}
+        return {**sample, "#index": draft.index}
 
     def collate(
         self,
@@ -285,14 +285,14 @@ class Samples(Dataset):
             encoded: Collated dicts of inputs that have been prepared together, by input name.
 
         Returns:
-            A dict with "size" (number of samples), "index" (list of `rows`), "target" if there
+            A dict with "#size" (number of samples), "#index" (list of `rows`), "target" if there
             are targets, and one key per input. The value of an input is the collated dict of the
             samples that have this input, together with "rows", the indices of these samples in the
             batch. An input that no sample has is left out.
         """
         batch: dict[str, Any] = {
-            "size": len(samples),
-            "index": [sample["index"] for sample in samples],
+            "#size": len(samples),
+            "#index": [sample["#index"] for sample in samples],
         }
         for name in self.inputs:
             rows = [i for i, sample in enumerate(samples) if name in sample]

@@ -9,7 +9,7 @@ from pathlib import Path
 from dxn.data.clock import Clock, find_clock, looks_like_times, parse_times
 from dxn.data.columns import Columns, Preprocessors, name_inputs, to_rows
 from dxn.data.read import ReadOptions, Table, as_list, concatenate, read_table
-from dxn.data.rows import VALUES, InputSpec, Source
+from dxn.data.rows import VALUES, Source
 from dxn.data.season import find_season
 from dxn.data.splits import SPLITS, UNDIVIDED, check_fractions
 from dxn.data.steps import Series, channel_format, group_rows
@@ -110,7 +110,6 @@ def timeline(
     windows = _choose_sizes(windows, series, clock, horizon, context, season, fractions, notes)
     parts = _parts(table, windows, series, fractions, stride, notes)
     inputs = name_inputs({modality: [VALUES]})
-    inputs = {name: InputSpec(VALUES, spec.modality) for name, spec in inputs.items()}
     columns = Columns(inputs, [windows.target_name])
     splits = {}
     for name, part in parts.items():

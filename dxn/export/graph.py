@@ -73,7 +73,7 @@ class Graph(nn.Module):
         first = inputs[self.used[0]]
         size = first.shape[0]
         rows = torch.arange(size, device=first.device)
-        batch: dict[str, Any] = {"size": size}
+        batch: dict[str, Any] = {"#size": size}
         for port in self.ports:
             name, _, key = port.name.rpartition(".")
             part = batch.setdefault(name, {"rows": rows})

@@ -107,7 +107,7 @@ def constants(ports: Sequence[Port], all_tensors: Sequence[Tensors]) -> dict[str
 
 
 def _example(model: Any, size: int, rand: random.Random) -> Example:
-    batch: dict[str, Any] = {"size": size, "index": list(range(size))}
+    batch: dict[str, Any] = {"#size": size, "#index": list(range(size))}
     tensors: Tensors = {}
     names = list(model.inputs)
     rows = _rows(names, size, rand)

@@ -14,11 +14,12 @@ from dxn.models.baseline import Baseline
 from dxn.models.fusion import Encoder
 from dxn.tokens import Summary, Tokens, check_columns, join
 
-# A batch has the collated tensors of each input under the name of the input, "size" (number of
-# samples), "index" (their row numbers in the data set), and the keys of the task, such as "target".
+# A batch has the collated tensors of each input under the name of the input, "#size" (number of
+# samples), "#index" (their row numbers in the data set), and the keys of the task, such as
+# "target". An input has the name of a column, which hardly ever starts with "#".
 Batch = Mapping[str, Any]
 # Keys of a batch that cannot be names of inputs.
-RESERVED = ("size", "index", "target", "filler")
+RESERVED = ("#size", "#index", "#filler", "target")
 
 
 class Fusion(Protocol):
@@ -125,7 +126,7 @@ class Model(nn.Module):
                 rows = batch[name]["rows"]
                 with selected(rows, number):
                     tokens: Tokens = self.adapter(name)(batch[name])
-                parts.append(tokens.spread(rows, batch["size"]).renamed(name))
+                parts.append(tokens.spread(rows, batch["#size"]).renamed(name))
         return parts
 
     @property
@@ -223,7 +224,7 @@ class Model(nn.Module):
     def baseline_output(self, batch: Batch) -> Tensor:
         """Compute the output (B, K) of the baseline for a batch."""
         assert self.baseline is not None
-        return self.baseline(self.summaries(batch), batch["size"])
+        return self.baseline(self.summaries(batch), batch["#size"])
 
     def summaries(self, batch: Batch) -> dict[str, Summary]:
         """Return the features for a baseline of each input whose adapter computes them."""
@@ -233,7 +234,7 @@ class Model(nn.Module):
             if name in batch and summarize is not None:
                 summary = summarize(batch[name])
                 if summary is not None:
-                    result[name] = summary.spread(batch[name]["rows"], batch["size"])
+                    result[name] = summary.spread(batch[name]["rows"], batch["#size"])
         return result
 
     def vectors(self, batch: Batch) -> Tensor:

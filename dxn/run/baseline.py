@@ -95,7 +95,7 @@ def train_baseline(run: Prepared, best: Predictor, *, batch_size: int) -> Baseli
     target = _task_batch(task, samples, rows)["target"]
 
     def loss_of_rows(output: Tensor, chosen: Tensor) -> Tensor:
-        return task.loss(output, {"size": len(chosen), "target": target[chosen]})
+        return task.loss(output, {"#size": len(chosen), "target": target[chosen]})
 
     with torch.no_grad():
         baseline = fit_baseline(summaries, learned, loss_of_rows).to(best.device)
@@ -206,7 +206,7 @@ def collect(
     model = predictor.model
 
     def run(batch: Batch) -> tuple[list[int], dict[str, Summary]]:
-        return batch["index"], model.summaries(batch)
+        return batch["#index"], model.summaries(batch)
 
     rows: list[int] = []
     parts: dict[str, list[tuple[int, Summary]]] = {}
@@ -270,8 +270,8 @@ def _outputs(
         # A member whose baseline does not lower the loss is saved without it.
         others = [model.baseline_output(batch) for model in models if model.baseline is not None]
         if len(models) > 1:
-            return batch["index"], combine(heads).cpu(), combine(others).cpu()
-        return batch["index"], heads[0].cpu(), others[0].cpu()
+            return batch["#index"], combine(heads).cpu(), combine(others).cpu()
+        return batch["#index"], heads[0].cpu(), others[0].cpu()
 
     with torch.inference_mode():
         parts = list(run_batches(run, samples, batch_size, device=predictor.device))
@@ -286,7 +286,7 @@ def _task_batch(task: Task, samples: Samples, rows: Sequence[int]) -> dict[str, 
     """Return a batch with the targets of these rows, for the loss."""
     targets = samples.opened.targets or ()
     encoded = [task.encode(targets[row]) for row in rows]
-    return {"size": len(rows), "target": task.collate(encoded)}
+    return {"#size": len(rows), "target": task.collate(encoded)}
 
 
 def _about_mix(model: Model, is_validated: bool) -> str:

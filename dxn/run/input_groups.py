@@ -49,7 +49,7 @@ def input_lines(specs: Mapping[str, InputSpec]) -> list[str]:
                 lines.append(f"{spec.modality}: {len(columns)} columns ({named(columns)})")
         elif spec.modality == name:
             lines.append(f"{name}: {spec.column}")
-        elif spec.column == name:  # an input is called like its column if its modality has several
+        elif spec.column == name:
             lines.append(f"{name} ({spec.modality})")
         else:
             lines.append(f"{name}: {spec.column} ({spec.modality})")

@@ -182,8 +182,8 @@ def inputs_beside(
 
 def print_columns(columns: Mapping[str, str]) -> None:
     """Print the column that each input is read from."""
-    line = named([f"{name}={column}" for name, column in columns.items()], MAX_PRINTED_COLUMNS)
-    print_line(f"columns: {line}")
+    pairs = [name if name == column else f"{name}={column}" for name, column in columns.items()]
+    print_line(f"columns: {named(pairs, MAX_PRINTED_COLUMNS)}")
 
 
 def _trained_specs(predictor: Predictor) -> dict[str, InputSpec]:

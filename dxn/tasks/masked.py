@@ -91,7 +91,7 @@ class MaskedHead(nn.Module):
 
     def _statistics(self, name: str, tokens: Tokens, batch: Batch) -> Tensor:
         """Return the statistics (B, 3) of one input. See `forward`."""
-        statistics = torch.zeros(batch["size"], 3, device=tokens.x.device)
+        statistics = torch.zeros(batch["#size"], 3, device=tokens.x.device)
         part = batch.get(name)
         if part is None or "masked" not in part:
             return statistics
@@ -207,7 +207,7 @@ class Masked(Task):
 
     def loss_weight(self, batch: Batch) -> float:
         """Count the samples. `metrics` computes the exact loss from the statistics instead."""
-        return int(batch["size"])
+        return int(batch["#size"])
 
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False

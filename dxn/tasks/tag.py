@@ -227,7 +227,7 @@ class Tag(Task):
         words = part["words"].cpu()
         first = first_tokens(words)
         best = output.float()[:, : words.shape[1]].softmax(-1).cpu().max(-1)
-        predictions = [Tagged([], []) for _ in range(batch["size"])]
+        predictions = [Tagged([], []) for _ in range(batch["#size"])]
         for i, row in enumerate(part["rows"].tolist()):
             # `i` is the index among the samples that have this input, `row` the index in the batch.
             num_words = int(words[i].max()) + 1 if words[i].numel() else 0

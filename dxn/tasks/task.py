@@ -32,7 +32,7 @@ from dxn.tasks.row_scores import ClassScores, RowScores
 from dxn.tokens import Tokens
 from dxn.untrusted import load_json
 
-# The keys are "size" (int, the number of samples), "index" (list of row indices), "target" (the
+# The keys are "#size" (int, the number of samples), "#index" (list of row indices), "target" (the
 # result of `Task.collate`), and the name of each input (its collated samples).
 Batch = Mapping[str, Any]
 
@@ -352,7 +352,7 @@ class Task(ABC):
         Losses of several batches are combined with these weights, so that they equal the loss of
         one batch with all samples. 0 means that no loss can be computed for this batch.
         """
-        return batch["size"]
+        return batch["#size"]
 
     @abstractmethod
     def predict(

@@ -86,7 +86,7 @@ def predict(
         # Batches have different numbers of targets, or targets of different weights.
         weight = task.loss_weight(batch) if "target" in batch else 0.0
         loss = float(task.loss(output, batch)) if weight else 0.0
-        return Predictions(batch["index"], predicted, loss, weight)
+        return Predictions(batch["#index"], predicted, loss, weight)
 
     was_training = model.training
     if was_training:
@@ -131,7 +131,7 @@ def embed(
     def run(batch: dict[str, Any]) -> tuple[list[int], Tensor]:
         vectors = model.vectors(batch).float().cpu()
         check_finite(vectors, batch, samples)
-        return batch["index"], vectors
+        return batch["#index"], vectors
 
     parts = list(run_batches(run, samples, batch_size, device=device))
     rows = [row for index, _ in parts for row in index]
@@ -169,7 +169,7 @@ def run_batches(
         try:
             for batch in loader:
                 num_parts += 1
-                if "filler" not in batch:
+                if "#filler" not in batch:
                     results.append(run(to_device(batch, device)))
                 if num_parts == order.parts:
                     yield from results
@@ -218,14 +218,14 @@ def check_finite(output: Any, batch: Mapping[str, Any], samples: Samples) -> Non
     """
     bad: set[int] = set()
     for tensor in _tensors(output):
-        if tensor.ndim and len(tensor) == batch["size"]:
+        if tensor.ndim and len(tensor) == batch["#size"]:
             is_finite = tensor.isfinite()
             if not is_finite.all():
                 is_bad = ~is_finite.reshape(len(tensor), -1).all(1)
                 bad |= set(is_bad.nonzero().flatten().tolist())
     if not bad:
         return
-    names = [samples.describe_index(batch["index"][i]) for i in sorted(bad)[:MAX_NAMED]]
+    names = [samples.describe_index(batch["#index"][i]) for i in sorted(bad)[:MAX_NAMED]]
     named = ", ".join(names) + (f" and {len(bad) - MAX_NAMED} more" * (len(bad) > MAX_NAMED))
     raise UserError(
         f"{named}: the output of the model is not finite (NaN or infinite); if this happens for "

@@ -108,7 +108,7 @@ class Stepper:
             # and the same share of the partner.
             alpha = self.settings.mixup
             share = float(torch.distributions.Beta(alpha, alpha).sample())
-            order = torch.randperm(batch["size"]).to(self.device)
+            order = torch.randperm(batch["#size"]).to(self.device)
             mixing = (order, share)
             batch = {**batch, "target": self.task.mix_targets(batch["target"], order, share)}
         self.compiling.before_batch(self.state)
@@ -118,14 +118,14 @@ class Stepper:
     def _noise(self, batch: dict[str, Any]) -> Noise:
         """Return the random numbers of the dropouts. They depend on the step and the samples."""
         text = f"{self.settings.seed}/{self.state.epoch}/{self.state.step}"
-        rows = torch.tensor(batch["index"], device=self.device)
+        rows = torch.tensor(batch["#index"], device=self.device)
         return Noise.of_step(rows, random.Random(text).randrange(MAX_SEED))
 
     def _backward(self, batch: dict[str, Any], mixing: tuple[Tensor, float] | None) -> BatchLoss:
         """Compute the loss of a batch, and add its gradients."""
         loss = self._loss(batch, mixing)
-        size, weight, rows = batch["size"], 1.0, batch["index"]
-        if batch.get("filler"):
+        size, weight, rows = batch["#size"], 1.0, batch["#index"]
+        if batch.get("#filler"):
             # It only keeps this process in step with the others, which have one more sample.
             size, weight, rows = 0, 0.0, []
         elif self.is_weighted:
@@ -148,7 +148,7 @@ class Stepper:
         # Both passes have the same one, so only the second pass is prepared.
         with self.settings.accelerator.no_sync(self.wrapped):
             output = as_float(self.wrapped(batch, mixing))
-        with selected(torch.arange(batch["size"], device=self.device), SECOND_PASS):
+        with selected(torch.arange(batch["#size"], device=self.device), SECOND_PASS):
             other = as_float(self.wrapped(batch, mixing))
         # The mean of the two losses instead of their sum, so that the weight of the target does not
         # depend on this option. The paper's code does the same.

@@ -65,7 +65,7 @@ def make_batch(task, adapters, raws, values=None, *, rand=None):
         has_target = values is not None or not task.needs_target
         value = None if values is None else values[i]
         samples.append(task.encode_sample(sample, value, rand) if has_target else sample)
-    batch = {"size": count, "index": list(range(count))}
+    batch = {"#size": count, "#index": list(range(count))}
     for name in raws:
         rows = [i for i, sample in enumerate(samples) if name in sample]
         if rows:
