@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from typing import ClassVar, Protocol
 
 import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
+from dxn.dropout import selected
 from dxn.models.pooling import Pool, Pooling, masked_mean
 from dxn.models.separate import backbone_of
 from dxn.tokens import Tokens, check_columns, join
+
+# Distinguishes the dropout of inputs from the selections of `Model.embed`, which count from 0.
+INPUT_SALT = 2**16
 
 
 class Encoder(Protocol):
@@ -102,7 +107,10 @@ class LateFusion(nn.Module):
         """Return the encoded Tokens of all parts, concatenated, and vectors (B, width)."""
         check_columns(torch.cat([part.mask for part in parts], 1))
         parts = self.input_embedding(parts)
-        encoded = [backbone_of(backbone, [part])(self.pool.lead(part)) for part in parts]
+        encoded: list[Tokens] = []
+        for part in parts:
+            with _own_noise(part, self.input_embedding.inputs):
+                encoded.append(backbone_of(backbone, [part])(self.pool.lead(part)))
         vectors = [self._mix(part, self.pool(part.x, part.mask)) for part in encoded]
         # The mean of a sample includes only the inputs that it has.
         present = torch.stack([part.mask.any(1) for part in encoded], 1)
@@ -204,12 +212,24 @@ class BottleneckFusion(nn.Module):
         for backbone, part, x in zip(backbones, parts, xs, strict=True):
             # The shared tokens are real for all samples, even for those without this input.
             mask = torch.cat([part.mask.new_ones(part.mask.shape[0], k), part.mask], 1)
-            out = backbone.run(torch.cat([shared, x], 1), mask, layer, layer + 1)
+            with _own_noise(part, self.input_embedding.inputs):
+                out = backbone.run(torch.cat([shared, x], 1), mask, layer, layer + 1)
             new_shared.append(out[:, :k])
             new_xs.append(out[:, k:])
         # Shared tokens of a missing input have seen no other tokens, so their weight is 0.
         weight = rearrange(present / present.sum(0), "p b -> p b 1 1")
         return new_xs, (torch.stack(new_shared) * weight).sum(0)
+
+
+def _own_noise(part: Tokens, inputs: Sequence[str]) -> AbstractContextManager[None]:
+    """Return the context in which dropout draws other masks than for the other inputs.
+
+    Otherwise the tokens with the same number of all inputs would lose the same features.
+    """
+    name = part.spans[-1].name
+    number = inputs.index(name) if name in inputs else 0
+    rows = torch.arange(len(part), device=part.x.device)
+    return selected(rows, INPUT_SALT + number)
 
 
 class InputEmbedding(nn.Module):

@@ -42,7 +42,10 @@ def random_sampler(
         raise ValueError(f"top_p: must be above 0 and at most 1, got {top_p}")
 
     def sample(log_probs: Tensor) -> Tensor:
-        probs, order = (log_probs / temperature).softmax(-1).sort(-1, descending=True)
+        # Without the maximum, a temperature close to 0 would divide all of them to -infinity. A
+        # smaller temperature than 1e-30 is 0 in float32.
+        centered = log_probs - log_probs.amax(-1, keepdim=True)
+        probs, order = (centered / max(temperature, 1e-30)).softmax(-1).sort(-1, descending=True)
         if top_k is not None:
             probs[:, top_k:] = 0
         if top_p is not None:

@@ -106,6 +106,12 @@ class Language(Task):
                 "head=language: needs a causal backbone, because otherwise each position attends "
                 "to the token that it has to predict; set backbone.causal=true"
             )
+        # The generation reads the tokens of the text only.
+        if registers := config.get("fusion", {}).get("registers"):
+            problems.append(
+                f"fusion.registers: must be 0 with head=language, which would leave them out when "
+                f"it generates a text, got {registers}"
+            )
         if problems:
             raise UserError("\n".join(problems))
 
