@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
@@ -27,6 +28,8 @@ from dxn.tokenize.recipes import counted_recipe, recipe
 ABOUT = "preprocess.json"
 EXAMPLE = "example.npz"
 CACHE = "__pycache__"
+# In a program that prepares inputs: the import of another module of dxn that is copied with it.
+DXN_IMPORT = re.compile(r"^from dxn\.tokenize\.(standalone\.)?(\w+) import", re.MULTILINE)
 TEMPLATES = Path(__file__).parent / "templates"
 STANDALONE = Path(dxn.tokenize.__file__).parent / "standalone"
 
@@ -137,10 +140,22 @@ def _copy_programs(
     shutil.copyfile(TEMPLATES / f"run_{format}.py", folder / "run_graph.py")
     if exported.example != "continue_text":
         shutil.copyfile(TEMPLATES / "prepare_inputs.py", folder / "prepare_inputs.py")
-    keys = ("prepare", "uses", "counted")
-    used = {each[key] for each in recipes.values() for key in keys if key in each}
-    for name in used:
-        shutil.copyfile(STANDALONE / f"{name}.py", folder / f"prepare_{name}.py")
+    for each in recipes.values():
+        for key in ("prepare", "counted"):
+            if key in each:
+                _copy_program(STANDALONE / f"{each[key]}.py", folder)
+
+
+def _copy_program(path: Path, folder: Path) -> None:
+    """Copy a module of dxn.tokenize, and those that it imports, as prepare_NAME.py."""
+    text = path.read_text(encoding="utf-8")
+    (folder / f"prepare_{path.stem}.py").write_text(
+        DXN_IMPORT.sub(r"from prepare_\2 import", text), encoding="utf-8"
+    )
+    for package, name in DXN_IMPORT.findall(text):
+        imported = STANDALONE if package else STANDALONE.parent
+        if not (folder / f"prepare_{name}.py").exists():
+            _copy_program(imported / f"{name}.py", folder)
 
 
 def _check_folder(folder: Path) -> None:

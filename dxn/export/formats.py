@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 
 import torch
 from torch import Tensor
+from torch.utils._sympy.value_ranges import ValueRanges
 
 from dxn.errors import UserError
 from dxn.export.trace import Part
@@ -49,6 +50,7 @@ def save(part: Part, format: str, folder: Path) -> Path:
     path = folder / f"{part.name}{SUFFIXES[format]}"
     with quiet():
         if format == "torch":
+            _allow_small_sizes(part.program)
             torch.export.save(part.program, path)
         else:
             _save_onnx(part, path)
@@ -63,6 +65,16 @@ def load(path: Path, outputs: Sequence[str]) -> Run:
         outputs: Names of the outputs.
     """
     return _load_torch(path) if path.suffix == SUFFIXES["torch"] else _load_onnx(path, outputs)
+
+
+def _allow_small_sizes(program: torch.export.ExportedProgram) -> None:
+    """Let a graph accept the smallest sizes, such as a picture or a sound of a single patch.
+
+    torch.export assumes that the number of patches is above 1, although the graph computes it.
+    """
+    ranges = program.range_constraints
+    for size, allowed in ranges.items():
+        ranges[size] = ValueRanges(1, allowed.upper)
 
 
 def _load_torch(path: Path) -> Run:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,6 +20,10 @@ COUNTED = "counted"  # key of the counted features of a baseline, followed by th
 NONE = -1  # code that pads counted features
 # Sizes of the example batches. Different ones, because equal sizes become constants of the graph.
 SIZES = (5, 3, 7, 4, 6, 2)
+
+# Samples that show which sizes of an input can vary, and attempts to draw a batch in which they do.
+DRAWS = 24
+MAX_DRAWS = 200
 
 # Collated tensors by the name of a port, such as "text.ids".
 Tensors = dict[str, Tensor]
@@ -69,20 +73,49 @@ def make_examples(model: Any, seed: int, sizes: Sequence[int] = SIZES) -> list[E
         UserError: If a preprocessor cannot create random values.
     """
     rand = random.Random(seed)
-    return [_example(model, size, rand) for size in sizes]
+    names = list(model.inputs)
+    rows = [_rows(names, size, rand) for size in sizes]
+    inputs = {
+        name: _varied(_drawing(model, name, rand), [len(each[name]) for each in rows])
+        for name in names
+    }
+    return [
+        _example(size, rows[i], {name: batches[i] for name, batches in inputs.items()})
+        for i, size in enumerate(sizes)
+    ]
 
 
 def find_ports(all_tensors: Sequence[Tensors]) -> list[Port]:
     """Return the ports of several batches. Sizes that differ between the batches can vary."""
-    names = _size_names(all_tensors)
+    names: dict[tuple[str, tuple[int, ...]], str] = {}
     ports: list[Port] = []
     for name, first in all_tensors[0].items():
+        owner = name.rpartition(".")[0]
         shape: list[int | str] = []
         for axis in range(first.ndim):
-            sizes = _sizes(all_tensors, name, axis)
-            shape.append(names[sizes] if len(set(sizes)) > 1 else sizes[0])
+            sizes = tuple(tensors[name].shape[axis] for tensors in all_tensors)
+            varies = len(set(sizes)) > 1
+            shape.append(_size_name(names, owner, sizes) if varies else sizes[0])
         ports.append(Port(name, str(first.dtype).removeprefix("torch."), tuple(shape)))
     return ports
+
+
+def _size_name(
+    names: dict[tuple[str, tuple[int, ...]], str], owner: str, sizes: tuple[int, ...]
+) -> str:
+    """Return the name of a size that varies, and add it to the names of all of them.
+
+    Axes of the same input with equal sizes in all batches share a name, but not those of different
+    inputs, whose sizes are equal by chance. An output can share a name with any input.
+    """
+    if not names:  # the first size that varies is that of the batch
+        names["", sizes] = BATCH
+    shared = [name for (_, each), name in names.items() if each == sizes] if not owner else []
+    found = names.get(("", sizes)) or names.get((owner, sizes)) or next(iter(shared), None)
+    if found is None:
+        count = sum(each == owner for each, _ in names)
+        found = names[owner, sizes] = f"{owner}_{count + 1}" if owner else f"length_{count}"
+    return found
 
 
 def constants(ports: Sequence[Port], all_tensors: Sequence[Tensors]) -> dict[str, list[int]]:
@@ -106,25 +139,79 @@ def constants(ports: Sequence[Port], all_tensors: Sequence[Tensors]) -> dict[str
     return result
 
 
-def _example(model: Any, size: int, rand: random.Random) -> Example:
+@dataclass(frozen=True)
+class _Drawn:
+    """Random samples of one input.
+
+    Args:
+        collated: The batch of the model.
+        features: Further inputs of the graph: the counted features of a baseline.
+    """
+
+    collated: Tensors
+    features: Tensors
+
+    def sizes(self) -> dict[tuple[str, int], int]:
+        """Return the size of each axis but that of the samples."""
+        tensors = {**self.collated, **self.features}
+        return {
+            (k, axis): tensors[k].shape[axis] for k in tensors for axis in range(1, tensors[k].ndim)
+        }
+
+
+def _drawing(model: Any, name: str, rand: random.Random) -> Callable[[int], _Drawn]:
+    """Return the function that draws a number of random samples of an input."""
+    adapter = model.adapter(name)
+    prepare: Preprocessor = adapter.prepare
+
+    def draw(count: int) -> _Drawn:
+        collated = prepare.collate([prepare(raw) for raw in examples(name, prepare, count, rand)])
+        if model.baseline is None:
+            return _Drawn(collated, {})
+        return _Drawn(collated, counted_features(adapter.summary(collated), count))
+
+    return draw
+
+
+def _varied(draw: Callable[[int], _Drawn], counts: Sequence[int]) -> list[_Drawn]:
+    """Draw batches in which every size that can vary does.
+
+    Otherwise, sizes that are equal by chance would become constants of the graph. In the first
+    batch, with which the graph is traced, these sizes are above 1: torch.export takes 0 and 1 for
+    constants.
+    """
+    singles = [draw(1).sizes() for _ in range(DRAWS)]
+    free = [key for key, size in singles[0].items() if any(s[key] != size for s in singles)]
+
+    def draw_until(count: int, is_good: Callable[[dict[tuple[str, int], int]], bool]) -> _Drawn:
+        drawn = draw(count)
+        for _ in range(MAX_DRAWS):
+            if is_good(drawn.sizes()):
+                break
+            drawn = draw(count)
+        return drawn
+
+    first = draw_until(counts[0], lambda sizes: all(sizes[key] > 1 for key in free))
+    traced = first.sizes()
+    others = [
+        draw_until(count, lambda sizes: all(sizes[key] != traced[key] for key in free))
+        for count in counts[1:2]
+    ]
+    return [first, *others, *(draw(count) for count in counts[2:])]
+
+
+def _example(size: int, rows: Mapping[str, list[int]], inputs: Mapping[str, _Drawn]) -> Example:
+    """Return samples from the values of each input and the samples that have it."""
     batch: dict[str, Any] = {"#size": size, "#index": list(range(size))}
     tensors: Tensors = {}
-    names = list(model.inputs)
-    rows = _rows(names, size, rand)
-    for name in names:
-        adapter = model.adapter(name)
-        prepare: Preprocessor = adapter.prepare
-        raws = examples(name, prepare, len(rows[name]), rand)
-        collated = prepare.collate([prepare(raw) for raw in raws])
+    for name, drawn in inputs.items():
         index = torch.tensor(rows[name])
-        batch[name] = {**collated, "rows": index}
-        if model.baseline is not None:
-            collated |= counted_features(adapter.summary(collated), len(raws))
+        batch[name] = {**drawn.collated, "rows": index}
         # A sample without the input has the values of another one, which the graph must ignore.
         source = torch.zeros(size, dtype=torch.long).index_copy(0, index, torch.arange(len(index)))
-        for key, value in collated.items():
+        for key, value in {**drawn.collated, **drawn.features}.items():
             tensors[f"{name}.{key}"] = value[source]
-        if len(names) > 1:
+        if len(inputs) > 1:
             present = torch.zeros(size, dtype=torch.bool).index_fill(0, index, True)
             tensors[f"{name}.{PRESENT}"] = present
     return Example(batch, tensors)
@@ -154,22 +241,3 @@ def counted_features(summary: Summary | None, size: int) -> dict[str, Tensor]:
         )
         result[f"{COUNTED}{number}"] = padded
     return result
-
-
-def _size_names(all_tensors: Sequence[Tensors]) -> dict[tuple[int, ...], str]:
-    """Return a name for each size that varies. Axes with equal sizes in all batches share one."""
-    names: dict[tuple[int, ...], str] = {}
-    counts: dict[str, int] = {}
-    for name, first in all_tensors[0].items():
-        owner = name.rpartition(".")[0] or "length"
-        for axis in range(first.ndim):
-            sizes = _sizes(all_tensors, name, axis)
-            if len(set(sizes)) > 1 and sizes not in names:
-                # The first size that varies is that of the batch.
-                counts[owner] = counts.get(owner, -1 if not names else 0) + 1
-                names[sizes] = f"{owner}_{counts[owner]}" if names else BATCH
-    return names
-
-
-def _sizes(all_tensors: Sequence[Tensors], name: str, axis: int) -> tuple[int, ...]:
-    return tuple(tensors[name].shape[axis] for tensors in all_tensors)

@@ -6,6 +6,7 @@ import datetime
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -124,6 +125,7 @@ class DatePreprocessor:
         """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
         return {
             "prepare": "date",
+            "format": asdict(self.format),
             "center": self.center,
             "scale": self.scale,
             "max_trend": MAX_TREND,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -122,8 +122,13 @@ class NumberPreprocessor:
 
     def recipe(self) -> dict[str, Any]:
         """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
-        state = {"center": self.center, "scale": self.scale, "max_value": MAX_VALUE}
-        return {"prepare": "number", **state}
+        state = {
+            "center": self.center,
+            "scale": self.scale,
+            "max_value": MAX_VALUE,
+            "max_number": MAX_NUMBER,
+        }
+        return {"prepare": "number", "format": asdict(self.format), **state}
 
     def accepts(self, values: Sequence[Any]) -> float:
         """Return 1 for a column of numbers, but not for booleans, dates and codes."""

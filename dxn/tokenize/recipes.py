@@ -1,7 +1,6 @@
 """What a program without dxn needs to prepare an input: the options of `tokenize/standalone/`.
 
-A preprocessor offers it by its optional method `recipe()`. The key "prepare" names the module, and
-"uses" another module that this one imports.
+A preprocessor offers it by its optional method `recipe()`. The key "prepare" names the module.
 """
 
 from __future__ import annotations

@@ -234,7 +234,7 @@ class TextPreprocessor:
         chars: dict[str, Any] = {}
         if self.chars is not None:
             counts = {"lengths": list(self.chars.lengths), "buckets": self.chars.buckets}
-            chars = {"uses": "text_chars", "chars": counts}
+            chars = {"chars": counts}
         limits = {"max_len": self.max_len, "max_chars": self.max_chars}
         steps = {"prepare": "text", "special_tokens": self.special_tokens}
         return {**steps, **limits, **chars, "tokenizer": json.loads(self.tokenizer.to_str())}

@@ -139,7 +139,6 @@ class VideoPreprocessor:
         return {
             **self.image.recipe(),
             "prepare": "video",
-            "uses": "image",
             "num_frames": self.sampling.num_frames,
             "fps": self.sampling.fps,
             "sampling": self.sampling.mode,

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+
+HERE = Path(__file__).resolve().parent
 
 
 def parse_sample(arguments: Sequence[str]) -> dict[str, str]:
@@ -65,8 +68,11 @@ def prepare_sample(
             own |= {f"counted{i}": occurrences(codes) for i, codes in enumerate(blocks)}
         arrays |= {f"{name}.{key}": array for key, array in own.items()}
         arrays[f"{name}.present"] = np.array([True])
-    for port in ports:
-        # The graph ignores the values of an input that the sample does not have.
-        shape = [size if isinstance(size, int) else 1 for size in port["shape"]]
-        arrays.setdefault(port["name"], np.zeros(shape, port["dtype"]))
+    # The graph ignores the values of an input that the sample does not have. The sizes are those of
+    # an example, because a graph of torch refuses some sizes.
+    with np.load(HERE / "example.npz") as file:
+        for port in ports:
+            name = port["name"]
+            if name not in arrays:
+                arrays[name] = np.zeros((1, *file[name].shape[1:]), port["dtype"])
     return {port["name"]: arrays[port["name"]].astype(port["dtype"]) for port in ports}

@@ -9,32 +9,32 @@ from typing import Any
 
 import numpy as np
 
+from dxn.tokenize.date_format import DateFormat
 
-def prepare(values: Sequence[str], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
+
+def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return value (B, 1, K) and valid (B, 1, K), False at what a date or a time lacks.
 
     Args:
-        values: B dates such as 2026-01-31, times such as 12:30, or both: 2026-01-31 12:30.
+        values: B dates, times, or both, in the format of the training table.
         options: Options of the input in preprocess.json.
     """
-    rows = [_features(value.strip(), options) for value in values]
+    rows = [_features(value, options) for value in values]
     value = np.array([[features] for features, _ in rows], np.float32)
     return {"value": value, "valid": np.array([[valid] for _, valid in rows])}
 
 
-def _features(text: str, options: Mapping[str, Any]) -> tuple[list[float], list[bool]]:
-    has_date = "-" in text
-    has_time = ":" in text
-    day, clock = datetime.date.min, datetime.time()
-    if has_date:
-        moment = datetime.datetime.fromisoformat(text)
-        day, clock = moment.date(), moment.time()
-    elif has_time:
-        clock = datetime.time.fromisoformat(text)
-    seconds = clock.hour * 3600 + clock.minute * 60 + clock.second + clock.microsecond / 1e6
+def _features(value: Any, options: Mapping[str, Any]) -> tuple[list[float], list[bool]]:
+    moment = DateFormat(**options["format"]).parse(value)
+    if moment is None:
+        raise ValueError(
+            "it must be a date or a time written as in the training table; leave the input out if "
+            "there is none"
+        )
+    has_date, has_time = moment.day is not None, moment.second is not None
+    day = datetime.date.fromordinal(moment.day or 1)
     counts = options["waves"]
-    days = day.toordinal() + (seconds / 86400 if has_time else 0)
-    trend = (days - options["center"]) / options["scale"]
+    trend = (moment.days - options["center"]) / options["scale"]
     limit = options["max_trend"]
     dates = [
         *_waves(day.weekday() / 7, counts["weekday"]),
@@ -42,7 +42,7 @@ def _features(text: str, options: Mapping[str, Any]) -> tuple[list[float], list[
         *_waves(day.day / options["days_per_month"], counts["month"]),
         min(max(trend, -limit), limit),
     ]
-    times = _waves(seconds / 86400, counts["day"])
+    times = _waves((moment.second or 0.0) / 86400, counts["day"])
     valid = [has_date] * len(dates) + [has_time] * len(times)
     return [x if v else 0.0 for x, v in zip([*dates, *times], valid, strict=True)], valid
 

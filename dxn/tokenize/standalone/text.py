@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import numpy as np
 from tokenizers import Tokenizer
+
+from dxn.tokenize.standalone.text_chars import ngrams
 
 
 def prepare(values: Sequence[str], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -44,6 +45,4 @@ def prepare(values: Sequence[str], options: Mapping[str, Any]) -> dict[str, np.n
     ids[mask] = np.concatenate([np.array(row, np.int64) for row in rows])
     if "chars" not in options:
         return {"ids": ids, "mask": mask}
-    # This program is in the same folder or package.
-    ngrams = import_module(f"{__name__}_chars").ngrams
     return {"ids": ids, "mask": mask, "chars": ngrams(texts, places, options["chars"])}

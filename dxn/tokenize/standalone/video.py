@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from importlib import import_module
 from typing import Any
 
 import av
 import numpy as np
 from PIL import Image
 
+from dxn.tokenize.standalone.image import resized
+
 EPSILON = 1e-4  # seconds; times of a file are rounded
 USUAL_FPS = 25  # of a file that does not say it
-# The program for pictures, which is in the same folder or package.
-picture_program = import_module(__name__.removesuffix("video") + "image")
 
 
 def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -44,7 +43,7 @@ def _clip(value: Any, options: Mapping[str, Any]) -> np.ndarray:
     frames: list[np.ndarray] = []
     with av.open(value) as container:
         for frame, count in _frames_at(_decoded(container, start), wanted):
-            pixels = picture_program.resized(_upright(frame), options)
+            pixels = resized(_upright(frame), options)
             if frames and pixels.shape != frames[0].shape:  # the size can change within a file
                 size = frames[0].shape[1::-1]
                 pixels = np.asarray(Image.fromarray(pixels).resize(size, Image.Resampling.BILINEAR))

@@ -1,0 +1,32 @@
+"""Exported models of tables with random columns answer as dxn does."""
+
+import random
+
+import pytest
+from helpers.benchmarks import load
+
+layouts = load("layouts")
+pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+
+
+def test_a_table_of_any_columns_is_trained_exported_and_answered_by_the_program(tmp_path):
+    layout = layouts.make_layout(random.Random("0/1"), tmp_path)
+    assert {"number", "category", "date"} <= set(layout.kinds.values())
+    layouts.check(layout, tmp_path, ["onnx"])
+
+
+def test_a_number_and_two_categories_are_exported(tmp_path):
+    rand = random.Random(0)
+    kinds = {"number0": "number", "category0": "category", "category1": "category"}
+    prices = ["€{:.2f}", "{:.2f} €"]
+    rows = [
+        {
+            "number0": prices[i % 2].format(rand.uniform(1, 90)),
+            "category0": rand.choice(["red", "green", "blue"]),
+            "category1": rand.choice("xyz"),
+            "answer": rand.choice("ab"),
+        }
+        for i in range(40)
+    ]
+    layout = layouts.Layout(kinds, "class", ["preset=plain", "baseline=none"], rows)
+    layouts.check(layout, tmp_path, ["torch"])
