@@ -100,6 +100,8 @@ def _fit(
         "early_stopping": False,
         "random_state": 0,
     }
+    # scikit-learn cannot bin a feature without any value. A constant is never split.
+    x = np.where(np.isnan(x).all(0), 0.0, x)
     num_outputs = y.shape[1]
     if targets.are_exclusive:
         goals = [(y.argmax(1), np.eye(num_outputs))]
