@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import unicodedata
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -127,4 +128,9 @@ def parse_list(value: Any, origin: str) -> list[str]:
     """
     if not isinstance(value, list | tuple):
         raise UserError(f"{origin}: the target must be a list, got {value!r}")
-    return [str(item) for item in value]
+    return [class_name(item) for item in value]
+
+
+def class_name(value: Any) -> str:
+    """Return the name of a class, without outer white space and in the Unicode normal form C."""
+    return unicodedata.normalize("NFC", str(value)).strip()

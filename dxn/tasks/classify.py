@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.schema import validated
-from dxn.tasks.cells import are_lists, problem_of
+from dxn.tasks.cells import are_lists, class_name, problem_of
 from dxn.tasks.class_metrics import hidden_metrics, metrics_per_class, with_unknown
 from dxn.tasks.divergences import between_classes
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
@@ -86,7 +86,7 @@ class Classify(Task):
 
     def parse(self, value: Any, origin: str) -> str:
         """Return the class name."""
-        return str(value)
+        return class_name(value)
 
     def fit(self, values: Sequence[str]) -> None:
         """Collect the class names and frequencies, and class weights if `balance` is set."""

@@ -11,6 +11,8 @@ from typing import Any
 from dxn.tasks.probabilities import significant
 
 OUTSIDE = "O"  # the tag of a word that does not belong to an entity
+# A tag with the position of its word in the entity: first, inside, last, or the only one.
+PREFIXED = re.compile("([BIELSU])[-_](.+)", re.DOTALL)
 
 
 @dataclass(frozen=True)
@@ -39,20 +41,23 @@ class Entity:
 def entities(tags: Sequence[str]) -> list[tuple[int, int, str]]:
     """Return (start, stop, type) of each entity; an entity is a sequence of tags B-x I-x I-x.
 
-    An I-x that does not continue an entity of type x starts a new one, as in conlleval. A tag
-    without the prefix B- or I-, except O, is an entity of one word.
+    The last word of an entity can be E-x or L-x, and an entity of one word S-x or U-x, as in BIOES
+    and BILOU. B_x is the same as B-x. An I-x that does not continue an entity of type x starts a
+    new one, as in conlleval. A tag without a prefix, except O and 0, is an entity of one word.
     """
     spans: list[tuple[int, int, str]] = []
+    is_open = False  # whether the next word can continue the last entity
     for i, tag in enumerate(tags):
-        prefix, kind = tag[:2], tag[2:]
-        if not re.match("[BI]-", tag):
-            if tag != OUTSIDE:
-                spans.append((i, i + 1, tag))
-        elif prefix == "I-" and spans and spans[-1][1:] == (i, kind):
+        if tag in (OUTSIDE, "0"):  # 0 is no entity where tags are numbers
+            continue
+        match = PREFIXED.fullmatch(tag)
+        prefix, kind = match.groups() if match else ("S", tag)
+        if prefix in "IEL" and is_open and spans[-1][1:] == (i, kind):
             # The last entity ends at this word and has the same type: extend it.
             spans[-1] = (spans[-1][0], i + 1, kind)
         else:
             spans.append((i, i + 1, kind))
+        is_open = prefix in "BI"
     return spans
 
 

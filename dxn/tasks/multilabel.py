@@ -15,7 +15,7 @@ from pydantic import model_validator
 from torch import Tensor, nn
 
 from dxn.schema import validated
-from dxn.tasks.cells import are_lists, parse_list
+from dxn.tasks.cells import are_lists, class_name, parse_list
 from dxn.tasks.class_metrics import hidden_metrics, metrics_per_class, with_unknown
 from dxn.tasks.divergences import between_labels
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
@@ -96,7 +96,7 @@ class Multilabel(Task):
             UserError: If the cell is neither a list nor a string.
         """
         if isinstance(value, str):
-            return [piece.strip() for piece in value.split(SEPARATOR) if piece.strip()]
+            return [class_name(piece) for piece in value.split(SEPARATOR) if piece.strip()]
         return parse_list(value, origin)
 
     def fit(self, values: Sequence[Sequence[str]]) -> None:

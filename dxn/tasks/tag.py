@@ -189,12 +189,15 @@ class Tag(Task):
         target = batch["target"]
         # An adapter may append extra columns, such as n-grams, after the tokens of the text.
         logits = output.float()[:, : target.shape[1]]
-        return F.cross_entropy(
+        total = F.cross_entropy(
             rearrange(logits, "b n k -> (b n) k"),
             rearrange(target, "b n -> (b n)"),
             weight=self.tags.weights_on(output.device),
             label_smoothing=self.label_smoothing,
+            reduction="sum",
         )
+        # A mean over no known tag would be NaN, also after a multiplication by the weight 0.
+        return total / (self.loss_weight(batch) or 1.0)
 
     def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
         """Return the mean symmetric KL divergence of the tags of words, from logits (B, N, K)."""
