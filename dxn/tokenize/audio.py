@@ -24,7 +24,7 @@ from dxn.tokenize.grid import MASKED, PatchGrid
 from dxn.tokenize.masking import AudioMasking, check_ratio
 from dxn.tokenize.pos_embed import PosEmbed1d, PosEmbed2d, PosEmbedKind
 from dxn.tokenize.spaced import evenly_spaced
-from dxn.tokenize.statistics import Moments, means_of_parts, time_statistics
+from dxn.tokenize.statistics import Moments, extremes, means_of_parts, time_statistics
 from dxn.tokenize.stem import ConvStem, WhisperStem
 from dxn.tokens import Span, Summary, Tokens
 
@@ -166,16 +166,23 @@ class AudioAdapter(nn.Module):
         return f"{steps} frames of {duration:.3g} s{bands}, {len(raw) / rate:.2f} s at {rate} Hz"
 
     def summary(self, batch: Mapping[str, Tensor]) -> Summary | None:
-        """Return statistics of the spectrogram and of its MFCC. None: there is no spectrogram."""
+        """Return statistics of the spectrogram and of its MFCC. None: there is no spectrogram.
+
+        They are those of the levels before `normalize.kind=clip`: how loud a sound is tells what it
+        is, and so does a short click, which only the maximum over time shows.
+        """
         if self.prepare.spectrogram is None:
             return None
         from torchaudio.functional import create_dct  # it takes time to import
 
         x, lengths = batch["features"].float(), batch["lengths"]
+        if "level" in batch:
+            mean, std = batch["level"].float().split([x.shape[2], 1], 1)
+            x = x * std[..., None] + mean[:, None]
         mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         count = x.shape[2]
         mfcc = x @ create_dct(min(NUM_MFCC, count), count, "ortho").to(x.device)
-        parts = [time_statistics(mfcc, mask), time_statistics(x, mask)]
+        parts = [time_statistics(mfcc, mask), time_statistics(x, mask), extremes(x, lengths)]
         dense = torch.cat([*parts, means_of_parts(mfcc, lengths, NUM_PARTS)], 1)
         return Summary("MFCC statistics", dense)
 

@@ -127,22 +127,28 @@ class AudioPreprocessor:
     def __call__(self, raw: Tensor, rand: random.Random | None = None) -> dict[str, Tensor]:
         """Return the features of a clip raw (T,), augmented if rand is not None.
 
-        The features are a log-mel spectrogram (frames, F), or the waveform (T, 1).
+        Returns:
+            features (frames, F): A log-mel spectrogram, or the waveform (T, 1).
+            level (F + 1,): Mean of each bin and standard deviation before the normalization, with
+                normalize.kind=clip.
         """
         gains = None
         if rand is not None:
             raw = augment_waveform(raw, self.augment, self.sample_rate, rand)
             gains = draw_gains(self.n_mels, self.augment, rand)
         features = self.features(raw, gains)
+        level: dict[str, Tensor] = {}
         if self.normalize == "clip":
             # One standard deviation for all bins keeps their relative levels, which distinguish
             # sounds. The clamp avoids a division by zero for silent clips.
             std = features.std(correction=0).clamp(min=1e-3)
-            features = (features - features.mean(0)) / std
+            mean = features.mean(0)
+            level["level"] = torch.cat([mean, std[None]])
+            features = (features - mean) / std
         # After normalization, because masks contain the mean of the normalized clip.
         if rand is not None and self.spectrogram is not None:
             features = augment_spectrogram(features, self.augment, rand)
-        return {"features": features}
+        return {"features": features, **level}
 
     def features(self, raw: Tensor, gains: Tensor | None = None) -> Tensor:
         """Compute the features without augmentation: (T, 1), or a log-mel spectrogram (frames, F).
@@ -156,11 +162,17 @@ class AudioPreprocessor:
         return self.spectrogram(raw, gains)
 
     def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Collate features (B, T, F), padded with zeros at the end, and lengths (B,)."""
+        """Collate features (B, T, F), padded with zeros at the end, and lengths (B,).
+
+        With normalize.kind=clip, also level (B, F + 1).
+        """
         features = [sample["features"] for sample in samples]
+        is_leveled = self.normalize == "clip"
+        level = {"level": torch.stack([s["level"] for s in samples])} if is_leveled else {}
         return {
             "features": nn.utils.rnn.pad_sequence(features, batch_first=True),
             "lengths": torch.tensor([len(f) for f in features]),
+            **level,
             **collate_grids(samples),
         }
 

@@ -61,6 +61,19 @@ def time_statistics(x: Tensor, mask: Tensor) -> Tensor:
     return torch.cat([mean, std, steps], 1)
 
 
+def extremes(x: Tensor, lengths: Tensor) -> Tensor:
+    """Return the maximum and the minimum over time, (B, 2 F).
+
+    Args:
+        x: (B, T, F).
+        lengths: (B,). Number of steps of each sample.
+    """
+    is_padding = (torch.arange(x.shape[1], device=x.device) >= lengths[:, None])[..., None]
+    largest = x.masked_fill(is_padding, -torch.inf).amax(1)
+    smallest = x.masked_fill(is_padding, torch.inf).amin(1)
+    return torch.cat([largest, smallest], 1)
+
+
 def means_of_parts(x: Tensor, lengths: Tensor, num_parts: int) -> Tensor:
     """Return the mean of each of equally long parts of a sequence, (B, num_parts F).
 

@@ -12,17 +12,27 @@ import numpy as np
 def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return features (B, T, F), padded with zeros, and lengths (B,) in frames.
 
+    Clips that are normalized also have level (B, F + 1): the mean of each bin and the deviation.
+
     Args:
         values: Paths of B sound files, or their waveforms: arrays (T,) at the sample rate of the
             options.
         options: Options of the input in preprocess.json.
     """
     rows = [_features(_waveform(value, options["sample_rate"]), options) for value in values]
+    levels: dict[str, np.ndarray] = {}
+    if options["normalize"] == "clip":
+        # The deviation of all bins together keeps their relative levels.
+        stds = [max(row.std(), 1e-3) for row in rows]
+        means = [row.mean(0) for row in rows]
+        pairs = [np.append(mean, std) for mean, std in zip(means, stds, strict=True)]
+        levels["level"] = np.array(pairs, np.float32)
+        rows = [(row - mean) / std for row, mean, std in zip(rows, means, stds, strict=True)]
     lengths = np.array([len(row) for row in rows], np.int64)
     features = np.zeros((len(rows), int(lengths.max()), rows[0].shape[1]), np.float32)
     for padded, row in zip(features, rows, strict=True):
         padded[: len(row)] = row
-    return {"features": features, "lengths": lengths}
+    return {"features": features, "lengths": lengths, **levels}
 
 
 def _waveform(value: Any, sample_rate: int) -> np.ndarray:
@@ -54,10 +64,7 @@ def _resampled(samples: np.ndarray, rate: int, sample_rate: int) -> np.ndarray:
 
 def _features(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
     compute = {"waveform": _as_column, "mel": _mel, "kaldi": _kaldi, "whisper": _whisper}
-    features = compute[options["frontend"]](samples, options)
-    if options["normalize"] == "clip":
-        features = (features - features.mean(0)) / max(features.std(), 1e-3)
-    return features.astype(np.float32)
+    return compute[options["frontend"]](samples, options)
 
 
 def _as_column(samples: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:
