@@ -54,7 +54,7 @@ def test_a_table_in_each_split_folder_describes_its_files(tmp_path, capsys, name
     error = refused(capsys, "train", tmp_path / "data", *FAST)
     assert error.startswith("dxn: data.target: needs a value; the columns are weather, file_name;")
     output = checked(capsys, tmp_path / "data", "target=weather")
-    assert f"{'image' if suffix == 'png' else 'audio'}: file_name" in output
+    assert f"file_name: file_name ({'image' if suffix == 'png' else 'audio'})" in output
     assert "train: 18 rows" in output and "test: 6 rows" in output
 
 
@@ -65,7 +65,7 @@ def test_the_model_of_such_a_folder_predicts_another_one(tmp_path, capsys):
     command = ["train", tmp_path / "data", "target=weather", "adapters=[image]", f"run={folder}"]
     assert run(*command, *SMALL_IMAGES, *FAST) == 0
     new = tmp_path / "data" / "validation"
-    assert len(dxn.load(str(folder)).predict(image=str(new / "0.png"))) > 0
+    assert len(dxn.load(str(folder)).predict(file_name=str(new / "0.png"))) > 0
     assert run("predict", f"run={folder}", f"input={new}", f"output={tmp_path}/p.csv") == 0
     assert len((tmp_path / "p.csv").read_text().splitlines()) == 7
 

@@ -64,7 +64,7 @@ def test_the_pictures_are_found_however_their_paths_are_written(folder, capsys, 
     write_table(table, folder, WRITINGS[writing])
     assert run("check", table, "data.fractions=[1]") == 0
     output = capsys.readouterr().out
-    assert f"image: {COUNT}; all 9×9" in output and "bad" not in output
+    assert f"picture: {COUNT}; all 9×9" in output and "bad" not in output
 
 
 def test_a_training_and_a_prediction_read_the_same_pictures(folder, tmp_path):
@@ -74,7 +74,7 @@ def test_a_training_and_a_prediction_read_the_same_pictures(folder, tmp_path):
     assert run(*command, *SMALL_IMAGES, *FAST, "data.fractions=[0.5,0.5]") == 0
     model = dxn.load(str(tmp_path / "run"))
     wanted = [
-        model.predict(image=str(folder / "Photos" / ACCENT / f"{ACCENT} {i}.JPG"))["prediction"]
+        model.predict(picture=str(folder / "Photos" / ACCENT / f"{ACCENT} {i}.JPG"))["prediction"]
         for i in range(COUNT)
     ]
     output = tmp_path / "p.csv"
@@ -90,7 +90,7 @@ def test_sounds_in_base64_are_sounds(tmp_path, capsys):
         lines.append(f"{encoded(tmp_path, 'x.wav')},{'ab'[i % 2]}")
     (tmp_path / "t.csv").write_text("\n".join(lines))
     assert run("check", tmp_path / "t.csv", "data.fractions=[1]") == 0
-    assert "audio: clip" in capsys.readouterr().out
+    assert "clip: clip (audio)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
