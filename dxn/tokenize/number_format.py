@@ -62,6 +62,8 @@ class NumberFormat:
         if digits is None:
             return None
         number = float(digits + (match["exponent"] or ""))
+        if math.isinf(number):  # such as 1e400
+            return None
         signs = match["sign"] + match["inner"]
         return -number if signs in ("-", "−") else number
 
