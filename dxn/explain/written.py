@@ -16,6 +16,7 @@ PICTURES = (
     "cells.png",
     "time.png",
     "strip.png",
+    "frames.png",
 )
 SOFTWARE = "dxn"  # stored in each PNG
 

@@ -33,7 +33,7 @@ def has_many_samples(value: Any) -> bool:
     if isinstance(value, Mapping):
         return False
     path = str(value)
-    return Path(path).is_dir() or table_format(path) is not None or _is_pattern(path)
+    return _is_folder(path) or table_format(path) is not None or _is_pattern(path)
 
 
 def is_table(value: Any) -> bool:
@@ -41,7 +41,15 @@ def is_table(value: Any) -> bool:
     if isinstance(value, Mapping):
         return False
     path = Path(str(value))
-    return bool(tables_in(path)) if path.is_dir() else table_format(path) is not None
+    return bool(tables_in(path)) if _is_folder(path) else table_format(path) is not None
+
+
+def _is_folder(path: str | Path) -> bool:
+    """Whether a path is a folder. A text can be no path at all: too long, or with a NUL."""
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):
+        return False
 
 
 def open_input(values: Mapping[str, Any], predictor: Predictor) -> Opened:
