@@ -158,7 +158,7 @@ class Tokens:
         x = self.x.new_zeros(batch_size, *self.x.shape[1:])
         mask = self.mask.new_zeros(batch_size, self.mask.shape[1])
         spans = tuple(
-            replace(span, coords=_spread_coords(span.coords, rows, batch_size))
+            replace(span, coords=_spread_numbers(span.coords, rows, batch_size))
             for span in self.spans
         )
         return Tokens(x.index_copy(0, rows, self.x), mask.index_copy(0, rows, self.mask), spans)
@@ -189,11 +189,14 @@ class Summary:
         dense: (B, F) float. Numbers, NaN where unknown. F can be 0.
         counted: Blocks of features that are counted: (2, n) int64 each, the sample and the code of
             each occurrence. A code is a number from 0 to 2^31.
+        steps: (B, T, C) float. Values at each time step, for a task that continues them; NaN where
+            unknown.
     """
 
     about: str
     dense: Tensor
     counted: tuple[Tensor, ...] = ()
+    steps: Tensor | None = None
 
     def spread(self, rows: Tensor, batch_size: int) -> Summary:
         """Return the summary of a larger batch.
@@ -203,9 +206,10 @@ class Summary:
                 have NaN, and no counted features.
             batch_size: Number of samples of the larger batch.
         """
-        empty = self.dense.new_full((batch_size, self.dense.shape[1]), torch.nan)
         counted = [torch.stack([rows[samples], codes]) for samples, codes in self.counted]
-        return Summary(self.about, empty.index_copy(0, rows, self.dense), tuple(counted))
+        dense = _spread_numbers(self.dense, rows, batch_size)
+        steps = None if self.steps is None else _spread_numbers(self.steps, rows, batch_size)
+        return Summary(self.about, dense, tuple(counted), steps)
 
 
 def join(parts: Sequence[Tokens]) -> Tokens:
@@ -283,7 +287,7 @@ def sinusoidal(index: Tensor, dim: int) -> Tensor:
     return torch.cat([angle.sin(), angle.cos()], -1)
 
 
-def _spread_coords(coords: Tensor, rows: Tensor, batch_size: int) -> Tensor:
-    # NaN marks padding, which has no position in the raw input.
-    empty = coords.new_full((batch_size, *coords.shape[1:]), torch.nan)
-    return empty.index_copy(0, rows, coords)
+def _spread_numbers(x: Tensor, rows: Tensor, batch_size: int) -> Tensor:
+    # NaN marks samples without the input, such as padding without a position in the raw input.
+    empty = x.new_full((batch_size, *x.shape[1:]), torch.nan)
+    return empty.index_copy(0, rows, x)

@@ -15,6 +15,7 @@ from dxn.export.ports import COUNTED, PRESENT, Port, Tensors
 from dxn.models import InputVectors, Model
 from dxn.models.backbone import Backbone
 from dxn.models.ensemble import Ensemble
+from dxn.models.past_regression import PastRegression
 from dxn.tasks import Task
 from dxn.tokens import Tokens, join
 
@@ -122,6 +123,10 @@ def mixed(model: Model, output: Tensor, batch: Mapping[str, Any]) -> Tensor:
     if model.baseline is None:
         return scaled
     baseline = model.baseline
+    if isinstance(baseline, PastRegression):
+        name = baseline.input
+        other = baseline({name: _summary(model, name, batch)}, output.shape[0])
+        return scaled + model.mix[1] * other
     scores = baseline.bias.expand(output.shape[0], -1)
     blocks: Iterator[Any] = iter(baseline.tfidf)
     for name, counts in baseline.num_counted.items():

@@ -12,6 +12,7 @@ from dxn.dropout import selected
 from dxn.errors import UserError
 from dxn.models.baseline import Baseline
 from dxn.models.fusion import Encoder
+from dxn.models.past_regression import PastRegression
 from dxn.tokens import Summary, Tokens, check_columns, join
 
 # A batch has the collated tensors of each input under the name of the input, "#size" (number of
@@ -102,7 +103,7 @@ class Model(nn.Module):
         self.fusion = fusion
         self.backbone = backbone
         self.head = head
-        self.baseline: Baseline | None = None
+        self.baseline: Baseline | PastRegression | None = None
         self.mix: Tensor | None
         self.register_buffer("mix", None)
 
@@ -184,7 +185,7 @@ class Model(nn.Module):
             parts = [mix(part, *mixing) for part in parts]
         return self.head(*self.encode(parts), batch)
 
-    def set_baseline(self, baseline: Baseline | None, mix: Tensor | None) -> None:
+    def set_baseline(self, baseline: Baseline | PastRegression | None, mix: Tensor | None) -> None:
         """Set the attributes `baseline` and `mix`."""
         self.baseline = baseline
         self.mix = mix
@@ -206,8 +207,8 @@ class Model(nn.Module):
         other = self.baseline_output(batch)
         if other.shape != output.shape:
             raise UserError(
-                f"baseline: must have {output.shape[-1]} outputs like the head, got "
-                f"{other.shape[-1]}; copy the model folder again"
+                f"baseline: must have {output.shape[1:].numel()} outputs like the head, got "
+                f"{other.shape[1:].numel()}; copy the model folder again"
             )
         return scaled + self.mix[1] * other
 

@@ -16,6 +16,7 @@ from dxn.display import duration
 from dxn.models import Model
 from dxn.models.baseline import Baseline
 from dxn.models.model import Batch
+from dxn.models.past_regression import PastRegression
 from dxn.run import model_folder, report
 from dxn.run.baseline_fit import fit_baseline, fit_mix
 from dxn.run.predictor import Predictor
@@ -69,7 +70,9 @@ def add_baseline(run: Prepared, best: Predictor, *, batch_size: int) -> None:
     model_folder.save_baseline(run.folder / "model", saved, mix, trust=run.settings.trust)
 
 
-def train_baseline(run: Prepared, best: Predictor, *, batch_size: int) -> Baseline | None:
+def train_baseline(
+    run: Prepared, best: Predictor, *, batch_size: int
+) -> Baseline | PastRegression | None:
     """Train a baseline on the training split of a run, and print its name.
 
     Args:
@@ -85,6 +88,20 @@ def train_baseline(run: Prepared, best: Predictor, *, batch_size: int) -> Baseli
         return None
     started = time.perf_counter()
     task = best.task
+    with torch.no_grad():
+        baseline = task.make_baseline(train.targets or (), best.adapters)
+        if baseline is None:
+            baseline = _learn_scores(best, train, batch_size=batch_size)
+    if baseline is None:
+        return None
+    took = duration(time.perf_counter() - started)
+    report.print_line(f"baseline: {baseline.about}, trained {took}")
+    return baseline.to(best.device)
+
+
+def _learn_scores(best: Predictor, train: Opened, *, batch_size: int) -> Baseline | None:
+    """Train a baseline on features of the inputs; None if the task or the inputs have none."""
+    task = best.task
     samples = best.task_samples(train)
     rows, summaries = collect(best, samples, batch_size=batch_size)
     if not any(each.counted or each.dense.shape[1] for each in summaries.values()):
@@ -97,18 +114,14 @@ def train_baseline(run: Prepared, best: Predictor, *, batch_size: int) -> Baseli
     def loss_of_rows(output: Tensor, chosen: Tensor) -> Tensor:
         return task.loss(output, {"#size": len(chosen), "target": target[chosen]})
 
-    with torch.no_grad():
-        baseline = fit_baseline(summaries, learned, loss_of_rows).to(best.device)
-    took = duration(time.perf_counter() - started)
-    report.print_line(f"baseline: {baseline.about}, trained {took}")
-    return baseline
+    return fit_baseline(summaries, learned, loss_of_rows)
 
 
 def mix_with(predictor: Predictor, samples: Samples, *, batch_size: int) -> tuple[float, float]:
     """Return the factors of the head and of the baseline with the lowest loss, see `fit_mix`."""
     task = predictor.task
-    rows, heads, baselines = _outputs(predictor, samples, batch_size)
-    batch = _task_batch(task, samples, rows)
+    rows, heads, baselines, kept = _outputs(predictor, samples, batch_size)
+    batch = kept | _task_batch(task, samples, rows)
     learned = task.score_targets([(samples.opened.targets or ())[row] for row in rows])
     return fit_mix(
         heads,
@@ -131,8 +144,8 @@ def figures_alone(predictor: Predictor, samples: Samples, *, batch_size: int) ->
     model, task = predictor.model, predictor.task
     if all(each.baseline is None for each in predictor.models):
         return {}
-    rows, heads, baselines = _outputs(predictor, samples, batch_size)
-    batch = _task_batch(task, samples, rows)
+    rows, heads, baselines, kept = _outputs(predictor, samples, batch_size)
+    batch = kept | _task_batch(task, samples, rows)
     results: Figures = {}
     for name, output in ((TRANSFORMER, heads), (BASELINE, baselines)):
         predicted = task.predict(model.head, output, batch)
@@ -258,28 +271,34 @@ def _joined(parts: Sequence[tuple[int, Summary]], size: int) -> Summary:
 
 def _outputs(
     predictor: Predictor, samples: Samples, batch_size: int
-) -> tuple[list[int], Tensor, Tensor]:
+) -> tuple[list[int], Tensor, Tensor, dict[str, Any]]:
     """Return the row of each sample, and the outputs (n, K) of the head and of the baseline.
 
-    Those of the members of an ensemble are combined.
+    Those of the members of an ensemble are combined. The last item is that of `Task.kept`.
     """
-    models, combine = predictor.models, predictor.task.combine
+    models, task = predictor.models, predictor.task
 
-    def run(batch: Batch) -> tuple[list[int], Tensor, Tensor]:
+    def run(batch: Batch) -> tuple[list[int], Tensor, Tensor, dict[str, Any]]:
         heads = [as_float(model.head_output(batch)) for model in models]
         # A member whose baseline does not lower the loss is saved without it.
         others = [model.baseline_output(batch) for model in models if model.baseline is not None]
-        if len(models) > 1:
-            return batch["#index"], combine(heads).cpu(), combine(others).cpu()
-        return batch["#index"], heads[0].cpu(), others[0].cpu()
+        is_ensemble = len(models) > 1
+        head = task.combine(heads) if is_ensemble else heads[0]
+        other = task.combine(others) if is_ensemble else others[0]
+        return batch["#index"], head.cpu(), other.cpu(), task.kept(batch)
 
     with torch.inference_mode():
         parts = list(run_batches(run, samples, batch_size, device=predictor.device))
-    rows = [row for index, _, _ in parts for row in index]
+    rows = [row for index, _, _, _ in parts for row in index]
     # Joined outside of the inference mode, whose tensors cannot be used to compute gradients.
-    heads = torch.cat([head for _, head, _ in parts])
-    baselines = torch.cat([baseline for _, _, baseline in parts])
-    return rows, heads, baselines
+    heads = torch.cat([head for _, head, _, _ in parts])
+    baselines = torch.cat([baseline for _, _, baseline, _ in parts])
+    names = parts[0][3]
+    kept = {
+        name: {key: torch.cat([part[3][name][key].cpu() for part in parts]) for key in names[name]}
+        for name in names
+    }
+    return rows, heads, baselines, kept
 
 
 def _task_batch(task: Task, samples: Samples, rows: Sequence[int]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from dxn.instantiate import build
 from dxn.models import Ensemble, Model, module_key
 from dxn.models.baseline import Baseline
 from dxn.models.ensemble import split_tensors
+from dxn.models.past_regression import PastRegression
 from dxn.run.build import adapters_of, build_model, by_input
 from dxn.run.dtypes import Dtype, set_dtype
 from dxn.run.members import MEMBERS
@@ -66,7 +67,11 @@ def save(folder: Path, *, model: Model, nodes: Mapping[str, Any], task: Task, ca
 
 
 def save_baseline(
-    folder: Path, baseline: Baseline | None, mix: Tensor, *, trust: Sequence[str] = ()
+    folder: Path,
+    baseline: Baseline | PastRegression | None,
+    mix: Tensor,
+    *,
+    trust: Sequence[str] = (),
 ) -> None:
     """Add a baseline and the factors `mix` to a model folder, see `dxn.models.Model`.
 
@@ -203,10 +208,12 @@ def _build(
     task.bind(by_input(adapters, inputs))
     model = build_model(nodes, task, adapters, inputs, trust=trust)
     sizes = nodes.get("baseline")
-    baseline = None if sizes is None else Baseline(**sizes)
+    baseline = None
+    if sizes is not None:
+        baseline = PastRegression(**sizes) if "shape" in sizes else Baseline(**sizes)
     model.set_baseline(baseline, torch.zeros(2) if "mix" in tensors else None)
     _load_weights(model, tensors, folder)
-    if baseline is not None and not baseline.has_valid_trees():
+    if isinstance(baseline, Baseline) and not baseline.has_valid_trees():
         raise UserError(
             f"{folder / WEIGHTS}: a tree of the baseline names a node or feature that does not "
             "exist; copy the model folder again"

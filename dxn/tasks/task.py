@@ -26,6 +26,7 @@ import torch
 from torch import Tensor, nn
 
 from dxn.errors import UserError
+from dxn.models.past_regression import PastRegression
 from dxn.schema import Strict, validated
 from dxn.tasks.figures import OwnMetric, is_higher_better, own_figures
 from dxn.tasks.row_scores import ClassScores, RowScores
@@ -404,6 +405,28 @@ class Task(ABC):
             None, the default: a baseline is not possible for this task.
         """
         return None
+
+    def make_baseline(
+        self, values: Sequence[Any], adapters: Mapping[str, Any]
+    ) -> PastRegression | None:
+        """Train a baseline of a kind that only this task has.
+
+        Args:
+            values: Parsed targets of the training split.
+            adapters: Fitted adapters, by input name.
+
+        Returns:
+            None, the default: the baseline learns `score_targets` from features of the inputs.
+        """
+        return None
+
+    def kept(self, batch: Batch) -> dict[str, Any]:
+        """Return what `loss` and `predict` read from a batch besides the target.
+
+        Returns:
+            Tensors (B, ...) by the name of an input and their own name. Default: nothing.
+        """
+        return {}
 
     # Results
 

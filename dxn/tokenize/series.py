@@ -206,7 +206,9 @@ class SeriesAdapter(nn.Module):
         low = x.masked_fill(~observed, torch.inf).amin(1)
         high = x.masked_fill(~observed, -torch.inf).amax(1)
         dense = torch.cat([time_statistics(x, observed), low, high], 1)
-        return Summary("statistics", dense.masked_fill(dense.isinf(), torch.nan))
+        dense = dense.masked_fill(dense.isinf(), torch.nan)
+        steps = self.prepare.history(batch) if self.prepare.window else None
+        return Summary("statistics", dense, steps=steps)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D).

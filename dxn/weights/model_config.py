@@ -79,10 +79,18 @@ class BaselineSizes(Strict):
     num_nodes: Annotated[int, Field(ge=0, le=MAX_INTEGER)] = 0
 
 
+class PastRegressionSizes(Strict):
+    """The arguments of `dxn.models.past_regression.PastRegression`."""
+
+    about: Annotated[str, Field(max_length=1_000)]
+    input: Name
+    shape: Annotated[list[Count], Field(min_length=4, max_length=4)]
+
+
 class Member(Strict):
     """A member of an ensemble, as far as it differs from the others."""
 
-    baseline: BaselineSizes | None = None
+    baseline: BaselineSizes | PastRegressionSizes | None = None
 
 
 class ModelConfig(Strict):
@@ -94,7 +102,7 @@ class ModelConfig(Strict):
     backbone: Backbone
     head: Node
     share_backbone: bool = True
-    baseline: BaselineSizes | None = None
+    baseline: BaselineSizes | PastRegressionSizes | None = None
     members: Annotated[list[Member], Field(min_length=2, max_length=MAX_MEMBERS)] | None = None
     target: str | None = None
     layout: dict[str, Any] | None = None
