@@ -32,6 +32,12 @@ def is_frame(value: Any) -> bool:
     return pandas is not None and isinstance(value, pandas.DataFrame)
 
 
+def is_series(value: Any) -> bool:
+    """Whether a value is a series of pandas: a column or a row of a data frame."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, pandas.Series)
+
+
 def is_dataset(value: Any) -> bool:
     """Whether a value is a `datasets.Dataset`."""
     datasets = sys.modules.get("datasets")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from dxn.data.memory import is_dataset, is_frame, table_of
+from dxn.data.memory import is_dataset, is_frame, is_series, table_of
 from dxn.data.opening import Opened
 from dxn.data.rows import InputSpec
 from dxn.data.samples import Samples
@@ -20,20 +20,61 @@ if TYPE_CHECKING:
     from pandas import DataFrame
 
 
-def predict_frame(predictor: Predictor, frame: Any, inputs: Mapping[str, Any]) -> DataFrame:
+def plain_data(predictor: Predictor, data: Any, inputs: Mapping[str, Any]) -> Any:
+    """Return the argument of `Predictor.predict` as a frame, a list of samples, or one sample.
+
+    Args:
+        predictor: The model.
+        data: The argument.
+        inputs: Inputs by name, of which there must be none beside it.
+
+    Raises:
+        UserError: If there are inputs by name too, or a value without the name of its input.
+    """
+    if inputs:
+        raise UserError(
+            f"{next(iter(inputs))}: cannot be combined with a positional argument such as a "
+            "DataFrame; make it a column"
+        )
+    if is_frame(data) or is_dataset(data):
+        return data
+    columns = {name: predictor.columns.get(name, name) for name in predictor.inputs}
+    if is_series(data):
+        # A row of a data frame has its columns as labels; otherwise it is a column.
+        labels = set(map(str, data.index))
+        if labels & set(columns.values()):
+            return {name: data[column] for name, column in columns.items() if column in labels}
+        return data.to_frame(columns[_only_input(predictor)])
+    if isinstance(data, list):
+        return [_sample(predictor, value) for value in data]
+    return _sample(predictor, data)
+
+
+def _sample(predictor: Predictor, value: Any) -> dict[str, Any]:
+    """Return a sample by the names of its inputs."""
+    if isinstance(value, Mapping):
+        return dict(value)
+    return {_only_input(predictor): value}
+
+
+def _only_input(predictor: Predictor) -> str:
+    if len(predictor.inputs) > 1:
+        raise UserError(
+            f"this model has the inputs {', '.join(predictor.inputs)}; name them, such as "
+            f"{{{predictor.inputs[0]!r}: ...}}, or pass a DataFrame"
+        )
+    return predictor.inputs[0]
+
+
+def predict_frame(predictor: Predictor, frame: Any) -> DataFrame:
     """Predict for each row of a data frame. `Predictor.predict` describes it.
 
     Args:
         predictor: The model.
         frame: The data frame, or a `datasets.Dataset`.
-        inputs: Inputs by name, of which there must be none beside a data frame.
     """
     import pandas
 
-    if inputs:
-        raise UserError(
-            f"{next(iter(inputs))}: cannot be combined with a DataFrame; make it a column"
-        )
     opened, rows, predicted = _predicted(predictor, frame)
     records: list[dict[str, Any]] = []
     labels: list[Any] = []
@@ -67,12 +108,16 @@ def predict_probabilities(predictor: Predictor, frame: Any) -> DataFrame:
 
 def _predicted(predictor: Predictor, frame: Any) -> tuple[Opened, list[int], list[Any]]:
     """Return the opened rows, and the predictions with the rows that they are for, in order."""
-    if not (is_frame(frame) or is_dataset(frame)):
-        raise UserError(
-            f"predict: must be a pandas.DataFrame or inputs by name, such as predict(text='...'), "
-            f"got {type(frame).__name__}"
-        )
     predictor.require_answers()
+    samples = samples_of_frame(predictor, frame)
+    predictions = predictor.run(samples)
+    order = sorted(range(len(predictions.rows)), key=lambda i: predictions.rows[i])
+    predicted = [predictions.predicted[i] for i in order]
+    return samples.opened, [predictions.rows[i] for i in order], predicted
+
+
+def samples_of_frame(predictor: Predictor, frame: Any) -> Samples:
+    """Return the samples of the rows of a data frame or a `datasets.Dataset`."""
     preprocessors = predictor.preprocessors
     specs = {
         name: InputSpec(predictor.columns.get(name, name), prepare.modality)
@@ -90,10 +135,7 @@ def _predicted(predictor: Predictor, frame: Any) -> tuple[Opened, list[int], lis
     )
     inputs = {name: rows.cells[name] for name in specs if name in rows.cells}
     opened = open_rows_for_use(type(rows)(inputs, rows.origin, rows.ids), predictor, "error")
-    predictions = predictor.run(Samples(opened, preprocessors))
-    order = sorted(range(len(predictions.rows)), key=lambda i: predictions.rows[i])
-    predicted = [predictions.predicted[i] for i in order]
-    return opened, [predictions.rows[i] for i in order], predicted
+    return Samples(opened, preprocessors)
 
 
 def _index(predictor: Predictor, frame: Any, rows: list[int]) -> Any:

@@ -153,26 +153,37 @@ class Predictor:
     def predict(self, frame: DataFrame, /) -> DataFrame: ...
 
     @overload
-    def predict(self, frame: None = None, /, **inputs: Any) -> dict[str, Any]: ...
+    def predict(self, data: Sequence[Any], /) -> list[dict[str, Any]]: ...
 
-    def predict(self, frame: Any = None, /, **inputs: Any) -> Any:
-        """Predict for one sample, or for each row of a data frame.
+    @overload
+    def predict(self, data: None = None, /, **inputs: Any) -> dict[str, Any]: ...
+
+    def predict(self, data: Any = None, /, **inputs: Any) -> Any:
+        """Predict for one sample, or for each row of a data frame or a list.
 
         Args:
-            frame: A pandas.DataFrame with the columns of the training.
+            data: A pandas.DataFrame with the columns of the training; a list of samples, each a
+                mapping of inputs, or the value if the model has one input; such a mapping or value;
+                or a pandas.Series, which is a column of the only input or a row of a data frame.
             **inputs: Raw values by input name, such as text="a fine film" or image="photo.jpg".
                 Inputs can be left out. A text is a str. An image is a path, bytes, a PIL image or
                 an array. Audio is a path, bytes or (array, sample_rate).
 
         Returns:
-            {"prediction": ...}. For classes also {"probabilities": {name: probability}}. For a data
-            frame, one with the columns of predictions.csv and the same index.
+            {"prediction": ...}. For classes also {"probabilities": {name: probability}}. For a
+            list, a list of these. For a data frame or a column, a data frame with the columns of
+            predictions.csv and the same index.
 
         Raises:
             UserError: If a file cannot be read, an input is unknown, or all inputs are missing.
         """
-        if frame is not None:
-            return _frames().predict_frame(self, frame, inputs)
+        if data is not None:
+            data = _frames().plain_data(self, data, inputs)
+            if isinstance(data, list):
+                return self.predict_many(data)
+            if not isinstance(data, dict):
+                return _frames().predict_frame(self, data)
+            inputs = data
         with threads(1 if self._is_short else torch.get_num_threads()):
             return self.predict_many([inputs])[0]
 
@@ -238,9 +249,16 @@ class Predictor:
     # Tokens and embeddings
 
     @torch.inference_mode()
-    def tokens(self, **inputs: Any) -> Tokens:
-        """Return the Tokens of one sample, the input of the backbone; `.matrix` is (1, D, N)."""
-        return self.tokens_of(self.samples([inputs]), 0)
+    def tokens(self, data: Any = None, /, **inputs: Any) -> Tokens:
+        """Return the Tokens of B samples, the input of the backbone; `.matrix` is (B, D, N).
+
+        Args:
+            data: See `predict`.
+            **inputs: Raw values of one sample by input name.
+        """
+        samples = self._samples(data, inputs)
+        items = [samples[0, i] for i in range(len(samples))]
+        return join(self.model.embed(to_device(samples.collate(items), self.device)))
 
     @torch.inference_mode()
     def tokens_of(self, samples: Samples, i: int) -> Tokens:
@@ -248,9 +266,17 @@ class Predictor:
         return join(self.model.embed(self.batch(samples, i)))
 
     @torch.inference_mode()
-    def embed(self, **inputs: Any) -> Tensor:
-        """Return the embedding (E,) of one sample: the input of the head's output layer."""
-        return self.vectors(self.samples([inputs]))[1][0]
+    def embed(self, data: Any = None, /, **inputs: Any) -> Tensor:
+        """Return the embedding (E,) of one sample: the input of the head's output layer.
+
+        Args:
+            data: See `predict`. A list or a data frame has embeddings (B, E).
+            **inputs: Raw values of one sample by input name.
+        """
+        rows, vectors = self.vectors(self._samples(data, inputs))
+        ordered = vectors[torch.tensor(rows).argsort()]
+        is_single = data is None or isinstance(_frames().plain_data(self, data, inputs), dict)
+        return ordered[0] if is_single else ordered
 
     @torch.inference_mode()
     def vectors(self, samples: Samples, *, batch_size: int = 64) -> tuple[list[int], Tensor]:
@@ -357,6 +383,15 @@ class Predictor:
             first = min(opened.bad, key=lambda fault: fault.row)
             raise UserError(f"{first.origin}: {first}" if len(samples) > 1 else str(first))
         return Samples(opened, preprocessors)
+
+    def _samples(self, data: Any, inputs: dict[str, Any]) -> Samples:
+        """Read the samples of `data`, see `predict`, or the only sample `inputs`."""
+        if data is None:
+            return self.samples([inputs])
+        data = _frames().plain_data(self, data, inputs)
+        if isinstance(data, dict | list):
+            return self.samples(data if isinstance(data, list) else [data])
+        return _frames().samples_of_frame(self, data)
 
     def survey(self, rows: Rows, *, on_bad: OnBad = "missing", with_target: bool = False) -> Opened:
         """Read the inputs of rows, and collect their problems in `Opened.bad`.

@@ -40,7 +40,7 @@ optional member only through a function of this module, which returns the defaul
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -326,6 +326,23 @@ def encodes_batches(prepare: Preprocessor, *, augment: bool) -> bool:
     if not hasattr(prepare, "encode_batch"):
         return False
     return not augment or not getattr(prepare, "augments", True)
+
+
+def raws_of(prepare: Preprocessor, values: Iterable[Any], kind: type) -> Iterator[Any]:
+    """Yield raw values, reading those that are still sources, so that `fit` takes both.
+
+    Args:
+        prepare: The preprocessor.
+        values: Raw values, or sources such as paths, as `tokens` takes them.
+        kind: Type of the raw values.
+
+    Raises:
+        BadMedia: If a source cannot be read.
+    """
+    for value in values:
+        raw = value if isinstance(value, kind) else prepare.read(value)
+        if raw is not None:  # a missing value, such as the sound of a silent video
+            yield raw
 
 
 def fit_adapter(adapter: Adapter, raws: Sequence[Any]) -> None:

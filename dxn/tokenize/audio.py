@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.dropout import Dropout
-from dxn.tokenize.adapter import to_tokens
+from dxn.tokenize.adapter import raws_of, to_tokens
 from dxn.tokenize.audio_options import (
     AudioAugment,
     AudioNormalization,
@@ -121,7 +121,7 @@ class AudioAdapter(nn.Module):
         if self.prepare.normalize != "dataset" or self.known_statistics:
             return self
         moments = Moments(len(self.mean))
-        for raw in evenly_spaced(raws, MAX_FITTED):
+        for raw in raws_of(self.prepare, evenly_spaced(raws, MAX_FITTED), Tensor):
             moments.add(self.prepare.features(raw))
         if moments.count.any():
             self.mean.copy_(moments.mean)

@@ -6,6 +6,7 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from dxn.tokenize.adapter import to_tokens
+from dxn.tokenize.adapter import raws_of, to_tokens
 from dxn.tokenize.cells import (
     MASK_RATIO,
     cell_tokens,
@@ -232,7 +233,7 @@ class CategoryAdapter(nn.Module):
         """Collect the values of the training split, unless they are loaded already."""
         if self.fitted:
             return self
-        counts = Counter(value for raw in raws for value in raw)
+        counts = Counter(chain.from_iterable(raws_of(self.prepare, raws, tuple)))
         # Sorted by name where counts are equal, so that ids do not depend on the order of the rows.
         ordered = sorted(counts, key=lambda value: (-counts[value], value))
         frequent = [value for value in ordered if counts[value] >= self.min_count]

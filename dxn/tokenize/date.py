@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dxn.tokenize.adapter import to_tokens
+from dxn.tokenize.adapter import raws_of, to_tokens
 from dxn.tokenize.cells import (
     MASK_RATIO,
     CellMasking,
@@ -172,7 +172,8 @@ class DateAdapter(nn.Module):
         prepare = self.prepare
         if prepare.fitted:
             return self
-        days = np.array([raw.days for raw in raws if raw.day is not None])
+        moments = raws_of(prepare, raws, Moment)
+        days = np.array([raw.days for raw in moments if raw.day is not None])
         if len(days):
             prepare.center = float(days.mean())
             # The minimum avoids a division by zero if all dates are equal.

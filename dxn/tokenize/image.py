@@ -10,7 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.dropout import MAX_BRANCHES, Dropout, Keys, uniform
-from dxn.tokenize.adapter import to_tokens
+from dxn.tokenize.adapter import raws_of, to_tokens
 from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.image_options import ImageAugment, ImageNormalization, ResizeOptions
 from dxn.tokenize.image_preprocessor import ImagePreprocessor
@@ -119,7 +119,8 @@ class ImageAdapter(nn.Module):
         """
         if self.known_statistics:
             return self
-        set_statistics(self, evenly_spaced(raws, MAX_FITTED))
+        chosen = raws_of(self.prepare, evenly_spaced(raws, MAX_FITTED), Tensor)
+        set_statistics(self, chosen)
         return self
 
     def masking(self, *, ratio: float | None = None, span: int = 5) -> ImageMasking | None:

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dxn.tokenize.adapter import to_tokens
+from dxn.tokenize.adapter import raws_of, to_tokens
 from dxn.tokenize.cells import (
     MASK_RATIO,
     CellMasking,
@@ -203,7 +203,8 @@ class NumberAdapter(nn.Module):
         prepare = self.prepare
         if prepare.fitted:
             return self
-        numbers = np.array(list(raws), dtype=np.float64).clip(-MAX_NUMBER, MAX_NUMBER)
+        numbers = np.array(list(raws_of(prepare, raws, float)), dtype=np.float64)
+        numbers = numbers.clip(-MAX_NUMBER, MAX_NUMBER)
         low, prepare.center, high = np.quantile(numbers, (0.25, 0.5, 0.75)).tolist()
         # If half of the numbers are equal, the interquartile range is 0.
         scale = (high - low) / NORMAL_IQR or float(numbers.std())

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from dxn.dropout import Dropout
 from dxn.errors import UserError
-from dxn.tokenize.adapter import file_of_adapter, to_tokens
+from dxn.tokenize.adapter import file_of_adapter, raws_of, to_tokens
 from dxn.tokenize.grid import MASKED, PatchGrid
 from dxn.tokenize.masking import check_ratio
 from dxn.tokenize.pos_embed import PosEmbed1d, PosEmbedKind
@@ -120,10 +120,11 @@ class SeriesAdapter(nn.Module):
         """
         if self.fitted:
             return self
-        num_channels = raws[0].shape[1]
+        (first,) = raws_of(self.prepare, raws[:1], Tensor)
+        num_channels = first.shape[1]
         moments = Moments(num_channels)
         lengths: list[int] = []
-        for raw in evenly_spaced(raws, MAX_FITTED):
+        for raw in raws_of(self.prepare, evenly_spaced(raws, MAX_FITTED), Tensor):
             moments.add(raw)
             lengths.append(len(raw))
         patch_size = self.patch_size or _usual_patch_size(statistics.median(lengths))

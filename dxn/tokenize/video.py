@@ -11,7 +11,7 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from dxn.dropout import Dropout
-from dxn.tokenize.adapter import to_tokens
+from dxn.tokenize.adapter import raws_of, to_tokens
 from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.image_options import ImageNormalization, ResizeOptions
 from dxn.tokenize.masking import check_ratio
@@ -118,7 +118,7 @@ class VideoAdapter(nn.Module):
                 200 are used, spread over all of them.
         """
         if not self.known_statistics:
-            chosen = evenly_spaced(raws, MAX_FITTED)
+            chosen = raws_of(self.prepare, evenly_spaced(raws, MAX_FITTED), Tensor)
             set_statistics(self, (raw.movedim(1, 0) for raw in chosen))
         return self
 
