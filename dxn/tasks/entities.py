@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import re
 import statistics
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dxn.tasks.probabilities import significant
 
-OUTSIDE = "O"  # the tag of a word that does not belong to an entity
-# A tag with the position of its word in the entity: first, inside, last, or the only one.
-PREFIXED = re.compile("([BIELSU])[-_](.+)", re.DOTALL)
+OUTSIDE = "O"  # usual tag of a word that does not belong to an entity
+UNTYPED = "entity"  # type of the entities of tags that are only B, I and O
+# What the letter of a tag says: an entity begins at the word, continues, ends, or is this single
+# word. The letters are those of the schemes IOB, BIOES, BILOU and BMES.
+IOB = {"B": "B", "I": "I"}
+LETTERS = {**IOB, "M": "I", "E": "E", "L": "E", "S": "S", "U": "S", "W": "S"}
+SEPARATORS = "-_:/|."
 
 
 @dataclass(frozen=True)
@@ -38,27 +42,87 @@ class Entity:
     end: int | None = None
 
 
-def entities(tags: Sequence[str]) -> list[tuple[int, int, str]]:
-    """Return (start, stop, type) of each entity; an entity is a sequence of tags B-x I-x I-x.
+@dataclass(frozen=True)
+class Scheme:
+    """How tags mark the words of an entity.
 
-    The last word of an entity can be E-x or L-x, and an entity of one word S-x or U-x, as in BIOES
-    and BILOU. B_x is the same as B-x. An I-x that does not continue an entity of type x starts a
-    new one, as in conlleval. A tag without a prefix, except O and 0, is an entity of one word.
+    Args:
+        separator: Character between the letter and the type of a tag. "": tags have no type.
+        is_prefix: Whether the letter is in front of the type, as in B-x.
+        letters: Meaning of each letter that is used, see `LETTERS`.
+        outside: Tag of a word that does not belong to an entity.
+    """
+
+    separator: str = "-"
+    is_prefix: bool = True
+    letters: Mapping[str, str] = field(default_factory=lambda: IOB)
+    outside: str = OUTSIDE
+
+    @classmethod
+    def of(cls, tags: Sequence[str]) -> Scheme:
+        """Return the scheme that fits most of the distinct tags of a training split."""
+        schemes = [cls(sep, first, LETTERS) for sep in SEPARATORS for first in (True, False)]
+        best = max([*schemes, cls("", True, LETTERS)], key=lambda s: len(s._marked(tags)))
+        marked = best._marked(tags)
+        others = [tag for tag in tags if tag not in marked]
+        used = {best.divide(tag)[0] for tag in marked}
+        # A class such as E-mail is not the end of an entity, because no entity begins.
+        has_begin = bool(used & {"B", "I"}) or used == {"S"}
+        if not has_begin or len(others) > max(len(marked), 1):
+            return cls(outside=_outside(tags))
+        # Without a type, every tag but one must be a letter: "I" can also be a part of speech.
+        if not best.separator and len(others) > 1:
+            return cls(outside=_outside(tags))
+        outside = others[0] if len(others) == 1 and OUTSIDE not in tags else OUTSIDE
+        return replace(best, letters=IOB if used <= IOB.keys() else LETTERS, outside=outside)
+
+    def divide(self, tag: str) -> tuple[str, str]:
+        """Return the meaning of the letter of a tag, "" if it has none, and the type."""
+        if not self.separator:
+            letter, kind = tag, UNTYPED
+        elif self.is_prefix:
+            letter, _, kind = tag.partition(self.separator)
+        else:
+            kind, _, letter = tag.rpartition(self.separator)
+        meaning = self.letters.get(letter.upper(), "")
+        return (meaning, kind) if meaning and kind else ("", tag)
+
+    def _marked(self, tags: Sequence[str]) -> list[str]:
+        """Return the tags that consist of a letter and a type."""
+        return [tag for tag in tags if self.divide(tag)[0]]
+
+
+def are_integers(tags: Sequence[str]) -> bool:
+    """Return whether there are tags, and all of them are numbers such as 0, 1, 2."""
+    return bool(tags) and all(tag.isdecimal() for tag in tags)
+
+
+def entities(tags: Sequence[str], scheme: Scheme = Scheme()) -> list[tuple[int, int, str]]:
+    """Return (start, stop, type) of each entity.
+
+    Tags that do not follow the scheme are read as conlleval does: a tag that continues or ends no
+    entity of its type begins a new one. A tag without a letter is an entity of one word.
     """
     spans: list[tuple[int, int, str]] = []
     is_open = False  # whether the next word can continue the last entity
     for i, tag in enumerate(tags):
-        if tag in (OUTSIDE, "0"):  # 0 is no entity where tags are numbers
+        if tag == scheme.outside:
+            is_open = False
             continue
-        match = PREFIXED.fullmatch(tag)
-        prefix, kind = match.groups() if match else ("S", tag)
-        if prefix in "IEL" and is_open and spans[-1][1:] == (i, kind):
-            # The last entity ends at this word and has the same type: extend it.
+        letter, kind = scheme.divide(tag)
+        if is_open and letter in ("I", "E") and spans[-1][2] == kind:
             spans[-1] = (spans[-1][0], i + 1, kind)
         else:
             spans.append((i, i + 1, kind))
-        is_open = prefix in "BI"
+        is_open = letter in ("B", "I")
     return spans
+
+
+def _outside(tags: Sequence[str]) -> str:
+    """Return the tag of a word outside of entities, of tags without letters."""
+    if are_integers(tags):
+        return "0"
+    return "o" if "o" in tags and OUTSIDE not in tags else OUTSIDE
 
 
 def split_words(source: str | Sequence[Any]) -> tuple[list[str], list[tuple[int, int]]]:
@@ -71,7 +135,7 @@ def split_words(source: str | Sequence[Any]) -> tuple[list[str], list[tuple[int,
 
 
 def describe_entities(
-    tags: Sequence[str], scores: Sequence[float], source: str | Sequence[Any]
+    tags: Sequence[str], scores: Sequence[float], source: str | Sequence[Any], scheme: Scheme
 ) -> list[Entity]:
     """Return the entities with their words and positions.
 
@@ -79,10 +143,11 @@ def describe_entities(
         tags: Tag of each word.
         scores: Probability of each tag.
         source: The words, or a text whose words are separated by white space.
+        scheme: How the tags mark entities.
     """
     words, positions = split_words(source)
     found: list[Entity] = []
-    for start, stop, label in entities(tags):
+    for start, stop, label in entities(tags, scheme):
         score = significant(statistics.fmean(scores[start:stop]))
         entity = Entity(" ".join(words[start:stop]), label, score, start, stop)
         if positions:

@@ -16,7 +16,13 @@ from torch import Tensor, nn
 from dxn.errors import UserError
 from dxn.tasks.cells import parse_list
 from dxn.tasks.divergences import between_classes
-from dxn.tasks.entities import OUTSIDE, describe_entities, entities, split_words
+from dxn.tasks.entities import (
+    Scheme,
+    are_integers,
+    describe_entities,
+    entities,
+    split_words,
+)
 from dxn.tasks.heads import TokenHead
 from dxn.tasks.labels import (
     Labels,
@@ -52,6 +58,7 @@ class Tag(Task):
             (arXiv:1512.00567, section 7).
         balance: Whether to weight each tag in the loss by its inverse frequency.
         dropout: Dropout probability of the encoded tokens.
+        names: Names of tags that are integers, from 0, such as [O, B-person, I-person].
     """
 
     name = "tag"
@@ -61,12 +68,20 @@ class Tag(Task):
     higher_is_better = True
 
     def __init__(
-        self, *, label_smoothing: float = 0.0, balance: bool = False, dropout: float = 0.1
+        self,
+        *,
+        label_smoothing: float = 0.0,
+        balance: bool = False,
+        dropout: float = 0.1,
+        names: Sequence[str] = (),
     ):
         self.label_smoothing = label_smoothing
         self.balance = balance
         self.dropout = dropout
+        self.names = [str(name) for name in names]
         self.tags = Labels()
+        # How the tags of the training split mark entities. It follows from the names of the tags.
+        self.scheme = Scheme()
         # Name of the input whose words are tagged. `bind` sets it. There is only one, because the
         # tags of a row do not specify which of several texts they belong to.
         self.input = ""
@@ -81,13 +96,35 @@ class Tag(Task):
         fits = all(isinstance(w, list) and len(w) == len(tags) for w, tags in pairs)
         return 1.0 if pairs and fits else 0.0
 
+    def find_format(self, values: Sequence[Any], origins: Sequence[str]) -> list[str]:
+        """Return a note if the tags are integers without names."""
+        lists = [value for value in values if isinstance(value, list | tuple)]
+        if self.names or not are_integers([str(tag) for tags in lists for tag in tags]):
+            return []
+        return [
+            "the tags are integers: 0 is read as no entity, and any other number as an entity of "
+            "one word; if they have names, set them in order, for example head=tag "
+            "head.names=[O,B-person,I-person]"
+        ]
+
     def parse(self, value: Any, origin: str) -> list[str]:
         """Return the tags.
 
         Raises:
-            UserError: If the cell is not a list.
+            UserError: If the cell is not a list, or a tag has no name.
         """
-        return parse_list(value, origin)
+        tags = parse_list(value, origin)
+        return [self._named(tag, origin) for tag in tags] if self.names else tags
+
+    def _named(self, tag: str, origin: str) -> str:
+        if tag.isdecimal() and int(tag) < len(self.names):
+            return self.names[int(tag)]
+        if tag not in self.names:
+            raise UserError(
+                f"{origin}: head.names has no name for the tag {tag!r}, which must be from 0 to "
+                f"{len(self.names) - 1}; name all tags"
+            )
+        return tag
 
     def bind(self, adapters: Mapping[str, Any]) -> None:
         """Choose the first input that consists of words.
@@ -137,6 +174,7 @@ class Tag(Task):
     def fit(self, values: Sequence[Sequence[str]]) -> None:
         """Collect the tag names, and compute tag weights if `balance` is set."""
         self.tags = Labels.fit(chain.from_iterable(values))
+        self.scheme = Scheme.of(self.labels)
         if self.balance:
             weights = balanced_weights(self.labels, chain.from_iterable(values))
             self.tags = replace(self.tags, weights=weights)
@@ -225,16 +263,17 @@ class Tag(Task):
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
     ) -> list[Tagged]:
-        """Return the tags of the words of each sample; a word without tokens gets the tag "O"."""
+        """Return the tags of the words of each sample; without tokens, a word is in no entity."""
         part = batch[self.input]
         words = part["words"].cpu()
         first = first_tokens(words)
+        outside = self.scheme.outside
         best = output.float()[:, : words.shape[1]].softmax(-1).cpu().max(-1)
         predictions = [Tagged([], []) for _ in range(batch["#size"])]
         for i, row in enumerate(part["rows"].tolist()):
             # `i` is the index among the samples that have this input, `row` the index in the batch.
             num_words = int(words[i].max()) + 1 if words[i].numel() else 0
-            tags = [OUTSIDE] * num_words
+            tags = [outside] * num_words
             scores = [1.0] * num_words
             starts = first[i]
             word_ids = words[i, starts].tolist()
@@ -251,15 +290,15 @@ class Tag(Task):
     ) -> dict[str, Tensor]:
         """Return the accuracy per word, and precision, recall and F1 per entity as in conlleval.
 
-        A word that was truncated by max_len has no prediction and counts as predicted "O".
+        A word that was truncated by max_len has no prediction and counts as outside of entities.
         """
-        return _figures(counts @ _counts(predictions, truths))
+        return _figures(counts @ _counts(predictions, truths, self.scheme))
 
     def row_scores(
         self, predictions: Sequence[Tagged], truths: Sequence[Sequence[str]]
     ) -> RowScores:
         """Return the share of the words of each row with the right tag; 1 for an empty row."""
-        words, correct, *_ = _counts(predictions, truths).T
+        words, correct, *_ = _counts(predictions, truths, self.scheme).T
         shares = torch.where(words > 0, correct / words.clamp(min=1), 1.0)
         return RowScores("share of right tags", shares.tolist())
 
@@ -271,7 +310,7 @@ class Tag(Task):
         source = (inputs or {}).get(self.input)
         if source is None:
             return {"prediction": prediction.tags}
-        found = describe_entities(prediction.tags, prediction.scores, source)
+        found = describe_entities(prediction.tags, prediction.scores, source, self.scheme)
         return {
             "prediction": prediction.tags,
             "words": split_words(source)[0],
@@ -288,7 +327,8 @@ class Tag(Task):
     def trivial(self) -> tuple[str, Tagged] | None:
         """Return no entities, if there is a tag for words outside of entities."""
         # `metrics` counts words without a prediction as outside.
-        return (f"always {OUTSIDE}", Tagged([], [])) if OUTSIDE in self.labels else None
+        outside = self.scheme.outside
+        return (f"always {outside}", Tagged([], [])) if outside in self.labels else None
 
     def state(self) -> dict[str, Any]:
         """Return the tag names and weights."""
@@ -297,9 +337,12 @@ class Tag(Task):
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the tag names and weights."""
         self.tags = Labels.from_state(state)
+        self.scheme = Scheme.of(self.labels)
 
 
-def _counts(predictions: Sequence[Tagged], truths: Sequence[Sequence[str]]) -> Tensor:
+def _counts(
+    predictions: Sequence[Tagged], truths: Sequence[Sequence[str]], scheme: Scheme
+) -> Tensor:
     """Return counts (n, 5) per row, float64.
 
     They are the words, the words with the right tag, and the predicted, true and right entities.
@@ -312,10 +355,10 @@ def _counts(predictions: Sequence[Tagged], truths: Sequence[Sequence[str]]) -> T
                 f"there must be at most one predicted tag per word, got {len(predicted)} "
                 f"predicted tags for {len(true)} words"
             )
-        pairs = list(zip_longest(predicted, true, fillvalue=OUTSIDE))
+        pairs = list(zip_longest(predicted, true, fillvalue=scheme.outside))
         # Entities are compared within a row, because their positions are relative to the row.
-        found = set(entities(predicted))
-        expected = set(entities(true))
+        found = set(entities(predicted, scheme))
+        expected = set(entities(true, scheme))
         right = sum(p == t for p, t in pairs)
         rows.append((len(pairs), right, len(found), len(expected), len(found & expected)))
     return torch.tensor(rows, dtype=torch.float64).reshape(-1, 5)

@@ -6,14 +6,11 @@ import math
 
 import numpy as np
 import pytest
-import torch
 from helpers.runs import SMALL, metrics_of, refused, train
 from PIL import Image
 
 import dxn
 from dxn.cli import main
-from dxn.tasks.tag import Tag
-from dxn.tasks.task import IGNORED
 
 # With a baseline, which is the default.
 OPTIONS = [*SMALL, "trainer.epochs=2", "preset=plain", "report=false", "target=label"]
@@ -139,35 +136,3 @@ def test_white_space_and_the_unicode_form_do_not_make_new_classes(tmp_path):
     assert dxn.load(tmp_path / "run").predict(text="film")["prediction"] in ("précis", "vague")
     with (tmp_path / "run" / "predictions.csv").open() as file:
         assert {r["target"] for r in csv.DictReader(file)} <= {"précis", "vague"}
-
-
-# Tags
-
-
-@pytest.mark.parametrize(
-    ("person", "place", "outside"),
-    [
-        (["B-x", "I-x", "E-x"], "S-y", "O"),  # BIOES
-        (["B-x", "I-x", "L-x"], "U-y", "O"),  # BILOU
-        (["B_x", "I_x", "I_x"], "B_y", "O"),
-        (["I-x", "I-x", "I-x"], "I-y", "0"),
-    ],
-)
-def test_entities_are_whole_in_each_scheme_of_tags(person, place, outside, tmp_path):
-    rows = []
-    for i in range(60):
-        words = ["we", "met", "Ada", "King", f"Byron{i % 2}", "Rome"]
-        rows.append({"text": words, "label": [outside, outside, *person, place]})
-    table = tmp_path / "t.jsonl"
-    table.write_text("\n".join(map(json.dumps, rows)))
-    metrics = train(tmp_path / "run", str(table), *OPTIONS, "trainer.epochs=40", "head=tag")
-    assert metrics["validation/f1_entity"] == 1
-    answer = dxn.load(tmp_path / "run").predict(text="we met Ada King Byron0 Rome")
-    found = [(e["text"], e["label"]) for e in answer["entities"]]
-    assert found == [("Ada King Byron0", "x"), ("Rome", "y")]
-
-
-def test_the_loss_of_texts_without_a_known_tag_is_zero():
-    task = Tag()
-    task.fit([["B-x", "O"]])
-    assert task.loss(torch.zeros(1, 3, 2), {"target": torch.full((1, 3), IGNORED)}) == 0

@@ -1,0 +1,175 @@
+"""Tags of every common scheme and form: entities and metrics are those of whole entities."""
+
+import csv
+import json
+import math
+import random
+
+import pytest
+import torch
+from helpers.runs import SMALL, refused, train
+
+import dxn
+from dxn.tasks import IGNORED, Tag
+from dxn.tasks.entities import Scheme, entities
+
+OPTIONS = [*SMALL, "preset=plain", "report=false", "baseline=none", "adapters=[text]"]
+OPTIONS += ["adapters.text.tokenizer.kind=word", "trainer.epochs=12", "optimizer.lr=0.02"]
+
+# The tags of an entity of one, two and four words.
+SCHEMES = {
+    "IOB2": ("B", "B I", "B I I I"),
+    "BIOES": ("S", "B E", "B I I E"),
+    "BILOU": ("U", "B L", "B I I L"),
+    "BMES": ("S", "B E", "B M M E"),
+}
+FORMS = {"prefix": "{}-{}", "underscore": "{}_{}", "suffix": "{1}-{0}", "colon": "{}:{}"}
+NAMES = {
+    "person": ["Turing", "Ada Lovelace", "Maria de la Cruz"],
+    "place": ["Paris", "New York", "Isle of Man Town"],
+}
+LENGTHS = {1: 0, 2: 1, 4: 2}
+
+
+def sentences(count, scheme="IOB2", form="{}-{}"):
+    """Sentences with words, tags, and the true entities as (first, stop, type)."""
+    rand = random.Random(0)
+    rows = []
+    for _ in range(count):
+        words, tags, spans = [], [], []
+        for part in rand.choice(["person left place .", "In place , person met person"]).split():
+            name = rand.choice(NAMES[part]).split() if part in NAMES else [part]
+            if part in NAMES:
+                spans.append((len(words), len(words) + len(name), part))
+                letters = SCHEMES[scheme][LENGTHS[len(name)]].split()
+                tags += [form.format(letter, part) for letter in letters]
+            else:
+                tags.append("O")
+            words += name
+        rows.append({"words": words, "tags": tags, "spans": spans})
+    return rows
+
+
+def write(path, rows, *columns):
+    path.write_text("\n".join(json.dumps({c: row[c] for c in columns}) for row in rows))
+    return str(path)
+
+
+def predicted_rows(run):
+    with (run / "predictions.csv").open() as file:
+        return list(csv.DictReader(file))
+
+
+def spans_of(record):
+    """The predicted entities of a row of predictions.csv."""
+    return {(e["start_word"], e["end_word"], e["label"]) for e in json.loads(record["entities"])}
+
+
+def f1_of(pairs):
+    right = sum(len(p & t) for p, t in pairs)
+    return 2 * right / sum(len(p) + len(t) for p, t in pairs)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "form"),
+    [("BIOES", "prefix"), ("BILOU", "suffix"), ("IOB2", "underscore"), ("BMES", "colon")],
+)
+def test_the_tags_of_every_scheme_are_whole_entities(scheme, form, tmp_path):
+    rows = sentences(60, scheme, FORMS[form])
+    table = write(tmp_path / "t.jsonl", rows, "words", "tags")
+    metrics = train(tmp_path / "run", table, "target=tags", *OPTIONS)
+    true = {" ".join(row["words"]): set(row["spans"]) for row in rows}
+    records = predicted_rows(tmp_path / "run")
+    pairs = [(spans_of(record), true[record["words"]]) for record in records]
+    assert metrics["test/f1_entity"] == pytest.approx(f1_of(pairs), abs=1e-4)
+    assert metrics["test/f1_entity"] > 0.5
+    answer = dxn.load(tmp_path / "run").predict(words="In New York , Ada Lovelace met Turing")
+    assert {e["label"] for e in answer["entities"]} <= {"person", "place"}
+    for entity in answer["entities"]:
+        text = "In New York , Ada Lovelace met Turing"
+        assert text[entity["start"] : entity["end"]] == entity["text"]
+    assert "New York" in [e["text"] for e in answer["entities"]]
+
+
+# Every letter by its meaning, decoded word by word: an independent implementation.
+CASES = [
+    # BIOES and its other names
+    ("O B-x I-x E-x S-x", [(1, 4, "x"), (4, 5, "x")]),
+    ("B-x E-x B-x E-x", [(0, 2, "x"), (2, 4, "x")]),
+    ("S-x S-x O E-x B-x", [(0, 1, "x"), (1, 2, "x"), (3, 4, "x"), (4, 5, "x")]),
+    ("B-x I-x L-x U-x", [(0, 3, "x"), (3, 4, "x")]),
+    ("B-x L-y", [(0, 1, "x"), (1, 2, "y")]),
+    ("E-x E-x B-x", [(0, 1, "x"), (1, 2, "x"), (2, 3, "x")]),
+    ("S-x I-x E-x B-x", [(0, 1, "x"), (1, 3, "x"), (3, 4, "x")]),
+    ("B-x M-x M-x E-x S-y", [(0, 4, "x"), (4, 5, "y")]),
+    # Other forms
+    ("B_x I_x O B_x", [(0, 2, "x"), (3, 4, "x")]),
+    ("x-B x-I O y-B", [(0, 2, "x"), (3, 4, "y")]),
+    ("a-b-B a-b-I", [(0, 2, "a-b")]),
+    ("B-a_b I-a_b", [(0, 2, "a_b")]),
+    ("b-x i-x o", [(0, 2, "x")]),
+    ("B-x I-x 0 0", [(0, 2, "x")]),
+    ("B I O B", [(0, 2, "entity"), (3, 4, "entity")]),
+    ("S B M E", [(0, 1, "entity"), (1, 4, "entity")]),
+    # IOB1 and IOB2
+    ("I-x I-x O B-x", [(0, 2, "x"), (3, 4, "x")]),
+    ("I-x B-x I-x", [(0, 1, "x"), (1, 3, "x")]),
+    ("B-x I-y", [(0, 1, "x"), (1, 2, "y")]),
+    # Tags without letters
+    ("0 1 2 0", [(1, 2, "1"), (2, 3, "2")]),
+    ("N V O E-mail", [(0, 1, "N"), (1, 2, "V"), (3, 4, "E-mail")]),
+    ("E-mail O U-turn", [(0, 1, "E-mail"), (2, 3, "U-turn")]),
+    ("per o", [(0, 1, "per")]),
+]
+
+
+@pytest.mark.parametrize(("tags", "expected"), CASES)
+def test_the_entities_of_tags_are_those_written_by_hand(tags, expected):
+    tags = tags.split()
+    assert entities(tags, Scheme.of(tuple(dict.fromkeys(tags)))) == expected
+
+
+def numbered(count):
+    names = ["O", "B-person", "I-person", "B-place", "I-place"]
+    rows = sentences(count)
+    return [{**row, "tags": [names.index(tag) for tag in row["tags"]]} for row in rows], names
+
+
+def test_integer_tags_with_names_are_whole_entities(tmp_path):
+    rows, names = numbered(60)
+    table = write(tmp_path / "t.jsonl", rows, "words", "tags")
+    option = f"head.names=[{','.join(names)}]"
+    metrics = train(tmp_path / "run", table, "target=tags", "head=tag", option, *OPTIONS)
+    true = {" ".join(row["words"]): set(row["spans"]) for row in rows}
+    records = predicted_rows(tmp_path / "run")
+    pairs = [(spans_of(record), true[record["words"]]) for record in records]
+    assert metrics["test/f1_entity"] == pytest.approx(f1_of(pairs), abs=1e-4) and pairs
+    answer = dxn.load(tmp_path / "run").predict(words="In New York , Turing met Turing")
+    assert ("New York", "place") in [(e["text"], e["label"]) for e in answer["entities"]]
+
+
+def test_zero_is_no_entity_and_names_are_asked_for(tmp_path, capsys):
+    rows, _ = numbered(40)
+    table = write(tmp_path / "t.jsonl", rows, "words", "tags")
+    train(tmp_path / "run", table, "target=tags", *OPTIONS)
+    assert "the tags are integers: 0 is read as no entity" in capsys.readouterr().out
+    records = predicted_rows(tmp_path / "run")
+    assert all(label != "0" for record in records for _, _, label in spans_of(record))
+
+
+def test_an_integer_tag_without_a_name_is_refused(tmp_path, capsys):
+    rows, _ = numbered(40)
+    table = write(tmp_path / "t.jsonl", rows, "words", "tags")
+    command = ["train", table, "target=tags", "head=tag", "head.names=[O,B-x]", *OPTIONS]
+    (line,) = refused(capsys, command)
+    assert "head.names has no name for the tag" in line and "from 0 to 1" in line
+
+
+@pytest.mark.parametrize("options", [{}, {"balance": True}, {"label_smoothing": 0.1}])
+def test_the_loss_of_a_batch_without_known_tags_is_zero(options):
+    task = Tag(**options)
+    task.fit([["O", "B-x", "O"]])
+    logits = torch.randn(2, 3, 2, requires_grad=True)
+    loss = task.loss(logits, {"target": torch.full((2, 3), IGNORED)})
+    loss.backward()
+    assert loss.item() == 0 and math.isfinite(logits.grad.sum())
