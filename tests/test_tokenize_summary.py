@@ -175,10 +175,11 @@ def test_a_waveform_has_no_summary():
 
 def test_a_category_with_many_values_is_counted():
     values = [(f"value {i}",) for i in range(100)]
-    adapter = CategoryAdapter(8, min_count=1).fit(values)
+    adapter = CategoryAdapter(8, min_count=1).fit([*values, ("value 9",)])
     summary = adapter.summary(batch_of(adapter, [values[3], ("new",)]))
-    assert summary.dense.shape == (2, 0)
     assert summary.counted[0].tolist() == [[0, 1], [adapter.prepare.id_of("value 3"), 0]]
+    frequent = adapter.summary(batch_of(adapter, [("value 9", "value 99")]))
+    assert frequent.dense.sum() == 1 and frequent.dense[0, adapter.prepare.id_of("value 9")] == 1
 
 
 def test_the_time_of_day_is_unknown_in_a_date():

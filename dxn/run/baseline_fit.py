@@ -87,6 +87,9 @@ def fit_baseline(
     )
     if trees is not None and scales[-1] < MIN_FACTOR:
         trees = None
+    elif trees is not None and scales[-2] < MIN_FACTOR:
+        dense = None
+    kept = [id(part) for part in (counted, dense, trees)]
     sizes = iter([] if counted is None else [len(module.codes) for module in counted.modules])
     baseline = Baseline(
         _about(summaries, dense, trees, targets.are_classes),
@@ -97,8 +100,9 @@ def fit_baseline(
         num_trees=0 if trees is None else len(trees.module.roots),
         num_nodes=0 if trees is None else len(trees.module.value),
     )
-    parts = [part for part in (counted, dense, trees) if part is not None]
-    for part, scale in zip(parts, scales, strict=False):  # the last part can be left out
+    for part, scale in zip(parts, scales, strict=True):
+        if id(part) not in kept:
+            continue
         baseline.bias += scale * part.bias
         if isinstance(part, Counted):
             for module in part.modules:

@@ -14,16 +14,22 @@ from dxn.run.baseline_counted import NUM_FOLDS, split_folds
 from dxn.tasks.task import ScoreTargets
 
 # Trees per output. The number with the lowest loss of rows that were held out is used.
-MAX_TREES = 300
+MAX_TREES = 200
 # A table for which time suffices for fewer trees gets none.
 MIN_TREES = 20
+# Labels of a sample up to which each one gets trees of its own.
+MAX_LABELS = 20
 MAX_LEAVES = 31
-# Operations of a training: for each tree and feature, one per row, and one per bin of each leaf.
+# Operations of a training: TREE_WORK for each tree, and for each of its features, one per row and
+# one per bin of each leaf.
 # One core takes about 10 seconds for 1e9, so the trees of a table take at most about 40 seconds.
 MAX_WORK = 2e9
 # With more, only one fold is scored.
 MAX_FOLDED_WORK = 5e8
 LEAF_WORK = MAX_LEAVES * 256
+TREE_WORK = 50_000
+# Scores of the rows that are held out, after each number of trees: 200 MB in float32.
+MAX_SCORES = 50_000_000
 
 
 class Boosted(NamedTuple):
@@ -63,28 +69,36 @@ def fit_trees(
         loss_of_rows: Mean loss of the task, for the outputs (m, K) and the indices (m,) of rows.
 
     Returns:
-        None if the table is so large that too few trees would be trained.
+        None if the table or the number of outputs is so large that too few trees would be trained,
+        or if no tree lowers the loss.
     """
     size, num_outputs = targets.values.shape
-    work = num_outputs * len(columns) * (size + LEAF_WORK)
-    limit = min(MAX_TREES, int(MAX_WORK / max(work, 1)))
+    if not targets.are_exclusive and num_outputs > MAX_LABELS:
+        return None
+    work = num_outputs * (len(columns) * (size + LEAF_WORK) + TREE_WORK)
+    limit = min(MAX_TREES, int(MAX_WORK / work))
+    num_folds = NUM_FOLDS if work * limit <= MAX_FOLDED_WORK else 1
+    limit = min(limit, MAX_SCORES * NUM_FOLDS // (num_folds * size * num_outputs) - 1)
     if limit < MIN_TREES:
         return None
     features, y = x[:, columns].numpy(), targets.values.numpy()
     folds = split_folds(y)
-    held_out = np.full((limit + 1, size, num_outputs), np.nan, dtype=np.float32)
-    for fold in range(NUM_FOLDS if work * limit <= MAX_FOLDED_WORK else 1):
+    rows = np.flatnonzero(folds < num_folds)
+    held_out = np.empty((limit + 1, len(rows), num_outputs), dtype=np.float32)
+    for fold in range(num_folds):
         is_out = folds == fold
         models, bias = _fit(features[~is_out], y[~is_out], targets, limit)
-        held_out[:, is_out] = _staged(models, bias, features[is_out], limit)
-    rows = torch.from_numpy(~np.isnan(held_out[0]).any(1)).nonzero()[:, 0]
-    losses = [float(loss_of_rows(torch.from_numpy(s)[rows], rows)) for s in held_out]
+        held_out[:, is_out[rows]] = _staged(models, bias, features[is_out], limit)
+    index = torch.from_numpy(rows)
+    losses = [float(loss_of_rows(torch.from_numpy(scores), index)) for scores in held_out]
     best = int(np.argmin(losses))
     if not best:
         return None
+    scores = torch.full(targets.values.shape, torch.nan)
+    scores[index] = torch.from_numpy(held_out[best])
     models, bias = _fit(features, y, targets, best)
     module = _module(models, columns.numpy(), num_outputs)
-    return Boosted(module, torch.from_numpy(bias).float(), torch.from_numpy(held_out[best]))
+    return Boosted(module, torch.from_numpy(bias).float(), scores)
 
 
 def _fit(

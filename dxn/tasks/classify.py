@@ -169,7 +169,7 @@ class Classify(Task):
         """Return 1 for the class of each sample, and -1 for the other classes."""
         # All values are -1 for a class that is not in the training split.
         true = one_hot(self._encode_all(values), len(self.labels)).float()
-        return ScoreTargets(2 * true - 1, are_classes=True)
+        return ScoreTargets(2 * true - 1, are_classes=True, are_exclusive=True)
 
     def weighted_metrics(
         self, predictions: Sequence[Tensor], truths: Sequence[str], counts: Tensor

@@ -43,7 +43,7 @@ MAX_CHARS = 200  # characters of a value
 # Values with at least this many words on average are sentences, which the text adapter reads.
 SENTENCE_WORDS = 4
 MAX_LISTED = 3  # values in a summary
-# A column with more values is summarized by counts, because most of its numbers would be 0.
+# Values that have a feature each in a summary. More would be 0 in nearly all rows.
 MAX_DENSE = 64
 
 
@@ -281,14 +281,19 @@ class CategoryAdapter(nn.Module):
         return ", ".join(value if is_known else f"{value} (unknown)" for value, is_known in pairs)
 
     def summary(self, batch: Mapping[str, Tensor]) -> Summary:
-        """Return how often each value occurs in each sample of a batch."""
+        """Return how often each value occurs in each sample of a batch.
+
+        The most frequent values, which have the first ids, have a dense feature each. If there are
+        more values, all of them are counted as well.
+        """
         ids, mask = batch["ids"], batch["mask"]
         size = NUM_SPECIAL + len(self.prepare.values)
-        if size > MAX_DENSE:
-            none = torch.zeros(ids.shape[0], 0, device=ids.device)
-            return Summary(COLUMNS, none, (torch.stack([mask.nonzero()[:, 0], ids[mask]]),))
-        dense = torch.zeros(ids.shape[0], size, device=ids.device)
-        return Summary(COLUMNS, dense.scatter_add_(1, ids, mask.float()))
+        dense = torch.zeros(ids.shape[0], min(size, MAX_DENSE), device=ids.device)
+        known = mask & (ids < dense.shape[1])
+        dense = dense.scatter_add_(1, ids.masked_fill(~known, 0), known.float())
+        if size <= MAX_DENSE:
+            return Summary(COLUMNS, dense)
+        return Summary(COLUMNS, dense, (torch.stack([mask.nonzero()[:, 0], ids[mask]]),))
 
     def counted_recipe(self) -> dict[str, Any]:
         """Return what a program without dxn needs to compute the counted features of `summary`."""

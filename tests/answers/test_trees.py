@@ -1,5 +1,8 @@
 """The baseline of a table has gradient-boosted trees, which are saved and exported with it."""
 
+import subprocess
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -57,12 +60,6 @@ def test_unknown_categories_and_missing_cells_have_a_finite_answer(run):
         assert np.isfinite(model.predict(**inputs)["prediction"])
 
 
-@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-def test_the_exported_trees_answer_the_same(run, tmp_path, capsys):
-    # The command compares both models, and fails if they differ.
-    assert main(["export", f"run={run[0]}", f"output={tmp_path / 'onnx'}"]) == 0
-
-
 @pytest.mark.parametrize("name", ["left", "right", "roots", "feature"])
 @pytest.mark.parametrize("value", [-1, 10**12])
 def test_a_tree_with_an_index_out_of_range_is_refused(run, tmp_path, name, value):
@@ -91,6 +88,64 @@ def test_nodes_in_a_circle_end(run, tmp_path):
     assert np.isfinite(dxn.load(str(model)).predict(a=1.0, kind="x")["prediction"])
 
 
+CITIES = 80
+SOME_ROW = {"a": 1.2, "b": -0.9, "city": "city 1", **{f"n{i}": 0.1 for i in range(NOISE)}}
+
+
+@pytest.fixture(scope="module")
+def classes(tmp_path_factory):
+    """A run with two classes: whether two numbers have different signs, except in a frequent city.
+
+    There are more cities than features of a category, lists of cities, and empty cells.
+    """
+    folder = tmp_path_factory.mktemp("classes")
+    rand = np.random.default_rng(1)
+    rows = []
+    for i in range(3 * ROWS):
+        a, b, *noise = rand.normal(size=2 + NOISE)
+        cities = [f"city {i % CITIES if i % 2 else 0}", "city 1"][: 1 + (i % 5 == 0)]
+        differ = (a > 0) != (b > 0)
+        label = "same" if differ == ("city 0" in cities) else "different"
+        numbers = [f"{x:.4f}" for x in (a, b, *noise)]
+        numbers[2] = "" if i % 7 == 0 else numbers[2]
+        rows.append(",".join([*numbers, "|".join(cities), label]))
+    names = ["a", "b", *(f"n{i}" for i in range(NOISE)), "city", "label"]
+    (folder / "table.csv").write_text("\n".join([",".join(names), *rows]))
+    options = ["target=label", "adapters.category.separator=|", *OPTIONS]
+    return folder / "run", train(folder / "run", str(folder / "table.csv"), *options)
+
+
+def test_two_numbers_with_different_signs_are_learned(classes):
+    metrics = classes[1]
+    assert "gradient-boosted trees" in metrics["baseline"]
+    assert metrics["test/accuracy[baseline alone]"] > 0.9
+
+
+def test_two_classes_share_the_trees_of_one_logit(classes):
+    weight = weights_of(classes[0])["baseline.trees.weight"]
+    assert (weight[:, 0] == -weight[:, 1]).all() and (weight != 0).all()
+
+
+def run_program(folder, row):
+    """The probability of the class "same", from the program of the export."""
+    command = [sys.executable, "example.py", *(f"{name}={x}" for name, x in row.items())]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True)
+    rows = [line.split() for line in done.stdout.splitlines() if line.startswith("  ")]
+    return {label: float(probability) for probability, label in rows}["same"]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
+def test_the_exported_program_answers_the_same_as_the_model_with_trees(classes, tmp_path):
+    out = tmp_path / "out"
+    # The command compares the answers too, and fails if they differ.
+    assert main(["export", f"run={classes[0]}", f"output={out}"]) == 0
+    model = dxn.load(str(classes[0]))
+    without = {name: x for name, x in SOME_ROW.items() if name != "a"}
+    for row in ({**without, "city": "city 0|city 1"}, {**SOME_ROW, "city": "new"}):
+        expected = model.predict(**row)["probabilities"]["same"]
+        assert run_program(out, row) == pytest.approx(expected, abs=1e-4)
+
+
 def table(seed=0):
     rand = np.random.default_rng(seed)
     x = rand.normal(size=(ROWS, 4)).astype(np.float32)
@@ -100,6 +155,14 @@ def table(seed=0):
 
 def columns_of(values):
     return 2 * F.one_hot(torch.tensor(values), int(max(values)) + 1).float() - 1
+
+
+def test_more_than_twenty_labels_have_no_trees():
+    x = table().nan_to_num(0.0)
+    labels = (x[:, :1] > torch.linspace(-1, 1, 21)).float()
+    targets = ScoreTargets(2 * labels - 1, are_classes=True)
+    loss = F.binary_cross_entropy_with_logits
+    assert fit_trees(x, torch.arange(4), targets, lambda out, rows: loss(out, labels[rows])) is None
 
 
 def fitted(x, targets, loss):
