@@ -118,13 +118,23 @@ def test_a_character_of_a_script_without_spaces_is_a_word(kind, text, words):
     assert not Counter(singles) - Counter(counted[0])
 
 
+@pytest.mark.parametrize("raw", ["", [], [""]])
+def test_an_empty_text_has_no_features_but_is_prepared(raw):
+    adapter = text_adapter("word")
+    batch = adapter.prepare.encode_batch([raw, "a b"])
+    for block in adapter.summary(batch).counted:
+        assert set(block[0].tolist()) == {1}
+
+
 def test_texts_of_a_batch_do_not_affect_each_other():
     adapter = text_adapter("bpe")
-    together = adapter.summary(batch_of(adapter, TEXTS)).counted
-    for i, text in enumerate(TEXTS):
+    # Spaces at the end of a text and at the start of the next one.
+    texts = [*TEXTS, "boats\n", " \tcats", "the end  ", "  "]
+    together = adapter.summary(batch_of(adapter, texts)).counted
+    for i, text in enumerate(texts):
         alone = adapter.summary(batch_of(adapter, [text])).counted
         for ours, theirs in zip(alone, together, strict=True):
-            assert occurrences(ours, 1)[0] == occurrences(theirs, len(TEXTS))[i]
+            assert occurrences(ours, 1)[0] == occurrences(theirs, len(texts))[i]
 
 
 # Other modalities

@@ -26,7 +26,7 @@ def code_points(text: str) -> Tensor:
     """Return the characters (n,) of a text in lower case, int32, for `text_codes`."""
     # A NUL is padding there. Composed, so that "é" has one form.
     shown = unicodedata.normalize("NFC", text[:MAX_CHARS].lower()).replace("\0", " ")
-    return torch.frombuffer(bytearray(shown.encode("utf-32-le", "replace")), dtype=torch.int32)
+    return torch.tensor([ord(char) for char in shown], dtype=torch.int32)
 
 
 def text_codes(points: Tensor) -> tuple[Tensor, Tensor]:
