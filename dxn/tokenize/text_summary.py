@@ -52,11 +52,12 @@ def text_codes(points: Tensor) -> tuple[Tensor, Tensor]:
         torch.tensor([has(letter) for letter in letters], device=points.device)[index]
         for has in (str.isspace, _is_word, is_unspaced, is_mark)
     )
-    # Only one of several spaces in a row.
-    first = ~(is_space & F.pad(is_space, (1, 0))[:-1])
-    rows, is_space, is_word = rows[first], is_space[first], is_word[first]
-    hashes = _Hashes(torch.where(is_space, SPACE, chars[first]))
-    starts = _starts(is_word, is_single[first], is_after[first])
+    # Only one of several spaces in a row: the last one, which belongs to the word after it. The
+    # first one can be the end of the text before.
+    last = ~(is_space & F.pad(is_space, (0, 1))[1:])
+    rows, is_space, is_word = rows[last], is_space[last], is_word[last]
+    hashes = _Hashes(torch.where(is_space, SPACE, chars[last]))
+    starts = _starts(is_word, is_single[last], is_after[last])
     words = _words(hashes, rows, is_space, is_word, starts)
     return words, _char_ngrams(hashes, rows, is_space)
 

@@ -57,6 +57,15 @@ def test_rows_without_a_text_are_read_too(tmp_path):
     assert accuracy(tmp_path / "run", rows, "data.on_bad=skip") == 1
 
 
+def test_the_answer_for_a_text_does_not_depend_on_spaces_at_the_end_of_the_row_before(tmp_path):
+    accuracy(tmp_path / "run", [(rare_words(i), "ab"[i % 2]) for i in range(100)])
+    model = dxn.load(tmp_path / "run")
+    texts = ["a film\n", "azure1", "crimson1  ", "film\t\n", "azure3"]
+    together = model.predict(pd.DataFrame({"text": texts}))
+    alone = [model.predict(text=text)["probabilities"]["b"] for text in texts]
+    assert list(together["p(b)"]) == pytest.approx(alone, abs=1e-4)
+
+
 @pytest.mark.parametrize("format", ["torch", "onnx"])
 def test_the_exported_program_reads_the_whole_text(format, tmp_path):
     rows = [(ends_of_texts(i), "ab"[i % 2]) for i in range(100)]
