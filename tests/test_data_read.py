@@ -339,7 +339,7 @@ def test_an_unknown_column_is_refused_with_the_closest_name(tmp_path):
             "x",
             None,
             "{path}: must be a table; use one of the formats .csv, .tsv, .jsonl, .json, .ts, "
-            ".xlsx, .parquet",
+            ".conll, .iob, .bio, .xlsx, .parquet",
         ),
         (
             "my.json",

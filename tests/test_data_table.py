@@ -565,7 +565,8 @@ def test_a_folder_without_a_training_table_lists_its_tables(tmp_path, table, nam
         table(str(tmp_path))
     rule = "the folder must contain one table, or tables called train, validation and test"
     hint = (
-        "set data.path to one table (.csv, .tsv, .jsonl, .json, .ts, .xlsx, .parquet), or rename "
+        "set data.path to one table (.csv, .tsv, .jsonl, .json, .ts, .conll, .iob, .bio, "
+        ".xlsx, .parquet), or rename "
     )
     hint += "the tables"
     assert str(caught.value) == f"{tmp_path}: {rule}, got {listed}; {hint}"

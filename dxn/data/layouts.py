@@ -18,6 +18,7 @@ from typing import Any, Protocol, Self
 
 from dxn.data.long import Long
 from dxn.data.read import Table
+from dxn.data.sentences import Sentences
 from dxn.data.wide import Wide, WideColumns
 from dxn.data.windows import Windows
 from dxn.errors import UserError
@@ -84,7 +85,12 @@ class Layout(Protocol):
         ...
 
 
-LAYOUTS: dict[str, type[Layout]] = {"wide": Wide, "long": Long, "windows": Windows}
+LAYOUTS: dict[str, type[Layout]] = {
+    "wide": Wide,
+    "long": Long,
+    "windows": Windows,
+    "sentence": Sentences,
+}
 
 
 def chosen_layout(wide: WideColumns | None, long: Long) -> Layout | None:

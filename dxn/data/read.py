@@ -1,4 +1,4 @@
-"""Read tables from files: CSV, TSV, JSON, JSONL, Excel, Parquet and .ts."""
+"""Read tables from files: CSV, TSV, JSON, JSONL, Excel, Parquet, .ts and CoNLL."""
 
 from __future__ import annotations
 
@@ -11,10 +11,11 @@ from typing import Any
 import numpy as np
 
 from dxn.data.binary_formats import read_excel, read_parquet
+from dxn.data.conll_format import read_conll
 from dxn.data.csv_format import read_csv
 from dxn.data.decoding import read_text
 from dxn.data.json_format import read_json, read_jsonl
-from dxn.data.sources import TABLES, require_path, table_format
+from dxn.data.sources import CONLL, TABLES, require_path, table_format
 from dxn.data.ts_format import read_ts
 from dxn.errors import UserError
 
@@ -129,6 +130,8 @@ def read_table(path: Path, options: ReadOptions = ReadOptions()) -> Table:
             columns, lines = read_json(path, text)
         elif form == ".ts":
             columns, lines = read_ts(path, text)
+        elif form in CONLL:
+            columns, lines = read_conll(path, text, notes)
         else:
             default = "\t" if form == ".tsv" else ","
             key = f"{options.prefix}sep"

@@ -10,7 +10,8 @@ from dxn.errors import UserError
 from dxn.hints import similar
 
 # Formats of tables. A text format can also be compressed, as in reviews.csv.gz.
-TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".json", ".ts")
+CONLL = (".conll", ".iob", ".bio")
+TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".json", ".ts", *CONLL)
 TABLES = (*TEXT_TABLES, ".xlsx", ".parquet")
 ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
 TEXT = ".txt"

@@ -1,4 +1,4 @@
-"""Data sets from table files: CSV, TSV, JSON, JSONL, Excel and Parquet."""
+"""Data sets from table files: CSV, TSV, JSON, JSONL, Excel, Parquet and CoNLL."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from dxn.data.layouts import Layout, Long, WideColumns, chosen_layout, rearrange
 from dxn.data.mapping import map_columns
 from dxn.data.read import ReadOptions, Table, as_list, concatenate, read_table
 from dxn.data.rows import InputSpec, OnBad, Rows, Source
+from dxn.data.sentences import find_sentences
 from dxn.data.splits import (
     complete_splits,
     divide_table,
@@ -23,7 +24,7 @@ from dxn.data.splits import (
     usual_split_column,
 )
 from dxn.data.table_paths import paths_by_split
-from dxn.data.target_columns import candidate_targets
+from dxn.data.target_columns import USUAL_TARGETS, candidate_targets
 from dxn.errors import UserError
 from dxn.tokenize.adapter import reads_files
 
@@ -48,6 +49,7 @@ def table(
     sheet: str | None = None,
     wide: WideColumns | None = None,
     long: Long = Long(),
+    sentence: str | None = None,
     on_bad: OnBad = "error",
     confine: bool = True,
     seed: int = 0,
@@ -83,6 +85,8 @@ def table(
         wide: Columns that are the time steps of one series per row: a pattern such as t_*, a list,
             or a mapping from channels to their columns.
         long: Columns of a table whose rows are time steps. The rows of a series become one row.
+        sentence: Column that identifies the sentence of a row, if each row is a word. The rows of a
+            sentence become one row. Default: a column such as sentence_id next to one called word.
         on_bad: What to do with a bad row: error (stop), skip (leave the row out) or missing (use
             its other inputs).
         confine: Refuse paths in cells that lead out of the folder of the table, also through
@@ -119,6 +123,7 @@ def table(
         confine=confine,
         seed=seed,
         layout=chosen_layout(wide, long),
+        sentence=sentence,
     )
 
 
@@ -137,6 +142,7 @@ def from_tables(
     confine: bool = True,
     seed: int = 0,
     layout: Layout | None = None,
+    sentence: str | None = None,
 ) -> Source:
     """Create a data set from tables by split, or from one table with the key "all".
 
@@ -144,12 +150,21 @@ def from_tables(
         tables: Tables by split, or one table with the key "all".
         preprocessors: Preprocessors in use, by modality.
         columns: Columns of each modality, see `table`. The other arguments are those of `table`.
-        layout: How the tables are rearranged first. None: not at all.
+        layout: How the tables are rearranged first. None: not at all, unless each row is a word.
+        sentence: Column that identifies the sentence, see `table`.
     """
     whole = concatenate(list(tables.values()))
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
     notes = list(whole.notes)
+    if layout is None:
+        inputs = [str(name) for option in columns.values() for name in as_list(option)]
+        targets = USUAL_TARGETS if target is None else [str(name) for name in as_list(target)]
+        layout = find_sentences(whole, sentence, inputs=inputs, targets=targets)
+    elif sentence is not None:
+        raise UserError(
+            f"data.sentence: cannot be combined with data.{layout.kind}; remove one of them"
+        )
     if layout is not None:
         named = [target, exclude, split, group, list(holdout or ()), *columns.values()]
         required = {str(name) for option in named for name in as_list(option)}

@@ -11,7 +11,7 @@ from dxn.errors import UserError
 from dxn.tasks.cells import are_amounts, kind_of
 
 # Names of target columns, in the order of preference, if the user does not choose one.
-USUAL_TARGETS = ("label", "target", "class", "category")
+USUAL_TARGETS = ("label", "target", "class", "category", "tags")
 # Maximum number of different values of one of several target columns.
 MAX_LABELS = 50
 

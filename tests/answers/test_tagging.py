@@ -7,9 +7,10 @@ import random
 
 import pytest
 import torch
-from helpers.runs import SMALL, refused, train
+from helpers.runs import SMALL, metrics_of, refused, train
 
 import dxn
+from dxn.cli import main
 from dxn.tasks import IGNORED, Tag
 from dxn.tasks.entities import Scheme, entities
 
@@ -173,3 +174,92 @@ def test_the_loss_of_a_batch_without_known_tags_is_zero(options):
     loss = task.loss(logits, {"target": torch.full((2, 3), IGNORED)})
     loss.backward()
     assert loss.item() == 0 and math.isfinite(logits.grad.sum())
+
+
+# Files
+
+
+def conll(rows, separator, middle=()):
+    """A CoNLL file with a line between documents."""
+    lines = ["-DOCSTART- -X- O O", ""] if middle else []
+    for row in rows:
+        pairs = zip(row["words"], row["tags"], strict=True)
+        lines += [separator.join([word, *middle, tag]) for word, tag in pairs]
+        lines.append("")
+    return "\n".join(lines)
+
+
+@pytest.mark.parametrize(
+    ("name", "separator", "middle"),
+    [("t.conll", " ", ("NNP", "I-NP")), ("t.iob", "\t", ()), ("t.bio", "  ", ())],
+)
+def test_a_conll_file_has_one_sentence_per_row(name, separator, middle, tmp_path, capsys):
+    rows = sentences(60)
+    (tmp_path / name).write_text(conll(rows, separator, middle))
+    metrics = train(tmp_path / "run", str(tmp_path / name), *OPTIONS)
+    width = 2 + len(middle)
+    note = "60 sentences between blank lines; the words are from column 1, the tags from column "
+    assert f"{name}: {note}{width} of {width}" in " ".join(capsys.readouterr().out.split())
+    assert metrics["test/f1_entity"] > 0.5
+    true = {" ".join(row["words"]): row["tags"] for row in rows}
+    records = predicted_rows(tmp_path / "run")
+    assert records and all(r["target"].split() == true[r["words"]] for r in records)
+    # The same file, without its tags.
+    lines = (tmp_path / name).read_text().split("\n")
+    new = tmp_path / f"new{name[1:]}"
+    new.write_text("\n".join(line.split()[0] if line else "" for line in lines[:40]))
+    output = tmp_path / "out.csv"
+    assert main(["predict", f"run={tmp_path / 'run'}", f"input={new}", f"output={output}"]) == 0
+    assert output.read_text().count("\n") > 3
+
+
+def test_comments_and_lines_of_another_width_in_a_conll_file(tmp_path, capsys):
+    text = conll(sentences(40), "\t")
+    path = tmp_path / "t.conll"
+    path.write_text("# id 1\n" + text + "\n#\tO\n")
+    train(tmp_path / "run", str(path), *OPTIONS, "trainer.epochs=1")
+    assert "41 sentences" in " ".join(capsys.readouterr().out.split())
+    path.write_text(text + "\nword\n")
+    (line,) = refused(capsys, ["train", path, *OPTIONS])
+    assert "must have 2 columns, as most lines have, got 1: word" in line
+
+
+@pytest.mark.parametrize(
+    ("header", "blank", "options"),
+    [
+        (("sentence_id", "word", "pos", "tag"), False, ()),
+        (("Sentence #", "Word", "POS", "Tag"), True, ()),
+        (("s", "w", "pos", "tag"), False, ("data.sentence=s", "data.text=w")),
+    ],
+)
+def test_a_table_with_a_word_per_row_has_one_sentence_per_row(
+    header, blank, options, tmp_path, capsys
+):
+    rows = sentences(60)
+
+    def write_table(path, rows):
+        with path.open("w", newline="") as file:
+            writer = csv.writer(file)
+            writer.writerow([*header, "split"])
+            for i, row in enumerate(rows):
+                split = "test" if i % 4 == 3 else "train"
+                for j, (word, tag) in enumerate(zip(row["words"], row["tags"], strict=True)):
+                    name = "" if blank and j else f"Sentence: {i}"
+                    writer.writerow([name, word, "NN" if j else "V", tag, split])
+        return str(path)
+
+    table = write_table(tmp_path / "t.csv", rows)
+    command = [table, f"target={header[3]}", *options, *OPTIONS]
+    metrics = train(tmp_path / "run", *command)
+    assert "each row is a word" in capsys.readouterr().out
+    assert metrics["test/f1_entity"] > 0.5
+    true = {" ".join(row["words"]): row["tags"] for row in rows}
+    records = predicted_rows(tmp_path / "run")
+    assert len(records) == 15
+    assert all(r["target"].split() == true[r[header[1]]] for r in records)
+    # The saved model rearranges new tables in the same way.
+    new = write_table(tmp_path / "new.csv", rows[3::4])
+    folder = f"output={tmp_path / 'evaluated'}"
+    assert main(["evaluate", f"run={tmp_path / 'run'}", f"input={new}", folder]) == 0
+    again = metrics_of(tmp_path / "evaluated")
+    assert again["input/f1_entity"] == pytest.approx(metrics["test/f1_entity"], abs=1e-6)
