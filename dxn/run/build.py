@@ -165,11 +165,19 @@ def by_input(adapters: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str
     return {name: adapters[key] for name, key in inputs.items()}
 
 
-def find_formats(adapters: Mapping[str, Adapter], inputs: Inputs, source: Source) -> None:
-    """Let every adapter find out how the cells of its inputs are written, before they are read."""
+def find_formats(adapters: Mapping[str, Adapter], inputs: Inputs, source: Source) -> list[str]:
+    """Let every adapter find out how the cells of its inputs are written, before they are read.
+
+    Returns:
+        A sentence for each column with cells that are read differently than they look.
+    """
+    notes: list[str] = []
     for key, adapter in adapters.items():
         names = [name for name, used in inputs.adapters.items() if used == key]
-        find_format(adapter.prepare, [cell for name in names for cell in source.column(name)])
+        cells = [cell for name in names for cell in source.column(name)]
+        if note := find_format(adapter.prepare, cells):
+            notes.append(f"{', '.join(names)}: {note}")
+    return notes
 
 
 def fit_adapters(

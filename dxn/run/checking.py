@@ -48,7 +48,8 @@ def check(settings: Settings) -> int:
             errors = [str(error)]
     inputs = assign_inputs(config, source.inputs, preprocessors)
     adapters = build_adapters(inputs, trust)
-    find_formats(adapters, inputs, source)
+    for note in find_formats(adapters, inputs, source):
+        print_line(f"note: {note}")
 
     def fit(splits: Mapping[str, Any]) -> None:
         # Only a fitted tokenizer can tell which texts are truncated.

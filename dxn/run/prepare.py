@@ -148,7 +148,8 @@ def prepare(
     # After the labels have been read, which contain the metric that was monitored before.
     use_metrics(task, trainer, settings.metrics)
 
-    find_formats(adapters, inputs, source)
+    for note in find_formats(adapters, inputs, source):
+        report.print_line(f"note: {note}")
     named = by_input(adapters, inputs.adapters)
     prepare_input = {name: adapter.prepare for name, adapter in named.items()}
     data = open_splits(

@@ -203,15 +203,18 @@ def is_shareable(prepare: Preprocessor) -> bool:
     return getattr(prepare, "shareable", True)
 
 
-def find_format(prepare: Preprocessor, cells: Sequence[Any]) -> None:
+def find_format(prepare: Preprocessor, cells: Sequence[Any]) -> str:
     """Find out how the cells of a column are written, such as the decimal separator.
 
     It is called before the cells of a training are read, because a single cell can be ambiguous.
     The cells of new data are read in the format of the training.
+
+    Returns:
+        A sentence about cells that are read differently than they look; "" if there are none.
     """
     find = getattr(prepare, "find_format", None)
-    if find is not None:
-        find([cell for cell in cells if cell is not None])
+    present = [cell for cell in cells if cell is not None]
+    return "" if find is None else find(present) or ""
 
 
 def is_path(prepare: Preprocessor, value: Any) -> bool:

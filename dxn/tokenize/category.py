@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,13 @@ from dxn.tokenize.number_format import are_codes, are_numbers
 from dxn.tokenize.spaced import evenly_spaced
 from dxn.tokens import COLUMNS, Summary, Tokens
 
+# A short code, such as that of a country. "NA" is Namibia in a column of these.
+CODE = re.compile(r"[A-Z]{2}")
+SURE = 0.95  # share of the other values of such a column that are codes
+# Characters between several values of a cell; each part is a value if at least MIN_JOINED of the
+# different cells have it, and there are at most MAX_PARTS as many different parts as cells.
+SEPARATORS = ("|", ";", ",")
+MIN_JOINED, MAX_PARTS = 0.3, 0.5
 RawCategory = tuple[str, ...]
 
 UNKNOWN = 0  # id of rare and of new values
@@ -86,6 +94,8 @@ class CategoryPreprocessor:
     def __init__(self, *, separator: str | None = None, unknown_rate: float = 0.0):
         self.separator = separator
         self.unknown_rate = unknown_rate
+        # Words that are codes in this column, although elsewhere they say that there is no value.
+        self.codes: frozenset[str] = frozenset()
         self.use_values(())
 
     def use_values(self, values: Sequence[str]) -> None:
@@ -101,6 +111,32 @@ class CategoryPreprocessor:
         """Return the id of a value, which is UNKNOWN for a rare or a new one."""
         return self.ids.get(value, self.folded.get(value.casefold(), UNKNOWN))
 
+    def find_format(self, cells: Sequence[Any]) -> str:
+        """Find out whether cells have several values, and whether "NA" is a code, as of Namibia.
+
+        Returns:
+            A sentence about cells that are read differently than they look; "" if there are none.
+        """
+        if self.values:  # they are loaded, and so is the format
+            return ""
+        words = Counter(str(cell).strip() for cell in cells if has_no_value(cell))
+        others = [str(cell).strip() for cell in cells if not has_no_value(cell)]
+        codes = [word for word in words if CODE.fullmatch(word)]
+        if codes and others and sum(map(bool, map(CODE.fullmatch, others))) >= SURE * len(others):
+            self.codes = frozenset(codes)
+            return f"{', '.join(codes)}: read as a code, like the other values"
+        if self.separator is None:
+            self.separator = find_separator(others)
+            if self.separator is not None:
+                example = next(value for value in others if self.separator in value)
+                return (
+                    f"read as several values separated by {self.separator!r}, such as {example!r}"
+                )
+        if words:
+            word, _ = words.most_common(1)[0]
+            return f"{words.total():,} cells such as {word!r} are read as missing" if word else ""
+        return ""
+
     def read(self, source: Any) -> RawCategory | None:
         """Return the values of a cell; None if it says that there is none, such as "N/A".
 
@@ -112,7 +148,8 @@ class CategoryPreprocessor:
         items = list(source) if isinstance(source, list | tuple | set | frozenset) else [source]
         if len(items) > MAX_CELL_VALUES:
             raise BadMedia(f"must have at most {MAX_CELL_VALUES} values, got {len(items)}")
-        values = [_as_value(item) for item in items if not has_no_value(item)]
+        kept = [item for item in items if not has_no_value(item) or item in self.codes]
+        values = [_as_value(item) for item in kept]
         return tuple(dict.fromkeys(values)) or None
 
     @property
@@ -165,12 +202,15 @@ class CategoryPreprocessor:
     def accepts(self, values: Sequence[Any]) -> float:
         """Return 0.3 for a column of repeated short values, booleans or codes.
 
-        The score is below that of texts, which repeat less.
+        The score is below that of texts, which repeat less. It is 0.55, above that of texts, for
+        cells with several tags: most combinations occur once, but the tags repeat.
         """
         present = [value for value in values if not has_no_value(value)]
         if not all(isinstance(value, str | bool | int) for value in present):
             return 0.0
         texts = [str(value) for value in present]
+        if texts and max(map(len, texts)) <= MAX_CHARS and find_separator(texts) is not None:
+            return 0.55
         if not texts or len(set(texts)) > len(texts) / 2 or max(map(len, texts)) > MAX_CHARS:
             return 0.0
         is_boolean = all(isinstance(value, bool) for value in present)
@@ -200,7 +240,8 @@ class CategoryAdapter(nn.Module):
         unknown_rate: Probability of replacing a training value by the token of rare values, so that
             it is learned even if no value is rare.
         separator: Separator of several values in a cell, such as "|". Each value becomes a token.
-            Default: a text is one value.
+            Default: it is found in the training table if many different cells consist of few
+            different values.
     """
 
     modality = "category"
@@ -259,16 +300,25 @@ class CategoryAdapter(nn.Module):
         return CategoryMasking(ratio) if ratio else None
 
     def save(self, folder: Path, name: str) -> None:
-        """Save the values of the column."""
-        save_state(folder, name, {"values": list(self.prepare.values)})
+        """Save the values of the column, and how its cells are written."""
+        prepare = self.prepare
+        state = {"values": list(prepare.values), "separator": prepare.separator}
+        save_state(folder, name, {**state, "codes": sorted(prepare.codes)})
 
     def load(self, folder: Path, name: str) -> None:
-        """Load the values that `save` wrote."""
-        values: Any = load_state(folder, name).get("values")
-        is_valid = isinstance(values, list) and all(isinstance(value, str) for value in values)
-        is_valid = is_valid and len(set(values)) == len(values)
-        require_state(folder, name, is_valid, "values must be a list of different texts")
-        self.use_values(values)
+        """Load what `save` wrote."""
+        state = load_state(folder, name)
+        for key in ("values", "codes"):
+            items: Any = state.get(key)
+            is_valid = isinstance(items, list) and all(isinstance(item, str) for item in items)
+            is_valid = is_valid and len(set(items)) == len(items)
+            require_state(folder, name, is_valid, f"{key} must be a list of different texts")
+        separator: Any = state.get("separator")
+        is_valid = separator is None or (isinstance(separator, str) and separator != "")
+        require_state(folder, name, is_valid, "separator must be null or a text")
+        self.prepare.separator = separator
+        self.prepare.codes = frozenset(state["codes"])
+        self.use_values(state["values"])
 
     def tokens(self, raws: Sequence[Any]) -> Tokens:
         """Convert categories to Tokens."""
@@ -304,6 +354,22 @@ class CategoryAdapter(nn.Module):
         if not self.fitted:
             raise ValueError("the category adapter has no values yet: call fit(raws)")
         return cell_tokens(self.embedding(batch["ids"]), batch["mask"], self.modality)
+
+
+def find_separator(values: Sequence[str]) -> str | None:
+    """Return the character that separates several values in the cells of a column.
+
+    None if the cells are single values. Many different cells must consist of few different parts:
+    "Ships, boats" beside "Cars" and "Planes" is one value.
+    """
+    distinct = set(values)
+    for separator in SEPARATORS:
+        joined = [value for value in distinct if separator in value]
+        parts = {part.strip() for value in distinct for part in value.split(separator)}
+        is_usual = len(joined) >= MIN_JOINED * len(distinct)
+        if is_usual and len(parts) <= MAX_PARTS * len(distinct):
+            return separator
+    return None
 
 
 def _as_value(item: Any) -> str:
