@@ -30,8 +30,11 @@ GROUPS = f"{SPACES}'’,."
 WRITTEN = re.compile(
     rf"(?P<sign>[-+−]?)\s*(?P<currency>{CURRENCY})?\s*(?P<inner>[-+−]?)"
     rf"(?P<digits>\d+(?:[{GROUPS}]\d+)*[.,]?|[.,]\d+)(?P<exponent>[eE][-+]?\d+)?"
-    r"\s*(?P<unit>[^\d\s.,][^\d]{0,11})?"
+    # "$0.12M": a letter is a power of ten only beside a currency, because "5 m" are meters.
+    r"(?(currency)\s*(?P<power>(?:[kKmMbBtT]|[mM]n|[bB]n)(?![^\W\d_]))?)"
+    r"\s*(?P<unit>[^\d\s.,()][^\d()]{0,11})?"
 )
+POWERS = {"k": 1e3, "m": 1e6, "mn": 1e6, "b": 1e9, "bn": 1e9, "t": 1e12}
 
 
 @dataclass(frozen=True)
@@ -62,10 +65,11 @@ class NumberFormat:
         if digits is None:
             return None
         number = float(digits + (match["exponent"] or ""))
+        number *= POWERS.get((match["power"] or "").lower(), 1.0)
         if math.isinf(number):  # such as 1e400
             return None
         signs = match["sign"] + match["inner"]
-        return -number if signs in ("-", "−") else number
+        return -number if signs in ("-", "−") or _is_in_brackets(value) else number
 
     def _plain(self, digits: str) -> str | None:
         """Return digits without separators of thousands, and with a decimal point."""
@@ -176,7 +180,15 @@ def _match(text: str) -> re.Match[str] | None:
     """Match a text with `WRITTEN`; None if it is not a number."""
     # The time of the match is quadratic in the number of spaces after a sign.
     stripped = text.strip()
+    if _is_in_brackets(text):
+        stripped = stripped[1:-1].strip()
     return WRITTEN.fullmatch(stripped) if len(stripped) <= MAX_CHARS else None
+
+
+def _is_in_brackets(text: str) -> bool:
+    """Whether a number is negative because it is in brackets, as accountants write it."""
+    stripped = text.strip()
+    return stripped.startswith("(") and stripped.endswith(")")
 
 
 def _decimal_of(digits: str) -> str:
