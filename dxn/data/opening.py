@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from dxn.data.raws import CacheBudget, is_present, read_column, take_rows
 from dxn.data.rows import TARGET, OnBad, Rows
 from dxn.errors import UserError
 from dxn.tasks.task import Task
-from dxn.tokenize.adapter import Preprocessor, is_path
+from dxn.tokenize.adapter import Preprocessor, has_words, is_path
 
 # Characters. A longer cell is not a path, so error messages do not contain it.
 MAX_PATH = 500
@@ -138,10 +138,12 @@ def survey_rows(
     on_bad: OnBad = "missing",
     need_target: bool | None = None,
     budget: CacheBudget | None = None,
+    words_of: Callable[[str], list[str]] | None = None,
 ) -> Opened:
     """Open rows like `open_rows`, but collect all problems in `Opened.bad` instead of raising.
 
-    The arguments are those of `open_rows`. on_bad="error" behaves like "missing".
+    The arguments are those of `open_rows`. on_bad="error" behaves like "missing". `words_of` splits
+    a text into words; default: `Task.split_text` of a task that wants words.
 
     Raises:
         UserError: If targets are needed but there is no target column.
@@ -159,6 +161,13 @@ def survey_rows(
     targets, faults = _parse_targets(rows, raws, task, need_target=need_target)
     bad += faults
     bad += _rows_without_input(rows, raws, bad)
+    if words_of is None and task is not None and task.wants_words:
+        words_of = task.split_text
+    # After the targets are parsed, which can be positions in the text.
+    if words_of is not None:
+        for name, preprocessor in preprocessors.items():
+            if name in raws and has_words(preprocessor):
+                raws[name] = [words_of(raw) if isinstance(raw, str) else raw for raw in raws[name]]
     left_out = _rows_to_leave_out(bad, raws, on_bad)
     kept = [i for i in range(len(rows)) if i not in left_out]
     kept_raws = {name: take_rows(column, kept) for name, column in raws.items()}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import partial
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, overload
@@ -28,7 +27,7 @@ from dxn.run.writing import continue_prompts, write_for_samples
 from dxn.runtime import threads
 from dxn.tasks import ClassifiesByExample, Task, Writes
 from dxn.tasks.probabilities import list_names
-from dxn.tokenize.adapter import Preprocessor, has_words, reads_files
+from dxn.tokenize.adapter import Preprocessor, reads_files
 from dxn.tokens import Tokens, join
 from dxn.train.evaluate import Predictions, embed, predict, to_device
 
@@ -401,25 +400,14 @@ class Predictor:
             on_bad: What to do with bad rows, see `dxn.data.opening.survey_rows`.
             with_target: Whether to parse the targets, and whether every row needs one.
         """
-        cells = dict(rows.cells)
-        preprocessors = self.preprocessors
-        for name, prepare in preprocessors.items():
-            # Tagging predicts one tag per word, and its tables contain lists of words.
-            if self.task.wants_words and has_words(prepare) and name in cells:
-                cells[name] = [c.split() if isinstance(c, str) else c for c in cells[name]]
-        opened = survey_rows(
-            replace(rows, cells=cells),
-            preprocessors,
+        return survey_rows(
+            rows,
+            self.preprocessors,
             task=self.task if with_target else None,
             on_bad=on_bad,
             need_target=with_target,
+            words_of=self.task.split_text if self.task.wants_words else None,
         )
-        # Texts instead of their words: a prediction contains positions in the text.
-        shown = dict(opened.cells)
-        for name in shown:
-            if cells[name] is not rows.cells[name]:
-                shown[name] = [rows.cells[name][i] for i in opened.kept]
-        return replace(opened, cells=shown)
 
     def task_samples(self, opened: Opened, *, only: Sequence[str] | None = None) -> Samples:
         """Return the samples of opened rows with their targets, without augmentation."""

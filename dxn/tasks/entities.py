@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dxn.tasks.probabilities import significant
+from dxn.tokenize.scripts import UNSPACED
 
 OUTSIDE = "O"  # usual tag of a word that does not belong to an entity
 UNTYPED = "entity"  # type of the entities of tags that are only B, I and O
@@ -17,6 +18,12 @@ UNTYPED = "entity"  # type of the entities of tags that are only B, I and O
 IOB = {"B": "B", "I": "I"}
 LETTERS = {**IOB, "M": "I", "E": "E", "L": "E", "S": "S", "U": "S", "W": "S"}
 SEPARATORS = "-_:/|."
+# Punctuation marks and symbols that are written next to a word, without a space.
+MARKS = (
+    r"!-/:-@\[-^`{-~\u00a1-\u00bf\u0964\u0965\u2010-\u205e\u3001-\u3030\uff01-\uff0f\uff1a-\uff20"
+)
+WORDS = re.compile(r"\S+")
+PARTS = re.compile(rf"{UNSPACED}|(?:(?!{UNSPACED})[^\s{MARKS}])+|\S")
 
 
 @dataclass(frozen=True)
@@ -125,27 +132,40 @@ def _outside(tags: Sequence[str]) -> str:
     return "o" if "o" in tags and OUTSIDE not in tags else OUTSIDE
 
 
-def split_words(source: str | Sequence[Any]) -> tuple[list[str], list[tuple[int, int]]]:
-    """Return the words of an input, and of a str also the start and end of each word."""
+def split_words(
+    source: str | Sequence[Any], *, punctuation: bool = False
+) -> tuple[list[str], list[tuple[int, int]]]:
+    """Return the words of an input, and of a str also the start and end of each word.
+
+    Args:
+        source: The words, or a text, which is split at white space.
+        punctuation: Whether each punctuation mark of a text is a word, and each character of a
+            script without spaces between words.
+    """
     if not isinstance(source, str):
         return [str(word) for word in source], []
-    # The same words as str.split(), which does not tell where they are.
-    matches = list(re.finditer(r"\S+", source))
+    matches = list((PARTS if punctuation else WORDS).finditer(source))
     return [match.group() for match in matches], [match.span() for match in matches]
 
 
 def describe_entities(
-    tags: Sequence[str], scores: Sequence[float], source: str | Sequence[Any], scheme: Scheme
+    tags: Sequence[str],
+    scores: Sequence[float],
+    source: str | Sequence[Any],
+    scheme: Scheme,
+    *,
+    punctuation: bool = False,
 ) -> list[Entity]:
     """Return the entities with their words and positions.
 
     Args:
         tags: Tag of each word.
         scores: Probability of each tag.
-        source: The words, or a text whose words are separated by white space.
+        source: The words, or a text.
         scheme: How the tags mark entities.
+        punctuation: How a text is split, see `split_words`.
     """
-    words, positions = split_words(source)
+    words, positions = split_words(source, punctuation=punctuation)
     found: list[Entity] = []
     for start, stop, label in entities(tags, scheme):
         score = significant(statistics.fmean(scores[start:stop]))

@@ -14,6 +14,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.errors import UserError
+from dxn.schema import validated
 from dxn.tasks.cells import parse_list
 from dxn.tasks.divergences import between_classes
 from dxn.tasks.entities import (
@@ -26,6 +27,7 @@ from dxn.tasks.entities import (
 from dxn.tasks.heads import TokenHead
 from dxn.tasks.labels import (
     Labels,
+    LabelsState,
     balanced_weights,
     describe_names,
     encode_names,
@@ -33,7 +35,8 @@ from dxn.tasks.labels import (
 )
 from dxn.tasks.probabilities import mean_probabilities
 from dxn.tasks.row_scores import RowScores
-from dxn.tasks.task import IGNORED, Batch, Task
+from dxn.tasks.spans import Span, read_spans, tags_of
+from dxn.tasks.task import IGNORED, STATE_FILE, Batch, Task
 from dxn.tokenize.adapter import check_columns_are_tokens, has_words
 
 
@@ -48,6 +51,12 @@ class Tagged:
 
     tags: list[str]
     scores: list[float]
+
+
+class TagState(LabelsState):
+    """The state of this task in a model folder, which may come from a stranger."""
+
+    punctuation: bool = False
 
 
 class Tag(Task):
@@ -82,13 +91,20 @@ class Tag(Task):
         self.tags = Labels()
         # How the tags of the training split mark entities. It follows from the names of the tags.
         self.scheme = Scheme()
+        # Whether a punctuation mark in a text is a word. Entities end in front of it if they are
+        # positions in a text.
+        self.punctuation = False
+        # Entities that do not fit the words, by row.
+        self.inexact: dict[str, list[Span]] = {}
         # Name of the input whose words are tagged. `bind` sets it. There is only one, because the
         # tags of a row do not specify which of several texts they belong to.
         self.input = ""
 
     @classmethod
     def accepts(cls, values: Sequence[Any], words: Sequence[Any] | None) -> float:
-        """Return the highest score for lists that are as long as the words of their row."""
+        """Return the highest score for positions of entities, and for one tag per word."""
+        if _are_spans(values):
+            return 1.0
         if words is None or not all(isinstance(value, list) for value in values):
             return 0.0
         # The lengths of empty lists are equal by chance, so empty rows are not evidence.
@@ -97,7 +113,13 @@ class Tag(Task):
         return 1.0 if pairs and fits else 0.0
 
     def find_format(self, values: Sequence[Any], origins: Sequence[str]) -> list[str]:
-        """Return a note if the tags are integers without names."""
+        """Return a note if the targets are positions, or integers without names."""
+        if _are_spans(values):
+            self.punctuation = True
+            return [
+                "the target contains the positions of entities: the text is split into words and "
+                "punctuation marks, and each of them has a tag such as B-x, I-x or O"
+            ]
         lists = [value for value in values if isinstance(value, list | tuple)]
         if self.names or not are_integers([str(tag) for tags in lists for tag in tags]):
             return []
@@ -107,12 +129,15 @@ class Tag(Task):
             "head.names=[O,B-person,I-person]"
         ]
 
-    def parse(self, value: Any, origin: str) -> list[str]:
-        """Return the tags.
+    def parse(self, value: Any, origin: str) -> list[str] | list[Span]:
+        """Return the tags, or the entities, which `complete` converts to tags.
 
         Raises:
             UserError: If the cell is not a list, or a tag has no name.
         """
+        spans = read_spans(value)
+        if spans is not None and (spans or self.punctuation):
+            return spans
         tags = parse_list(value, origin)
         return [self._named(tag, origin) for tag in tags] if self.names else tags
 
@@ -146,30 +171,37 @@ class Tag(Task):
         """The input whose words are tagged."""
         return (self.input,)
 
-    def complete(self, raws: Mapping[str, Any], value: Sequence[str], origin: str) -> Sequence[str]:
-        """Check that the input of a row is a list with one word per tag.
+    def complete(
+        self, raws: Mapping[str, Any], value: Sequence[str] | Sequence[Span], origin: str
+    ) -> list[str]:
+        """Return the tags of a row, after checking that there is one tag per word.
 
         Raises:
-            UserError: If it is not a list, or has another length than the tags.
+            UserError: If there are more or fewer tags than words, or an entity is not in the text.
         """
+        spans = [item for item in value if isinstance(item, Span)]
+        tags = [item for item in value if not isinstance(item, Span)]
         # Rows are checked before `bind` sets the input. Until then, use the first input whose raw
         # value is a string or a list.
         candidates = [n for n, raw in raws.items() if isinstance(raw, str | list)]
         name = self.input or (candidates[0] if candidates else "")
-        words = raws.get(name)
-        if words is None:
-            return value  # `Samples` leaves out rows without their required input
-        if not isinstance(words, list):
+        text = raws.get(name)
+        if text is None:
+            return tags  # `Samples` leaves out rows without their required input
+        words, positions = split_words(text, punctuation=self.punctuation)
+        if spans and not positions:
             raise UserError(
-                f"{origin}: {name} must be a list of words, because each tag belongs to a word, "
-                f"got {str(words)[:40]!r}"
+                f"{origin}: {name} must be a text, because the target contains positions in it, "
+                "got a list of words"
             )
-        if len(words) != len(value):
+        if spans or (self.punctuation and positions and not tags):
+            tags, self.inexact[origin] = tags_of(spans, positions, len(text), origin)
+        if len(words) != len(tags):
             raise UserError(
-                f"{origin}: there must be one tag per word, got {len(value)} tags for "
+                f"{origin}: there must be one tag per word, got {len(tags)} tags for "
                 f"{len(words)} words"
             )
-        return value
+        return tags
 
     def fit(self, values: Sequence[Sequence[str]]) -> None:
         """Collect the tag names, and compute tag weights if `balance` is set."""
@@ -186,7 +218,18 @@ class Tag(Task):
 
     def describe(self, values: Sequence[Sequence[str]]) -> str:
         """Return the number of tags, and the number of words of the most frequent ones."""
-        return describe_names(chain.from_iterable(values), "tag", "tags")
+        line = describe_names(chain.from_iterable(values), "tag", "tags")
+        number = sum(map(len, self.inexact.values()))
+        if not number:
+            return line
+        return (
+            f"{line}; {number:,} entities of all splits overlap with another one and are not used, "
+            "or begin or end within a word and are extended to the whole word"
+        )
+
+    def split_text(self, text: str) -> list[str]:
+        """Return the words of a text."""
+        return split_words(text, punctuation=self.punctuation)[0]
 
     def unknown(self, values: Sequence[Sequence[str]]) -> list[str]:
         """Return a tag of each row with one that does not occur in the training split."""
@@ -310,10 +353,16 @@ class Tag(Task):
         source = (inputs or {}).get(self.input)
         if source is None:
             return {"prediction": prediction.tags}
-        found = describe_entities(prediction.tags, prediction.scores, source, self.scheme)
+        found = describe_entities(
+            prediction.tags,
+            prediction.scores,
+            source,
+            self.scheme,
+            punctuation=self.punctuation,
+        )
         return {
             "prediction": prediction.tags,
-            "words": split_words(source)[0],
+            "words": split_words(source, punctuation=self.punctuation)[0],
             "entities": [asdict(entity) for entity in found],
         }
 
@@ -331,13 +380,26 @@ class Tag(Task):
         return (f"always {outside}", Tagged([], [])) if outside in self.labels else None
 
     def state(self) -> dict[str, Any]:
-        """Return the tag names and weights."""
-        return self.tags.state()
+        """Return the tag names and weights, and how a text is split."""
+        return {**self.tags.state(), "punctuation": self.punctuation}
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the tag names and weights."""
-        self.tags = Labels.from_state(state)
+        """Restore the tag names and weights, and how a text is split."""
+        saved = validated(TagState, dict(state), STATE_FILE)
+        self.tags = Labels.from_state(saved.model_dump(exclude={"punctuation"}))
+        self.punctuation = saved.punctuation
         self.scheme = Scheme.of(self.labels)
+
+
+def _are_spans(values: Sequence[Any]) -> bool:
+    """Return whether target cells contain positions of entities; a list can also be empty."""
+    has_span = False
+    for value in values:
+        spans = read_spans(value)
+        if spans is None:
+            return False
+        has_span = has_span or bool(spans)
+    return has_span
 
 
 def _counts(

@@ -216,6 +216,10 @@ class Task(ABC):
         """
         return value
 
+    def split_text(self, text: str) -> list[str]:
+        """Return the words of a text, for a task that `wants_words`."""
+        return text.split()
+
     def vocabulary_texts(self, values: Sequence[Any]) -> Sequence[str]:
         """Return the texts among the targets that the vocabulary of an input must also cover."""
         return ()

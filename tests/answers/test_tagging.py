@@ -4,6 +4,7 @@ import csv
 import json
 import math
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from helpers.runs import SMALL, metrics_of, refused, train
 import dxn
 from dxn.cli import main
 from dxn.tasks import IGNORED, Tag
-from dxn.tasks.entities import Scheme, entities
+from dxn.tasks.entities import Scheme, entities, split_words
 
 OPTIONS = [*SMALL, "preset=plain", "report=false", "baseline=none", "adapters=[text]"]
 OPTIONS += ["adapters.text.tokenizer.kind=word", "trainer.epochs=12", "optimizer.lr=0.02"]
@@ -263,3 +264,90 @@ def test_a_table_with_a_word_per_row_has_one_sentence_per_row(
     assert main(["evaluate", f"run={tmp_path / 'run'}", f"input={new}", folder]) == 0
     again = metrics_of(tmp_path / "evaluated")
     assert again["input/f1_entity"] == pytest.approx(metrics["test/f1_entity"], abs=1e-6)
+
+
+# Positions of entities in a text
+
+
+def texts(count):
+    """Texts with punctuation marks, and the true entities as (start, end, type)."""
+    rows = []
+    for row in sentences(count):
+        text, starts = "", []
+        for word in row["words"]:
+            text += "" if word in ",." or not text else " "
+            starts.append((len(text), len(text) + len(word)))
+            text += word
+        spans = [[starts[i][0], starts[j - 1][1], kind] for i, j, kind in row["spans"]]
+        rows.append({"text": text, "spans": spans})
+    return rows
+
+
+KEYS = {
+    "lists": lambda spans: spans,
+    "objects": lambda s: [{"start": a, "end": b, "label": k} for a, b, k in s],
+    "offsets": lambda s: [{"start_offset": a, "end_offset": b, "labels": [k]} for a, b, k in s],
+    "spacy": lambda spans: {"entities": spans},
+    "csv": lambda spans: str([tuple(span) for span in spans]),
+}
+
+
+@pytest.mark.parametrize("form", KEYS)
+def test_positions_of_entities_are_tags_of_words_and_come_back_as_positions(form, tmp_path, capsys):
+    rows = [{**row, "spans": KEYS[form](row["spans"])} for row in texts(60)]
+    true = {row["text"]: {tuple(span) for span in row["spans"]} for row in texts(60)}
+    if form == "csv":
+        table = str(tmp_path / "t.csv")
+        with Path(table).open("w", newline="") as file:
+            writer = csv.DictWriter(file, ["text", "spans"])
+            writer.writeheader()
+            writer.writerows(rows)
+    else:
+        table = write(tmp_path / "t.jsonl", rows, "text", "spans")
+    metrics = train(tmp_path / "run", table, "target=spans", *OPTIONS)
+    output = capsys.readouterr().out
+    assert output.count("the target contains the positions of entities") == 1
+    assert "within a word" not in output
+    pairs = []
+    for record in predicted_rows(tmp_path / "run"):
+        found = json.loads(record["entities"])
+        text = record["text"]
+        assert all(text[e["start"] : e["end"]] == e["text"] for e in found)
+        pairs.append(({(e["start"], e["end"], e["label"]) for e in found}, true[text]))
+    assert metrics["test/f1_entity"] == pytest.approx(f1_of(pairs), abs=1e-4)
+    assert metrics["test/f1_entity"] > 0.5
+    if form != "objects":
+        return
+    answer = dxn.load(tmp_path / "run").predict(text="Ada Lovelace left New York.")
+    named = [(e["text"], e["label"]) for e in answer["entities"]]
+    assert ("New York", "place") in named and answer["words"][-1] == "."
+    folder = f"output={tmp_path / 'evaluated'}"
+    assert main(["evaluate", f"run={tmp_path / 'run'}", f"input={table}", folder]) == 0
+    assert metrics_of(tmp_path / "evaluated")["input/f1_entity"] > 0.5
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ('(O\'Brien, "U.S.")', ["(", "O", "'", "Brien", ",", '"', "U", ".", "S", ".", '"', ")"]),
+        ("我去北京。", ["我", "去", "北", "京", "。"]),
+        ("हिन्दी में।", ["हिन्दी", "में", "।"]),
+        ("cafe\u0301 «là» a_b 3.5€", ["cafe\u0301", "«", "là", "»", "a_b", "3", ".", "5€"]),
+    ],
+)
+def test_a_text_with_positions_is_split_into_words_and_punctuation_marks(text, words):
+    found, positions = split_words(text, punctuation=True)
+    assert found == words == [text[start:end] for start, end in positions]
+
+
+def test_entities_that_do_not_fit_words_are_counted_or_refused(tmp_path, capsys):
+    rows = texts(40)
+    rows[0] = {"text": "Unparislike, he said", "spans": [[2, 7, "place"]]}
+    rows[1] = {"text": "New York City", "spans": [[0, 13, "place"], [4, 8, "place"]]}
+    table = write(tmp_path / "t.jsonl", rows, "text", "spans")
+    train(tmp_path / "run", table, "target=spans", *OPTIONS, "trainer.epochs=1")
+    assert "; 2 entities of all splits overlap" in " ".join(capsys.readouterr().out.split())
+    rows[2] = {"text": "Rome", "spans": [[0, 5, "place"]]}
+    table = write(tmp_path / "t.jsonl", rows, "text", "spans")
+    (line,) = refused(capsys, ["train", table, "target=spans", *OPTIONS])
+    assert "row 3: the entity 'place' from character 0 to 5 is not in the text of 4" in line
