@@ -34,7 +34,7 @@ SECOND_NAMES = {1: "second", 60: "minute", 3600: "hour", DAY: "day", 7 * DAY: "w
 class Clock:
     """The regular step between the rows of a table.
 
-    A time is a number: that of the cell, or the seconds since January 1 of year 1.
+    A time is a number: that of the cell, or the seconds since January 1 of year 1 on a clock.
 
     Args:
         unit: Unit of the step: month, second, or numeric if the times are numbers such as years.
@@ -42,6 +42,7 @@ class Clock:
         weekdays: Whether Saturdays and Sundays have no step.
         has_clock: Whether times contain a time of day.
         has_day: Whether times contain a day; False for months such as 2026-01.
+        offset: Seconds by which the clock of the times is ahead of UTC. None: it is not known.
     """
 
     unit: Unit = "numeric"
@@ -49,12 +50,15 @@ class Clock:
     weekdays: bool = False
     has_clock: bool = False
     has_day: bool = True
+    offset: float | None = None
 
     def __post_init__(self) -> None:
         longest = sys.float_info.max if self.unit == "numeric" else MAX_STEP
         is_step = isinstance(self.step, int | float) and 0 < self.step <= longest
         if self.unit not in get_args(Unit) or not is_step:
             raise ValueError(f"unit and step must be valid, got {self.unit!r} and {self.step!r}")
+        if self.offset is not None and not -DAY < self.offset < DAY:
+            raise ValueError(f"offset must be less than a day, got {self.offset!r}")
 
     def index(self, time: float, start: float) -> float:
         """Return the number of steps from a start to a time; a whole number on a regular grid."""
@@ -86,6 +90,9 @@ class Clock:
             return ""
         if not self.has_day:
             return f"{moment:%Y-%m}"
+        if self.has_clock and self.offset is not None:
+            zone = datetime.timezone(datetime.timedelta(seconds=self.offset))
+            moment = moment.replace(tzinfo=zone)
         return moment.isoformat(" ") if self.has_clock else moment.date().isoformat()
 
     def __str__(self) -> str:
@@ -117,28 +124,39 @@ class Times:
         are_dates: Whether the cells are dates.
         has_clock: Whether any cell has a time of day.
         has_day: Whether the cells have a day.
+        offset: Seconds by which the clock of the times is ahead of UTC. None: it is not known.
     """
 
     values: Sequence[float]
     are_dates: bool
     has_clock: bool = False
     has_day: bool = True
+    offset: float | None = None
 
 
-def parse_times(cells: Sequence[Any], origin: Callable[[int], str], column: str) -> Times:
+def parse_times(
+    cells: Sequence[Any],
+    origin: Callable[[int], str],
+    column: str,
+    offset: float | None = None,
+) -> Times:
     """Read the cells of a time column: numbers, dates, or dates with a time of day.
+
+    Cells with different offsets from UTC, as before and after the end of summer time, are converted
+    to one clock. Cells without an offset are in the time of this clock.
 
     Args:
         cells: The cells.
         origin: Returns the file and row of a cell, such as `Table.origin`.
         column: Name of the column, for error messages.
+        offset: Seconds by which the clock is ahead of UTC. Default: that of the cells, or 0 if they
+            have different offsets.
 
     Raises:
         UserError: If a cell is empty or no time, or numbers and dates are mixed.
     """
     reader = _reader(cells)
-    values: list[float] = []
-    has_clock = False
+    times: list[tuple[float, float | None]] = []
     for i, cell in enumerate(cells):
         time = None if cell is None else reader(cell)
         if time is None:
@@ -147,12 +165,32 @@ def parse_times(cells: Sequence[Any], origin: Callable[[int], str], column: str)
                 f"2026-01-31 or numbers such as 2026, got {cell!r}; correct the cell, or choose "
                 "another column"
             )
-        value, with_clock = time
-        values.append(value)
-        has_clock |= with_clock
-    are_dates = reader is not _read_number
-    has_day = not (are_dates and all(_is_month(cell) for cell in cells))
-    return Times(values, are_dates, has_clock, has_day)
+        times.append(time)
+    if reader is _read_number:
+        return Times([value for value, _ in times], are_dates=False)
+    values, offset = _on_one_clock(times, offset)
+    has_clock = any(value % DAY for value in values)
+    return Times(values, True, has_clock, not all(map(_is_month, cells)), offset)
+
+
+def _on_one_clock(
+    times: Sequence[tuple[float, float | None]], offset: float | None
+) -> tuple[list[float], float | None]:
+    """Convert times with their offsets from UTC to one clock, and return its offset."""
+    offsets = {own for _, own in times}
+    are_mixed = len(offsets) > 1
+    are_distinct = len({value for value, _ in times}) == len(set(times))
+    if are_mixed and are_distinct and len({value % DAY for value, _ in times}) == 1:
+        # Days, each of which starts at midnight of the place, in summer and in winter.
+        return [value for value, _ in times], None
+    if offset is None:
+        offset = 0.0 if are_mixed else next(iter(offsets), None)
+    if offset is None:
+        return [value for value, _ in times], None
+    # A time on the first or the last day of the calendar must not leave it.
+    last = datetime.date.max.toordinal() * DAY - 1.0
+    moved = (value if own is None else value - own + offset for value, own in times)
+    return [min(max(value, 0.0), last) for value in moved], offset
 
 
 def looks_like_times(cells: Sequence[Any]) -> bool:
@@ -178,7 +216,7 @@ def find_clock(times: Times, series: Sequence[Sequence[float]]) -> Clock:
     step = min(gaps, key=lambda gap: (-gaps[gap], gap))
     if not times.are_dates:
         return Clock("numeric", step)
-    options = {"has_clock": times.has_clock, "has_day": times.has_day}
+    options = {"has_clock": times.has_clock, "has_day": times.has_day, "offset": times.offset}
     everything = list(itertools.chain.from_iterable(series))
     months = Counter(
         _month_of(b) - _month_of(a) for ts in series for a, b in itertools.pairwise(ts)
@@ -209,8 +247,11 @@ def grid_positions(times: Sequence[float], clock: Clock) -> list[int] | None:
     return positions if distinct else None
 
 
-def _reader(cells: Sequence[Any]) -> Callable[[Any], tuple[float, bool] | None]:
-    """Return the function that reads the cells, judged by the first one that is present."""
+def _reader(cells: Sequence[Any]) -> Callable[[Any], tuple[float, float | None] | None]:
+    """Return the function that reads the cells, judged by the first one that is present.
+
+    It returns a time and its offset from UTC.
+    """
     present = [cell for cell in cells if cell is not None]
     are_compact = all(is_compact(str(cell).strip()) for cell in present)
     if not are_compact and present and _read_number(present[0]) is not None:
@@ -219,19 +260,18 @@ def _reader(cells: Sequence[Any]) -> Callable[[Any], tuple[float, bool] | None]:
     return lambda cell: _read_date(cell, form)
 
 
-def _read_number(cell: Any) -> tuple[float, bool] | None:
+def _read_number(cell: Any) -> tuple[float, None] | None:
     if isinstance(cell, bool) or not isinstance(cell, int | float | str):
         return None
     number = NumberFormat().parse(cell)
-    return None if number is None else (number, False)
+    return None if number is None else (number, None)
 
 
-def _read_date(cell: Any, form: DateFormat) -> tuple[float, bool] | None:
+def _read_date(cell: Any, form: DateFormat) -> tuple[float, float | None] | None:
     moment = form.parse(f"{str(cell).strip()}-01" if _is_month(cell) else cell)
     if moment is None or moment.day is None:
         return None
-    second = moment.second or 0.0
-    return (moment.day - 1) * DAY + second, second > 0
+    return (moment.day - 1) * DAY + (moment.second or 0.0), moment.offset
 
 
 def _is_month(cell: Any) -> bool:

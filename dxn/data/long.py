@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+from dxn.data.clock import parse_times
 from dxn.data.layout_columns import check_unused, series_cell
 from dxn.data.read import Table, as_list
 from dxn.data.rows import VALUES
-from dxn.data.times import bin_index, read_times
 from dxn.errors import UserError
 
 # Time steps of a resampled series. A typing error in the step would otherwise need all memory.
 MAX_STEPS = 1_000_000
+# A time that is a tiny fraction of a step before its bin, by rounding, belongs to the bin.
+ROUNDING = 1e-6
 
 
 @dataclass(frozen=True)
@@ -89,7 +92,7 @@ class Long:
         times = None
         if self.time is not None:
             column = table.column(self.time, f"{key}long.time")
-            times = read_times(column, table.origin, self.time)
+            times = parse_times(column, table.origin, self.time).values
         cells: list[Any] = []
         for series, rows in groups.items():
             steps = self._steps(table, rows, times, channels, f"{key}long.step", str(series))
@@ -141,7 +144,7 @@ class Long:
                 f"{key}: {series!r} would have {num_steps:,.0f} time steps, more than "
                 f"{MAX_STEPS:,}; choose a longer step than {self.step:g}"
             )
-        index = [bin_index(times[i] - start, self.step) for i in order]
+        index = [_bin_index(times[i], start, self.step) for i in order]
         sums = [[0.0] * len(channels) for _ in range(index[-1] + 1)]
         counts = [[0] * len(channels) for _ in sums]
         for i, step in zip(order, index, strict=True):
@@ -190,6 +193,13 @@ class Long:
                 "data.long.values to make it a channel)"
             )
         return columns
+
+
+def _bin_index(time: float, start: float, step: float) -> int:
+    """Return the index of the bin that contains a time, for bins of `step` from `start` on."""
+    # Seconds since year 1 with a fraction are rounded by far more than small numbers.
+    rounding = max(ROUNDING, 2 * math.ulp(time) / step)
+    return math.floor((time - start) / step + rounding)
 
 
 def _number(value: Any, origin: str) -> float:

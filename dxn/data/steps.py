@@ -79,7 +79,7 @@ def read_series(
     times = None
     if time is not None:
         column = table.column(time, f"{key}time")
-        parsed = parse_times(column, table.origin, time)
+        parsed = parse_times(column, table.origin, time, None if clock is None else clock.offset)
         _check_kind(parsed, clock, f"{table.path or table.name}: column {time!r}")
         times = parsed.values
     groups = group_rows(table, series_id, key)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import re
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dxn.tokenize.missing import has_no_number
@@ -24,10 +24,9 @@ DATE = re.compile(
     r"(?:[T ]+(?P<time>\d{1,2}:\d{2}.*))?"
     r"|(?P<only_time>\d{1,2}:\d{2}(?::\d{2})?(?: ?[AaPp][Mm])?))"
 )
-# A time zone after the time is not read: the time of day is the one on the clock of the place.
 TIME = re.compile(
     r"(?P<hour>\d{1,2}):(?P<minute>\d{2})(?::(?P<second>\d{2}(?:[.,]\d+)?))?\s*(?P<half>[AaPp][Mm])?"
-    r"\s*(?:Z|UTC|GMT|\(?[A-Z]{2,5}\)?|[-+]\d{2}:?\d{2}|[-+]\d{2})?"
+    r"\s*(?:(?P<utc>Z|UTC|GMT)|\(?[A-Z]{2,5}\)?|(?P<sign>[-+])(?P<hours>\d{2}):?(?P<minutes>\d{2})?)?"
 )
 # The first three letters of a month in English and German.
 MONTHS = {
@@ -62,10 +61,12 @@ class Moment:
     Args:
         day: Number of the day, 1 is January 1 of year 1. None: there is no date.
         second: Seconds since midnight on the clock of the place. None: there is no time.
+        offset: Seconds by which this clock is ahead of UTC. None: it is not known.
     """
 
     day: int | None
     second: float | None
+    offset: float | None = None
 
     @property
     def days(self) -> float:
@@ -95,7 +96,9 @@ class DateFormat:
     def parse(self, value: Any) -> Moment | None:
         """Return the date or time of a cell; None if it is none."""
         if isinstance(value, datetime.datetime):
-            return Moment(value.toordinal(), _seconds(value.time()))
+            zone = value.utcoffset()
+            offset = None if zone is None else zone.total_seconds()
+            return Moment(value.toordinal(), _seconds(value.time()), offset)
         if isinstance(value, datetime.date):
             return Moment(value.toordinal(), None)
         if isinstance(value, datetime.time):
@@ -110,14 +113,13 @@ class DateFormat:
         match = DATE.fullmatch(text)
         if match is None:
             return None
-        if match["only_time"]:
-            second = _time_of(match["only_time"])
-            return None if second is None else Moment(None, second)
-        second = _time_of(match["time"]) if match["time"] else None
-        if match["time"] and second is None:
+        written = match["only_time"] or match["time"]
+        time = _time_of(written) if written else None
+        if written and time is None:
             return None
-        year, month, day = self._date_of(match)
-        return _moment(year, month, day, second)
+        if match["only_time"]:
+            return time
+        return _moment(*self._date_of(match), time)
 
     def _date_of(self, match: re.Match[str]) -> tuple[int, int, int]:
         """Return year, month and day; 0 for a month with an unknown name."""
@@ -182,15 +184,16 @@ def most(values: Sequence[Any], matches: Callable[[Any], bool]) -> bool:
     return True
 
 
-def _moment(year: int, month: int, day: int, second: float | None) -> Moment | None:
+def _moment(year: int, month: int, day: int, time: Moment | None) -> Moment | None:
     try:
-        return Moment(datetime.date(year, month, day).toordinal(), second)
+        ordinal = datetime.date(year, month, day).toordinal()
     except ValueError:  # such as February 30
         return None
+    return Moment(ordinal, None) if time is None else replace(time, day=ordinal)
 
 
-def _time_of(text: str) -> float | None:
-    """Return the seconds since midnight."""
+def _time_of(text: str) -> Moment | None:
+    """Return a time of day."""
     match = TIME.fullmatch(text.strip())
     if match is None:
         return None
@@ -203,7 +206,13 @@ def _time_of(text: str) -> float | None:
     # 24:00 is the end of the day, and a leap second is number 60.
     if hour > 24 or minute > 59 or second >= 61:
         return None
-    return float((3600 * hour + 60 * minute + second) % SECONDS_PER_DAY)
+    offset = 0.0 if match["utc"] else None
+    if match["sign"]:
+        offset = 3600.0 * int(match["hours"]) + 60.0 * int(match["minutes"] or 0)
+        if offset >= SECONDS_PER_DAY:
+            return None
+        offset = -offset if match["sign"] == "-" else offset
+    return Moment(None, float((3600 * hour + 60 * minute + second) % SECONDS_PER_DAY), offset)
 
 
 def _seconds(time: datetime.time) -> float:
