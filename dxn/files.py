@@ -142,6 +142,47 @@ def open_own(path: Path) -> TextIO:
     return os.fdopen(descriptor, "a+", encoding="utf-8")
 
 
+def refuse_links_out(folder: Path, root: Path) -> None:
+    """Refuse links that lead out of a run folder, before something is written through them.
+
+    Args:
+        folder: The run folder, or a folder in it. It need not exist.
+        root: The run folder, which may come from a stranger. It may be a link itself.
+
+    Raises:
+        UserError: If the folder is such a link, or contains one at any depth.
+    """
+    paths = [] if folder == root else [folder]
+    for parent, folders, files in os.walk(folder):
+        paths += [Path(parent, name) for name in (*folders, *files)]
+    for path in paths:
+        if path.is_symlink() and not path.resolve().is_relative_to(root.resolve()):
+            raise UserError(
+                f"{path}: must not be a link out of {root}, because dxn would write to "
+                f"{path.resolve()}; remove the link"
+            )
+
+
+def new_folder(path: Path) -> Path:
+    """Create a folder that no other process has created: `path`, or otherwise path-2, path-3, ...
+
+    Args:
+        path: The folder, such as one with the time in its name.
+
+    Returns:
+        The folder that was created.
+    """
+    number = 1
+    folder = path
+    while True:
+        try:
+            folder.mkdir(parents=True)
+            return folder
+        except FileExistsError:
+            number += 1
+            folder = path.with_name(f"{path.name}-{number}")
+
+
 def link(path: Path, new: Path) -> None:
     """Give a file a second name, or copy it where the file system has no hard links."""
     try:

@@ -16,6 +16,7 @@ from dxn.data.memory import is_in_memory, tables_of, write_tables
 from dxn.data.splits import SPLIT_NAMES, UNDIVIDED
 from dxn.early_checks import prepare
 from dxn.errors import UserError
+from dxn.files import new_folder
 from dxn.python.options import PATH, data_overrides, to_overrides
 from dxn.python.run import Run
 from dxn.run.ensemble import run_training
@@ -92,11 +93,18 @@ def _saved(data: Any, overrides: Sequence[str]) -> Iterator[list[str]]:
     if values["resume"]["run"]:
         raise UserError("resume: the run folder contains its data; call dxn.train without data")
     name = str(values["name"] or values["data"].get("target") or NAME).replace("/", "_")
-    folder = Path(values["run"] or Path(values["output"]) / name / now())
-    refuse_other_run(folder)
+    if values["run"]:
+        folder = Path(values["run"])
+        refuse_other_run(folder)
+    else:
+        folder = new_folder(Path(values["output"]) / name / now())
     if (folder / DATA).exists():
         raise UserError(f"run: {folder / DATA} already exists; choose another folder")
-    written, has_paths = write_tables(tables, folder / DATA)
+    try:
+        written, has_paths = write_tables(tables, folder / DATA)
+    except BaseException:
+        _remove(folder)
+        raise
     lines = [*_paths(written), *overrides]
     if values["run"] is None:
         lines.append(f"run={folder}")
@@ -115,7 +123,7 @@ def _saved(data: Any, overrides: Sequence[str]) -> Iterator[list[str]]:
 
 def _remove(folder: Path) -> None:
     """Remove the data from a run folder, and the folders that are empty then."""
-    shutil.rmtree(folder / DATA)
+    shutil.rmtree(folder / DATA, ignore_errors=True)
     # The run folder, the folder of all runs with this target, and the output folder.
     with contextlib.suppress(OSError):  # not empty
         for each in (folder, *folder.parents[:2]):

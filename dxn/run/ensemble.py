@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dxn.display import is_main_process
 from dxn.errors import Interrupted, UserError
-from dxn.files import SUMS, link, replace_folder, write_sums, write_text
+from dxn.files import SUMS, link, refuse_links_out, replace_folder, write_sums, write_text
 from dxn.instantiate import build
 from dxn.keys import assign, leaves, lookup
 from dxn.models import count_parameters
@@ -60,6 +60,9 @@ def run_training(settings: Settings) -> Trained:
     size = settings.values["ensemble"]
     if size < 1:
         raise UserError(f"ensemble: must be at least 1, got {size}")
+    if settings.is_resumed:
+        folder = Path(settings.values["resume"]["run"])
+        refuse_links_out(folder, folder)
     return train_one(settings) if size == 1 else train_ensemble(settings)
 
 

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 from dxn.data.opening import Opened, RawRow
 from dxn.data.quality import check_known_targets
 from dxn.data.samples import Samples
 from dxn.display import count
 from dxn.errors import UserError
+from dxn.files import new_folder, refuse_links_out
 from dxn.report.intervals import Interval, metric_intervals
 from dxn.run import report
 from dxn.run.attention import draw_tokens
@@ -54,19 +57,18 @@ def evaluate_model(settings: Settings, predictor: Predictor) -> Path:
     data = open_evaluation_data(settings, predictor)
     split, about, opened = data.split, data.about, data.opened
     check_known_targets(predictor.task, opened.targets or (), about)
-    # The date and time in the default name: an evaluation never overwrites an earlier one.
-    folder = Path(values["output"] or Path(values["run"] or "outputs") / "evaluate" / report.now())
     report.print_unknown(predictor.task, opened.targets or (), about)
     predictor.task.own_metrics = own_metrics_of(settings)
-    results = evaluate_subsets(
-        predictor,
-        opened,
-        split,
-        folder,
-        batch_size=values["batch_size"],
-        only=values["only"],
-        about=about,
-    )
+    with _folder_to_write(values) as folder:
+        results = evaluate_subsets(
+            predictor,
+            opened,
+            split,
+            folder,
+            batch_size=values["batch_size"],
+            only=values["only"],
+            about=about,
+        )
     extra = {
         **baseline_figures(predictor),
         "data": about,
@@ -80,6 +82,32 @@ def evaluate_model(settings: Settings, predictor: Predictor) -> Path:
         line = difference(predictor, reference, samples, batch_size=values["batch_size"])
         report.print_line(line)
     return folder
+
+
+@contextmanager
+def _folder_to_write(values: Mapping[str, Any]) -> Iterator[Path]:
+    """Yield the folder `output`, or a new one with the date and time in its name.
+
+    The new one is removed after an error, if nothing was written to it.
+
+    Raises:
+        UserError: If a link in the run folder, which may come from a stranger, leads out of it.
+    """
+    if values["output"]:
+        yield Path(values["output"])
+        return
+    root = Path(values["run"] or "outputs")
+    parent = root / "evaluate"
+    if values["run"]:
+        refuse_links_out(parent, root)
+    folder = new_folder(parent / report.now())
+    try:
+        yield folder
+    except BaseException:
+        with suppress(OSError):  # not empty
+            folder.rmdir()
+            parent.rmdir()
+        raise
 
 
 def evaluate_subsets(
@@ -100,7 +128,7 @@ def evaluate_subsets(
         predictor: The trained model.
         opened: The opened split.
         split: Name of the split.
-        folder: Folder to write to. It is created after the first subset has been evaluated.
+        folder: Folder to write to. It is created if necessary, after the subsets are evaluated.
         batch_size: Number of samples per batch.
         only: The inputs of the only subset to evaluate. Default: all of `subsets`.
         about: Description of the rows for the title of the table. Default: the name of the split.

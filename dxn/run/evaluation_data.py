@@ -24,8 +24,8 @@ from dxn.targets import signature_of
 
 # Options that describe the table `input`. A data set has options of its own, such as data.sep.
 INPUT_OPTIONS = ("columns", "keep", "sep", "encoding", "sheet", "on_bad", "confine")
-# Options of data sources that name files.
-PATHS = ("path", "train", "validation", "test")
+# Options of data sources that name files, or a data set of the hub or its folder.
+PATHS = ("path", "train", "validation", "test", "name")
 
 
 @dataclass(frozen=True)
@@ -174,12 +174,24 @@ def _source(settings: Settings, predictor: Predictor) -> tuple[Source, str]:
     )
     # Options that were inferred in the training, such as the season, must not be inferred again.
     node = _with_layout(saved["data"], predictor, settings.folder_trust, chosen=())
+    print_paths(node)
     node = _confined(node, folder, confine=values["confine"])
     return open_source({"data": node}, preprocessors, settings.folder_trust), _path_of(node)
 
 
+def print_paths(node: Mapping[str, Any]) -> None:
+    """Print the data that a run folder, which may come from a stranger, names, before it is read.
+
+    Args:
+        node: The saved data source.
+    """
+    paths = [str(path) for key in PATHS if node.get(key) for path in as_list(node[key])]
+    if paths:
+        report.print_line(f"data of the run: {', '.join(paths)}")
+
+
 def _confined(node: Mapping[str, Any], folder: Path, *, confine: bool) -> dict[str, Any]:
-    """Print the files that a run folder, which may come from a stranger, names as its data.
+    """Check whether a run folder, which may come from a stranger, names files of other folders.
 
     Args:
         node: The saved data source.
@@ -192,9 +204,6 @@ def _confined(node: Mapping[str, Any], folder: Path, *, confine: bool) -> dict[s
     Raises:
         UserError: If the training did so, and the user does not allow it.
     """
-    paths = [str(path) for key in PATHS if node.get(key) for path in as_list(node[key])]
-    if paths:
-        report.print_line(f"data of the run: {', '.join(paths)}")
     # Only false of the folder needs a decision of the user.
     if node.get("confine", True) or not confine:
         return dict(node)

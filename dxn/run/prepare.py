@@ -16,6 +16,7 @@ from dxn.data.fingerprint import fingerprint
 from dxn.data.quality import find_warnings
 from dxn.data.samples import LoaderOptions
 from dxn.errors import UserError
+from dxn.files import new_folder
 from dxn.instantiate import build
 from dxn.keys import lookup
 from dxn.models import Model, count_parameters
@@ -36,6 +37,7 @@ from dxn.run.build import (
     preprocessors_of,
     without_target,
 )
+from dxn.run.evaluation_data import print_paths
 from dxn.run.filling import InitialWeights
 from dxn.run.initial_weights import read_initial_weights, with_weights
 from dxn.run.lock import locked
@@ -114,6 +116,8 @@ def prepare(
     _build_parts(config, trust)  # a wrong option
 
     preprocessors = preprocessors_of(config, trust)
+    if resume:
+        print_paths(config["data"])
     source = open_source(config, preprocessors, trust)
     task, head, source = decide_task(task, config, source)
     settings = replace(settings, values={**config, "head": head})
@@ -212,6 +216,13 @@ def prepare(
     )
     # Also of a resumed run: a function of a Python program is not in its configuration.
     check_metrics(prepared)
+    if not resume and not config["run"]:
+        # Only now, so that a training that is refused leaves no folder. Another training can have
+        # started in the same moment, so only the creation decides about the name.
+        if trainer.main:
+            folder = new_folder(folder)
+        (folder,) = broadcast_object_list([folder])
+        prepared = replace(prepared, folder=folder)
     if not resume and trainer.main:
         stack.enter_context(locked(folder, main=True))
         # Another training may have started in the same folder since the first check.

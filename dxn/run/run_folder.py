@@ -13,6 +13,7 @@ from dxn.data.rows import Source
 from dxn.display import is_main_process
 from dxn.environment import fill
 from dxn.errors import UserError
+from dxn.files import new_folder
 from dxn.run import report
 from dxn.run.members import MEMBERS, member_folders
 from dxn.run.settings import Settings
@@ -31,18 +32,17 @@ def run_folder(config: Mapping[str, Any], name: str, *, main: bool) -> Path:
     Args:
         config: The configuration.
         name: Name of the run.
-        main: Whether this is the main process, which creates the folder.
+        main: Whether this is the main process, which later creates the folder with `new_folder`.
 
     Raises:
         UserError: If a new run would overwrite another one.
     """
     if config["resume"]["run"]:
         return Path(config["resume"]["run"])
-    if config["run"]:
-        folder = Path(config["run"])
-    else:
+    if not config["run"]:
         # The name of a column can contain a slash, which would create another folder level.
-        folder = Path(config["output"]) / name.replace("/", "_") / report.now()
+        return Path(config["output"]) / name.replace("/", "_") / report.now()
+    folder = Path(config["run"])
     # Only in the main process: in the others the file can already be that of the main process.
     if main:
         refuse_other_run(folder)
@@ -105,7 +105,10 @@ def ensemble_folder(settings: Settings) -> Path:
     # The target is inferred when the data is read, so only one that the user set is known.
     name = str(values["name"] or data.get("target") or "ensemble")
     # All processes must use the same folder, and each has another time.
-    (folder,) = broadcast_object_list([run_folder(values, name, main=is_main_process())])
+    folder = run_folder(values, name, main=is_main_process())
+    if not values["run"] and is_main_process():
+        folder = new_folder(folder)
+    (folder,) = broadcast_object_list([folder])
     if is_main_process() and member_folders(folder):
         raise UserError(
             f"run: {folder} already contains an ensemble; set resume={folder} to continue it, or "

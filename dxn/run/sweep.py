@@ -15,6 +15,7 @@ from rich.text import Text
 
 from dxn.display import count
 from dxn.errors import UserError
+from dxn.files import new_folder
 from dxn.run import report
 from dxn.run.baseline import BASELINE, TRANSFORMER
 from dxn.run.ensemble import run_training
@@ -159,7 +160,7 @@ def sweep(runs: Sequence[Settings]) -> int:
         The exit code: 0, or 2 if a run failed.
     """
     output = Path(runs[0].values["output"])
-    result = Sweep(output / FOLDER / report.now() / FILE)
+    result = Sweep(new_folder(output / FOLDER / report.now()) / FILE)
     for i, (settings, options) in enumerate(zip(runs, differing(runs), strict=True)):
         title = " ".join(f"{key}={value}" for key, value in options.items())
         # Text, because rich would read brackets in an override as markup.

@@ -80,7 +80,8 @@ def predict(settings: Settings) -> int:
             print_line(line)
     records = prediction_records(predictions, opened, task)
     if is_single:
-        del records[0]["file"]  # there is no file that contains the sample as a row
+        for record in records:  # a forecast has one per step
+            record.pop("file", None)  # there is no file that contains the sample as a row
     if output is not None:
         write_records(output, records, separator=task.separator)
         print_line(f"written: {output} ({_rows(records, opened)})")
