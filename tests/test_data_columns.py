@@ -219,13 +219,13 @@ def test_a_single_target_column_stays_raw(preprocessors):
     assert to_rows(table, columns, preprocessors).cells["target"] == ["1", 2.5, ["a"], None, "a|b"]
 
 
-def test_several_target_columns_become_labels_of_column_and_value(preprocessors):
+def test_several_target_columns_are_values_by_column(preprocessors):
     table = table_of(words=REVIEWS[:3], colour=["red", None, "blue"], size=["big", "small", None])
     columns, _ = choose(table, preprocessors, target=["colour", "size"])
     assert to_rows(table, columns, preprocessors).cells["target"] == [
-        ["colour=red", "size=big"],
-        ["size=small"],
-        ["colour=blue"],
+        {"colour": "red", "size": "big"},
+        {"size": "small"},
+        {"colour": "blue"},
     ]
 
 

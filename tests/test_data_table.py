@@ -83,7 +83,10 @@ def test_several_target_columns_are_joined_in_the_name_of_the_target(tmp_path, t
     path = write(tmp_path / "my.csv", "text,colour,size\none two,red,big\nthree four,,small\n")
     source = table(path, text="text", target=["colour", "size"], fractions=(1.0,))
     assert source.target == "colour + size"
-    assert source.splits["train"].cells["target"] == [["colour=red", "size=big"], ["size=small"]]
+    assert source.splits["train"].cells["target"] == [
+        {"colour": "red", "size": "big"},
+        {"size": "small"},
+    ]
 
 
 @pytest.mark.parametrize(
@@ -283,7 +286,7 @@ def test_rows_to_predict_have_the_inputs_of_the_training_data(tmp_path, preproce
 
 @pytest.mark.parametrize(
     ("target", "cells"),
-    [("colour", ["red"]), ("colour + size", [["colour=red", "size=big"]])],
+    [("colour", ["red"]), ("colour + size", [{"colour": "red", "size": "big"}])],
 )
 def test_rows_to_predict_keep_a_target_that_they_have(tmp_path, preprocessors, target, cells):
     row = {"photo": "a.png", "head": "Blue", "colour": "red", "size": "big"}
@@ -323,7 +326,7 @@ def test_mapped_targets_keep_the_labels_of_the_training(tmp_path, preprocessors)
     rows = rows_of_table(
         path, SPECS, preprocessors, target="colour + size", columns={"colour": "shade"}
     )
-    assert rows.cells["target"] == [["colour=red", "size=big"]]
+    assert rows.cells["target"] == [{"colour": "red", "size": "big"}]
 
 
 def test_surplus_columns_are_noted_and_ids_are_kept(tmp_path, preprocessors):

@@ -12,8 +12,8 @@ from dxn.data.read import Table, as_list, concatenate
 from dxn.data.rows import TARGET, Rows
 from dxn.data.sources import SPLIT_NAMES, SPLITS
 from dxn.errors import UserError
-from dxn.tasks.cells import are_amounts, are_lists
-from dxn.tokenize.number_format import are_numbers
+from dxn.tasks.cells import are_amounts
+from dxn.tasks.label_format import are_joined, are_label_lists
 
 UNDIVIDED = "all"  # key of rows that have not been divided into splits
 # Names of columns with the split of each row, in the order of preference and in lower case.
@@ -201,16 +201,9 @@ def is_categorical(values: Sequence[Any]) -> bool:
         values: Raw cells of the target column; None where missing.
     """
     present = [value for value in values if value is not None]
-    if are_lists(present) or are_amounts(present):
+    if are_label_lists(present) or are_amounts(present):
         return False
-    if are_numbers(present):
-        return True
-    # The same thresholds as in `Multilabel.accepts`: labels repeat, and more than 5% of the rows
-    # contain the separator. Otherwise "|" is a character of a class name.
-    joined = [str(value).split("|") for value in present if "|" in str(value)]
-    names = [name.strip() for parts in joined for name in parts]
-    labels_repeat = len(set(names)) <= len(names) / 2
-    return not (labels_repeat and len(joined) > len(present) / 20)
+    return not are_joined(present)
 
 
 def _hold_out(table: Table, holdout: Mapping[str, Any], notes: list[str]) -> dict[str, Table]:

@@ -73,8 +73,9 @@ def table(
             splits. Null: the rows are not divided.
         group: Column such as the speaker or the patient. Rows with the same value are in the same
             split.
-        target: Column to predict. Several columns become labels such as "colour=red". Default: a
-            column called label, target, class or category.
+        target: Column to predict. Several columns become labels: the names of columns of 0 and 1,
+            or of yes and no, and "colour=red" for others. Default: a column called label, target,
+            class or category.
         exclude: Column or list of columns that are not inputs. Default: inferred inputs are used.
         holdout: Column and value (or list of values) that select the test rows. The column is an
             input only if you name it as one.

@@ -57,12 +57,12 @@ def candidate_targets(table: Table, inputs: Mapping[str, InputSpec]) -> list[str
 
 
 def target_cells(table: Table, columns: Sequence[str], names: Sequence[str]) -> list[Any]:
-    """Return the cells of one column, or lists of labels "name=value" for several columns.
+    """Return the cells of one column, or the values by name for several columns.
 
     Args:
         table: The table.
         columns: The target columns.
-        names: Name of each column in the labels.
+        names: Name of each column in the training table.
     """
     # The cells of one column stay raw, because the task parses them.
     if len(columns) == 1:
@@ -70,8 +70,8 @@ def target_cells(table: Table, columns: Sequence[str], names: Sequence[str]) -> 
     cells: list[Any] = []
     for i in range(len(table)):
         values = [table.columns[column][i] for column in columns]
-        pairs = zip(names, values, strict=True)
-        cells.append([f"{name}={value}" for name, value in pairs if value is not None])
+        row = dict(zip(names, values, strict=True))
+        cells.append({name: value for name, value in row.items() if value is not None} or None)
     return cells
 
 

@@ -38,7 +38,7 @@ def listed_probabilities(answer: Mapping[str, Any]) -> list[tuple[str, float]]:
 
 
 def _named(prediction: Any, probabilities: Mapping[str, float]) -> str:
-    if isinstance(prediction, float):
-        return number(prediction)
     share = probabilities.get(str(prediction))
-    return str(prediction) if share is None else f"{prediction} ({percent(share)})"
+    if share is not None:
+        return f"{prediction} ({percent(share)})"
+    return number(prediction) if isinstance(prediction, float) else str(prediction)

@@ -84,6 +84,8 @@ def predict_frame(predictor: Predictor, frame: Any) -> DataFrame:
             known = {} if predictor.layout is None else identify(opened, row, item)
             # The name of the data frame is not the name of a file.
             known = {name: value for name, value in known.items() if name not in ("file", "row")}
+            if "prediction" in columns:
+                columns = {**columns, "prediction": predictor.task.typed(columns["prediction"])}
             records.append(known | columns)
             labels.append(row)
     return pandas.DataFrame(records, index=_index(predictor, frame, labels))

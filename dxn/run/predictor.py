@@ -209,7 +209,8 @@ class Predictor:
         answers = []
         for row, predicted in zip(predictions.rows, predictions.predicted, strict=True):
             inputs = {name: sample for name, sample in samples[row].items() if sample is not None}
-            answers.append(Answer(self.task.answer(predicted, inputs)))
+            answer = self.task.answer(predicted, inputs)
+            answers.append(Answer(answer, prediction=self.task.typed(answer["prediction"])))
         return answers
 
     def run(self, samples: Samples, *, batch_size: int = 64) -> Predictions:

@@ -13,11 +13,19 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.schema import validated
-from dxn.tasks.cells import are_lists, class_name, problem_of
+from dxn.tasks.cells import problem_of
 from dxn.tasks.class_metrics import hidden_metrics, metrics_per_class, with_unknown
 from dxn.tasks.divergences import between_classes
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
-from dxn.tasks.labels import FrequenciesState, Labels, balanced_weights, describe_names
+from dxn.tasks.label_format import are_label_lists, explain_joined
+from dxn.tasks.labels import (
+    FrequenciesState,
+    Labels,
+    balanced_weights,
+    describe_names,
+    explain_case,
+    kind_of_classes,
+)
 from dxn.tasks.number_notes import explain_classes
 from dxn.tasks.probabilities import (
     MAX_CLASS_COLUMNS,
@@ -77,20 +85,26 @@ class Classify(Task):
         """Return a low score for any column that does not consist of lists."""
         # Every value can be a class label. The score is below those of all other tasks (0.5 to 1),
         # so that classification is the fallback if no other task accepts the values.
-        return 0.3 if values and not are_lists(values) and problem_of(values) is None else 0.0
+        return 0.3 if values and not are_label_lists(values) and problem_of(values) is None else 0.0
 
     @classmethod
     def reason(cls, values: Sequence[Any]) -> str:
         """Return why numbers are read as classes instead of a quantity."""
-        return explain_classes(values)
+        return explain_classes(values) or explain_joined(values)
+
+    def find_format(self, values: Sequence[Any], origins: Sequence[str]) -> list[str]:
+        """Find the type of the classes, and names that differ only in case."""
+        self.classes = replace(self.classes, kind=kind_of_classes(values))
+        note = explain_case(map(self.classes.name_of, values))
+        return [f"target: {note}"] if note else []
 
     def parse(self, value: Any, origin: str) -> str:
         """Return the class name."""
-        return class_name(value)
+        return self.classes.name_of(value)
 
     def fit(self, values: Sequence[str]) -> None:
         """Collect the class names and frequencies, and class weights if `balance` is set."""
-        self.classes = Labels.fit(values)
+        self.classes = Labels.fit(values, self.classes.kind)
         counts = Counter(values)
         self.frequencies = tuple(counts[name] / len(values) for name in self.labels)
         if self.balance:
@@ -237,6 +251,10 @@ class Classify(Task):
             "confidence": significant(float(prediction.max())),
             **probability_fields(self.labels, prediction),
         }
+
+    def typed(self, prediction: str) -> Any:
+        """Return a class with the type that it has in the training table."""
+        return self.classes.value(prediction)
 
     def trivial(self) -> tuple[str, Tensor] | None:
         """Return the most frequent class of the training split."""

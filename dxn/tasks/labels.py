@@ -4,19 +4,29 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
 from dxn.schema import Strict, validated
+from dxn.tasks.cells import class_name
 from dxn.tasks.task import IGNORED, STATE_FILE
 from dxn.untrusted import shortened
 
+Kind = Literal["str", "bool", "int", "float"]
+# How the name of a class becomes its value.
+TYPES: dict[Kind, Callable[[str], Any]] = {
+    "str": str,
+    "bool": {"False": False, "True": True}.__getitem__,
+    "int": int,
+    "float": float,
+}
 SHOWN = 12  # names in a description, so that it fits on about two lines of a terminal
 
 
@@ -28,16 +38,18 @@ class Labels:
     Args:
         names: Class names. `fit` sorts numbers by value and puts them before other names.
         weights: Weight of each class in the loss. Default: all classes have the same weight.
+        kind: Type of the classes in the training table.
     """
 
     names: tuple[str, ...] = ()
     weights: tuple[float, ...] | None = None
+    kind: Kind = "str"
 
     @classmethod
-    def fit(cls, names: Iterable[str]) -> Labels:
+    def fit(cls, names: Iterable[str], kind: Kind = "str") -> Labels:
         """Create labels from the names in the training split, which may repeat."""
         # The order must not depend on the order of the rows or on the hashes of a set.
-        return cls(tuple(sorted(set(names), key=_sort_key)))
+        return cls(tuple(sorted(set(names), key=_sort_key)), kind=kind)
 
     def __len__(self) -> int:
         return len(self.names)
@@ -46,6 +58,23 @@ class Labels:
     def index(self) -> dict[str, int]:
         """Mapping from each name to its index."""
         return {name: i for i, name in enumerate(self.names)}
+
+    def name_of(self, value: Any) -> str:
+        """Return the name of a class of any table, in which a class can have another type."""
+        name = class_name(value)
+        # In a text file, or in a column of pandas with missing values.
+        with suppress(ValueError):
+            if self.kind == "bool" and name.capitalize() in ("True", "False"):
+                return name.capitalize()
+            if self.kind == "int" and isinstance(value, float) and value.is_integer():
+                return str(int(value))
+            if self.kind == "float":
+                return str(float(name))
+        return name
+
+    def value(self, name: str) -> Any:
+        """Return a class with the type that it has in the training table."""
+        return TYPES[self.kind](name)
 
     def weights_on(self, device: torch.device) -> Tensor | None:
         """Return the weights as a float32 tensor (K,) on `device`."""
@@ -65,7 +94,7 @@ class Labels:
     def state(self) -> dict[str, Any]:
         """Return a JSON-serializable state."""
         weights = None if self.weights is None else list(self.weights)
-        return {"labels": list(self.names), "class_weights": weights}
+        return {"labels": list(self.names), "class_weights": weights, "kind": self.kind}
 
     @classmethod
     def from_state(cls, state: Mapping[str, Any]) -> Labels:
@@ -77,7 +106,7 @@ class Labels:
         """
         saved = validated(LabelsState, dict(state), STATE_FILE)
         weights = saved.class_weights
-        return cls(tuple(saved.labels), None if weights is None else tuple(weights))
+        return cls(tuple(saved.labels), None if weights is None else tuple(weights), saved.kind)
 
 
 class LabelsState(Strict):
@@ -85,11 +114,16 @@ class LabelsState(Strict):
 
     labels: Annotated[list[str], Field(min_length=1)]
     class_weights: list[float] | None = None
+    kind: Kind = "str"
 
     @model_validator(mode="after")
     def _check(self) -> LabelsState:
         if len(set(self.labels)) < len(self.labels):
             raise ValueError(f"labels must be distinct, got {shortened(self.labels)}")
+        try:
+            list(map(TYPES[self.kind], self.labels))
+        except (ValueError, KeyError) as error:
+            raise ValueError(f"labels must be of the kind {self.kind}") from error
         weights = self.class_weights
         if weights is not None and len(weights) != len(self.labels):
             raise ValueError(
@@ -109,6 +143,31 @@ class FrequenciesState(LabelsState):
         if self.frequencies and len(self.frequencies) != len(self.labels):
             raise ValueError(f"frequencies must be a list of {len(self.labels)} numbers")
         return self
+
+
+def kind_of_classes(values: Sequence[Any]) -> Kind:
+    """Return the type that all classes of a column have, or "str"."""
+    types = {type(value) for value in values}
+    if types == {bool}:
+        return "bool"
+    if types == {int}:
+        return "int"
+    return "float" if types and types <= {int, float} else "str"
+
+
+def explain_case(names: Iterable[str]) -> str:
+    """Return a sentence about names that differ only in case. "": there are none."""
+    spellings: dict[str, list[str]] = {}
+    for name in sorted(set(names)):
+        spellings.setdefault(name.casefold(), []).append(name)
+    alike = [" and ".join(map(repr, same)) for same in spellings.values() if len(same) > 1]
+    if not alike:
+        return ""
+    more = f" and {len(alike) - SHOWN} more" if len(alike) > SHOWN else ""
+    return (
+        f"{', '.join(alike[:SHOWN])}{more} differ only in upper and lower case and are different "
+        "classes; write them alike if they mean the same"
+    )
 
 
 def balanced_weights(names: Sequence[str], occurrences: Iterable[str]) -> tuple[float, ...]:

@@ -5,27 +5,39 @@ from __future__ import annotations
 import random
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from itertools import chain
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 import torch.nn.functional as F
-from pydantic import model_validator
+from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from dxn.schema import validated
-from dxn.tasks.cells import are_lists, class_name, parse_list
+from dxn.errors import UserError
+from dxn.schema import Strict, validated
 from dxn.tasks.class_metrics import hidden_metrics, metrics_per_class, with_unknown
 from dxn.tasks.divergences import between_labels
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
-from dxn.tasks.labels import FrequenciesState, Labels, describe_names, first_unknown
+from dxn.tasks.label_format import (
+    SEPARATOR,
+    LabelFormat,
+    are_joined,
+    are_label_lists,
+    explain_joined,
+)
+from dxn.tasks.labels import (
+    FrequenciesState,
+    Labels,
+    describe_names,
+    explain_case,
+    first_unknown,
+    kind_of_classes,
+)
 from dxn.tasks.probabilities import list_names, probability_fields
 from dxn.tasks.row_scores import ClassScores, RowScores, f1_scores
 from dxn.tasks.task import STATE_FILE, Batch, ScoreTargets, Task
-from dxn.tokenize.number_format import are_numbers
-
-SEPARATOR = "|"  # between the labels of one cell, as in "red|round"
 
 
 class Multilabel(Task):
@@ -40,11 +52,11 @@ class Multilabel(Task):
         norm_eps: Epsilon of the layer norm before the output layer.
         dropout: Dropout probability before the output layer.
         threshold: Minimum probability at which a label is predicted.
+        separator: Text between the labels of one cell, as in "red|round".
     """
 
     name = "multilabel"
     has_preset = True
-    separator = SEPARATOR
     monitored = "f1_micro"
     higher_is_better = True
 
@@ -58,8 +70,13 @@ class Multilabel(Task):
         norm_eps: float = 1e-5,
         dropout: float = 0.1,
         threshold: float = 0.5,
+        separator: str = SEPARATOR,
     ):
         check_hidden(hidden)
+        if not separator:
+            raise UserError("head.separator: must be a text between labels, got an empty text")
+        self.separator = separator
+        self.format = LabelFormat(separator)
         self.label_smoothing = label_smoothing
         self.balance = balance
         self.threshold = threshold
@@ -78,30 +95,41 @@ class Multilabel(Task):
     @classmethod
     def accepts(cls, values: Sequence[Any], words: Sequence[Any] | None) -> float:
         """Return a high score for lists, and a medium one for strings of separated labels."""
-        if are_lists(values):
+        if are_label_lists(values):
             return 0.9
-        if are_numbers(values):
-            return 0.0  # a number never contains a separator
-        joined = [str(value).split(SEPARATOR) for value in values if SEPARATOR in str(value)]
-        pieces = [piece.strip() for parts in joined for piece in parts]
-        # Labels repeat. If most pieces are distinct, the separator is punctuation in a text.
-        labels_repeat = len(set(pieces)) <= len(pieces) / 2
-        # If at most 5% of the rows contain the separator, it is a character of a class name.
-        return 0.5 if labels_repeat and len(joined) > len(values) / 20 else 0.0
+        return 0.5 if are_joined(values) else 0.0
+
+    def find_format(self, values: Sequence[Any], origins: Sequence[str]) -> list[str]:
+        """Find out whether cells are lists, texts with a separator, or flags."""
+        self.format = LabelFormat.find(values, self.separator)
+        lists = [value for value in values if isinstance(value, list)]
+        are_names = len(lists) == len(values) and not self.format.num_flags
+        kind = kind_of_classes(list(chain.from_iterable(lists))) if are_names else "str"
+        self.names = replace(self.names, kind=kind)
+        notes = [explain_case(self._readable(values))]
+        if not any(isinstance(value, str) and self.separator in value for value in values):
+            notes.append(explain_joined(values))
+        return [f"target: {note}" for note in notes if note]
 
     def parse(self, value: Any, origin: str) -> list[str]:
-        """Return the labels of a cell, which is a list or a string such as "red|round".
+        """Return the labels of a cell: a list, a text such as "red|round", or several columns.
 
         Raises:
-            UserError: If the cell is neither a list nor a string.
+            UserError: If the cell has another format.
         """
-        if isinstance(value, str):
-            return [class_name(piece) for piece in value.split(SEPARATOR) if piece.strip()]
-        return parse_list(value, origin)
+        return self.format.parse(value, origin)
+
+    def _readable(self, values: Sequence[Any]) -> list[str]:
+        """Return the labels of all cells that can be read; the others are reported later."""
+        found: list[str] = []
+        for value in values:
+            with suppress(UserError):
+                found += self.parse(value, "")
+        return found
 
     def fit(self, values: Sequence[Sequence[str]]) -> None:
         """Collect the label names and the constant, and label weights if `balance` is set."""
-        self.names = Labels.fit(chain.from_iterable(values))
+        self.names = Labels.fit(chain.from_iterable(values), self.names.kind)
         counts = Counter(chain.from_iterable(values))
         self.frequencies = tuple(counts[name] / len(values) for name in self.labels)
         frequent = [name for name in self.labels if counts[name] > len(values) / 2]
@@ -237,14 +265,26 @@ class Multilabel(Task):
     def state(self) -> dict[str, Any]:
         """Return the label names, weights and frequencies, and the constant prediction."""
         frequencies = list(self.frequencies)
-        return {**self.names.state(), "constant": self.constant, "frequencies": frequencies}
+        return {
+            **self.names.state(),
+            "constant": self.constant,
+            "frequencies": frequencies,
+            "format": self.format.state(),
+        }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
         """Restore the label names, weights and frequencies, and the constant prediction."""
         saved = validated(_State, dict(state), STATE_FILE)
         self.names = Labels.from_state(state)
+        form = saved.format
+        self.format = LabelFormat(form.separator, tuple(form.flags), form.num_flags)
+        self.separator = self.format.separator
         self.constant = saved.constant
         self.frequencies = tuple(saved.frequencies or ())
+
+    def typed(self, prediction: list[str]) -> list[Any]:
+        """Return labels with the type that they have in the training table."""
+        return [self.names.value(name) for name in prediction]
 
     def _chosen(self, probabilities: Tensor) -> list[str]:
         indices = (probabilities >= self.threshold).nonzero()[:, 0].tolist()
@@ -258,10 +298,19 @@ def _most_frequent_set(values: Sequence[Sequence[str]]) -> list[str]:
     return list(counts.most_common(1)[0][0]) if counts else []
 
 
+class _FormatState(Strict):
+    """How target cells write labels."""
+
+    separator: Annotated[str, Field(min_length=1)] = SEPARATOR
+    flags: list[str] = Field(default_factory=list)
+    num_flags: Annotated[int, Field(ge=0)] = 0
+
+
 class _State(FrequenciesState):
     """The content of labels.json."""
 
     constant: list[str] | None = None
+    format: _FormatState = Field(default_factory=_FormatState)
 
     @model_validator(mode="after")
     def _check_constant(self) -> _State:

@@ -31,6 +31,7 @@ from dxn.tasks.labels import (
     balanced_weights,
     describe_names,
     encode_names,
+    explain_case,
     first_unknown,
 )
 from dxn.tasks.probabilities import mean_probabilities
@@ -113,7 +114,7 @@ class Tag(Task):
         return 1.0 if pairs and fits else 0.0
 
     def find_format(self, values: Sequence[Any], origins: Sequence[str]) -> list[str]:
-        """Return a note if the targets are positions, or integers without names."""
+        """Return a note if the targets are positions, integers, or differ only in case."""
         if _are_spans(values):
             self.punctuation = True
             return [
@@ -121,8 +122,10 @@ class Tag(Task):
                 "punctuation marks, and each of them has a tag such as B-x, I-x or O"
             ]
         lists = [value for value in values if isinstance(value, list | tuple)]
-        if self.names or not are_integers([str(tag) for tags in lists for tag in tags]):
-            return []
+        tags = [str(tag) for tags in lists for tag in tags]
+        if self.names or not are_integers(tags):
+            note = explain_case(tags)
+            return [f"target: {note}"] if note else []
         return [
             "the tags are integers: 0 is read as no entity, and any other number as an entity of "
             "one word; if they have names, set them in order, for example head=tag "

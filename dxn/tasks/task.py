@@ -124,7 +124,7 @@ class Task(ABC):
     has_preset: ClassVar[bool] = False
     streams: ClassVar[bool] = False
     wants_words: ClassVar[bool] = False
-    separator: ClassVar[str] = "|"
+    separator: str = "|"
     compares_rows: ClassVar[bool] = False
     separates_inputs: ClassVar[bool] = False
     min_inputs: ClassVar[int] = 1
@@ -583,6 +583,13 @@ class Task(ABC):
         """
         plain = prediction.tolist() if isinstance(prediction, Tensor) else prediction
         return {"prediction": plain}
+
+    def typed(self, prediction: Any) -> Any:
+        """Return the prediction of an answer with the type of the target column, for Python.
+
+        Files, pages and JSON have the names of classes instead.
+        """
+        return prediction
 
     def fields(
         self, prediction: Any, target: Any = None, inputs: Mapping[str, Any] | None = None
