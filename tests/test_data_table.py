@@ -496,7 +496,7 @@ def test_a_split_column_is_found_whatever_its_case(tmp_path, table, name):
     source = table(write_table(tmp_path / "my.csv", rows))
     assert sizes(source.splits) == {"train": 8, "validation": 8, "test": 7}
     assert list(source.inputs) == ["review"]
-    assert f"splits: from column {name}" in source.notes
+    assert f"splits: from column {name.strip()}" in source.notes
 
 
 def test_a_fold_with_other_values_is_not_a_split(tmp_path, table):

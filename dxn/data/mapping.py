@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Mapping, Sequence
 
 from dxn.data.columns import Columns
-from dxn.data.read import Table
+from dxn.data.read import Table, column_name
 from dxn.data.rows import InputSpec
 from dxn.errors import UserError
 
@@ -41,7 +41,7 @@ def map_columns(
         table.column(str(column), f"columns.{key}")
 
     def column_of(name: str, trained: str) -> str:
-        return str(columns.get(name, columns.get(trained, trained)))
+        return column_name(str(columns.get(name, columns.get(trained, trained))))
 
     mapped = {n: InputSpec(column_of(n, s.column), s.modality) for n, s in inputs.items()}
     # A missing column is an error, because predictions without this input would be less accurate.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import unicodedata
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -37,6 +38,15 @@ class ReadOptions:
     prefix: str = "data."
 
 
+def column_name(name: str) -> str:
+    """Return the name of a column in its usual form: composed, and without outer spaces.
+
+    The same name can be typed with composed letters and be written with decomposed ones in a file,
+    which look equal.
+    """
+    return unicodedata.normalize("NFC", name).strip() or name
+
+
 @dataclass(frozen=True)
 class Table:
     """The content of one or several table files.
@@ -54,6 +64,19 @@ class Table:
     lines: Sequence[int]
     notes: Sequence[str] = ()
     path: Path | None = None
+
+    def __post_init__(self):
+        names = [column_name(name) for name in self.columns]
+        if names != list(self.columns):
+            repeated = [name for name in names if names.count(name) > 1]
+            if repeated:
+                raise UserError(
+                    f"{self.name}: two columns called {repeated[0]!r}, if spaces at their ends and "
+                    "Unicode forms are left out of account; rename one of them"
+                )
+            # The dataclass is frozen.
+            renamed = dict(zip(names, self.columns.values(), strict=True))
+            object.__setattr__(self, "columns", renamed)
 
     def __len__(self) -> int:
         return len(self.files)
@@ -83,6 +106,7 @@ class Table:
         Raises:
             UserError: If there is no such column.
         """
+        name = column_name(name)
         if name not in self.columns:
             close = difflib.get_close_matches(name, self.columns, 1)
             hint = f"; did you mean {close[0]!r}?" if close else ""

@@ -14,7 +14,7 @@ from dxn.data.identity import identifying_columns
 from dxn.data.inference import Preprocessors
 from dxn.data.layouts import Layout, Long, WideColumns, chosen_layout, rearrange
 from dxn.data.mapping import map_columns
-from dxn.data.read import ReadOptions, Table, as_list, concatenate, read_table
+from dxn.data.read import ReadOptions, Table, as_list, column_name, concatenate, read_table
 from dxn.data.rows import InputSpec, OnBad, Rows, Source
 from dxn.data.sentences import find_sentences
 from dxn.data.splits import (
@@ -128,6 +128,13 @@ def table(
     )
 
 
+def _usual(option: Any) -> Any:
+    """Return the names of columns in an option in the form in which tables have them."""
+    if isinstance(option, str):
+        return column_name(option)
+    return option if option is None else [column_name(str(name)) for name in option]
+
+
 def from_tables(
     tables: Mapping[str, Table],
     preprocessors: Preprocessors,
@@ -154,6 +161,9 @@ def from_tables(
         layout: How the tables are rearranged first. None: not at all, unless each row is a word.
         sentence: Column that identifies the sentence, see `table`.
     """
+    columns = {modality: _usual(option) for modality, option in columns.items()}
+    target, exclude, split, group = map(_usual, (target, exclude, split, group))
+    holdout = None if holdout is None else {_usual(name): holdout[name] for name in holdout}
     whole = concatenate(list(tables.values()))
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
