@@ -96,7 +96,8 @@ def make_layout(rand: random.Random, folder: Path) -> Layout:
         if len(missing) < len(cells):  # every row has a cell
             cells |= dict.fromkeys(missing)
         rows.append({**cells, "answer": _answer(target, rand)})
-    options = rand.choice(([], [], ["preset=plain"], ["baseline=none"], ["fusion=late"]))
+    fusions = ["fusion=late"], ["fusion=bottleneck"]
+    options = rand.choice(([], [], ["preset=plain"], ["baseline=none"], *fusions))
     return Layout(kinds, target, options, rows)
 
 

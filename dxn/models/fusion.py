@@ -228,7 +228,7 @@ def _own_noise(part: Tokens, inputs: Sequence[str]) -> AbstractContextManager[No
     """
     name = part.spans[-1].name
     number = inputs.index(name) if name in inputs else 0
-    rows = torch.arange(len(part), device=part.x.device)
+    rows = torch.arange(part.x.shape[0], device=part.x.device)
     return selected(rows, INPUT_SALT + number)
 
 

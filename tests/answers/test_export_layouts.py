@@ -16,6 +16,19 @@ def test_a_table_of_any_columns_is_trained_exported_and_answered_by_the_program(
 
 
 def test_a_number_and_two_categories_are_exported(tmp_path):
+    layouts.check(_shop(["preset=plain", "baseline=none"]), tmp_path, ["torch"])
+
+
+@pytest.mark.parametrize(("fusion", "format"), [("late", "onnx"), ("bottleneck", "torch")])
+def test_inputs_that_are_encoded_separately_are_exported(tmp_path, fusion, format):
+    layout = _shop([f"fusion={fusion}", "baseline=none"])
+    for row in layout.rows[::3]:
+        row["category0"] = None
+    layouts.check(layout, tmp_path, [format])
+
+
+def _shop(options):
+    """Return a table of a price and two categories."""
     rand = random.Random(0)
     kinds = {"number0": "number", "category0": "category", "category1": "category"}
     prices = ["€{:.2f}", "{:.2f} €"]
@@ -28,5 +41,4 @@ def test_a_number_and_two_categories_are_exported(tmp_path):
         }
         for i in range(40)
     ]
-    layout = layouts.Layout(kinds, "class", ["preset=plain", "baseline=none"], rows)
-    layouts.check(layout, tmp_path, ["torch"])
+    return layouts.Layout(kinds, "class", options, rows)
