@@ -177,8 +177,8 @@ def test_the_values_are_saved(tmp_path):
 
 @pytest.mark.parametrize("content", ["{}", '{"x": {}}', '{"x": {"values": ["a", "a"]}}'])
 def test_a_damaged_file_is_refused(tmp_path, content):
-    (tmp_path / "columns.json").write_text(content)
-    with pytest.raises(UserError, match=r"columns\.json"):
+    (tmp_path / "columns.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"columns\.jsonl"):
         CategoryAdapter(DIM).load(tmp_path, "x")
 
 

@@ -173,6 +173,6 @@ def test_an_order_that_the_user_sets_wins():
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, content):
-    (tmp_path / "columns.json").write_text(content)
-    with pytest.raises(UserError, match=r"columns\.json"):
+    (tmp_path / "columns.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"columns\.jsonl"):
         DateAdapter(DIM).load(tmp_path, "x")

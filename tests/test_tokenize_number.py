@@ -224,6 +224,6 @@ def test_the_format_and_the_statistics_are_saved(tmp_path):
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, content):
-    (tmp_path / "columns.json").write_text(content)
-    with pytest.raises(UserError, match=r"columns\.json"):
+    (tmp_path / "columns.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"columns\.jsonl"):
         NumberAdapter(DIM).load(tmp_path, "x")

@@ -50,6 +50,13 @@ class Inputs:
     nodes: Mapping[str, Config]
     chosen: Mapping[str, str]
 
+    def by_adapter(self) -> dict[str, list[str]]:
+        """Return the names of the inputs of each adapter, by adapter key."""
+        names: dict[str, list[str]] = {key: [] for key in self.nodes}
+        for name, key in self.adapters.items():
+            names[key].append(name)
+        return names
+
 
 @dataclass(frozen=True)
 class Data:
@@ -172,8 +179,9 @@ def find_formats(adapters: Mapping[str, Adapter], inputs: Inputs, source: Source
         A sentence for each column with cells that are read differently than they look.
     """
     notes: list[str] = []
+    inputs_of = inputs.by_adapter()
     for key, adapter in adapters.items():
-        names = [name for name, used in inputs.adapters.items() if used == key]
+        names = inputs_of[key]
         cells = [cell for name in names for cell in source.column(name)]
         if note := find_format(adapter.prepare, cells):
             notes.append(f"{', '.join(names)}: {note}")
@@ -195,8 +203,9 @@ def fit_adapters(
     Raises:
         UserError: If no row has any of the inputs of an adapter.
     """
+    inputs_of = inputs.by_adapter()
     for key, adapter in adapters.items():
-        names = [name for name, used in inputs.adapters.items() if used == key]
+        names = inputs_of[key]
         raws = present_values([train.raws[name] for name in names])
         if not raws:
             raise UserError(

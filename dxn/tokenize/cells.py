@@ -5,6 +5,7 @@ The cells of a column have an adapter of their own, so its weights also tell whi
 
 from __future__ import annotations
 
+import functools
 import json
 import math
 import random
@@ -20,9 +21,9 @@ from dxn.errors import UserError
 from dxn.tokenize.grid import MASKED, collate_grids
 from dxn.tokens import Span, Tokens
 
-# One file for the columns of all modalities: a table can have hundreds of columns, and the name of
-# a column need not be a valid file name.
-STATE_FILE = "columns.json"
+# One file for the columns of all modalities: a table can have thousands of columns, and the name of
+# a column need not be a valid file name. It has one line per column, so that it can be appended to.
+STATE_FILE = "columns.jsonl"
 # As in BERT and in models of tables, where a row with half of its cells is still informative
 # (arXiv:2207.03208 compares ratios).
 MASK_RATIO = 0.3
@@ -74,11 +75,9 @@ def cell_tokens(x: Tensor, mask: Tensor, modality: str) -> Tokens:
 
 
 def save_state(folder: Path, name: str, state: Mapping[str, Any]) -> None:
-    """Write what the adapter `name` has learned to columns.json, which all columns share."""
-    path = folder / STATE_FILE
-    states = json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
-    states[name] = state
-    path.write_text(json.dumps(states, indent=1, ensure_ascii=False), encoding="utf-8")
+    """Write what the adapter `name` has learned to columns.jsonl, which all columns share."""
+    with (folder / STATE_FILE).open("a", encoding="utf-8") as file:
+        file.write(json.dumps({name: state}, ensure_ascii=False) + "\n")
 
 
 def load_state(folder: Path, name: str) -> dict[str, Any]:
@@ -89,12 +88,23 @@ def load_state(folder: Path, name: str) -> dict[str, Any]:
     """
     path = folder / STATE_FILE
     try:
-        state = json.loads(path.read_text(encoding="utf-8"))[name]
+        status = path.stat()
+        state = _read_states(path, status.st_mtime_ns, status.st_size)[name]
     except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         raise UserError(f"{path}: has no valid state of the input {name!r}") from error
     if not isinstance(state, dict):
         raise UserError(f"{path}: {name}: must be a mapping, got {type(state).__name__}")
     return state
+
+
+# Each of thousands of columns asks for its own line.
+@functools.lru_cache(maxsize=1)
+def _read_states(path: Path, modified: int, size: int) -> dict[str, Any]:
+    states: dict[str, Any] = {}
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            states.update(json.loads(line))
+    return states
 
 
 def require_state(folder: Path, name: str, is_valid: bool, rule: str) -> None:
