@@ -55,6 +55,8 @@ def names_new_groups(train: Sequence[Any], test: Sequence[Any]) -> bool:
         train: Cells of the column in the training split; None where missing.
         test: Cells of the column in the test split.
     """
+    if any(isinstance(cell, bytes | bytearray | dict) for cell in train):  # embedded files
+        return False
     splits = [[str(cell) for cell in cells if not has_no_value(cell)] for cells in (train, test)]
     known, new = (set(cells) for cells in splits)
     if len(known) < 2 or not new or known & new:

@@ -83,12 +83,21 @@ def _parse(path: Path, text: str, sep: str, key: str) -> tuple[dict[str, list], 
     number = 1
     rows: list[list[str]] = []
     lines: list[int] = []
+    blank: list[int] = []
     try:
         header = next(reader, [])
         _check_header(path, header, sep, key)
         for number, row in enumerate(reader, 2):
-            if not row:  # a blank line
+            if not row:
+                # A line without characters is an empty cell of a table of one column, apart from
+                # those at the end, and is not a row of other tables.
+                if len(header) == 1:
+                    blank.append(number)
                 continue
+            for line in blank:
+                rows.append([""])
+                lines.append(line)
+            blank.clear()
             _check_width(path, number, row, header)
             rows.append(row)
             lines.append(number)

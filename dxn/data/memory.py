@@ -146,9 +146,12 @@ def _plain(value: Any) -> Any:
 
 
 def _absolute(values: Sequence[Any]) -> list[Any] | None:
-    """Return absolute paths for a column of paths of files, None for another column."""
+    """Return absolute paths for a column of paths of files, None for another column.
+
+    A few files can be missing. The rows of these are reported when they are read.
+    """
     texts = [value for value in values if value is not None][:MAX_TRIED]
-    if not texts or not all(map(_is_file, texts)):
+    if not texts or 2 * sum(map(_is_file, texts)) <= len(texts):
         return None
     return [str(Path(v).absolute()) if isinstance(v, str | Path) else v for v in values]
 

@@ -221,13 +221,30 @@ def digest(raw: Any) -> bytes:
     content = hashlib.blake2b(digest_size=16)
     if isinstance(raw, Tensor):
         raw = raw.numpy(force=True)
+    if isinstance(raw, np.ndarray) and raw.dtype == object:
+        raw = raw.tolist()
     if isinstance(raw, np.ndarray):
         # Include the shape: equal bytes with different shapes are different images.
         content.update(repr(raw.shape).encode())
         content.update(np.ascontiguousarray(raw).data)
+    elif isinstance(raw, list | tuple | Mapping) and _has_arrays(raw):
+        # The repr of a large array is shortened.
+        content.update(repr((type(raw), len(raw))).encode())
+        items = raw.items() if isinstance(raw, Mapping) else raw
+        for item in items:
+            content.update(digest(item))
     else:
         content.update(repr(raw).encode())
     return content.digest()
+
+
+def _has_arrays(raw: Any) -> bool:
+    """Whether a raw value contains arrays. Long lists of words are hashed faster as a whole."""
+    if isinstance(raw, Mapping):
+        return _has_arrays(list(raw.values()))
+    if isinstance(raw, list | tuple):
+        return any(map(_has_arrays, raw))
+    return isinstance(raw, Tensor | np.ndarray)
 
 
 def size_of(value: Any) -> int:

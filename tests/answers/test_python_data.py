@@ -1,0 +1,61 @@
+"""Values of Python, and tables with empty cells, keep all of their rows and values."""
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+import pytest
+from PIL import Image
+
+from dxn.data.cell_columns import names_new_groups
+from dxn.data.memory import tables_of, write_tables
+from dxn.data.raws import digest
+from dxn.data.read import read_table
+from tests.helpers.newcomer import TEXT, TINY, run
+
+
+def test_an_empty_cell_of_a_table_of_one_column_is_a_row_without_a_value(tmp_path, capsys):
+    rows = [f"{('good', 'bad')[i % 2]} thing {i},{i % 2}" for i in range(40)]
+    (tmp_path / "train.csv").write_text("\n".join(["text,label", *rows]))
+    folder = tmp_path / "run"
+    path = f"data.path={tmp_path / 'train.csv'}"
+    options = [path, *TINY, *TEXT, "data.target=label", "report=false", "baseline=none"]
+    assert run("train", *options, f"run={folder}") == 0
+    (tmp_path / "new.csv").write_text("text\ngood thing\n\nbad thing\n")
+    assert run("predict", f"run={folder}", f"input={tmp_path / 'new.csv'}") == 2
+    assert "new.csv row 3: no input: text is missing" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("content", "lines"),
+    [("a\n\nx\n", [2, 3]), ("a\nx\n\n\n", [2]), ("a\n\n\n", []), ("a,b\n\n1,2\n", [3])],
+)
+def test_blank_lines_are_rows_only_inside_a_table_of_one_column(content, lines, tmp_path):
+    (tmp_path / "t.csv").write_text(content)
+    assert read_table(tmp_path / "t.csv").lines == lines
+
+
+def test_one_missing_file_does_not_make_the_paths_of_the_others_wrong(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for i in range(5):
+        Image.new("RGB", (4, 4), (i, i, i)).save(f"{i}.png")
+    frame = pd.DataFrame({"image": ["missing.png", *(f"{i}.png" for i in range(5))]})
+    files, has_paths = write_tables(tables_of(frame), tmp_path / "data")
+    cells = read_table(next(iter(files.values()))).columns["image"]
+    assert has_paths
+    assert [Path(cell).is_file() for cell in cells] == [False] + [True] * 5
+
+
+@pytest.mark.parametrize("wrap", [lambda x: (x, 1), lambda x: [x], lambda x: {"a": [x]}, list])
+def test_values_that_differ_inside_of_a_long_array_are_different(wrap):
+    first = np.arange(5000.0)
+    second = first.copy()
+    second[2500] = -1
+    assert digest(wrap(first)) == digest(wrap(first.copy()))
+    assert digest(wrap(first)) != digest(wrap(second))
+
+
+def test_embedded_images_never_name_groups():
+    train, test = [b"a", b"a", b"b", b"b"], [b"c", b"c"]
+    assert not names_new_groups(train, test)
+    assert names_new_groups(["ann", "ann", "bob", "bob"], ["eve", "eve"])
