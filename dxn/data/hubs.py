@@ -106,6 +106,7 @@ def to_table(rows: Any, origin: Path) -> Table:
         origin: Name of the data set in messages.
     """
     columns: dict[str, list] = {}
+    rows = rows.with_format(None)  # such as "torch", which would give tensors as cells
     for name, feature in rows.features.items():
         columns[name] = [blank_to_none(value) for value in _values(rows, name, feature)]
     count = len(rows)

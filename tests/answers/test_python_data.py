@@ -59,3 +59,11 @@ def test_embedded_images_never_name_groups():
     train, test = [b"a", b"a", b"b", b"b"], [b"c", b"c"]
     assert not names_new_groups(train, test)
     assert names_new_groups(["ann", "ann", "bob", "bob"], ["eve", "eve"])
+
+
+@pytest.mark.parametrize("form", ["numpy", "torch", "pandas"])
+def test_the_format_of_a_data_set_does_not_change_its_values(form):
+    datasets = pytest.importorskip("datasets")
+    data = datasets.Dataset.from_dict({"text": ["a", "b"], "size": [1, 2], "v": [[1.0], [2.0]]})
+    expected = tables_of(data)["all"].columns
+    assert tables_of(data.with_format(form))["all"].columns == expected
