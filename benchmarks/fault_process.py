@@ -131,8 +131,10 @@ def preload() -> None:
     compose = importlib.import_module("dxn.config").compose
     compose("train", list(TINY))
     # Drawing takes longer than the training.
-    for module, name in (("dxn.run.report", "draw"), ("dxn.run.evaluation", "draw_tokens")):
-        setattr(importlib.import_module(module), name, lambda *arguments, **options: None)
+    evaluation = importlib.import_module("dxn.run.evaluation")
+    for name in ("draw", "draw_tokens"):
+        getattr(evaluation, name)  # an AttributeError if it has another name now
+        setattr(evaluation, name, lambda *arguments, **options: None)
     # Forked processes need not search the objects of this one for garbage.
     gc.freeze()
 

@@ -65,8 +65,11 @@ def build(node: Plain, *, key: str, trust: Sequence[str] = (), **extra: Any) -> 
     except ValueError as error:
         raise UserError(f"{key}: {error}") from error
     except Exception as error:
-        # The arguments come from the configuration, so any failure is a problem of the user. The
-        # type of the error is part of the message, because KeyError alone prints only a name.
+        # In classes of dxn, these are caused by a defect and not by the arguments.
+        is_own = target.__module__.partition(".")[0] == "dxn"
+        if is_own and isinstance(error, AttributeError | LookupError | NameError | AssertionError):
+            raise
+        # The type of the error is part of the message, because KeyError alone prints only a name.
         raise UserError(f"{key}: {type(error).__name__}: {error}") from error
 
 

@@ -380,7 +380,10 @@ def test_pictures_of_an_earlier_call_are_removed_and_other_files_are_kept(tmp_pa
     (tmp_path / "time.png").write_text("no picture")
     draw_attention(predictor, {"audio": SAMPLE["audio"]}, tmp_path)
     names = {path.name for path in tmp_path.iterdir()}
-    assert names == {"heads.png", "shares.png", "attention.html", "red_cells.png", "time.png"}
+    assert names == {
+        *("heads.png", "shares.png", "attention.html", ".attend.json"),
+        *("red_cells.png", "time.png"),
+    }
 
 
 def test_the_model_and_the_sample_are_named(tmp_path, drawn):

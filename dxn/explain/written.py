@@ -1,39 +1,33 @@
-"""The files that `dxn attend` writes, so that a later call can remove them."""
+"""The pictures that `dxn attend` writes, so that a later call can remove them."""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Sequence
 from pathlib import Path
 
-from PIL import Image, UnidentifiedImageError
+from dxn.files import write_text
+from dxn.untrusted import load_json
 
-# Names, and endings of the names with several inputs of a kind: front_cells.png.
-PICTURES = (
-    "heads.png",
-    "shares.png",
-    "arcs.png",
-    "across.png",
-    "alignment.png",
-    "cells.png",
-    "time.png",
-    "strip.png",
-    "frames.png",
-)
 SOFTWARE = "dxn"  # stored in each PNG
+LIST = ".attend.json"  # names of the pictures of the last call; those of drawers are not known here
 
 
 def remove_pictures(folder: Path) -> None:
-    """Remove the pictures of an earlier call from a folder.
+    """Remove the pictures of an earlier call from a folder, and no others.
 
-    Other pictures can have such a name, so only those that dxn drew are removed.
+    Raises:
+        UserError: If the list of these pictures is damaged.
     """
-    for path in folder.glob("*.png"):
-        if path.name.endswith(PICTURES) and _is_drawn_by_dxn(path):
-            path.unlink()
+    path = folder / LIST
+    names = load_json(path) if path.exists() else []
+    for name in names if isinstance(names, list) else []:
+        # The folder may come from a stranger, so a name may not lead out of it.
+        if isinstance(name, str) and name.endswith(".png") and Path(name).name == name:
+            (folder / name).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
 
 
-def _is_drawn_by_dxn(path: Path) -> bool:
-    try:
-        with Image.open(path) as picture:
-            return picture.info.get("Software") == SOFTWARE
-    except (OSError, UnidentifiedImageError):
-        return False
+def list_pictures(folder: Path, files: Sequence[Path]) -> None:
+    """Write the names of the pictures of this call for `remove_pictures`."""
+    write_text(folder / LIST, json.dumps([file.name for file in files]))

@@ -15,7 +15,7 @@ from dxn import explain
 from dxn.explain.answers import answer_line, listed_probabilities
 from dxn.explain.attention import token_names
 from dxn.explain.drawers import Shown, is_file
-from dxn.explain.written import remove_pictures
+from dxn.explain.written import list_pictures, remove_pictures
 from dxn.run.predictor import Predictor, Sample
 from dxn.run.sample_attention import attention_on
 from dxn.tokens import Tokens
@@ -92,6 +92,7 @@ def draw_attention(
         result.notes.append(f"no heads.png and no shares.png: {found.obstacle}")
     else:
         _draw_encoder(maps, encoded, shares, names, shown, folder, about, result)
+    list_pictures(folder, result.files)
     page = folder / "attention.html"
     notes = explain.page.write_page(
         maps,

@@ -29,7 +29,7 @@ from dxn.train.signals import StopRequested, StopSignals
 from dxn.train.state import State
 from dxn.train.step import BatchLoss, is_out_of_memory
 from dxn.train.stepper import Schedule, Stepper
-from dxn.train.trackers import Trackers
+from dxn.train.trackers import Trackers, as_names
 
 # With a time limit, the learning rate follows the clock only if the training is later than planned
 # by this fraction of the limit. Otherwise the first steps, which take longer, would make the
@@ -184,7 +184,7 @@ class Run:
             UserError: If one of them cannot start.
         """
         self.progress.trackers = Trackers(
-            self.settings.tracker if self.settings.main else (),
+            as_names(self.settings.tracker) if self.settings.main else (),
             self.folder,
             options=self.options,
             say=self.print,

@@ -31,7 +31,7 @@ class Options(Protocol):
     checkpoint_minutes: float
     max_skipped_steps: int
     compile: Compile
-    tracker: Sequence[Tracker]
+    tracker: Tracker | Sequence[Tracker]
     accelerator: Accelerator
     bf16: bool
     main: bool

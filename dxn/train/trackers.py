@@ -39,6 +39,11 @@ MAX_REASON = 200  # characters of an error of a library
 AXES = ("step", "epoch")
 
 
+def as_names(tracker: Tracker | Sequence[Tracker]) -> Sequence[Tracker]:
+    """Return the option `tracker`, which can be a single name, as a list of names."""
+    return [tracker] if isinstance(tracker, str) else tracker
+
+
 def check_trackers(names: Sequence[Tracker]) -> None:
     """Check that trackers exist and that their libraries are installed.
 

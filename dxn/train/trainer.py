@@ -22,7 +22,7 @@ from dxn.train.precision import Precision
 from dxn.train.signals import StopSignals
 from dxn.train.state import State
 from dxn.train.stepper import Schedule
-from dxn.train.trackers import Tracker, Trackers, check_trackers
+from dxn.train.trackers import Tracker, Trackers, as_names, check_trackers
 
 __all__ = ["Run", "Schedule", "State", "Trainer"]
 
@@ -103,7 +103,7 @@ class Trainer:
     compile: Compile = "auto"
     monitor: str | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
-    tracker: Sequence[Tracker] = ()
+    tracker: Tracker | Sequence[Tracker] = ()
 
     def __post_init__(self):
         for name in ("epochs", "batch_size", "grad_accum_steps", "log_every"):
@@ -131,7 +131,7 @@ class Trainer:
         if self.compile not in (True, False, "auto"):
             raise ValueError(f"compile must be true, false or auto, got {self.compile}")
         check_own_metrics(self.metrics)
-        check_trackers(self.tracker)
+        check_trackers(as_names(self.tracker))
         self.accelerator, self.precision_note = make_accelerator(self.device, self.precision)
         self.bf16 = self.accelerator.mixed_precision == "bf16"
         # Only the main process prints and writes files.
@@ -234,7 +234,7 @@ class Trainer:
             metrics: Metrics by name.
             step: Number of optimizer steps of the training.
         """
-        for name in self.tracker if self.main else ():
+        for name in as_names(self.tracker) if self.main else ():
             try:
                 trackers = Trackers([name], folder, resumed_at=step)
             except UserError as error:

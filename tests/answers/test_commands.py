@@ -1,6 +1,7 @@
 """Commands write where they say, read what they print, and print lines that run as they are."""
 
 import csv
+import json
 import shutil
 from datetime import datetime
 from io import StringIO
@@ -12,6 +13,8 @@ from helpers.runs import SMALL, refused, table_of, train
 
 import dxn
 from dxn.cli import main
+from dxn.explain import attention_pictures
+from dxn.instantiate import build
 
 OPTIONS = [*SMALL, "preset=plain", "baseline=none", "trainer.epochs=1"]
 
@@ -147,3 +150,49 @@ def test_no_line_of_a_single_forecast_names_a_file(tmp_path):
     records = list(csv.DictReader((tmp_path / "answers.csv").read_text().splitlines()))
     assert len(records) > 1
     assert "file" not in records[0]
+
+
+def test_a_single_tracker_needs_no_list(tmp_path):
+    (tmp_path / "table.csv").write_text(table_of(24))
+    options = [*OPTIONS, "report=false", "trainer.tracker=tensorboard"]
+    train(tmp_path / "run", str(tmp_path / "table.csv"), "target=label", *options)
+    assert list((tmp_path / "run" / "tensorboard").rglob("events*"))
+
+
+def test_attend_removes_the_pictures_of_its_last_call_and_no_others(
+    text_run, tmp_path, monkeypatch
+):
+    folder = tmp_path / "attend"
+    command = ["attend", f"run={text_run}", f"output={folder}", "input.text=apple"]
+    draw = attention_pictures.word_pictures
+
+    def with_own(*arguments, **options):
+        files, notes = draw(*arguments, **options)
+        own = folder / "mine.png"
+        own.write_bytes(b"as a plug-in writes it")
+        return [*files, own], notes
+
+    with monkeypatch.context() as patch:
+        patch.setattr(attention_pictures, "word_pictures", with_own)
+        assert main(command) == 0
+    assert (folder / "mine.png").exists()
+    (folder / "holiday.png").write_bytes(b"of the user")
+    assert main(command) == 0
+    assert not (folder / "mine.png").exists()
+    assert (folder / "holiday.png").exists()
+    # A list of a stranger cannot name files of other folders.
+    (tmp_path / "other.png").write_bytes(b"of the user")
+    (folder / ".attend.json").write_text(
+        json.dumps(["../other.png", 7, str(tmp_path / "other.png")])
+    )
+    assert main(command) == 0
+    assert (tmp_path / "other.png").exists()
+
+
+def test_a_defect_of_a_class_of_dxn_is_not_reported_as_a_wrong_option(monkeypatch):
+    def broken(self):
+        raise AttributeError("a defect")
+
+    monkeypatch.setattr("dxn.train.trainer.Trainer.__post_init__", broken)
+    with pytest.raises(AttributeError, match="a defect"):
+        build({"_target_": "dxn.train.trainer.Trainer"}, key="trainer")

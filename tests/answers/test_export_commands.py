@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 import yaml
 from helpers.runs import PLAIN, SMALL, refused, table_of, train
-from PIL import Image, PngImagePlugin
+from PIL import Image
 
 import dxn
 from dxn.cli import main
-from dxn.explain.written import remove_pictures
+from dxn.explain.written import list_pictures, remove_pictures
 from dxn.keys import TOP
 
 CONF = Path(dxn.__file__).parent / "conf"
@@ -49,10 +49,9 @@ def test_a_text_that_is_no_path_is_predicted(tmp_path, capsys):
 
 
 def test_frames_of_an_earlier_video_are_removed(tmp_path):
-    info = PngImagePlugin.PngInfo()
-    info.add_text("Software", "dxn")
     picture = Image.new("RGB", (2, 2))
-    picture.save(tmp_path / "frames.png", pnginfo=info)
+    picture.save(tmp_path / "frames.png")
     picture.save(tmp_path / "holiday.png")
+    list_pictures(tmp_path, [tmp_path / "frames.png"])
     remove_pictures(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["holiday.png"]
