@@ -171,5 +171,5 @@ def test_the_lock_of_a_hostile_run_folder_overwrites_no_file(copy, tmp_path, cap
     (copy / ".lock").unlink()
     (copy / ".lock").symlink_to(notes)
     (line,) = refused(capsys, ["train", f"resume={copy}"])
-    assert line.endswith(".lock: must be a regular file, got a link; remove it")
+    assert ".lock: must not be a link out of" in line
     assert notes.read_text() == "mine"
