@@ -40,6 +40,8 @@ def type_fault(value: Any, hint: Hint) -> str | None:
     if fits(value, hint):
         return None
     if listed := choices(hint):
+        if "bool" in members(hint):
+            listed = [True, False, *listed]
         hint_at = similar(str(value), [str(choice) for choice in listed])
         names = ", ".join(_written(choice) for choice in listed)
         return (

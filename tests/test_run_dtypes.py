@@ -140,4 +140,4 @@ def test_a_compiled_model_in_use_has_plain_layers_and_the_same_answers(run, monk
 
 def test_an_unknown_value_of_compile_is_refused(run, capfd):
     lines = refused(capfd, ["predict", f"run={run}", "input.text=a", "compile=maybe"])
-    assert lines[-1] == "dxn: compile: must be true, false or auto, got maybe"
+    assert lines[-1] == "dxn: compile: must be one of true, false, auto, got 'maybe'"

@@ -422,7 +422,8 @@ def test_classes_that_a_checkpoint_does_not_know_are_refused(capsys, made, tmp_p
     asked = ["evaluate", f"weights={folder / 'vit'}", f"output={out}"]
     said = (
         f"dxn: data: all targets of test of {folder / 'other.csv'} are unknown to the model, which "
-        "was trained with ant, bee, cat, dog, eel ...; use the same names"
+        "was trained with ant, bee, cat, dog, eel, got ants, bees, cats, dogs, eels; use the same "
+        "names"
     )
     assert refused(capsys, [*asked, *table(folder, "other.csv")]) == [said]
     said = "dxn: data: a public checkpoint has no data of its own; set data=table data.path=..."

@@ -51,7 +51,7 @@ def place(tmp_path_factory):
         table.writerow(["read", "written", "split"])
         for split, count in SPLITS.items():
             for i in range(count):
-                words = [draw.choice(WORDS) for _ in range(2 + i % 4)] + [f"only{split}"] * (i == 0)
+                words = [draw.choice(WORDS) for _ in range(2 + i % 4)] + [f"only{split}"] * (i < 2)
                 table.writerow([" ".join(words), " ".join(words[::-1]).upper(), split])
     (folder / "plain.txt").write_text("the red cat sits and the blue bird sings. " * 20)
     return folder

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import re
 import shutil
 import socket
 import struct
@@ -192,9 +191,8 @@ def test_a_client_that_leaves_before_its_answer_is_not_computed_for(predictor, m
     one, seven = ({"inputs": [{"text": "fine"}] * count} for count in (1, 7))
     with server_of(predictor) as url:
 
-        def waiting():
-            page = httpx.get(f"{url}/metrics").text
-            return float(re.search(r"^dxn_queue_samples (.*)$", page, re.MULTILINE)[1])
+        def has_noticed():
+            return 'path="/predict",status="400"' in httpx.get(f"{url}/metrics").text
 
         options = {"json": one, "timeout": 20}
         first = threading.Thread(target=httpx.post, args=(f"{url}/predict",), kwargs=options)
@@ -203,7 +201,7 @@ def test_a_client_that_leaves_before_its_answer_is_not_computed_for(predictor, m
         # The model is busy, so this request waits, and its client does not.
         with pytest.raises(httpx.ReadTimeout):
             httpx.post(f"{url}/predict", json=seven, timeout=0.3)
-        wait_until(lambda: not waiting())
+        wait_until(has_noticed)
         release.set()
         first.join()
         assert httpx.post(f"{url}/predict", **options).status_code == 200
