@@ -158,7 +158,7 @@ def make_training(experiment: str, folder: str) -> Training:
         loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return task.num_targets(batch)
+        return int(task.loss_weight(batch))
 
     return Training(step, count_parameters(model), samples, config["batch_size"])
 
