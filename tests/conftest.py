@@ -12,8 +12,10 @@ from typing import Any  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
-# Shells start background jobs with SIGINT ignored, which the processes of the tests would inherit.
+# Shells start background jobs with SIGINT ignored, and nohup ignores SIGHUP. The processes of the
+# tests would inherit both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 # Until the tests are collected: importing them creates many objects, and none of them is garbage.
 gc.disable()
