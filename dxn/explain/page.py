@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,6 +16,8 @@ from torch import Tensor
 
 from dxn.explain.attention import rollout
 from dxn.explain.drawers import Shown, get_drawer
+from dxn.files import write_text
+from dxn.printable import valid_text
 from dxn.tokens import Span, Tokens
 
 # One byte each, and a third more in base64. Browsers open larger pages slowly.
@@ -84,10 +88,20 @@ def write_page(
     # A script element ends at "</script", which a text could contain. In JSON, \u003c is the same
     # character.
     text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
-    page = TEMPLATE.read_text(encoding="utf-8").replace("{{data}}", text)
-    # errors: a name from a file system can contain lone surrogates, which UTF-8 cannot encode.
-    path.write_text(page, encoding="utf-8", errors="replace")
+    template = TEMPLATE.read_text(encoding="utf-8")
+    # The data last, because a text in it can contain {{digest}}.
+    page = template.replace("{{digest}}", _digest(template)).replace("{{data}}", text)
+    write_text(path, valid_text(page))
     return notes
+
+
+def _digest(template: str) -> str:
+    """Return the hash of the page's script. With it, the browser runs no other script.
+
+    A text from data that became an element by a mistake could therefore not run code.
+    """
+    (script,) = re.findall(r"<script>(.*?)</script>", template, re.DOTALL)
+    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
 
 
 def shares_data(
