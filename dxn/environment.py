@@ -10,6 +10,7 @@ import copy
 import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -28,6 +29,8 @@ OTHER = "another value"
 # Path of a value, such as ("data", "path"). List items have their index as a name.
 Path = tuple[str | int, ...]
 Texts = dict[Path, str]
+
+_reader: ContextVar[Callable[..., Any]] = ContextVar("reader", default=oc.env)
 
 
 def resolve(values: Mapping[str, Any]) -> tuple[dict[str, Any], Texts]:
@@ -146,14 +149,21 @@ def dotted(path: Path) -> str:
     return ".".join(map(str, path))
 
 
+def _read_variable(*args: Any) -> Any:
+    """Resolve `${oc.env:...}`."""
+    return _reader.get()(*args)
+
+
 @contextmanager
 def _replaced(read: Callable[..., Any]) -> Iterator[None]:
-    """Use another function for `${oc.env:...}`."""
-    OmegaConf.register_new_resolver(RESOLVER, read, replace=True)
+    """Use another function for `${oc.env:...}` in this thread."""
+    # Resolvers belong to the whole process. Other threads still get the function of OmegaConf.
+    OmegaConf.register_new_resolver(RESOLVER, _read_variable, replace=True)
+    token = _reader.set(read)
     try:
         yield
     finally:
-        OmegaConf.register_new_resolver(RESOLVER, oc.env, replace=True)
+        _reader.reset(token)
 
 
 def _different(raw: Any, value: Any, other: Any, path: Path) -> Iterator[tuple[Path, str]]:
