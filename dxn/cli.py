@@ -6,6 +6,7 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 
 import dxn
 from dxn.commands import VERBS, overview
@@ -60,10 +61,11 @@ def main(argv: Sequence[str] | None = None) -> int:
             2,
         )
     except OSError as error:
-        # A file that cannot be written, for example. Without a file name it is no user's problem.
-        if error.filename is None or os.environ.get("DXN_DEBUG"):
+        # A file that cannot be written, for example. Other errors are defects of dxn.
+        if not _is_about_users_file(error) or os.environ.get("DXN_DEBUG"):
             raise
-        return _failed(f"{error.filename}: {error.strerror}", 2)
+        reason = f"{os.fsdecode(error.filename)}: {error.strerror}"
+        return _failed(f"{reason}; with DXN_DEBUG=1, the command shows where it failed", 2)
 
 
 def _is_out_of_memory(error: Exception) -> bool:
@@ -74,6 +76,14 @@ def _is_out_of_memory(error: Exception) -> bool:
     return "torch" in sys.modules and importlib.import_module("dxn.train.step").is_out_of_memory(
         error
     )
+
+
+def _is_about_users_file(error: OSError) -> bool:
+    # A descriptor has no name. The user can do nothing about the files of dxn.
+    if not isinstance(error.filename, str | bytes):
+        return False
+    package = Path(__file__).parent
+    return package not in Path(os.fsdecode(error.filename)).absolute().parents
 
 
 def _failed(message: str, code: int) -> int:

@@ -336,7 +336,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(monkeypatch, capsys):
         Path("/proc/x").mkdir()
 
     monkeypatch.setattr("dxn.run.verbs.train", fails)
-    assert failed(capsys, "train") == "/proc/x: No such file or directory"
+    assert failed(capsys, "train").startswith("/proc/x: No such file or directory; with DXN_DEBUG")
 
 
 def test_show_prints_every_value(capsys):
