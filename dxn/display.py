@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar
 
@@ -25,12 +27,14 @@ BAR_INTERVAL = 0.5
 LINE_INTERVALS = (10.0, 20.0, 30.0)
 LAST_INTERVAL = 60.0
 
+_is_silent: ContextVar[bool] = ContextVar("silent", default=False)
+
 
 class Display:
     """Shows how far a piece of work is: as a bar on a terminal, otherwise as lines.
 
     Args:
-        main: Whether this process prints. Default: see `is_main_process`.
+        main: Whether this process prints. Default: see `prints`.
         stderr: Whether to write to stderr, for a command whose output on stdout is a result.
         clock: Function that returns the time in seconds.
     """
@@ -42,7 +46,7 @@ class Display:
         stderr: bool = False,
         clock: Callable[[], float] = time.perf_counter,
     ):
-        self.main = is_main_process() if main is None else main
+        self.main = prints() if main is None else main and prints()
         self.stderr = stderr
         self.clock = clock
         self.intervals = iter(LINE_INTERVALS)
@@ -161,8 +165,23 @@ def track(items: Iterable[Item], total: int, title: str) -> Iterator[Item]:
 
 
 def is_main_process() -> bool:
-    """Whether this process prints: the first one of those that torchrun starts."""
+    """Whether this process is the first one of those that torchrun starts."""
     return os.environ.get("RANK", "0") == "0"
+
+
+def prints() -> bool:
+    """Whether this process and this thread print."""
+    return is_main_process() and not _is_silent.get()
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Print nothing in this thread. Other threads still print."""
+    token = _is_silent.set(True)
+    try:
+        yield
+    finally:
+        _is_silent.reset(token)
 
 
 def count(number: int, singular: str, plural: str = "") -> str:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
-from io import StringIO
 from pathlib import Path
 from typing import Any, Self
 
@@ -24,6 +23,7 @@ from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_dat
 
 import dxn
 from dxn.data.memory import is_frame
+from dxn.display import silence
 from dxn.run.predictor import Predictor
 
 TARGET = "target"  # column with y, unless X has a column of this name
@@ -130,7 +130,8 @@ class _Estimator(BaseEstimator):
         if self.verbose:
             yield
             return
-        with contextlib.redirect_stdout(StringIO()), contextlib.redirect_stderr(StringIO()):
+        # Not by replacing sys.stdout, which belongs to all threads of the process.
+        with silence():
             yield
 
 

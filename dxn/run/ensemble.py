@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from rich.text import Text
 from torch import Tensor
 
 from dxn.display import is_main_process
@@ -81,7 +80,7 @@ def train_ensemble(settings: Settings) -> Trained:
     trained: list[Trained] = []
     with ExitStack() as stack:
         for number, run in enumerate(runs):
-            report.console.rule(Text(f"member {number + 1} of {size}"), style="none")
+            report.print_rule(f"member {number + 1} of {size}")
             if run is None:
                 report.print_line(f"finished earlier: {member_folder(folder, number)}")
                 continue
@@ -94,7 +93,7 @@ def train_ensemble(settings: Settings) -> Trained:
                     f"{resume(folder)}",
                     error.code,
                 ) from None
-        report.console.rule(Text(f"ensemble of {size}"), style="none")
+        report.print_rule(f"ensemble of {size}")
         metrics: dict[str, Any] = {}
         if is_main_process():
             stack.enter_context(locked(folder, main=True))

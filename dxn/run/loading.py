@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from dxn.display import is_main_process
+from dxn.display import prints
 from dxn.errors import UserError
 from dxn.models import compiling
 from dxn.models.blocks import set_compiled
@@ -69,7 +69,7 @@ def load_predictor(settings: Settings, *, dtype: Dtype | None = None) -> Predict
 
 def _tell(line: str) -> None:
     """Print a line to stderr, because stdout may be a generated text."""
-    Console(stderr=True, highlight=False, quiet=not is_main_process()).print(line, markup=False)
+    Console(stderr=True, highlight=False, quiet=not prints()).print(line, markup=False)
 
 
 def _compile(predictor: Predictor, compile: object) -> None:

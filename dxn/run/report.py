@@ -18,7 +18,7 @@ from dxn.data.check import Truncation, count_truncated
 from dxn.data.opening import Opened
 from dxn.data.quality import check_known_targets
 from dxn.data.raws import memory_lines, take_rows
-from dxn.display import count, is_main_process
+from dxn.display import count, prints
 from dxn.files import write_text
 from dxn.printable import json_text, printable
 from dxn.report.intervals import Interval
@@ -33,7 +33,7 @@ from dxn.tokenize.spaced import spaced_rows
 # Without highlighting, numbers are not coloured. Soft wrapping leaves long lines to the terminal:
 # rich would break them at 80 columns when the output is a pipe or a file.
 # force_jupyter: in a notebook, rich would make a block with margins of each line.
-console = Console(highlight=False, soft_wrap=True, quiet=not is_main_process(), force_jupyter=False)
+console = Console(highlight=False, soft_wrap=True, force_jupyter=False)
 # Truncation is counted in this many rows only, because preparing all rows of a large data set takes
 # as long as an epoch.
 MAX_COUNTED_ROWS = 2000
@@ -49,8 +49,16 @@ Row = TypeVar("Row")  # of a table: its metrics, or their intervals
 
 def print_line(line: str) -> None:
     """Print a line verbatim, except for control characters and secrets."""
-    # With markup, rich would remove brackets, such as those of a list of columns.
-    console.print(printable(line), markup=False)
+    if prints():
+        # With markup, rich would remove brackets, such as those of a list of columns.
+        console.print(printable(line), markup=False)
+
+
+def print_rule(title: str = "") -> None:
+    """Print a horizontal line, with a title in its middle."""
+    if prints():
+        # Text, because rich would read brackets in a title as markup.
+        console.rule(Text(title), style="none")
 
 
 def next_step(line: str) -> None:
@@ -193,7 +201,8 @@ def name_answers(
 def print_table(table: Table) -> None:
     """Print a table. Outside of a terminal, all of its columns have their full width."""
     if console.is_terminal:
-        console.print(table)
+        if prints():
+            console.print(table)
         return
     # A pipe has no width, and rich would shorten the names of columns to fit into 80 characters.
     text = StringIO()

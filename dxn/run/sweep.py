@@ -20,7 +20,7 @@ from dxn.run import report
 from dxn.run.baseline import BASELINE, TRANSFORMER
 from dxn.run.ensemble import run_training
 from dxn.run.output import write_records
-from dxn.run.report import console, print_line
+from dxn.run.report import print_line, print_rule
 from dxn.run.settings import Settings
 from dxn.run.training import Trained
 
@@ -163,8 +163,7 @@ def sweep(runs: Sequence[Settings]) -> int:
     result = Sweep(new_folder(output / FOLDER / report.now()) / FILE)
     for i, (settings, options) in enumerate(zip(runs, differing(runs), strict=True)):
         title = " ".join(f"{key}={value}" for key, value in options.items())
-        # Text, because rich would read brackets in an override as markup.
-        console.rule(Text(f"{i + 1} of {len(runs)}: {title}"), style="none")
+        print_rule(f"{i + 1} of {len(runs)}: {title}")
         outcome = _run(settings, options)
         if outcome.error:
             print_line(f"failed: {outcome.error}")

@@ -23,7 +23,7 @@ from dxn.run.loading import load_predictor
 from dxn.run.output import check_suffix, list_suffixes, write_records
 from dxn.run.prediction_table import answer_lines, identify, prediction_records, record_line
 from dxn.run.prompts import read_prompts, write_texts
-from dxn.run.report import console, next_step, print_line
+from dxn.run.report import next_step, print_line, print_rule
 from dxn.run.reporting import write_again
 from dxn.run.samples import read_sample
 from dxn.run.search import search as run_search
@@ -130,7 +130,7 @@ def generate(settings: Settings) -> int:
         return 0
     for i, text in enumerate(texts):
         if i:
-            console.rule(style="none")
+            print_rule()
         print_line(text)
     return 0
 
@@ -224,7 +224,7 @@ def neighbors(settings: Settings) -> int:
     table.add_column("cosine", justify="right")
     for token, cosine in closest:
         table.add_row(output_of.plain_text(token), f"{cosine:.3f}")
-    console.print(table)
+    output_of.print_table(table)
     return 0
 
 
