@@ -104,7 +104,8 @@ class AudioAdapter(nn.Module):
         if tokens == "patches":
             # The other kinds have no parameters, so they do not use the number of steps.
             steps = max_len if pos_embed == "learned" else 1
-            self.pos_embed = PosEmbed2d(pos_embed, dim=dim, grid=(steps, self.bands))
+            grid = (steps, self.bands)
+            self.pos_embed = PosEmbed2d(pos_embed, dim=dim, grid=grid, is_time=True)
         else:
             self.pos_embed = PosEmbed1d(pos_embed, dim=dim, max_len=max_len)
         self.dropout = Dropout(dropout)
@@ -232,15 +233,7 @@ class AudioAdapter(nn.Module):
         if isinstance(self.pos_embed, PosEmbed1d):
             codes = self.pos_embed(steps, device)
             return codes[:, None] if codes.ndim else codes
-        if self.pos_embed.kind != "learned":
-            return self.pos_embed(steps, self.bands, device)
-        # Time is not interpolated, unlike the axes of an image: a frame has a fixed duration.
-        weight = self.pos_embed.weight
-        if steps > len(weight):
-            raise ValueError(
-                f"learned positions reach {len(weight)} steps, got {steps}: raise max_len"
-            )
-        return weight[:steps]
+        return self.pos_embed(steps, self.bands, device)
 
     def _coords(self, lengths: Tensor, steps: int, mask: Tensor) -> Tensor:
         """Return start and stop of each token in seconds (B, N, 2), NaN at padding."""

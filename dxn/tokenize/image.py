@@ -16,8 +16,13 @@ from dxn.tokenize.image_options import ImageAugment, ImageNormalization, ResizeO
 from dxn.tokenize.image_preprocessor import ImagePreprocessor
 from dxn.tokenize.masking import ImageMasking, check_ratio
 from dxn.tokenize.picture_summary import picture_features
-from dxn.tokenize.pixels import normalize_pixels, register_statistics, set_statistics
-from dxn.tokenize.pos_embed import PosEmbed2d, PosEmbedKind
+from dxn.tokenize.pixels import (
+    make_positions,
+    normalize_pixels,
+    register_statistics,
+    set_statistics,
+)
+from dxn.tokenize.pos_embed import PosEmbedKind
 from dxn.tokenize.spaced import evenly_spaced
 from dxn.tokenize.stem import ConvStem
 from dxn.tokenize.text_options import EmbeddingNormOptions
@@ -27,8 +32,6 @@ ImageStem = Literal["patch", "conv", "residual"]
 RESIDUAL_BLOCKS = 2  # after each of the last two convolutions of stem=residual
 MASK_RATIO = 0.6  # fraction of the patches that masked pretraining hides by default
 MAX_FITTED = 1000  # images are enough for stable statistics
-# Without an image_size, learned positions have the grid of this size, and are interpolated.
-USUAL_SIZE = (224, 224)
 
 
 class ImageAdapter(nn.Module):
@@ -100,9 +103,9 @@ class ImageAdapter(nn.Module):
         else:
             blocks = RESIDUAL_BLOCKS if stem == "residual" else 0
             self.stem = ConvStem(in_channels=in_channels, dim=dim, stride=patch_size, blocks=blocks)
-        height, width = self.prepare.image_size or USUAL_SIZE
-        grid = (self.grid.count(height, 0), self.grid.count(width, 1))
-        self.pos_embed = PosEmbed2d(pos_embed, dim=dim, grid=grid)
+        self.pos_embed = make_positions(
+            pos_embed, self.grid, image_size=self.prepare.image_size, resize=resize, dim=dim
+        )
         self.norm = nn.Identity() if norm is None else nn.LayerNorm(dim, norm.eps, bias=norm.bias)
         self.dropout = Dropout(dropout)
         self.token_dropout = augment.token_dropout

@@ -24,12 +24,18 @@ class ResizeOptions:
             mode=within.
         interpolation: Interpolation of the pixels: bilinear or bicubic.
         max_pixels: Maximum number of pixels. Larger images are rejected.
+        pos_grid: Height and width of the grid of learned positions in patches, for images without a
+            fixed size, which have image_size=null or mode=within. It is interpolated to the grid of
+            each image. Default: the grid of image_size, or of 224.
+        pos_antialias: Use antialiasing when learned positions are interpolated to a smaller grid.
     """
 
     mode: ResizeMode = "within"
     crop_ratio: float = 1.0
     interpolation: Interpolation = "bilinear"
     max_pixels: int = 50_000_000
+    pos_grid: Sequence[int] | None = None
+    pos_antialias: bool = True
 
     def __post_init__(self) -> None:
         if self.mode not in get_args(ResizeMode):
@@ -42,6 +48,10 @@ class ResizeOptions:
             raise ValueError(f"crop_ratio must be above 0 and at most 1, got {self.crop_ratio}")
         if self.max_pixels < 1:
             raise ValueError(f"max_pixels must be at least 1, got {self.max_pixels}")
+        if self.pos_grid is not None and (len(self.pos_grid) != 2 or min(self.pos_grid) < 1):
+            raise ValueError(
+                f"resize.pos_grid must be two numbers of at least 1, got {list(self.pos_grid)}"
+            )
 
 
 @dataclass(frozen=True)

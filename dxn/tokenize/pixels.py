@@ -1,4 +1,4 @@
-"""Normalization of pixels, shared by the adapters whose raw values are pictures."""
+"""Normalization and positions of pixels, shared by the adapters whose raw values are pictures."""
 
 from __future__ import annotations
 
@@ -7,10 +7,39 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from dxn.tokenize.image_options import ImageNormalization
+from dxn.tokenize.grid import PatchGrid
+from dxn.tokenize.image_options import ImageNormalization, ResizeOptions
+from dxn.tokenize.pos_embed import PosEmbed2d, PosEmbedKind
 from dxn.tokenize.statistics import Moments
 
 MIN_STD = 1e-3  # of pixels from 0 to 1
+# Without an image_size, learned positions have the grid of this size, and are interpolated.
+USUAL_SIZE = (224, 224)
+
+
+def make_positions(
+    kind: PosEmbedKind,
+    grid: PatchGrid,
+    *,
+    image_size: tuple[int, int] | None,
+    resize: ResizeOptions,
+    dim: int,
+) -> PosEmbed2d:
+    """Create the position embedding of the patches of pictures.
+
+    Args:
+        kind: learned, sinusoidal or none.
+        grid: Size and stride of the patches.
+        image_size: Height and width of the pictures, or their maximum. None: any size.
+        resize: Options of resizing.
+        dim: Width D.
+    """
+    height, width = image_size or USUAL_SIZE
+    size = (grid.count(height, 0), grid.count(width, 1))
+    is_fixed = image_size is not None and resize.mode != "within"
+    if resize.pos_grid is not None and not is_fixed:
+        size = (resize.pos_grid[0], resize.pos_grid[1])
+    return PosEmbed2d(kind, dim=dim, grid=size, antialias=resize.pos_antialias)
 
 
 def register_statistics(module: nn.Module, normalize: ImageNormalization, channels: int) -> bool:

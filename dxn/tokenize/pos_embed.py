@@ -88,31 +88,49 @@ class PosEmbed2d(nn.Module):
         kind: learned, sinusoidal or none.
         dim: Width D.
         grid: Height and width of the learned grid. It is interpolated to other grid sizes.
+        antialias: Whether to use antialiasing when the learned grid is reduced.
+        is_time: Whether the first axis is time. It is not interpolated, because a step has a fixed
+            duration: a shorter sequence has the first of the learned positions.
     """
 
-    def __init__(self, kind: PosEmbedKind, *, dim: int, grid: tuple[int, int]):
+    def __init__(
+        self,
+        kind: PosEmbedKind,
+        *,
+        dim: int,
+        grid: tuple[int, int],
+        antialias: bool = True,
+        is_time: bool = False,
+    ):
         super().__init__()
         _check_kind(kind)
         self.kind = kind
         self.dim = dim
+        self.antialias = antialias
+        self.is_time = is_time
         if kind == "learned":
             self.weight = nn.Parameter(torch.empty(*grid, dim))
             nn.init.trunc_normal_(self.weight, std=0.02)
 
     def forward(self, height: int, width: int, device: torch.device) -> Tensor:
-        """Return position embeddings (height, width, D), or a scalar 0 () without positions."""
+        """Return position embeddings (height, width, D), or a scalar 0 () without positions.
+
+        Raises:
+            ValueError: If there are more time steps than learned positions.
+        """
         if self.kind == "none":
             return torch.zeros((), device=device)
         if self.kind == "sinusoidal":
             return sinusoidal_2d(height, width, self.dim).to(device)
+        if self.is_time:
+            if height > len(self.weight):
+                raise ValueError(
+                    f"learned positions reach {len(self.weight)} steps, got {height}: raise max_len"
+                )
+            return self.weight[:height]
         if (height, width) == self.weight.shape[:2]:
             return self.weight
-        grid = rearrange(self.weight, "h w d -> 1 d h w")
-        # The same interpolation as in timm, so that public checkpoints give the same embeddings.
-        grid = F.interpolate(
-            grid, (height, width), mode="bicubic", antialias=True, align_corners=False
-        )
-        return rearrange(grid, "1 d h w -> h w d")
+        return interpolate_grid(self.weight, height, width, antialias=self.antialias)
 
     def of_grids(self, grids: Tensor, height: int, width: int) -> Tensor:
         """Return position embeddings (1, height, width, D), or a scalar 0 () without positions.
@@ -146,13 +164,25 @@ class PosEmbed2d(nn.Module):
         if self.kind != "learned" or is_fixed:
             codes = self(height, width, grids.device)
             return codes[None] if codes.ndim else codes
-        rows = resize_weights(grids[:, 0], height, self.weight.shape[0])
-        columns = resize_weights(grids[:, 1], width, self.weight.shape[1])
+        rows = resize_weights(grids[:, 0], height, self.weight.shape[0], antialias=self.antialias)
+        columns = resize_weights(grids[:, 1], width, self.weight.shape[1], antialias=self.antialias)
         return torch.einsum("bhi,ijd,bwj->bhwd", rows, self.weight, columns)
 
 
-def resize_weights(sizes: Tensor, count: int, source: int) -> Tensor:
-    """Return the weights of a bicubic interpolation with antialiasing along one axis.
+def interpolate_grid(grid: Tensor, height: int, width: int, *, antialias: bool) -> Tensor:
+    """Interpolate (H, W, D) to (height, width, D) as timm and transformers do."""
+    resized = F.interpolate(
+        rearrange(grid, "h w d -> 1 d h w"),
+        (height, width),
+        mode="bicubic",
+        antialias=antialias,
+        align_corners=False,
+    )
+    return rearrange(resized, "1 d h w -> h w d")
+
+
+def resize_weights(sizes: Tensor, count: int, source: int, *, antialias: bool) -> Tensor:
+    """Return the weights of a bicubic interpolation along one axis.
 
     They are those of torch.nn.functional.interpolate, which needs the same size for all samples.
 
@@ -160,18 +190,24 @@ def resize_weights(sizes: Tensor, count: int, source: int) -> Tensor:
         sizes: (B,). Size of the result of each sample.
         count: Maximum number of results.
         source: Number of values that are interpolated.
+        antialias: Whether to use antialiasing if there are fewer results than values.
 
     Returns:
         (B, count, source). Zeros for results beyond the size of a sample.
     """
     scale = source / sizes[:, None, None]
     center = (torch.arange(count, device=sizes.device)[:, None] + 0.5) * scale
-    place = torch.arange(source, device=sizes.device) + 0.5
-    x = ((place - center) / scale.clamp(min=1)).abs()
-    # The cubic filter of Keys with a = -0.5, as in Pillow.
-    near = (1.5 * x - 2.5) * x * x + 1
-    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    # Without antialiasing, the first and the last value are repeated beyond the edge.
+    margin = 0 if antialias else 2
+    index = torch.arange(-margin, source + margin, device=sizes.device)
+    x = ((index + 0.5 - center) / (scale.clamp(min=1) if antialias else 1)).abs()
+    # The cubic filter of Keys. torch uses the parameter of Pillow with antialiasing, and that of
+    # OpenCV without.
+    a = -0.5 if antialias else -0.75
+    near = ((a + 2) * x - (a + 3)) * x * x + 1
+    far = ((a * x - 5 * a) * x + 8 * a) * x - 4 * a
     weights = torch.where(x < 1, near, torch.where(x < 2, far, 0.0))
+    weights = weights @ F.one_hot(index.clamp(0, source - 1), source).to(weights)
     is_inside = torch.arange(count, device=sizes.device)[:, None] < sizes[:, None, None]
     weights = weights * is_inside
     return weights / torch.where(is_inside, weights.sum(-1, keepdim=True), 1.0)

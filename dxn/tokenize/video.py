@@ -16,8 +16,13 @@ from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.image_options import ImageNormalization, ResizeOptions
 from dxn.tokenize.masking import check_ratio
 from dxn.tokenize.picture_summary import picture_features
-from dxn.tokenize.pixels import normalize_pixels, register_statistics, set_statistics
-from dxn.tokenize.pos_embed import PosEmbed1d, PosEmbed2d, PosEmbedKind
+from dxn.tokenize.pixels import (
+    make_positions,
+    normalize_pixels,
+    register_statistics,
+    set_statistics,
+)
+from dxn.tokenize.pos_embed import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.spaced import evenly_spaced
 from dxn.tokenize.statistics import time_statistics
 from dxn.tokenize.stem import ConvStem
@@ -98,10 +103,9 @@ class VideoAdapter(nn.Module):
             self.stem = ConvStem(in_channels=CHANNELS, dim=dim, stride=patch_size)
             cell = dim
         self.proj = nn.Linear(tubelet_frames * cell, dim)
-        assert self.prepare.image.image_size is not None
-        height, width = self.prepare.image.image_size
-        grid = (self.grid.count(height, 0), self.grid.count(width, 1))
-        self.pos_embed = PosEmbed2d(pos_embed, dim=dim, grid=grid)
+        self.pos_embed = make_positions(
+            pos_embed, self.grid, image_size=self.prepare.image.image_size, resize=resize, dim=dim
+        )
         steps = -(-sampling.num_frames // tubelet_frames)  # rounded up
         self.time_embed = PosEmbed1d(pos_embed, dim=dim, max_len=steps)
         self.pool = FramePool(dim) if tokens == "frame" else None

@@ -65,6 +65,7 @@ def image_architecture(checkpoint: Checkpoint) -> Architecture:
         config["image_size"],
         mean=MEAN,
         std=STD,
+        side=grid_side(checkpoint),
         interpolation="bicubic",
         crop=True,
     )
@@ -207,7 +208,6 @@ CLIP_IMAGE = Family(
     part="image",
     ignored=(*IGNORED, r"text_model\.", r"text_projection\."),
     optional_biases=OPTIONAL_BIASES,
-    antialias=False,  # interpolate_pos_encoding in transformers does not use antialiasing
 )
 CLIP_TEXT = Family(
     "the text tower of CLIP",

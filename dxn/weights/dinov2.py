@@ -85,6 +85,8 @@ def image_options(checkpoint: Checkpoint) -> Options:
         checkpoint.config["image_size"],
         mean=MEAN,
         std=STD,
+        side=grid_side(checkpoint),
+        antialias=matches_registers(checkpoint),  # transformers uses it only for this model
         interpolation="bicubic",
         crop=True,
     )
@@ -101,8 +103,7 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     image = architecture.adapters["image"]
     depth = architecture.backbone["depth"]
     positions = f"{p}embeddings.position_embeddings"
-    # The first position embedding belongs to the class token. Registers have none.
-    side = hf.grid_side(checkpoint, checkpoint.tensors[positions].shape[1] - 1)
+    side = grid_side(checkpoint)
     registers = f"{p}embeddings.register_tokens"
     leading = [f"{p}embeddings.cls_token", *([registers] if registers in checkpoint else [])]
     result = {
@@ -131,6 +132,13 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     return result
 
 
+def grid_side(checkpoint: Checkpoint) -> int:
+    """Return the number of patches along each side of an image."""
+    positions = checkpoint.tensors[f"{base_prefix(checkpoint)}embeddings.position_embeddings"]
+    # The first position embedding belongs to the class token. Registers have none.
+    return hf.grid_side(checkpoint, positions.shape[1] - 1)
+
+
 def base_prefix(checkpoint: Checkpoint) -> str:
     """Return the prefix of the bare model, or "" if there is no head."""
     return hf.prefix(checkpoint, hf.model_type(checkpoint), "embeddings.cls_token")
@@ -143,10 +151,5 @@ DINOV2 = Family(
     tensor_map,
     ignored=(r"(\w+\.)?embeddings\.mask_token",),
     optional_biases=hf.VIT_BIASES,
-    antialias=False,
 )
-# transformers uses antialiasing in the interpolation of position embeddings only for the model with
-# registers.
-DINOV2_REGISTERS = replace(
-    DINOV2, name="DINOv2 with registers", matches=matches_registers, antialias=True
-)
+DINOV2_REGISTERS = replace(DINOV2, name="DINOv2 with registers", matches=matches_registers)

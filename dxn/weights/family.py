@@ -81,8 +81,6 @@ class Family:
         ignored: Regular expressions that match the names of tensors which dxn does not need.
         optional_biases: Suffixes of the names of biases that may be missing in a checkpoint. A
             missing bias is set to zero.
-        antialias: Whether to use antialiasing when a grid of position embeddings is reduced. Set it
-            as in the family's original library.
         to_checkpoint: Function of (state dict, checkpoint, architecture) that returns the tensors
             of the original format for which the tensor map has no inverse. Default: the family
             cannot be saved in its original format.
@@ -96,7 +94,6 @@ class Family:
     part: str | None = None
     ignored: tuple[str, ...] = ()
     optional_biases: tuple[str, ...] = ()
-    antialias: bool = True
     to_checkpoint: (
         Callable[[Mapping[str, Tensor], Checkpoint, Architecture], dict[str, Tensor]] | None
     ) = None

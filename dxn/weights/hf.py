@@ -91,6 +91,8 @@ def image_options(
     *,
     mean: Sequence[float],
     std: Sequence[float],
+    side: int,
+    antialias: bool = False,
     interpolation: str = "bilinear",
     crop: bool = False,
 ) -> Options:
@@ -103,6 +105,8 @@ def image_options(
         image_size: Image size in config.json.
         mean: Mean of each channel.
         std: Standard deviation of each channel.
+        side: Number of position embeddings along each side of the grid.
+        antialias: Whether transformers uses antialiasing to interpolate them, which is rare.
         interpolation: Interpolation, if there is no file.
         crop: Whether images are resized by their shorter side and cropped. It is used if there is
             no file, or if the size in the file is a single number.
@@ -111,10 +115,12 @@ def image_options(
         UserError: If dxn does not support the preprocessing.
     """
     settings = checkpoint.preprocessor
+    positions = {"pos_grid": [side, side], "pos_antialias": antialias}
     if not settings:
+        mode = "crop" if crop else "stretch"
         return {
             "image_size": image_size,
-            "resize": {"mode": "crop" if crop else "stretch", "interpolation": interpolation},
+            "resize": {"mode": mode, "interpolation": interpolation, **positions},
             "normalize": {"mean": list(mean), "std": list(std)},
         }
     number = settings.get("resample", 2)  # bilinear, the default of most image processors
@@ -140,6 +146,7 @@ def image_options(
             "mode": "crop" if crop else "stretch",
             "crop_ratio": crop_ratio,
             "interpolation": INTERPOLATIONS[number],
+            **positions,
         },
         "normalize": normalize,
     }

@@ -60,11 +60,13 @@ def image_options(checkpoint: Checkpoint) -> Options:
     kernel = checkpoint.tensors[f"{p}embeddings.patch_embeddings.projection.weight"]
     _, channels, patch_size, _ = kernel.shape
     default = HALF[:channels]
+    side = grid_side(checkpoint)
+    size = checkpoint.config["image_size"]
     return {
-        **hf.image_options(checkpoint, checkpoint.config["image_size"], mean=default, std=default),
+        **hf.image_options(checkpoint, size, mean=default, std=default, side=side),
         # The number of position embeddings determines the image size, because a saved preprocessor
         # may have another one.
-        "image_size": grid_side(checkpoint) * patch_size,
+        "image_size": side * patch_size,
         "patch_size": patch_size,
         "in_channels": channels,
         "pos_embed": "learned",
@@ -142,6 +144,5 @@ HF_VIT = Family(
     # The classifier does not use the pooler. The mask token is for pretraining only.
     ignored=(r"(\w+\.)?pooler\.", r"(\w+\.)?embeddings\.mask_token"),
     optional_biases=hf.VIT_BIASES,
-    antialias=False,  # interpolate_pos_encoding in transformers does not use antialiasing
     to_checkpoint=to_checkpoint,
 )

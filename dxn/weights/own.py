@@ -14,6 +14,7 @@ from torch import Tensor
 from dxn.errors import UserError
 from dxn.files import SUMS, check_sums
 from dxn.instantiate import build
+from dxn.models import module_key
 from dxn.schema import Strict, validated
 from dxn.targets import MODEL_PACKAGES, check_targets
 from dxn.tokenize.target import FILE as TOKENIZER_FILE
@@ -83,9 +84,15 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     tokenizer = target_tokenizer(checkpoint)
     _check_size(config, checkpoint, tokenizer)
     backbone = dict(config["backbone"])
+    adapters = {key: _without(node, "dim") for key, node in config["adapters"].items()}
+    for key, node in adapters.items():
+        positions = checkpoint.tensors.get(f"adapters.{module_key(key)}.pos_embed.weight")
+        if "pos_grid" in node.get("resize", {}) and positions is not None:
+            # Otherwise images without a fixed size would have positions that were resized twice.
+            node["resize"] = {**node["resize"], "pos_grid": list(positions.shape[:2])}
     return Architecture(
         dim=backbone.pop("dim"),
-        adapters={key: _without(node, "dim") for key, node in config["adapters"].items()},
+        adapters=adapters,
         backbone=backbone,
         # A new model may have other inputs and another width, so these options are not copied.
         fusion=_without(config["fusion"], "dim", "inputs"),

@@ -186,12 +186,14 @@ class PublicModel:
             if tensor is not None:
                 # Positions of a text are discrete. Positions of images and audio are points on a
                 # continuous axis, so their embeddings can be interpolated.
+                module: Any = model.get_submodule(name.rpartition(".")[0])
                 tensor = resize_tensor(
                     name,
                     tensor,
                     target.shape,
-                    antialias=self.family.antialias,
+                    antialias=getattr(module, "antialias", True),
                     continuous=not adapters.has_vocabulary(name),
+                    is_time=getattr(module, "is_time", False),
                 )
             if tensor is not None and tensor.shape == target.shape:
                 target.copy_(tensor)

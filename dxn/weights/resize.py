@@ -9,6 +9,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
+from dxn.tokenize.pos_embed import interpolate_grid
+
 
 def resize_tensor(
     name: str,
@@ -17,12 +19,14 @@ def resize_tensor(
     *,
     antialias: bool = True,
     continuous: bool = True,
+    is_time: bool = False,
 ) -> Tensor:
     """Resize position embeddings or the vocabulary of an adapter.
 
     Two-dimensional position embeddings (H, W, D) are interpolated (bicubic). One-dimensional
     position embeddings (N, D) are truncated if the model needs fewer, and interpolated (linear) if
-    it needs more. A vocabulary (V, D) is truncated.
+    it needs more. The same holds for the time axis of two-dimensional ones. A vocabulary (V, D) is
+    truncated.
 
     Args:
         name: Name of the tensor in the model.
@@ -31,6 +35,7 @@ def resize_tensor(
         antialias: Whether to use antialiasing when (H, W) is reduced.
         continuous: Whether positions are points on a continuous axis, such as time. Positions of
             text tokens are discrete, so their embeddings are not interpolated.
+        is_time: Whether the first axis of (H, W, D) is time.
 
     Returns:
         The resized tensor, or the unchanged tensor if it cannot be resized. The caller must compare
@@ -41,7 +46,12 @@ def resize_tensor(
         return tensor
     is_positions = name.endswith(".pos_embed.weight")
     if is_positions and tensor.ndim == len(shape) == 3:
-        return _resize_grid(tensor, shape[0], shape[1], antialias=antialias)
+        if not is_time:
+            return interpolate_grid(tensor, shape[0], shape[1], antialias=antialias)
+        bands = tensor.shape[1]
+        line = rearrange(tensor, "t f d -> t (f d)")
+        line = line[: shape[0]] if len(line) > shape[0] else _resize_line(line, shape[0])
+        return rearrange(line, "t (f d) -> t f d", f=bands)
     if tensor.ndim != 2 or len(shape) != 2:
         return tensor
     # Truncating position embeddings does not change the output for short inputs, which use the
@@ -52,18 +62,6 @@ def resize_tensor(
     if is_positions and continuous:
         return _resize_line(tensor, shape[0])
     return tensor
-
-
-def _resize_grid(grid: Tensor, height: int, width: int, *, antialias: bool) -> Tensor:
-    """Interpolate (H, W, D) to (height, width, D)."""
-    resized = F.interpolate(
-        rearrange(grid, "h w d -> 1 d h w"),
-        (height, width),
-        mode="bicubic",
-        antialias=antialias,
-        align_corners=False,
-    )
-    return rearrange(resized, "1 d h w -> h w d")
 
 
 def _resize_line(line: Tensor, length: int) -> Tensor:

@@ -101,6 +101,7 @@ def image_options(checkpoint: Checkpoint) -> Options:
             # 0.9 is timm's default for a checkpoint without a pretrained_cfg.
             "crop_ratio": float(settings.get("crop_pct", 0.9)),
             "interpolation": interpolation,
+            "pos_grid": list(grid_of(checkpoint)),
         },
         "normalize": {
             "mean": list(settings.get("mean", HALF))[:channels],
