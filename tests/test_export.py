@@ -116,7 +116,7 @@ def test_the_example_runs_with_the_written_inputs(exported):
         ("colour=3", "the inputs are text, weight, got colour"),
         ("colour", "'colour': write each input as NAME=VALUE"),
         ("text=", "'text=': write each input as NAME=VALUE"),
-        ("weight=heavy", "weight: cannot read 'heavy': it must be a number"),
+        ("weight=heavy", "weight: cannot read 'heavy': must be a number"),
     ],
 )
 def test_the_example_names_a_wrong_input(exported, argument, message):

@@ -31,6 +31,7 @@ from dxn.tokenize import (
 )
 from dxn.tokenize.audio_options import AudioNormalization, SpectrogramOptions
 from dxn.tokenize.image_options import ResizeOptions
+from dxn.tokenize.media import BadMedia
 from dxn.tokenize.recipes import counted_recipe, recipe
 from dxn.tokenize.text_options import NgramOptions, TokenizerOptions
 from dxn.tokenize.video_options import VideoSampling
@@ -47,7 +48,7 @@ def both(adapter, values):
     ours = prepare.collate([prepare(prepare.read(value)) for value in values])
     options = json.loads(json.dumps(recipe(prepare)))
     module = importlib.import_module(f"dxn.tokenize.standalone.{options['prepare']}")
-    return ours, module.prepare(values, options)
+    return ours, module.prepare([module.read(value, options) for value in values], options)
 
 
 def agree(ours, theirs, tolerance=0.0):
@@ -152,7 +153,8 @@ def test_clips_have_the_same_frames(sampling, mode, tmp_path):
     assert np.abs(difference).max() <= 2
     with clips[0].open("rb") as file:
         options = recipe(adapter.prepare)
-        again = importlib.import_module("dxn.tokenize.standalone.video").prepare([file], options)
+        video = importlib.import_module("dxn.tokenize.standalone.video")
+        again = video.prepare([video.read(file, options)], options)
     assert np.array_equal(again["pixels"][0], theirs["pixels"][0, : again["lengths"][0]])
 
 
@@ -243,6 +245,71 @@ def test_series_with_missing_values_at_both_ends_are_cut_in_the_same_way():
     adapter = SeriesAdapter(8, patch_size=4, max_len=3, normalize="none")
     adapter.fit([torch.from_numpy(value) for value in values])
     agree(*both(adapter, values), 1e-5)
+
+
+def test_pictures_and_sounds_can_be_bytes_and_arrays(tmp_path):
+    rand = np.random.default_rng(0)
+    pixels = rand.integers(0, 255, (8, 8, 3), np.uint8)
+    picture = Image.fromarray(pixels)
+    picture.save(tmp_path / "a.png")
+    values = [picture, pixels, pixels[..., 0], (tmp_path / "a.png").read_bytes()]
+    agree(*both(ImageAdapter(8, image_size=8, patch_size=4), values))
+    samples = rand.uniform(-0.5, 0.5, 3000).astype(np.float32)
+    soundfile.write(tmp_path / "a.wav", samples, 8000)
+    clips = [(tmp_path / "a.wav").read_bytes(), (samples, 8000), (samples, 16_000)]
+    clips += [
+        (np.stack([samples, -0.5 * samples]), 8000),
+        ((samples * 9999).astype(np.int16), 8000),
+    ]
+    agree(*both(AudioAdapter(8, sample_rate=8000), clips), 1e-3)
+
+
+def test_files_that_dxn_refuses_are_refused(tmp_path):
+    gray = np.arange(64).reshape(8, 8)
+    Image.fromarray(gray.astype(np.float32)).save(tmp_path / "float.tif")
+    Image.fromarray((gray * 9999).astype(np.int32)).save(tmp_path / "large.tif")
+    Image.fromarray(gray.astype(np.uint8)).resize((50, 50)).save(tmp_path / "many.png")
+    small = ResizeOptions(max_pixels=2000)
+    _refuse_both(
+        ImageAdapter(8, image_size=8, patch_size=4, resize=small), sorted(tmp_path.iterdir())
+    )
+    sounds = tmp_path / "sounds"
+    sounds.mkdir()
+    samples = np.linspace(-0.5, 0.5, 4000, dtype=np.float32)
+    soundfile.write(sounds / "whole.wav", samples, 8000)
+    (sounds / "cut.wav").write_bytes((sounds / "whole.wav").read_bytes()[:5000])
+    (sounds / "whole.wav").unlink()
+    soundfile.write(sounds / "empty.wav", samples[:0], 8000)
+    soundfile.write(sounds / "long.wav", np.tile(samples, 9), 8000)
+    samples[7] = np.nan
+    soundfile.write(sounds / "nan.wav", samples, 8000, subtype="FLOAT")
+    short = SpectrogramOptions(max_seconds=3.0)
+    _refuse_both(AudioAdapter(8, sample_rate=8000, spectrogram=short), sorted(sounds.iterdir()))
+
+
+def _refuse_both(adapter, paths):
+    assert paths
+    options = recipe(adapter.prepare)
+    module = importlib.import_module(f"dxn.tokenize.standalone.{options['prepare']}")
+    for path in paths:
+        with pytest.raises(BadMedia):
+            adapter.prepare.read(path)
+        with pytest.raises(ValueError, match=r"\w"):
+            module.read(path, options)
+
+
+@pytest.mark.parametrize("name", ["steps.npy", "steps.csv"])
+def test_series_are_read_from_files(name, tmp_path):
+    values = np.arange(24, dtype=np.float32).reshape(12, 2)
+    path = tmp_path / name
+    if path.suffix == ".npy":
+        np.save(path, values)
+    else:
+        rows = [",".join(map(str, row)) for row in values.tolist()]
+        path.write_text("\n".join(["a,b", *rows, "N/A,"]))
+    adapter = SeriesAdapter(8, patch_size=4, normalize="none")
+    adapter.fit([adapter.prepare.read(str(path))])
+    agree(*both(adapter, [str(path)]), 1e-6)
 
 
 @pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)

@@ -102,7 +102,7 @@ def test_several_values_of_a_cell_are_several_tokens_and_padding_changes_nothing
         (b"red", "must be a text of at most 200 characters, a number or a boolean, got b'red'"),
         ("x" * 201, "must be a text of at most 200 characters"),
         ({"a": 1}, "must be a text of at most 200 characters"),
-        (list(map(str, range(65))), "must have at most 64 values, got 65"),
+        (list(map(str, range(65))), "must have at most 64 values"),
     ],
 )
 def test_a_cell_that_is_no_category_is_explained(cell, message):

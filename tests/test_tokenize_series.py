@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 from dxn.errors import UserError
 from dxn.tokenize import BadMedia, SeriesAdapter, SeriesAugment
 from dxn.tokenize.series_augment import augment_series
-from dxn.tokenize.series_file import MAX_VALUES, is_series, read_series
+from dxn.tokenize.series_file import is_series, read_series
+from dxn.tokenize.series_values import MAX_VALUES
 
 D = 12
 NAN = float("nan")

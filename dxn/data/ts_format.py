@@ -15,7 +15,7 @@ import numpy as np
 
 from dxn.data.rows import VALUES
 from dxn.errors import UserError
-from dxn.tokenize.series_file import MAX_VALUES
+from dxn.tokenize.series_values import MAX_VALUES
 
 LABEL = "label"
 TRUE, FALSE = "true", "false"

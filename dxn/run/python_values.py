@@ -7,21 +7,21 @@ from typing import Any
 
 import numpy as np
 
-from dxn.data.read import blank_to_none
 from dxn.errors import UserError
 from dxn.tasks import Task
 from dxn.tokenize.adapter import Preprocessor, has_words
+from dxn.tokenize.missing import is_null
 
 
 def to_cell(name: str, value: Any, task: Task, prepare: Preprocessor) -> Any:
-    """Return a value that the caller passed, as the cell of a table. NaN is a missing value.
+    """Return a value that the caller passed, as the cell of a table. None: it is missing.
 
     Raises:
         UserError: If it is a list of texts, but the task does not predict one tag per word.
     """
     # The cells of a pandas row are NumPy scalars.
     value = value.item() if isinstance(value, np.generic) else value
-    value = blank_to_none(value) if isinstance(value, float) else value
+    value = None if is_null(value) else value
     is_list_of_texts = isinstance(value, list | tuple) and any(isinstance(v, str) for v in value)
     # The preprocessor of a text would accept them as the words of one text.
     if is_list_of_texts and has_words(prepare) and not task.wants_words:

@@ -188,7 +188,7 @@ class AudioPreprocessor:
         """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
         waveform = {"prepare": "audio", "frontend": "waveform", "sample_rate": self.sample_rate}
         steps = waveform if self.spectrogram is None else self.spectrogram.recipe()
-        return {**steps, "normalize": self.normalize}
+        return {**steps, "normalize": self.normalize, "max_seconds": self.max_seconds}
 
     def accepts(self, values: Sequence[Any]) -> float:
         """Return the fraction of the values that look like clips, see `is_audio`.

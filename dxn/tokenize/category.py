@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from dxn.tokenize.adapter import raws_of, to_tokens
+from dxn.tokenize.category_cell import MAX_CHARS, cell_values
 from dxn.tokenize.cells import (
     MASK_RATIO,
     cell_tokens,
@@ -46,8 +47,6 @@ RawCategory = tuple[str, ...]
 UNKNOWN = 0  # id of rare and of new values
 MASK = 1  # id of a hidden value, in masked pretraining
 NUM_SPECIAL = 2  # the first value of the column has this id
-MAX_CELL_VALUES = 64  # values of a list in one cell
-MAX_CHARS = 200  # characters of a value
 # Values with at least this many words on average are sentences, which the text adapter reads.
 SENTENCE_WORDS = 4
 MAX_LISTED = 3  # values in a summary
@@ -143,14 +142,10 @@ class CategoryPreprocessor:
         Raises:
             BadMedia: If it is not a short text, a number, a boolean or a list of these.
         """
-        if isinstance(source, str) and self.separator is not None:
-            source = source.split(self.separator)
-        items = list(source) if isinstance(source, list | tuple | set | frozenset) else [source]
-        if len(items) > MAX_CELL_VALUES:
-            raise BadMedia(f"must have at most {MAX_CELL_VALUES} values, got {len(items)}")
-        kept = [item for item in items if not has_no_value(item) or item in self.codes]
-        values = [_as_value(item) for item in kept]
-        return tuple(dict.fromkeys(values)) or None
+        try:
+            return cell_values(source, self.separator, self.codes)
+        except ValueError as error:
+            raise BadMedia(f"{error}, got {shortened(source)}") from None
 
     @property
     def choices(self) -> Sequence[str]:
@@ -196,8 +191,8 @@ class CategoryPreprocessor:
     def recipe(self) -> dict[str, Any]:
         """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
         ids = {"first_id": NUM_SPECIAL, "unknown_id": UNKNOWN}
-        values = {"values": list(self.values), "separator": self.separator}
-        return {"prepare": "category", **ids, **values}
+        cells = {"separator": self.separator, "codes": sorted(self.codes)}
+        return {"prepare": "category", **ids, **cells, "values": list(self.values)}
 
     def accepts(self, values: Sequence[Any]) -> float:
         """Return 0.3 for a column of repeated short values, booleans or codes.
@@ -370,18 +365,3 @@ def find_separator(values: Sequence[str]) -> str | None:
         if is_usual and len(parts) <= MAX_PARTS * len(distinct):
             return separator
     return None
-
-
-def _as_value(item: Any) -> str:
-    """Return an item as it is compared with others: 3.0 is 3, and True is true."""
-    if isinstance(item, bool):
-        return str(item).lower()
-    if isinstance(item, float) and item.is_integer():
-        item = int(item)
-    value = str(item).strip() if isinstance(item, str | int | float) else ""
-    if not value or len(value) > MAX_CHARS:
-        raise BadMedia(
-            f"must be a text of at most {MAX_CHARS} characters, a number or a boolean, got "
-            f"{shortened(item)}"
-        )
-    return value

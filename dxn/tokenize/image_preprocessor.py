@@ -141,6 +141,7 @@ class ImagePreprocessor:
             "mode": self.resize.mode,
             "crop_ratio": self.resize.crop_ratio,
             "interpolation": self.resize.interpolation,
+            "max_pixels": self.resize.max_pixels,
         }
 
     def accepts(self, values: Sequence[Any]) -> float:

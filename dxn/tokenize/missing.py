@@ -13,7 +13,7 @@ NO_NUMBER |= {"not available", "not applicable", "#value!", "#div/0!", "#ref!"} 
 
 
 def has_no_value(value: Any) -> bool:
-    """Whether a cell says that there is no value: None, NaN, a blank text, or such as "N/A"."""
+    """Whether a cell says that there is no value: null, a blank text, or such as "N/A"."""
     return _is_empty(value) or (isinstance(value, str) and value.strip().lower() in NO_VALUE)
 
 
@@ -22,8 +22,13 @@ def has_no_number(value: Any) -> bool:
     return _is_empty(value) or (isinstance(value, str) and value.strip().lower() in NO_NUMBER)
 
 
-def _is_empty(value: Any) -> bool:
-    # NaN is the only float that is not equal to itself.
+def is_null(value: Any) -> bool:
+    """Whether a value is None, NaN, or the missing value of pandas."""
     if isinstance(value, float):
-        return value != value
-    return value is None or (isinstance(value, str) and not value.strip())
+        return value != value  # only NaN is not equal to itself
+    # pandas need not be installed. Its NaT is an instance of datetime.
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def _is_empty(value: Any) -> bool:
+    return is_null(value) or (isinstance(value, str) and not value.strip())

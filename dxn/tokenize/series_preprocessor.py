@@ -187,6 +187,7 @@ class SeriesPreprocessor:
         """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
         return {
             "prepare": "series",
+            "channels": self.num_channels,
             "normalize": self.normalize,
             "mean": self.mean.tolist(),
             "std": self.std.tolist(),

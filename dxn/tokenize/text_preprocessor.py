@@ -106,6 +106,14 @@ class TextPreprocessor:
         is_text = isinstance(words, Sequence) and all(isinstance(word, str) for word in words)
         if not is_text or isinstance(words, bytes):
             raise BadMedia(f"must be a str or a list of str, got {shortened(source)}")
+        try:
+            for word in words:
+                word.encode()
+        except UnicodeEncodeError:
+            raise BadMedia(
+                f"has characters that are not Unicode, such as half of a surrogate pair, got "
+                f"{shortened(source)}"
+            ) from None
         # A blank text has no tokens, but a sample needs at least one.
         if not any(map(str.strip, _first_words(words, self.max_chars))):
             raise BadMedia("blank text")

@@ -142,6 +142,8 @@ class VideoPreprocessor:
             "num_frames": self.sampling.num_frames,
             "fps": self.sampling.fps,
             "sampling": self.sampling.mode,
+            "max_seconds": self.sampling.max_seconds,
+            "max_frames": self.sampling.max_frames,
         }
 
     def accepts(self, values: Sequence[Any]) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -35,39 +36,58 @@ def occurrences(codes: np.ndarray) -> np.ndarray:
     return np.stack([distinct, counts], -1)[None]
 
 
+def _is_null(value: Any) -> bool:
+    """Whether a value is None, NaN, or the missing value of pandas."""
+    if isinstance(value, float):
+        return math.isnan(value)
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
 def prepare_sample(
     sample: Mapping[str, Any], about: Mapping[str, Any], ports: list[dict[str, Any]]
 ) -> dict[str, np.ndarray]:
     """Return the inputs of a graph.
 
     Args:
-        sample: Raw values by the name of the input, such as {"text": "a fine film"}.
+        sample: Raw values by the name of the input, such as {"text": "a fine film"}. Inputs can be
+            left out, or None, NaN, or a cell such as "N/A" that says that there is no value.
         about: Content of preprocess.json.
         ports: Inputs of the graph, from preprocess.json.
 
     Raises:
-        SystemExit: If an input is unknown, cannot be read, or can only be prepared with dxn.
+        SystemExit: If an input is unknown, cannot be read, or can only be prepared with dxn, or if
+            all inputs are missing.
     """
     arrays: dict[str, np.ndarray] = {}
     unknown = sample.keys() - about["inputs"].keys()
     if unknown:
         raise SystemExit(f"the inputs are {', '.join(about['inputs'])}, got {', '.join(unknown)}")
-    for name, value in sample.items():
+    for name, cell in sample.items():
+        value = cell.item() if isinstance(cell, np.generic) else cell
+        if _is_null(value):
+            continue
         options = about["inputs"][name]
         if "prepare" not in options:
             raise SystemExit(f"{name}: prepare this input with dxn, see preprocess.json")
         module = import_module(f"prepare_{options['prepare']}")
-        # RuntimeError: that of libraries which decode sounds.
+        # RuntimeError: that of libraries which decode sounds. TypeError: a value of a wrong type.
         try:
-            own = module.prepare([value], options)
-        except (OSError, ValueError, RuntimeError) as error:
+            raw = module.read(value, options)
+        except (OSError, ValueError, RuntimeError, TypeError) as error:
             raise SystemExit(f"{name}: cannot read {str(value)[:60]!r}: {error}") from None
+        if raw is None:
+            continue
+        own = module.prepare([raw], options)
         if "counted" in options:
             count = import_module(f"prepare_{options['counted']}").counted
-            blocks = count([value], own, options)
+            blocks = count([raw], own, options)
             own |= {f"counted{i}": occurrences(codes) for i, codes in enumerate(blocks)}
         arrays |= {f"{name}.{key}": array for key, array in own.items()}
         arrays[f"{name}.present"] = np.array([True])
+    if not arrays:
+        raise SystemExit(
+            f"all inputs are missing; give at least one of {', '.join(about['inputs'])}"
+        )
     # The graph ignores the values of an input that the sample does not have. The sizes are those of
     # an example, because a graph of torch refuses some sizes.
     with np.load(HERE / "example.npz") as file:

@@ -2,24 +2,62 @@
 
 from __future__ import annotations
 
+import io
 import math
+import os
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
+SHORTENED = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be \d+\)")
+STREAMED = 2**32 - 1  # length in a file that was written before its length was known
+MAX_AMPLITUDE = 1e6
 
-def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
+
+def read(value: Any, options: Mapping[str, Any]) -> np.ndarray:
+    """Return a waveform (T,) at the sample rate of the options. Channels are averaged.
+
+    Args:
+        value: Path or bytes of a sound file, or an array and its sample rate in hertz: float from
+            -1 to 1 or int16, (T,) or (channels, T).
+        options: Options of the input in preprocess.json.
+
+    Raises:
+        RuntimeError: If the file cannot be read.
+        ValueError: If the sound is empty, too long or truncated, or has numbers such as NaN.
+    """
+    if isinstance(value, tuple):
+        samples, rate = np.asarray(value[0]), int(value[1])
+        scale = 32768 if samples.dtype == np.int16 else 1
+        samples = (samples / scale).astype(np.float32)
+        mono = samples.mean(0) if samples.ndim == 2 else samples
+    elif isinstance(value, bytes | str | os.PathLike):
+        mono, rate = _decoded(value)
+    else:
+        raise ValueError("must be a path, bytes, or an array and its sample rate")
+    if not len(mono):
+        raise ValueError("no samples in it")
+    if len(mono) > options["max_seconds"] * rate:
+        raise ValueError(f"longer than {options['max_seconds']:g} s")
+    # NaN is neither larger nor smaller than any number.
+    if not float(np.abs(mono).max()) < MAX_AMPLITUDE:
+        raise ValueError(f"samples that are NaN, infinite or above {MAX_AMPLITUDE:,.0f}")
+    sample_rate = options["sample_rate"]
+    return mono if rate == sample_rate else _resampled(mono, rate, sample_rate)
+
+
+def prepare(raws: Sequence[np.ndarray], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return features (B, T, F), padded with zeros, and lengths (B,) in frames.
 
     Clips that are normalized also have level (B, F + 1): the mean of each bin and the deviation.
 
     Args:
-        values: Paths of B sound files, or their waveforms: arrays (T,) at the sample rate of the
-            options.
+        raws: Results of `read`.
         options: Options of the input in preprocess.json.
     """
-    rows = [_features(_waveform(value, options["sample_rate"]), options) for value in values]
+    rows = [_features(raw, options) for raw in raws]
     levels: dict[str, np.ndarray] = {}
     if options["normalize"] == "clip":
         # The deviation of all bins together keeps their relative levels.
@@ -35,14 +73,16 @@ def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.n
     return {"features": features, "lengths": lengths, **levels}
 
 
-def _waveform(value: Any, sample_rate: int) -> np.ndarray:
-    if isinstance(value, np.ndarray):
-        return value
+def _decoded(value: Any) -> tuple[np.ndarray, int]:
+    """Return the samples (T,) of a file, and its sample rate."""
     import soundfile
 
-    samples, rate = soundfile.read(value, dtype="float32", always_2d=True)
-    mono = samples.mean(1)
-    return mono if rate == sample_rate else _resampled(mono, rate, sample_rate)
+    with soundfile.SoundFile(io.BytesIO(value) if isinstance(value, bytes) else value) as file:
+        # libsndfile reads a truncated file without an error, but its log has the expected length.
+        header = SHORTENED.search(file.extra_info)
+        if header and int(header[1]) != STREAMED:
+            raise ValueError("a truncated file")
+        return file.read(dtype="float32", always_2d=True).mean(1), file.samplerate
 
 
 def _resampled(samples: np.ndarray, rate: int, sample_rate: int) -> np.ndarray:

@@ -7,12 +7,19 @@ from typing import Any
 
 import numpy as np
 
+from dxn.tokenize.category_cell import cell_values
 
-def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
+
+def read(value: Any, options: Mapping[str, Any]) -> tuple[str, ...] | None:
+    """Return the values of a cell, see `cell_values`."""
+    return cell_values(value, options["separator"], options["codes"])
+
+
+def prepare(raws: Sequence[Sequence[str]], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return ids (B, N) and mask (B, N), True at the values of a sample.
 
     Args:
-        values: A text or a list of texts for each of B samples.
+        raws: Results of `read`.
         options: Options of the input in preprocess.json.
     """
     ids = {value: i for i, value in enumerate(options["values"], options["first_id"])}
@@ -20,13 +27,7 @@ def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.n
     unknown: int = options["unknown_id"]
     for value, i in ids.items():
         folded.setdefault(value.casefold(), i)
-    rows: list[list[int]] = []
-    for value in values:
-        if isinstance(value, str) and options["separator"] is not None:
-            value = value.split(options["separator"])
-        names = [str(item).strip() for item in (value if isinstance(value, list) else [value])]
-        codes = [(n, folded.get(n.casefold(), unknown)) for n in dict.fromkeys(names)]
-        rows.append([ids.get(name, other) for name, other in codes])
+    rows = [[ids.get(v, folded.get(v.casefold(), unknown)) for v in raw] for raw in raws]
     lengths = np.array([len(row) for row in rows])
     mask = np.arange(lengths.max()) < lengths[:, None]
     padded = np.zeros(mask.shape, np.int64)

@@ -9,28 +9,41 @@ from typing import Any
 
 import numpy as np
 
-from dxn.tokenize.date_format import DateFormat
+from dxn.tokenize.date_format import DateFormat, Moment
+from dxn.tokenize.missing import has_no_number
 
 
-def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def read(value: Any, options: Mapping[str, Any]) -> Moment | None:
+    """Return a date, a time or both. None: the cell says that there is none, such as "N/A".
+
+    Args:
+        value: A date, a time, or a text in the format of the training table.
+        options: Options of the input in preprocess.json.
+
+    Raises:
+        ValueError: If it is neither a date nor a time, or the day does not exist.
+    """
+    if has_no_number(value):
+        return None
+    moment = DateFormat(**options["format"]).parse(value)
+    if moment is None:
+        raise ValueError("must be a date or a time written as in the training table")
+    return moment
+
+
+def prepare(raws: Sequence[Moment], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return value (B, 1, K) and valid (B, 1, K), False at what a date or a time lacks.
 
     Args:
-        values: B dates, times, or both, in the format of the training table.
+        raws: Results of `read`.
         options: Options of the input in preprocess.json.
     """
-    rows = [_features(value, options) for value in values]
+    rows = [_features(raw, options) for raw in raws]
     value = np.array([[features] for features, _ in rows], np.float32)
     return {"value": value, "valid": np.array([[valid] for _, valid in rows])}
 
 
-def _features(value: Any, options: Mapping[str, Any]) -> tuple[list[float], list[bool]]:
-    moment = DateFormat(**options["format"]).parse(value)
-    if moment is None:
-        raise ValueError(
-            "it must be a date or a time written as in the training table; leave the input out if "
-            "there is none"
-        )
+def _features(moment: Moment, options: Mapping[str, Any]) -> tuple[list[float], list[bool]]:
     has_date, has_time = moment.day is not None, moment.second is not None
     day = datetime.date.fromordinal(moment.day or 1)
     counts = options["waves"]

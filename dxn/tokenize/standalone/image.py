@@ -1,8 +1,10 @@
-"""Convert picture files to pixels."""
+"""Convert pictures to pixels."""
 
 from __future__ import annotations
 
+import io
 import math
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -10,25 +12,42 @@ import numpy as np
 from PIL import Image, ImageOps
 
 
-def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def read(value: Any, options: Mapping[str, Any]) -> np.ndarray:
+    """Return the pixels (H, W, C) of a picture in the size that the options ask for.
+
+    Args:
+        value: Path, file, bytes, picture of Pillow, or array uint8 (H, W) or (H, W, C).
+        options: Options of the input in preprocess.json.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If the picture is too large, or its pixels have another range.
+    """
+    if isinstance(value, np.ndarray):
+        value = Image.fromarray(_as_picture(value))
+    if isinstance(value, Image.Image):
+        _check_size(value, options)
+        return resized(ImageOps.exif_transpose(value), options)
+    if not isinstance(value, bytes | str | os.PathLike) and not hasattr(value, "read"):
+        raise ValueError("must be a path, a file, bytes, a picture of Pillow or an array")
+    with Image.open(io.BytesIO(value) if isinstance(value, bytes) else value) as file:
+        _check_size(file, options)
+        return resized(ImageOps.exif_transpose(file), options)
+
+
+def prepare(raws: Sequence[np.ndarray], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return pixels uint8 (B, C, H, W), padded on the right, and sizes (B, 2) without padding.
 
     Args:
-        values: Paths or files of B pictures.
+        raws: Results of `read`.
         options: Options of the input in preprocess.json.
     """
-    pictures = [_pixels(value, options) for value in values]
-    sizes = np.array([picture.shape[:2] for picture in pictures], np.int64)
+    sizes = np.array([picture.shape[:2] for picture in raws], np.int64)
     height, width = sizes.max(0)
-    pixels = np.zeros((len(pictures), height, width, options["channels"]), np.uint8)
-    for row, picture in zip(pixels, pictures, strict=True):
+    pixels = np.zeros((len(raws), height, width, options["channels"]), np.uint8)
+    for row, picture in zip(pixels, raws, strict=True):
         row[: picture.shape[0], : picture.shape[1]] = picture
     return {"pixels": np.ascontiguousarray(pixels.transpose(0, 3, 1, 2)), "sizes": sizes}
-
-
-def _pixels(value: Any, options: Mapping[str, Any]) -> np.ndarray:
-    with Image.open(value) as file:
-        return resized(ImageOps.exif_transpose(file), options)
 
 
 def resized(picture: Image.Image, options: Mapping[str, Any]) -> np.ndarray:
@@ -48,11 +67,27 @@ def resized(picture: Image.Image, options: Mapping[str, Any]) -> np.ndarray:
     return pixels if pixels.ndim == 3 else pixels[..., None]
 
 
+def _as_picture(pixels: np.ndarray) -> np.ndarray:
+    """Return an array that Pillow accepts, which expects gray pictures without channels."""
+    if pixels.dtype != np.uint8 or pixels.ndim not in (2, 3) or 0 in pixels.shape:
+        raise ValueError("an array must be uint8 and have the shape (H, W) or (H, W, C)")
+    return pixels[..., 0] if pixels.ndim == 3 and pixels.shape[2] == 1 else pixels
+
+
+def _check_size(image: Image.Image, options: Mapping[str, Any]) -> None:
+    if image.width * image.height > options["max_pixels"]:
+        raise ValueError(f"more than {options['max_pixels']:,} pixels")
+
+
 def _opaque(image: Image.Image) -> Image.Image:
     """Return a picture with 8 bits per channel, over white where it is transparent."""
+    if image.mode == "F":
+        raise ValueError("floating-point pixels have no defined range")
     if image.mode.startswith("I"):  # 16 bits
-        values = np.asarray(image).astype(np.float64) / 257
-        image = Image.fromarray(values.round().clip(0, 255).astype(np.uint8))
+        values = np.asarray(image).astype(np.float64)
+        if values.max() > 65535 or values.min() < 0:
+            raise ValueError("pixels below 0 or above 65,535")
+        image = Image.fromarray((values / 257).round().astype(np.uint8))
     if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
         foreground = image.convert("RGBA")
         image = Image.new("RGBA", foreground.size, "white")

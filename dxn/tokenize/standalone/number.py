@@ -7,29 +7,36 @@ from typing import Any
 
 import numpy as np
 
+from dxn.tokenize.missing import has_no_number
 from dxn.tokenize.number_format import NumberFormat
 
 
-def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def read(value: Any, options: Mapping[str, Any]) -> float | None:
+    """Return a number. None: the cell says that there is none, such as "N/A".
+
+    Args:
+        value: A number, or a text in the format of the training table, such as "1.234,50 €".
+        options: Options of the input in preprocess.json.
+
+    Raises:
+        ValueError: If it is not a finite number in this format.
+    """
+    if has_no_number(value):
+        return None
+    number = NumberFormat(**options["format"]).parse(value)
+    if number is None:
+        raise ValueError("must be a number written as in the training table")
+    return number
+
+
+def prepare(raws: Sequence[float], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return value (B, 1, 1).
 
     Args:
-        values: B numbers, or texts in the format of the training table, such as "1.234,50 €".
+        raws: Results of `read`.
         options: Options of the input in preprocess.json.
     """
     limit = options["max_value"]
-    form = NumberFormat(**options["format"])
-    numbers = [_number(value, form) for value in values]
-    numbers = np.clip(numbers, -options["max_number"], options["max_number"])
+    numbers = np.clip(raws, -options["max_number"], options["max_number"])
     x = (numbers - options["center"]) / options["scale"]
     return {"value": (limit * x / np.hypot(limit, x)).astype(np.float32)[:, None, None]}
-
-
-def _number(value: Any, form: NumberFormat) -> float:
-    number = form.parse(value)
-    if number is None:
-        raise ValueError(
-            "it must be a number written as in the training table; leave the input out if there is "
-            "none"
-        )
-    return number

@@ -2,24 +2,43 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from dxn.tokenize.series_values import parse_series, read_csv, to_steps, without_end
 
-def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
+
+def read(value: Any, options: Mapping[str, Any]) -> np.ndarray | None:
+    """Return a series as float32 (T, C), NaN where a value is missing. None: it has no values.
+
+    Args:
+        value: An array or a list, (T,) or (T, C); a text such as "1 2 nan" or "[[1, 2], [3, 4]]";
+            or the path of a .npy or .csv file.
+        options: Options of the input in preprocess.json.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If it is no series, or has another number of channels than those of the model.
+    """
+    if isinstance(value, str | Path):
+        value = _parsed(str(value))
+    steps = without_end(to_steps(value))
+    if steps is not None and steps.shape[1] != options["channels"]:
+        raise ValueError(f"must have {options['channels']} channels, got {steps.shape[1]}")
+    return steps
+
+
+def prepare(raws: Sequence[np.ndarray], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return values and observed (B, T, C), lengths (B,), and loc and scale (B, C).
 
     Args:
-        values: B series: arrays (T, C), or (T,) for one channel; or texts such as "1 2 nan" and
-            "[[1, 2], [3, null]]". NaN is a missing value.
+        raws: Results of `read`.
         options: Options of the input in preprocess.json.
     """
-    raws = [np.asarray(_parsed(value), np.float32) for value in values]
-    raws = [_cut(_without_end(raw if raw.ndim == 2 else raw[:, None]), options) for raw in raws]
+    raws = [_cut(raw, options) for raw in raws]
     lengths = np.array([len(raw) for raw in raws], np.int64)
     shape = (len(raws), int(lengths.max()), raws[0].shape[1])
     result = {
@@ -38,20 +57,13 @@ def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.n
     return result
 
 
-def _parsed(value: Any) -> Any:
-    if not isinstance(value, str):
-        return value
-    if value.strip().startswith("["):
-        return json.loads(re.sub(r"(?i)\b(nan|none|null)\b", "NaN", value))
-    return re.split(r"[\s,;]+", value.strip())
-
-
-def _without_end(raw: np.ndarray) -> np.ndarray:
-    """Return a series without the steps at its end that have no values."""
-    known = np.flatnonzero((~np.isnan(raw)).any(1))
-    if not len(known):
-        raise ValueError("a series must have a value; leave the input out if there is none")
-    return raw[: known[-1] + 1]
+def _parsed(text: str) -> Any:
+    """Return the numbers of a text or a file."""
+    if text.lower().endswith(".npy"):
+        return np.load(text)
+    if text.lower().endswith(".csv"):
+        return read_csv(Path(text).read_bytes())
+    return parse_series(text)
 
 
 def _cut(raw: np.ndarray, options: Mapping[str, Any]) -> np.ndarray:

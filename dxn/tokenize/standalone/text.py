@@ -12,20 +12,34 @@ from tokenizers import Tokenizer
 from dxn.tokenize.standalone.text_chars import ngrams
 
 
-def prepare(values: Sequence[str], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def read(value: Any, options: Mapping[str, Any]) -> str:
+    """Return a text.
+
+    Raises:
+        ValueError: If it is not a text, or its first max_chars characters are blank.
+    """
+    if not isinstance(value, str):
+        raise ValueError("must be a text")
+    if not value[: options["max_chars"]].strip():
+        raise ValueError("blank text")
+    value.encode()  # raises UnicodeEncodeError, a ValueError, for half of a surrogate pair
+    return value
+
+
+def prepare(raws: Sequence[str], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
     """Return ids (B, N) and mask (B, N), True at real tokens.
 
     With character n-grams, also their hashes chars (B, N, G).
 
     Args:
-        values: B texts.
+        raws: B texts.
         options: Options of the input in preprocess.json.
     """
     tokenizer = Tokenizer.from_str(json.dumps(options["tokenizer"]))
     max_len, special = options["max_len"], options["special_tokens"]
     rows: list[list[int]] = []
     places: list[tuple[list[tuple[int, int]], list[int]]] = []
-    texts = [text[: options["max_chars"]] for text in values]
+    texts = [text[: options["max_chars"]] for text in raws]
     for text in texts:
         encoding = tokenizer.encode(text, add_special_tokens=special)
         ids = encoding.ids

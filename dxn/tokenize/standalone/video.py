@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -15,28 +16,25 @@ EPSILON = 1e-4  # seconds; times of a file are rounded
 USUAL_FPS = 25  # of a file that does not say it
 
 
-def prepare(values: Sequence[Any], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return pixels uint8 (B, T, 3, H, W), padded at the end, at the bottom and on the right.
-
-    The batch also has lengths (B,) in frames, and sizes (B, 2) of the frames without padding.
+def read(value: Any, options: Mapping[str, Any]) -> np.ndarray:
+    """Return the frames (T, H, W, 3) of a clip that the model reads.
 
     Args:
-        values: Paths or files of B clips.
+        value: Path, file or bytes.
         options: Options of the input in preprocess.json.
+
+    Raises:
+        OSError: If the file cannot be read.
+        ValueError: If it has no pictures, or is too long.
     """
-    clips = [_clip(value, options) for value in values]
-    shapes = np.array([clip.shape[:3] for clip in clips], np.int64)
-    pixels = np.zeros((len(clips), *shapes.max(0), 3), np.uint8)
-    for row, clip in zip(pixels, clips, strict=True):
-        row[: clip.shape[0], : clip.shape[1], : clip.shape[2]] = clip
-    pixels = np.ascontiguousarray(pixels.transpose(0, 1, 4, 2, 3))
-    return {"pixels": pixels, "lengths": shapes[:, 0], "sizes": shapes[:, 1:]}
-
-
-def _clip(value: Any, options: Mapping[str, Any]) -> np.ndarray:
-    """Return the chosen frames (T, H, W, 3) of a clip."""
+    if isinstance(value, bytes):
+        value = io.BytesIO(value)
     with av.open(value) as container:
         start, times, end = _frame_times(container)
+    if end > options["max_seconds"] or len(times) > options["max_frames"]:
+        raise ValueError(
+            f"longer than {options['max_seconds']:g} s or {options['max_frames']:,} frames"
+        )
     if hasattr(value, "seek"):
         value.seek(0)
     wanted = _wanted(times, end, options)
@@ -51,6 +49,23 @@ def _clip(value: Any, options: Mapping[str, Any]) -> np.ndarray:
     if not frames:
         raise ValueError("no frames in it")
     return np.stack(frames)
+
+
+def prepare(raws: Sequence[np.ndarray], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return pixels uint8 (B, T, 3, H, W), padded at the end, at the bottom and on the right.
+
+    The batch also has lengths (B,) in frames, and sizes (B, 2) of the frames without padding.
+
+    Args:
+        raws: Results of `read`.
+        options: Options of the input in preprocess.json.
+    """
+    shapes = np.array([clip.shape[:3] for clip in raws], np.int64)
+    pixels = np.zeros((len(raws), *shapes.max(0), 3), np.uint8)
+    for row, clip in zip(pixels, raws, strict=True):
+        row[: clip.shape[0], : clip.shape[1], : clip.shape[2]] = clip
+    pixels = np.ascontiguousarray(pixels.transpose(0, 1, 4, 2, 3))
+    return {"pixels": pixels, "lengths": shapes[:, 0], "sizes": shapes[:, 1:]}
 
 
 def _frame_times(container: Any) -> tuple[float, list[float], float]:

@@ -1,0 +1,153 @@
+"""Read the numbers of a series from a list, a text or a .csv file.
+
+Exported models use it without dxn.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+# Values of one series. It is checked before a file is decoded, because a header can promise more
+# than fits into memory.
+MAX_VALUES = 10_000_000
+MAX_SHOWN = 40  # characters of a cell in a message
+MISSING = {"", "na", "n/a", "nan", "null", "none", "?", "-"}
+SEPARATORS = re.compile(r"[\s,;]+")
+
+
+def to_steps(values: Any) -> np.ndarray:
+    """Return a list or an array, (T,) or (T, C), as float32 (T, C). NaN is a missing value.
+
+    Raises:
+        ValueError: If it has other values than numbers, infinite or too many ones.
+    """
+    array = values if isinstance(values, np.ndarray) else from_list(values)
+    if array.dtype.kind not in "iufb" or array.ndim not in (1, 2):
+        raise ValueError(
+            "must be numbers with one or two axes (time steps, channels), "
+            f"got {array.dtype} {array.shape}"
+        )
+    check_count(array.size)
+    # A copy, because the memory of an array belongs to the caller, and a file can be read-only.
+    with np.errstate(over="ignore"):
+        steps = np.array(array, dtype=np.float32, ndmin=1)
+    if np.isinf(steps).any():
+        raise ValueError("infinite numbers, or numbers beyond 3e38; use NaN for a missing value")
+    return steps[:, None] if steps.ndim == 1 else steps
+
+
+def without_end(steps: np.ndarray) -> np.ndarray | None:
+    """Return steps (T, C) without those at the end that have no value; None if none has one.
+
+    Files of unequal lengths are often padded with NaN at the end.
+    """
+    present = np.flatnonzero((~np.isnan(steps)).any(1))
+    return steps[: present[-1] + 1] if len(present) else None
+
+
+def is_number(word: str) -> bool:
+    """Whether a word of a text is a number, or says that there is none."""
+    word = word.strip("[]")
+    if word.lower() in MISSING:
+        return True
+    try:
+        float(word)
+    except ValueError:
+        return False
+    return True
+
+
+def parse_series(text: str) -> Any:
+    """Parse a text such as "1 2 nan", "1,2,3" or "[[1, 2], [3, null]]"."""
+    stripped = text.strip()
+    if len(stripped) > 20 * MAX_VALUES:
+        raise ValueError(f"a text of {len(stripped):,} characters, more than {20 * MAX_VALUES:,}")
+    if stripped.startswith("["):
+        try:
+            # Python and NumPy write nan and None, and JSON writes NaN and null.
+            return json.loads(re.sub(r"(?i)\bnan\b|\bnone\b", "NaN", stripped))
+        except (ValueError, RecursionError):
+            stripped = stripped.strip("[] ")  # NumPy separates numbers by spaces
+    return SEPARATORS.split(stripped) if stripped else []
+
+
+def from_list(values: Any) -> np.ndarray:
+    """Convert a list (T,) or a list of lists (T, C), None where a value is missing, to float64."""
+    if not isinstance(values, list | tuple):
+        raise ValueError(f"must be a list of numbers, got {shortened(values)}")
+    check_count(len(values))
+    if not any(isinstance(value, list | tuple | np.ndarray) for value in values):
+        return np.array([_number(value) for value in values], dtype=np.float64)
+    rows = []
+    width = None
+    for i, value in enumerate(values):
+        if not isinstance(value, list | tuple | np.ndarray):
+            raise ValueError(
+                f"step {i + 1} must be a list like the other steps, got {shortened(value)}"
+            )
+        width = len(value) if width is None else width
+        if len(value) != width:
+            raise ValueError(
+                f"every time step must have the same number of channels, got {width} in step 1 and "
+                f"{len(value)} in step {i + 1}"
+            )
+        if (i + 1) * width > MAX_VALUES:
+            raise ValueError(f"{len(values) * width:,} values, more than {MAX_VALUES:,}")
+        rows.append([_number(item) for item in value])
+    return np.array(rows, dtype=np.float64)
+
+
+def _number(value: Any) -> float:
+    if value is None:
+        return math.nan
+    if isinstance(value, str) and value.strip().lower() in MISSING:
+        return math.nan
+    if isinstance(value, bool) or not isinstance(value, int | float | str | np.number):
+        raise ValueError(f"must contain only numbers, got {shortened(value)}")
+    try:
+        return float(value)
+    except (ValueError, OverflowError):
+        raise ValueError(f"must contain only numbers, got {shortened(value)}") from None
+
+
+def read_csv(content: bytes, kinds: str = ".csv") -> list[list[str]]:
+    """Read a .csv file with one row per time step. The first row may contain names.
+
+    Args:
+        content: Content of the file.
+        kinds: Kinds of files that it could be, for the message about a wrong one.
+    """
+    try:
+        text = content.decode("utf-8-sig")
+        separator = ";" if ";" in text.partition("\n")[0] else ","
+        rows: list[list[str]] = []
+        num_values = 0
+        for row in csv.reader(io.StringIO(text), delimiter=separator):
+            num_values += len(row)
+            # While the file is read: a text needs much more memory as a list of cells.
+            check_count(num_values)
+            if row:
+                rows.append(row)
+    except (UnicodeDecodeError, csv.Error) as error:
+        raise ValueError(f"not a {kinds} file of numbers ({error})") from None
+    has_names = rows and not any(map(is_number, rows[0]))
+    return rows[1:] if has_names else rows
+
+
+def check_count(num_values: int) -> None:
+    """Raise ValueError if a series has too many values."""
+    if num_values > MAX_VALUES:
+        raise ValueError(f"{num_values:,} values, more than {MAX_VALUES:,}")
+
+
+def shortened(value: Any) -> str:
+    """Return the repr of a value for an error message."""
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN else f"{text[:MAX_SHOWN]}..."
