@@ -94,10 +94,17 @@ class Keys:
 
         Samples have the numbers of the step in progress (see `keyed`), or random ones outside of a
         step. The other axes are counted.
+
+        Raises:
+            ValueError: If the first axis is not the batch of the step in progress.
         """
-        noise = _noise
-        if noise is None or len(noise.rows) != shape[0]:
-            noise = Noise.random(shape[0], device)
+        noise = Noise.random(shape[0], device) if _noise is None else _noise
+        if len(noise.rows) != shape[0]:
+            raise ValueError(
+                f"the first axis of a tensor must be the batch of {len(noise.rows)} samples, got "
+                f"the shape {(*shape, 'D')}: apply the dropout before samples and tokens share an "
+                "axis, or pass the keys of the tokens"
+            )
         rows = noise.rows.view(-1, *[1] * (len(shape) - 1))
         tokens = rows
         for axis, size in enumerate(shape[1:], 1):
@@ -130,17 +137,27 @@ class Dropout(nn.Module):
         self.rate = rate
         self.layer = next(_layers)
 
-    def forward(self, x: Tensor, keys: Keys | None = None, *, branch: int = 0) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        keys: Keys | None = None,
+        *,
+        mask: Tensor | None = None,
+        branch: int = 0,
+    ) -> Tensor:
         """Apply dropout to x (..., D).
 
         Args:
             x: (B, ..., D), or a tensor whose axes before the last are those of `keys`.
             keys: Keys of the tokens. Default: `Keys.of` the shape of x.
+            mask: (B, N) bool. False at padding between the tokens of x (B, N, D).
             branch: Number of the tensor, below MAX_BRANCHES, if a model applies the module to
                 several of them.
         """
-        if not self.training:
+        if not self.training or self.rate == 0:
             return x
+        if mask is not None:
+            keys = Keys.of_mask(mask)
         return drop(x, self.rate, keys, layer=MAX_BRANCHES * self.layer + branch)
 
     def extra_repr(self) -> str:

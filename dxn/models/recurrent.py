@@ -72,11 +72,11 @@ class Recurrent(nn.Module):
         # Packing is slow, and not necessary without padding.
         if bool(mask.all()):
             for number, layer in enumerate(layers, start):
-                x = self.dropout(apply(layer, x)[0], branch=number)
+                x = self.dropout(apply(layer, x)[0], mask=mask, branch=number)
             return x
         packed = pack(x, mask)
         keys = None
-        if self.training:
+        if self.training and self.dropout.rate:
             keys = Keys.of_mask(mask)
             columns = torch.arange(mask.numel(), device=mask.device).view(*mask.shape, 1)
             keys = keys.select(pack(columns, mask).data[:, 0])

@@ -181,7 +181,7 @@ class ImageAdapter(nn.Module):
             # Another number than that of self.dropout, whose masks are independent.
             draws = uniform(Keys.of_mask(mask).tokens, MAX_BRANCHES * self.dropout.layer + 1)
             x, mask, coords = _drop_tokens(x, mask, coords, draws, self.token_dropout)
-        x = self.dropout(self.norm(x))
+        x = self.dropout(self.norm(x), mask=mask)
         if MASKED in batch:
             x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
         return Tokens(x, mask, (Span(self.modality, self.modality, 0, x.shape[1], coords),))

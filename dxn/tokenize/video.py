@@ -196,7 +196,7 @@ class VideoAdapter(nn.Module):
         x = rearrange(x + (times[:, None] if times.ndim else times), "b t p d -> b (t p) d")
         coords = self._coords(batch["times"], lengths, boxes, mask)
         mask = mask.flatten(1)
-        x = self.dropout(x)
+        x = self.dropout(x, mask=mask)
         if MASKED in batch:
             x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
         return Tokens(x, mask, (Span(self.modality, self.modality, 0, x.shape[1], coords),))
