@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dxn.models import Backbone, EarlyFusion, Model
+from dxn.models import Attention, Backbone, CrossAttention, EarlyFusion, Mlp, Model
 from dxn.tasks import LinearHead, PreHead
 from dxn.train.muon import orthogonalized
 from dxn.train.optim import adamw, muon
@@ -78,7 +78,7 @@ def test_muon_updates_wide_linear_and_convolutional_layers_outside_the_head():
         names[id(p)]
         for group in optimizer.param_groups
         for p in group["params"]
-        if group["is_muon"]
+        if group["num_matrices"]
     }
     assert chosen == {
         "adapters.image.second.weight",
@@ -103,7 +103,7 @@ def test_other_parameters_take_the_steps_of_adamw():
     pairs = zip(models[0].named_parameters(), models[1].parameters(), strict=True)
     equal = {name for (name, a), b in pairs if torch.equal(a, b)}
     different = {name for name, _ in models[0].named_parameters()} - equal
-    muons = {id(p) for group in ours.param_groups if group["is_muon"] for p in group["params"]}
+    muons = {id(p) for group in ours.param_groups if group["num_matrices"] for p in group["params"]}
     assert different == {name for name, p in models[0].named_parameters() if id(p) in muons}
 
 
@@ -118,20 +118,30 @@ def test_an_update_has_the_size_of_one_of_adamw_times_the_scale():
     assert update.square().mean().sqrt().item() == pytest.approx(expected, rel=0.25)
 
 
-def test_queries_keys_and_values_are_updated_separately():
-    joint, parts = nn.Linear(32, 96, bias=False), [nn.Linear(32, 32, bias=False) for _ in range(3)]
-    gradients(joint)
+@pytest.mark.parametrize(
+    ("module", "name", "number"),
+    [
+        (Attention(32, num_heads=2), "qkv", 3),
+        (CrossAttention(32, num_heads=2), "memory", 2),
+        (Mlp(32, mlp="swiglu", mlp_ratio=6), "up", 2),  # (4 * 32, 32): the value, and its gate
+        (Mlp(32), "up", 1),  # (4 * 32, 32) is one matrix, although it consists of squares
+        (nn.Sequential(nn.Conv2d(8, 144, 3)), "0", 1),
+    ],
+    ids=["qkv", "keys and values", "swiglu", "mlp", "convolution"],
+)
+def test_only_matrices_that_are_one_parameter_by_chance_are_updated_separately(
+    module, name, number
+):
+    weight = module.get_submodule(name).weight
+    before = weight.detach().clone()
+    gradients(module)
     # Its size hides the others in a joint update.
-    joint.weight.grad[:32] *= 1000
-    for part, weight, gradient in zip(
-        parts, joint.weight.detach().split(32), joint.weight.grad.split(32), strict=True
-    ):
-        part.weight.data.copy_(weight)
-        part.weight.grad = gradient.clone()
-        muon(lr=0.1)(part).step()
-    muon(lr=0.1)(joint).step()
-    separate = torch.cat([part.weight.detach() for part in parts])
-    torch.testing.assert_close(joint.weight.detach(), separate)
+    weight.grad[: len(weight) // number] *= 1000
+    parts = weight.grad.flatten(1).unflatten(0, (number, -1))
+    rate = 0.1 * 0.2 * math.sqrt(max(parts.shape[1:]))
+    expected = (rate * orthogonalized(parts)).reshape(weight.shape)
+    muon(lr=0.1, scale=1.0, weight_decay=0)(module).step()
+    torch.testing.assert_close(before - weight.detach(), expected, atol=1e-4, rtol=0)
 
 
 def test_the_gradients_are_averaged_and_the_weights_decay():

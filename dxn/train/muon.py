@@ -29,15 +29,15 @@ class Muon(torch.optim.Optimizer):
     mean square of an update of AdamW, so both have the same learning rate (arXiv:2502.16982,
     section 2.2), and by `scale`.
 
-    A matrix whose R is a multiple of C is updated as R / C square matrices. The projections to
-    queries, keys and values, which are one matrix in memory, are separated by this.
+    Several matrices that are one parameter, such as the projections to queries, keys and values,
+    are updated separately.
 
     torch.optim.Muon computes in bfloat16 on every device, which is slow on many CPUs, and does not
     accept other parameters.
 
     Args:
-        groups: Parameter groups. Those with "is_muon" contain weights of at least two dimensions,
-            of which the first is R.
+        groups: Parameter groups. "num_matrices" is the number of equal parts along the first
+            dimension that are updated as matrices (R, C). 0: AdamW updates the parameters.
         lr: Learning rate of groups without their own.
         betas: Decay rates of AdamW.
         eps: Constant of AdamW.
@@ -71,7 +71,7 @@ class Muon(torch.optim.Optimizer):
         if closure is not None:
             raise ValueError("Muon computes no loss, so it cannot have a closure")
         for group in self.param_groups:
-            if group["is_muon"]:
+            if group["num_matrices"]:
                 self._update_matrices(group)
             else:
                 self._update_others(group)
@@ -109,10 +109,11 @@ class Muon(torch.optim.Optimizer):
         by_shape: dict[torch.Size, list[tuple[Tensor, Tensor]]] = {}
         for parameter in group["params"]:
             if parameter.grad is not None:
-                squares = _squares(self._averaged(parameter, group["momentum"]))
-                by_shape.setdefault(squares.shape, []).append((parameter, squares))
+                average = self._averaged(parameter, group["momentum"])
+                matrices = average.reshape(group["num_matrices"], -1, average[0].numel())
+                by_shape.setdefault(matrices.shape, []).append((parameter, matrices))
         for shape, pairs in by_shape.items():
-            updates = orthogonalized(torch.cat([squares for _, squares in pairs]))
+            updates = orthogonalized(torch.cat([matrices for _, matrices in pairs]))
             rate = group["lr"] * group["scale"] * RMS * math.sqrt(max(shape[1:]))
             for (parameter, _), update in zip(pairs, updates.split(shape[0]), strict=True):
                 parameter.mul_(1 - group["lr"] * group["weight_decay"])
@@ -152,10 +153,3 @@ def orthogonalized(x: Tensor) -> Tensor:
         gram = x @ x.mT
         x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
     return (x.mT if is_tall else x).to(original)
-
-
-def _squares(weight: Tensor) -> Tensor:
-    """Return the matrices (B, R, C) that a weight contains, see `Muon`."""
-    rows, columns = len(weight), weight[0].numel()
-    is_stack = rows > columns and rows % columns == 0
-    return weight.reshape(rows // columns if is_stack else 1, -1, columns)

@@ -8,7 +8,7 @@ import torch
 from torch import nn
 
 from dxn.errors import UserError
-from dxn.models import shared_name
+from dxn.models import Attention, CrossAttention, Mlp, shared_name
 from dxn.train.muon import Muon
 
 # Parameters that the model uses before the first block: they have the learning rate of layer 0.
@@ -101,10 +101,10 @@ def muon(
         matrices = _muon_parameters(model)
         groups = []
         for group in _groups(model, lr, weight_decay, layer_decay):
-            for is_muon in (True, False):
-                chosen = [p for p in group["params"] if (id(p) in matrices) == is_muon]
+            for number in sorted({0, *matrices.values()}):
+                chosen = [p for p in group["params"] if matrices.get(id(p), 0) == number]
                 if chosen:
-                    groups.append({**group, "params": chosen, "is_muon": is_muon})
+                    groups.append({**group, "params": chosen, "num_matrices": number})
         return Muon(groups, lr=lr, betas=pair, eps=eps, momentum=momentum, scale=scale)
 
     return make
@@ -235,15 +235,26 @@ def _decayed_parameters(model: nn.Module) -> set[int]:
     return decayed
 
 
-def _muon_parameters(model: nn.Module) -> set[int]:
-    """Return the ids of the weights that Muon updates, see `muon`."""
-    chosen: set[int] = set()
+def _muon_parameters(model: nn.Module) -> dict[int, int]:
+    """Return the number of matrices in each weight that Muon updates, by its id. See `muon`."""
+    numbers: dict[int, int] = {}
     for name, module in model.named_modules():
         if name.startswith("head.") or not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
             continue
         if min(module.weight.shape[:2]) >= MIN_MUON_WIDTH:
-            chosen.add(id(module.weight))
-    return chosen
+            numbers[id(module.weight)] = 1
+    for module in model.modules():
+        stacks: dict[nn.Linear, int] = {}
+        if isinstance(module, Attention):
+            stacks[module.qkv] = 3
+        elif isinstance(module, CrossAttention):
+            stacks[module.memory] = 2
+        elif isinstance(module, Mlp) and module.gated:
+            stacks[module.up] = 2
+        for layer, number in stacks.items():
+            if id(layer.weight) in numbers:
+                numbers[id(layer.weight)] = number
+    return numbers
 
 
 def _layer(name: str, depth: int) -> int:

@@ -1,4 +1,4 @@
-"""Several small batches make the step of one large batch: dropout, and tasks with several losses."""
+"""Several small batches make the step of one large batch: dropout, and tasks of several losses."""
 
 import json
 
