@@ -2,12 +2,13 @@
 
     python benchmarks/layouts.py [--count 50] [--seed 0] [--case 7]
 
-Each layout has one to eight columns of all kinds that a table can have (numbers, categories, dates,
-booleans, texts, pictures and sounds), some of them with missing cells, and a target of one class, a
-number, or several labels. The script trains a tiny model for one epoch, runs `dxn predict` and
-`dxn evaluate`, exports the model in both formats, and compares the answers of the exported programs
-with those of dxn for rows of the table, also for rows with missing cells. It prints one line per
-layout, and exits with 1 if one of them failed.
+Each layout has columns of all kinds that a table can have (numbers, categories, cells with several
+categories, dates, booleans, series, texts, pictures, sounds and videos), some of them with missing
+cells, and a target: one class, a number, several labels in a column, or several columns. The script
+trains a tiny model for one epoch, runs `dxn predict` and `dxn evaluate`, exports the model in both
+formats, and compares the answers of the exported programs with those of dxn for rows of the table,
+also for rows with missing cells. It prints one line per layout, and exits with 1 if one of them
+failed.
 """
 
 from __future__ import annotations
@@ -24,16 +25,17 @@ import sys
 import tempfile
 import traceback
 import wave
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 from PIL import Image
 
-from dxn.cli import main as dxn
-from dxn.run import model_folder
+import dxn
+from dxn.cli import main as run_command
 
 ROWS = 40
 ROWS_COMPARED = 6
@@ -43,9 +45,11 @@ TOLERANCE = 1e-4
 TOLERANCE_MEDIA = 0.02
 TRAIN = (
     *("dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.epochs=1", "report=false"),
-    *("trainer.device=cpu", "trainer.precision=float32", "target=answer", "batch_size=8"),
+    *("trainer.device=cpu", "trainer.precision=float32", "batch_size=8"),
 )
-MODALITIES = {"picture": "image", "sound": "audio", "text": "text"}
+FILES = {"picture", "sound", "video"}
+TARGETS = {"class": ["answer"], "number": ["answer"], "labels": ["answer"], "flags": ["old", "new"]}
+NO_VALUE = "N/A"
 WORDS = ("apple", "boat", "cloud", "door", "early", "fine", "green", "house", "idea", "jump")
 
 Row = dict[str, Any]
@@ -57,7 +61,7 @@ class Layout:
 
     Args:
         kinds: Kind of each column, by its name.
-        target: class, number or labels.
+        target: class, number, labels or flags.
         options: Options of the training.
         rows: The cells by the name of the column, None where a cell is missing.
     """
@@ -80,22 +84,28 @@ def make_layout(rand: random.Random, folder: Path) -> Layout:
         "category": rand.choice((0, 1, 2, 2, 4)),
         "date": rand.choice((0, 0, 1)),
         "boolean": rand.choice((0, 0, 1)),
+        "tags": rand.choice((0, 0, 1)),
+        "series": rand.choice((0, 0, 1)),
         "text": rand.choice((0, 0, 1, 2, 3)),
         "picture": rand.choice((0, 0, 0, 1, 2, 3)),
         "sound": rand.choice((0, 0, 0, 1)),
+        "video": rand.choice((0, 0, 0, 0, 1)),
     }
     counts = {kind: count for kind, count in counts.items() if count} or {"number": 1}
     kinds = {f"{kind}{i}": kind for kind, count in counts.items() for i in range(count)}
     makers = {name: _maker(kind, rand, folder) for name, kind in kinds.items()}
-    with_gaps = {name for name in kinds if rand.random() < 0.4}
-    target = rand.choice(("class", "class", "number", "labels"))
+    gaps: dict[str, str | None] = {}  # what the missing cells of a column contain
+    for name, kind in kinds.items():
+        if rand.random() < 0.4:
+            gaps[name] = rand.choice((None, NO_VALUE)) if kind not in (*FILES, "text") else None
+    target = rand.choice(("class", "class", "number", "labels", "flags"))
     rows: list[Row] = []
     for i in range(ROWS):
         cells = {name: make(f"{name}_{i}") for name, make in makers.items()}
-        missing = {name for name in with_gaps if rand.random() < MISSING}
+        missing = {name: gap for name, gap in gaps.items() if rand.random() < MISSING}
         if len(missing) < len(cells):  # every row has a cell
-            cells |= dict.fromkeys(missing)
-        rows.append({**cells, "answer": _answer(target, rand)})
+            cells |= missing
+        rows.append({**cells, **_answer(target, rand)})
     fusions = ["fusion=late"], ["fusion=bottleneck"]
     options = rand.choice(([], [], ["preset=plain"], ["baseline=none"], *fusions))
     return Layout(kinds, target, options, rows)
@@ -109,17 +119,18 @@ def check(layout: Layout, folder: Path, formats: Sequence[str] = ("onnx", "torch
     """
     table, run = folder / "table.csv", folder / "run"
     with table.open("w", newline="") as file:
-        writer = csv.DictWriter(file, [*layout.kinds, "answer"])
+        writer = csv.DictWriter(file, [*layout.kinds, *TARGETS[layout.target]])
         writer.writeheader()
         writer.writerows(layout.rows)
-    _command("train", str(table), f"run={run}", *TRAIN, *layout.options)
+    target = f"target=[{','.join(TARGETS[layout.target])}]"
+    _command("train", str(table), f"run={run}", *TRAIN, *layout.options, target)
     _command("predict", f"run={run}", f"input={table}", f"output={folder / 'answers.csv'}")
     _command("evaluate", f"run={run}", f"input={table}")
-    predictor = model_folder.load(run, device="cpu", dtype="float32")
-    rows = [_sample(row, layout, list(predictor.adapters), folder) for row in layout.rows]
-    samples = rows[:ROWS_COMPARED]
+    predictor = dxn.load(run, device="cpu", dtype="float32")
+    rows = [_sample(row, layout.kinds, predictor.columns, folder) for row in layout.rows]
+    samples = [row for row in rows if set(row.values()) - {NO_VALUE}][:ROWS_COMPARED]
     wanted = [_numbers(predictor.predict(**sample)) for sample in samples]
-    has_media = {"picture", "sound"} & set(layout.kinds.values())
+    has_media = FILES & set(layout.kinds.values())
     tolerance = TOLERANCE_MEDIA if has_media else TOLERANCE
     for format in formats:
         output = folder / format
@@ -159,31 +170,45 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _maker(kind: str, rand: random.Random, folder: Path) -> Callable[[str], Any]:
     """Return a function that makes the cells of one column, and takes the name of a new file."""
     values = [f"v{i}" for i in range(rand.choice((1, 2, 3, 12)))]
-    separator = rand.choice((None, None, "|"))
+    separator = rand.choice("|;")
+    size = rand.choice(((24, 24), (20, 30), (33, 12)))
+    mode = rand.choice(("RGB", "RGB", "L", "RGBA", "LA", "P"))
+    rate, channels = rand.choice((8000, 8000, 22050)), rand.choice((1, 1, 2))
+    has_comma = rand.random() < 0.3
 
-    def category(name: str) -> str:
-        if separator is None:
-            return rand.choice(values)
-        return separator.join(rand.sample(values, rand.randint(1, min(3, len(values)))))
+    def tags(name: str) -> str:
+        return separator.join(rand.sample(WORDS[:5], rand.randint(1, 3)))
 
     def picture(name: str) -> str:
-        # Smooth: libraries round the weights of an interpolation differently.
-        pixels = bytes(rand.randrange(256) for _ in range(27))
-        image = Image.frombytes("RGB", (3, 3), pixels)
-        size = rand.choice(((24, 24), (20, 30), (33, 12)))
-        image.resize(size, Image.Resampling.BICUBIC).save(folder / f"{name}.png")
+        _smooth(rand, size).convert(mode).save(folder / f"{name}.png")
         return f"{name}.png"
 
     def sound(name: str) -> str:
-        seconds = rand.uniform(0.1, 0.4)
-        times = np.arange(int(8000 * seconds)) / 8000
+        times = np.arange(int(rate * rand.uniform(0.1, 0.4))) / rate
         samples = 0.5 * np.sin(2 * math.pi * rand.uniform(200, 2000) * times)
         with wave.open(str(folder / f"{name}.wav"), "wb") as file:
-            file.setnchannels(1)
+            file.setnchannels(channels)
             file.setsampwidth(2)
-            file.setframerate(8000)
-            file.writeframes((samples * 32767).astype("<i2").tobytes())
+            file.setframerate(rate)
+            file.writeframes((samples * 32767).astype("<i2").repeat(channels).tobytes())
         return f"{name}.wav"
+
+    def video(name: str) -> str:
+        frames = [_smooth(rand, (32, 24)) for _ in range(rand.randint(3, 6))]
+        with av.open(str(folder / f"{name}.mp4"), "w") as file:
+            stream: Any = file.add_stream("mpeg4", rate=10)
+            stream.width, stream.height, stream.pix_fmt = 32, 24, "yuv420p"
+            for frame in frames:
+                file.mux(stream.encode(av.VideoFrame.from_image(frame)))
+            file.mux(stream.encode())
+        return f"{name}.mp4"
+
+    def series(name: str) -> str:
+        return " ".join(f"{rand.gauss(3, 2):.3f}" for _ in range(rand.randint(5, 20)))
+
+    def number(name: str) -> str:
+        written = price.format(rand.uniform(0, 9000))
+        return written.translate(str.maketrans(".,", ",.")) if has_comma else written
 
     def text(name: str) -> str:
         return " ".join(rand.choice(WORDS) for _ in range(rand.randint(3, 9)))
@@ -194,36 +219,46 @@ def _maker(kind: str, rand: random.Random, folder: Path) -> Callable[[str], Any]
         )
 
     date_format = rand.choice(("{y}-{m:02}-{d:02}", "{d}.{m}.{y}", "{m}/{d}/{y}"))
-    price = rand.choice(("{:.2f}", "{:.2f}", "${:.2f}", "{:.1f} kg"))
+    price = rand.choice(("{:.2f}", "{:,.2f}", "${:,.2f}", "{:.1f} kg", "{:.1f} %"))
     makers: dict[str, Callable[[str], Any]] = {
-        "number": lambda name: price.format(rand.uniform(0, 900)),
-        "category": category,
+        "number": number,
+        "category": lambda name: rand.choice(values),
+        "tags": tags,
         "date": date,
         "boolean": lambda name: rand.choice(("true", "false")),
+        "series": series,
         "text": text,
         "picture": picture,
         "sound": sound,
+        "video": video,
     }
     return makers[kind]
 
 
-def _answer(target: str, rand: random.Random) -> str:
-    if target == "number":
-        return f"{rand.gauss(50, 20):.3f}"
-    if target == "class":
-        return rand.choice("abc")
-    return "|".join(rand.sample(["red", "green", "blue", "big"], rand.randint(1, 3)))
+def _smooth(rand: random.Random, size: tuple[int, int]) -> Image.Image:
+    """Return a smooth picture: libraries round the weights of an interpolation differently."""
+    pixels = bytes(rand.randrange(256) for _ in range(27))
+    return Image.frombytes("RGB", (3, 3), pixels).resize(size, Image.Resampling.BICUBIC)
 
 
-def _sample(row: Row, layout: Layout, inputs: Sequence[str], folder: Path) -> Row:
-    """Return the cells of a row by the names of the inputs, without missing ones."""
-    sample: Row = {}
-    for name, kind in layout.kinds.items():
-        # The only column of a modality can have its name.
-        key = name if name in inputs else MODALITIES.get(kind, kind)
-        if row[name] is not None and key in inputs:
-            sample[key] = str(folder / row[name]) if kind in ("picture", "sound") else row[name]
-    return sample
+def _answer(target: str, rand: random.Random) -> Row:
+    """Return the targets of a row."""
+    if target == "flags":
+        return {name: rand.choice((0, 1)) for name in TARGETS[target]}
+    labels = rand.sample(["red", "green", "blue", "big"], rand.randint(1, 3))
+    answers = {
+        "number": f"{rand.gauss(50, 20):.3f}",
+        "class": rand.choice("abc"),
+        "labels": "|".join(labels),
+    }
+    return {"answer": answers[target]}
+
+
+def _sample(row: Row, kinds: Mapping[str, str], columns: Mapping[str, str], folder: Path) -> Row:
+    """Return the cells of a row by the names of the inputs, without empty ones."""
+    cells = {name: row[column] for name, column in columns.items() if row[column] is not None}
+    files = {name for name in cells if kinds[columns[name]] in FILES}
+    return {name: str(folder / cell) if name in files else cell for name, cell in cells.items()}
 
 
 def _numbers(answer: Row) -> list[float]:
@@ -265,7 +300,7 @@ def _command(*arguments: str) -> None:
     """
     output, error = io.StringIO(), io.StringIO()
     with contextlib.redirect_stdout(output), contextlib.redirect_stderr(error):
-        code = dxn(list(arguments))
+        code = run_command(list(arguments))
     assert code == 0, f"dxn {' '.join(arguments)}: {error.getvalue()}"
 
 
