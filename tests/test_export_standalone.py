@@ -42,11 +42,11 @@ ALLOWED = {"numpy", "tokenizers", "PIL", "soundfile", "av", "__future__", *sys.s
 TEXTS = ["A cup of tea, please!", "two  words", "Ünïcode and numbers 123_4", "tea"]
 
 
-def both(adapter, values):
+def both(adapter, values, **more):
     """What dxn and the program return for the same values."""
     prepare = adapter.prepare
     ours = prepare.collate([prepare(prepare.read(value)) for value in values])
-    options = json.loads(json.dumps(recipe(prepare)))
+    options = json.loads(json.dumps({**recipe(prepare), **more}))
     module = importlib.import_module(f"dxn.tokenize.standalone.{options['prepare']}")
     return ours, module.prepare([module.read(value, options) for value in values], options)
 
@@ -78,6 +78,20 @@ def test_texts_have_the_same_character_ngrams(kind, max_len):
     ).fit(TEXTS)
     decomposed = "Cafe\u0301s on a pie\u0300ce"
     agree(*both(adapter, [*TEXTS, decomposed, "...", "x" * 50]))
+
+
+@pytest.mark.parametrize("kind", ["word", "bpe"])
+@pytest.mark.parametrize("max_len", [3, 50])
+def test_lists_of_words_have_the_same_ids_and_character_ngrams(kind, max_len):
+    adapter = TextAdapter(
+        8,
+        tokenizer=TokenizerOptions(kind=kind),
+        vocab_size=90,
+        ngrams=NgramOptions(chars=(3, 4), buckets=97),
+        max_len=max_len,
+    ).fit(TEXTS)
+    words = [["A", "cup", "of tea,", "please!"], ["Cafe\u0301s", "123_4"], ["don't"]]
+    agree(*both(adapter, words, words=r"\S+"))
 
 
 def test_the_counted_features_of_texts_are_the_same():

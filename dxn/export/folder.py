@@ -23,6 +23,7 @@ from dxn.export.trace import Part
 from dxn.files import SUMS, replace_folder, write_sums
 from dxn.models.inference import restore
 from dxn.run.predictor import Predictor
+from dxn.tokenize.adapter import has_words
 from dxn.tokenize.recipes import counted_recipe, recipe
 
 ABOUT = "preprocess.json"
@@ -105,10 +106,15 @@ def _recipes(predictor: Predictor) -> dict[str, dict[str, Any]]:
     """Return how each input is prepared without dxn."""
     baselines = [model.baseline for model in predictor.models if model.baseline is not None]
     counted = {name for baseline in baselines for name in baseline.num_counted}
-    return {
-        name: recipe(adapter.prepare) | (counted_recipe(adapter) if name in counted else {})
-        for name, adapter in predictor.adapters.items()
-    }
+    task = predictor.task
+    recipes: dict[str, dict[str, Any]] = {}
+    for name, adapter in predictor.adapters.items():
+        recipes[name] = recipe(adapter.prepare)
+        if name in counted:
+            recipes[name] |= counted_recipe(adapter)
+        if task.wants_words and has_words(adapter.prepare):
+            recipes[name]["words"] = task.word_pattern
+    return recipes
 
 
 def _ports(ports: Sequence[Port]) -> list[dict[str, Any]]:

@@ -18,6 +18,8 @@ from dxn.schema import validated
 from dxn.tasks.cells import parse_list
 from dxn.tasks.divergences import between_classes
 from dxn.tasks.entities import (
+    PARTS,
+    WORDS,
     Scheme,
     are_integers,
     describe_entities,
@@ -230,9 +232,10 @@ class Tag(Task):
             "or begin or end within a word and are extended to the whole word"
         )
 
-    def split_text(self, text: str) -> list[str]:
-        """Return the words of a text."""
-        return split_words(text, punctuation=self.punctuation)[0]
+    @property
+    def word_pattern(self) -> str:
+        """Regular expression of a word of a text."""
+        return (PARTS if self.punctuation else WORDS).pattern
 
     def unknown(self, values: Sequence[Sequence[str]]) -> list[str]:
         """Return a tag of each row with one that does not occur in the training split."""

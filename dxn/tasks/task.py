@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -216,9 +217,14 @@ class Task(ABC):
         """
         return value
 
+    @property
+    def word_pattern(self) -> str:
+        """Regular expression of a word of a text, for a task that `wants_words`."""
+        return r"\S+"
+
     def split_text(self, text: str) -> list[str]:
         """Return the words of a text, for a task that `wants_words`."""
-        return text.split()
+        return re.findall(self.word_pattern, text)
 
     def vocabulary_texts(self, values: Sequence[Any]) -> Sequence[str]:
         """Return the texts among the targets that the vocabulary of an input must also cover."""

@@ -1,16 +1,15 @@
 """An exported program answers as dxn does for every way to write a cell, or says why not."""
 
-import contextlib
 import csv
 import datetime
 import importlib
 import json
 import random
-import sys
 
 import numpy as np
 import pandas as pd
 import pytest
+from helpers.exports import imports
 from helpers.runs import PLAIN, SMALL, train
 
 import dxn
@@ -32,7 +31,7 @@ def answers(tmp_path_factory):
     program = folder / "program"
     assert main(["export", f"run={folder / 'run'}", "format=torch", f"output={program}"]) == 0
     model = dxn.load(folder / "run", device="cpu")
-    with _imports(program):
+    with imports(program):
         about = json.loads((program / "preprocess.json").read_text())
         (part,) = about["parts"]
         prepare = importlib.import_module("prepare_inputs").prepare_sample
@@ -122,17 +121,3 @@ def _write_table(path):
                 rand.choice("abc"),
             ]
             writer.writerow(row)
-
-
-@contextlib.contextmanager
-def _imports(folder):
-    """Import the modules of a folder, and forget them afterwards."""
-    before = set(sys.modules)
-    sys.path.insert(0, str(folder))
-    try:
-        yield
-    finally:
-        sys.path.remove(str(folder))
-        for name in set(sys.modules) - before:
-            if name.startswith(("prepare_", "run_graph")):
-                del sys.modules[name]

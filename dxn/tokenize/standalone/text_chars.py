@@ -7,6 +7,7 @@ import unicodedata
 import zlib
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
+from itertools import accumulate
 from typing import Any
 
 import numpy as np
@@ -19,12 +20,12 @@ Places = tuple[Sequence[tuple[int, int]], Sequence[int]]
 
 
 def ngrams(
-    texts: Sequence[str], places: Sequence[Places], options: Mapping[str, Any]
+    texts: Sequence[str | list[str]], places: Sequence[Places], options: Mapping[str, Any]
 ) -> np.ndarray:
     """Return the hashes (B, N, G) int32, 0 where there is none.
 
     Args:
-        texts: B texts.
+        texts: B texts, or their words.
         places: Places of the tokens of each text.
         options: The lengths of the n-grams, and the number of buckets of the hashes.
     """
@@ -38,13 +39,13 @@ def ngrams(
 
 
 def _rows(
-    text: str,
+    text: str | list[str],
     offsets: Sequence[tuple[int, int]],
     used: Sequence[int],
     options: Mapping[str, Any],
 ) -> list[list[int]]:
-    matches = list(WORD.finditer(text))
-    starts = [match.start() for match in matches]
+    words, starts = _words(text)
+    chars = text if isinstance(text, str) else " ".join(text)
     begins = {start for start, _ in offsets}
     rows: list[list[int]] = []
     for i in used:
@@ -52,15 +53,23 @@ def _rows(
         if i >= 0:
             start, stop = offsets[i]
             # The combining marks that follow a letter belong to its token.
-            while start < stop < len(text) and stop not in begins and not text[stop].isspace():
+            while start < stop < len(chars) and stop not in begins and not chars[stop].isspace():
                 stop += 1
             # The last character: some tokenizers count the space before a word to its token.
             last = max(start, stop - 1)
             number = bisect_right(starts, last) - 1
-            if number >= 0 and last < matches[number].end():
-                word = matches[number][0]
+            if number >= 0 and last < starts[number] + len(words[number]):
+                word = words[number]
         rows.append(_hashes(word, options) if word else [])
     return rows
+
+
+def _words(text: str | list[str]) -> tuple[list[str], list[int]]:
+    """Return the words of a text, and the position of each."""
+    if isinstance(text, list):
+        return text, [0, *accumulate(len(word) + 1 for word in text)][:-1]
+    matches = list(WORD.finditer(text))
+    return [match[0] for match in matches], [match.start() for match in matches]
 
 
 def _hashes(word: str, options: Mapping[str, Any]) -> list[int]:
