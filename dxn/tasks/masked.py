@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
 
@@ -15,6 +15,8 @@ from dxn.errors import UserError
 from dxn.tasks.task import Batch, Task
 from dxn.tokenize.adapter import Masking, make_masking
 from dxn.tokens import Tokens
+
+SMALLEST = 1e-9  # avoids a division by zero if nothing is masked
 
 
 class MaskedPrediction(nn.Module):
@@ -117,11 +119,19 @@ class MaskedHead(nn.Module):
         return statistics.index_add(0, rows, torch.stack([losses, counts, correct], -1))
 
 
+def _count(part: Mapping[str, Tensor] | None) -> int:
+    """Return the number of predictions of an input, of a sample or of a batch."""
+    if part is None or "masked" not in part:
+        return 0
+    return int(part["masked_valid" if "masked_valid" in part else "masked"].sum())
+
+
 class Masked(Task):
     """Predict the masked columns of the inputs. The data needs no targets.
 
-    The loss of an input is the cross-entropy of token ids or the squared error of numbers, averaged
-    over its masked columns. The total loss is the mean of these losses over the inputs.
+    The loss is the cross-entropy of token ids or the squared error of numbers, averaged over the
+    masked columns. With several inputs, a column has a weight with which all inputs count equally
+    in the training split, see `prepare_loss`.
 
     Args:
         mask_ratio: Fraction of columns to mask, by input name or modality. 0: the input is not
@@ -144,6 +154,7 @@ class Masked(Task):
         self.mask_ratio = dict(mask_ratio)
         self.span = span
         self.maskings: dict[str, Masking] = {}
+        self.usual: dict[str, float] = {}  # predictions per sample, by input, see `prepare_loss`
 
     def bind(self, adapters: Mapping[str, Any]) -> None:
         """Create the masking of each input.
@@ -178,6 +189,20 @@ class Masked(Task):
                 "for one of them, or choose another head"
             )
 
+    def prepare_loss(self, samples: Iterable[Mapping[str, Any]]) -> None:
+        """Count the predictions of each input per sample.
+
+        Without such constants, the weight of a column would depend on the other samples of a batch,
+        and batches whose gradients are added up would not make the step of one large batch.
+        """
+        totals = dict.fromkeys(self.maskings, 0)
+        size = 0
+        for sample in samples:
+            size += 1
+            for name in totals:
+                totals[name] += _count(sample.get(name))
+        self.usual = {name: total / max(size, 1) for name, total in totals.items()}
+
     def describe(self, values: Sequence[Any]) -> str:
         """Return the names of the masked inputs."""
         return f"the masked columns of {', '.join(self.maskings)}"
@@ -199,15 +224,18 @@ class Masked(Task):
         return MaskedHead(dim, self.maskings, adapters)
 
     def loss(self, output: Tensor, batch: Batch) -> Tensor:
-        """Return the mean over the inputs of the mean loss of each input; output is (B, I, 3)."""
-        # Divide for each input first, so that an input with many columns has the same weight as an
-        # input with few.
+        """Return the weighted mean over the predictions of all inputs; output is (B, I, 3)."""
         sums, counts = output.sum(0)[:, :2].unbind(1)
-        return (sums / counts.clamp(min=1)).sum() / (counts > 0).sum().clamp(min=1)
+        # An input with many columns has the same weight as an input with few.
+        usual = [self.usual.get(name, 0.0) for name in self.maskings]
+        usual = torch.where(counts.new_tensor(usual) > 0, counts.new_tensor(usual), counts)
+        usual = usual.clamp(min=SMALLEST)
+        return (sums / usual).sum() / (counts / usual).sum().clamp(min=SMALLEST)
 
     def loss_weight(self, batch: Batch) -> float:
-        """Count the samples. `metrics` computes the exact loss from the statistics instead."""
-        return int(batch["#size"])
+        """Return the sum of the weights of all predictions."""
+        counts = {name: _count(batch.get(name)) for name in self.maskings}
+        return sum(n / (self.usual.get(name) or n) for name, n in counts.items() if n)
 
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False

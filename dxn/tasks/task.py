@@ -357,6 +357,13 @@ class Task(ABC):
         """
         raise NotImplementedError(f"head={self.name} cannot be part of an ensemble")
 
+    def prepare_loss(self, samples: Iterable[Mapping[str, Any]]) -> None:
+        """Set constants of the loss before a training. Default: there are none.
+
+        Args:
+            samples: Some samples of the training split, as `encode_sample` returned them.
+        """
+
     def loss_weight(self, batch: Batch) -> float:
         """Return the sum of the weights over which the loss is a mean: of samples, or of tokens.
 

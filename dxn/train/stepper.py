@@ -21,6 +21,7 @@ from dxn.errors import UserError
 from dxn.models import Model
 from dxn.runtime import release_memory
 from dxn.tasks.task import Task
+from dxn.tokenize.spaced import spaced_rows
 from dxn.train.compiling import Compiling
 from dxn.train.ema import make_ema, use_ema
 from dxn.train.evaluate import as_float
@@ -32,6 +33,7 @@ from dxn.train.step import BatchLoss, Start, is_out_of_memory, name_rows, statis
 Schedule = Callable[[float], float]
 # Number of the dropout masks of a second pass. `Model.embed` numbers its selections from 0.
 SECOND_PASS = 2**20
+MAX_BALANCED = 64  # samples from which a task computes constants of its loss
 
 
 @dataclass(kw_only=True, eq=False)
@@ -80,6 +82,8 @@ class Stepper:
         # gradients. `model` is used for everything else, such as saving and validation.
         self.wrapped, self.optimizer = prepared
         number_layers(self.model)
+        rows = spaced_rows(len(self.samples), MAX_BALANCED)
+        self.task.prepare_loss(self.samples[0, row] for row in rows)
         self.compiling = Compiling(self.model, self.settings, report=self.report)
         # Collecting these in each step would take as long as clipping the gradients.
         self.parameters = list(self.wrapped.parameters())

@@ -62,6 +62,16 @@ def test_dropout_does_not_depend_on_the_other_samples_of_a_batch(options, tables
     assert_same_steps(tmp_path, [table, "target=label", *options], batch_size=1)
 
 
+@pytest.mark.parametrize(
+    "options",
+    [["adapters=[text,image]", *IMAGE, "backbone.dropout=0.5"], ["adapters=[text]"]],
+    ids=["two inputs", "one input"],
+)
+def test_masked_pretraining_does_not_depend_on_the_size_of_a_batch(options, tables, tmp_path):
+    table = tables["text,image" in options[0]]
+    assert_same_steps(tmp_path, [table, "head=masked", *options], batch_size=2)
+
+
 def test_dropout_refuses_a_tensor_whose_first_axis_is_not_the_batch():
     dropout = Dropout(0.5).train()
     words = torch.ones(2 * 5, 3)
