@@ -27,6 +27,22 @@ def test_inputs_that_are_encoded_separately_are_exported(tmp_path, fusion, forma
     layouts.check(layout, tmp_path, [format])
 
 
+def test_a_row_without_its_video_is_answered_by_the_program(tmp_path):
+    rand = random.Random(0)
+    write = layouts._maker("video", rand, tmp_path)
+    rows = [
+        {
+            "number0": f"{rand.uniform(1, 90):.2f}",
+            "video0": write(f"clip{i}") if i % 3 else None,
+            "answer": rand.choice("ab"),
+        }
+        for i in range(24)
+    ]
+    kinds = {"number0": "number", "video0": "video"}
+    layout = layouts.Layout(kinds, "class", ["preset=plain", "baseline=none"], rows)
+    layouts.check(layout, tmp_path, ["torch"])
+
+
 def _shop(options):
     """Return a table of a price and two categories."""
     rand = random.Random(0)

@@ -88,11 +88,11 @@ def prepare_sample(
         raise SystemExit(
             f"all inputs are missing; give at least one of {', '.join(about['inputs'])}"
         )
-    # The graph ignores the values of an input that the sample does not have. The sizes are those of
-    # an example, because a graph of torch refuses some sizes.
+    # The graph ignores an input that the sample does not have, but its values and sizes must be
+    # valid: they are those of an example.
     with np.load(HERE / "example.npz") as file:
         for port in ports:
             name = port["name"]
             if name not in arrays:
-                arrays[name] = np.zeros((1, *file[name].shape[1:]), port["dtype"])
+                arrays[name] = np.array([False]) if name.endswith(".present") else file[name][:1]
     return {port["name"]: arrays[port["name"]].astype(port["dtype"]) for port in ports}
