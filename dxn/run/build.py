@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -27,6 +27,7 @@ from dxn.tokenize.adapter import (
     find_format,
     fit_adapter,
     is_shareable,
+    layout_of,
     without_augment,
 )
 
@@ -115,13 +116,23 @@ def open_source(
 
 
 def assign_inputs(
-    config: Config, specs: Mapping[str, InputSpec], preprocessors: Mapping[str, Preprocessor]
+    config: Config,
+    specs: Mapping[str, InputSpec],
+    preprocessors: Mapping[str, Preprocessor],
+    column: Callable[[str], Sequence[Any]],
 ) -> Inputs:
     """Choose the adapter of each input, and sort the inputs by the order of their adapters.
 
     An input uses the adapter of the same name if there is one, otherwise the first adapter of its
     modality. With share_adapters=false, each input gets its own copy of that adapter, and so does
-    an input whose adapter cannot be shared. An input whose modality has no adapter is left out.
+    an input whose adapter cannot be shared, or whose values have another layout than those of the
+    first input. An input whose modality has no adapter is left out.
+
+    Args:
+        config: Configuration of the training.
+        specs: Modality and column of each input.
+        preprocessors: Preprocessors by adapter key.
+        column: Function that returns the cells of an input.
 
     Raises:
         UserError: If no input has an adapter.
@@ -141,6 +152,11 @@ def assign_inputs(
     names = sorted(readers, key=lambda name: order.index(readers[name]))
     share = config.get("share_adapters", True)
     shared = {name for name in names if share and is_shareable(preprocessors[readers[name]])}
+    first: dict[str, Hashable] = {}
+    for name in [name for name in names if name in shared]:
+        layout = layout_of(preprocessors[readers[name]], column(name))
+        if layout is not None and first.setdefault(readers[name], layout) != layout:
+            shared.remove(name)
     adapters = {name: readers[name] for name in shared}
     for name in names:
         if name not in shared:

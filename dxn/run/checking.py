@@ -46,7 +46,7 @@ def check(settings: Settings) -> int:
         except UserError as error:
             # The rest of the data is checked nevertheless, so that all problems are listed.
             errors = [str(error)]
-    inputs = assign_inputs(config, source.inputs, preprocessors)
+    inputs = assign_inputs(config, source.inputs, preprocessors, source.column)
     adapters = build_adapters(inputs, trust)
     for note in find_formats(adapters, inputs, source):
         print_line(f"note: {note}")

@@ -125,7 +125,7 @@ def prepare(
     check_combinations(_of_ensemble(settings.values, member), task, trust)
     if not task.needs_target:
         source = without_target(source)
-    inputs = assign_inputs(config, source.inputs, preprocessors)
+    inputs = assign_inputs(config, source.inputs, preprocessors, source.column)
     if not source.splits.get("validation") and not config["loader"]["overfit"]:
         _check_unvalidated(config)
     device = trainer.accelerator.device
@@ -136,7 +136,7 @@ def prepare(
         config = settings.values
         trainer = _rebuilt(trainer, config["trainer"], trust)
         batch_size = trainer.batch_size * num_processes
-        inputs = assign_inputs(config, source.inputs, preprocessors)
+        inputs = assign_inputs(config, source.inputs, preprocessors, source.column)
     finetune, loader, make_optimizer, schedule = _build_parts(config, trust)
     adapters = build_adapters(inputs, trust)
     name = run_name(config, source)

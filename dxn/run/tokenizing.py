@@ -44,7 +44,7 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
         sample = read_sample(values["input"], preprocessors)
         # There is no table, so the inputs take the place of its columns.
         specs = {name: InputSpec(name, preprocessors[name].modality) for name in sample}
-        inputs = assign_inputs(values, specs, preprocessors)
+        inputs = assign_inputs(values, specs, preprocessors, lambda name: [sample[name]])
         adapters = by_input(build_adapters(inputs, settings.trust), inputs.adapters)
     if not sample:
         raise UserError("input: needs a value, such as input=photo.jpg or input.NAME=...")

@@ -14,6 +14,7 @@ optional member only through a function of this module, which returns the defaul
 | `has_steps: bool` | False | `has_steps(prepare)` |
 | `num_tokens(raw) -> float` | 1.0 | `num_tokens(prepare, raw)` |
 | `accepts(values) -> float` | 0.0 | `accepts(prepare, values)` |
+| `layout_of(cells) -> Hashable` | None | `layout_of(prepare, cells)` |
 | `find_format(cells)` | nothing to find | `find_format(prepare, cells)` |
 | `summarize(raws, sources) -> str` | "" | `summarize(prepare, raws, sources)` |
 | `advise(cells, facts) -> list[Advice]` | [] | `advise` of dxn.tokenize.advice |
@@ -40,7 +41,7 @@ optional member only through a function of this module, which returns the defaul
 from __future__ import annotations
 
 import random
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -201,6 +202,12 @@ def is_shareable(prepare: Preprocessor) -> bool:
     also printed and evaluated together.
     """
     return getattr(prepare, "shareable", True)
+
+
+def layout_of(prepare: Preprocessor, cells: Sequence[Any]) -> Hashable:
+    """Return what the cells of all inputs of an adapter must have in common, such as channels."""
+    find = getattr(prepare, "layout_of", None)
+    return None if find is None else find([cell for cell in cells if cell is not None])
 
 
 def find_format(prepare: Preprocessor, cells: Sequence[Any]) -> str:

@@ -70,12 +70,19 @@ class SeriesPreprocessor:
 
         Rows are read by several threads, so `read` alone would let any of them decide.
         """
-        for cell in () if self.num_channels else cells:
+        self.num_channels = self.num_channels or self.layout_of(cells) or 0
+
+    def layout_of(self, cells: Sequence[Any]) -> int | None:
+        """Return the number of channels of the first series that can be read. None: there is none.
+
+        Inputs with different numbers of channels cannot share an adapter.
+        """
+        for cell in cells:
             with suppress(BadMedia):
                 raw = read_series(cell)
                 if raw is not None:
-                    self.num_channels = raw.shape[1]
-                    return
+                    return raw.shape[1]
+        return None
 
     def read(self, source: Any) -> Tensor | None:
         """Read a series as float32 (T, C), see `read_series`. None: it has no values.
