@@ -36,6 +36,7 @@ TINY = [
 ]
 TINY_OTHER = [line for line in TINY if not line.startswith("adapters=")]
 TEXTS = [*TINY, "adapters.text.tokenizer.kind=word"]
+SHARED = ["head=generate", "head.share_tokenizer=true", "head.max_len=8"]
 WRITER = ["head=generate", "head.tokenizer.kind=word", "head.max_len=8"]
 LANGUAGE = [*TINY, "head=language", "adapters.text.tokenizer.kind=character", "data=text"]
 LANGUAGE += ["adapters.text.max_len=17"]
@@ -182,7 +183,7 @@ def test_evaluating_a_writer_again_gives_the_metrics_of_its_run(writer, tmp_path
 
 def test_an_interrupted_writer_resumes_bit_for_bit(place, tmp_path, monkeypatch):
     random_parts = ["backbone.dropout=0.2", "adapters.text.augment.token_dropout=0.2"]
-    asked = pairs(place, *WRITER, *random_parts, "head.share_tokenizer=true")
+    asked = pairs(place, *SHARED, *random_parts)
     asked += ["trainer.ema_decay=0.9", "trainer.checkpoint_every=1"]
     train(tmp_path / "whole", asked)
     with interrupt(monkeypatch, step=5):  # of 3 per epoch
@@ -384,7 +385,7 @@ def test_only_a_model_that_writes_writes(tmp_path, capsys):
         (pairs, [*WRITER, "head.beams=0"], "head: beams must be at least 1, got 0"),
         (
             pairs,
-            [*WRITER, "head.share_tokenizer=true", "head.tokenizer.path=t.json"],
+            [*SHARED, "head.tokenizer.path=t.json"],
             "head: share_tokenizer and tokenizer.path cannot be set together",
         ),
         (
@@ -416,7 +417,7 @@ def test_a_tokenizer_is_only_shared_with_an_input_that_has_one(tmp_path, capsys)
     asked = ["adapters=[image]", "head=language", CAUSAL]
     (line,) = refused(capsys, ["train", *TINY_OTHER, *digits, *asked, f"run={tmp_path / 'run'}"])
     assert "head=language: needs an input with a vocabulary, got image" in line
-    asked = [*pictures(tmp_path), *WRITER, "head.share_tokenizer=true"]
+    asked = [*pictures(tmp_path), *SHARED]
     (line,) = refused(capsys, ["train", *TINY_OTHER, *asked, f"run={tmp_path / 'run'}"])
     assert "head.share_tokenizer: no input has a vocabulary, got image; set" in line
 

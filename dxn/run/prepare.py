@@ -43,6 +43,7 @@ from dxn.run.initial_weights import read_initial_weights, with_weights
 from dxn.run.lock import locked
 from dxn.run.members import Member
 from dxn.run.monitoring import check_metrics, use_metrics
+from dxn.run.no_effect import refuse_without_effect
 from dxn.run.prepared import Prepared
 from dxn.run.preset import with_preset
 from dxn.run.run_folder import refuse_other_run, run_folder, run_name
@@ -107,6 +108,8 @@ def prepare(
     # the options that the initial weights determined.
     start = InitialWeights() if resume else read_initial_weights(settings)
     settings = with_weights(settings, start)
+    if not resume:
+        refuse_without_effect(settings)
     config = settings.values
     # All parts that need no data are built first: reading the data can take minutes, and a wrong
     # option should be reported before.

@@ -20,6 +20,7 @@ from dxn.data.rows import Source
 from dxn.instantiate import build, expand_defaults
 from dxn.keys import assign, lookup
 from dxn.run.build import Inputs
+from dxn.run.no_effect import overriding
 from dxn.run.settings import Settings
 from dxn.tasks import Task
 from dxn.tokenize.adapter import Preprocessor, is_shareable
@@ -81,6 +82,7 @@ def with_preset(
         exists, old = lookup(values, advice.key)
         keys = [advice.key] if advice.limits is None else [advice.key, advice.limits]
         is_free = not any(is_chosen(key, settings.chosen) for key in keys)
+        is_free = is_free and overriding(values, advice.key) is None
         if exists and old != advice.value and is_free:
             assign(values, advice.key, advice.value)
             used.append(advice)

@@ -1,0 +1,61 @@
+"""Options that another option makes meaningless are refused, if the command contains them."""
+
+import pytest
+from helpers.runs import SMALL, refused, table_of, train
+from tokenizers import Tokenizer, models, pre_tokenizers
+
+PATH = "adapters.text.tokenizer.path"
+
+
+@pytest.fixture
+def table(tmp_path):
+    path = tmp_path / "rows.csv"
+    path.write_text(table_of(40))
+    words = {"[UNK]": 0, "[MASK]": 1, "apple": 2}
+    tokenizer = Tokenizer(models.WordLevel(words, unk_token="[UNK]"))
+    tokenizer.pre_tokenizer = pre_tokenizers.Whitespace()
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("option", "other"),
+    [
+        ("adapters.text.tokenizer.kind=bpe", PATH),
+        ("adapters.text.tokenizer.lowercase=true", PATH),
+        ("adapters.text.vocab_size=50", PATH),
+        ("adapters.text.ngrams.columns=true", "adapters.text.ngrams.lengths=[]"),
+        ("head.hidden_dim=32", "head.hidden=none"),
+        ("head.norm_eps=1e-6", "head.norm=False"),
+        ("finetune.lora_targets=[mlp.up]", "finetune.lora_rank=0"),
+        ("adapters.image.resize.crop_ratio=0.9", "adapters.image.resize.mode=within"),
+        ("adapters.image.resize.pos_grid=[3,3]", "adapters.image.resize.mode=crop"),
+    ],
+)
+def test_an_option_without_effect_is_refused(option, other, table, capsys):
+    chosen = []
+    if other == PATH:
+        other = f"{PATH}={table.parent / 'tokenizer.json'}"
+        chosen = [other]
+    elif other.endswith("crop"):
+        chosen = [other]
+    elif "hidden" in option:
+        chosen = ["head=forecast", other]
+    key, value = option.split("=")
+    lines = refused(capsys, ["train", table, "target=label", *chosen, option])
+    assert lines == [f"dxn: {key}: has no effect with {other}, got {value}; leave one of them out"]
+
+
+def test_the_options_of_a_preset_do_not_name_a_tokenizer_that_is_not_trained(
+    table, tmp_path, capsys
+):
+    chosen = [f"{PATH}={tmp_path / 'tokenizer.json'}", "trainer.epochs=1", "report=false"]
+    train(tmp_path / "run", str(table), "target=label", *SMALL, *chosen, "baseline=none")
+    printed = capsys.readouterr().out
+    assert "preset: " in printed and "tokenizer.kind" not in printed
+
+
+def test_options_of_a_tokenizer_that_is_trained_are_accepted(table, tmp_path):
+    chosen = ["adapters.text.tokenizer.kind=word", "adapters.text.vocab_size=50", "report=false"]
+    chosen += ["head.norm=true", "head.norm_eps=1e-6", "trainer.epochs=1", "baseline=none"]
+    train(tmp_path / "run", str(table), "target=label", "head=classify", *SMALL, *chosen)
