@@ -20,7 +20,7 @@ from dxn.export.counted import counted_scores
 from dxn.export.folder import _check_folder
 from dxn.export.formats import load, save
 from dxn.export.ports import counted_features, find_ports, make_examples
-from dxn.export.trace import trace
+from dxn.export.trace import connected, trace
 from dxn.files import write_sums
 from dxn.models.baseline import TfIdf
 from dxn.run import model_folder
@@ -255,6 +255,22 @@ def test_code_that_cannot_be_traced_is_named_without_a_traceback():
     module = Branches()
     with pytest.raises(UserError, match=r"the model cannot be traced by torch\.export"):
         trace("model", module, cases, reference=lambda number: {}, network=module)
+
+
+def test_an_input_is_kept_if_it_has_no_effect_for_the_values_of_the_examples():
+    class Kernel(torch.nn.Module):
+        used = ("near.x", "near.ids", "coords")
+
+        def forward(self, inputs):
+            # 0 for all values that are far from those of the training
+            return {"scores": (-1e9 * (inputs["near.x"] - 3) ** 2).exp()}
+
+    tensors = {
+        "near.x": torch.rand(5, 2),
+        "near.ids": torch.ones(5, 2, dtype=torch.long),
+        "coords": torch.rand(5, 2),
+    }
+    assert connected(Kernel(), tensors) == {"near.x"}
 
 
 def test_the_scores_of_counted_features_equal_those_of_the_baseline():

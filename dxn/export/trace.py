@@ -45,13 +45,15 @@ def make_graph(network: Any, task: Any, examples: Sequence[Example]) -> Graph:
     fixed = constants(ports, tensors)
     names = [port.name for port in ports if port.name not in fixed]
     graph = Graph(network, task, ports, used=names, fixed=fixed).eval()
-    with padded(network), torch.no_grad():
-        outputs = [graph(each) for each in tensors]
-        used = [
-            name
-            for name in names
-            if any(_has_effect(graph, name, *pair) for pair in zip(tensors, outputs, strict=True))
-        ]
+    with padded(network):
+        from_autograd = connected(graph, tensors[0])
+        with torch.no_grad():
+            pairs = [(each, graph(each)) for each in tensors]
+            used = [
+                name
+                for name in names
+                if name in from_autograd or any(_has_effect(graph, name, *pair) for pair in pairs)
+            ]
     return Graph(network, task, ports, used=used, fixed=fixed).eval()
 
 
@@ -97,6 +99,28 @@ def trace(
     both = [{**case, **result} for case, result in zip(cases, results, strict=True)]
     outputs = [port for port in find_ports(both) if port.name in results[0]]
     return Part(name, program, inputs, outputs, cases, reference)
+
+
+def connected(graph: Graph, tensors: Tensors) -> set[str]:
+    """Return the names of inputs that the outputs are computed from, as far as autograd knows.
+
+    The random values of an example can have no effect although others have one: a kernel of the
+    baseline is 0 for values that are far from those of the training.
+    """
+    leaves = {
+        name: tensors[name].clone().requires_grad_()
+        for name in graph.used
+        if tensors[name].is_floating_point()
+    }
+    # Clones, because the model can change its inputs.
+    copies = {name: leaf.clone() for name, leaf in leaves.items()}
+    outputs = graph({**tensors, **copies}).values()
+    total = sum(output.sum() for output in outputs if output.requires_grad)
+    if not leaves or not isinstance(total, torch.Tensor):
+        return set()
+    gradients = torch.autograd.grad(total, list(leaves.values()), allow_unused=True)
+    pairs = zip(leaves, gradients, strict=True)
+    return {name for name, gradient in pairs if gradient is not None}
 
 
 def _has_effect(graph: Graph, name: str, tensors: Tensors, outputs: Tensors) -> bool:

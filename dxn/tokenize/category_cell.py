@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from collections.abc import Collection
 from typing import Any
 
@@ -40,6 +41,8 @@ def _as_value(item: Any) -> str:
     if isinstance(item, float) and item.is_integer():
         item = int(item)
     value = str(item).strip() if isinstance(item, str | int | float) else ""
+    # A letter with an accent can be one or two characters, which look the same.
+    value = unicodedata.normalize("NFC", value)
     if not value or len(value) > MAX_CHARS:
         raise ValueError(f"must be a text of at most {MAX_CHARS} characters, a number or a boolean")
     return value

@@ -76,6 +76,12 @@ def test_a_program_reads_a_cell_as_dxn_does(answers, sample):
     assert theirs(sample) == pytest.approx(ours(sample), abs=1e-5)
 
 
+def test_a_letter_with_an_accent_can_be_one_or_two_characters(answers):
+    for answer in answers:
+        assert answer({"city": "Zu\u0308rich"}) == answer({"city": "Z\u00fcrich"})
+        assert answer({"city": "Zurich"}) != answer({"city": "Z\u00fcrich"})
+
+
 @pytest.mark.parametrize(
     "sample",
     [
@@ -112,7 +118,7 @@ def _write_table(path):
                 f"{rand.randint(1, 9)}.{rand.randint(100, 999)},{rand.randint(10, 99)}",
                 f"{rand.randint(0, 99)} %",
                 day,
-                rand.choice(["Paris", "Lyon", "none", "3"]),
+                rand.choice(["Paris", "Zürich", "none", "3"]),
                 rand.choice(["true", "false"]),
                 "|".join(rand.sample(["Action", "Drama", "Comedy", "War"], rand.randint(1, 3))),
                 rand.choice(["NA", "DE", "FR"]),
