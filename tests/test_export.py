@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import subprocess
 import sys
@@ -10,6 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from helpers.exports import imports
 from helpers.runs import PLAIN, SMALL, TINY_DIGITS, refused, table_of, train
 from torch import nn
 
@@ -152,6 +154,13 @@ def test_a_graph_of_torch_has_all_modalities_and_any_sizes(mixed, tmp_path):
             expected = predictor.network(each.batch).softmax(-1)
         outputs = run({name: each.tensors[name] for name in names})
         torch.testing.assert_close(outputs["probabilities"], expected, atol=1e-5, rtol=1e-5)
+    # Missing inputs have the values of an example, because zeros are not valid for all graphs.
+    with imports(folder), np.load(folder / "example.npz") as file:
+        prepare = importlib.import_module("prepare_inputs").prepare_sample
+        arrays = prepare({"text": "one"}, about, about["parts"][0]["inputs"])
+        assert np.array_equal(arrays["image.pixels"], file["image.pixels"][:1])
+        assert arrays["text.present"] == [True]
+        assert arrays["image.present"] == [False]
 
 
 def test_an_exported_writer_writes_the_same_text(writer, tmp_path):

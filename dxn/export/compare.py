@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import shorten
 
 import torch
 from torch import Tensor
 
 from dxn.errors import UserError
 from dxn.export.formats import load
-from dxn.export.trace import Part
+from dxn.export.trace import MAX_REASON, Part
 
 # Largest difference in float32, relative to the largest value of an output, if that is above 1.
 TOLERANCE = 1e-5
@@ -33,14 +34,21 @@ def compare(part: Part, path: Path) -> Agreement:
     """Load a file and compare its outputs with those of the model.
 
     Raises:
-        UserError: If they differ by more than `TOLERANCE`.
+        UserError: If the file cannot be run, or they differ by more than `TOLERANCE`.
     """
     run = load(path, [port.name for port in part.outputs])
     largest = 0.0
     for number, case in enumerate(part.cases):
         with torch.no_grad():
             wanted = part.reference(number)
-        computed = run(dict(case))
+        try:
+            computed = run(dict(case))
+        except Exception as error:  # onnxruntime has errors of its own
+            reason = shorten(str(error), MAX_REASON)
+            raise UserError(
+                f"export: {path.name} cannot be run ({type(error).__name__}: {reason}); the file "
+                "was not kept. Please report this"
+            ) from error
         for name, tensor in wanted.items():
             largest = max(largest, difference(computed[name], tensor))
     if not largest <= TOLERANCE:

@@ -167,7 +167,8 @@ class VideoAdapter(nn.Module):
         """Return the statistics over time of a small picture and of its histograms."""
         pixels, lengths = batch["pixels"], batch["lengths"]
         frames = rearrange(pixels, "b t c h w -> (b t) c h w")
-        sizes = batch["sizes"].repeat_interleave(pixels.shape[1], 0)
+        # Not repeat_interleave, which torch.onnx converts wrongly for a number that varies.
+        sizes = repeat(batch["sizes"], "b s -> (b t) s", t=pixels.shape[1])
         x = rearrange(picture_features(frames, sizes), "(b t) f -> b t f", b=pixels.shape[0])
         mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
         return Summary("small pictures", time_statistics(x, mask))
@@ -217,7 +218,7 @@ class VideoAdapter(nn.Module):
         if self.stem is None:
             x = rearrange(self.grid.windows(x), "n c h w p q -> n h w c (p q)")
         else:
-            x = self.stem(x, sizes.repeat_interleave(num_frames, 0))[..., None, :]
+            x = self.stem(x, repeat(sizes, "b s -> (b t) s", t=num_frames))[..., None, :]
         x = rearrange(x, "(b t) h w c k -> b t h w c k", t=num_frames)
         if self.stem is not None:
             # The biases of the stem make missing frames nonzero.
