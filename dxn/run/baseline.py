@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import time
 from collections.abc import Sequence
@@ -32,6 +33,9 @@ MAX_ROWS = 50_000
 MIN_ROWS = 10  # fewer cannot be divided into the rows that train a model and those that score it
 # Dense features of all rows: 800 MB in float32.
 MAX_NUMBERS = 200_000_000
+# Counted features of all rows, of about 37 million characters. Training needs 61 bytes for each.
+MAX_COUNTED = 120_000_000
+MAX_PROBED = 64  # rows from which the number of counted features of all rows is estimated
 # Names of the parts of an evaluated model, and of their weighted sum.
 TRANSFORMER, BASELINE, MIXTURE = "transformer alone", "baseline alone", "mixture"
 
@@ -103,6 +107,7 @@ def _learn_scores(best: Predictor, train: Opened, *, batch_size: int) -> Baselin
     """Train a baseline on features of the inputs; None if the task or the inputs have none."""
     task = best.task
     samples = best.task_samples(train)
+    _limit_counted(best, samples, batch_size=batch_size)
     rows, summaries = collect(best, samples, batch_size=batch_size)
     if not any(each.counted or each.dense.shape[1] for each in summaries.values()):
         return None
@@ -115,6 +120,22 @@ def _learn_scores(best: Predictor, train: Opened, *, batch_size: int) -> Baselin
         return task.loss(output, {"#size": len(chosen), "target": target[chosen]})
 
     return fit_baseline(summaries, learned, loss_of_rows)
+
+
+def _limit_counted(best: Predictor, samples: Samples, *, batch_size: int) -> None:
+    """Keep as many samples as have MAX_COUNTED counted features, spread over all of them."""
+    few = copy.copy(samples)
+    few.keep(MAX_PROBED)
+    _, summaries = collect(best, few, batch_size=batch_size)
+    counted = [block for summary in summaries.values() for block in summary.counted]
+    per_sample = sum(block.shape[1] for block in counted) / len(few)
+    count = max(int(MAX_COUNTED / max(per_sample, 1)), MIN_ROWS)
+    if count < len(samples):
+        report.print_line(
+            f"note: the baseline learns from {count:,} of {len(samples):,} rows, because the texts "
+            "are long"
+        )
+        samples.keep(count)
 
 
 def mix_with(predictor: Predictor, samples: Samples, *, batch_size: int) -> tuple[float, float]:
@@ -219,7 +240,7 @@ def collect(
     model = predictor.model
 
     def run(batch: Batch) -> tuple[list[int], dict[str, Summary]]:
-        return batch["#index"], model.summaries(batch)
+        return batch["#index"], {n: _compact(s) for n, s in model.summaries(batch).items()}
 
     rows: list[int] = []
     parts: dict[str, list[tuple[int, Summary]]] = {}
@@ -257,15 +278,21 @@ def _starts_trained(run: Prepared) -> bool:
     )
 
 
+def _compact(summary: Summary) -> Summary:
+    """Return the summary on the CPU, with counted features in int32: half of the memory."""
+    counted = tuple(block.int().cpu() for block in summary.counted)
+    return Summary(summary.about, summary.dense.float().cpu(), counted)
+
+
 def _joined(parts: Sequence[tuple[int, Summary]], size: int) -> Summary:
     """Join the summaries of batches, each with the number of the samples before it."""
     first = parts[0][1]
     dense = torch.full((size, first.dense.shape[1]), torch.nan)
     blocks: list[list[Tensor]] = [[] for _ in first.counted]
     for start, summary in parts:
-        dense[start : start + len(summary.dense)] = summary.dense.float().cpu()
+        dense[start : start + len(summary.dense)] = summary.dense
         for block, (rows, codes) in zip(blocks, summary.counted, strict=True):
-            block.append(torch.stack([rows + start, codes]).cpu())
+            block.append(torch.stack([rows + start, codes]))
     return Summary(first.about, dense, tuple(torch.cat(block, 1) for block in blocks))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -25,6 +25,7 @@ MAX_FEATURES = 100_000
 # From this number of rows on, a feature of a single row is left out: it tells little, and most
 # features are of this kind.
 MIN_ROWS = 1000
+MAX_SORTED = 4_000_000  # occurrences that are sorted at a time
 UNKNOWN = -1  # no feature has this code
 
 
@@ -47,7 +48,7 @@ def fit_counted(blocks: Sequence[Tensor], targets: ScoreTargets) -> Counted:
     """Train one linear model per output: an SVM for classes, ridge regression for numbers.
 
     Args:
-        blocks: Blocks of features (2, m): the row and the code of each occurrence.
+        blocks: Blocks of features (2, m), int32: the row and the code of each occurrence.
         targets: What is learned, (n, K).
     """
     from scipy import sparse  # it takes time to import
@@ -56,9 +57,11 @@ def fit_counted(blocks: Sequence[Tensor], targets: ScoreTargets) -> Counted:
     modules = [_fit_tfidf(block, size, num_outputs) for block in blocks]
     matrices = []
     for block, module in zip(blocks, modules, strict=True):
-        rows, columns, values = (t.numpy() for t in module.entries(block, size))
-        shape = (size, len(module.codes))
-        matrices.append(sparse.csr_matrix((values.astype(np.float64), (rows, columns)), shape))
+        matrix: Any = sparse.csr_matrix((size, len(module.codes)))
+        for part in _parts(block, size):
+            rows, columns, values = (t.numpy() for t in module.entries(part, size))
+            matrix += sparse.csr_matrix((values.astype(np.float64), (rows, columns)), matrix.shape)
+        matrices.append(matrix)
     x: Any = sparse.hstack(matrices, format="csr")  # Any: its stubs lack the index
     y = targets.values.double().numpy()
     work = x.nnz * num_outputs
@@ -92,10 +95,13 @@ def split_folds(y: np.ndarray) -> np.ndarray:
 
 def _fit_tfidf(block: Tensor, size: int, num_outputs: int) -> TfIdf:
     """Choose the features of a block, and compute their inverse document frequencies."""
-    rows, codes = block
-    # Each feature counts once per row. One number per pair is much faster to sort than the pairs.
-    distinct = (codes * size + rows).unique() // size
-    codes, counts = distinct.unique_consecutive(return_counts=True)
+    found: list[tuple[Tensor, Tensor]] = []
+    for rows, codes in _parts(block, size):
+        # Each feature counts once per row. One number per pair is much faster to sort than pairs.
+        distinct = (codes * size + rows).unique() // size
+        found.append(distinct.unique_consecutive(return_counts=True))
+    codes, index = torch.cat([codes for codes, _ in found]).unique(return_inverse=True)
+    counts = torch.zeros_like(codes).index_add_(0, index, torch.cat([n for _, n in found]))
     if size >= MIN_ROWS:
         codes, counts = codes[counts > 1], counts[counts > 1]
     if len(codes) > MAX_FEATURES:
@@ -108,6 +114,15 @@ def _fit_tfidf(block: Tensor, size: int, num_outputs: int) -> TfIdf:
     # The smoothed formula of scikit-learn.
     module.idf.copy_(((1 + size) / (1 + counts)).log() + 1)
     return module
+
+
+def _parts(block: Tensor, size: int) -> Iterator[Tensor]:
+    """Yield the occurrences (2, m) int64 of successive rows, because sorting all needs memory."""
+    number = -(-block.shape[1] // MAX_SORTED) or 1
+    step = -(-size // number)
+    for start in range(0, size, step):
+        is_inside = (block[0] >= start) & (block[0] < start + step)
+        yield block[:, is_inside].long()
 
 
 def _fit_linear(x: Any, y: np.ndarray, are_classes: bool) -> tuple[np.ndarray, np.ndarray]:
