@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 from collections.abc import Mapping, Sequence
 from functools import partial
+from os import PathLike
+from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any, overload
 
@@ -30,6 +32,7 @@ from dxn.tasks.probabilities import list_names
 from dxn.tokenize.adapter import Preprocessor, reads_files
 from dxn.tokens import Tokens, join
 from dxn.train.evaluate import Predictions, embed, predict, to_device
+from dxn.weights import read_public
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -245,6 +248,36 @@ class Predictor:
             f"this model cannot predict (its task is {self.task.name}); {advice}, or "
             "train a head: dxn train weights=..."
         )
+
+    def save_public(
+        self,
+        folder: str | PathLike[str],
+        weights: str,
+        *,
+        revision: str | None = None,
+        part: str | None = None,
+    ) -> None:
+        """Save a fine-tuned classifier for transformers or timm, with its labels.
+
+        Args:
+            folder: Folder to write, which must be new or empty.
+            weights: The public checkpoint from which the training started: a file, a folder or a
+                hub id.
+            revision: Branch, tag or commit of a hub id.
+            part: Modality to use, for a checkpoint with one tower per modality.
+
+        Raises:
+            UserError: If the classifier has a part that the other library does not have, such as a
+                baseline, or another family.
+
+        Example:
+            >>> dxn.load("outputs/label/DATE_TIME").save_public("classifier", "models/bert")
+            >>> AutoModelForSequenceClassification.from_pretrained("classifier")
+        """
+        public = read_public(weights, revision=revision, part=part)
+        # Imported on first use: it imports this module.
+        original = importlib.import_module("dxn.run.original")
+        original.save_original(self, public, Path(folder))
 
     # Tokens and embeddings
 

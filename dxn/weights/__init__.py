@@ -2,16 +2,17 @@
 
 from dxn.weights.checkpoint import Checkpoint, read_checkpoint
 from dxn.weights.families import FAMILIES, all_families
-from dxn.weights.family import Architecture, Family, TensorMap, TensorSource
+from dxn.weights.family import Architecture, Classifier, Family, TensorMap, TensorSource
 from dxn.weights.public import FillResult, PublicModel
 from dxn.weights.reading import read_public
 from dxn.weights.resize import resize_tensor
-from dxn.weights.saving import save_public
+from dxn.weights.saving import required_options, to_original
 
 __all__ = [
     "FAMILIES",
     "Architecture",
     "Checkpoint",
+    "Classifier",
     "Family",
     "FillResult",
     "PublicModel",
@@ -20,6 +21,7 @@ __all__ = [
     "all_families",
     "read_checkpoint",
     "read_public",
+    "required_options",
     "resize_tensor",
-    "save_public",
+    "to_original",
 ]

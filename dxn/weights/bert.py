@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -10,7 +10,14 @@ from torch import Tensor
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import LayerNames, blocks, copied, linears
-from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
+from dxn.weights.family import (
+    Architecture,
+    Classifier,
+    Family,
+    Options,
+    TensorMap,
+    TensorSource,
+)
 
 BLOCK: LayerNames = {
     "attn.qkv": tuple(f"attention.self.{name}" for name in ("query", "key", "value")),
@@ -52,25 +59,39 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     }
 
 
+def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
+    layers = {"head.pre.dense": "bert.pooler.dense", "head.out": "classifier"}
+    return hf.classifier("BertForSequenceClassification", labels, layers, prefix="bert.")
+
+
 def to_checkpoint(
     state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
 ) -> dict[str, Tensor]:
-    """Return word, position and segment embeddings.
+    """Return the position and segment embeddings."""
+    return positions_and_segments(state, checkpoint, first_position=0)
+
+
+def positions_and_segments(
+    state: Mapping[str, Tensor], checkpoint: Checkpoint, *, first_position: int
+) -> dict[str, Tensor]:
+    """Return the position and segment embeddings of BERT and RoBERTa.
 
     Rows that the dxn model does not have keep the values of the checkpoint.
+
+    Args:
+        state: State dict of the dxn model.
+        checkpoint: The checkpoint.
+        first_position: First row of the position embeddings that is used.
     """
     p = f"{base_prefix(checkpoint)}embeddings."
-    words = checkpoint.tensors[f"{p}word_embeddings.weight"]
-    positions = checkpoint.tensors[f"{p}position_embeddings.weight"]
     segments = checkpoint.tensors[f"{p}token_type_embeddings.weight"]
-    trained_words = state["adapters.text.embedding.weight"]
-    trained_positions = state["adapters.text.pos_embed.weight"]
     # The trained position embeddings include the embedding of the first segment, which therefore
     # becomes zero. Subtracting it from the second segment as well keeps all sums the same.
-    other_positions = positions[len(trained_positions) :] + segments[0]
+    positions = checkpoint.tensors[f"{p}position_embeddings.weight"] + segments[0]
+    trained = state["adapters.text.pos_embed.weight"]
+    others = positions[first_position + len(trained) :]
     return {
-        f"{p}word_embeddings.weight": torch.cat([trained_words, words[len(trained_words) :]]),
-        f"{p}position_embeddings.weight": torch.cat([trained_positions, other_positions]),
+        f"{p}position_embeddings.weight": torch.cat([positions[:first_position], trained, others]),
         f"{p}token_type_embeddings.weight": segments - segments[:1],
     }
 
@@ -129,11 +150,18 @@ def backbone_options(checkpoint: Checkpoint) -> Options:
 
 
 def base_prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the bare model, such as "bert.", or "" if there is no head."""
-    model_type = hf.model_type(checkpoint)
-    return hf.prefix(checkpoint, model_type, "embeddings.word_embeddings.weight")
+    """Return the prefix of the bare model, "bert." or "roberta.", or "" if there is no head."""
+    # XLM-R has the prefix of RoBERTa.
+    name = hf.model_type(checkpoint).removeprefix("xlm-")
+    return hf.prefix(checkpoint, name, "embeddings.word_embeddings.weight")
 
 
 BERT = Family(
-    "BERT", matches, architecture, tensor_map, ignored=IGNORED, to_checkpoint=to_checkpoint
+    "BERT",
+    matches,
+    architecture,
+    tensor_map,
+    ignored=IGNORED,
+    classifier=classifier,
+    to_checkpoint=to_checkpoint,
 )

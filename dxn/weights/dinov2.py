@@ -5,7 +5,11 @@ Registers are described in arXiv:2309.16588.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import torch
+from torch import Tensor
 
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
@@ -19,7 +23,7 @@ from dxn.weights.conversions import (
     patch_matrix,
     patch_positions,
 )
-from dxn.weights.family import Architecture, Family, Options, TensorMap
+from dxn.weights.family import Architecture, Classifier, Family, Options, TensorMap
 
 BLOCK: LayerNames = {
     **hf.VIT_BLOCK,
@@ -139,6 +143,33 @@ def grid_side(checkpoint: Checkpoint) -> int:
     return hf.grid_side(checkpoint, positions.shape[1] - 1)
 
 
+def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
+    name = "Dinov2WithRegisters" if matches_registers(checkpoint) else "Dinov2"
+    prefix = f"{hf.model_type(checkpoint)}."
+    layers = {"head.out": "classifier"}
+    return hf.classifier(f"{name}ForImageClassification", labels, layers, prefix=prefix)
+
+
+def to_checkpoint(
+    state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
+) -> dict[str, Tensor]:
+    """Return the leading tokens and the position embeddings.
+
+    dxn stores the sum of the class token and its position embedding. The sum becomes the token, and
+    the position embedding becomes zero.
+    """
+    p = f"{base_prefix(checkpoint)}embeddings."
+    tokens = state["fusion.pool.tokens"]
+    patches = state["adapters.image.pos_embed.weight"].flatten(0, 1)
+    positions = torch.cat([torch.zeros_like(tokens[:1]), patches])
+    result = {f"{p}cls_token": tokens[None, :1], f"{p}position_embeddings": positions[None]}
+    if f"{p}register_tokens" in checkpoint:
+        result[f"{p}register_tokens"] = tokens[None, 1:]
+    # The classifier does not use the mask token, but its class has one.
+    mask_token = checkpoint.tensors.get(f"{p}mask_token")
+    return result if mask_token is None else {**result, f"{p}mask_token": mask_token}
+
+
 def base_prefix(checkpoint: Checkpoint) -> str:
     """Return the prefix of the bare model, or "" if there is no head."""
     return hf.prefix(checkpoint, hf.model_type(checkpoint), "embeddings.cls_token")
@@ -151,5 +182,7 @@ DINOV2 = Family(
     tensor_map,
     ignored=(r"(\w+\.)?embeddings\.mask_token",),
     optional_biases=hf.VIT_BIASES,
+    classifier=classifier,
+    to_checkpoint=to_checkpoint,
 )
 DINOV2_REGISTERS = replace(DINOV2, name="DINOv2 with registers", matches=matches_registers)

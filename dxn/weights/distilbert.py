@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from dxn.weights import bert, hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import LayerNames, blocks, copied, linears
-from dxn.weights.family import Architecture, Family, TensorMap
+from dxn.weights.family import Architecture, Classifier, Family, TensorMap
 
 BLOCK: LayerNames = {
     "attn.qkv": ("attention.q_lin", "attention.k_lin", "attention.v_lin"),
@@ -60,6 +62,13 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     }
 
 
+def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
+    layers = {"head.pre.dense": "pre_classifier", "head.out": "classifier"}
+    return hf.classifier(
+        "DistilBertForSequenceClassification", labels, layers, prefix="distilbert."
+    )
+
+
 def base_prefix(checkpoint: Checkpoint) -> str:
     """Return the prefix of the bare model: "distilbert.", or "" if there is no head."""
     return hf.prefix(checkpoint, "distilbert", "embeddings.word_embeddings.weight")
@@ -73,4 +82,5 @@ DISTILBERT = Family(
     # The masked language model's head has the layers vocab_transform, vocab_layer_norm and
     # vocab_projector.
     ignored=(*bert.IGNORED, r"vocab_"),
+    classifier=classifier,
 )

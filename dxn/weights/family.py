@@ -65,6 +65,21 @@ class Architecture:
 
 
 @dataclass(frozen=True)
+class Classifier:
+    """How the original library stores a classifier of a family.
+
+    Args:
+        config: Keys of config.json that name the class of the model and its labels.
+        tensors: Names of the tensors of the head, by their names in the dxn model.
+        prefix: Prefix of the other tensors, which a checkpoint without a head may lack.
+    """
+
+    config: Mapping[str, Any]
+    tensors: Mapping[str, str]
+    prefix: str = ""
+
+
+@dataclass(frozen=True)
 class Family:
     """A family of public models whose checkpoints have the same tensor names and metadata.
 
@@ -81,9 +96,11 @@ class Family:
         ignored: Regular expressions that match the names of tensors which dxn does not need.
         optional_biases: Suffixes of the names of biases that may be missing in a checkpoint. A
             missing bias is set to zero.
+        classifier: Function of (checkpoint, labels) that describes a classifier of these labels.
+            Default: the family cannot be saved in its original format.
         to_checkpoint: Function of (state dict, checkpoint, architecture) that returns the tensors
-            of the original format for which the tensor map has no inverse. Default: the family
-            cannot be saved in its original format.
+            of the original format for which the tensor map has no inverse, or another one. Default:
+            all tensors have an inverse.
         own: Whether the model was trained with dxn.
     """
 
@@ -94,6 +111,7 @@ class Family:
     part: str | None = None
     ignored: tuple[str, ...] = ()
     optional_biases: tuple[str, ...] = ()
+    classifier: Callable[[Checkpoint, Sequence[str]], Classifier] | None = None
     to_checkpoint: (
         Callable[[Mapping[str, Tensor], Checkpoint, Architecture], dict[str, Tensor]] | None
     ) = None

@@ -9,7 +9,7 @@ from typing import Any, NoReturn
 from dxn.errors import UserError
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import LayerNames
-from dxn.weights.family import Options
+from dxn.weights.family import Classifier, Options
 
 # Names of the query, key and value layers in CLIP and in Whisper's encoder.
 QKV = ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")
@@ -83,6 +83,31 @@ def class_names(checkpoint: Checkpoint, classifier: str) -> list[str] | None:
     count = checkpoint.num_rows(f"{classifier}.weight")
     names = checkpoint.config.get("id2label") or {}
     return [str(names.get(str(i), f"LABEL_{i}")) for i in range(count)] or None
+
+
+def classifier(
+    name: str, labels: Sequence[str], layers: Mapping[str, str], *, prefix: str
+) -> Classifier:
+    """Return the description of a classifier.
+
+    Args:
+        name: Name of its class in transformers.
+        labels: Its labels.
+        layers: Names of the layers of its head, by their names in the dxn model.
+        prefix: Prefix of the tensors of the bare model.
+    """
+    config = {
+        "architectures": [name],
+        "id2label": {str(i): label for i, label in enumerate(labels)},
+        "label2id": {label: i for i, label in enumerate(labels)},
+        "problem_type": "single_label_classification",
+    }
+    tensors = {
+        f"{ours}.{kind}": f"{theirs}.{kind}"
+        for ours, theirs in layers.items()
+        for kind in ("weight", "bias")
+    }
+    return Classifier(config, tensors, prefix)
 
 
 def image_options(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from torch import Tensor
@@ -18,7 +18,7 @@ from dxn.weights.conversions import (
     patch_matrix,
     patch_positions,
 )
-from dxn.weights.family import Architecture, Family, Options, TensorMap
+from dxn.weights.family import Architecture, Classifier, Family, Options, TensorMap
 
 # Mean and standard deviation of each channel, if there is no preprocessor_config.json.
 HALF = (0.5, 0.5, 0.5)
@@ -100,6 +100,16 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     return result
 
 
+def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
+    is_vit = hf.model_type(checkpoint) == "vit"
+    name, layer = "ViT" if is_vit else "DeiT", "classifier"
+    name = f"{name}ForImageClassification"
+    if f"{CLASSIFIERS[1]}.weight" in checkpoint:
+        name, layer = f"{name}WithTeacher", CLASSIFIERS[0]
+    prefix = f"{hf.model_type(checkpoint)}."
+    return hf.classifier(name, labels, {"head.out": layer}, prefix=prefix)
+
+
 def to_checkpoint(
     state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
 ) -> dict[str, Tensor]:
@@ -144,5 +154,6 @@ HF_VIT = Family(
     # The classifier does not use the pooler. The mask token is for pretraining only.
     ignored=(r"(\w+\.)?pooler\.", r"(\w+\.)?embeddings\.mask_token"),
     optional_biases=hf.VIT_BIASES,
+    classifier=classifier,
     to_checkpoint=to_checkpoint,
 )

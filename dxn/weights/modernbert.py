@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
+
+import torch
+from torch import Tensor
 
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import LayerNames, blocks, copied, halves_swapped, linears
-from dxn.weights.family import Architecture, Family, Options, TensorMap
+from dxn.weights.family import Architecture, Classifier, Family, Options, TensorMap
 
 BLOCK: LayerNames = {
     "attn_norm": "attn_norm",
@@ -122,6 +127,33 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     return result
 
 
+def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
+    layers = {
+        "head.pre.dense": "head.dense",
+        "head.pre.norm": "head.norm",
+        "head.out": "classifier",
+    }
+    result = hf.classifier("ModernBertForSequenceClassification", labels, layers, prefix="model.")
+    # The dense layer of dxn has a bias. The norm has none in transformers, see `to_checkpoint`.
+    tensors = {ours: t for ours, t in result.tensors.items() if ours != "head.pre.norm.bias"}
+    return replace(result, config={**result.config, "classifier_bias": True}, tensors=tensors)
+
+
+def to_checkpoint(
+    state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
+) -> dict[str, Tensor]:
+    """Return the biases at the end of the head.
+
+    The norm has no bias in transformers. The output layer follows, so its bias contains that of the
+    norm.
+    """
+    norm = state["head.pre.norm.bias"]
+    return {
+        "head.norm.bias": torch.zeros_like(norm),
+        "classifier.bias": state["head.out.bias"] + state["head.out.weight"] @ norm,
+    }
+
+
 MODERNBERT = Family(
     "ModernBERT",
     matches,
@@ -129,4 +161,6 @@ MODERNBERT = Family(
     tensor_map,
     ignored=(r"decoder\.",),  # the bias of the output layer for masked language modelling
     optional_biases=("head.dense.bias", "head.norm.bias"),
+    classifier=classifier,
+    to_checkpoint=to_checkpoint,
 )

@@ -2,16 +2,25 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
+from torch import Tensor
+
 from dxn.weights import bert, hf
+from dxn.weights.bert import base_prefix
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import blocks, linears
-from dxn.weights.family import Architecture, Family, TensorMap
+from dxn.weights.family import Architecture, Classifier, Family, TensorMap
 
-PREFIX = "roberta"  # also the prefix of XLM-R
+# Names of the classifiers, by the type of the model.
+CLASSIFIERS = {
+    "roberta": "RobertaForSequenceClassification",
+    "xlm-roberta": "XLMRobertaForSequenceClassification",
+}
 
 
 def matches(checkpoint: Checkpoint) -> bool:
-    return hf.model_type(checkpoint) in ("roberta", "xlm-roberta")
+    return hf.model_type(checkpoint) in CLASSIFIERS
 
 
 def architecture(checkpoint: Checkpoint) -> Architecture:
@@ -42,15 +51,24 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     }
 
 
+def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
+    name = CLASSIFIERS[hf.model_type(checkpoint)]
+    layers = {"head.pre.dense": "classifier.dense", "head.out": "classifier.out_proj"}
+    return hf.classifier(name, labels, layers, prefix="roberta.")
+
+
+def to_checkpoint(
+    state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
+) -> dict[str, Tensor]:
+    """Return the position and segment embeddings."""
+    first = first_position(checkpoint)
+    return bert.positions_and_segments(state, checkpoint, first_position=first)
+
+
 def first_position(checkpoint: Checkpoint) -> int:
     """Return the row of the position embeddings that belongs to the first token of a text."""
     # The rows up to pad_token_id are reserved for padding, so positions start at the next row.
     return int(checkpoint.config.get("pad_token_id", 1)) + 1
-
-
-def base_prefix(checkpoint: Checkpoint) -> str:
-    """Return the prefix of the bare model: "roberta.", or "" if there is no head."""
-    return hf.prefix(checkpoint, PREFIX, "embeddings.word_embeddings.weight")
 
 
 ROBERTA = Family(
@@ -59,4 +77,6 @@ ROBERTA = Family(
     architecture,
     tensor_map,
     ignored=(*bert.IGNORED, r"(roberta\.)?pooler\."),  # not used if there is a classifier
+    classifier=classifier,
+    to_checkpoint=to_checkpoint,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import torch
 from einops import rearrange
@@ -11,7 +11,14 @@ from torch import Tensor
 from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import blocks, copied, leading_tokens, linears, patch_matrix
-from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
+from dxn.weights.family import (
+    Architecture,
+    Classifier,
+    Family,
+    Options,
+    TensorMap,
+    TensorSource,
+)
 
 # Mean and standard deviation of the log-mel spectrograms of AudioSet.
 MEAN = -4.2677393
@@ -113,6 +120,12 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     }
 
 
+def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
+    layers = {"head.pre.norm": "classifier.layernorm", "head.out": "classifier.dense"}
+    prefix = "audio_spectrogram_transformer."
+    return hf.classifier("ASTForAudioClassification", labels, layers, prefix=prefix)
+
+
 def to_checkpoint(
     state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
 ) -> dict[str, Tensor]:
@@ -152,5 +165,6 @@ AST = Family(
     architecture,
     tensor_map,
     optional_biases=hf.VIT_BIASES,
+    classifier=classifier,
     to_checkpoint=to_checkpoint,
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -22,7 +22,7 @@ from dxn.weights.conversions import (
     patch_matrix,
     patch_positions,
 )
-from dxn.weights.family import Architecture, Family, Options, TensorMap
+from dxn.weights.family import Architecture, Classifier, Family, Options, TensorMap
 
 BLOCK: LayerNames = {
     "attn_norm": "norm1",
@@ -193,6 +193,18 @@ def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     return result | linears({"head.out": "head"})
 
 
+def classifier(checkpoint: Checkpoint, labels: Sequence[str]) -> Classifier:
+    names: dict[str, Any] = {"num_classes": len(labels), "label_names": list(labels)}
+    config = dict(names)
+    # timm prefers the number of classes in these groups.
+    if "pretrained_cfg" in checkpoint.config:
+        config["pretrained_cfg"] = {**checkpoint.config["pretrained_cfg"], **names}
+    if "num_classes" in checkpoint.config.get("model_args", {}):
+        config["model_args"] = {**checkpoint.config["model_args"], "num_classes": len(labels)}
+    tensors = {f"head.out.{kind}": f"head.{kind}" for kind in ("weight", "bias")}
+    return Classifier(config, tensors)
+
+
 def to_checkpoint(
     state: Mapping[str, Tensor], checkpoint: Checkpoint, architecture: Architecture
 ) -> dict[str, Tensor]:
@@ -282,5 +294,6 @@ VIT = Family(
     architecture,
     tensor_map,
     optional_biases=("attn.qkv.bias",),  # missing if timm's option qkv_bias is False
+    classifier=classifier,
     to_checkpoint=to_checkpoint,
 )
