@@ -47,6 +47,7 @@ RawCategory = tuple[str, ...]
 UNKNOWN = 0  # id of rare and of new values
 MASK = 1  # id of a hidden value, in masked pretraining
 NUM_SPECIAL = 2  # the first value of the column has this id
+MAX_CELL_CHARS = 2_000  # of a cell with several values; longer ones are texts
 # Values with at least this many words on average are sentences, which the text adapter reads.
 SENTENCE_WORDS = 4
 MAX_LISTED = 3  # values in a summary
@@ -204,9 +205,12 @@ class CategoryPreprocessor:
         if not all(isinstance(value, str | bool | int) for value in present):
             return 0.0
         texts = [str(value) for value in present]
-        if texts and max(map(len, texts)) <= MAX_CHARS and find_separator(texts) is not None:
-            return 0.55
-        if not texts or len(set(texts)) > len(texts) / 2 or max(map(len, texts)) > MAX_CHARS:
+        longest = max(map(len, texts), default=0)
+        separator = find_separator(texts) if 0 < longest <= MAX_CELL_CHARS else None
+        if separator is not None:
+            parts = {part for text in texts for part in text.split(separator)}
+            return 0.55 if max(map(len, parts)) <= MAX_CHARS else 0.0
+        if not texts or len(set(texts)) > len(texts) / 2 or longest > MAX_CHARS:
             return 0.0
         is_boolean = all(isinstance(value, bool) for value in present)
         if not is_boolean and are_numbers(present) and not are_codes(present):

@@ -34,6 +34,15 @@ def test_tags_of_a_cell_have_a_token_each(separator, tmp_path, capsys):
     assert int(tokens.mask.sum()) == 3
 
 
+def test_cells_of_many_tags_are_not_too_long(tmp_path):
+    rand = random.Random(0)
+    tags = [f"works-with::format-{i}" for i in range(40)]
+    cells = ["|".join(rand.sample(tags, rand.choice([1, 3, 25]))) for _ in range(200)]
+    assert max(map(len, cells)) > 400
+    model = run_of(tmp_path, cells)
+    assert sorted(model.adapters["cell"].prepare.values) == sorted(tags)
+
+
 @pytest.mark.parametrize(
     "values",
     [
