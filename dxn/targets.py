@@ -48,7 +48,7 @@ def check_targets(
     """
     faults = [
         fault
-        for path, target in _targets(node, key)
+        for path, target in targets_in(node, key)
         if (fault := _target_fault(target, path, trust, packages))
     ]
     if faults:
@@ -140,12 +140,12 @@ def functions_of_dxn() -> frozenset[str]:
     return frozenset(names)
 
 
-def _targets(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+def targets_in(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
     """Yield the key and the `_target_` of every node in a configuration."""
     if isinstance(node, Mapping) and "_target_" in node:
         yield key, node["_target_"]
     for path, value in children(node, key):
-        yield from _targets(value, path)
+        yield from targets_in(value, path)
 
 
 def children(node: Any, key: str) -> Iterator[tuple[str, Any]]:

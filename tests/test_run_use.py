@@ -254,7 +254,7 @@ def test_a_wrong_suffix_is_refused_before_the_model_is_loaded(verb, capsys, tmp_
 def test_of_a_long_table_the_first_rows_are_printed(place, predict):
     lines = predict(f"input={place / 'shop.csv'}")
     assert sum(line.startswith("shop.csv row ") for line in lines) == 20
-    assert "and 40 more rows" in lines and lines[-1].startswith("next: output=")
+    assert "and 40 more rows" in lines and lines[-1].endswith(" output=answers.csv")
 
 
 def test_embeddings_of_one_sample_and_of_a_folder(place, predict, run, tmp_path):

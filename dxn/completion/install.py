@@ -35,7 +35,7 @@ def install(words: list[str]) -> list[str]:
         # fish reads all files of this folder.
         path = _base("XDG_CONFIG_HOME", ".config") / "fish" / "completions" / "dxn.fish"
         write_text(path, script)
-        return [f"written: {path}", "next: open a new terminal"]
+        return [f"written: {path}", "open a new terminal to use it"]
     path = _base("XDG_DATA_HOME", ".local/share") / "dxn" / f"completion.{shell}"
     write_text(path, script)
     startup = _startup_file(shell)
@@ -50,7 +50,7 @@ def install(words: list[str]) -> list[str]:
         with startup.open("ab") as file:
             file.write(separator + added + b"\n")
         lines.append(f"added a line to {startup}")
-    return [*lines, "next: open a new terminal"]
+    return [*lines, "open a new terminal to use it"]
 
 
 def _base(variable: str, default: str) -> Path:

@@ -30,7 +30,8 @@ def export(settings: Settings) -> int:
     written = write_export(predictor, folder, values["format"], baseline=values["baseline"])
     for line in written:
         print_line(line)
-    next_step(f"python {folder / 'example.py'} runs the model without dxn")
+    # The example runs the model without dxn.
+    next_step("python", str(folder / "example.py"))
     return 0
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -26,6 +25,7 @@ from dxn.run.build import (
 )
 from dxn.run.report import next_step, print_line
 from dxn.run.settings import Settings
+from dxn.tasks.auto import Auto
 
 
 def check(settings: Settings) -> int:
@@ -46,6 +46,7 @@ def check(settings: Settings) -> int:
         except UserError as error:
             # The rest of the data is checked nevertheless, so that all problems are listed.
             errors = [str(error)]
+    task = decided or task
     inputs = assign_inputs(config, source.inputs, preprocessors, source.column)
     adapters = build_adapters(inputs, trust)
     for note in find_formats(adapters, inputs, source):
@@ -54,16 +55,19 @@ def check(settings: Settings) -> int:
     def fit(splits: Mapping[str, Any]) -> None:
         # Only a fitted tokenizer can tell which texts are truncated.
         fit_adapters(adapters, inputs, splits["train"], ())
+        if not isinstance(task, Auto):
+            task.bind(named)  # raises UserError if it needs other inputs
 
-    named = {n: a.prepare for n, a in by_input(adapters, inputs.adapters).items()}
-    result = check_source(source, named, task=decided, fit=fit, errors=errors)
+    named = by_input(adapters, inputs.adapters)
+    prepare = {name: adapter.prepare for name, adapter in named.items()}
+    result = check_source(source, prepare, task=decided, fit=fit, errors=errors)
     for line in result.lines():
         print_line(line)
     if result.listed:
         write_bad(result, output)
         print_line(f"written: {output} ({count(len(result.listed), 'line')})")
     if result.errors or result.bad:
-        next_step(
+        print_line(
             f"correct the rows in {output}, or train with data.on_bad=skip"
             if result.bad
             else "correct the data or the options, see the errors above"
@@ -71,5 +75,9 @@ def check(settings: Settings) -> int:
         return 1
     # The output of the check is a file, and that of the training is a folder.
     options = [o for o in settings.overrides if not o.startswith("output=")]
-    next_step(shlex.join(["dxn", "train", *options]))
+    if isinstance(task, Auto):
+        options.append("head=masked")  # the training without a target that needs no other options
+    elif task.streams:
+        options.append("backbone.causal=true")  # a check has no backbone
+    next_step("dxn", "train", *options)
     return 0

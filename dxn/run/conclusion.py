@@ -1,11 +1,9 @@
-"""What `dxn train` says after the training: how it ended, what its figures mean, what is next."""
+"""What `dxn train` says after the training: how it ended, and what its figures mean."""
 
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -16,8 +14,6 @@ from dxn.run.prepared import Prepared
 from dxn.tasks import Task
 from dxn.train.evaluate import score
 from dxn.train.state import State
-
-MAX_INPUTS = 6  # in an example of a command
 
 
 def about_epochs(state: State, run: Prepared) -> list[str]:
@@ -76,27 +72,6 @@ def about_overfitting(run: Prepared, best: Predictor, batch_size: int) -> list[s
     ]
 
 
-def next_commands(run: Prepared) -> list[str]:
-    """Return the commands that a user may want next, the most important one last."""
-    folder = shlex.quote(f"run={run.folder}")
-    names = list(run.inputs.specs)
-    inputs = " ".join(f"input.{name}=..." for name in names[:MAX_INPUTS])
-    if len(names) > MAX_INPUTS:
-        inputs += " ..."
-    if run.task.answers and len(run.inputs.specs) == 1 and run.data.source.files:
-        # One file per sample needs no table.
-        return [f"dxn attend {folder} input=FILE", f"dxn predict {folder} input=FILE_OR_FOLDER"]
-    if run.task.answers:
-        return [
-            f"dxn attend {folder} {inputs}",
-            f"dxn evaluate {folder} input=new.csv",
-            f"dxn predict {folder} input=new.csv output=answers.csv",
-        ]
-    if run.task.streams:  # a language model
-        return [f"dxn generate {folder} prompt=..."]
-    return [f"dxn embed {folder} input=new.csv output=vectors.npy"]
-
-
 def about_files(run: Prepared) -> str:
     """Return where the results are."""
     names = ["model/", "plots/", "metrics.json"]
@@ -106,11 +81,6 @@ def about_files(run: Prepared) -> str:
     if run.task.answers:
         names.append("predictions.csv")
     return f"written: {run.folder} ({', '.join(names)})"
-
-
-def resume(folder: Path) -> str:
-    """Return the command that continues a run."""
-    return f"dxn train {shlex.quote(f'resume={folder}')}"
 
 
 def _is_exact(target: Any) -> bool:

@@ -23,12 +23,13 @@ from dxn.models import count_parameters
 from dxn.run import model_folder, report
 from dxn.run.baseline import baseline_figures
 from dxn.run.card import Card, data_name
-from dxn.run.conclusion import about_split, resume
+from dxn.run.conclusion import about_split
 from dxn.run.evaluation import ALL, after_all, by_split, evaluate_subsets
 from dxn.run.evaluation_data import open_data_of_run
 from dxn.run.lock import locked
 from dxn.run.members import MEMBERS, Member, member_folder
 from dxn.run.monitoring import build_metrics
+from dxn.run.next_commands import resume
 from dxn.run.predictor import Predictor
 from dxn.run.reporting import Recorder, report_of_ensemble
 from dxn.run.run_folder import ensemble_folder, has_checkpoint
@@ -90,7 +91,7 @@ def train_ensemble(settings: Settings) -> Trained:
             except Interrupted as error:
                 raise Interrupted(
                     f"member {number + 1} of {size} was interrupted; continue with: "
-                    f"{resume(folder)}",
+                    f"{resume(folder, settings)}",
                     error.code,
                 ) from None
         report.print_rule(f"ensemble of {size}")
@@ -100,13 +101,14 @@ def train_ensemble(settings: Settings) -> Trained:
             metrics = _write_ensemble(settings, folder, size)
     task = load_task(member_folder(folder, 0) / "model", settings.trust)
     commands = trained[-1].next_commands if trained else []
-    own = str(member_folder(folder, size - 1))
+    # The commands after the last member are those after the ensemble, with another folder.
+    own, other = f"run={member_folder(folder, size - 1)}", f"run={folder}"
     return Trained(
         folder=folder,
         metrics=metrics,
         monitored=task.monitored,
         higher_is_better=task.higher_is_better,
-        next_commands=[line.replace(own, str(folder)) for line in commands],
+        next_commands=[[other if word == own else word for word in words] for words in commands],
     )
 
 

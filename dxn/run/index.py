@@ -56,7 +56,7 @@ class Index:
     rows: Sequence[Mapping[str, Any]]
 
 
-def write_index(settings: Settings, predictor: Predictor) -> list[str]:
+def write_index(settings: Settings, predictor: Predictor) -> tuple[Opened, list[str]]:
     """Embed all rows of the data of a command, and write the index folder.
 
     Args:
@@ -64,7 +64,7 @@ def write_index(settings: Settings, predictor: Predictor) -> list[str]:
         predictor: The model.
 
     Returns:
-        Lines to print.
+        The rows, and lines to print.
 
     Raises:
         UserError: If there is no data, `only` names no input of the model, or a library is missing.
@@ -102,7 +102,7 @@ def write_index(settings: Settings, predictor: Predictor) -> list[str]:
     missing = len(opened) - len(rows)
     lines = [f"{count(missing, 'row')} without {' and '.join(names)} left out"] if missing else []
     about = f"{count(len(rows), 'row')}, {' and '.join(names)}, {units.shape[1]} numbers each"
-    return [*lines, f"written: {folder}: {', '.join(files)} ({about})"]
+    return opened, [*lines, f"written: {folder}: {', '.join(files)} ({about})"]
 
 
 def read_index(path: str) -> Index:

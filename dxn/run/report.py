@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from datetime import datetime
@@ -61,13 +62,9 @@ def print_rule(title: str = "") -> None:
         console.rule(Text(title), style="none")
 
 
-def next_step(line: str) -> None:
-    """Print what the user can do next, as the last line of a command.
-
-    Args:
-        line: A command, or where the results are.
-    """
-    print_line(f"next: {line}")
+def next_step(*words: str) -> None:
+    """Print a command that the user may want to run next. It must run as it is printed."""
+    print_line(f"next: {shlex.join(words)}")
 
 
 def format_number(value: float, largest: float | None = None) -> str:

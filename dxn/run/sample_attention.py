@@ -87,7 +87,7 @@ def attention_on(
     model = predictor.model
     writes = isinstance(predictor.task, Writes)
     backbone = _backbone_of(model, names)
-    obstacle = _obstacle_of(predictor, backbone, names)
+    obstacle = obstacle_of(model, names)
     if obstacle and not writes:
         raise UserError(f"attention: {obstacle}")
     embedded = model.embed(dict(batch))
@@ -158,9 +158,14 @@ def _backbone_of(model: Model, names: Sequence[str]) -> Any:
     return model.backbone.of(next(iter(names), next(iter(model.inputs))))
 
 
-def _obstacle_of(predictor: Predictor, backbone: Any, names: Sequence[str]) -> str:
-    """Return why the encoder's attention cannot be drawn, or "" if it can be drawn."""
-    model = predictor.model
+def obstacle_of(model: Model, names: Sequence[str]) -> str:
+    """Return why the encoder's attention cannot be drawn, or "" if it can be drawn.
+
+    Args:
+        model: The model.
+        names: Names of the inputs that the sample has.
+    """
+    backbone = _backbone_of(model, names)
     # Not only Recurrent: any backbone of a user's package may lack `blocks` with attention.
     if not isinstance(backbone, Backbone):
         return "a recurrent encoder has no attention"
@@ -170,7 +175,7 @@ def _obstacle_of(predictor: Predictor, backbone: Any, names: Sequence[str]) -> s
         options = " or ".join(f"input.{name}=..." for name in names)
         return f"this model encodes each input alone, so set only one of them: {options}"
     # Other fusions encode the inputs separately, so no map contains the columns of two inputs.
-    if not isinstance(model.fusion, EarlyFusion) and len(predictor.inputs) > 1:
+    if not isinstance(model.fusion, EarlyFusion) and len(model.inputs) > 1:
         return "the inputs are in one attention map only with fusion=early"
     return ""
 

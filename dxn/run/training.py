@@ -21,13 +21,12 @@ from dxn.run.conclusion import (
     about_files,
     about_overfitting,
     about_split,
-    next_commands,
-    resume,
 )
 from dxn.run.evaluation import ALL, after_all, by_split, evaluate_subsets
 from dxn.run.evaluation_data import default_split
 from dxn.run.figures import training_figures
 from dxn.run.members import Member
+from dxn.run.next_commands import next_commands, resume
 from dxn.run.prepare import prepare
 from dxn.run.prepared import Prepared
 from dxn.run.pretraining import pretrain
@@ -51,14 +50,14 @@ class Trained:
         metrics: Content of metrics.json. Empty in all processes except the main one.
         monitored: Name of the metric that selected the best epoch.
         higher_is_better: Whether higher values of this metric are better.
-        next_commands: Commands that a user may want next, the most important one last.
+        next_commands: Words of the commands that a user may want next, the most important one last.
     """
 
     folder: Path
     metrics: Mapping[str, Any]
     monitored: str
     higher_is_better: bool
-    next_commands: Sequence[str]
+    next_commands: Sequence[Sequence[str]]
 
 
 def train_one(settings: Settings, member: Member | None = None) -> Trained:
@@ -230,5 +229,5 @@ def _validation_figures(folder: Path, state: State) -> dict[str, float]:
 def _how_to_continue(run: Prepared) -> str:
     # Pretraining can always be resumed: it starts again if it has no checkpoint either.
     if has_checkpoint(run.folder) or run.pretraining is not None:
-        return f"continue with: {resume(run.folder)}"
+        return f"continue with: {resume(run.folder, run.settings)}"
     return "there is no checkpoint yet, so start the training again"

@@ -20,6 +20,7 @@ from dxn.run.evaluation import evaluate_model
 from dxn.run.index import check_only, read_index, write_index
 from dxn.run.input_rows import has_many_samples, open_input
 from dxn.run.loading import load_predictor
+from dxn.run.next_commands import code_options, sample_options, with_output
 from dxn.run.output import check_suffix, list_suffixes, write_records
 from dxn.run.prediction_table import answer_lines, identify, prediction_records, record_line
 from dxn.run.prompts import read_prompts, write_texts
@@ -39,7 +40,7 @@ MAX_PRINTED = 20  # rows; a file has all of them
 def train(settings: Settings) -> int:
     """Train, evaluate on the test split, and write the run folder."""
     for command in run_training(settings).next_commands:
-        next_step(command)
+        next_step("dxn", *command)
     return 0
 
 
@@ -50,7 +51,7 @@ def evaluate(settings: Settings) -> int:
     files = "metrics.json, predictions.csv, plots/" if predictor.task.answers else "metrics.json"
     print_line(f"written: {folder}: {files}")
     if predictor.task.answers:
-        next_step(f"open {folder / 'predictions.csv'}, which has the prediction of each row")
+        print_line(f"{folder / 'predictions.csv'} has the prediction of each row")
     return 0
 
 
@@ -92,7 +93,7 @@ def predict(settings: Settings) -> int:
             print_line(f"and {count(len(records) - MAX_PRINTED, 'more row')}")
         if opened.skipped:
             print_line(f"{count(opened.skipped, 'row')} skipped")
-        next_step("output=answers.csv writes all rows with their inputs to a file")
+        next_step("dxn", *with_output("predict", settings, "answers.csv"))
     return 0
 
 
@@ -159,7 +160,7 @@ def embed(settings: Settings) -> int:
         for line in vectors.vector_lines(embeddings[0]):
             print_line(line)
     if output is None:
-        next_step("output=vector.npy writes all of its numbers to a file")
+        next_step("dxn", *with_output("embed", settings, "vector.npy"))
         return 0
     ids = [identify(opened, row) for row in rows]
     files = vectors.write_vectors(output, ids, embeddings)
@@ -172,9 +173,12 @@ def embed(settings: Settings) -> int:
 
 def index(settings: Settings) -> int:
     """Embed many rows, and write a folder that `dxn search` can search."""
-    for line in write_index(settings, load_predictor(settings)):
+    opened, lines = write_index(settings, load_predictor(settings))
+    for line in lines:
         print_line(line)
-    next_step(f"dxn search index={settings.values['output']} input.NAME=...")
+    if sample := sample_options(opened):
+        output = settings.values["output"]
+        next_step("dxn", "search", f"index={output}", *code_options(settings), *sample)
     return 0
 
 
@@ -193,7 +197,7 @@ def search(settings: Settings) -> int:
     output_of.records_table(records[:MAX_PRINTED])
     if len(records) > MAX_PRINTED:
         print_line(f"and {count(len(records) - MAX_PRINTED, 'more row')}")
-    next_step("output=found.csv writes the found rows to a file")
+    next_step("dxn", *with_output("search", settings, "found.csv"))
     return 0
 
 
@@ -210,7 +214,7 @@ def attend(settings: Settings) -> int:
     for note in result.notes:
         print_line(note)
     print_line(f"written: {folder}: {', '.join(path.name for path in result.files)}")
-    next_step(f"open {result.files[-1]} in a browser")
+    print_line(f"open {result.files[-1]} in a browser")
     return 0
 
 
@@ -241,7 +245,7 @@ def report(settings: Settings) -> int:
     """Write the report of a run again."""
     path = write_again(settings)
     print_line(f"written: {path}")
-    next_step(f"open {path} in a browser")
+    print_line(f"open {path} in a browser")
     return 0
 
 
@@ -251,7 +255,7 @@ def compare(settings: Settings) -> int:
     for line in comparison_lines(runs, tests):
         print_line(line)
     print_line(f"written: {path}")
-    next_step(f"open {path} in a browser")
+    print_line(f"open {path} in a browser")
     return 0
 
 

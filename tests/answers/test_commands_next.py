@@ -1,0 +1,192 @@
+"""A command that dxn prints as the next one runs as it is printed, in a POSIX shell."""
+
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from helpers.newcomer import printed
+from helpers.runs import PLAIN, SMALL, TINY_DIGITS, interrupt
+from PIL import Image
+
+from dxn.cli import main
+
+QUICK = [*PLAIN, *SMALL, "trainer.epochs=1", "report=false"]
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path, monkeypatch):
+    """The current folder, whose name needs quotes in a shell."""
+    folder = tmp_path / "it's a place"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def write_texts(path, *, text="it's a $HOME film; number {}", sep=",", encoding="utf-8"):
+    lines = [f"{text.format(i)}{sep}{'ab'[i % 2]}\n" for i in range(30)]
+    Path(path).write_text("".join([f"text{sep}label\n", *lines]), encoding=encoding)
+    return path
+
+
+def next_of(output):
+    lines = output.splitlines()
+    return [line.removeprefix("next: ") for line in lines if line.startswith("next: ")]
+
+
+def follow(capsys, *command, depth=1):
+    """Run a command and those that it prints, down to a depth, and return the verbs of these."""
+    verbs = []
+    for line in next_of(printed(capsys, *command)):
+        program, *words = shlex.split(line)
+        assert program == "dxn"
+        verbs.append(words[0])
+        if depth > 1:
+            verbs += follow(capsys, *words, depth=depth - 1)
+        else:
+            printed(capsys, *words)
+    return verbs
+
+
+def test_after_a_training_on_texts_and_after_each_of_the_next_commands(place, capsys):
+    table = write_texts(place / "it's a table.csv")
+    verbs = follow(capsys, "train", table, "target=label", *QUICK, "output=my runs", depth=2)
+    assert verbs == ["attend", "evaluate", "predict"]
+    assert len(Path("answers.csv").read_text().splitlines()) == 31
+
+
+def test_after_a_training_on_the_built_in_data_and_an_index_of_it(capsys):
+    quick = [*TINY_DIGITS, "trainer.epochs=1", "trainer.device=cpu", "report=false", "run=digits"]
+    assert follow(capsys, "train", *quick) == ["attend", "evaluate", "predict"]
+    index = ["index", "run=digits", "output=my index"]
+    assert follow(capsys, *index, depth=2) == ["search", "search"]
+    assert follow(capsys, "embed", "run=digits", "input.text=it's") == ["embed"]
+    assert Path("vector.npy").exists() and Path("found.csv").exists()
+
+
+def test_after_the_prediction_of_many_rows(capsys):
+    table = write_texts("texts.csv")
+    printed(capsys, "train", table, "target=label", *QUICK, "run=run")
+    assert follow(capsys, "predict", "run=run", table) == ["predict"]
+    assert Path("answers.csv").exists()
+
+
+def write_pictures():
+    for i in range(24):
+        pixels = np.random.default_rng(i).integers(0, 256, (8, 8, 3), dtype=np.uint8)
+        path = Path("my pictures", "ab"[i % 2], f"no {i}.png")
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels).save(path)
+    return ["adapters=[image]", "adapters.image.image_size=8", "adapters.image.patch_size=4"]
+
+
+def test_after_a_training_on_a_folder_of_pictures(capsys):
+    options = write_pictures()
+    verbs = follow(capsys, "train", "my pictures", *options, *QUICK)
+    assert verbs == ["attend", "evaluate", "predict"]
+    assert len(Path("answers.csv").read_text().splitlines()) == 25
+
+
+def test_after_a_training_on_an_archive_which_other_commands_do_not_read(capsys):
+    options = write_pictures()
+    shutil.make_archive("pictures", "zip", "my pictures")
+    assert follow(capsys, "train", "pictures.zip", *options, *QUICK) == ["evaluate"]
+
+
+# Options of the table, the text of its rows, and the verbs of the next commands.
+TABLES = {
+    "another separator": (
+        {"text": "größe {}", "sep": ";", "encoding": "cp1252"},
+        ["data.sep=;"],
+        "predict",
+    ),
+    "a text with an equals sign": ({"text": "a=b {}"}, [], "predict"),
+    "several tables": ({}, ["data.path=[texts.csv,texts.csv]", "data=table"], "predict"),
+    "an encoder without attention": ({}, ["backbone=gru"], "predict"),
+    "rows that cannot be read": ({}, ["data.on_bad=skip"], "predict"),
+    "a model without answers": ({}, ["head=masked"], "embed"),
+    "a language model": ({}, ["head=language", "backbone.causal=true"], "generate"),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_after_a_training_on_a_table_with(name, capsys):
+    about, options, verb = TABLES[name]
+    data = [write_texts("texts.csv", **about), f"data.encoding={about.get('encoding', 'utf-8')}"]
+    # These options belong to an encoder with attention.
+    quick = [word for word in QUICK if "gru" not in str(options) or "backbone." not in word]
+    verbs = follow(capsys, "train", *data, "data.target=label", "adapters=[text]", *quick, *options)
+    assert verbs[-1] == verb
+    has_attention = verb == "predict" and "backbone=gru" not in options
+    assert ("attend" in verbs) == has_attention
+
+
+@pytest.fixture
+def conf_dir(place):
+    """Configuration files of a package that dxn finds only with conf_dir."""
+    (place / "ruled/conf/backbone").mkdir(parents=True)
+    code = "from dxn.models import Backbone\n\n\nclass Ruled(Backbone):\n    pass\n"
+    (place / "ruled/__init__.py").write_text(code)
+    node = "dim: 16\nbackbone:\n  _target_: ruled.Ruled\n  dim: ${dim}\n"
+    (place / "ruled/conf/backbone/ruled.yaml").write_text(f"# @package _global_\n# Own.\n{node}")
+    yield "conf_dir=ruled/conf"
+    sys.path[:] = [path for path in sys.path if path != str(place)]
+    sys.modules.pop("ruled", None)
+
+
+def test_after_commands_with_a_package_of_the_user(conf_dir, capsys, monkeypatch):
+    table = write_texts("texts.csv")
+    options = ["backbone=ruled", *QUICK]
+    data = [conf_dir, table, "target=label"]
+    verbs = follow(capsys, "train", *data, *options, "run=run", depth=2)
+    assert verbs == ["attend", "evaluate", "predict"]
+    assert follow(capsys, "index", conf_dir, "run=run", depth=2) == ["search", "search"]
+    assert follow(capsys, "predict", conf_dir, "run=run", table) == ["predict"]
+    with interrupt(monkeypatch, step=1):
+        assert main(["train", *data, *options, "run=other"]) == 130
+    line = capsys.readouterr().err.splitlines()[-1].partition("continue with: ")[2]
+    printed(capsys, *shlex.split(line)[1:])
+
+
+@pytest.mark.parametrize(
+    ("options", "added"),
+    [
+        (["data.target=label"], []),
+        (["data.exclude=[label]", "head=masked"], []),
+        (["data.exclude=[label]", "head=language"], ["backbone.causal=true"]),
+    ],
+    ids=["a target", "a task without a target", "a language model"],
+)
+def test_after_a_check(options, added, capsys):
+    check = ["check", write_texts("my texts.csv"), "adapters=[text]", *options]
+    (line,) = next_of(printed(capsys, *check))
+    words = shlex.split(line)
+    assert words == ["dxn", "train", *check[1:], *added]
+    printed(capsys, *words[1:], *QUICK, "run=run")
+
+
+def test_after_a_check_of_a_table_without_a_target(capsys):
+    Path("words.csv").write_text("\n".join(["text", *(f"film number {i}" for i in range(30))]))
+    (line,) = next_of(printed(capsys, "check", "words.csv"))
+    assert line == "dxn train words.csv head=masked"
+    printed(capsys, *shlex.split(line)[1:], *QUICK, "run=run")
+
+
+def test_a_check_finds_that_the_inputs_do_not_fit_the_task(capsys):
+    write_texts("texts.csv")
+    assert main(["check", "texts.csv", "data.exclude=label", "head=contrastive"]) == 1
+    output = capsys.readouterr().out
+    assert "head=contrastive: needs at least two inputs, got text" in output
+    assert not next_of(output)
+
+
+def test_after_an_export(capsys):
+    table = write_texts("texts.csv")
+    printed(capsys, "train", table, "target=label", *QUICK, "run=my run")
+    (line,) = next_of(printed(capsys, "export", "run=my run"))
+    program, *words = shlex.split(line)
+    assert program == "python"
+    subprocess.run([sys.executable, *words], check=True, timeout=120)
