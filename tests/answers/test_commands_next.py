@@ -151,6 +151,20 @@ def test_after_commands_with_a_package_of_the_user(conf_dir, capsys, monkeypatch
     printed(capsys, *shlex.split(line)[1:])
 
 
+def test_after_a_training_with_an_installed_package_which_run_folders_may_not_use(
+    conf_dir, place, capsys, monkeypatch
+):
+    class Entry:
+        name = "ruled"
+        value = "ruled"
+
+    monkeypatch.syspath_prepend(place)
+    monkeypatch.setattr("dxn.conf_files.entry_points", lambda group: [Entry])
+    table = write_texts("texts.csv")
+    verbs = follow(capsys, "train", table, "target=label", "backbone=ruled", *QUICK, "run=run")
+    assert verbs == ["attend", "evaluate", "predict"]
+
+
 @pytest.mark.parametrize(
     ("options", "added"),
     [
