@@ -22,8 +22,9 @@ from dxn.errors import UserError
 from dxn.hints import similar
 from dxn.instantiate import expand_defaults, merge_options, type_errors
 from dxn.keys import Keys, assign, known_keys, lookup, top_errors
-from dxn.overrides import Override, Request, parse_request, quoted, typed_value
+from dxn.overrides import Override, Request, parse_request, typed_value
 from dxn.paths import expand_home
+from dxn.printable import quoted
 from dxn.run.run_paths import interrupted_run
 from dxn.run.settings import Settings
 from dxn.targets import check_targets, signature_of

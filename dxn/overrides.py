@@ -16,6 +16,7 @@ from dxn.arguments import is_path, with_keys, with_source
 from dxn.conf_files import CONF, add_folders, groups, installed_folders
 from dxn.errors import UserError
 from dxn.hints import Hint, fits
+from dxn.printable import quoted
 
 # Keys whose value is taken literally: numbers, brackets and ${...} in it are text.
 LITERAL = ("input", "prompt", "token")
@@ -142,12 +143,6 @@ def typed_value(override: Override, hint: Hint) -> Any:
     if is_scalar and not fits(value, hint) and fits("", hint):
         return str(override.input_line).partition("=")[2]
     return value
-
-
-def quoted(value: str) -> str:
-    """Return a text in the quotes of Hydra's grammar."""
-    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
-    return f'"{escaped}"'
 
 
 def _parse(lines: Sequence[str], request: Request, *, sweep: bool = False) -> list[Override]:

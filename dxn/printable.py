@@ -1,4 +1,4 @@
-"""Text that comes from data or a stranger's folder, made safe for a terminal or a spreadsheet.
+"""Text that comes from data or a stranger's folder, made safe for a terminal or another program.
 
 A class name or a cell can contain escape codes, which would control the terminal, and formulas,
 which a spreadsheet would execute. A value from an environment variable can be a secret.
@@ -97,3 +97,9 @@ def _hidden(value: Any) -> Any:
 def _escape(match: re.Match[str]) -> str:
     code = ord(match[0])
     return f"\\x{code:02x}" if code < 0x100 else f"\\u{code:04x}"
+
+
+def quoted(value: str) -> str:
+    """Return a text in the quotes of Hydra's grammar."""
+    escaped = value.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{escaped}"'

@@ -10,7 +10,7 @@ import numpy as np
 
 from dxn.conf_files import options as options_of
 from dxn.errors import UserError
-from dxn.overrides import quoted
+from dxn.printable import quoted
 
 SEPARATOR = "__"  # stands for a dot in the name of a Python argument
 PATH = "data.path"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dxn.data.opening import Opened
-from dxn.overrides import quoted
+from dxn.printable import quoted
 from dxn.run.evaluation_data import default_split
 from dxn.run.input_rows import has_many_samples
 from dxn.run.prepared import Prepared
