@@ -86,6 +86,8 @@ def determines(cells: Sequence[Any], targets: Sequence[Hashable]) -> bool:
         cells: Cells of the column.
         targets: The target of each row. None where missing.
     """
+    if len(targets) < MIN_ROWS:
+        return False
     pairs: Counter[tuple[str, Hashable]] = Counter()
     for cell, target in zip(cells, targets, strict=True):
         if target is not None and not has_no_value(cell):

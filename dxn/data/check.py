@@ -12,7 +12,7 @@ from pathlib import Path
 from dxn.data.duplicates import row_keys
 from dxn.data.opening import Opened, survey_rows
 from dxn.data.quality import Keys, Problem, check_learnable, find_problems
-from dxn.data.raws import CacheBudget, digest_of, is_present, take_rows
+from dxn.data.raws import CacheBudget, digest_of, present_rows, take_rows
 from dxn.data.rows import Source
 from dxn.display import count
 from dxn.errors import UserError
@@ -271,17 +271,18 @@ def _summaries(
 ) -> dict[str, str]:
     """Return the number of values and empty cells, and the sizes of the values, by input."""
     opened, rows = splits[split], source.splits[split]
+    bad_rows: dict[str, set[int]] = {}
+    for fault in opened.bad:
+        bad_rows.setdefault(fault.input, set()).add(fault.row)
     summaries: dict[str, str] = {}
     for name, column in opened.raws.items():
         cells = rows.cells[name]
-        present = [i for i in range(len(column)) if is_present(column, i)]
+        present = present_rows(column)
         # Empty cells are counted separately: unlike a file that cannot be read, they are not bad.
         # A cell such as "N/A" can be empty, too.
-        bad = {fault.row for fault in opened.bad if fault.input == name}
-        is_missing = [not is_present(column, i) for i in range(len(column))]
-        num_empty = sum(
-            missing and row not in bad for missing, row in zip(is_missing, opened.kept, strict=True)
-        )
+        bad = bad_rows.get(name, ())
+        missing = set(range(len(column))).difference(present)
+        num_empty = sum(opened.kept[i] not in bad for i in missing)
         counts = f"{len(present):,}" + (f", {num_empty:,} empty" if num_empty else "")
         sources = [cells[opened.kept[i]] for i in present]
         summary = summarize(preprocessors[name], take_rows(column, present), sources)
@@ -292,10 +293,12 @@ def _summaries(
 def _digests(split: Opened) -> dict[str, list[Hashable]]:
     """Return a hash of each input of each row; None where it is missing."""
     # Hash the content, not the path, because copies of a file may be in several folders.
-    return {
-        name: [digest_of(column, i) if is_present(column, i) else None for i in range(len(column))]
-        for name, column in split.raws.items()
-    }
+    digests: dict[str, list[Hashable]] = {}
+    for name, column in split.raws.items():
+        digests[name] = [None] * len(column)
+        for row in present_rows(column):
+            digests[name][row] = digest_of(column, row)
+    return digests
 
 
 def _count_duplicates(splits: Mapping[str, Opened], keys: Keys) -> dict[str, int]:

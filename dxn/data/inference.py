@@ -8,6 +8,7 @@ from typing import Any
 
 from dxn.data.cell_columns import determines, why_useless
 from dxn.data.read import Table
+from dxn.display import track
 from dxn.tasks.cells import are_identifiers, kind_of
 from dxn.tokenize.adapter import Preprocessor, accepts, has_words, is_shareable, reads_files
 from dxn.tokenize.date_format import are_dates
@@ -49,7 +50,7 @@ def infer_columns(
     identifiers: dict[str, str] = {}  # modalities by column
     leaks: dict[str, str] = {}
     answers = _answers(table, targets)
-    for column in columns:
+    for column in track(columns, len(columns), "reading columns"):
         if any(column in names for names in named.values()):
             continue
         values = [value for value in table.columns[column] if value is not None]
@@ -67,7 +68,7 @@ def infer_columns(
             unused[column] = f"not in data.{modality}"
         elif is_cell and answers and determines(table.columns[column], answers):
             leaks[column] = modality
-        elif are_identifiers(values) and has_words(preprocessors[modality]):
+        elif has_words(preprocessors[modality]) and are_identifiers(values):
             identifiers[column] = modality
         else:
             by_modality.setdefault(modality, []).append(column)
@@ -104,10 +105,15 @@ def _answers(table: Table, targets: Sequence[str]) -> list[str | None]:
 
 def _readers(values: Sequence[Any], preprocessors: Preprocessors) -> Preprocessors:
     """Return the preprocessors that can be meant for values, which are not None."""
-    # Numbers such as "$1,200.50" and dates are strings as well, but they are no texts.
-    if are_numbers(values) or are_dates(values):
-        return {name: p for name, p in preprocessors.items() if not has_words(p)}
-    return preprocessors
+    # Numbers such as "$1,200.50" and dates are strings as well, but they are no texts and no files.
+    if not are_numbers(values) and not are_dates(values):
+        return preprocessors
+    are_files = _are_file_names(values)  # "0.wav" could be 0 of the unit wav
+    return {
+        name: preprocessor
+        for name, preprocessor in preprocessors.items()
+        if not has_words(preprocessor) and (are_files or not reads_files(preprocessor))
+    }
 
 
 def _reason(values: Sequence[Any]) -> str:
@@ -148,4 +154,4 @@ def _are_file_names(values: Sequence[Any]) -> bool:
 def _is_file_name(value: Any) -> bool:
     if isinstance(value, list):
         return bool(value) and all(isinstance(v, str) and _is_file_name(v) for v in value)
-    return isinstance(value, str) and FILE_NAME.fullmatch(value) is not None
+    return isinstance(value, str) and FILE_NAME.fullmatch(value.strip()) is not None

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from dxn.data.raws import CacheBudget, is_present, read_column, take_rows
+from dxn.data.raws import CacheBudget, is_present, present_rows, read_column, take_rows
 from dxn.data.rows import TARGET, OnBad, Rows
 from dxn.errors import UserError
 from dxn.tasks.task import Task
@@ -173,7 +173,7 @@ def survey_rows(
     kept_raws = {name: take_rows(column, kept) for name, column in raws.items()}
     missing: Counter[str] = Counter()
     for name, column in kept_raws.items():
-        missing[name] = sum(not is_present(column, i) for i in range(len(kept)))
+        missing[name] = len(kept) - len(present_rows(column))
     return Opened(
         raws=kept_raws,
         targets=None if targets is None else [targets[i] for i in kept],

@@ -191,12 +191,18 @@ def present_values(columns: Sequence[Sequence[Any]]) -> Sequence[Any]:
     """
     parts: list[Sequence[Any]] = []
     for column in columns:
-        parts.append(take_rows(column, [i for i in range(len(column)) if is_present(column, i)]))
+        parts.append(take_rows(column, present_rows(column)))
     first = parts[0]
     if isinstance(first, RawColumn):
         stored = [part.values for part in parts if isinstance(part, RawColumn)]
         return RawColumn(first.name, first.prepare, list(chain.from_iterable(stored)))
     return list(chain.from_iterable(parts))
+
+
+def present_rows(column: Sequence[Any]) -> list[int]:
+    """Return the rows that have a raw value, without reading any of them."""
+    stored = column.values if isinstance(column, RawColumn) else column
+    return [row for row, value in enumerate(stored) if value is not None]
 
 
 def is_present(column: Sequence[Any], row: int) -> bool:
@@ -218,6 +224,8 @@ def digest_of(column: Sequence[Any], row: int) -> bytes:
 
 def digest(raw: Any) -> bytes:
     """Return a hash of the content of a raw value."""
+    if isinstance(raw, str | float):  # most cells
+        return hashlib.blake2b(repr(raw).encode(), digest_size=16).digest()
     content = hashlib.blake2b(digest_size=16)
     if isinstance(raw, Tensor):
         raw = raw.numpy(force=True)

@@ -61,8 +61,8 @@ def check(settings: Settings) -> int:
     named = by_input(adapters, inputs.adapters)
     prepare = {name: adapter.prepare for name, adapter in named.items()}
     result = check_source(source, prepare, task=decided, fit=fit, errors=errors)
-    for line in result.lines():
-        print_line(line)
+    # At once, because a table can have 100,000 columns, and rich takes a while for each call.
+    print_line("\n".join(result.lines()))
     if result.listed:
         write_bad(result, output)
         print_line(f"written: {output} ({count(len(result.listed), 'line')})")

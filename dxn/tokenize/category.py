@@ -364,8 +364,9 @@ def find_separator(values: Sequence[str]) -> str | None:
     distinct = set(values)
     for separator in SEPARATORS:
         joined = [value for value in distinct if separator in value]
+        if len(joined) < MIN_JOINED * len(distinct):
+            continue
         parts = {part.strip() for value in distinct for part in value.split(separator)}
-        is_usual = len(joined) >= MIN_JOINED * len(distinct)
-        if is_usual and len(parts) <= MAX_PARTS * len(distinct):
+        if len(parts) <= MAX_PARTS * len(distinct):
             return separator
     return None

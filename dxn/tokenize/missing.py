@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
 from typing import Any
 
 # In lower case. A value such as "none" or "unknown" is not here: it can be a category of its own,
@@ -14,12 +15,12 @@ NO_NUMBER |= {"not available", "not applicable", "#value!", "#div/0!", "#ref!"} 
 
 def has_no_value(value: Any) -> bool:
     """Whether a cell says that there is no value: null, a blank text, or such as "N/A"."""
-    return _is_empty(value) or (isinstance(value, str) and value.strip().lower() in NO_VALUE)
+    return _says(value, NO_VALUE)
 
 
 def has_no_number(value: Any) -> bool:
     """Whether a cell says that there is no number or date, such as "N/A" or "unknown"."""
-    return _is_empty(value) or (isinstance(value, str) and value.strip().lower() in NO_NUMBER)
+    return _says(value, NO_NUMBER)
 
 
 def is_null(value: Any) -> bool:
@@ -30,5 +31,9 @@ def is_null(value: Any) -> bool:
     return value is None or type(value).__name__ in ("NAType", "NaTType")
 
 
-def _is_empty(value: Any) -> bool:
-    return is_null(value) or (isinstance(value, str) and not value.strip())
+def _says(value: Any, texts: Set[str]) -> bool:
+    # Texts first: this is called several times for each cell of a table.
+    if not isinstance(value, str):
+        return is_null(value)
+    text = value.strip().lower()
+    return not text or text in texts

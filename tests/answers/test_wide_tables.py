@@ -1,9 +1,12 @@
 """The work for a table grows with the number of its columns, and not with its square."""
 
 import json
+import random
+import sys
 
 import pytest
 
+from dxn.cli import main
 from dxn.errors import UserError
 from dxn.tokenize import NumberAdapter
 
@@ -33,3 +36,48 @@ def test_the_last_state_of_a_column_counts_and_a_missing_one_is_named(tmp_path):
         assert adapter.prepare.center == center
     with pytest.raises(UserError, match="no valid state of the input 'other'"):
         NumberAdapter(dim=4).load(tmp_path, "other")
+
+
+def test_check_of_a_table_takes_as_many_calls_for_each_further_column(tmp_path, capsys):
+    calls = {}
+    for columns in (20, 60, 100):
+        path = write_table(tmp_path / f"{columns}.csv", columns)
+        words = ["check", f"data.path={path}", "target=y", f"output={tmp_path / 'bad.jsonl'}"]
+        main(words)  # the first call also imports modules
+        capsys.readouterr()
+        counter = CallCounter()
+        sys.setprofile(counter)
+        try:
+            code = main(words)
+        finally:
+            sys.setprofile(None)
+        out = capsys.readouterr().out
+        assert code == 1  # one cell of each column is not a number
+        assert f"c{columns - 1}: c{columns - 1} (number)" in out
+        assert out.count("bad: 1 × c") == columns
+        calls[columns] = counter.count
+    # The same for the first and for the last 40 columns, up to the lengths of the names.
+    assert calls[100] - calls[60] < 1.2 * (calls[60] - calls[20])
+
+
+class CallCounter:
+    """Counts the calls of functions, which is the same on each machine, unlike a time."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, frame, event, arg):
+        self.count += event in ("call", "c_call")
+
+
+def write_table(path, columns):
+    """Write a table of 60 rows with random numbers, of which one per column is a word."""
+    rand = random.Random(0)
+    lines = [",".join(["y", *(f"c{i}" for i in range(columns))])]
+    for row in range(60):
+        cells = [f"{rand.gauss(0, 1):.4f}" for _ in range(columns)]
+        if row == 7:
+            cells = ["broken"] * columns
+        lines.append(",".join([rand.choice(["a", "b"]), *cells]))
+    path.write_text("\n".join(lines) + "\n")
+    return path
