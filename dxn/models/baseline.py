@@ -217,9 +217,25 @@ class Baseline(nn.Module):
             "num_nodes": 0 if self.trees is None else len(self.trees.value),
         }
 
-    def has_valid_trees(self) -> bool:
-        """Whether the trees, which may come from a stranger's folder, are in range."""
-        return self.trees is None or self.trees.is_valid(self.num_features)
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs that are read."""
+        return list({**self.num_dense, **self.num_counted})
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of the output of a sample."""
+        return tuple(self.bias.shape)
+
+    def fault(self, adapters: Mapping[str, Any]) -> str:
+        """Return what is wrong with sizes that may come from a stranger's folder. Empty: nothing.
+
+        Args:
+            adapters: Adapters of the inputs, by input name.
+        """
+        if self.trees is None or self.trees.is_valid(self.num_features):
+            return ""
+        return "a tree names a node or feature that does not exist"
 
     def dense_scores(self, x: Tensor) -> Tensor:
         """Return the scores (B, K) of the features that `dense_features` returns."""

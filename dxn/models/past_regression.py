@@ -44,6 +44,27 @@ class PastRegression(nn.Module):
         """Return the arguments of the constructor as plain data."""
         return {"about": self.about, "input": self.input, "shape": list(self.shape)}
 
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs that are read."""
+        return [self.input]
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of the output of a sample."""
+        return tuple(self.offsets.shape)
+
+    def fault(self, adapters: Mapping[str, Any]) -> str:
+        """Return what is wrong with sizes that may come from a stranger's folder. Empty: nothing.
+
+        Args:
+            adapters: Adapters of the inputs, by input name.
+        """
+        window = getattr(adapters[self.input].prepare, "window", 0)
+        if self.shape[0] <= window:
+            return ""
+        return f"must read at most {window} past values of {self.input}, got {self.shape[0]}"
+
     def forward(self, summaries: Mapping[str, Summary], size: int) -> Tensor:
         """Return the quantiles (B, H, K, Q) in the unit of the past values.
 

@@ -213,12 +213,30 @@ def _build(
         baseline = PastRegression(**sizes) if "shape" in sizes else Baseline(**sizes)
     model.set_baseline(baseline, torch.zeros(2) if "mix" in tensors else None)
     _load_weights(model, tensors, folder)
-    if isinstance(baseline, Baseline) and not baseline.has_valid_trees():
-        raise UserError(
-            f"{folder / WEIGHTS}: a tree of the baseline names a node or feature that does not "
-            "exist; copy the model folder again"
-        )
+    fault = _baseline_fault(model, task)
+    if fault:
+        raise UserError(f"{folder / CONFIG}: baseline: {fault}; copy the model folder again")
     return model, task
+
+
+def _baseline_fault(model: Model, task: Task) -> str:
+    """Return why the output of a model, as far as it needs a baseline, cannot be computed."""
+    if model.mix is None:
+        return ""
+    is_learned = type(task).score_targets is not Task.score_targets
+    if not is_learned and type(task).make_baseline is Task.make_baseline:
+        return f"{task.name} has none"
+    baseline = model.baseline
+    if baseline is None:
+        return ""
+    unknown = [name for name in baseline.input_names if name not in model.inputs]
+    if unknown:
+        return f"names the input {unknown[0]!r}, which the model does not have"
+    # The head of a plug-in can lack it. `Model.mixed` compares the shapes of all outputs.
+    shape = getattr(model.head, "output_shape", baseline.output_shape)
+    if baseline.output_shape != shape:
+        return f"must have the output shape {shape} of the head, got {baseline.output_shape}"
+    return baseline.fault({name: model.adapter(name) for name in baseline.input_names})
 
 
 def from_public(

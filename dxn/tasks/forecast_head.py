@@ -45,7 +45,7 @@ class ForecastHead(nn.Module):
         super().__init__()
         # Not called `pre`: that module computes the embedding of a sample from its pooled vector.
         self.mlp = pre
-        self.shape = shape
+        self.output_shape = shape
         self.middle = middle
         self.input = input
         self.num_tokens = num_tokens
@@ -63,12 +63,12 @@ class ForecastHead(nn.Module):
         x = pooled
         if self.num_tokens:
             x = last_tokens(tokens.select(self.input), self.num_tokens).flatten(1)
-        raw = self.out(self.mlp(x)).unflatten(1, self.shape)
+        raw = self.out(self.mlp(x)).unflatten(1, self.output_shape)
         quantiles = increasing(raw, self.middle)
         if not self.season:
             return quantiles
-        history = self.history(batch[self.input])[..., : self.shape[1]]
-        naive = seasonal_naive(history, self.shape[0], self.season)
+        history = self.history(batch[self.input])[..., : self.output_shape[1]]
+        naive = seasonal_naive(history, self.output_shape[0], self.season)
         # In float32: the difference from the naive forecast needs fewer digits than the forecast.
         return quantiles.float() + naive.nan_to_num()[..., None]
 

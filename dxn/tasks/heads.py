@@ -90,6 +90,7 @@ class LinearHead(nn.Module):
     def __init__(self, pre: PreHead, num_outputs: int):
         super().__init__()
         self.pre = pre
+        self.output_shape = (num_outputs,)
         self.out = nn.Linear(pre.width, num_outputs)
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:

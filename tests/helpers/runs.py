@@ -1,12 +1,15 @@
 """Trainings from the command line, and interruptions of them."""
 
 import json
+import shutil
 from contextlib import contextmanager
 
 import torch
-from safetensors.torch import load_file
+import yaml
+from safetensors.torch import load_file, save_file
 
 from dxn.cli import main
+from dxn.files import write_sums
 from dxn.train.checkpoint import FILE, all_checkpoints
 from dxn.train.stepper import Stepper
 
@@ -75,6 +78,19 @@ def log_of(folder):
 def weights_of(folder):
     """The tensors of a run's model."""
     return load_file(folder / "model" / "model.safetensors")
+
+
+def changed_folder(run, tmp_path, change):
+    """A copy of the model folder of a run, after change(config, weights), with valid checksums."""
+    folder = tmp_path / "model"
+    shutil.copytree(run / "model", folder)
+    config = yaml.safe_load((folder / "config.yaml").read_text())
+    weights = {name: tensor.clone() for name, tensor in weights_of(run).items()}
+    change(config, weights)
+    (folder / "config.yaml").write_text(yaml.safe_dump(config))
+    save_file(weights, folder / "model.safetensors")
+    write_sums(folder)
+    return folder
 
 
 def checkpoint_of(folder):
