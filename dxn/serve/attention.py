@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -10,15 +11,15 @@ from dxn.explain.attention import token_names
 from dxn.explain.page import shares_data
 from dxn.run.attention import shown_inputs
 from dxn.run.predictor import Predictor
-from dxn.run.sample_attention import MAX_WEIGHTS, attention_on
+from dxn.run.sample_attention import MAX_WEIGHTS, Attention, attention_on
 from dxn.serve.prepare import Prepared
 from dxn.serve.texts import GENERATED
 from dxn.train.evaluate import to_device
 
 
 @torch.inference_mode()
-def attention_data(predictor: Predictor, prepared: Prepared) -> dict[str, Any]:
-    """Return the share of each token of a sample in the answer, and where to draw it.
+def attention_of(predictor: Predictor, prepared: Prepared) -> Attention:
+    """Return the attention of a model on a sample, without the maps of each block.
 
     Raises:
         UserError: If the model has no attention that can be drawn, or the sample is too long.
@@ -26,6 +27,16 @@ def attention_data(predictor: Predictor, prepared: Prepared) -> dict[str, Any]:
     # dxn attend has no such limit, but a request must not fill the memory.
     batch = to_device(prepared.collate(prepared.items[:1]), predictor.device)
     found = attention_on(predictor, batch, list(prepared.cells[0]), max_weights=MAX_WEIGHTS)
+    return replace(found, maps=[])
+
+
+@torch.inference_mode()
+def attention_data(predictor: Predictor, prepared: Prepared, found: Attention) -> dict[str, Any]:
+    """Return the share of each token of a sample in the answer, and what to draw it on.
+
+    To draw a picture or a sound takes longer than to compute its attention, so the model thread
+    does not call this function.
+    """
     # Without sources: a drawer may open a source that looks like a path.
     shown = shown_inputs(predictor.adapters, prepared.raws(0))
     names = token_names(found.encoded, shown)

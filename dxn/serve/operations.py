@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from dxn.run.predictor import Predictor
-from dxn.serve.attention import attention_data
+from dxn.serve.attention import attention_of
 from dxn.serve.engine import Job
 from dxn.serve.prepare import Prepared
 from dxn.serve.texts import TextRow, Writer
@@ -40,7 +40,7 @@ class Operations:
         if kind == EMBED:
             return self._by_job(jobs, self._embed)
         if kind == ATTEND:
-            return [[attention_data(self.predictor, job.content)] for job in jobs]
+            return [attention_of(self.predictor, job.content) for job in jobs]
         return self._write(jobs)
 
     def _by_job(
@@ -50,6 +50,9 @@ class Operations:
         merged = _merged([job.content for job in jobs])
         results: list[Any] = []
         for start in range(0, len(merged), self.batch_size):
+            # A large request has many batches, and its client can leave before the last one.
+            if all(job.is_cancelled for job in jobs):
+                break
             stop = start + self.batch_size
             part = Prepared(merged.cells[start:stop], merged.items[start:stop], merged.samples)
             results += compute(part)

@@ -7,13 +7,16 @@ import time
 from collections.abc import AsyncIterator, Callable, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from dxn.data.raws import READERS
 from dxn.run.predictor import Predictor
+from dxn.run.sample_attention import Attention
+from dxn.serve.attention import attention_data
 from dxn.serve.engine import Engine, Job
 from dxn.serve.metrics import Metrics
-from dxn.serve.operations import WRITE, Operations
+from dxn.serve.operations import ATTEND, WRITE, Operations
 from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import Prepared, checked_samples, is_light
 from dxn.serve.refusal import Busy, TimedOut
@@ -49,6 +52,8 @@ class Service:
         self.admitted = 0
         # Few threads: each of them can hold a decoded picture or clip in memory.
         self.readers = ThreadPoolExecutor(READERS, thread_name_prefix="dxn-reader")
+        # A single thread, because Matplotlib must not be used by several at once.
+        self.drawer = ThreadPoolExecutor(1, thread_name_prefix="dxn-drawer")
 
     @property
     def problem(self) -> str:
@@ -66,7 +71,8 @@ class Service:
     def stop(self) -> None:
         """Finish what waits, and end the threads."""
         self.engine.stop(self.options.timeout)
-        self.readers.shutdown(wait=False, cancel_futures=True)
+        for pool in (self.readers, self.drawer):
+            pool.shutdown(wait=False, cancel_futures=True)
 
     async def answer(self, kind: Hashable, samples: Sequence[Mapping[str, Any]]) -> Any:
         """Return the result of an operation for samples.
@@ -81,9 +87,16 @@ class Service:
                     prepared = await self.prepare(samples)
                     job = self.engine.submit(kind, prepared, len(prepared))
                     hand_over(job)
-                    return await _result(job)
+                    result = await _result(job)
+                    return await self._drawn(prepared, result) if kind == ATTEND else result
             except TimeoutError:
                 raise TimedOut(self.options.timeout) from None
+
+    async def _drawn(self, prepared: Prepared, found: Attention) -> list[dict[str, Any]]:
+        """Return the attention on the only sample of a request, as the page draws it."""
+        loop = asyncio.get_running_loop()
+        drawing = partial(attention_data, self.predictor, prepared, found)
+        return [await loop.run_in_executor(self.drawer, drawing)]
 
     async def write(self, rows: Sequence[TextRow], samples: Sequence[Mapping[str, Any]]) -> Any:
         """Return the text of each row. See `stream`."""
