@@ -25,6 +25,7 @@ from dxn.data.splits import (
 )
 from dxn.data.table_paths import paths_by_split
 from dxn.data.target_columns import USUAL_TARGETS, candidate_targets
+from dxn.data.unlabeled import add_missing_targets
 from dxn.errors import UserError
 from dxn.tokenize.adapter import reads_files
 
@@ -164,13 +165,15 @@ def from_tables(
     columns = {modality: _usual(option) for modality, option in columns.items()}
     target, exclude, split, group = map(_usual, (target, exclude, split, group))
     holdout = None if holdout is None else {_usual(name): holdout[name] for name in holdout}
+    targets = USUAL_TARGETS if target is None else [str(name) for name in as_list(target)]
+    if layout is None:
+        tables = add_missing_targets(tables, targets)
     whole = concatenate(list(tables.values()))
     if not len(whole):
         raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
     notes = list(whole.notes)
     if layout is None:
         inputs = [str(name) for option in columns.values() for name in as_list(option)]
-        targets = USUAL_TARGETS if target is None else [str(name) for name in as_list(target)]
         layout = find_sentences(whole, sentence, inputs=inputs, targets=targets)
     elif sentence is not None:
         raise UserError(

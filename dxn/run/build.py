@@ -13,6 +13,7 @@ from dxn.data.opening import Opened, open_rows
 from dxn.data.quality import check_learnable
 from dxn.data.raws import CACHE_GB, CacheBudget, present_values
 from dxn.data.rows import TARGET, InputSpec, Source
+from dxn.data.unlabeled import without_unlabeled
 from dxn.errors import UserError
 from dxn.instantiate import build
 from dxn.models import Model, SeparateBackbones
@@ -103,7 +104,11 @@ def by_modality(preprocessors: Mapping[str, Preprocessor]) -> dict[str, Preproce
 
 
 def open_source(
-    config: Config, preprocessors: Mapping[str, Preprocessor], trust: Sequence[str] = ()
+    config: Config,
+    preprocessors: Mapping[str, Preprocessor],
+    trust: Sequence[str] = (),
+    *,
+    needs_target: bool = True,
 ) -> Source:
     """Build the data source `data`, which infers the modalities of its columns if necessary.
 
@@ -111,8 +116,11 @@ def open_source(
         config: Configuration with the node `data`.
         preprocessors: Preprocessors by any key, such as the adapter key or the input name.
         trust: Top-level packages besides dxn whose code the node may use.
+        needs_target: Whether a validation or test split without targets is left out.
     """
-    return build(config["data"], key="data", trust=trust, preprocessors=by_modality(preprocessors))
+    node = config["data"]
+    source = build(node, key="data", trust=trust, preprocessors=by_modality(preprocessors))
+    return without_unlabeled(source, node) if needs_target else source
 
 
 def assign_inputs(
@@ -247,8 +255,7 @@ def decide_task(task: Task | Auto, config: Config, source: Source) -> tuple[Task
     Raises:
         UserError: If a target is needed but not chosen, or no task fits the targets.
     """
-    needs_target = isinstance(task, Auto) or task.needs_target
-    if needs_target and not any(TARGET in rows.cells for rows in source.splits.values()):
+    if task.needs_target and not any(TARGET in rows.cells for rows in source.splits.values()):
         columns = ", ".join(source.candidates)
         example = next(iter(source.candidates), "COLUMN")
         known = f"; the columns are {columns}" if columns else ""

@@ -37,7 +37,7 @@ def check(settings: Settings) -> int:
     torch.manual_seed(config["seed"])
     task = build_task(config, trust)
     preprocessors = preprocessors_of(config, trust)
-    source = open_source(config, preprocessors, trust)
+    source = open_source(config, preprocessors, trust, needs_target=task.needs_target)
     decided, errors = None, []
     # A data set without a target can be checked too, for example to train head=language on it.
     if source.target is not None:

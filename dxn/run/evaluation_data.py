@@ -69,7 +69,7 @@ def open_data_of_run(
         trust: Top-level packages besides dxn whose code the node may use.
     """
     node = _with_layout(node, predictor, trust, chosen=())
-    source = open_source({"data": node}, predictor.preprocessors, trust)
+    source = _open(node, predictor, trust)
     split = default_split(source.splits)
     rows = _rows_for_model(predictor, source, split)
     opened = open_rows(rows, predictor.preprocessors, task=predictor.task, on_bad=source.on_bad)
@@ -150,10 +150,9 @@ def _source(settings: Settings, predictor: Predictor) -> tuple[Source, str]:
         The data, and its path; "" if it has none.
     """
     values = settings.values
-    preprocessors = predictor.preprocessors
     if values.get("data"):
         node = _for_evaluation(values["data"], predictor, settings)
-        return open_source({"data": node}, preprocessors, settings.trust), _path_of(node)
+        return _open(node, predictor, settings.trust), _path_of(node)
     if values["run"] is None:
         raise UserError(
             "data: a public checkpoint has no data of its own; set data=table data.path=..."
@@ -176,7 +175,13 @@ def _source(settings: Settings, predictor: Predictor) -> tuple[Source, str]:
     node = _with_layout(saved["data"], predictor, settings.folder_trust, chosen=())
     print_paths(node)
     node = _confined(node, folder, confine=values["confine"])
-    return open_source({"data": node}, preprocessors, settings.folder_trust), _path_of(node)
+    return _open(node, predictor, settings.folder_trust), _path_of(node)
+
+
+def _open(node: Mapping[str, Any], predictor: Predictor, trust: Sequence[str]) -> Source:
+    """Open a data source with the splits that a training of the same task has."""
+    needs_target = predictor.task.needs_target
+    return open_source({"data": node}, predictor.preprocessors, trust, needs_target=needs_target)
 
 
 def print_paths(node: Mapping[str, Any]) -> None:

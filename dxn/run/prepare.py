@@ -121,7 +121,7 @@ def prepare(
     preprocessors = preprocessors_of(config, trust)
     if resume:
         print_paths(config["data"])
-    source = open_source(config, preprocessors, trust)
+    source = open_source(config, preprocessors, trust, needs_target=task.needs_target)
     task, head, source = decide_task(task, config, source)
     settings = replace(settings, values={**config, "head": head})
     # Once more, now that head=auto has been replaced by the task that fits the targets.

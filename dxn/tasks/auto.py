@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import inspect
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 from torch import nn
 
@@ -31,6 +31,8 @@ class Auto:
         dropout: Dropout probability before the output layer.
         decoder: Decoder for a task that generates text. Null: head=auto cannot choose such a task.
     """
+
+    needs_target: ClassVar[bool] = True
 
     def __init__(
         self,
