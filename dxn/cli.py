@@ -12,7 +12,7 @@ import dxn
 from dxn.commands import VERBS, overview
 from dxn.errors import Interrupted, UserError
 from dxn.printable import printable
-from dxn.runtime import configure
+from dxn.runtime import check_address_space, configure
 
 HELP = ("-h", "--help")
 SWEEP = ("-m", "--multirun")  # the flags of Hydra's own command line
@@ -24,6 +24,13 @@ MODULES = {
     "export": "dxn.export.command",
     "push": "dxn.export.command",
 }
+# Messages of an import for which too little memory is left, of CPython if there is none for an
+# exception, and of a thread whose stack does not fit.
+OUT_OF_MEMORY = (
+    "failed to map segment",
+    "error return without exception set",
+    "can't start new thread",
+)
 SIGNALLED = 130  # exit code after Ctrl+C: 128 + SIGINT, as shells report it
 
 
@@ -52,14 +59,20 @@ def main(argv: Sequence[str] | None = None) -> int:
         # would print a warning when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (MemoryError, RuntimeError, ImportError) as error:
+    except (MemoryError, RuntimeError, ImportError, SystemError) as error:
         if not _is_out_of_memory(error) or os.environ.get("DXN_DEBUG"):
             raise
-        return _failed(
+        code = _failed(
             "out of memory; close other programs, or use fewer rows, smaller files, a smaller "
             "model or a smaller batch_size",
             2,
         )
+        if argv is None:
+            # The functions that libraries have registered for the end of the process need memory,
+            # too: they would print tracebacks, or crash.
+            sys.stdout.flush()
+            os._exit(code)
+        return code
     except OSError as error:
         # A file that cannot be written, for example. Other errors are defects of dxn.
         if not _is_about_users_file(error) or os.environ.get("DXN_DEBUG"):
@@ -69,8 +82,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    # A library that is imported late may not fit into the memory that is left.
-    if isinstance(error, MemoryError) or "failed to map segment" in str(error):
+    if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
         return True
     # This module imports torch, without which no other error means that memory is short.
     return "torch" in sys.modules and importlib.import_module("dxn.train.step").is_out_of_memory(
@@ -140,16 +152,17 @@ def _run(arguments: list[str]) -> int:
     if verb == "show":
         print(printable(config.compose(verb, overrides).yaml()), end="")
         return 0
+    # These modules import torch, which takes seconds.
+    module = "dxn.run.sweep" if is_sweep else MODULES.get(verb, "dxn.run.verbs")
+    check_address_space(module)
     if is_sweep:
         # All runs are composed before the first one starts: a wrong option fails immediately.
         sweep = importlib.import_module("dxn.overrides").expand(overrides)
         runs = [prepare(verb, config.compose(verb, each)) for each in sweep]
-        return importlib.import_module("dxn.run.sweep").sweep(runs)
+        return importlib.import_module(module).sweep(runs)
     settings = prepare(verb, config.compose(verb, overrides))
     for note in settings.notes:
         print(printable(note))
-    # These modules import torch, which takes seconds.
-    module = MODULES.get(verb, "dxn.run.verbs")
     return getattr(importlib.import_module(module), verb)(settings)
 
 

@@ -60,7 +60,8 @@ def build(node: Plain, *, key: str, trust: Sequence[str] = (), **extra: Any) -> 
         raise UserError(f"{key}.{missing[0]}: needs a value, {key}.{missing[0]}=...")
     try:
         return target(**arguments)
-    except UserError:
+    # CPython raises SystemError if it has no memory for the exception itself.
+    except (UserError, MemoryError, SystemError):
         raise
     except ValueError as error:
         raise UserError(f"{key}: {error}") from error

@@ -5,8 +5,12 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import subprocess
+import sys
 import warnings
 from collections.abc import Iterator
+
+from dxn.errors import UserError
 
 # Parameters of glibc's mallopt, from malloc.h.
 TRIM_THRESHOLD = -1
@@ -23,6 +27,7 @@ MAX_MMAP_THRESHOLD = 1 << 30  # bytes
 #     10,000                         6.5   25
 #     50,000                         6.2   80
 SPINS = "2500"
+MAX_IMPORT = 8 * 10**9  # bytes of address space, more than the import of any build of torch needs
 MAX_TRIM_THRESHOLD = (1 << 31) - 1  # bytes; the largest int
 
 
@@ -39,6 +44,31 @@ def configure() -> None:
     # In a notebook, tqdm warns that ipywidgets is missing. dxn shows its progress without it.
     warnings.filterwarnings("ignore", message="IProgress not found")
     _keep_memory()
+
+
+def check_address_space(module: str) -> None:
+    """Import a module in another process if the address space is limited, as by `ulimit -v`.
+
+    The libraries of torch map gigabytes. If these do not fit, some of them abort the process, which
+    no exception shows.
+
+    Raises:
+        UserError: If the import fails in this address space.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY or limit > MAX_IMPORT or "torch" in sys.modules:
+        return
+    command = [sys.executable, "-c", f"import {module}"]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        raise UserError(
+            "out of memory: the limit of the address space (ulimit -v) is "
+            f"{limit / 1e9:.1f} GB, in which PyTorch cannot be imported; raise it, or remove it "
+            "with ulimit -v unlimited"
+        )
 
 
 def release_memory() -> None:

@@ -58,7 +58,7 @@ MODULES = {
     "untrusted": {"errors"},
     "schema": {"errors", "untrusted"},
     "files": {"errors"},
-    "runtime": set(),
+    "runtime": {"errors"},
     "commands": set(),
     "display": {"printable", "notebook"},
     "notebook": {"printable"},

@@ -153,6 +153,10 @@ def load(
         # The key of an option would not tell that the problem is in this folder.
         lines = [f"{folder}: {line}" for line in str(error).splitlines()]
         raise UserError("\n".join(lines)) from error
+    except MemoryError as error:
+        raise UserError(
+            f"{folder}: out of memory while the model was built; close other programs"
+        ) from error
     # Everything comes from the files, so any other failure means that they contradict each other.
     except Exception as error:
         raise UserError(
@@ -280,7 +284,7 @@ def from_public(
             if state:
                 task.load_state(state)
             model = build_model(nodes, task, adapters, inputs, trust=trust)
-    except UserError:
+    except (UserError, MemoryError):
         raise
     except Exception as error:
         raise UserError(

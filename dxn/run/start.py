@@ -285,7 +285,7 @@ def read_fitted(folder: Path, adapters: Mapping[str, Any], task: Task) -> None:
     path = folder / FOLDER
     try:
         model_folder.load_fitted(path, adapters, task)
-    except UserError:
+    except (UserError, MemoryError):
         raise
     # Everything comes from the files, so any other failure means that they contradict each other.
     except Exception as error:

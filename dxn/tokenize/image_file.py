@@ -94,7 +94,7 @@ def read_image(
             is_large = image.width * image.height > LARGE_PIXELS
             with LARGE_LOCK if is_large else nullcontext():
                 return _decode(image, channels, reduced_size, interpolation, may_draft=may_draft)
-    except BadMedia:
+    except (BadMedia, MemoryError):
         raise
     except Image.DecompressionBombError as error:
         raise BadMedia(f"more than max_pixels={max_pixels:,} pixels") from error
@@ -119,7 +119,7 @@ def image_size(source: Any) -> tuple[int, int]:
                 return image.height, image.width
             exchanged, _ = _orientation(image)
             return (image.width, image.height) if exchanged else (image.height, image.width)
-    except BadMedia:
+    except (BadMedia, MemoryError):
         raise
     except Image.DecompressionBombError as error:
         raise BadMedia("too many pixels") from error
@@ -138,7 +138,7 @@ def is_gray(source: Any) -> bool:
     try:
         with _open_image(source) as image:
             return image.mode in GRAY_MODES
-    except BadMedia:
+    except (BadMedia, MemoryError):
         raise
     except Exception as error:  # see read_image
         raise BadMedia(f"damaged or truncated image ({error})") from error
