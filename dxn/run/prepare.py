@@ -140,6 +140,9 @@ def prepare(
         trainer = _rebuilt(trainer, config["trainer"], trust)
         batch_size = trainer.batch_size * num_processes
         inputs = assign_inputs(config, source.inputs, preprocessors, source.column)
+    if settings.values["head"] != head:
+        # The preset has chosen options of the task. Its notes about the targets are the same.
+        task, _, _ = decide_task(build_task(config, trust), config, source)
     finetune, loader, make_optimizer, schedule = _build_parts(config, trust)
     adapters = build_adapters(inputs, trust)
     name = run_name(config, source)

@@ -35,6 +35,7 @@ OVERHEAD = 1.3  # time of a step with embedding, head and optimizer, relative to
 # Samples that a training sees over all epochs. Fewer rows are repeated more often.
 VIEWS = 200_000
 JOINT_VIEWS = 500_000  # with several inputs, which must also learn how they belong together
+WINDOW_VIEWS, MIN_WINDOW_EPOCHS = 30_000, 4  # windows of a forecast overlap
 MAX_EPOCHS, MIN_EPOCHS = 100, 6
 PATIENCE = 0.3  # of the epochs; the learning rate must have decayed before the training stops
 FEW, SOME, MANY = 2_000, 5_000, 20_000  # rows for batch sizes; few rows are memorized soon
@@ -72,13 +73,13 @@ def with_preset(
         or settings.is_resumed
         or starts_trained
         or config.get("pretrain")
-        or not task.has_preset
+        or task.preset is None
         or not source.splits.get("train")
     ):
         return settings, []
     values = copy.deepcopy(config)
     used: list[Advice] = []
-    for advice in _all_advice(settings, source, inputs, preprocessors, device):
+    for advice in _all_advice(settings, task, source, inputs, preprocessors, device):
         exists, old = lookup(values, advice.key)
         keys = [advice.key] if advice.limits is None else [advice.key, advice.limits]
         is_free = not any(is_chosen(key, settings.chosen) for key in keys)
@@ -104,15 +105,19 @@ def is_chosen(key: str, chosen: frozenset[str]) -> bool:
 
 def _all_advice(
     settings: Settings,
+    task: Task,
     source: Source,
     inputs: Inputs,
     preprocessors: Mapping[str, Preprocessor],
     device: torch.device,
 ) -> Iterator[Advice]:
     train = source.splits["train"]
+    is_forecast = task.preset == "windows"
+    if is_forecast and len(train) < FEW:
+        return
     keys = inputs.chosen
     num_files = sum(is_shareable(preprocessors[key]) for key in keys.values())
-    facts = Facts(len(train), len(keys), num_files)
+    facts = Facts(len(train), len(keys), num_files, is_forecast=is_forecast)
     minutes = _max_minutes(settings, facts)
 
     def epochs_within_limit(tokens: float) -> float:
@@ -133,6 +138,9 @@ def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
     """Yield the options that depend on the number of rows and inputs only."""
     rows = facts.rows
     about = f"{rows:,} training rows"
+    if facts.is_forecast:
+        yield from _forecast_advice(facts, about)
+        return
     if not facts.num_files:
         yield from _table_advice(facts, about)
         return
@@ -208,6 +216,21 @@ def _advice_once_learning(about: str) -> Iterator[Advice]:
     yield Advice("loader.input_dropout_below", LEARNING, about, limits="loader.input_dropout")
     yield Advice("trainer.mixup", 1.0, about)
     yield Advice("trainer.mixup_below", LEARNING, about, limits="trainer.mixup")
+
+
+def _forecast_advice(facts: Facts, about: str) -> Iterator[Advice]:
+    """Yield the options for windows of series, which overlap, so that few epochs suffice."""
+    epochs = min(max(math.ceil(WINDOW_VIEWS / facts.rows), MIN_WINDOW_EPOCHS), MAX_EPOCHS)
+    yield Advice("trainer.epochs", epochs, about)
+    yield Advice("trainer.patience", PATIENCE, about)
+    yield Advice("batch_size", 64, about)
+    yield Advice("trainer.max_minutes", _minutes(facts), about)
+    yield Advice("trainer.ema_decay", 0.99, about)
+    yield Advice("backbone.depth", 2, about)
+    yield Advice("backbone.dropout", 0.3, about)
+    # The level of a patch, which a norm removes, matters.
+    yield Advice("backbone.norm.final_norm", False, about)
+    yield Advice("head.dropout", 0.4, about)
 
 
 def _table_advice(facts: Facts, about: str) -> Iterator[Advice]:

@@ -52,7 +52,7 @@ class Classify(Task):
     """
 
     name = "classify"
-    has_preset = True
+    preset = "samples"
     plots = "confusion"
     monitored = "accuracy"
     higher_is_better = True

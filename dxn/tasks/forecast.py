@@ -39,6 +39,7 @@ Read = Literal["tokens", "pooled"]
 Size = Annotated[int, Field(ge=1, le=100_000)]
 MAX_VALUES = 10_000_000  # of a history, as in the series adapter
 NAIVE = "seasonal naive"
+MANY_WINDOWS = 2_000  # of a training split
 
 
 class Forecast(Task):
@@ -55,8 +56,10 @@ class Forecast(Task):
         season: Season length in steps, for the scale of MASE and the seasonal naive forecast.
             Default: that of the data source, or 1.
         residual: Forecast to which the output of the head is added: season (the last season,
-            repeated), last (the last value, as in arXiv:2205.13504, section 3.2) or none.
-        read: What the output layer reads: tokens (all tokens of the series, concatenated) or pooled
+            repeated), last (the last value, as in arXiv:2205.13504, section 3.2) or none. Default:
+            season, and none from 2,000 training windows, which teach the season better.
+        read: What the output layer reads: tokens (all tokens of the series, concatenated; with
+            channels=independent, those of each channel, and one layer for all channels) or pooled
             (the vector of the sample, which also contains the other inputs).
         hidden: Hidden layer before the output layer: none, linear, tanh, relu or gelu.
         hidden_dim: Output width of the hidden layer. Default: its input width.
@@ -65,6 +68,7 @@ class Forecast(Task):
     """
 
     name = "forecast"
+    preset = "windows"
     plots = "forecast"
     monitored = "mase"
 
@@ -73,7 +77,7 @@ class Forecast(Task):
         *,
         quantiles: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9),
         season: int | None = None,
-        residual: Residual = "season",
+        residual: Residual | None = None,
         read: Read = "tokens",
         hidden: Hidden = "none",
         hidden_dim: int | None = None,
@@ -89,13 +93,16 @@ class Forecast(Task):
                 "quantiles must be ascending probabilities between 0 and 1 with 0.5 among them, "
                 f"got {list(quantiles)}"
             )
-        for key, value, known in (("residual", residual, Residual), ("read", read, Read)):
+        for key, value, known in (
+            ("residual", residual or "none", Residual),
+            ("read", read, Read),
+        ):
             if value not in get_args(known):
                 raise ValueError(f"{key} must be one of {', '.join(get_args(known))}, got {value}")
         if season is not None and season < 1:
             raise ValueError(f"season must be at least 1, got {season}")
         self.chosen_season = season
-        self.residual: Residual = residual
+        self.residual = residual
         self.read: Read = read
         self.pre_options = {"hidden": hidden, "norm": norm, "dropout": dropout}
         self.hidden_dim = hidden_dim
@@ -182,6 +189,8 @@ class Forecast(Task):
             raise UserError("data.target: all targets must have the same number of channels")
         self.names = tuple(first.names) or tuple(str(i + 1) for i in range(channels))
         self.season = first.season or 1
+        if self.residual is None:
+            self.residual = "none" if len(values) >= MANY_WINDOWS else "season"
         histories = [value.history.shape for value in values if value.history is not None]
         self.context = (max(h[0] for h in histories), max(h[1] for h in histories))
 
@@ -211,7 +220,8 @@ class Forecast(Task):
         adapter: Any = adapters[self.input]
         adapter.prepare.continue_from(self.context[0])
         num_tokens = 0 if self.read == "pooled" else count_tokens(adapter, self.context)
-        width = pooled_dim if self.read == "pooled" else num_tokens * dim
+        num_channels = self.context[1] if num_tokens and not adapter.is_joint else 1
+        width = num_tokens // num_channels * dim if num_tokens else pooled_dim
         pre = PreHead(width, **self.pre_options, hidden_dim=self.hidden_dim)
         return ForecastHead(
             pre,
@@ -219,7 +229,8 @@ class Forecast(Task):
             middle=self.quantiles.index(0.5),
             input=self.input,
             num_tokens=num_tokens,
-            season={"season": self.season, "last": 1, "none": 0}[self.residual],
+            num_channels=num_channels,
+            season={"season": self.season, "last": 1, "none": 0}[self.residual or "season"],
             history=adapter.prepare.history,
         )
 
@@ -345,6 +356,7 @@ class Forecast(Task):
         return {
             "horizon": self.horizon,
             "season": self.season,
+            "residual": self.residual,
             "context": self.context[0],
             "num_channels": self.context[1],
             "channels": list(self.names),
@@ -355,6 +367,7 @@ class Forecast(Task):
         saved = validated(_State, dict(state), STATE_FILE)
         self.horizon = saved.horizon
         self.season = saved.season
+        self.residual = saved.residual
         self.context = (saved.context, saved.num_channels)
         self.names = tuple(saved.channels)
 
@@ -364,6 +377,7 @@ class _State(Strict):
 
     horizon: Size
     season: Size
+    residual: Residual
     context: Size
     num_channels: Size
     channels: Annotated[list[str], Field(min_length=1)]

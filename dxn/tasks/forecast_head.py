@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
+from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.tasks.futures import increasing, seasonal_naive
@@ -27,6 +29,9 @@ class ForecastHead(nn.Module):
         input: Name of the series.
         num_tokens: Number of tokens of the series that are read, counted from the last one. 0: the
             pooled vector is read.
+        num_channels: Number of channels C that have tokens of their own, those of the same time
+            next to each other. The output layer is then shared by the channels, and reads the
+            tokens of one of them (arXiv:2211.14730, section 3.1). 1: each token has all channels.
         season: Season length of the seasonal naive forecast that is added. 0: none.
         history: Function that returns the normalized values (B, T, C) of a batch of the series.
     """
@@ -39,6 +44,7 @@ class ForecastHead(nn.Module):
         middle: int,
         input: str,
         num_tokens: int,
+        num_channels: int,
         season: int,
         history: Callable[[Mapping[str, Tensor]], Tensor],
     ):
@@ -49,21 +55,31 @@ class ForecastHead(nn.Module):
         self.middle = middle
         self.input = input
         self.num_tokens = num_tokens
+        self.num_channels = num_channels
         self.season = season
         self.history = history
-        self.out = nn.Linear(pre.width, shape[0] * shape[1] * shape[2])
+        horizon, channels, quantiles = shape
+        outputs = (horizon, 1 if num_channels > 1 else channels, quantiles)
+        self.out = nn.Linear(pre.width, math.prod(outputs))
         # With zeros, the training starts from the seasonal naive forecast with narrow intervals.
         nn.init.zeros_(self.out.weight)
-        bias = torch.full(shape, FIRST_GAP)
+        bias = torch.full(outputs, FIRST_GAP)
         bias[..., middle] = 0.0
         self.out.bias = nn.Parameter(bias.flatten())
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
         """Return normalized quantiles (B, H, K, Q), in ascending order."""
-        x = pooled
+        x = pooled[:, None]
         if self.num_tokens:
-            x = last_tokens(tokens.select(self.input), self.num_tokens).flatten(1)
-        raw = self.out(self.mlp(x)).unflatten(1, self.output_shape)
+            x = last_tokens(tokens.select(self.input), self.num_tokens)
+            x = rearrange(x, "b (t c) d -> b c (t d)", c=self.num_channels)
+            x = x[:, : self.output_shape[1]]  # the channels that are predicted come first
+        raw = rearrange(
+            self.out(self.mlp(x)),
+            "b c (h k q) -> b h (c k) q",
+            h=self.output_shape[0],
+            q=self.output_shape[2],
+        )
         quantiles = increasing(raw, self.middle)
         if not self.season:
             return quantiles

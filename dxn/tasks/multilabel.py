@@ -56,7 +56,7 @@ class Multilabel(Task):
     """
 
     name = "multilabel"
-    has_preset = True
+    preset = "samples"
     monitored = "f1_micro"
     higher_is_better = True
 

@@ -40,7 +40,7 @@ class Regress(Task):
     """
 
     name = "regress"
-    has_preset = True
+    preset = "samples"
     plots = "scatter"
     monitored = "rmse"
 

@@ -21,7 +21,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, ClassVar, Protocol, Self, runtime_checkable
+from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 
 import torch
 from torch import Tensor, nn
@@ -98,8 +98,9 @@ class Task(ABC):
         needs_target: Whether the data needs a target column. False if targets are computed from the
             inputs.
         answers: Whether the task has a prediction for each row, to be written to predictions.csv.
-        has_preset: Whether preset=auto chooses options for this task. Its rules were found with
-            tasks that predict one class, label set or number per sample.
+        preset: Which rules of preset=auto choose options for this task: "samples" (found with tasks
+            that predict one class, label set or number per sample), "windows" (forecasts of
+            windows of series) or None.
         streams: Whether all rows are concatenated to a stream of tokens, which is cut into windows.
             `encode_sample` then receives a `Window` as `value`, and `required_inputs` contains the
             only input.
@@ -122,7 +123,7 @@ class Task(ABC):
     name: ClassVar[str]
     needs_target: ClassVar[bool] = True
     answers: ClassVar[bool] = True
-    has_preset: ClassVar[bool] = False
+    preset: ClassVar[Literal["samples", "windows"] | None] = None
     streams: ClassVar[bool] = False
     wants_words: ClassVar[bool] = False
     separator: str = "|"

@@ -46,6 +46,7 @@ class Facts:
         num_inputs: Number of inputs of the model.
         num_files: Number of inputs that are files or texts, and not columns of a table.
         prefix: Key of the adapter's options, such as "adapters.text".
+        is_forecast: Whether the target continues a series.
         epochs_within_limit: Function of the mean number of tokens of a sample: how many epochs fit
             into the time limit of the training, from the measured speed of the backbone.
     """
@@ -54,6 +55,7 @@ class Facts:
     num_inputs: int
     num_files: int
     prefix: str = ""
+    is_forecast: bool = False
     epochs_within_limit: Callable[[float], float] = lambda tokens: math.inf
 
 

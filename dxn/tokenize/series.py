@@ -24,6 +24,7 @@ from dxn.tokenize.series_options import (
     SeriesChannels,
     SeriesNormalization,
     SeriesStem,
+    usual_patch_size,
 )
 from dxn.tokenize.series_preprocessor import SeriesPreprocessor, channel_statistics
 from dxn.tokenize.spaced import evenly_spaced
@@ -33,9 +34,6 @@ from dxn.tokens import Span, Summary, Tokens
 
 MASK_RATIO = 0.4  # fraction of the patches that masked pretraining hides by default (PatchTST)
 MAX_FITTED = 10_000  # series are enough for stable statistics
-# The default patch size gives a series of the median length about this many tokens: enough to see
-# its course, and few enough for quadratic attention.
-USUAL_TOKENS = 32
 # Larger numbers in a model folder of a stranger would fill the memory.
 MAX_CHANNELS = 100_000
 MAX_PATCH_VALUES = 10_000_000
@@ -127,7 +125,7 @@ class SeriesAdapter(nn.Module):
         for raw in raws_of(self.prepare, evenly_spaced(raws, MAX_FITTED), Tensor):
             moments.add(raw)
             lengths.append(len(raw))
-        patch_size = self.patch_size or _usual_patch_size(statistics.median(lengths))
+        patch_size = self.patch_size or usual_patch_size(statistics.median(lengths))
         self._create_layers(num_channels, patch_size, *channel_statistics(moments))
         return self
 
@@ -306,14 +304,6 @@ class SeriesAdapter(nn.Module):
                 "stem=conv needs a patch_size of 2, 4, 8, 16 or 32 and no stride, "
                 f"got patch_size={patch_size} and stride={self.stride}"
             )
-
-
-def _usual_patch_size(length: float) -> int:
-    """Return the power of two with which a series of this length has about 32 patches."""
-    size = 1
-    while length / (2 * size) >= USUAL_TOKENS / 2**0.5:
-        size *= 2
-    return size
 
 
 def _state_path(folder: Path, name: str) -> Path:

@@ -8,6 +8,9 @@ from typing import Literal
 SeriesChannels = Literal["joint", "independent"]
 SeriesNormalization = Literal["train", "sample", "none"]
 SeriesStem = Literal["patch", "conv"]
+# The default patch size gives a series of the median length about this many tokens: enough to see
+# its course, and few enough for quadratic attention.
+USUAL_TOKENS = 32
 
 
 @dataclass(frozen=True)
@@ -41,3 +44,11 @@ class SeriesAugment:
         for name in ("scale", "warp", "crop", "time_mask", "channel_mask"):
             if getattr(self, name) >= 1:
                 raise ValueError(f"augment.{name} must be below 1, got {getattr(self, name)}")
+
+
+def usual_patch_size(length: float) -> int:
+    """Return the power of two with which a series of this length has about 32 patches."""
+    size = 1
+    while length / (2 * size) >= USUAL_TOKENS / 2**0.5:
+        size *= 2
+    return size

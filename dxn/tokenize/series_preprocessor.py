@@ -12,9 +12,11 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
+from dxn.tokenize.advice import Advice, Facts
 from dxn.tokenize.examples import random_series
 from dxn.tokenize.grid import collate_grids
 from dxn.tokenize.media import BadMedia, matching_fraction
+from dxn.tokenize.series_advice import advise_series
 from dxn.tokenize.series_augment import augment_series
 from dxn.tokenize.series_file import is_series, is_series_path, read_series
 from dxn.tokenize.series_options import SeriesAugment, SeriesNormalization
@@ -101,6 +103,10 @@ class SeriesPreprocessor:
                 f"{self.num_channels}"
             )
         return raw
+
+    def advise(self, cells: Sequence[Any], facts: Facts) -> list[Advice]:
+        """Return the options that preset=auto sets."""
+        return advise_series(cells, facts)
 
     def __call__(self, raw: Tensor, rand: random.Random | None = None) -> dict[str, Tensor]:
         """Return the normalized values of a series raw (T, C), augmented if rand is not None.
