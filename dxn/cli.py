@@ -30,6 +30,7 @@ OUT_OF_MEMORY = (
     "failed to map segment",
     "error return without exception set",
     "can't start new thread",
+    "Cannot allocate memory",  # of an OSError: a process or a map of a file does not fit
 )
 SIGNALLED = 130  # exit code after Ctrl+C: 128 + SIGINT, as shells report it
 
@@ -59,23 +60,23 @@ def main(argv: Sequence[str] | None = None) -> int:
         # would print a warning when it flushes stdout at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
-    except (MemoryError, RuntimeError, ImportError, SystemError) as error:
-        if not _is_out_of_memory(error) or os.environ.get("DXN_DEBUG"):
+    except (MemoryError, RuntimeError, ImportError, SystemError, OSError) as error:
+        if os.environ.get("DXN_DEBUG"):
             raise
-        code = _failed(
-            "out of memory; close other programs, or use fewer rows, smaller files, a smaller "
-            "model or a smaller batch_size",
-            2,
-        )
-        if argv is None:
-            # The functions that libraries have registered for the end of the process need memory,
-            # too: they would print tracebacks, or crash.
-            sys.stdout.flush()
-            os._exit(code)
-        return code
-    except OSError as error:
+        if _is_out_of_memory(error):
+            code = _failed(
+                "out of memory; close other programs, or use fewer rows, smaller files, a smaller "
+                "model or a smaller batch_size",
+                2,
+            )
+            if argv is None:
+                # The functions that libraries have registered for the end of the process need
+                # memory, too: they would print tracebacks, or crash.
+                sys.stdout.flush()
+                os._exit(code)
+            return code
         # A file that cannot be written, for example. Other errors are defects of dxn.
-        if not _is_about_users_file(error) or os.environ.get("DXN_DEBUG"):
+        if not isinstance(error, OSError) or not _is_about_users_file(error):
             raise
         reason = f"{os.fsdecode(error.filename)}: {error.strerror}"
         return _failed(f"{reason}; with DXN_DEBUG=1, the command shows where it failed", 2)

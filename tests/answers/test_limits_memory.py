@@ -1,5 +1,6 @@
 """A command that has too little memory ends with exit code 2 and one sentence."""
 
+import errno
 import resource
 import subprocess
 import sys
@@ -51,6 +52,7 @@ def test_a_limit_in_which_torch_cannot_be_imported_is_named(table):
         MemoryError(),
         SystemError("error return without exception set"),
         RuntimeError("can't start new thread"),
+        OSError(errno.ENOMEM, "Cannot allocate memory"),
     ],
 )
 def test_too_little_memory_for_a_part_of_the_model_is_no_wrong_option(
