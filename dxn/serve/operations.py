@@ -87,7 +87,10 @@ class Operations:
     def _write(self, jobs: Sequence[Job]) -> list[list[str]]:
         rows: list[TextRow] = [row for job in jobs for row in job.content]
         for start in range(0, len(rows), self.batch_size):
-            self.writer.write(rows[start : start + self.batch_size])
+            part = rows[start : start + self.batch_size]
+            # A batch also encodes its inputs, before the writer sees that nobody waits for it.
+            if not all(row.is_cancelled for row in part):
+                self.writer.write(part)
         return [[row.text for row in job.content] for job in jobs]
 
 
