@@ -167,8 +167,9 @@ def _kinds_of_state(
     trial.param_groups = []
     tiny: list[Tensor] = []
     for group in optimizer.param_groups:
-        # With one element each, but the same number of dimensions.
-        parameters = [p.new_zeros([1] * p.ndim) for p in group["params"]]
+        # Small ones with the same number of dimensions. The first one keeps its size, because an
+        # optimizer can divide it.
+        parameters = [p.new_zeros(p.shape[:1] + (1,) * (p.ndim - 1)) for p in group["params"]]
         for each in parameters:
             each.grad = torch.zeros_like(each)
         trial.param_groups.append({**group, "params": parameters})
