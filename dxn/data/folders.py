@@ -86,7 +86,7 @@ def folder(
     rows: dict[str, Rows] = {}
     for name, files in _by_split(_without_common_folder(members), root).items():
         labels = [label for _, label in files]
-        cells: dict[str, list[str | bytes | None] | list[str]] = {TARGET: labels}
+        cells: dict[str, list[str | bytes | None] | list[str | None]] = {TARGET: labels}
         for modality in names:
             cells[modality] = [_cell(member, readers[modality]) for member, _ in files]
         rows[name] = Rows(cells, [member.name for member, _ in files])
@@ -165,19 +165,21 @@ def _cell(member: Member, prepare: Preprocessor) -> str | bytes | None:
     return member.source if accepts(prepare, [member.parts[-1]]) else None
 
 
-def _by_split(members: Sequence[Member], root: Path) -> dict[str, list[tuple[Member, str]]]:
-    """Return files and their classes by split, or all of them under "all"."""
-    by_split: dict[str, list[tuple[Member, str]]] = {}
+def _by_split(members: Sequence[Member], root: Path) -> dict[str, list[tuple[Member, str | None]]]:
+    """Return files and their classes by split, or all of them under "all". None: no class."""
+    by_split: dict[str, list[tuple[Member, str | None]]] = {}
     names = _split_folders(members)
     for member in members:
         split = SPLIT_NAMES[member.parts[0].lower()] if member.parts[0] in names else UNDIVIDED
         folders = member.parts[:-1] if split == UNDIVIDED else member.parts[1:-1]
-        if not folders:
+        # The test files of a competition have no classes. `without_unlabeled` leaves them out.
+        is_unlabeled = not folders and split in ("validation", "test")
+        if not folders and not is_unlabeled:
             raise UserError(
                 f"{root}: {member.name} is not in a class folder; put each file in a folder named "
                 f"after its class, or write a table of the files and their targets ({METADATA})"
             )
-        by_split.setdefault(split, []).append((member, folders[0]))
+        by_split.setdefault(split, []).append((member, None if is_unlabeled else folders[0]))
     # A file outside of the split folders belongs to no split, so its class would silently be lost.
     if UNDIVIDED in by_split and len(by_split) > 1:
         outside = by_split[UNDIVIDED][0][0].name

@@ -2,8 +2,10 @@
 
 import pandas as pd
 import pytest
+import torch
 from helpers.data import write_table
 from helpers.runs import PLAIN, SMALL, metrics_of
+from PIL import Image
 
 import dxn
 from dxn.cli import main
@@ -116,3 +118,20 @@ def test_a_data_frame_without_labels_is_left_out(tmp_path, capsys):
     dxn.train(frames, target="label", adapters=["text"], run=tmp_path / "run", **words)
     out = capsys.readouterr().out
     assert "validation: left out of the metrics" in out and "test: left out of the metrics" in out
+
+
+def test_pictures_of_a_test_split_without_classes_are_left_out(tmp_path, capsys):
+    rand = torch.Generator().manual_seed(0)
+    for i in range(40):
+        folder = tmp_path / "photos" / (f"train/{'ab'[i % 2]}" if i < 30 else "test")
+        folder.mkdir(parents=True, exist_ok=True)
+        pixels = torch.randint(0, 256, (8, 8, 3), generator=rand, dtype=torch.uint8)
+        Image.fromarray(pixels.numpy()).save(folder / f"{i}.png")
+    words = ["check", str(tmp_path / "photos"), f"output={tmp_path / 'bad.jsonl'}"]
+    assert main(words) == 0
+    out = capsys.readouterr().out
+    assert "test: left out of the metrics, because none of its 10 rows has a value of" in out
+    assert "train: 27 rows" in out and "test: 10 rows" not in out
+    (tmp_path / "photos/train/30.png").write_bytes((folder / "30.png").read_bytes())
+    assert main(words) == 2
+    assert "30.png is not in a class folder" in capsys.readouterr().err
