@@ -135,7 +135,7 @@ def make_training(experiment: str, folder: str) -> Training:
     preprocessors = parts.preprocessors_of(config)
     source = parts.open_source(config, preprocessors)
     task, _, source = parts.decide_task(parts.build_task(config), config, source)
-    inputs = parts.assign_inputs(config, source.inputs, preprocessors)
+    inputs = parts.assign_inputs(config, source.inputs, preprocessors, source.column)
     adapters: dict[str, Any] = dict(parts.build_adapters(inputs))
     named = parts.by_input(adapters, inputs.adapters)
     by_input = {name: adapter.prepare for name, adapter in named.items()}
