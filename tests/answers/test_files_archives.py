@@ -144,5 +144,5 @@ def test_a_folder_that_is_a_link_out_of_the_data_is_refused(tmp_path, capsys):
     error = refused(capsys, "train", tmp_path / "data", *options)
     assert f"{tmp_path}/data/c: leads out of the data folder" in error
     command = ["check", tmp_path / "data", "adapters=[image]", "data.confine=false"]
-    assert run(*command, "data.fractions=[1]") == 0
+    assert run(*command, "data.fractions=[1]", f"output={tmp_path / 'bad.csv'}") == 0
     assert "(a 1, b 1, c 1)" in capsys.readouterr().out
