@@ -26,7 +26,7 @@ from dxn.overrides import Override, Request, parse_request, typed_value
 from dxn.paths import expand_home
 from dxn.printable import quoted
 from dxn.run.run_paths import interrupted_run
-from dxn.run.settings import Settings
+from dxn.run.settings import UNUSED_IN_RUN, Settings
 from dxn.targets import check_targets, signature_of
 
 # Keys that contain an interpolation of another key, such as batch_size: ${batch_size}. In a saved
@@ -34,8 +34,6 @@ from dxn.targets import check_targets, signature_of
 DERIVED = {"batch_size": ("trainer.batch_size",)}
 # Keys that determine the weights or the splits. They cannot be changed when a run is resumed.
 FIXED_IN_RUN = ("dim", "seed")
-# Keys that only choose the folder of a new run.
-UNUSED_IN_RUN = ("name", "output")
 MAX_OPTIONS = 3  # files that a message suggests
 
 

@@ -9,6 +9,7 @@ from dxn import report as pages
 from dxn.data.read import as_list
 from dxn.errors import UserError
 from dxn.keys import leaves, lookup
+from dxn.run.next_commands import report_again
 from dxn.run.reporting import read_log_of, read_metrics
 from dxn.run.run_paths import is_run
 from dxn.run.settings import Settings
@@ -63,7 +64,8 @@ def _run(folder: Path, name: str, settings: Settings) -> Any:
     saved = pages.saved.read(folder)
     if saved is None:
         raise UserError(
-            f"run: {folder}: has no {pages.saved.FILE}; write it first: dxn report run={folder}"
+            f"run: {folder}: has no {pages.saved.FILE}; write it first: "
+            f"{report_again(folder, settings)}"
         )
     options = {
         key: lookup(values, key)[1]

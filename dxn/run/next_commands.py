@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any
 
 from dxn.data.opening import Opened
+from dxn.environment import dotted
 from dxn.printable import quoted
 from dxn.run.evaluation_data import default_split
 from dxn.run.input_rows import has_many_samples
 from dxn.run.prepared import Prepared
 from dxn.run.sample_attention import obstacle_of
-from dxn.run.settings import Settings
+from dxn.run.settings import UNUSED_IN_RUN, Settings
 from dxn.targets import targets_in
 
 MAX_INPUTS = 6  # in the sample of a command
@@ -39,7 +40,18 @@ def with_output(verb: str, settings: Settings, output: str) -> list[str]:
 
 def resume(folder: Path, settings: Settings) -> str:
     """Return the command that continues a run."""
-    return shlex.join(["dxn", "train", f"resume={folder}", *code_options(settings)])
+    # Values of the environment are not saved. Those of the name and the folder are not needed.
+    words = [
+        f"{dotted(path)}={text}"
+        for path, text in settings.hidden.items()
+        if path[0] not in UNUSED_IN_RUN
+    ]
+    return shlex.join(["dxn", "train", f"resume={folder}", *code_options(settings), *words])
+
+
+def report_again(folder: Path, settings: Settings) -> str:
+    """Return the command that writes the report of a run."""
+    return shlex.join(["dxn", "report", f"run={folder}", *code_options(settings)])
 
 
 def code_options(settings: Settings) -> list[str]:
@@ -75,8 +87,9 @@ def next_commands(run: Prepared) -> list[list[str]]:
         names = [word.removeprefix("input.").partition("=")[0] for word in sample]
         if sample and not obstacle_of(run.model, names):
             commands.append(["attend", *model, *sample])
-        # A command that needs no new data.
-        commands.append(["evaluate", *model])
+        # A command that needs no new data. A path of the environment is not saved.
+        if not any(path[0] == "data" for path in run.settings.hidden):
+            commands.append(["evaluate", *model])
     verb, output = ("predict", "answers.csv") if run.task.answers else ("embed", "vectors.npy")
     if rows:
         commands.append([verb, *model, *rows, f"output={output}"])

@@ -64,7 +64,10 @@ def print_rule(title: str = "") -> None:
 
 def next_step(*words: str) -> None:
     """Print a command that the user may want to run next. It must run as it is printed."""
-    print_line(f"next: {shlex.join(words)}")
+    line = shlex.join(words)
+    # A line without its secrets or control characters would be another command.
+    if printable(line) == line:
+        print_line(f"next: {line}")
 
 
 def format_number(value: float, largest: float | None = None) -> str:

@@ -20,6 +20,7 @@ from dxn.run.evaluation import subsets
 from dxn.run.evaluation_data import open_evaluation_data
 from dxn.run.input_groups import evaluated_groups, input_lines
 from dxn.run.loading import load_predictor
+from dxn.run.next_commands import report_again
 from dxn.run.predictor import Predictor
 from dxn.run.prepared import Prepared
 from dxn.run.run_paths import is_run
@@ -77,7 +78,7 @@ def report_of_training(
     # A run that was started before this option existed has no such key.
     if not run.settings.values.get("report", True):
         return
-    with _as_warning(run.folder):
+    with _as_warning(run.folder, run.settings):
         splits = run.data.splits
         targets = {name: each.targets or () for name, each in splits.items()}
         needs_target = best.task.needs_target
@@ -114,7 +115,7 @@ def report_of_ensemble(
     """
     if not settings.values.get("report", True):
         return
-    with _as_warning(folder):
+    with _as_warning(folder, settings):
         saved = pages.saved.read(member)
         facts = pages.saved.Facts() if saved is None else saved.facts
         # The remarks are about the figures of the member.
@@ -125,7 +126,7 @@ def report_of_ensemble(
 
 
 @contextmanager
-def _as_warning(folder: Path) -> Iterator[None]:
+def _as_warning(folder: Path, settings: Settings) -> Iterator[None]:
     """Print a failure as a warning: the results of a training are complete without a report."""
     try:
         yield
@@ -133,7 +134,7 @@ def _as_warning(folder: Path) -> Iterator[None]:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_REASON]
         report.print_line(
             f"warning: report.html is not written ({reason}); the run is complete without it, and "
-            f"{shlex.join(['dxn', 'report', f'run={folder}'])} tries again"
+            f"{report_again(folder, settings)} tries again"
         )
 
 

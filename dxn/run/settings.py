@@ -16,6 +16,8 @@ from dxn.files import write_text
 from dxn.targets import check_targets
 from dxn.untrusted import SAFE_LOADER, load_any_yaml, load_yaml
 
+# Keys that only choose the folder of a new run.
+UNUSED_IN_RUN = ("name", "output")
 FOLDER = ".hydra"  # the name in the output folders of other programs that use Hydra
 
 

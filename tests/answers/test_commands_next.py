@@ -204,3 +204,32 @@ def test_after_an_export(capsys):
     program, *words = shlex.split(line)
     assert program == "python"
     subprocess.run([sys.executable, *words], check=True, timeout=120)
+
+
+@pytest.mark.parametrize("folder", ["my secret folder", "short"])
+def test_after_a_training_on_data_that_the_environment_names(folder, capsys, monkeypatch):
+    Path(folder).mkdir()
+    write_texts(Path(folder) / "texts.csv")
+    monkeypatch.setenv("DXN_TEST_FOLDER", folder)
+    monkeypatch.setattr("dxn.printable._secrets", {})
+    data = ["data=table", "data.path=${oc.env:DXN_TEST_FOLDER}/texts.csv", "data.target=label"]
+    verbs = follow(capsys, "train", *data, *QUICK, "run=run")
+    # The folder is not saved, and a secret is not printed.
+    assert verbs == (["attend"] if "secret" in folder else ["attend", "predict"])
+    with interrupt(monkeypatch, step=1):
+        assert main(["train", *data, *QUICK, "run=other"]) == 130
+    line = capsys.readouterr().err.splitlines()[-1].partition("continue with: ")[2]
+    assert folder not in line
+    printed(capsys, *shlex.split(line)[1:])
+
+
+@pytest.mark.parametrize("name", ["my run", "it's", "[a] {b}"])
+def test_the_command_that_a_comparison_needs(name, capsys):
+    table = write_texts("texts.csv")
+    for run in (name, "other"):
+        printed(capsys, "train", table, "target=label", *QUICK, f'run="{run}"')
+    printed(capsys, "report", "run=other")
+    assert main(["compare", f'run=["{name}",other]']) == 2
+    line = capsys.readouterr().err.strip().partition("write it first: ")[2]
+    printed(capsys, *shlex.split(line)[1:])
+    printed(capsys, "compare", f'run=["{name}",other]')
