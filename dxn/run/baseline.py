@@ -149,6 +149,7 @@ def mix_with(predictor: Predictor, samples: Samples, *, batch_size: int) -> tupl
         baselines,
         lambda output: task.loss(output, batch),
         are_classes=learned is not None and learned.are_classes,
+        are_forecasts=learned is None,
     )
 
 

@@ -118,7 +118,12 @@ def fit_baseline(
 
 
 def fit_mix(
-    outputs: Tensor, baseline_outputs: Tensor, loss: Loss, *, are_classes: bool = True
+    outputs: Tensor,
+    baseline_outputs: Tensor,
+    loss: Loss,
+    *,
+    are_classes: bool = True,
+    are_forecasts: bool = False,
 ) -> tuple[float, float]:
     """Return the factors (a, b) with which a * outputs + b * baseline_outputs has the lowest loss.
 
@@ -127,6 +132,9 @@ def fit_mix(
         baseline_outputs: (n, K). Outputs of the baseline for the same rows.
         loss: Mean loss of the task for these rows.
         are_classes: Whether the outputs are logits.
+        are_forecasts: Whether the rows are windows of one period. They overlap, so how much the
+            outputs should be enlarged there says little about later periods, and the factors add up
+            to at most 1.
 
     Returns:
         Factors of at least 0. b is 0 if the baseline does not lower the loss.
@@ -134,6 +142,16 @@ def fit_mix(
     (alone,) = fit_scales([outputs], loss, Prior([1.0]))
     prior = MIX_OF_CLASSES if are_classes else MIX_OF_NUMBERS
     a, b = fit_scales([outputs, baseline_outputs], loss, prior)
+    if are_forecasts:
+        alone = min(alone, 1.0)
+    if are_forecasts and a + b > 1:
+        (a,) = fit_scales(
+            [outputs - baseline_outputs],
+            lambda difference: loss(baseline_outputs + difference),
+            Prior([prior.factors[0]], prior.rows),
+        )
+        a = min(a, 1.0)
+        b = 1.0 - a
     is_lower = float(loss(a * outputs + b * baseline_outputs)) < float(loss(alone * outputs))
     return (a, b) if b > MIN_FACTOR and is_lower else (alone, 0.0)
 

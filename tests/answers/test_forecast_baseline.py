@@ -7,11 +7,13 @@ import random
 
 import numpy as np
 import pytest
+import torch
 from helpers.data import write_table
 from helpers.runs import SMALL, metrics_of, train
 
 import dxn
 from dxn.cli import main
+from dxn.run.baseline_fit import fit_mix
 
 HORIZON, CONTEXT, STEPS = 4, 24, 220
 # Far too few steps to learn anything, so that the baseline is the better model.
@@ -105,3 +107,16 @@ def test_few_windows_and_constant_values_have_a_forecast(tmp_path):
     rows = [{"step": i, "a": 3.0 if i < 30 else 3.0 + i % 2} for i in range(60)]
     metrics = forecast(tmp_path, rows, "target=a")
     assert math.isfinite(metrics["test/mae"])
+
+
+def test_the_factors_of_a_forecast_do_not_enlarge_it():
+    generator = torch.Generator().manual_seed(0)
+    target, noise = torch.randn(2, 200, 3, generator=generator)
+
+    def loss(output):
+        return (output - target).square().mean()
+
+    # Both are too small on these rows.
+    parts = 0.7 * target + 0.1 * noise, 0.8 * target - 0.1 * noise
+    assert sum(fit_mix(*parts, loss, are_classes=False)) > 1.2
+    assert sum(fit_mix(*parts, loss, are_classes=False, are_forecasts=True)) == pytest.approx(1)
