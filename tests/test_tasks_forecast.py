@@ -26,6 +26,14 @@ from dxn.tokenize import SeriesAdapter, TextAdapter, TokenizerOptions
 examples = settings(max_examples=30, deadline=None)
 H, T, SEASON = 5, 13, 3
 NAN = math.nan
+STATE = {
+    "horizon": 2,
+    "season": 1,
+    "residual": "season",
+    "context": 3,
+    "num_channels": 2,
+    "channels": ["a"],
+}
 
 
 def column(*values):
@@ -299,16 +307,7 @@ def test_a_target_gets_the_history_and_the_scale_of_its_row():
 
 def test_a_target_of_other_channels_than_the_training_is_refused():
     task = Forecast()
-    task.load_state(
-        {
-            "horizon": 2,
-            "season": 1,
-            "residual": "season",
-            "context": 3,
-            "num_channels": 2,
-            "channels": ["a", "b"],
-        }
-    )
+    task.load_state(STATE | {"channels": ["a", "b"]})
     with pytest.raises(UserError, match=r"must have 2 channels \(a, b\), got 1"):
         task.parse([1.0, 2.0], "t.csv row 2")
 
@@ -325,30 +324,13 @@ def test_a_target_of_other_channels_than_the_training_is_refused():
     ],
 )
 def test_a_wrong_state_is_refused(change, message):
-    state = {
-        "horizon": 2,
-        "season": 1,
-        "residual": "season",
-        "context": 3,
-        "num_channels": 2,
-        "channels": ["a"],
-    }
     with pytest.raises(UserError, match=message):
-        Forecast().load_state({**state, **change})
+        Forecast().load_state(STATE | change)
 
 
 def test_predictions_have_one_row_per_step_and_columns_per_channel():
     task = Forecast(quantiles=(0.1, 0.5))
-    task.load_state(
-        {
-            "horizon": 2,
-            "season": 1,
-            "residual": "season",
-            "context": 3,
-            "num_channels": 2,
-            "channels": ["a", "b"],
-        }
-    )
+    task.load_state(STATE | {"channels": ["a", "b"]})
     forecast = torch.tensor([[[1.0, 2], [3, 4]], [[5, 6], [7, NAN]]])
     target = Future(torch.tensor([[9.0, 8.0]]))
     rows = task.records(forecast, target)

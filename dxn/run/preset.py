@@ -23,6 +23,7 @@ from dxn.run.build import Inputs
 from dxn.run.no_effect import overriding
 from dxn.run.settings import Settings
 from dxn.tasks import Task
+from dxn.tasks.forecast import MANY_WINDOWS
 from dxn.tokenize.adapter import Preprocessor, is_shareable
 from dxn.tokenize.advice import MUON, Advice, Facts, advise
 from dxn.tokens import Span, Tokens
@@ -113,7 +114,7 @@ def _all_advice(
 ) -> Iterator[Advice]:
     train = source.splits["train"]
     is_forecast = task.preset == "windows"
-    if is_forecast and len(train) < FEW:
+    if is_forecast and len(train) < MANY_WINDOWS:
         return
     keys = inputs.chosen
     num_files = sum(is_shareable(preprocessors[key]) for key in keys.values())

@@ -93,11 +93,9 @@ class Forecast(Task):
                 "quantiles must be ascending probabilities between 0 and 1 with 0.5 among them, "
                 f"got {list(quantiles)}"
             )
-        for key, value, known in (
-            ("residual", residual or "none", Residual),
-            ("read", read, Read),
-        ):
-            if value not in get_args(known):
+        for key, value, known in (("residual", residual, Residual), ("read", read, Read)):
+            is_default = key == "residual" and value is None
+            if not is_default and value not in get_args(known):
                 raise ValueError(f"{key} must be one of {', '.join(get_args(known))}, got {value}")
         if season is not None and season < 1:
             raise ValueError(f"season must be at least 1, got {season}")

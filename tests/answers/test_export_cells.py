@@ -2,18 +2,15 @@
 
 import csv
 import datetime
-import importlib
-import json
 import random
 
 import numpy as np
 import pandas as pd
 import pytest
-from helpers.exports import imports
+from helpers.exports import exported
 from helpers.runs import PLAIN, SMALL, train
 
 import dxn
-from dxn.cli import main
 from dxn.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
@@ -28,17 +25,11 @@ def answers(tmp_path_factory):
     _write_table(folder / "shop.csv")
     options = [*PLAIN, *SMALL, "trainer.epochs=1", "report=false", "adapters.text.vocab_size=90"]
     train(folder / "run", str(folder / "shop.csv"), "target=answer", *options)
-    program = folder / "program"
-    assert main(["export", f"run={folder / 'run'}", "format=torch", f"output={program}"]) == 0
     model = dxn.load(folder / "run", device="cpu")
-    with imports(program):
-        about = json.loads((program / "preprocess.json").read_text())
-        (part,) = about["parts"]
-        prepare = importlib.import_module("prepare_inputs").prepare_sample
-        run = importlib.import_module("run_graph").load(program / part["file"])
+    with exported(folder / "run", folder / "program") as (_, answer):
 
         def theirs(sample):
-            return run(prepare(sample, about, part["inputs"]))["probabilities"][0].tolist()
+            return answer(sample)["probabilities"][0].tolist()
 
         yield lambda sample: list(model.predict(**sample)["probabilities"].values()), theirs
 

@@ -5,11 +5,10 @@ import json
 import random
 
 import pytest
-from helpers.exports import imports
+from helpers.exports import exported
 from helpers.runs import PLAIN, SMALL, train
 
 import dxn
-from dxn.cli import main
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 
@@ -30,18 +29,12 @@ def tags(tmp_path_factory):
     tokenizer = ["adapters.text.tokenizer.kind=bpe", "adapters.text.vocab_size=90"]
     options = [*PLAIN, *SMALL, *tokenizer, "trainer.epochs=1", "report=false"]
     train(folder / "run", str(folder / "news.jsonl"), "target=spans", *options)
-    program = folder / "program"
-    assert main(["export", f"run={folder / 'run'}", "format=torch", f"output={program}"]) == 0
     model = dxn.load(folder / "run", device="cpu")
-    with imports(program):
-        about = json.loads((program / "preprocess.json").read_text())
-        (part,) = about["parts"]
-        prepare = importlib.import_module("prepare_inputs").prepare_sample
+    with exported(folder / "run", folder / "program") as (about, answer):
         read = importlib.import_module("prepare_text")
-        run = importlib.import_module("run_graph").load(program / part["file"])
 
         def theirs(text):
-            outputs = run(prepare({"text": text}, about, part["inputs"]))
+            outputs = answer({"text": text})
             best = outputs["probabilities"][0].argmax(-1).tolist()
             options = about["inputs"]["text"]
             words = read.prepare([read.read(text, options)], options)["words"][0].tolist()
