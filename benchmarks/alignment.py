@@ -21,8 +21,8 @@ from pathlib import Path
 import torch
 
 import dxn
-from dxn.run.predictor import Predictor
-from dxn.run.sample_attention import answer_of
+from dxn.runs.predictor.attention import answer_of
+from dxn.runs.predictor.predictor import Predictor
 
 SENTENCES = 300  # number of translated test sentences
 COLORS = {

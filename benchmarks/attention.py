@@ -12,7 +12,7 @@ import statistics
 import time
 from collections.abc import Callable
 
-from dxn.runtime import configure
+from dxn.core.runtime import configure
 
 configure()  # it sets environment variables that torch reads when it is imported
 
@@ -20,7 +20,7 @@ import torch  # noqa: E402
 import torch.nn.functional as F  # noqa: E402
 from torch import nn  # noqa: E402
 
-from dxn.dropout import Dropout  # noqa: E402
+from dxn.core.dropout import Dropout  # noqa: E402
 from dxn.models.attention import attend  # noqa: E402
 from dxn.models.losses import linear_cross_entropy  # noqa: E402
 

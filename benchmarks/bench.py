@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dxn.runtime import configure
+from dxn.core.runtime import configure
 
 configure()  # it sets environment variables that torch reads when it is imported
 
@@ -43,7 +43,7 @@ import torch  # noqa: E402
 from bench_measure import measure  # noqa: E402
 from bench_row import Options, Row, Unequal  # noqa: E402
 
-from dxn.train.precision import choose  # noqa: E402
+from dxn.training.precision import choose  # noqa: E402
 
 MODULES = (
     bench_inference,

@@ -26,8 +26,8 @@ from dxn.models import (
 )
 from dxn.models.inference import convert
 from dxn.tasks.generate_head import GenerateHead
-from dxn.tokenize.text import TextAdapter
-from dxn.tokenize.text_options import EmbeddingOptions
+from dxn.tokenize.text.adapter import TextAdapter
+from dxn.tokenize.text.options import EmbeddingOptions
 from dxn.weights import read_public
 
 T: Any = transformers

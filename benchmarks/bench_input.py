@@ -20,16 +20,16 @@ from torch.utils.data import DataLoader, Dataset
 from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
-from dxn.data.batches import BatchOrder
+from dxn.data.dataset import Samples
 from dxn.data.loader import make_loader
-from dxn.data.opening import open_rows
+from dxn.data.order import BatchOrder
 from dxn.data.raws import CacheBudget
+from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
-from dxn.data.samples import Samples
 from dxn.tokenize import AudioAdapter, ImageAdapter
-from dxn.tokenize.audio_options import SpectrogramOptions
-from dxn.tokenize.text_preprocessor import TextPreprocessor
-from dxn.tokenize.text_tokenizer import train_tokenizer
+from dxn.tokenize.audio.options import SpectrogramOptions
+from dxn.tokenize.text.preprocessor import TextPreprocessor
+from dxn.tokenize.text.tokenizer import train_tokenizer
 
 DOCUMENTS = 10_000
 BATCH = 64
@@ -230,7 +230,7 @@ def _same(batch: Any) -> Any:
 
 
 def _crop() -> Any:
-    from dxn.tokenize.image_options import ResizeOptions
+    from dxn.tokenize.image.options import ResizeOptions
 
     return ResizeOptions(mode="crop", crop_ratio=1.0)
 

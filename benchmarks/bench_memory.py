@@ -13,7 +13,7 @@ LENGTHS = (1024, 2048, 4096, 8192, 16384)
 # Prints the bytes that a process needs in addition while it runs a backbone on N tokens.
 CHILD = """
 import sys
-from dxn.runtime import configure
+from dxn.core.runtime import configure
 configure()
 import torch
 from dxn.models import Backbone

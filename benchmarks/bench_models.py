@@ -17,7 +17,7 @@ from parity import Pair
 from parity_cases import NUM_CLASSES, VOCAB, Batch, Case, Sizes
 from torch import Tensor, nn
 
-from dxn.dropout import Dropout
+from dxn.core.dropout import Dropout
 
 T: Any = transformers
 # Of float32 outputs, relative to the largest one.

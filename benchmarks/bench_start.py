@@ -23,7 +23,7 @@ FIRST_STEP = """
 import os, sys, importlib.abc, importlib.util
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "dxn.train.stepper":
+        if name != "dxn.training.stepper":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)

@@ -18,8 +18,8 @@ from torch import Tensor, nn
 from dxn.models import Backbone, EarlyFusion, Model
 from dxn.tasks.heads import LinearHead, PreHead
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
-from dxn.tokenize.adapter import fit_adapter
-from dxn.train.evaluate import to_device
+from dxn.tokenize.base import fit_adapter
+from dxn.training.evaluate import to_device
 
 # Forward and backward pass: the gradients of inputs and of weights cost as much as the output each.
 PASSES = 3

@@ -24,8 +24,8 @@ import torch
 from dxn.export.folder import ABOUT, write_export
 from dxn.export.formats import SUFFIXES, load
 from dxn.export.ports import Example, make_examples
-from dxn.run import model_folder
-from dxn.train.evaluate import to_device
+from dxn.runs.saved import model_folder
+from dxn.training.evaluate import to_device
 
 Call = Callable[[], object]
 

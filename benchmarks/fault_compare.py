@@ -14,7 +14,7 @@ import torch
 from fault_process import Seen, kill_at, resumed, scratch, train
 from safetensors.torch import load_file
 
-from dxn.train.checkpoint import FILE, all_checkpoints
+from dxn.training.checkpoint import FILE, all_checkpoints
 
 
 def reference(*options: object) -> Path:

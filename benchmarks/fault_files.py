@@ -17,7 +17,7 @@ from typing import Any
 from fault_compare import finished_equal, killed_at, reference
 from fault_process import TINY, Fault, Seen, refused, resumed, run, scratch, start, train
 
-from dxn.train.checkpoint import FILE, all_checkpoints
+from dxn.training.checkpoint import FILE, all_checkpoints
 
 NAMED = "named; the checkpoint before it is used; equal"
 REFUSED = "exit code 2, the file is named"
@@ -210,7 +210,7 @@ def _full(folder: Path) -> Seen:
 
 
 def _fill_after_first_epoch(disk: Path) -> None:
-    loop = importlib.import_module("dxn.train.loop")
+    loop = importlib.import_module("dxn.training.loop")
     save = loop.Run.save
 
     def save_and_fill(self: Any) -> None:

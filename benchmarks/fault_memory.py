@@ -11,7 +11,7 @@ from typing import Any
 
 from fault_process import Fault, Seen, refused, start, train
 
-from dxn.train.checkpoint import all_checkpoints
+from dxn.training.checkpoint import all_checkpoints
 
 HALVED = "smaller parts with a note, or a clear error"
 LARGE = ("dim=128", "backbone.depth=6", "batch_size=400", "trainer.epochs=1")
@@ -34,7 +34,7 @@ def faults(options: argparse.Namespace) -> list[Fault]:
 
 def cap_training(mb: int) -> None:
     """Limit the address space of this process from the first epoch on."""
-    loop = importlib.import_module("dxn.train.loop")
+    loop = importlib.import_module("dxn.training.loop")
     epoch = loop.Run.epoch
 
     def capped(self: Any) -> None:
@@ -66,7 +66,7 @@ def fail_backward(*calls: int, after: int | None = None) -> None:
         calls: Numbers of the calls.
         after: All calls after this number fail too.
     """
-    stepper = importlib.import_module("dxn.train.stepper").Stepper
+    stepper = importlib.import_module("dxn.training.stepper").Stepper
     original = stepper.backward
     count = 0
 
@@ -118,7 +118,7 @@ def _fail_once(module: str, name: str) -> None:
 
 def _validation(folder: Path) -> Seen:
     def before() -> None:
-        loop = importlib.import_module("dxn.train.loop")
+        loop = importlib.import_module("dxn.training.loop")
         validate = loop.Run.validate
 
         def fail_in_validation(self: Any) -> Any:
@@ -134,7 +134,7 @@ def _validation(folder: Path) -> Seen:
 
 
 def _reading(folder: Path) -> Seen:
-    ended = train(folder / "run", before=lambda: _fail_once("dxn.run.prepare", "open_splits"))
+    ended = train(folder / "run", before=lambda: _fail_once("dxn.runs.prepare", "open_splits"))
     passed = ended.code == 2 and not ended.has_traceback
     return Seen(passed, f"code {ended.code}; {ended.said}")
 

@@ -15,8 +15,8 @@ from fault_compare import compare, reference
 from fault_process import Fault, Process, Seen, kill_at, refused, resumed, run, train
 from safetensors.torch import load_file, save_file
 
-from dxn.files import write_sums
-from dxn.train.checkpoint import FILE, all_checkpoints
+from dxn.core.files import write_sums
+from dxn.training.checkpoint import FILE, all_checkpoints
 
 SKIPPED = "no step, the rows are named; no NaN in any file"
 BAD_STEP = 25
@@ -82,7 +82,7 @@ def infinite_gradient() -> None:
 
 
 def _spoil_gradient(value: float) -> None:
-    stepper = importlib.import_module("dxn.train.stepper").Stepper
+    stepper = importlib.import_module("dxn.training.stepper").Stepper
     original = stepper.step
 
     def step(self: Any, *progress: float) -> Any:
@@ -95,7 +95,7 @@ def _spoil_gradient(value: float) -> None:
 
 
 def _before_backward(change: Callable[[Any, dict[str, Any]], None], step: int | None) -> None:
-    stepper = importlib.import_module("dxn.train.stepper").Stepper
+    stepper = importlib.import_module("dxn.training.stepper").Stepper
     original = stepper.backward
 
     def backward(self: Any, batch: dict[str, Any]) -> Any:

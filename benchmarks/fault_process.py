@@ -126,12 +126,12 @@ def preload() -> None:
     """Import everything that a training imports, so that forked processes start fast."""
     torch.set_num_threads(1)
     libraries = ("torchmetrics.functional.classification", "matplotlib.pyplot", "torchaudio")
-    for name in ("dxn.run.verbs", "dxn.early_checks", "dxn.data.workers", *libraries):
+    for name in ("dxn.commands.verbs", "dxn.config.checks", "dxn.data.workers", *libraries):
         importlib.import_module(name)
-    compose = importlib.import_module("dxn.config").compose
+    compose = importlib.import_module("dxn.config.compose").compose
     compose("train", list(TINY))
     # Drawing takes longer than the training.
-    evaluation = importlib.import_module("dxn.run.evaluation")
+    evaluation = importlib.import_module("dxn.runs.evaluation.evaluate")
     for name in ("draw", "draw_tokens"):
         getattr(evaluation, name)  # an AttributeError if it has another name now
         setattr(evaluation, name, lambda *arguments, **options: None)
@@ -207,7 +207,7 @@ def kill_at(step: int, number: int = signal.SIGKILL) -> None:
 
 def after_step(action: Callable[[int], object]) -> None:
     """Call a function with the number of steps after each optimizer step of this process."""
-    stepper = importlib.import_module("dxn.train.stepper").Stepper
+    stepper = importlib.import_module("dxn.training.stepper").Stepper
     original = stepper.step
 
     def step(self: Any, *progress: float) -> Any:

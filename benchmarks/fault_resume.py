@@ -98,7 +98,7 @@ def _kill_in(module: str, name: str, *, call: int = 1, after: bool = False) -> N
 def _after_validation(folder: Path) -> Seen:
     train(
         folder / "run",
-        before=lambda: _kill_in("dxn.train.loop:Run", "validate", call=2, after=True),
+        before=lambda: _kill_in("dxn.training.loop:Run", "validate", call=2, after=True),
     )
     return finished_equal(folder / "run")
 
@@ -110,7 +110,7 @@ def _pretraining(folder: Path) -> Seen:
 
 
 def _during_evaluation(folder: Path) -> Seen:
-    train(folder / "run", before=lambda: _kill_in("dxn.run.training", "evaluate_subsets"))
+    train(folder / "run", before=lambda: _kill_in("dxn.runs.train", "evaluate_subsets"))
     seen = finished_equal(folder / "run")
     written = (folder / "run" / "metrics.json").exists()
     return Seen(seen.passed and written, f"{seen.text}; metrics.json written: {written}")
@@ -132,7 +132,7 @@ def _precision(folder: Path) -> Seen:
 
 
 def _measure(speedup: float) -> None:
-    precision = importlib.import_module("dxn.train.precision")
+    precision = importlib.import_module("dxn.training.precision")
     setattr(precision, "measure", lambda *arguments, **options: speedup)  # noqa: B010
 
 

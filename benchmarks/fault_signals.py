@@ -124,7 +124,7 @@ def _when(function: str, owner: str, number: int, *, call: int = 1) -> Any:
 
 def _in_validation(folder: Path) -> Seen:
     run = folder / "run"
-    before = _when("predict", "dxn.train.loop", signal.SIGTERM, call=2)
+    before = _when("predict", "dxn.training.loop", signal.SIGTERM, call=2)
     process = start("train", *TINY, f"run={run}", before=before).wait()
     seen = finished_equal(run)
     return Seen(process.code == 143 and seen.passed, f"code {process.code}; {seen.text}")
@@ -132,7 +132,7 @@ def _in_validation(folder: Path) -> Seen:
 
 def _in_setup(folder: Path) -> Seen:
     run = folder / "run"
-    before = _when("open_splits", "dxn.run.prepare", signal.SIGTERM)
+    before = _when("open_splits", "dxn.runs.prepare", signal.SIGTERM)
     process = start("train", *TINY, f"run={run}", before=before).wait()
     # The same command again, because there is nothing to resume.
     again = start("train", *TINY, f"run={run}").wait()
@@ -142,7 +142,7 @@ def _in_setup(folder: Path) -> Seen:
 
 def _in_evaluation(folder: Path) -> Seen:
     run = folder / "run"
-    before = _when("evaluate_subsets", "dxn.run.training", signal.SIGTERM)
+    before = _when("evaluate_subsets", "dxn.runs.train", signal.SIGTERM)
     process = start("train", *TINY, f"run={run}", before=before).wait()
     seen = finished_equal(run)
     passed = process.code in (-15, 143) and not process.has_traceback and seen.passed
@@ -151,7 +151,7 @@ def _in_evaluation(folder: Path) -> Seen:
 
 def _again(folder: Path) -> Seen:
     run = folder / "run"
-    before = _when("step", "dxn.train.stepper:Stepper", signal.SIGTERM, call=13)
+    before = _when("step", "dxn.training.stepper:Stepper", signal.SIGTERM, call=13)
     first = start("train", *TINY, f"run={run}", before=before).wait()
     second = resumed(run, before=before)
     seen = finished_equal(run)

@@ -51,7 +51,7 @@ def _killed(times: int) -> Callable[[Path], Seen]:
 
 def _in_sample(action: Callable[[], object]) -> None:
     """Call a function when one sample of the training split is prepared."""
-    samples = importlib.import_module("dxn.data.samples").Samples
+    samples = importlib.import_module("dxn.data.dataset").Samples
     original = samples._with_target
 
     def with_target(self: Any, sample: Any, row: int, *rest: Any) -> Any:

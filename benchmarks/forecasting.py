@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dxn.runtime import configure
+from dxn.core.runtime import configure
 
 configure()  # it sets environment variables that torch reads when it is imported
 
@@ -37,7 +37,7 @@ import torch  # noqa: E402
 from statsmodels.tsa.exponential_smoothing.ets import ETSModel  # noqa: E402
 
 import dxn  # noqa: E402
-from dxn.data.timeline import timeline  # noqa: E402
+from dxn.data.series.timeline import timeline  # noqa: E402
 from dxn.tasks.futures import Future, forecast_metrics, seasonal_naive  # noqa: E402
 from dxn.tokenize import SeriesAdapter  # noqa: E402
 

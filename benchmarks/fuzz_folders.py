@@ -17,8 +17,8 @@ from fuzz_changes import change
 from PIL import Image
 
 import dxn
-from dxn.files import SUMS, write_sums
-from dxn.run.model_folder import load
+from dxn.core.files import SUMS, write_sums
+from dxn.runs.saved.model_folder import load
 from dxn.weights import read_public
 
 SMALL = (

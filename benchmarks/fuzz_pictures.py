@@ -13,7 +13,7 @@ from fuzz_media import MediaFiles
 from PIL import Image
 
 from dxn.tokenize import ImageAdapter, VideoAdapter
-from dxn.tokenize.image_file import image_size
+from dxn.tokenize.image.file import image_size
 
 SIZE = 32
 FRAMES = 6

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tokenize.media import BadMedia
 
 SECONDS = 5  # of CPU time per case

@@ -15,10 +15,10 @@ from typing import Any
 from fuzz_changes import change
 
 from dxn.cli import main as dxn
-from dxn.errors import UserError
-from dxn.files import SUMS, write_sums
-from dxn.run.verify import verify
-from dxn.train.checkpoint import all_checkpoints
+from dxn.commands.verify import verify
+from dxn.core.errors import UserError
+from dxn.core.files import SUMS, write_sums
+from dxn.training.checkpoint import all_checkpoints
 
 OPTIONS = (
     *("adapters=[text]", "dim=16", "backbone.depth=1", "trainer.device=cpu", "trainer.epochs=1"),
@@ -40,7 +40,10 @@ class Runs:
         assert done.returncode == 0, done.stderr
         shutil.rmtree(self.base / "plots", ignore_errors=True)
         # Drawing takes longer than everything else.
-        for module, name in (("dxn.run.report", "draw"), ("dxn.run.evaluation", "draw_tokens")):
+        for module, name in (
+            ("dxn.runs.evaluation.printing", "draw"),
+            ("dxn.runs.evaluation.evaluate", "draw_tokens"),
+        ):
             setattr(importlib.import_module(module), name, lambda *arguments, **options: None)
         shutil.copytree(self.base, folder / "copy")
         _resume(folder / "copy")

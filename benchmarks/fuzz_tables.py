@@ -19,9 +19,9 @@ from fuzz_bytes import mutate
 from fuzz_pool import canary
 from PIL import Image
 
-from dxn.config import compose
-from dxn.printable import UNSAFE
-from dxn.run.checking import check
+from dxn.commands.check import check
+from dxn.config.compose import compose
+from dxn.core.printable import UNSAFE
 
 ROWS = 24
 COLUMNS = ("text", "size", "color", "day", "image", "label")

@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dxn.runtime import configure
+from dxn.core.runtime import configure
 
 configure()  # it sets environment variables that torch reads when it is imported
 
@@ -31,7 +31,7 @@ import transformers  # noqa: E402
 from parity_cases import CASES, VOCAB, Batch, Case, Sizes, randomize, save  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from dxn.instantiate import build  # noqa: E402
+from dxn.config.instantiate import build  # noqa: E402
 from dxn.models import Model  # noqa: E402
 from dxn.weights import PublicModel, read_public  # noqa: E402
 

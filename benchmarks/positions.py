@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dxn.runtime import configure
+from dxn.core.runtime import configure
 
 configure()  # it sets environment variables that torch reads when it is imported
 
@@ -30,12 +30,12 @@ from einops import rearrange  # noqa: E402
 from matplotlib.axes import Axes  # noqa: E402
 from torch import Tensor, nn  # noqa: E402
 
-from dxn.explain.figures import new_figure, save  # noqa: E402
+from dxn.core.tokens import Tokens  # noqa: E402
 from dxn.models import Backbone, PositionOptions  # noqa: E402
 from dxn.models.positions import BackbonePosition  # noqa: E402
-from dxn.tokenize.pos_embed import PosEmbed1d, PosEmbedKind  # noqa: E402
-from dxn.tokens import Tokens  # noqa: E402
-from dxn.train.optim import adamw, cosine  # noqa: E402
+from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind  # noqa: E402
+from dxn.training.optim import adamw, cosine  # noqa: E402
+from dxn.viz.figures import new_figure, save  # noqa: E402
 from dxn.weights.resize import resize_tensor  # noqa: E402
 
 LENGTH = 64  # tokens in training

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dxn.runtime import configure
+from dxn.core.runtime import configure
 
 configure()  # it sets environment variables that torch reads when it is imported
 
@@ -29,14 +29,14 @@ from sacrebleu.metrics.bleu import BLEU  # noqa: E402
 from sacrebleu.metrics.chrf import CHRF  # noqa: E402
 from sacremoses import MosesTokenizer  # noqa: E402
 
-from dxn.config import compose  # noqa: E402
-from dxn.data.batches import BatchOrder  # noqa: E402
+from dxn.config.compose import compose  # noqa: E402
+from dxn.config.instantiate import build  # noqa: E402
+from dxn.data.dataset import Samples  # noqa: E402
 from dxn.data.loader import make_loader  # noqa: E402
-from dxn.data.samples import Samples  # noqa: E402
-from dxn.explain.figures import BLUE, GREY, ORANGE, new_figure, save  # noqa: E402
-from dxn.instantiate import build  # noqa: E402
+from dxn.data.order import BatchOrder  # noqa: E402
 from dxn.models import count_parameters  # noqa: E402
-from dxn.run import build as parts  # noqa: E402
+from dxn.runs import build as parts  # noqa: E402
+from dxn.viz.figures import BLUE, GREY, ORANGE, new_figure, save  # noqa: E402
 
 EXPERIMENTS = {
     "transformer": "translate",

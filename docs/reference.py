@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import yaml
 
 import dxn
-from dxn import signature_index
-from dxn.commands import VERBS
-from dxn.conf_files import CONF, groups, node_of, options
-from dxn.describe import REQUIRED, Row, option_rows, purpose, rows_of, verb_rows
-from dxn.targets import functions_of_dxn, resolve, signature_of
+from dxn.config import signature_index
+from dxn.config.describe import REQUIRED, Row, option_rows, purpose, rows_of, verb_rows
+from dxn.config.groups import CONF, groups, node_of, options
+from dxn.config.targets import functions_of_dxn, resolve, signature_of
+from dxn.config.verbs import VERBS
 
 PAGE = Path(__file__).with_name("config.md")
 INTRO = """# Configuration, key by key

@@ -12,20 +12,17 @@ model.predict(image="photo.jpg")
 from __future__ import annotations
 
 import importlib
-import sys
 from collections.abc import Sequence
 from os import PathLike
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-import dxn.train  # noqa: F401 (the package is made callable below)
-from dxn.runtime import configure
+from dxn.core.runtime import configure
 
 if TYPE_CHECKING:
+    from dxn.core.tokens import Tokens
     from dxn.python.run import Run
-    from dxn.run.dtypes import Dtype
-    from dxn.run.predictor import Predictor
-    from dxn.tokens import Tokens
+    from dxn.runs.predictor.predictor import Predictor
+    from dxn.runs.saved.dtypes import Dtype
 
 __version__ = "0.1.0"
 __all__ = ["Predictor", "Run", "Tokens", "from_public", "load", "train"]
@@ -33,9 +30,9 @@ __all__ = ["Predictor", "Run", "Tokens", "from_public", "load", "train"]
 # These modules import torch, which takes seconds. They are imported on first use, so that
 # `dxn --help` is fast.
 _LAZY = {
-    "Predictor": "dxn.run.predictor",
+    "Predictor": "dxn.runs.predictor.predictor",
     "Run": "dxn.python.run",
-    "Tokens": "dxn.tokens",
+    "Tokens": "dxn.core.tokens",
 }
 
 # Before any import of torch, which reads the environment variables that it sets.
@@ -63,7 +60,7 @@ def load(
         UserError: If a file is missing, changed or damaged, or the folder names code that is not
             trusted.
     """
-    from dxn.run import hub, model_folder
+    from dxn.runs.saved import hub, model_folder
 
     # str, because a Path would turn hf:// into hf:/.
     if isinstance(folder, str) and hub.is_hub(folder):
@@ -96,7 +93,7 @@ def from_public(
     Raises:
         UserError: If the checkpoint cannot be read, or dxn does not support its architecture.
     """
-    from dxn.run import model_folder
+    from dxn.runs.saved import model_folder
 
     return model_folder.from_public(
         source,
@@ -109,26 +106,11 @@ def from_public(
     )
 
 
-def _train(data: Any = None, *words: str, target: Any = None, **options: Any) -> Run:
+def train(data: Any = None, *words: str, target: Any = None, **options: Any) -> Run:
     """Train a model, evaluate it, and write its run folder, see `dxn.python.training.train`."""
     from dxn.python import training
 
     return training.train(data, *words, target=target, **options)
-
-
-class _TrainPackage(ModuleType):
-    """The package dxn.train as a callable, for `dxn.train("data=digits")`."""
-
-    # A function named `train` would not work: importing any module of the package dxn.train sets
-    # the attribute dxn.train to the package.
-    __call__ = staticmethod(_train)
-
-
-# A type checker does not see the change of class, so for it `train` is the function.
-if TYPE_CHECKING:
-    train = _train
-else:
-    sys.modules["dxn.train"].__class__ = _TrainPackage
 
 
 def __getattr__(name: str) -> Any:

@@ -9,17 +9,17 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import dxn
-from dxn.commands import VERBS, overview
-from dxn.errors import Interrupted, UserError
-from dxn.printable import printable
-from dxn.runtime import check_address_space, configure
+from dxn.config.verbs import VERBS, overview
+from dxn.core.errors import Interrupted, UserError
+from dxn.core.printable import printable
+from dxn.core.runtime import check_address_space, configure
 
 HELP = ("-h", "--help")
 SWEEP = ("-m", "--multirun")  # the flags of Hydra's own command line
-# Where the function of a command is, for those that are not in dxn.run.verbs.
+# Where the function of a command is, for those that are not in dxn.commands.verbs.
 MODULES = {
-    "check": "dxn.run.checking",
-    "doctor": "dxn.run.doctor",
+    "check": "dxn.commands.check",
+    "doctor": "dxn.commands.doctor",
     "serve": "dxn.serve.command",
     "export": "dxn.export.command",
     "push": "dxn.export.command",
@@ -86,7 +86,7 @@ def _is_out_of_memory(error: Exception) -> bool:
     if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
         return True
     # This module imports torch, without which no other error means that memory is short.
-    return "torch" in sys.modules and importlib.import_module("dxn.train.step").is_out_of_memory(
+    return "torch" in sys.modules and importlib.import_module("dxn.training.step").is_out_of_memory(
         error
     )
 
@@ -126,11 +126,11 @@ def _run(arguments: list[str]) -> int:
         return 0
     # What a shell asks for completion, with the line up to the cursor.
     if arguments[0] == "--complete":
-        candidates = importlib.import_module("dxn.completion.candidates")
+        candidates = importlib.import_module("dxn.config.completion.candidates")
         print("\n".join(candidates.complete(" ".join(arguments[1:]))))
         return 0
     if arguments[0] == "--install-completion":
-        install = importlib.import_module("dxn.completion.install").install
+        install = importlib.import_module("dxn.config.completion.install").install
         print("\n".join(map(printable, install(arguments[1:]))))
         return 0
     verb, *rest = arguments
@@ -148,17 +148,17 @@ def _run(arguments: list[str]) -> int:
     if is_sweep and verb != "train":
         raise UserError(f"-m: only dxn train can run a sweep, got dxn {verb}; remove -m")
     # Imported here, because Hydra takes a tenth of a second: --help must be fast.
-    config = importlib.import_module("dxn.config")
-    prepare = importlib.import_module("dxn.early_checks").prepare
+    config = importlib.import_module("dxn.config.compose")
+    prepare = importlib.import_module("dxn.config.checks").prepare
     if verb == "show":
         print(printable(config.compose(verb, overrides).yaml()), end="")
         return 0
     # These modules import torch, which takes seconds.
-    module = "dxn.run.sweep" if is_sweep else MODULES.get(verb, "dxn.run.verbs")
+    module = "dxn.commands.sweep" if is_sweep else MODULES.get(verb, "dxn.commands.verbs")
     check_address_space(module)
     if is_sweep:
         # All runs are composed before the first one starts: a wrong option fails immediately.
-        sweep = importlib.import_module("dxn.overrides").expand(overrides)
+        sweep = importlib.import_module("dxn.config.overrides").expand(overrides)
         runs = [prepare(verb, config.compose(verb, each)) for each in sweep]
         return importlib.import_module(module).sweep(runs)
     settings = prepare(verb, config.compose(verb, overrides))
@@ -169,10 +169,10 @@ def _run(arguments: list[str]) -> int:
 
 def _topic_page(words: Sequence[str]) -> str:
     # Imported here, because the pages read the files of the configuration.
-    return importlib.import_module("dxn.help").topic_page(words)
+    return importlib.import_module("dxn.config.help").topic_page(words)
 
 
 def _no_such_command(verb: str) -> str:
-    close = importlib.import_module("dxn.hints").similar(verb, VERBS)
+    close = importlib.import_module("dxn.config.hints").similar(verb, VERBS)
     hint = f"; did you mean {close}?" if close else "."
     return f"'{verb}' is not a command{hint} Commands: {', '.join(VERBS)}"

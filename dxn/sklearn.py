@@ -22,9 +22,9 @@ from sklearn.utils.multiclass import check_classification_targets
 from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
 
 import dxn
-from dxn.data.memory import is_frame
-from dxn.display import silence
-from dxn.run.predictor import Predictor
+from dxn.core.display import silence
+from dxn.data.sources.memory import is_frame
+from dxn.runs.predictor.predictor import Predictor
 
 TARGET = "target"  # column with y, unless X has a column of this name
 COLUMN = "x"  # name of a series without a name

@@ -1,6 +1,6 @@
 """Process settings and seeds of all tests."""
 
-from dxn.runtime import configure
+from dxn.core.runtime import configure
 
 configure()  # before torch is imported
 
@@ -52,10 +52,10 @@ def _no_extras(request: pytest.FixtureRequest) -> Iterator[None]:
     """
     with pytest.MonkeyPatch.context() as patch:
         if not getattr(request.module, "DRAWS_PICTURES", False):
-            patch.setattr("dxn.run.evaluation.draw", lambda *_, **__: None)
-            patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_, **__: None)
+            patch.setattr("dxn.runs.evaluation.evaluate.draw", lambda *_, **__: None)
+            patch.setattr("dxn.runs.evaluation.evaluate.draw_tokens", lambda *_, **__: None)
         if not getattr(request.module, "WRITES_REPORTS", False):
-            patch.setattr("dxn.run.training.report_of_training", lambda *_, **__: None)
+            patch.setattr("dxn.runs.train.report_of_training", lambda *_, **__: None)
         yield
 
 
@@ -79,7 +79,7 @@ def _garbage_is_not_collected() -> Iterator[None]:
 def _precision_is_not_measured() -> Iterator[None]:
     """precision=auto is float32, whatever else runs on the machine."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.train.precision.measure", lambda device: 1.0)
+        patch.setattr("dxn.training.precision.measure", lambda device: 1.0)
         yield
 
 

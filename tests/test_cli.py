@@ -15,9 +15,9 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
-from dxn.commands import VERBS
-from dxn.errors import Interrupted
-from dxn.help import EXAMPLES
+from dxn.config.help import EXAMPLES
+from dxn.config.verbs import VERBS
+from dxn.core.errors import Interrupted
 
 TINY = [
     "dim=16",
@@ -326,7 +326,7 @@ def test_an_interruption_says_how_to_continue(monkeypatch, capsys):
     def stopped(settings):
         raise Interrupted("interrupted; continue with dxn train resume=R")
 
-    monkeypatch.setattr("dxn.run.verbs.train", stopped)
+    monkeypatch.setattr("dxn.commands.verbs.train", stopped)
     assert main(["train"]) == 130
     assert capsys.readouterr().err == "dxn: interrupted; continue with dxn train resume=R\n"
 
@@ -335,7 +335,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(monkeypatch, capsys):
     def fails(settings):
         Path("/proc/x").mkdir()
 
-    monkeypatch.setattr("dxn.run.verbs.train", fails)
+    monkeypatch.setattr("dxn.commands.verbs.train", fails)
     assert failed(capsys, "train").startswith("/proc/x: No such file or directory; with DXN_DEBUG")
 
 
@@ -358,7 +358,7 @@ def test_short_memory_outside_of_the_training_is_one_sentence(monkeypatch, capsy
     def fails(settings):
         raise error
 
-    monkeypatch.setattr("dxn.run.verbs.train", fails)
+    monkeypatch.setattr("dxn.commands.verbs.train", fails)
     assert main(["train"]) == 2
     assert capsys.readouterr().err.startswith("dxn: out of memory; close other programs")
 
@@ -370,7 +370,7 @@ def test_a_check_imports_neither_the_training_nor_libraries_that_it_does_not_use
 import sys
 from dxn.cli import main
 main(["check", "my.csv"])
-print(sorted(set(sys.modules) & {{*{heavy}, "dxn.train.trainer"}}))
+print(sorted(set(sys.modules) & {{*{heavy}, "dxn.training.trainer"}}))
 """
     done = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, cwd=tmp_path, check=True

@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 
 from dxn.cli import main
-from dxn.commands import VERBS
-from dxn.completion.candidates import complete
-from dxn.completion.install import install
-from dxn.describe import verb_rows
-from dxn.errors import UserError
+from dxn.config.completion.candidates import complete
+from dxn.config.completion.install import install
+from dxn.config.describe import verb_rows
+from dxn.config.verbs import VERBS
+from dxn.core.errors import UserError
 
-SCRIPT = Path("dxn/completion/shells/bash").absolute()
+SCRIPT = Path("dxn/config/completion/shells/bash").absolute()
 # Executes the completion of bash for a line, and prints what it offers.
 ASK_BASH = """
 source "$1"

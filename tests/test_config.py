@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dxn.conf_files import options
-from dxn.config import compose, settings_of_run
-from dxn.errors import UserError
-from dxn.overrides import expand
-from dxn.run.settings import Settings
+from dxn.config.compose import compose, settings_of_run
+from dxn.config.groups import options
+from dxn.config.overrides import expand
+from dxn.core.errors import UserError
+from dxn.runs.settings import Settings
 
 BACKBONES = ", ".join(options("backbone"))
 TABLE = ["data=table", "data.path=x.csv"]
@@ -368,7 +368,7 @@ def test_an_installed_package_adds_files_by_an_entry_point(project, monkeypatch)
         name, value = "toy", "toy_smell"
 
     monkeypatch.syspath_prepend(str(project))
-    monkeypatch.setattr("dxn.conf_files.entry_points", lambda group: [Entry])
+    monkeypatch.setattr("dxn.config.groups.entry_points", lambda group: [Entry])
     values = compose("train", ["adapters=[smell]"]).values
     assert values["adapters"]["smell"]["_target_"] == "toy_smell.Smell"
 
@@ -440,7 +440,7 @@ def test_resume_finds_the_newest_run_of_a_folder(run, tmp_path_factory, monkeypa
     assert settings.values["resume"]["run"] == str(parent / "label" / "a")
     assert settings.notes == (f"resume: {parent / 'label' / 'a'} (newest of 3)",)
     monkeypatch.chdir(parent.parent)
-    monkeypatch.setattr("dxn.run.run_paths.RUNS", Path(parent.name))
+    monkeypatch.setattr("dxn.runs.paths.RUNS", Path(parent.name))
     assert compose("train", ["resume=latest"]).values["run"] == f"{parent.name}/label/a"
     wrong = messages(compose, "train", [f"resume={parent.name}/lable"])
     assert f"did you mean {parent.name}/label?" in wrong[0]

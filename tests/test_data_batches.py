@@ -8,8 +8,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dxn.data.batches import BatchOrder
 from dxn.data.loader import make_loader
+from dxn.data.order import BatchOrder
 
 LENGTHS = st.lists(st.sampled_from([1.0, 2.0, 3.0, 5.0]), max_size=67)
 

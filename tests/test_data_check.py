@@ -9,9 +9,9 @@ import soundfile
 from helpers.data import SMALL_RATE
 from PIL import Image
 
+from dxn.core.errors import UserError
 from dxn.data import Fault, InputSpec, Rows, Source, count_truncated, open_rows, write_bad
-from dxn.data.check import check, remove_earlier
-from dxn.errors import UserError
+from dxn.data.inspect.check import check, remove_earlier
 from dxn.tasks import Classify, Generate, Language, Multilabel, Regress, Tag
 from dxn.tokenize import (
     AudioAdapter,

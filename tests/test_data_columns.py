@@ -6,12 +6,12 @@ from pathlib import Path
 import pytest
 from helpers.data import Numbers, by_modality
 
-from dxn.data.cell_columns import determines, names_new_groups
-from dxn.data.columns import choose_columns, name_inputs, to_rows
-from dxn.data.inference import infer_modality
-from dxn.data.read import Table
+from dxn.core.errors import UserError
+from dxn.data.columns.choose import choose_columns, name_inputs, to_rows
+from dxn.data.columns.infer import infer_modality
+from dxn.data.columns.useless import determines, names_new_groups
 from dxn.data.rows import InputSpec
-from dxn.errors import UserError
+from dxn.data.tables.read import Table
 from dxn.tokenize import CategoryAdapter, DateAdapter, NumberAdapter
 
 REVIEWS = ["a fine film of two hours", "dull to the end", "she sings", "never again", "all right"]

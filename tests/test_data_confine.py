@@ -7,10 +7,10 @@ import pytest
 from helpers.data import by_modality, write_table
 from PIL import Image
 
+from dxn.core.errors import UserError
 from dxn.data import folder, open_rows, table, text_files
-from dxn.data.confine import OutsidePath, confined
-from dxn.data.opening import survey_rows
-from dxn.errors import UserError
+from dxn.data.reading import survey_rows
+from dxn.data.sources.confine import OutsidePath, confined
 from dxn.tokenize import ImageAdapter
 
 PREPROCESSORS = {"image": ImageAdapter(dim=8, image_size=8, patch_size=4).prepare}

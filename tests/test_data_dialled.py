@@ -10,13 +10,13 @@ from helpers.sounds import loud_stretches, same_sources
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dxn.config import compose
+from dxn.config.compose import compose
+from dxn.config.instantiate import build
+from dxn.core.errors import UserError
 from dxn.data import InputSpec
-from dxn.data.synthetic import dialled
-from dxn.data.synthetic.dialled import dial_string
-from dxn.data.synthetic.digits import HIGH_TONES, KEYS, LOW_TONES, SAMPLE_RATE
-from dxn.errors import UserError
-from dxn.instantiate import build
+from dxn.datasets import dialled
+from dxn.datasets.dialled import dial_string
+from dxn.datasets.digits import HIGH_TONES, KEYS, LOW_TONES, SAMPLE_RATE
 
 COUNTS = {"train": 53, "validation": 17, "test": 23}
 OPTIONS = {f"num_{name}": count for name, count in COUNTS.items()}

@@ -12,12 +12,12 @@ from sklearn.linear_model import LogisticRegression
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 
+from dxn.core.errors import UserError
 from dxn.data import InputSpec
-from dxn.data.synthetic import digits
-from dxn.data.synthetic.digits import HIGH_TONES, LOW_TONES, SAMPLE_RATE, WORDS, dial, load_digits
-from dxn.errors import UserError
-from dxn.tokenize.audio_file import read_audio
-from dxn.tokenize.image_file import read_image
+from dxn.datasets import digits
+from dxn.datasets.digits import HIGH_TONES, LOW_TONES, SAMPLE_RATE, WORDS, dial, load_digits
+from dxn.tokenize.audio.file import read_audio
+from dxn.tokenize.image.file import read_image
 
 VIEWS = ("text", "image", "audio")
 

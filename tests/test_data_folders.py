@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from helpers.data import by_modality, sizes
 
+from dxn.core.errors import UserError
 from dxn.data import InputSpec
 from dxn.data import folder as read_folder
-from dxn.errors import UserError
 
 # The contents are not decoded here; that is the work of open_rows.
 CATS = {f"cat/{i:02}.png": f"cat {i}".encode() for i in range(11)}

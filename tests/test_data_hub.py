@@ -13,11 +13,11 @@ import soundfile
 from helpers.data import SMALL_RATE, by_modality, cells_in_order, column_names, sizes
 from PIL import Image
 
+from dxn.core.errors import UserError
 from dxn.data import hub as read_hub
-from dxn.errors import UserError
 from dxn.tasks import infer_task
-from dxn.tokenize.audio_file import read_audio
-from dxn.tokenize.image_file import read_image
+from dxn.tokenize.audio.file import read_audio
+from dxn.tokenize.image.file import read_image
 
 TEXTS = [f"text of number {i}" for i in range(11)]
 

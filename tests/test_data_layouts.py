@@ -5,10 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from dxn.core.errors import UserError
 from dxn.data import rows_of_table, table
-from dxn.data.layouts import Long, Wide, chosen_layout, layout_of, rearrange
-from dxn.data.read import Table
-from dxn.errors import UserError
+from dxn.data.series.layouts import Long, Wide, chosen_layout, layout_of, rearrange
+from dxn.data.tables.read import Table
 from dxn.tokenize import SeriesAdapter
 
 NAN = float("nan")

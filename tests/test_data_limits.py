@@ -12,10 +12,10 @@ import pyarrow
 import pyarrow.parquet
 import pytest
 
-from dxn.data.archives import read_archive
-from dxn.data.limits import FREE_BYTES, MAX_COLUMNS, MAX_LINE
-from dxn.data.read import read_table
-from dxn.errors import UserError
+from dxn.core.errors import UserError
+from dxn.data.sources.archive import read_archive
+from dxn.data.tables.limits import FREE_BYTES, MAX_COLUMNS, MAX_LINE
+from dxn.data.tables.read import read_table
 
 MB = 1 << 20
 ZEROS = bytes(MB)

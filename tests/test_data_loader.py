@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 import torch
 
-from dxn.data.batches import BatchOrder
+from dxn.core.errors import UserError
 from dxn.data.loader import make_loader
+from dxn.data.order import BatchOrder
 from dxn.data.workers import Workers
-from dxn.errors import UserError
 
 MAIN = os.getpid()
 ROOT = Path(__file__).parents[1]

@@ -7,10 +7,12 @@ import numpy as np
 import pytest
 from helpers.data import sizes
 
-from dxn.config import compose
+from dxn.config.compose import compose
+from dxn.config.instantiate import build
+from dxn.core.errors import UserError
 from dxn.data import InputSpec, open_rows
-from dxn.data.synthetic import motion
-from dxn.data.synthetic.motion import (
+from dxn.datasets import motion
+from dxn.datasets.motion import (
     DIRECTIONS,
     FPS,
     SAMPLE_RATE,
@@ -21,8 +23,6 @@ from dxn.data.synthetic.motion import (
     positions,
     turned,
 )
-from dxn.errors import UserError
-from dxn.instantiate import build
 from dxn.tokenize import VideoAdapter
 
 COUNTS = {"train": 53, "validation": 17, "test": 23}

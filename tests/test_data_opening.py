@@ -10,9 +10,9 @@ import soundfile
 from helpers.data import SMALL_RATE, by_modality
 from PIL import Image
 
-from dxn.data.opening import open_rows, survey_rows
+from dxn.core.errors import UserError
+from dxn.data.reading import open_rows, survey_rows
 from dxn.data.rows import Rows
-from dxn.errors import UserError
 from dxn.tasks import Classify, Language, Multilabel, Regress, Tag
 from dxn.tokenize import TextAdapter
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from dxn.core.display import count
+from dxn.core.errors import UserError
 from dxn.data import InputSpec, Opened, Rows, Source
-from dxn.data.quality import check_learnable, find_warnings
-from dxn.display import count
-from dxn.errors import UserError
+from dxn.data.inspect.quality import check_learnable, find_warnings
 from dxn.tasks import Classify, Generate, Masked, Regress, Tag
 
 

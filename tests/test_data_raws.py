@@ -11,10 +11,11 @@ import torch
 from helpers.data import SMALL_RATE, are_same
 from PIL import Image
 
-from dxn.data.batches import BatchOrder
-from dxn.data.check import check
+from dxn.core.errors import UserError
+from dxn.data.dataset import LoaderOptions, Samples
+from dxn.data.inspect.check import check
 from dxn.data.loader import default_workers, make_loader
-from dxn.data.opening import open_rows
+from dxn.data.order import BatchOrder
 from dxn.data.raws import (
     CacheBudget,
     RawColumn,
@@ -25,10 +26,9 @@ from dxn.data.raws import (
     num_tokens_of,
     size_of,
 )
+from dxn.data.reading import open_rows
 from dxn.data.rows import InputSpec, Rows, Source
-from dxn.data.samples import LoaderOptions, Samples
-from dxn.errors import UserError
-from dxn.run.build import open_splits
+from dxn.runs.build import open_splits
 from dxn.tasks import Classify, Tag
 from dxn.tokenize import AudioAdapter, ImageAdapter, ImageAugment, SpectrogramOptions, TextAdapter
 
@@ -212,7 +212,7 @@ def test_tags_are_compared_with_the_words_beside_files(folder):
 
 
 def test_the_check_reads_each_file_once(folder, monkeypatch):
-    monkeypatch.setattr("dxn.data.check.CacheBudget", lambda: CacheBudget(0))
+    monkeypatch.setattr("dxn.data.inspect.check.CacheBudget", lambda: CacheBudget(0))
     prepare = Counting(images())
     splits = {"train": rows_of(folder, "0012"), "test": rows_of(folder, "23")}
     source = Source(splits, {"image": InputSpec("image", "image")}, target="target")

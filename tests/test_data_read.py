@@ -7,8 +7,8 @@ import openpyxl
 import pytest
 from helpers.data import write_table
 
-from dxn.data.read import ReadOptions, concatenate, read_table
-from dxn.errors import UserError
+from dxn.core.errors import UserError
+from dxn.data.tables.read import ReadOptions, concatenate, read_table
 
 ROWS = [{"review": f"a fine film ({i})", "label": ("good", "bad")[i % 2]} for i in range(23)]
 

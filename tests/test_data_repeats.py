@@ -8,14 +8,14 @@ from helpers import training
 from helpers.runs import checkpoint_of, interrupt, same_tensors
 from helpers.training import SeriesPreprocessor, fit, make_rows, make_task
 
+from dxn.core.dropout import Noise
 from dxn.data import LoaderOptions
-from dxn.data.batches import BatchOrder
-from dxn.data.samples import Samples
+from dxn.data.dataset import Samples
+from dxn.data.order import BatchOrder
 from dxn.data.stream import make_samples
-from dxn.dropout import Noise
 from dxn.tasks import Language
 from dxn.tokenize import TextAdapter, TokenizerOptions
-from dxn.train.step import name_rows
+from dxn.training.step import name_rows
 
 
 def samples_of(count=7, **options):

@@ -13,12 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dxn.data.batches import BatchOrder, Stage
-from dxn.data.input_dropout import InputDropout
+from dxn.data.dataset import LoaderOptions, Samples
 from dxn.data.loader import make_loader
-from dxn.data.opening import Opened, open_rows
+from dxn.data.order import BatchOrder, Stage
+from dxn.data.reading import Opened, open_rows
 from dxn.data.rows import Rows
-from dxn.data.samples import LoaderOptions, Samples
 from dxn.data.stream import Stream, make_samples
 from dxn.tasks import IGNORED, Classify, Language, Masked, Tag, Task
 from dxn.tokenize import (
@@ -31,6 +30,7 @@ from dxn.tokenize import (
     TextAugment,
     TokenizerOptions,
 )
+from dxn.training.input_dropout import InputDropout
 
 TEXTS = [
     "the red fox runs",

@@ -11,11 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
-from dxn.config import compose
+from dxn.config.compose import compose
+from dxn.config.instantiate import build
+from dxn.core.errors import UserError
 from dxn.data import InputSpec, open_rows
-from dxn.data.synthetic import shapes
-from dxn.data.synthetic.outlines import SHAPES
-from dxn.data.synthetic.shapes import (
+from dxn.datasets import shapes
+from dxn.datasets.outlines import SHAPES
+from dxn.datasets.shapes import (
     COLOURS,
     SHADE,
     Thing,
@@ -26,8 +28,6 @@ from dxn.data.synthetic.shapes import (
     scene,
     sentence,
 )
-from dxn.errors import UserError
-from dxn.instantiate import build
 from dxn.tokenize import ImageAdapter
 
 NOUN = rf"a (small|large) ({'|'.join(COLOURS)}) ({'|'.join(SHAPES)})"

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from dxn.data.sources import infer_source, table_format
-from dxn.errors import UserError
+from dxn.core.errors import UserError
+from dxn.data.sources.detect import infer_source, table_format
 
 
 @pytest.mark.parametrize(
@@ -72,6 +72,6 @@ def test_the_name_of_a_table_has_its_format(name, suffix):
 
 
 def test_no_library_is_imported_for_that():
-    code = "import sys, dxn.data.sources; "
+    code = "import sys, dxn.data.sources.detect; "
     code += "sys.exit(any(name in sys.modules for name in ('torch', 'pyarrow', 'numpy')))"
     subprocess.run([sys.executable, "-c", code], check=True)

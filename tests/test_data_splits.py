@@ -12,9 +12,9 @@ from helpers.data import sizes
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dxn.core.errors import UserError
 from dxn.data.rows import Rows
-from dxn.data.splits import complete_splits, draw_split, is_categorical
-from dxn.errors import UserError
+from dxn.data.splits.split import complete_splits, draw_split, is_categorical
 
 # Validation and test rows that earlier versions drew. Published figures depend on them.
 EARLIER = ["7", "14", "3", "10"]
@@ -82,7 +82,7 @@ def test_the_draw_is_the_one_of_earlier_versions():
 
 
 def test_the_draw_is_the_same_in_another_process():
-    code = "from dxn.data.splits import draw_split; "
+    code = "from dxn.data.splits.split import draw_split; "
     code += "print(draw_split(['a', 'b', None] * 23, (0.8, 0.2), seed=3))"
     run = subprocess.run(
         [sys.executable, "-c", code],

@@ -11,11 +11,11 @@ import soundfile
 from helpers.data import sizes, write_table
 from helpers.sounds import loud_stretches, same_sources
 
-from dxn.config import compose
+from dxn.config.compose import compose
+from dxn.config.instantiate import build
+from dxn.core.errors import UserError
 from dxn.data import InputSpec, open_rows
-from dxn.data.synthetic import spoken
-from dxn.errors import UserError
-from dxn.instantiate import build
+from dxn.datasets import spoken
 from dxn.tokenize import AudioAdapter, SpectrogramOptions
 
 COUNTS = {"train": 53, "validation": 17, "test": 23}

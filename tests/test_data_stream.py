@@ -9,17 +9,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
+from dxn.core.errors import UserError
 from dxn.data import InputSpec
 from dxn.data import text_files as read_files
-from dxn.data.batches import BatchOrder
 from dxn.data.loader import make_loader
-from dxn.data.opening import open_rows
+from dxn.data.order import BatchOrder
+from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
 from dxn.data.stream import Stream
-from dxn.errors import UserError
 from dxn.tasks import IGNORED, Language
+from dxn.tasks.target_tokenizer import ENDS, token_of
 from dxn.tokenize import TextAdapter, TokenizerOptions
-from dxn.tokenize.target import ENDS, token_of
 
 LETTERS = "abcdefghijklmnopqrstuvw"
 END = 4  # [PAD] [UNK] [MASK] [BOS] [EOS] are the special tokens of a tokenizer that is trained here

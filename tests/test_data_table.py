@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from helpers.data import by_modality, cells_in_order, column_names, sizes, write_table
 
+from dxn.core.errors import UserError
 from dxn.data import InputSpec, rows_of_table
 from dxn.data import table as read_source
-from dxn.data.read import read_table
-from dxn.data.tables import from_tables
-from dxn.errors import UserError
+from dxn.data.sources.table import from_tables
+from dxn.data.tables.read import read_table
 from dxn.tasks import infer_task
 from dxn.tokenize import CategoryAdapter
 

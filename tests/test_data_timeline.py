@@ -12,13 +12,13 @@ from helpers.runs import SMALL, log_of, metrics_of, refused, train
 
 import dxn
 from dxn.cli import main
-from dxn.data.clock import Clock, find_clock, grid_positions, parse_times
-from dxn.data.layouts import layout_of
-from dxn.data.read import read_table
-from dxn.data.season import find_season
-from dxn.data.timeline import timeline
-from dxn.data.windows import running_scales
-from dxn.errors import UserError
+from dxn.core.errors import UserError
+from dxn.data.series.clock import Clock, find_clock, grid_positions, parse_times
+from dxn.data.series.layouts import layout_of
+from dxn.data.series.season import find_season
+from dxn.data.series.timeline import timeline
+from dxn.data.series.windows import running_scales
+from dxn.data.tables.read import read_table
 from dxn.tasks.futures import seasonal_scale
 from dxn.tokenize import SeriesAdapter, TextAdapter
 

@@ -5,10 +5,10 @@ import gzip
 import numpy as np
 import pytest
 
+from dxn.core.errors import UserError
 from dxn.data import table
-from dxn.data.read import read_table
-from dxn.data.ts_format import read_ts
-from dxn.errors import UserError
+from dxn.data.tables.read import read_table
+from dxn.data.tables.ts import read_ts
 from dxn.tokenize import SeriesAdapter
 
 HEADER = "#comment\n@problemName Walks\n@timeStamps false\n@classLabel true a b\n@data\n"

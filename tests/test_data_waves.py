@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 from sklearn.linear_model import LogisticRegression
 
-from dxn.data.synthetic import waves
-from dxn.data.synthetic.waves import PHASES, wave_pair
-from dxn.errors import UserError
+from dxn.core.errors import UserError
+from dxn.datasets import waves
+from dxn.datasets.waves import PHASES, wave_pair
 
 
 def small(**options):

@@ -23,8 +23,8 @@ from helpers.pages import (
     run_python,
 )
 
-from dxn import signature_index
-from dxn.config import compose
+from dxn.config import signature_index
+from dxn.config.compose import compose
 
 MAX_LINES = 150  # of a guide
 MAX_BYTES = 150_000  # of a picture

@@ -18,8 +18,8 @@ from torchvision.transforms.functional import to_tensor
 
 import dxn
 from dxn.cli import main
-from dxn.errors import UserError
-from dxn.tokenize.adapter import describe_columns
+from dxn.core.errors import UserError
+from dxn.tokenize.base import describe_columns
 from dxn.weights import families
 
 PAGE = (Path(__file__).parents[1] / "docs" / "extend.md").read_text(encoding="utf-8")

@@ -5,7 +5,17 @@ import math
 import pytest
 import torch
 
-from dxn.dropout import WIDTH, Dropout, DropPath, Keys, Noise, drop, keyed, number_layers, selected
+from dxn.core.dropout import (
+    WIDTH,
+    Dropout,
+    DropPath,
+    Keys,
+    Noise,
+    drop,
+    keyed,
+    number_layers,
+    selected,
+)
 from dxn.models.attention import attend
 
 

@@ -2,13 +2,14 @@
 
 import pytest
 
-from dxn import cli, printable
-from dxn.config import compose, settings_of_run
-from dxn.environment import require_no_interpolations
-from dxn.errors import UserError
-from dxn.printable import printable as shown
-from dxn.run.run_folder import fill
-from dxn.run.settings import FOLDER, Settings
+from dxn import cli
+from dxn.config.compose import compose, settings_of_run
+from dxn.config.environment import require_no_interpolations
+from dxn.core import printable
+from dxn.core.errors import UserError
+from dxn.core.printable import printable as shown
+from dxn.runs.folder import fill
+from dxn.runs.settings import FOLDER, Settings
 
 SECRET = "hunter2-geheim"
 

@@ -26,17 +26,17 @@ from matplotlib.colors import Normalize, to_hex
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from dxn.explain import figures
-from dxn.explain.drawers import DRAWERS, Shown, get_drawer, registry
-from dxn.explain.drawers.generic import GenericDrawer
-from dxn.explain.drawers.panel import overlaps
-from dxn.explain.drawers.text_layout import lay_out
-from dxn.explain.labels import file_names
-from dxn.explain.packing import pack
-from dxn.explain.pictures import token_picture
+from dxn.core.tokens import Tokens, join
 from dxn.tokenize import AudioAdapter
-from dxn.tokenize.audio_options import PatchOptions
-from dxn.tokens import Tokens, join
+from dxn.tokenize.audio.options import PatchOptions
+from dxn.viz import figures
+from dxn.viz.drawers import DRAWERS, Shown, get_drawer, registry
+from dxn.viz.drawers.generic import GenericDrawer
+from dxn.viz.drawers.panel import overlaps
+from dxn.viz.drawers.text_layout import lay_out
+from dxn.viz.labels import file_names
+from dxn.viz.packing import pack
+from dxn.viz.pictures import token_picture
 
 
 def boxes(axis):
@@ -386,6 +386,6 @@ def test_an_image_is_drawn_from_its_file_with_more_pixels_at_the_same_place(tmp_
 
 
 def test_matplotlib_is_imported_only_to_draw():
-    code = "import sys, dxn.run.verbs, dxn.run.training; print('matplotlib' in sys.modules)"
+    code = "import sys, dxn.commands.verbs, dxn.runs.train; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

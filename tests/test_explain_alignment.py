@@ -10,15 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from matplotlib.colors import Normalize
 
-from dxn.explain.alignment import cross_attention_pictures
-from dxn.explain.drawers import Shown
-from dxn.explain.drawers.audio import COLUMNS, draw_rows, timeline
-from dxn.explain.drawers.image import draw_copies, rgb
-from dxn.explain.drawers.panel import DARKEST, Panel, heat_pixels
-from dxn.explain.drawers.sound import sound_panel, spectrogram
-from dxn.explain.drawers.text import draw_alignment
-from dxn.explain.figures import heat_scale
-from dxn.tokens import Span, Tokens
+from dxn.core.tokens import Span, Tokens
+from dxn.viz.alignment import cross_attention_pictures
+from dxn.viz.drawers import Shown
+from dxn.viz.drawers.audio import COLUMNS, draw_rows, timeline
+from dxn.viz.drawers.image import draw_copies, rgb
+from dxn.viz.drawers.panel import DARKEST, Panel, heat_pixels
+from dxn.viz.drawers.sound import sound_panel, spectrogram
+from dxn.viz.drawers.text import draw_alignment
+from dxn.viz.figures import heat_scale
 
 WORDS = ["the", "$5$ cup", "</s>", "مرحبا", "\x00end"]
 RATE = 8000
@@ -207,7 +207,7 @@ FRONT = torch.zeros(3, 10, 11, dtype=torch.uint8)
 def test_padding_and_class_tokens_are_not_drawn(tmp_path, monkeypatch):
     calls = {}
     for module, name in (("text", "draw_alignment"), ("image", "draw_copies")):
-        target = f"dxn.explain.drawers.{module}.{name}"
+        target = f"dxn.viz.drawers.{module}.{name}"
         monkeypatch.setattr(target, lambda *a, _name=name, **k: calls.update({_name: (a, k)}))
     inputs = {"title": text("a cup"), "front": image(FRONT)}
     files = cross_attention_pictures(
@@ -230,7 +230,7 @@ def test_the_title_of_a_single_input_has_no_share(tmp_path, monkeypatch):
     tokens = Tokens(torch.zeros(1, 2, D), torch.ones(1, 2, dtype=torch.bool), (span,))
     titles = []
     monkeypatch.setattr(
-        "dxn.explain.drawers.text.draw_alignment", lambda *_, title, about: titles.append(title)
+        "dxn.viz.drawers.text.draw_alignment", lambda *_, title, about: titles.append(title)
     )
     weights = np.full((1, 2), 0.5)
     inputs = {"text": text("a cup")}

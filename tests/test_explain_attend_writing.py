@@ -11,7 +11,8 @@ import torch
 from PIL import Image
 
 from dxn.cli import main
-from dxn.errors import UserError
+from dxn.commands.attend import draw_attention
+from dxn.core.errors import UserError
 from dxn.models import (
     Backbone,
     BlockOptions,
@@ -25,12 +26,11 @@ from dxn.models import (
     Recurrent,
     RecurrentDecoder,
 )
-from dxn.run import model_folder
-from dxn.run.attention import draw_attention
-from dxn.run.predictor import Predictor
+from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.saved import model_folder
 from dxn.tasks import Generate
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
-from dxn.tokenize.text_options import TokenizerOptions
+from dxn.tokenize.text.options import TokenizerOptions
 
 B, L, H, T, M, D, V = 2, 3, 2, 5, 7, 12, 11
 MASK = torch.tensor([[True] * 7, [True, True, True, False, False, True, False]])
@@ -175,7 +175,7 @@ def unsaved(monkeypatch):
     """Figures are made but not painted, which takes most of the time."""
     modules = ("attention_pictures", "arcs", "drawers.text", "drawers.image", "drawers.audio")
     for module in modules:
-        monkeypatch.setattr(f"dxn.explain.{module}.save", lambda figure, path: None)
+        monkeypatch.setattr(f"dxn.viz.{module}.save", lambda figure, path: None)
 
 
 @pytest.mark.parametrize(
@@ -266,7 +266,7 @@ def test_each_word_has_the_weights_with_which_it_was_chosen(tmp_path, unsaved, m
     answer_with(monkeypatch, predictor, written)
     calls = []
     monkeypatch.setattr(
-        "dxn.explain.alignment.cross_attention_pictures",
+        "dxn.viz.alignment.cross_attention_pictures",
         lambda *args, **_: calls.append(args) or [],
     )
     drawn = draw_attention(predictor, {"text": "a red bell"}, tmp_path)
@@ -323,7 +323,7 @@ def test_the_command_prints_the_answer_and_the_files(tmp_path, unsaved, capsys):
         "max_len": MAX_LEN,
         "backbone": {**encoder, "causal": True, "cross": True},
     }
-    options = {"_target_": "dxn.tokenize.text_options.TokenizerOptions", **words}
+    options = {"_target_": "dxn.tokenize.text.options.TokenizerOptions", **words}
     text = {"_target_": "dxn.tokenize.TextAdapter", "dim": D, "tokenizer": options}
     head = {
         "_target_": "dxn.tasks.Generate",

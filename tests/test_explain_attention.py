@@ -17,16 +17,9 @@ from helpers.drawing import (
 from PIL import Image
 
 from dxn.cli import main
-from dxn.errors import UserError
-from dxn.explain.attention import recorded, rollout, token_names, token_shares
-from dxn.explain.attention_pictures import (
-    across_picture,
-    arcs_picture,
-    heads_picture,
-    shares_picture,
-    word_pictures,
-)
-from dxn.explain.spans import InputTokens
+from dxn.commands.attend import describe_sample, draw_attention
+from dxn.core.errors import UserError
+from dxn.core.tokens import Span, Tokens
 from dxn.models import (
     Backbone,
     BlockOptions,
@@ -37,12 +30,19 @@ from dxn.models import (
     NormOptions,
     PositionOptions,
 )
-from dxn.run.attention import describe_sample, draw_attention
-from dxn.run.predictor import Predictor
+from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Classify
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
-from dxn.tokenize.text_options import TokenizerOptions
-from dxn.tokens import Span, Tokens
+from dxn.tokenize.text.options import TokenizerOptions
+from dxn.viz.attention import recorded, rollout, token_names, token_shares
+from dxn.viz.attention_pictures import (
+    across_picture,
+    arcs_picture,
+    heads_picture,
+    shares_picture,
+    word_pictures,
+)
+from dxn.viz.spans import InputTokens
 
 B, H, N, D, DEPTH = 2, 3, 5, 12, 2
 MASK = torch.tensor([[True] * 5, [True, True, True, False, False]])
@@ -259,7 +259,7 @@ def test_columns_without_a_name_are_no_words(tmp_path, monkeypatch):
     inputs = {"text": text("ab", ["a", "b"])}
     drawn = []
     monkeypatch.setattr(
-        "dxn.explain.attention_pictures.arcs_picture",
+        "dxn.viz.attention_pictures.arcs_picture",
         lambda maps, words, path, about: drawn.append(words),
     )
     word_pictures(uniform(3), tokens, token_names(tokens, inputs), inputs, tmp_path)

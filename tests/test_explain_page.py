@@ -15,12 +15,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-import dxn.explain.page as page
-from dxn.explain.attention import rollout
-from dxn.explain.drawers import Shown
-from dxn.explain.figures import HEAT_COLORS
-from dxn.explain.page import write_page
-from dxn.tokens import Span, Tokens
+import dxn.viz.page as page
+from dxn.core.tokens import Span, Tokens
+from dxn.viz.attention import rollout
+from dxn.viz.drawers import Shown
+from dxn.viz.figures import HEAT_COLORS
+from dxn.viz.page import write_page
 
 H, DEPTH, D = 3, 2, 5
 NASTY = (

@@ -9,20 +9,20 @@ import sklearn.metrics
 from helpers.drawing import cut_off, headline, pixels_of, texts, title
 from matplotlib.font_manager import fontManager
 
-from dxn.explain import curves, fonts, plots
-from dxn.explain.answers import answer_line, listed_probabilities
-from dxn.explain.confusion import (
+from dxn.tasks import Classify
+from dxn.tasks.entities import Entity
+from dxn.viz import curves, fonts, plots
+from dxn.viz.answers import answer_line, listed_probabilities
+from dxn.viz.confusion import (
     MATRIX_CLASSES,
     confused_pairs,
     confusion_counts,
     draw_confusion,
 )
-from dxn.explain.figures import new_figure, save, set_title, wrapped
-from dxn.explain.fonts import DEFAULT_FONT, families, legible, text_width
-from dxn.explain.labels import shortened
-from dxn.explain.numbers import number, percent
-from dxn.tasks import Classify
-from dxn.tasks.entities import Entity
+from dxn.viz.figures import new_figure, save, set_title, wrapped
+from dxn.viz.fonts import DEFAULT_FONT, families, legible, text_width
+from dxn.viz.labels import shortened
+from dxn.viz.numbers import number, percent
 
 ROWS = [
     {"step": 3, "epoch": 1, "train/loss": 2.0, "lr": 1e-3},

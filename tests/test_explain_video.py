@@ -4,11 +4,11 @@ import numpy as np
 import torch
 from matplotlib.colors import Normalize
 
-from dxn.explain.drawers.drawer import InputAttention, Shown
-from dxn.explain.drawers.registry import get_drawer
-from dxn.explain.drawers.video import PER_ROW, VideoDrawer, strip_of
-from dxn.explain.figures import new_figure
 from dxn.tokenize import VideoAdapter
+from dxn.viz.drawers.drawer import InputAttention, Shown
+from dxn.viz.drawers.registry import get_drawer
+from dxn.viz.drawers.video import PER_ROW, VideoDrawer, strip_of
+from dxn.viz.figures import new_figure
 
 
 def shown_of(raw, **options):

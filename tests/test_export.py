@@ -16,17 +16,17 @@ from helpers.runs import PLAIN, SMALL, TINY_DIGITS, refused, table_of, train
 from torch import nn
 
 from dxn.cli import main
-from dxn.errors import UserError
+from dxn.core.errors import UserError
+from dxn.core.files import write_sums
+from dxn.core.tokens import Summary
 from dxn.export.compare import compare
 from dxn.export.counted import counted_scores
 from dxn.export.folder import _check_folder
 from dxn.export.formats import load, save
 from dxn.export.ports import counted_features, find_ports, make_examples
 from dxn.export.trace import connected, trace
-from dxn.files import write_sums
-from dxn.models.baseline import TfIdf
-from dxn.run import model_folder
-from dxn.tokens import Summary
+from dxn.runs.saved import model_folder
+from dxn.stacking.mixture import TfIdf
 
 ONCE = ["trainer.epochs=1", "report=false"]
 # torch.export and onnxruntime use interfaces of their own that are deprecated.

@@ -15,9 +15,9 @@ from huggingface_hub import ModelCard
 
 import dxn
 from dxn.cli import main
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.export.card import USE, _without_home
-from dxn.run.hub import HubModel
+from dxn.runs.saved.hub import HubModel
 
 REPO = "ann/fruit"
 # huggingface_hub itself uploads with an argument that its HTTP library deprecates.

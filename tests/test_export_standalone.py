@@ -17,8 +17,8 @@ import torch
 from helpers.videos import moving_bar, write_video
 from PIL import Image
 
-import dxn.tokenize
-from dxn.export.folder import DXN_IMPORT
+import dxn
+from dxn.export.folder import DXN_IMPORT, PACKAGE
 from dxn.tokenize import (
     AudioAdapter,
     CategoryAdapter,
@@ -29,14 +29,14 @@ from dxn.tokenize import (
     TextAdapter,
     VideoAdapter,
 )
-from dxn.tokenize.audio_options import AudioNormalization, SpectrogramOptions
-from dxn.tokenize.image_options import ResizeOptions
+from dxn.tokenize.audio.options import AudioNormalization, SpectrogramOptions
+from dxn.tokenize.image.options import ResizeOptions
 from dxn.tokenize.media import BadMedia
 from dxn.tokenize.recipes import counted_recipe, recipe
-from dxn.tokenize.text_options import NgramOptions, TokenizerOptions
-from dxn.tokenize.video_options import VideoSampling
+from dxn.tokenize.text.options import NgramOptions, TokenizerOptions
+from dxn.tokenize.video.options import VideoSampling
 
-FOLDER = Path(dxn.tokenize.__file__).parent / "standalone"
+FOLDER = Path(dxn.__file__).parent / "export" / "programs"
 # What an example may need besides Python itself.
 ALLOWED = {"numpy", "tokenizers", "PIL", "soundfile", "av", "__future__", *sys.stdlib_module_names}
 TEXTS = ["A cup of tea, please!", "two  words", "Ünïcode and numbers 123_4", "tea"]
@@ -47,7 +47,7 @@ def both(adapter, values, **more):
     prepare = adapter.prepare
     ours = prepare.collate([prepare(prepare.read(value)) for value in values])
     options = json.loads(json.dumps({**recipe(prepare), **more}))
-    module = importlib.import_module(f"dxn.tokenize.standalone.{options['prepare']}")
+    module = importlib.import_module(f"dxn.export.programs.{options['prepare']}")
     return ours, module.prepare([module.read(value, options) for value in values], options)
 
 
@@ -99,7 +99,7 @@ def test_the_counted_features_of_texts_are_the_same():
     adapter = TextAdapter(8, vocab_size=90).fit(texts)
     batch, _ = both(adapter, texts)
     options = {**recipe(adapter.prepare), **counted_recipe(adapter)}
-    module = importlib.import_module(f"dxn.tokenize.standalone.{options['counted']}")
+    module = importlib.import_module(f"dxn.export.programs.{options['counted']}")
     blocks = module.counted(texts, {}, options)
     for block, (rows, codes) in zip(blocks, adapter.summary(batch).counted, strict=True):
         for row in range(len(texts)):
@@ -167,7 +167,7 @@ def test_clips_have_the_same_frames(sampling, mode, tmp_path):
     assert np.abs(difference).max() <= 2
     with clips[0].open("rb") as file:
         options = recipe(adapter.prepare)
-        video = importlib.import_module("dxn.tokenize.standalone.video")
+        video = importlib.import_module("dxn.export.programs.video")
         again = video.prepare([video.read(file, options)], options)
     assert np.array_equal(again["pixels"][0], theirs["pixels"][0, : again["lengths"][0]])
 
@@ -304,7 +304,7 @@ def test_files_that_dxn_refuses_are_refused(tmp_path):
 def _refuse_both(adapter, paths):
     assert paths
     options = recipe(adapter.prepare)
-    module = importlib.import_module(f"dxn.tokenize.standalone.{options['prepare']}")
+    module = importlib.import_module(f"dxn.export.programs.{options['prepare']}")
     for path in paths:
         with pytest.raises(BadMedia):
             adapter.prepare.read(path)
@@ -331,7 +331,8 @@ def test_a_program_needs_no_other_library(path):
     text = path.read_text(encoding="utf-8")
     copied = DXN_IMPORT.findall(text)
     for package, name in copied:
-        test_a_program_needs_no_other_library((FOLDER if package else FOLDER.parent) / f"{name}.py")
+        imported = PACKAGE / package.replace(".", "/") / f"{name}.py"
+        test_a_program_needs_no_other_library(imported)
     names = set()
     for node in ast.walk(ast.parse(DXN_IMPORT.sub("from json import", text))):
         if isinstance(node, ast.Import):

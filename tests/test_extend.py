@@ -13,14 +13,14 @@ from safetensors.torch import load_file
 
 import dxn
 from dxn.cli import main
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 
 MODALITY = """
 import torch
 from torch import nn
 
 from dxn.tokenize.media import BadMedia
-from dxn.tokens import Span, Tokens
+from dxn.core.tokens import Span, Tokens
 
 
 class GaugePreprocessor:
@@ -80,7 +80,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks import Task
 
 

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from dxn import files
-from dxn.errors import UserError
-from dxn.files import (
+from dxn.core import files
+from dxn.core.errors import UserError
+from dxn.core.files import (
     append_line,
     atomic_file,
     check_sums,

@@ -23,7 +23,7 @@ from helpers.newcomer import (
 )
 
 import dxn
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 
 
 @pytest.fixture(scope="module")

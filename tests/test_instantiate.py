@@ -10,12 +10,12 @@ from typing import Any, Literal, TypeVar
 
 import pytest
 
-from dxn import signature_index
-from dxn.errors import UserError
-from dxn.instantiate import build, expand_defaults, type_errors
+from dxn.config import signature_index
+from dxn.config.instantiate import build, expand_defaults, type_errors
+from dxn.config.signatures import class_path, hint_from, signature_from
+from dxn.config.targets import MODEL_PACKAGES, check_targets, signature_of
+from dxn.core.errors import UserError
 from dxn.models import NormOptions
-from dxn.signatures import class_path, hint_from, signature_from
-from dxn.targets import MODEL_PACKAGES, check_targets, signature_of
 
 TOY = '''
 from __future__ import annotations
@@ -193,20 +193,20 @@ REFUSED = [
     "dxn.models.attention.torch.load",
     "dxn.models.torch.hub.load",
     "dxn.tokenize.media.io.open",
-    "dxn.tokenize.image_file.threading.Thread",
+    "dxn.tokenize.image.file.threading.Thread",
     "dxn.tokenize.media.Path",
     "dxn.models./tmp/x.Y",
     "dxn.models...os.system",
     "dxn.models.__builtins__.eval",
-    "dxn.tokenize.text.Tokenizer.from_file",
+    "dxn.tokenize.text.adapter.Tokenizer.from_file",
     "dxn.models.Backbone.__init__",
     "dxn.models.Backbone.__class__",
     "dxn.models.Backbone.forward",
-    "dxn.train.checkpoint.write_tensors",
+    "dxn.training.checkpoint.write_tensors",
     "dxn.tokenizeX.a",
     "dxn.tokenize.BadMedia",
     "dxn.models.backbone.UserError",
-    "dxn.config.compose",
+    "dxn.config.compose.compose",
     "dxn.cli.main",
     "dxn.models.Nothing",
     "dxn.models.",

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dxn.dropout import Dropout, Keys, number_layers
+from dxn.core.dropout import Dropout, Keys, number_layers
 from dxn.models import Attention, Mlp
 from dxn.models.blocks import DropPath, make_norm
 from dxn.models.positions import alibi_slopes, make_attn_mask, rope_factors

@@ -9,12 +9,12 @@ from sklearn.kernel_ridge import KernelRidge
 from sklearn.linear_model import Ridge
 from sklearn.metrics.pairwise import rbf_kernel
 
-from dxn.errors import UserError
-from dxn.models.baseline import Baseline, DenseScores, TfIdf
-from dxn.run.baseline_counted import fit_counted
-from dxn.run.baseline_dense import fit_dense, fit_ridge
+from dxn.core.errors import UserError
+from dxn.core.tokens import Summary
+from dxn.stacking.counted import fit_counted
+from dxn.stacking.dense import fit_dense, fit_ridge
+from dxn.stacking.mixture import Baseline, DenseScores, TfIdf
 from dxn.tasks.task import ScoreTargets
-from dxn.tokens import Summary
 
 N, F, K = 23, 5, 3
 

@@ -7,13 +7,13 @@ import torch
 from helpers.reference import backbone_of, run_padded
 from torch import nn
 
+from dxn.core.tokens import Tokens, sinusoidal
 from dxn.models import Decoder
 from dxn.models.attention import CrossAttention
-from dxn.models.cache import Memory
-from dxn.models.generation import beam_search, generate
-from dxn.models.sampling import greedy, random_sampler
-from dxn.models.search import Hypothesis, length_normalized
-from dxn.tokens import Tokens, sinusoidal
+from dxn.models.decoding.cache import Memory
+from dxn.models.decoding.generation import beam_search, generate
+from dxn.models.decoding.sampling import greedy, random_sampler
+from dxn.models.decoding.search import Hypothesis, length_normalized
 
 B, T, M, D, V = 3, 7, 5, 12, 11
 END = 1

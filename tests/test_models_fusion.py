@@ -6,10 +6,10 @@ from helpers.reference import FUSIONS, assert_same, backbone_of, each_fusion, li
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dxn.core.tokens import Span, Tokens
 from dxn.models import EarlyFusion, LateFusion
 from dxn.models.fusion import InputEmbedding
 from dxn.models.pooling import Pooling, masked_mean
-from dxn.tokens import Span, Tokens
 
 D, H, DEPTH = 10, 5, 3
 # Number of columns by input. Two inputs have the same modality, and their names hold dots, spaces

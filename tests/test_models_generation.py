@@ -8,10 +8,10 @@ import torch
 from helpers.reference import backbone_of, lively
 from test_models_language_model import model_of
 
+from dxn.core.tokens import Tokens
 from dxn.models import Decoder, KVCache, LanguageModel, Memory, RecurrentDecoder, attention
-from dxn.models.generation import beam_search, generate
-from dxn.models.search import best_tokens, length_normalized
-from dxn.tokens import Tokens
+from dxn.models.decoding.generation import beam_search, generate
+from dxn.models.decoding.search import best_tokens, length_normalized
 
 D, V, M, END = 12, 11, 5, 1
 

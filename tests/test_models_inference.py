@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from dxn.core.tokens import Span, Tokens
 from dxn.models import Backbone, EarlyFusion, Model
 from dxn.models.inference import (
     Int8Linear,
@@ -18,7 +19,6 @@ from dxn.models.inference import (
 )
 from dxn.models.inference.quantized import ROWS, to_int8
 from dxn.models.options import BlockOptions
-from dxn.tokens import Span, Tokens
 
 B, N, D, K = 3, 7, 128, 5
 # Differences to float32, relative to the norm of the output.

@@ -7,8 +7,8 @@ import torch
 from helpers.reference import assert_same, backbone_of, lively
 from torch import nn
 
+from dxn.core.tokens import Span, Tokens
 from dxn.models import EarlyFusion, LanguageModel, Model, beam_search, generate
-from dxn.tokens import Span, Tokens
 
 D, V, MAX_LEN = 12, 11, 7
 END = 1

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
+from dxn.core.tokens import Span, Tokens
 from dxn.models import Backbone, Model, count_parameters, module_key
 from dxn.models.model import mix
-from dxn.tokens import Span, Tokens
 
 D, H, K = 10, 5, 3
 RAW = {"text": 7, "image": 3}  # numbers per column, by adapter

@@ -6,10 +6,10 @@ import pytest
 import torch
 from helpers.reference import backbone_of, lively, numbers, tokens_of
 
-from dxn.dropout import Noise, keyed
+from dxn.core.dropout import Noise, keyed
 from dxn.models import varlen
 from dxn.models.attention import attend
-from dxn.models.cache import Memory
+from dxn.models.decoding.cache import Memory
 from dxn.models.packing import Packing, max_padding
 from dxn.models.positions import make_attn_mask
 

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
 
-from dxn.models.cache import Memory
+from dxn.core.tokens import Span, Tokens
+from dxn.models.decoding.cache import Memory
+from dxn.models.decoding.generation import beam_search, generate
+from dxn.models.decoding.recurrent_decoder import RecurrentDecoder
+from dxn.models.decoding.sampling import greedy
+from dxn.models.decoding.search import Hypothesis, length_normalized
+from dxn.models.decoding.state_attention import both_ends
 from dxn.models.fusion import BottleneckFusion, EarlyFusion
-from dxn.models.generation import beam_search, generate
 from dxn.models.recurrent import Recurrent
-from dxn.models.recurrent_decoder import RecurrentDecoder
-from dxn.models.sampling import greedy
-from dxn.models.search import Hypothesis, length_normalized
-from dxn.models.state_attention import both_ends
-from dxn.tokens import Span, Tokens
 
 B, T, M, D, V = 3, 7, 5, 12, 11
 END = 1

@@ -8,9 +8,9 @@ from helpers.runs import SMALL, table_of
 from PIL import Image
 
 from dxn.cli import main
-from dxn.run.preset import is_chosen
+from dxn.presets.advice import Facts, advise
+from dxn.presets.preset import is_chosen
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
-from dxn.tokenize.advice import Facts, advise
 
 SHORT = [*SMALL, "trainer.max_minutes=0.001"]
 
@@ -142,7 +142,7 @@ def test_the_patches_of_small_images_are_small():
     assert (large["adapters.x.patch_size"], large["adapters.x.image_size"]) == (8, 64)
     for options in (small, large):
         assert options["backbone.block.mlp"] == "swiglu"
-        assert options["optimizer._target_"] == "dxn.train.optim.muon"
+        assert options["optimizer._target_"] == "dxn.training.optim.muon"
         assert (options["adapters.x.stem"], options["backbone.depth"]) == ("residual", 2)
 
 
@@ -158,7 +158,7 @@ def test_pictures_are_trained_with_muon_unless_the_user_chooses_an_optimizer(tmp
         optimizer = saved(run)["optimizer"]
         printed = "optimizer=muon" in capsys.readouterr().out
         assert printed == (i < 2)
-        assert optimizer["_target_"] == f"dxn.train.optim.{'muon' if printed else 'adamw'}"
+        assert optimizer["_target_"] == f"dxn.training.optim.{'muon' if printed else 'adamw'}"
         assert optimizer["lr"] == (0.002 if i == 1 else 0.001)
         assert ("momentum" in optimizer) == printed
 
@@ -218,7 +218,7 @@ def train_on_texts_and_images(folder, *options):
 @pytest.fixture
 def many_rows(monkeypatch):
     """Presets take 32 training rows for many."""
-    monkeypatch.setattr("dxn.run.preset.FEW", 10)
+    monkeypatch.setattr("dxn.presets.preset.FEW", 10)
 
 
 @pytest.mark.parametrize("fractions", [[0.8, 0.1, 0.1], [0.8, 0, 0.2]])

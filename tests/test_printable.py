@@ -8,12 +8,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dxn import cli, printable
-from dxn.data.check import Bad, Report, write_bad
+from dxn import cli
+from dxn.core import printable
+from dxn.core.printable import UNSAFE, csv_cell, json_text, valid_text
+from dxn.data.inspect.check import Bad, Report, write_bad
 from dxn.data.rows import Source
-from dxn.printable import UNSAFE, csv_cell, json_text, valid_text
-from dxn.run import report
-from dxn.run.output import write_records
+from dxn.runs.evaluation import printing as report
+from dxn.runs.predictor.output import write_records
 
 HOSTILE = "=cmd|'/C calc'!A0\x1b]0;title\x07\udcff\u202e"
 

@@ -10,12 +10,12 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
-from dxn.data.memory import table_of, tables_of, write_tables
-from dxn.data.read import read_table
-from dxn.display import Display
-from dxn.errors import UserError
-from dxn.notebook import heatmap, live
+from dxn.core.display import Display
+from dxn.core.errors import UserError
+from dxn.data.sources.memory import table_of, tables_of, write_tables
+from dxn.data.tables.read import read_table
 from dxn.python.options import data_overrides, to_overrides
+from dxn.viz.notebook import heatmap, live
 
 WRITES_REPORTS = True  # see conftest.py
 SMALL = {
@@ -226,7 +226,7 @@ def test_a_notebook_gets_one_line_of_progress_that_is_removed_at_the_end(monkeyp
         shown.append(fragment._repr_html_())
         return Handle()
 
-    monkeypatch.setattr("dxn.display.is_notebook", lambda: True)
+    monkeypatch.setattr("dxn.core.display.is_notebook", lambda: True)
     monkeypatch.setattr("IPython.display.display", display)
     progress = Display(main=True)
     progress.update("epoch 1/2", 3, 7, "loss 0.5")

@@ -12,13 +12,13 @@ from sklearn.linear_model import Ridge
 
 import dxn
 from dxn.cli import main
-from dxn.run.baseline import BASELINE, TRANSFORMER, warn_about
-from dxn.run.baseline_counted import NUM_FOLDS, _fit_linear, _merged, split_folds
-from dxn.run.baseline_fit import Prior, fit_baseline, fit_mix, fit_scales
-from dxn.run.sample_attention import limits_of
+from dxn.core.tokens import Summary
+from dxn.runs.predictor.attention import limits_of
+from dxn.stacking.baseline import BASELINE, TRANSFORMER, warn_about
+from dxn.stacking.counted import NUM_FOLDS, _fit_linear, _merged, split_folds
+from dxn.stacking.fit import Prior, fit_baseline, fit_mix, fit_scales
 from dxn.tasks import Classify, Multilabel, Regress
-from dxn.tokens import Summary
-from dxn.train.state import State
+from dxn.training.state import State
 
 WORDS = {"good": ["fine", "lovely", "great"], "bad": ["cold", "dull", "awful"]}
 # Far too few steps to learn anything, so that the baseline is the better model.
@@ -328,7 +328,7 @@ def test_numbers_with_missing_cells_have_a_baseline(tmp_path):
 
 
 def test_a_model_that_is_better_alone_is_saved_without_the_baseline(tmp_path, monkeypatch):
-    monkeypatch.setattr("dxn.run.baseline.fit_mix", lambda *_, **__: (0.5, 0.0))
+    monkeypatch.setattr("dxn.stacking.baseline.fit_mix", lambda *_, **__: (0.5, 0.0))
     table = texts_of(tmp_path / "texts.csv")
     metrics = train(tmp_path / "run", table, "target=label", *TEXTS)
     assert "test/accuracy[baseline alone]" in metrics and metrics["mix"] == [0.5, 0]

@@ -9,9 +9,10 @@ from torch import nn
 
 import dxn
 from dxn.cli import main
+from dxn.core.errors import UserError
 from dxn.models import compiling
 from dxn.models.inference import Int8Linear, PackedLinear
-from dxn.run import dtypes
+from dxn.runs.saved import dtypes
 
 
 @pytest.fixture(scope="module")
@@ -82,13 +83,13 @@ def test_every_dtype_gives_nearly_the_same_probabilities(run, dtype):
 
 
 def test_an_unknown_dtype_is_refused(run):
-    with pytest.raises(dxn.errors.UserError, match="dtype: must be one of auto, float32, bf16"):
+    with pytest.raises(UserError, match="dtype: must be one of auto, float32, bf16"):
         dxn.load(run, dtype="half")
 
 
 def test_int8_is_refused_for_a_model_without_wide_layers(run, monkeypatch):
     monkeypatch.setattr(Int8Linear, "supports", staticmethod(lambda linear: False))
-    with pytest.raises(dxn.errors.UserError, match="dtype: int8 needs a transformer"):
+    with pytest.raises(UserError, match="dtype: int8 needs a transformer"):
         dxn.load(run, dtype="int8")
 
 

@@ -11,13 +11,13 @@ from helpers.training import make_model, make_task
 
 import dxn
 from dxn.cli import main
-from dxn.errors import UserError
-from dxn.files import write_sums
+from dxn.core.errors import UserError
+from dxn.core.files import write_sums
 from dxn.models import Ensemble
 from dxn.models.ensemble import split_tensors
-from dxn.run.ensemble import MEAN
-from dxn.run.members import Member
-from dxn.run.run_paths import trained_run
+from dxn.runs.ensemble import MEAN
+from dxn.runs.members import Member
+from dxn.runs.paths import trained_run
 from dxn.tasks import Classify, Contrastive, Multilabel, Regress, Tag
 
 OPTIONS = [*SMALL, *TEXT, "trainer.epochs=2", "preset=plain", "baseline=none", "ensemble=2"]

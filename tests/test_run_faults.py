@@ -26,9 +26,9 @@ from helpers.runs import (
 )
 
 from dxn.cli import main
-from dxn.run import model_folder
-from dxn.run.lock import locked
-from dxn.train.loop import Run
+from dxn.runs.lock import locked
+from dxn.runs.saved import model_folder
+from dxn.training.loop import Run
 
 OPTIONS = [*TINY_DIGITS, "adapters=[text]", "trainer.epochs=2", "trainer.log_every=1"]
 TABLE = [*SMALL, *PLAIN, "adapters.text.vocab_size=60", "trainer.epochs=2", "data.split=split"]
@@ -163,7 +163,7 @@ def test_the_measured_precision_is_kept(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     with interrupt(monkeypatch, step=2):
         main(["train", *OPTIONS, "trainer.precision=auto", f"run={run}"])
-    monkeypatch.setattr("dxn.train.precision.measure", lambda *_, **__: 100.0)
+    monkeypatch.setattr("dxn.training.precision.measure", lambda *_, **__: 100.0)
     capsys.readouterr()
     assert main(["train", f"resume={run}"]) == 0
     assert "precision: float32, as configured" in capsys.readouterr().out
@@ -240,7 +240,7 @@ def test_a_training_that_ends_in_its_final_evaluation_is_evaluated_by_a_resume(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr("dxn.run.training.evaluate_subsets", stop)
+        patch.setattr("dxn.runs.train.evaluate_subsets", stop)
         assert main(["train", f"resume={run}"]) == 130
     assert f"continue with: dxn train resume={run}" in capsys.readouterr().err
     assert main(["train", f"resume={run}"]) == 0

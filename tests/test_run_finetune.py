@@ -16,8 +16,8 @@ from torch import nn
 
 import dxn
 from dxn.cli import main
-from dxn.run import model_folder
-from dxn.train.finetune import Finetune, LowRank
+from dxn.runs.saved import model_folder
+from dxn.training.finetune import Finetune, LowRank
 from dxn.weights import read_public
 from dxn.weights.clip import MEAN, STD
 

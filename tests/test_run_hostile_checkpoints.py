@@ -10,8 +10,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dxn.cli import main
-from dxn.files import write_sums
-from dxn.train.checkpoint import FILE, all_checkpoints
+from dxn.core.files import write_sums
+from dxn.training.checkpoint import FILE, all_checkpoints
 
 OPTIONS = [*TINY_DIGITS, "adapters=[text]", "trainer.epochs=2"]
 WEIGHT = "model/head.out.bias"

@@ -12,9 +12,9 @@ from helpers.runs import train
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from dxn.errors import UserError
-from dxn.files import write_sums
-from dxn.run.model_folder import load
+from dxn.core.errors import UserError
+from dxn.core.files import write_sums
+from dxn.runs.saved.model_folder import load
 
 TINY = ["dim=16", "backbone.depth=1", "trainer.epochs=1", "adapters=[text]"]
 CPU = ["trainer.device=cpu", "trainer.precision=float32", "adapters.text.tokenizer.kind=word"]
@@ -28,8 +28,8 @@ def trained(tmp_path_factory):
     (folder / "table.csv").write_text(f"text,label\n{rows}")
     data = ["data=table", f"data.path={folder / 'table.csv'}", "data.target=label"]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.run.evaluation.draw", lambda *_: None)
-        patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_: None)
+        patch.setattr("dxn.runs.evaluation.evaluate.draw", lambda *_: None)
+        patch.setattr("dxn.runs.evaluation.evaluate.draw_tokens", lambda *_: None)
         train(folder / "run", *data, *TINY, *CPU)
     return folder / "run" / "model"
 

@@ -18,13 +18,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import dxn
 from dxn.cli import main
-from dxn.config import compose
-from dxn.errors import UserError
-from dxn.instantiate import build
-from dxn.keys import leaves
-from dxn.run.build import build_model
-from dxn.run.filling import InitialWeights
-from dxn.run.initial_weights import read_initial_weights, with_weights
+from dxn.config.compose import compose
+from dxn.config.instantiate import build
+from dxn.config.keys import leaves
+from dxn.core.errors import UserError
+from dxn.runs.build import build_model
+from dxn.runs.filling import InitialWeights
+from dxn.runs.weights import read_initial_weights, with_weights
 from dxn.tasks import Classify
 from dxn.weights import FAMILIES, Checkpoint, PublicModel
 

@@ -12,9 +12,9 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
-from dxn.errors import UserError
-from dxn.run.evaluation import by_split, subset_name, subsets
-from dxn.run.prediction_table import answer_lines
+from dxn.core.errors import UserError
+from dxn.runs.evaluation.evaluate import by_split, subset_name, subsets
+from dxn.runs.predictor.table import answer_lines
 
 PHOTOS = ("front", "back", "left", "right")
 TEXTS = ("title", "note")

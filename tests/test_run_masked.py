@@ -23,8 +23,8 @@ from safetensors.torch import load_file
 
 import dxn
 from dxn.cli import main
-from dxn.errors import UserError
-from dxn.run.run_folder import has_checkpoint
+from dxn.core.errors import UserError
+from dxn.runs.folder import has_checkpoint
 
 SENTENCES = ["cats chase mice", "dogs chew bones"]
 MODEL = ["dim=14", "backbone.num_heads=2", "backbone.depth=1", "batch_size=5", "baseline=none"]

@@ -5,10 +5,10 @@ import torch
 import torch.nn.functional as F
 
 from dxn.cli import main
-from dxn.errors import UserError
-from dxn.run import model_folder
-from dxn.run.build import build_model
-from dxn.run.predictor import Predictor
+from dxn.core.errors import UserError
+from dxn.runs.build import build_model
+from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.saved import model_folder
 from dxn.tasks import Classify
 from dxn.tokenize import ImageAdapter, TextAdapter, TokenizerOptions
 

@@ -7,14 +7,14 @@ import pyarrow.parquet
 import pytest
 import torch
 
-from dxn.data.opening import Opened
-from dxn.errors import UserError
-from dxn.run.output import check_suffix, format_cell, write_records
-from dxn.run.prediction_table import answer_lines, prediction_records, record_line
-from dxn.run.report import count, format_number
-from dxn.run.vectors import vector_lines, write_vectors
+from dxn.core.errors import UserError
+from dxn.data.reading import Opened
+from dxn.runs.evaluation.printing import count, format_number
+from dxn.runs.predictor.output import check_suffix, format_cell, write_records
+from dxn.runs.predictor.table import answer_lines, prediction_records, record_line
+from dxn.runs.predictor.vectors import vector_lines, write_vectors
 from dxn.tasks import Classify, Regress
-from dxn.train.evaluate import Predictions
+from dxn.training.evaluate import Predictions
 
 WRITES_REPORTS = True  # see conftest.py
 RECORDS = [

@@ -4,10 +4,10 @@ import os
 
 import pytest
 
-from dxn.config import compose
-from dxn.early_checks import prepare
-from dxn.errors import UserError
-from dxn.run.run_paths import trained_run, weights_of_run
+from dxn.config.checks import prepare
+from dxn.config.compose import compose
+from dxn.core.errors import UserError
+from dxn.runs.paths import trained_run, weights_of_run
 
 
 def make_run(folder, *, time, has_model=True):

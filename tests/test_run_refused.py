@@ -9,7 +9,7 @@ def table(tmp_path, monkeypatch):
     """A table that must not be read."""
     path = tmp_path / "table.csv"
     path.write_text(table_of(40))
-    monkeypatch.setattr("dxn.run.prepare.open_source", lambda *_: pytest.fail("read the data"))
+    monkeypatch.setattr("dxn.runs.prepare.open_source", lambda *_: pytest.fail("read the data"))
     return path
 
 

@@ -14,10 +14,10 @@ from helpers.runs import PLAIN, SMALL, TINY_DIGITS, refused, train
 from PIL import Image
 
 from dxn.cli import main
-from dxn.explain.drawers import html as parts
-from dxn.files import write_text
+from dxn.core.files import write_text
 from dxn.report.examples import Budget, marked
 from dxn.report.run import MAX_CONFIG
+from dxn.viz.drawers import html as parts
 
 WRITES_REPORTS = True  # see conftest.py
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")

@@ -12,9 +12,9 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
-from dxn.errors import UserError
-from dxn.run.graph import GRAPH, build_graph, search_graph
-from dxn.run.search import nearest
+from dxn.core.errors import UserError
+from dxn.runs.index.graph import GRAPH, build_graph, search_graph
+from dxn.runs.index.search import nearest
 
 COLORS = {"red": (220, 20, 20), "blue": (20, 20, 220), "green": (20, 200, 20), "white": (250,) * 3}
 KINDS = ("shirt", "shoe", "hat")
@@ -293,7 +293,7 @@ def test_a_missing_damaged_or_foreign_graph_is_refused(tmp_path):
 
 @pytest.mark.parametrize("chunk", [1, 40, 2**24])
 def test_the_exact_search_does_not_depend_on_its_chunks(chunk, monkeypatch):
-    monkeypatch.setattr("dxn.run.search.CHUNK", chunk)
+    monkeypatch.setattr("dxn.runs.index.search.CHUNK", chunk)
     random = np.random.default_rng(0)
     vectors = random.normal(size=(53, 3)).astype(np.float32)
     vectors[17] = vectors[5]  # equal rows keep their order

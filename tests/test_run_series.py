@@ -10,8 +10,8 @@ from helpers.runs import SMALL, metrics_of, refused, train
 
 import dxn
 from dxn.cli import main
-from dxn.errors import UserError
-from dxn.files import write_sums
+from dxn.core.errors import UserError
+from dxn.core.files import write_sums
 
 SERIES = ["adapters=[series]", *SMALL]
 

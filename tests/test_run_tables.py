@@ -9,8 +9,8 @@ import pytest
 
 import dxn
 from dxn.cli import main
-from dxn.run.evaluation import subsets
-from dxn.run.input_groups import evaluated_groups, input_lines
+from dxn.runs.evaluation.evaluate import subsets
+from dxn.runs.predictor.input_groups import evaluated_groups, input_lines
 
 SMALL = ["dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.precision=float32"]
 FUSIONS = ("early", "late", "bottleneck")

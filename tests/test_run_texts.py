@@ -18,9 +18,9 @@ from tokenizers import Tokenizer
 
 import dxn
 from dxn.cli import main
-from dxn.errors import UserError
+from dxn.commands.verbs import MAX_PRINTED
+from dxn.core.errors import UserError
 from dxn.models import greedy, make_sampler
-from dxn.run.verbs import MAX_PRINTED
 
 WORDS = ["red", "blue", "green", "ball", "cat", "dog", "bird", "sits", "runs", "sings"]
 SPLITS = {"train": 23, "validation": 7, "test": 5}
@@ -189,7 +189,7 @@ def test_an_interrupted_writer_resumes_bit_for_bit(place, tmp_path, monkeypatch)
     with interrupt(monkeypatch, step=5):  # of 3 per epoch
         assert main(["train", *asked, f"run={tmp_path / 'cut'}"]) == 130
     monkeypatch.setattr(
-        "dxn.tokenize.target.make_tokenizer", lambda *_, **__: pytest.fail("trained again")
+        "dxn.tasks.target_tokenizer.make_tokenizer", lambda *_, **__: pytest.fail("trained again")
     )
     assert main(["train", f"resume={tmp_path / 'cut'}"]) == 0
     assert same_tensors(weights_of(tmp_path / "cut"), weights_of(tmp_path / "whole"))

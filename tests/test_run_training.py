@@ -11,8 +11,8 @@ from helpers.runs import TINY_DIGITS, train
 
 import dxn
 from dxn.cli import main
-from dxn.errors import UserError
-from dxn.files import write_sums
+from dxn.core.errors import UserError
+from dxn.core.files import write_sums
 
 DRAWS_PICTURES = WRITES_REPORTS = True  # see conftest.py
 HEADER = "spelled,handwritten,dialled"  # the columns of the inputs of data=digits

@@ -14,7 +14,7 @@ import yaml
 from helpers.runs import refused, train
 
 from dxn.cli import main
-from dxn.files import write_sums
+from dxn.core.files import write_sums
 
 TINY = [
     "preset=plain",
@@ -34,8 +34,8 @@ def place(tmp_path_factory):
     rows = "".join(f"{word} {i},{word[0]}\n" for i, word in enumerate(["apple", "banana"] * 20))
     (folder / "table.csv").write_text(f"text,label\n{rows}")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.run.evaluation.draw", lambda *_: None)
-        patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_: None)
+        patch.setattr("dxn.runs.evaluation.evaluate.draw", lambda *_: None)
+        patch.setattr("dxn.runs.evaluation.evaluate.draw_tokens", lambda *_: None)
         train(folder / "run", *table(folder), *TINY, *CPU)
     return folder
 
@@ -108,7 +108,7 @@ def test_a_run_folder_cannot_read_the_environment(place, tmp_path, capsys, monke
 def test_a_run_folder_cannot_decide_that_its_data_leads_outside(
     place, tmp_path, capsys, monkeypatch
 ):
-    monkeypatch.setattr("dxn.run.evaluation.draw_tokens", lambda *_: None)
+    monkeypatch.setattr("dxn.runs.evaluation.evaluate.draw_tokens", lambda *_: None)
     copy = tmp_path / "copy"
     shutil.copytree(place / "run", copy)
     config = copy / ".hydra" / "config.yaml"

@@ -14,7 +14,7 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 
 COLORS = {"red": (220, 20, 20), "blue": (20, 20, 220)}
 TINY = [

@@ -12,8 +12,8 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from dxn.cli import main
-from dxn.files import sha256, write_sums
-from dxn.train.checkpoint import FILE, all_checkpoints
+from dxn.core.files import sha256, write_sums
+from dxn.training.checkpoint import FILE, all_checkpoints
 
 
 @pytest.fixture(scope="module")

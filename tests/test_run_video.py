@@ -10,8 +10,8 @@ from helpers.videos import moving_bar, sine, write_video
 
 import dxn
 from dxn.cli import main
-from dxn.data.opening import Opened
-from dxn.data.samples import Samples
+from dxn.data.dataset import Samples
+from dxn.data.reading import Opened
 from dxn.models import Backbone, EarlyFusion, Model
 from dxn.tasks import Classify
 from dxn.tokenize import VideoAdapter, VideoSampling
@@ -57,8 +57,8 @@ def place(tmp_path_factory):
 def run(place):
     folder = place / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.run.evaluation.draw", lambda *_, **__: None)
-        patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_, **__: None)
+        patch.setattr("dxn.runs.evaluation.evaluate.draw", lambda *_, **__: None)
+        patch.setattr("dxn.runs.evaluation.evaluate.draw_tokens", lambda *_, **__: None)
         train(folder, str(place / "clips.csv"), *BOTH, *TINY)
     return folder
 

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from dxn import runtime
+from dxn.core import runtime
 
 VARIABLES = ("GOMP_SPINCOUNT", "MKL_CBWR")
 OTHERS = ("OMP_WAIT_POLICY",)  # of the user

@@ -22,17 +22,17 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
-from dxn.config import compose
-from dxn.data.confine import confined
-from dxn.early_checks import prepare
-from dxn.errors import UserError
-from dxn.explain.drawers import Shown, get_drawer
+from dxn.config.checks import prepare
+from dxn.config.compose import compose
+from dxn.core.errors import UserError
+from dxn.data.sources.confine import confined
 from dxn.serve import server
 from dxn.serve.app import make_app
 from dxn.serve.command import bind, examples_of
 from dxn.serve.examples import _file_of, _text_of, read_examples
 from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key
 from dxn.tokenize import SeriesAdapter, VideoAdapter, VideoSampling
+from dxn.viz.drawers import Shown, get_drawer
 
 KEY = "a-key-of-this-test"
 TEXT = {"text": "seven"}
@@ -43,8 +43,8 @@ def run(tmp_path_factory):
     """A run on tiny digits: a text, a picture and a sound per row."""
     folder = tmp_path_factory.mktemp("serve") / "run"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.run.evaluation.draw", lambda *_, **__: None)
-        patch.setattr("dxn.run.evaluation.draw_tokens", lambda *_, **__: None)
+        patch.setattr("dxn.runs.evaluation.evaluate.draw", lambda *_, **__: None)
+        patch.setattr("dxn.runs.evaluation.evaluate.draw_tokens", lambda *_, **__: None)
         train(folder, *TINY_DIGITS, *PLAIN, "trainer.epochs=1", "report=false")
     return folder
 

@@ -12,8 +12,8 @@ from helpers.serving import server_of
 from PIL import Image
 
 import dxn
-from dxn.config import compose
-from dxn.early_checks import prepare
+from dxn.config.checks import prepare
+from dxn.config.compose import compose
 from dxn.serve.examples import read_examples
 
 CHROMIUM = shutil.which("chromium")

@@ -10,7 +10,7 @@ from helpers.serving import client_of, error_of
 
 import dxn
 from dxn.models import make_sampler
-from dxn.run.vocabulary import vocabulary_adapter
+from dxn.runs.predictor.vocabulary import vocabulary_adapter
 from dxn.serve.engine import Job
 from dxn.serve.operations import WRITE, Operations
 from dxn.serve.refusal import Refusal

@@ -5,7 +5,7 @@ import itertools
 
 import pytest
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks import TASKS, Auto, Classify, Generate, Multilabel, Regress, Tag, infer_task
 from dxn.tasks.auto import task_class
 

@@ -22,7 +22,7 @@ from hypothesis import strategies as st
 from sklearn.utils.class_weight import compute_class_weight
 from torch.nn import functional as F
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks import IGNORED, Classify
 from dxn.tokenize import TextAdapter, TokenizerOptions
 

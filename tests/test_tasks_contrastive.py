@@ -8,9 +8,9 @@ import torch.nn.functional as F
 from helpers.tasks import adapters_stub, build_model, overfit, predict
 from torch import nn
 
-from dxn.data.opening import Opened
-from dxn.data.samples import Samples
-from dxn.errors import UserError
+from dxn.core.errors import UserError
+from dxn.data.dataset import Samples
+from dxn.data.reading import Opened
 from dxn.models import InputVectors
 from dxn.models.contrast import sigmoid_loss, softmax_loss, unit
 from dxn.tasks import Contrastive

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.metrics import mean_pinball_loss
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks import Forecast
 from dxn.tasks.futures import (
     Future,

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from sacrebleu import corpus_bleu, corpus_chrf
 from torch import nn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
+from dxn.core.tokens import Span, Tokens
 from dxn.models import Backbone, Decoder, Memory, RecurrentDecoder, beam_search
-from dxn.models.sampling import random_sampler
-from dxn.models.search import length_normalized
+from dxn.models.decoding.sampling import random_sampler
+from dxn.models.decoding.search import length_normalized
 from dxn.tasks import IGNORED, Generate, Generated, Writes
 from dxn.tasks.generate_head import GenerateHead
 from dxn.tasks.text_metrics import text_metrics
@@ -27,7 +28,6 @@ from dxn.tokenize import (
     TextAdapter,
     TokenizerOptions,
 )
-from dxn.tokens import Span, Tokens
 
 B, M, D, V = 3, 5, 12, 13
 BEGIN, END = 3, 4

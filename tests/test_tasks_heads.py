@@ -5,8 +5,8 @@ import torch
 from helpers.tasks import B, D, K, N, assert_same, part
 from torch import nn
 
+from dxn.core.tokens import join
 from dxn.tasks import Classify, Embed, LinearHead, Multilabel, PreHead, Regress, Tag, TokenHead
-from dxn.tokens import join
 
 ACTIVATIONS = {
     "linear": lambda h: h,

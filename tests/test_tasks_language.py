@@ -7,9 +7,9 @@ import torch
 from helpers.tasks import adapters_stub, build_model
 from torch import nn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.models import Backbone, LanguageModel, NormOptions, PositionOptions
-from dxn.models.generation import beam_search, generate
+from dxn.models.decoding.generation import beam_search, generate
 from dxn.tasks import IGNORED, Language, Window
 from dxn.tokenize import (
     EmbeddingNormOptions,

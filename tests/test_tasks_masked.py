@@ -10,7 +10,7 @@ import torch
 from helpers.tasks import adapters_stub, assert_same, build_model, make_batch, overfit, predict
 from torch.nn import functional as F
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks import Masked
 from dxn.tokenize import (
     AudioAdapter,

@@ -9,7 +9,7 @@ from helpers.tasks import WEIGHTS, B, K, assert_same, build_model, make_batch, o
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks import Multilabel
 from dxn.tokenize import TextAdapter, TokenizerOptions
 

@@ -11,7 +11,7 @@ from helpers.tasks import D, assert_same, build_model, make_batch, overfit, pred
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks import Regress
 from dxn.tokenize import TextAdapter, TokenizerOptions
 

@@ -22,7 +22,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from sklearn.utils.class_weight import compute_class_weight
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks import IGNORED, Tag
 from dxn.tasks.entities import entities
 from dxn.tasks.tag import Tagged, first_tokens

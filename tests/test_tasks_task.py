@@ -10,7 +10,7 @@ from helpers.tasks import build_model, make_batch, overfit, predict
 from torch import nn
 from torch.nn import functional as F
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks import TASKS, Classify, Embed, Regress, Task, read_state
 from dxn.tasks.auto import task_class
 from dxn.tokenize import ImageAdapter, ImageAugment, TextAdapter, TokenizerOptions

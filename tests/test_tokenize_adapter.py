@@ -7,9 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dxn.tokenize import ADAPTERS, ImageAdapter, TextAdapter, VocabularyAdapter, adapter
+from dxn.core.tokens import Span, Tokens
+from dxn.tokenize import ADAPTERS, ImageAdapter, TextAdapter, VocabularyAdapter
+from dxn.tokenize import base as adapter
 from dxn.tokenize.media import BadMedia
-from dxn.tokens import Span, Tokens
 
 
 class SeriesPreprocessor:

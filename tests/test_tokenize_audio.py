@@ -22,7 +22,7 @@ from dxn.tokenize import (
     PatchOptions,
     SpectrogramOptions,
 )
-from dxn.tokenize.audio_augment import augment_spectrogram, augment_waveform, draw_gains
+from dxn.tokenize.audio.augment import augment_spectrogram, augment_waveform, draw_gains
 
 D = 12
 RATE = 8000  # so windows of 200 samples, 80 apart

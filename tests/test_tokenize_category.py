@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, CategoryAdapter
 
 DIM = 11

@@ -12,11 +12,11 @@ import torch.nn.functional as F
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks import Language
 from dxn.tokenize import NgramOptions, TextAdapter, TextAugment, TokenizerOptions
-from dxn.tokenize.text_chars import MAX_WORD, CharNgrams
-from dxn.tokenize.text_tokenizer import SPECIALS
+from dxn.tokenize.text.chars import MAX_WORD, CharNgrams
+from dxn.tokenize.text.tokenizer import SPECIALS
 
 KINDS = ["bpe", "wordpiece", "unigram", "word", "character"]
 SENTENCES = ["the tall man rows the boats", "boats, rowing, pass!", "a café near the bridge"]
@@ -63,7 +63,7 @@ def test_a_word_without_spaces_has_a_limited_number_of_ngrams():
 
 
 def test_hashes_are_the_same_in_another_process():
-    code = "from dxn.tokenize.text_chars import CharNgrams as C; print(C((3,), 997).of_word('oar'))"
+    code = "from dxn.tokenize.text.chars import CharNgrams as C; print(C((3,), 997).of_word('oar'))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(CharNgrams((3,), 997).of_word("oar"))
 

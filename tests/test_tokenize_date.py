@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, DateAdapter
-from dxn.tokenize.date_format import DateFormat, find_date_format
+from dxn.tokenize.cells.date_format import DateFormat, find_date_format
 
 DIM = 11
 DATES = ["2026-01-31", "2025-07-02", "2024-12-24 18:30", "2026-03-08"]

@@ -20,8 +20,8 @@ from dxn.tokenize import (
     ImageNormalization,
     ResizeOptions,
 )
-from dxn.tokenize.image_augment import ImageAugmenter
-from dxn.tokenize.image_preprocessor import ImagePreprocessor
+from dxn.tokenize.image.augment import ImageAugmenter
+from dxn.tokenize.image.preprocessor import ImagePreprocessor
 from dxn.tokenize.stem import ConvStem
 
 D = 12

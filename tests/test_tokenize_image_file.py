@@ -10,7 +10,7 @@ import torch
 from PIL import Image, ImageOps
 
 from dxn.tokenize import ImageAdapter, ImageAugment, ResizeOptions
-from dxn.tokenize.image_file import DRAFT_MARGIN, image_size, read_image, resize
+from dxn.tokenize.image.file import DRAFT_MARGIN, image_size, read_image, resize
 from dxn.tokenize.media import BadMedia
 
 LARGE = (1500, 1100)  # width and height; above MIN_DRAFT_PIXELS

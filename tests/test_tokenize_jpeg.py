@@ -7,7 +7,8 @@ import pytest
 import torch
 from PIL import Image
 
-from dxn.tokenize import image_file, jpeg
+from dxn.tokenize.image import file as image_file
+from dxn.tokenize.image import jpeg
 from dxn.tokenize.media import BadMedia
 
 

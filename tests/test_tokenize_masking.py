@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tokenize import (
     AudioAdapter,
     AudioNormalization,
@@ -24,7 +24,7 @@ from dxn.tokenize import (
     TokenizerOptions,
 )
 from dxn.tokenize.masking import TextMasking, hide_tiles, make_generator, standardize
-from dxn.tokenize.text_tokenizer import SPECIALS
+from dxn.tokenize.text.tokenizer import SPECIALS
 
 DIM = 16
 MASK = SPECIALS.index("[MASK]")

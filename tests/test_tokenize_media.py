@@ -9,8 +9,8 @@ import soundfile
 import torch
 from PIL import Image, ImageOps
 
-from dxn.tokenize.audio_file import audio_rate, audio_seconds, read_audio
-from dxn.tokenize.image_file import read_image
+from dxn.tokenize.audio.file import audio_rate, audio_seconds, read_audio
+from dxn.tokenize.image.file import read_image
 from dxn.tokenize.media import BadMedia
 
 RATE = 8000

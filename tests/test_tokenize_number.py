@@ -9,9 +9,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, NumberAdapter, PeriodicOptions
-from dxn.tokenize.number import quantile_edges
+from dxn.tokenize.cells.number import quantile_edges
 
 DIM = 11
 NUMBERS = [3.0, -7.5, 11.25, 1300.0, 17.0, 19.0, 2.0, 5.0]

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks import Regress
-from dxn.tokenize.number_format import NumberFormat, find_format, read_numbers
+from dxn.tokenize.cells.number_format import NumberFormat, find_format, read_numbers
 
 
 @pytest.mark.parametrize(

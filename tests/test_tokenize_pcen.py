@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dxn.tokenize import AudioAdapter, AudioAugment, SpectrogramOptions
-from dxn.tokenize.spectrogram import pcen
+from dxn.tokenize.audio.spectrogram import pcen
 
 RATE = 8000
 OPTIONS = SpectrogramOptions(n_mels=13, scale="pcen")

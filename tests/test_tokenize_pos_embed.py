@@ -6,8 +6,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 
-from dxn.tokenize.pos_embed import PosEmbed1d, PosEmbed2d, sinusoidal_2d
-from dxn.tokens import sinusoidal
+from dxn.core.tokens import sinusoidal
+from dxn.tokenize.positions import PosEmbed1d, PosEmbed2d, sinusoidal_2d
 
 CPU = torch.device("cpu")
 

@@ -2,10 +2,10 @@
 
 import pytest
 
+from dxn.export.programs import text_codes
 from dxn.tokenize import train_tokenizer
-from dxn.tokenize.scripts import RANGES, count_words
-from dxn.tokenize.standalone import text_codes
-from dxn.tokenize.text_tokenizer import load_tokenizer
+from dxn.tokenize.text.scripts import RANGES, count_words
+from dxn.tokenize.text.tokenizer import load_tokenizer
 
 
 @pytest.mark.parametrize(

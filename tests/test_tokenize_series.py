@@ -13,11 +13,11 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, SeriesAdapter, SeriesAugment
-from dxn.tokenize.series_augment import augment_series
-from dxn.tokenize.series_file import is_series, read_series
-from dxn.tokenize.series_values import MAX_VALUES
+from dxn.tokenize.series.augment import augment_series
+from dxn.tokenize.series.file import is_series, read_series
+from dxn.tokenize.series.values import MAX_VALUES
 
 D = 12
 NAN = float("nan")

@@ -6,6 +6,9 @@ import pytest
 import torch
 from sklearn.feature_extraction.text import CountVectorizer
 
+from dxn.stacking.features.image import picture_features
+from dxn.stacking.features.statistics import means_of_parts, time_statistics
+from dxn.stacking.features.text import CHAR_LENGTHS
 from dxn.tokenize import (
     AudioAdapter,
     CategoryAdapter,
@@ -19,9 +22,6 @@ from dxn.tokenize import (
     VideoAdapter,
     VideoSampling,
 )
-from dxn.tokenize.picture_summary import picture_features
-from dxn.tokenize.statistics import means_of_parts, time_statistics
-from dxn.tokenize.text_summary import CHAR_LENGTHS
 
 KINDS = ["bpe", "wordpiece", "unigram", "word", "character"]
 TEXTS = [

@@ -8,10 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from dxn.errors import UserError
-from dxn.tokenize import TargetTokenizer, TextAdapter, TokenizerOptions
-from dxn.tokenize.target import FILE
-from dxn.tokenize.text_tokenizer import SPECIALS, train_tokenizer
+from dxn.core.errors import UserError
+from dxn.tasks.target_tokenizer import FILE, TargetTokenizer
+from dxn.tokenize import TextAdapter, TokenizerOptions
+from dxn.tokenize.text.tokenizer import SPECIALS, train_tokenizer
 
 TEXTS = [
     "ein roter ball",

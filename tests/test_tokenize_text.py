@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 from tokenizers import Tokenizer, processors
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tokenize import (
     BadMedia,
     EmbeddingNormOptions,
@@ -24,7 +24,7 @@ from dxn.tokenize import (
     VocabularyAdapter,
     train_tokenizer,
 )
-from dxn.tokenize.text_tokenizer import SPECIALS, load_tokenizer
+from dxn.tokenize.text.tokenizer import SPECIALS, load_tokenizer
 
 KINDS = ["bpe", "wordpiece", "unigram", "word", "character"]
 SENTENCES = [

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
-from dxn.errors import UserError
-from dxn.tokenize import tokenizer_check
-from dxn.tokenize.regex_check import regex_fault
-from dxn.tokenize.text_options import TokenizerKind
-from dxn.tokenize.text_tokenizer import encode, load_tokenizer, save_tokenizer, train_tokenizer
+from dxn.core import tokenizer_check
+from dxn.core.errors import UserError
+from dxn.core.regex_check import regex_fault
+from dxn.tokenize.text.options import TokenizerKind
+from dxn.tokenize.text.tokenizer import encode, load_tokenizer, save_tokenizer, train_tokenizer
 
 TEXTS = ["a fine day, isn't it?", "two words"]
 # The patterns of well-known tokenizers.

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dxn.tokenize import ImageNormalization, ResizeOptions, VideoAdapter, VideoAugment
-from dxn.tokenize.adapter import load_adapter, save_adapter
-from dxn.tokenize.video_options import VideoSampling
+from dxn.tokenize.base import load_adapter, save_adapter
+from dxn.tokenize.video.options import VideoSampling
 
 D = 12
 

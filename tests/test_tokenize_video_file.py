@@ -20,10 +20,10 @@ from helpers.videos import (
 from PIL import Image
 
 from dxn.tokenize import AudioAdapter, BadMedia, ImageAdapter, VideoAdapter, VideoSampling
-from dxn.tokenize.audio_file import audio_rate, read_audio
+from dxn.tokenize.audio.file import audio_rate, read_audio
+from dxn.tokenize.audio.sound_track import NoSoundTrack
 from dxn.tokenize.media import is_audio, is_image, is_video
-from dxn.tokenize.sound_track import NoSoundTrack
-from dxn.tokenize.video_file import read_video, sample_times, video_header
+from dxn.tokenize.video.file import read_video, sample_times, video_header
 
 SOUNDING = [suffix for suffix in SOUND_CODECS if suffix != ".avi"]  # AVI needs an MP3 encoder
 

@@ -5,7 +5,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from dxn.tokens import Span, Tokens, check_columns, join, sinusoidal
+from dxn.core.tokens import Span, Tokens, check_columns, join, sinusoidal
 
 
 def make(name="text", lengths=(3, 5), dim=7, num_coords=2, modality="text"):

@@ -8,9 +8,9 @@ from helpers.runs import PLAIN, SMALL, TEXT, table_of
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from dxn.cli import main
-from dxn.errors import UserError
-from dxn.train.trackers import Trackers, check_trackers
-from dxn.train.trainer import Trainer
+from dxn.core.errors import UserError
+from dxn.training.trackers import Trackers, check_trackers
+from dxn.training.trainer import Trainer
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_a_tracker_that_cannot_start_after_the_training_is_a_warning(tmp_path, m
     def fail(*_, **__):
         raise ConnectionError("the server is down")
 
-    monkeypatch.setattr("dxn.train.trackers._make", fail)
+    monkeypatch.setattr("dxn.training.trackers._make", fail)
     trainer.track(tmp_path, {"test/accuracy": 0.5}, 3)
     assert "warning: tensorboard does not get the final metrics" in capsys.readouterr().out
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from dxn.train import accelerator, parent
-from dxn.train.accelerator import is_lost_connection
+from dxn.training import accelerator, parent
+from dxn.training.accelerator import is_lost_connection
 
 
 @pytest.fixture

@@ -9,10 +9,10 @@ import torch
 from helpers.runs import checkpoint_of, same_tensors
 from helpers.training import fit, make_model, make_samples, make_task
 
-from dxn.train import checkpoint as checkpoints
-from dxn.train.ema import make_ema, use_ema
-from dxn.train.evaluate import Predictions, predict, score, to_device
-from dxn.train.optim import adamw
+from dxn.training import checkpoint as checkpoints
+from dxn.training.ema import make_ema, use_ema
+from dxn.training.evaluate import Predictions, predict, score, to_device
+from dxn.training.optim import adamw
 
 CPU = torch.device("cpu")
 

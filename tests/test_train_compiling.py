@@ -8,12 +8,12 @@ import torch
 from helpers.runs import checkpoint_of, interrupt, same_tensors
 from helpers.training import fit, make_model, make_task, without_time
 
-from dxn.dropout import Noise, keyed, number_layers
+from dxn.core.dropout import Noise, keyed, number_layers
 from dxn.models import Backbone, BlockOptions, NormOptions, compiling
 from dxn.models.blocks import blocks_of, set_compiled
-from dxn.train import compiling as choice
-from dxn.train.compiling import Trial
-from dxn.train.trainer import Trainer
+from dxn.training import compiling as choice
+from dxn.training.compiling import Trial
+from dxn.training.trainer import Trainer
 
 
 @pytest.fixture(autouse=True)

@@ -7,9 +7,9 @@ import pytest
 import torch
 from helpers.training import make_model, make_samples, make_task
 
-from dxn.errors import UserError
-from dxn.run.predictor import Predictor
-from dxn.train.evaluate import predict
+from dxn.core.errors import UserError
+from dxn.runs.predictor.predictor import Predictor
+from dxn.training.evaluate import predict
 
 CPU = torch.device("cpu")
 COUNT = 13

@@ -11,12 +11,12 @@ import torch
 from helpers.runs import checkpoint_of, log_of, same_tensors
 from helpers.training import fit, without_randomness, without_time
 
-from dxn.errors import Interrupted, UserError
-from dxn.train import stepper as steppers
-from dxn.train.checkpoint import FILE, all_checkpoints, read
-from dxn.train.optim import sgd
-from dxn.train.stepper import Stepper
-from dxn.train.trainer import Run
+from dxn.core.errors import Interrupted, UserError
+from dxn.training import stepper as steppers
+from dxn.training.checkpoint import FILE, all_checkpoints, read
+from dxn.training.optim import sgd
+from dxn.training.stepper import Stepper
+from dxn.training.trainer import Run
 
 EVERYTHING = {"ema_decay": 0.9, "mixup": 0.5, "epochs": 3, "log_every": 3}
 BAD = math.nan

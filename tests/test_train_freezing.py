@@ -6,9 +6,9 @@ from helpers.runs import checkpoint_of, interrupt, same_tensors
 from helpers.training import fit, make_model, make_samples, make_task
 from torch import nn
 
-from dxn.errors import UserError
-from dxn.train.evaluate import predict
-from dxn.train.finetune import Finetune, LowRank, merged
+from dxn.core.errors import UserError
+from dxn.training.evaluate import predict
+from dxn.training.finetune import Finetune, LowRank, merged
 
 DEPTH = 3
 CPU = torch.device("cpu")

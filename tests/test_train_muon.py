@@ -10,8 +10,8 @@ from torch import nn
 
 from dxn.models import Attention, Backbone, CrossAttention, EarlyFusion, Mlp, Model
 from dxn.tasks import LinearHead, PreHead
-from dxn.train.muon import orthogonalized
-from dxn.train.optim import adamw, muon
+from dxn.training.muon import orthogonalized
+from dxn.training.optim import adamw, muon
 
 
 def matrix(*singular_values, rows, columns):

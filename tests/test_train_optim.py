@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.models import (
     Backbone,
     BlockOptions,
@@ -19,9 +19,9 @@ from dxn.models import (
     NormOptions,
 )
 from dxn.tasks import LinearHead, PreHead
-from dxn.train import precision
-from dxn.train.optim import EMBEDDING_PREFIXES, adamw, constant, cosine, sgd
-from dxn.train.precision import choose, measure
+from dxn.training import precision
+from dxn.training.optim import EMBEDDING_PREFIXES, adamw, constant, cosine, sgd
+from dxn.training.precision import choose, measure
 
 D = 10
 CPU = torch.device("cpu")

@@ -18,8 +18,8 @@ from helpers.runs import TINY_DIGITS, checkpoint_of, log_of, same_tensors
 from helpers.training import fit, without_batch_norm, without_randomness
 
 import dxn
-from dxn.train.checkpoint import all_checkpoints
-from dxn.train.optim import sgd
+from dxn.training.checkpoint import all_checkpoints
+from dxn.training.optim import sgd
 
 ROOT = Path(__file__).parents[1]
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
@@ -30,9 +30,9 @@ from pathlib import Path
 sys.path.insert(0, "tests")
 from helpers.training import fit, without_batch_norm, without_randomness
 from dxn.cli import main
-from dxn.train.accelerator import wait_for_all
-from dxn.train.optim import sgd
-from dxn.train.stepper import Stepper
+from dxn.training.accelerator import wait_for_all
+from dxn.training.optim import sgd
+from dxn.training.stepper import Stepper
 
 folder = Path(sys.argv[1])
 
@@ -72,9 +72,9 @@ import os, sys, time
 from pathlib import Path
 sys.path.insert(0, "tests")
 from helpers.training import fit
-from dxn.errors import Interrupted
-from dxn.train import parent
-from dxn.train.stepper import Stepper
+from dxn.core.errors import Interrupted
+from dxn.training import parent
+from dxn.training.stepper import Stepper
 
 folder = Path(sys.argv[1])
 parent.INTERVAL, parent.GRACE = 0.1, float(sys.argv[2])

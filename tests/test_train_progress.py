@@ -6,10 +6,10 @@ import pytest
 import torch
 from helpers.runs import log_of
 
-from dxn.display import Display, duration, track
-from dxn.train.progress import MAX_LINES, Progress
-from dxn.train.step import BatchLoss
-from dxn.train.trainer import State
+from dxn.core.display import Display, duration, track
+from dxn.training.progress import MAX_LINES, Progress
+from dxn.training.step import BatchLoss
+from dxn.training.trainer import State
 
 
 def test_epochs_are_printed_with_their_metrics_and_the_name_of_the_training(tmp_path, capsys):

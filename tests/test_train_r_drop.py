@@ -12,10 +12,10 @@ from helpers.training import (
     without_randomness,
 )
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks import IGNORED, TASKS, Classify, Multilabel, Regress, Tag
 from dxn.tasks.auto import task_class
-from dxn.train.optim import sgd
+from dxn.training.optim import sgd
 
 SUPPORTED = {"classify", "multilabel", "regress", "tag"}
 

@@ -4,9 +4,9 @@ import pytest
 from helpers.runs import checkpoint_of, interrupt, log_of, same_tensors
 from helpers.training import fit, without_time
 
-from dxn.errors import UserError
-from dxn.train.optim import sgd
-from dxn.train.trainer import Run
+from dxn.core.errors import UserError
+from dxn.training.optim import sgd
+from dxn.training.trainer import Run
 
 # Every source of randomness and every piece of state at once.
 EVERYTHING = {"ema_decay": 0.9, "mixup": 0.5, "epochs": 3, "log_every": 3}

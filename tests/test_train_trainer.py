@@ -9,10 +9,10 @@ import torch
 from helpers.runs import log_of
 from helpers.training import fit, make_model, make_samples, make_task
 
-from dxn.data.samples import Samples
-from dxn.train.optim import adamw, constant, sgd
-from dxn.train.stepper import Stepper
-from dxn.train.trainer import State, Trainer
+from dxn.data.dataset import Samples
+from dxn.training.optim import adamw, constant, sgd
+from dxn.training.stepper import Stepper
+from dxn.training.trainer import State, Trainer
 
 
 def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path):
@@ -174,7 +174,8 @@ def test_the_data_set_is_told_the_stage_of_the_training(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Samples, "batch", record)
     monkeypatch.setattr(
-        "dxn.train.loop.score", lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5}
+        "dxn.training.loop.score",
+        lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5},
     )
     fit(tmp_path, count=10, epochs=4)
     assert seen == [(0, 1, False), (0.25, 1, False), (0.5, 0.5, False), (0.75, 0.5, True)]
@@ -219,7 +220,8 @@ def test_mixup_begins_when_the_validation_loss_has_fallen_or_risen(
 
     monkeypatch.setattr(Stepper, "backward", record)
     monkeypatch.setattr(
-        "dxn.train.loop.score", lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5}
+        "dxn.training.loop.score",
+        lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5},
     )
     fit(tmp_path, count=10, epochs=4, task=task, mixup=0.5, mixup_below=0.5)
     assert mixed == epochs_with_mixup
@@ -234,7 +236,8 @@ def test_patience_begins_when_the_validation_loss_has_fallen_or_risen(
 ):
     losses = iter([*losses, 1.05, 1.05])
     monkeypatch.setattr(
-        "dxn.train.loop.score", lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5}
+        "dxn.training.loop.score",
+        lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5},
     )
     _, state, _ = fit(tmp_path, count=10, epochs=6, patience=2, patience_below=0.5)
     assert state.epoch == count

@@ -12,10 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from dxn import untrusted
-from dxn.errors import UserError
-from dxn.schema import Strict, validated
-from dxn.untrusted import check_file, load_json, load_yaml
+from dxn.config.schema import Strict, validated
+from dxn.core import untrusted
+from dxn.core.errors import UserError
+from dxn.core.untrusted import check_file, load_json, load_yaml
 
 BOMB = "\n".join(
     ["a: &a [x, x]", *(f"{chr(98 + i)}: &{chr(98 + i)} [*{chr(97 + i)}]" for i in range(9))]

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.models import Backbone
 from dxn.weights.build_limit import build_limit
 

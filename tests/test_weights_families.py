@@ -6,7 +6,7 @@ from helpers.checkpoints import SIZES, assert_refused, model_of, save_peer
 from helpers.peers import CASES, cases, parity
 from safetensors.torch import save_file
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.weights import Checkpoint, read_public, resize_tensor
 from dxn.weights.vit import VIT
 

@@ -6,7 +6,7 @@ from helpers.checkpoints import assert_refused, change_tensors, model_of, save_p
 from safetensors.torch import load_file
 from torch import nn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.models import Model
 from dxn.weights import read_public
 

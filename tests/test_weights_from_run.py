@@ -12,9 +12,9 @@ from safetensors.torch import load_file
 
 import dxn
 from dxn.cli import main
-from dxn.config import compose
-from dxn.errors import UserError
-from dxn.run.initial_weights import read_initial_weights, with_weights
+from dxn.config.compose import compose
+from dxn.core.errors import UserError
+from dxn.runs.weights import read_initial_weights, with_weights
 
 WORDS = ("ant", "bee", "cat", "dog", "eel")
 FAST = [

@@ -11,7 +11,7 @@ from helpers.checkpoints import adapter_of
 from PIL import Image
 from safetensors.torch import save_file
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.weights import read_public
 
 pytestmark = pytest.mark.filterwarnings(

@@ -11,8 +11,8 @@ import yaml
 from helpers.checkpoints import assert_refused
 from safetensors.torch import load_file, save_file
 
-from dxn.errors import UserError
-from dxn.instantiate import build
+from dxn.config.instantiate import build
+from dxn.core.errors import UserError
 from dxn.models import Model
 from dxn.weights import read_public
 
@@ -252,7 +252,8 @@ def test_a_config_of_another_form_is_refused(folder, changes, message):
     "key", ["fusion/_target_", "adapters/image/_target_", "backbone/norm/_target_", "head/other"]
 )
 @pytest.mark.parametrize(
-    "target", ["os.system", "my_package.Part", "dxn.run.verbs.train", "dxn.instantiate.build"]
+    "target",
+    ["os.system", "my_package.Part", "dxn.commands.verbs.train", "dxn.config.instantiate.build"],
 )
 def test_a_config_that_names_anything_but_dxns_parts_is_refused(folder, monkeypatch, key, target):
     monkeypatch.setattr("importlib.import_module", lambda name, *_: pytest.fail(f"imported {name}"))

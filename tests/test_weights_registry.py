@@ -10,7 +10,7 @@ from helpers.checkpoints import assert_refused
 from safetensors.torch import save_file
 from torch import nn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.models import Model
 from dxn.weights import FAMILIES, Architecture, Family, TensorSource, all_families, read_public
 from dxn.weights import families as registry

@@ -7,7 +7,7 @@ import pytest
 from helpers.peers import cases
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.weights import Checkpoint
 from dxn.weights.vocabulary import byte_bpe, wordpiece
 

@@ -4,30 +4,30 @@ import importlib
 from typing import Any
 
 # The module that defines each name. Modules are imported on first use: most of them import torch,
-# which takes seconds, and `dxn.data.sources` is needed before that. No module may have the name of
-# an exported function: importing it would replace the function by the module.
+# which takes seconds, and `dxn.data.sources.detect` is needed before that. No module of this folder
+# may have the name of an exported function: importing it would replace the function.
 _MODULES = {
-    "BatchOrder": "batches",
-    "Fault": "opening",
+    "BatchOrder": "order",
+    "Fault": "reading",
     "InputSpec": "rows",
-    "LoaderOptions": "samples",
-    "Opened": "opening",
-    "Report": "check",
+    "LoaderOptions": "dataset",
+    "Opened": "reading",
+    "Report": "inspect.check",
     "Rows": "rows",
-    "Samples": "samples",
+    "Samples": "dataset",
     "Source": "rows",
     "Stream": "stream",
-    "complete_splits": "splits",
-    "count_truncated": "check",
-    "folder": "folders",
-    "hub": "hubs",
+    "complete_splits": "splits.split",
+    "count_truncated": "inspect.check",
+    "folder": "sources.folder",
+    "hub": "sources.hub",
     "make_loader": "loader",
     "make_samples": "stream",
-    "open_rows": "opening",
-    "rows_of_table": "tables",
-    "table": "tables",
-    "text_files": "files",
-    "write_bad": "check",
+    "open_rows": "reading",
+    "rows_of_table": "sources.table",
+    "table": "sources.table",
+    "text_files": "sources.text",
+    "write_bad": "inspect.check",
 }
 
 

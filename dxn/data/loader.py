@@ -9,12 +9,12 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from dxn.data.batches import BatchOrder
+from dxn.core.display import Display
+from dxn.core.errors import UserError
+from dxn.data.dataset import TIMEOUT
+from dxn.data.order import BatchOrder
 from dxn.data.preparing import Batches
-from dxn.data.samples import TIMEOUT
 from dxn.data.workers import WorkerDied, Workers, WorkersBusy
-from dxn.display import Display
-from dxn.errors import UserError
 
 
 class Loader:

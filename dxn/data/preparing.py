@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 from torch.utils.data import Dataset, get_worker_info
 
-from dxn.data.batches import Keys
-from dxn.errors import UserError
+from dxn.core.errors import UserError
+from dxn.data.order import Keys
 
 # Columns of the table in shared memory, which has a row per worker process: the index of the sample
 # that the worker prepares (NOTHING: none), how many samples it has begun, and its process id.

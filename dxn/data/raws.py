@@ -15,11 +15,11 @@ from typing import Any, overload
 import numpy as np
 from torch import Tensor
 
-from dxn.data.confine import OutsidePath
-from dxn.display import track
-from dxn.errors import UserError
-from dxn.runtime import release_memory
-from dxn.tokenize.adapter import Preprocessor, num_tokens, reads_files
+from dxn.core.display import track
+from dxn.core.errors import UserError
+from dxn.core.runtime import release_memory
+from dxn.data.sources.confine import OutsidePath
+from dxn.tokenize.base import Preprocessor, num_tokens, reads_files
 from dxn.tokenize.media import BadMedia
 
 GB = 1e9

@@ -89,7 +89,7 @@ class Source:
         notes: Sentences to print about inferred columns, random splits and unused data.
         on_bad: What to do with a bad row.
         layout: How tables were rearranged, which new tables need too, as plain data, see
-            `dxn.data.layouts`. None: not at all.
+            `dxn.data.series.layouts`. None: not at all.
     """
 
     splits: Mapping[str, Rows]

@@ -11,15 +11,15 @@ from typing import Any, cast
 import torch
 from torch import Tensor
 
-from dxn.data.batches import Stage
-from dxn.data.input_dropout import InputDropout
-from dxn.data.opening import Opened
-from dxn.data.samples import Draft, Samples
-from dxn.errors import UserError
+from dxn.core.errors import UserError
+from dxn.data.dataset import Draft, Samples
+from dxn.data.order import Stage
+from dxn.data.reading import Opened
+from dxn.tasks.target_tokenizer import ENDS, token_of
 from dxn.tasks.task import Task, Window
-from dxn.tokenize.adapter import Preprocessor, VocabularyPreprocessor
-from dxn.tokenize.target import ENDS, token_of
-from dxn.tokenize.text_tokenizer import encode
+from dxn.tokenize.base import Preprocessor, VocabularyPreprocessor
+from dxn.tokenize.text.tokenizer import encode
+from dxn.training.input_dropout import InputDropout
 
 
 class Stream(Samples):

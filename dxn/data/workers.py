@@ -18,7 +18,8 @@ from typing import Any
 import torch
 from torch.utils.data import DataLoader, Sampler
 
-from dxn.data.batches import Keys
+from dxn.core.errors import UserError
+from dxn.data.order import Keys
 from dxn.data.preparing import (
     NOTHING,
     Batches,
@@ -27,7 +28,6 @@ from dxn.data.preparing import (
     sharing_error,
     unchanged,
 )
-from dxn.errors import UserError
 
 POLL = 1.0  # seconds between two looks at the workers while the main process waits
 # Starts of messages of torch.

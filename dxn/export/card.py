@@ -8,11 +8,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dxn.errors import UserError
-from dxn.printable import without_secrets
-from dxn.run.model_folder import CARD
-from dxn.run.settings import dump_yaml
-from dxn.untrusted import load_json, read_text
+from dxn.core.errors import UserError
+from dxn.core.printable import without_secrets
+from dxn.core.untrusted import load_json, read_text
+from dxn.runs.saved.model_folder import CARD
+from dxn.runs.settings import dump_yaml
 from dxn.weights.own import read_config
 
 METRICS = "metrics.json"

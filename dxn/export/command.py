@@ -5,14 +5,14 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.export.folder import write_export
 from dxn.export.formats import check_format
 from dxn.export.hub import Publication, publish
-from dxn.run.loading import load_predictor
-from dxn.run.report import next_step, print_line
-from dxn.run.run_paths import is_run
-from dxn.run.settings import Settings
+from dxn.runs.evaluation.printing import next_step, print_line
+from dxn.runs.paths import is_run
+from dxn.runs.saved.loading import load_predictor
+from dxn.runs.settings import Settings
 
 
 def export(settings: Settings) -> int:

@@ -9,7 +9,7 @@ from textwrap import shorten
 import torch
 from torch import Tensor
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.export.formats import load
 from dxn.export.trace import MAX_REASON, Part
 

@@ -7,7 +7,7 @@ import math
 import torch
 from torch import Tensor
 
-from dxn.models.baseline import TfIdf
+from dxn.stacking.mixture import TfIdf
 
 
 def counted_scores(module: TfIdf, features: Tensor, present: Tensor | None) -> Tensor:

@@ -13,26 +13,26 @@ import numpy as np
 import torch
 
 import dxn
-import dxn.tokenize
-from dxn.errors import UserError
+from dxn.core.errors import UserError
+from dxn.core.files import SUMS, replace_folder, write_sums
 from dxn.export.compare import Agreement, compare
 from dxn.export.formats import SUFFIXES, save
 from dxn.export.parts import Exported, make_parts
 from dxn.export.ports import Port
 from dxn.export.trace import Part
-from dxn.files import SUMS, replace_folder, write_sums
 from dxn.models.inference import restore
-from dxn.run.predictor import Predictor
-from dxn.tokenize.adapter import has_words
+from dxn.runs.predictor.predictor import Predictor
+from dxn.tokenize.base import has_words
 from dxn.tokenize.recipes import counted_recipe, recipe
 
 ABOUT = "preprocess.json"
 EXAMPLE = "example.npz"
 CACHE = "__pycache__"
 # In a program that prepares inputs: the import of another module of dxn that is copied with it.
-DXN_IMPORT = re.compile(r"^from dxn\.tokenize\.(standalone\.)?(\w+) import", re.MULTILINE)
+DXN_IMPORT = re.compile(r"^from dxn\.([\w.]+)\.(\w+) import", re.MULTILINE)
+PACKAGE = Path(__file__).parents[1]
 TEMPLATES = Path(__file__).parent / "templates"
-STANDALONE = Path(dxn.tokenize.__file__).parent / "standalone"
+PROGRAMS = Path(__file__).parent / "programs"
 
 
 def write_export(
@@ -149,19 +149,18 @@ def _copy_programs(
     for each in recipes.values():
         for key in ("prepare", "counted"):
             if key in each:
-                _copy_program(STANDALONE / f"{each[key]}.py", folder)
+                _copy_program(PROGRAMS / f"{each[key]}.py", folder)
 
 
 def _copy_program(path: Path, folder: Path) -> None:
-    """Copy a module of dxn.tokenize, and those that it imports, as prepare_NAME.py."""
+    """Copy a module of dxn, and those that it imports, as prepare_NAME.py."""
     text = path.read_text(encoding="utf-8")
     (folder / f"prepare_{path.stem}.py").write_text(
         DXN_IMPORT.sub(r"from prepare_\2 import", text), encoding="utf-8"
     )
     for package, name in DXN_IMPORT.findall(text):
-        imported = STANDALONE if package else STANDALONE.parent
         if not (folder / f"prepare_{name}.py").exists():
-            _copy_program(imported / f"{name}.py", folder)
+            _copy_program(PACKAGE / package.replace(".", "/") / f"{name}.py", folder)
 
 
 def _check_folder(folder: Path) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.utils._sympy.value_ranges import ValueRanges
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.export.trace import Part
 
 Format = Literal["torch", "onnx"]

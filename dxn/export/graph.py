@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dxn.core.tokens import Tokens, join
 from dxn.export.counted import counted_scores
 from dxn.export.ports import COUNTED, PRESENT, Port, Tensors
 from dxn.models import InputVectors, Model
@@ -17,7 +18,6 @@ from dxn.models.backbone import Backbone
 from dxn.models.ensemble import Ensemble
 from dxn.models.past_regression import PastRegression
 from dxn.tasks import Task
-from dxn.tokens import Tokens, join
 
 EMBEDDING = "embeddings"
 

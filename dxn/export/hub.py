@@ -8,11 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
+from dxn.core.files import SUMS
 from dxn.export.card import hub_card
-from dxn.files import SUMS
-from dxn.run import model_folder
-from dxn.run.hub import NAME, REVISION, endpoint, reason_of
+from dxn.runs.saved import model_folder
+from dxn.runs.saved.hub import NAME, REVISION, endpoint, reason_of
 from dxn.weights.own import SUFFIXES, check_files
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.export.graph import Graph
 from dxn.export.ports import Example, Tensors, make_examples
 from dxn.export.trace import Part, make_graph, reference_of, trace
@@ -23,9 +23,9 @@ from dxn.export.writing import (
     memory_of,
 )
 from dxn.models import Ensemble
-from dxn.models.cache import Memory
-from dxn.models.decoder import Decoder
-from dxn.run.predictor import Predictor
+from dxn.models.decoding.cache import Memory
+from dxn.models.decoding.decoder import Decoder
+from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Writes
 
 SEED = 0  # of the random examples

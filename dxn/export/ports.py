@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dxn.tokenize.adapter import Preprocessor
+from dxn.core.tokens import Summary
+from dxn.tokenize.base import Preprocessor
 from dxn.tokenize.examples import examples
-from dxn.tokens import Summary
 
 BATCH = "batch"
 PRESENT = "present"  # key of the tensor that tells which samples have an input

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.export.graph import EMBEDDING, Graph, padded
 from dxn.export.ports import Example, Port, Tensors, constants, find_ports
 

@@ -8,15 +8,15 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.export.graph import Graph, encode
 from dxn.export.ports import Tensors
 from dxn.models import Model
 from dxn.models.backbone import Backbone
-from dxn.models.cache import KVCache, Memory
-from dxn.models.decoder import Decoder
+from dxn.models.decoding.cache import KVCache, Memory
+from dxn.models.decoding.decoder import Decoder
 from dxn.models.positions import token_index
-from dxn.tokenize.adapter import VocabularyAdapter
+from dxn.tokenize.base import VocabularyAdapter
 
 # Lengths of the previous tokens and of the new tokens in the cases that are traced and checked.
 # The first ones are above 1, because torch.export would make a size of 1 a constant.

@@ -9,8 +9,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.dropout import check_rate
-from dxn.models.cache import KVCache
+from dxn.core.dropout import check_rate
+from dxn.models.decoding.cache import KVCache
 from dxn.models.packing import Group
 from dxn.models.positions import apply_rope
 from dxn.models.scores import Additive, ScaledDot, Score, ScoreKind, make_score

@@ -11,15 +11,15 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from dxn.dropout import Keys
+from dxn.core.dropout import Keys
+from dxn.core.tokens import Tokens, has_no_padding
 from dxn.models import varlen
 from dxn.models.attention import Attention, CrossAttention
 from dxn.models.blocks import Block, Mlp, make_norm
-from dxn.models.cache import KVCache, Memory
+from dxn.models.decoding.cache import KVCache, Memory
 from dxn.models.options import BlockOptions, NormOptions, PositionOptions
 from dxn.models.packing import Group, Packing
 from dxn.models.positions import alibi_slopes, make_attn_mask, rope_factors, token_index
-from dxn.tokens import Tokens, has_no_padding
 
 
 class Backbone(nn.Module):

@@ -10,10 +10,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dxn.dropout import Dropout, DropPath, Keys
+from dxn.core.dropout import Dropout, DropPath, Keys
 from dxn.models import compiling
 from dxn.models.attention import Attention, CrossAttention
-from dxn.models.cache import KVCache, Memory
+from dxn.models.decoding.cache import KVCache, Memory
 from dxn.models.packing import Group
 
 NormKind = Literal["layer", "rms"]

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from dxn.dropout import Keys
+from dxn.core.dropout import Keys
 
 BACKEND = "inductor"
 # Variants of the compiled function, such as for other norms, dtypes or dropout rates. When there

@@ -10,10 +10,10 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from dxn.dropout import selected
+from dxn.core.dropout import selected
+from dxn.core.tokens import Tokens, check_columns, join
 from dxn.models.pooling import Pool, Pooling, masked_mean
 from dxn.models.separate import backbone_of
-from dxn.tokens import Tokens, check_columns, join
 
 # Distinguishes the dropout of inputs from the selections of `Model.embed`, which count from 0.
 INPUT_SALT = 2**16

@@ -8,12 +8,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor, nn
 
-from dxn.dropout import selected
-from dxn.errors import UserError
-from dxn.models.baseline import Baseline
+from dxn.core.dropout import selected
+from dxn.core.errors import UserError
+from dxn.core.tokens import Summary, Tokens, check_columns, join
 from dxn.models.fusion import Encoder
 from dxn.models.past_regression import PastRegression
-from dxn.tokens import Summary, Tokens, check_columns, join
+from dxn.stacking.mixture import Baseline
 
 # A batch has the collated tensors of each input under the name of the input, "#size" (number of
 # samples), "#index" (their row numbers in the data set), and the keys of the task, such as

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, get_args
 
-from dxn.dropout import check_rate
+from dxn.core.dropout import check_rate
 from dxn.models.blocks import MlpKind, NormKind
 from dxn.models.positions import BackbonePosition
 from dxn.models.scores import ScoreKind

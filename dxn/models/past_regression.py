@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dxn.tokens import Summary
+from dxn.core.tokens import Summary
 
 
 class PastRegression(nn.Module):

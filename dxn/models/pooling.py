@@ -8,7 +8,7 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
-from dxn.tokens import Span, Tokens, join
+from dxn.core.tokens import Span, Tokens, join
 
 Pool = Literal[
     "mean", "max", "cls", "attention", "first", "last", "cls_mean", "leading", "leading_cat"

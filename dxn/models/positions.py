@@ -8,7 +8,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from dxn.tokens import has_no_padding
+from dxn.core.tokens import has_no_padding
 
 BackbonePosition = Literal["none", "rotary", "alibi"]
 

@@ -10,9 +10,9 @@ from einops import repeat
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
-from dxn.dropout import Dropout, Keys
+from dxn.core.dropout import Dropout, Keys
+from dxn.core.tokens import Tokens
 from dxn.models.positions import token_index
-from dxn.tokens import Tokens
 
 CellKind = Literal["gru", "lstm"]
 Cell = nn.GRU | nn.LSTM

@@ -8,7 +8,7 @@ from typing import Any
 
 from torch import nn
 
-from dxn.tokens import Tokens
+from dxn.core.tokens import Tokens
 
 
 class SeparateBackbones(nn.Module):

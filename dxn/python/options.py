@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from dxn.conf_files import options as options_of
-from dxn.errors import UserError
-from dxn.printable import quoted
+from dxn.config.groups import options as options_of
+from dxn.core.errors import UserError
+from dxn.core.printable import quoted
 
 SEPARATOR = "__"  # stands for a dot in the name of a Python argument
 PATH = "data.path"

@@ -10,12 +10,12 @@ from os import PathLike
 from pathlib import Path
 from typing import Any
 
-from dxn.display import count
-from dxn.errors import UserError
-from dxn.notebook import render
-from dxn.run import model_folder
-from dxn.run.predictor import Predictor
-from dxn.run.report import ALL, Figures, format_number, name_answers
+from dxn.core.display import count
+from dxn.core.errors import UserError
+from dxn.runs.evaluation.printing import ALL, Figures, format_number, name_answers
+from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.saved import model_folder
+from dxn.viz.notebook import render
 
 METRICS = "metrics.json"
 REPORT = "report.html"

@@ -11,18 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from dxn.config import compose
-from dxn.data.memory import is_in_memory, tables_of, write_tables
-from dxn.data.splits import SPLIT_NAMES, UNDIVIDED
-from dxn.early_checks import prepare
-from dxn.errors import UserError
-from dxn.files import new_folder
+from dxn.config.checks import prepare
+from dxn.config.compose import compose
+from dxn.core.errors import UserError
+from dxn.core.files import new_folder
+from dxn.data.sources.memory import is_in_memory, tables_of, write_tables
+from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED
 from dxn.python.options import PATH, data_overrides, to_overrides
 from dxn.python.run import Run
-from dxn.run.ensemble import run_training
-from dxn.run.report import now, print_line
-from dxn.run.run_folder import refuse_other_run
-from dxn.run.run_paths import is_run
+from dxn.runs.ensemble import run_training
+from dxn.runs.evaluation.printing import now, print_line
+from dxn.runs.folder import refuse_other_run
+from dxn.runs.paths import is_run
 
 DATA = "data"  # folder in the run folder with the data that was in memory
 NAME = "table"  # name of a run whose target is not set

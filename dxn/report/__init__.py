@@ -1,6 +1,6 @@
 """The report of a run, and the comparison of several runs: self-contained HTML pages.
 
-The modules need matplotlib and jinja2. They are imported here on first use, as in `dxn.explain`.
+The modules need matplotlib and jinja2. They are imported here on first use, as in `dxn.viz`.
 """
 
 from __future__ import annotations

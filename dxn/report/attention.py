@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
-from dxn.explain.attention import token_names
-from dxn.explain.drawers import Shown
-from dxn.explain.drawers.html import SMALL, escaped, reduced, text_of
-from dxn.explain.numbers import percent
-from dxn.explain.spans import InputTokens, drawn_inputs
-from dxn.tokens import Tokens
+from dxn.core.tokens import Tokens
+from dxn.viz.attention import token_names
+from dxn.viz.drawers import Shown
+from dxn.viz.drawers.html import SMALL, escaped, reduced, text_of
+from dxn.viz.numbers import percent
+from dxn.viz.spans import InputTokens, drawn_inputs
 
 MAX_BOXES = 1200  # tokens that are drawn on a picture; more make the page slow
 MAX_CHARACTERS = 1500  # of a text

@@ -15,10 +15,10 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.ticker import MaxNLocator
 
-from dxn.explain.curves import draw_family, families_of
-from dxn.explain.drawers.html import escaped
-from dxn.explain.figures import GREY, new_figure, plain_numbers
 from dxn.report.classes import THRESHOLDS, Calibration, ThresholdEffect
+from dxn.viz.curves import draw_family, families_of
+from dxn.viz.drawers.html import escaped
+from dxn.viz.figures import GREY, new_figure, plain_numbers
 
 # Inches. On the screen of a phone, a chart of this width has letters of normal size.
 SIZE = (4.3, 2.9)

@@ -9,11 +9,11 @@ from typing import Any
 
 from markupsafe import Markup
 
-from dxn.explain.numbers import number
 from dxn.report import charts, saved, tables
 from dxn.report.intervals import Paired, paired
 from dxn.report.page import write_page
 from dxn.report.saved import Saved
+from dxn.viz.numbers import number
 
 PREFIX = "validation/"
 SIGNIFICANT = 0.05

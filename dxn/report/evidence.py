@@ -9,12 +9,12 @@ from typing import Any
 
 import numpy as np
 
-from dxn.data.samples import Samples
-from dxn.explain.drawers import Shown
+from dxn.core.tokens import Tokens
+from dxn.data.dataset import Samples
 from dxn.report.saved import Facts
 from dxn.tasks import Task
-from dxn.tokens import Tokens
-from dxn.train.evaluate import Predictions
+from dxn.training.evaluate import Predictions
+from dxn.viz.drawers import Shown
 
 
 @dataclass(frozen=True)

@@ -9,13 +9,13 @@ from typing import Any
 
 from markupsafe import Markup
 
-from dxn.explain.answers import answer_line, listed_probabilities
-from dxn.explain.drawers import Shown
-from dxn.explain.drawers.html import escaped
-from dxn.explain.fragments import fragment
-from dxn.explain.numbers import number, percent
 from dxn.tasks import Task
 from dxn.tasks.row_scores import ClassScores, RowScores
+from dxn.viz.answers import answer_line, listed_probabilities
+from dxn.viz.drawers import Shown
+from dxn.viz.drawers.html import escaped
+from dxn.viz.fragments import fragment
+from dxn.viz.numbers import number, percent
 
 PER_GROUP = 8  # rows of a group
 CANDIDATES = 4 * PER_GROUP  # rows that are looked at, because rows with equal inputs are shown once

@@ -12,8 +12,8 @@ import jinja2
 from markupsafe import Markup
 
 import dxn
-from dxn.files import write_text
-from dxn.printable import printable, valid_text
+from dxn.core.files import write_text
+from dxn.core.printable import printable, valid_text
 
 TEMPLATES = Path(__file__).with_name("templates")
 

@@ -7,9 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from dxn.display import count, duration
-from dxn.explain.curves import best_epoch, shown_rows
-from dxn.explain.numbers import number, percent
+from dxn.core.display import count, duration
 from dxn.report import charts, saved, sections, tables
 from dxn.report.evidence import Evidence, RunInfo, Subset
 from dxn.report.glossary import INTERVAL, MEANINGS
@@ -17,6 +15,8 @@ from dxn.report.intervals import metric_intervals
 from dxn.report.page import write_page
 from dxn.report.saved import Facts, Saved
 from dxn.tasks import Task
+from dxn.viz.curves import best_epoch, shown_rows
+from dxn.viz.numbers import number, percent
 
 __all__ = ["Evidence", "RunInfo", "Subset", "write_report"]
 

@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from dxn.files import write_text
-from dxn.printable import json_text
+from dxn.config.schema import Strict, validated
+from dxn.core.files import write_text
+from dxn.core.printable import json_text
+from dxn.core.untrusted import load_json
 from dxn.report.intervals import Interval
-from dxn.schema import Strict, validated
 from dxn.tasks import Task
-from dxn.untrusted import load_json
 
 FILE = "report.json"
 MAX_SCORES = 50_000  # rows whose scores are stored; a row takes about 50 bytes

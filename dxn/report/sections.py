@@ -13,15 +13,15 @@ import numpy as np
 from markupsafe import Markup
 from PIL import Image
 
-from dxn.display import count
-from dxn.explain.drawers import Shown
-from dxn.explain.drawers.html import picture
-from dxn.explain.numbers import percent
-from dxn.explain.plots import draw_task
+from dxn.core.display import count
 from dxn.report import attention as attending
 from dxn.report import charts, classes, examples, tables
 from dxn.report.evidence import Evidence, Subset
 from dxn.tasks import Task, Writes
+from dxn.viz.drawers import Shown
+from dxn.viz.drawers.html import picture
+from dxn.viz.numbers import percent
+from dxn.viz.plots import draw_task
 
 ATTENDED = 4  # samples whose attention is drawn
 PLOT_SIDE = 900  # pixels of a plot that only matplotlib can draw

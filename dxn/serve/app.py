@@ -16,8 +16,8 @@ from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 import dxn
-from dxn.errors import UserError
-from dxn.run.predictor import Predictor
+from dxn.core.errors import UserError
+from dxn.runs.predictor.predictor import Predictor
 from dxn.serve import schema
 from dxn.serve.body import INPUTS, Body, read_body
 from dxn.serve.examples import Example

@@ -7,14 +7,14 @@ from typing import Any
 
 import torch
 
-from dxn.explain.attention import token_names
-from dxn.explain.page import shares_data
-from dxn.run.attention import shown_inputs
-from dxn.run.predictor import Predictor
-from dxn.run.sample_attention import MAX_WEIGHTS, Attention, attention_on
+from dxn.commands.attend import shown_inputs
+from dxn.runs.predictor.attention import MAX_WEIGHTS, Attention, attention_on
+from dxn.runs.predictor.predictor import Predictor
 from dxn.serve.prepare import Prepared
 from dxn.serve.texts import GENERATED
-from dxn.train.evaluate import to_device
+from dxn.training.evaluate import to_device
+from dxn.viz.attention import token_names
+from dxn.viz.page import shares_data
 
 
 @torch.inference_mode()

@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from dxn.errors import UserError
-from dxn.run.loading import load_predictor
-from dxn.run.predictor import Predictor
-from dxn.run.report import print_line
-from dxn.run.settings import Settings
+from dxn.core.errors import UserError
+from dxn.runs.evaluation.printing import print_line
+from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.saved.loading import load_predictor
+from dxn.runs.settings import Settings
 from dxn.serve.examples import read_examples
 from dxn.serve.options import KEY_VARIABLE, ServeOptions, read_key
 

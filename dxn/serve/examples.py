@@ -11,16 +11,16 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from dxn.data.confine import OutsidePath
+from dxn.core.errors import UserError
 from dxn.data.rows import TARGET, Rows
-from dxn.errors import UserError
-from dxn.explain.drawers import Shown, get_drawer
-from dxn.run.evaluation_data import rows_of_run
-from dxn.run.predictor import Predictor
-from dxn.run.settings import Settings
+from dxn.data.sources.confine import OutsidePath
+from dxn.runs.evaluation.data import rows_of_run
+from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.settings import Settings
 from dxn.serve.prepare import takes_text
-from dxn.tokenize.adapter import Preprocessor, is_path, reads_files
+from dxn.tokenize.base import Preprocessor, is_path, reads_files
 from dxn.tokenize.media import BadMedia
+from dxn.viz.drawers import Shown, get_drawer
 
 MAX_BYTES = 5_000_000  # of a file; all examples are in memory
 MAX_TEXT = 20_000  # characters

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.models import make_sampler
-from dxn.run.predictor import Predictor
+from dxn.runs.predictor.predictor import Predictor
 from dxn.serve.body import INPUTS, Body
 from dxn.serve.options import ServeOptions
 from dxn.serve.texts import TextRow, Writer

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from dxn.run.predictor import Predictor
+from dxn.runs.predictor.predictor import Predictor
 from dxn.serve.attention import attention_of
 from dxn.serve.engine import Job
 from dxn.serve.prepare import Prepared
 from dxn.serve.texts import TextRow, Writer
-from dxn.train.evaluate import as_float, check_finite, to_device
+from dxn.training.evaluate import as_float, check_finite, to_device
 
 PREDICT = "predict"
 EMBED = "embed"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, fields
 from ipaddress import ip_address
 from typing import Any
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 
 KEY_VARIABLE = "DXN_API_KEY"
 MIN_KEY = 16  # characters; a shorter key can be found by trying

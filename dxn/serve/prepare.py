@@ -8,10 +8,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dxn.data.samples import Samples
-from dxn.errors import UserError
-from dxn.run.predictor import Predictor
-from dxn.tokenize.adapter import Preprocessor, is_path, reads_files
+from dxn.core.errors import UserError
+from dxn.data.dataset import Samples
+from dxn.runs.predictor.predictor import Predictor
+from dxn.tokenize.base import Preprocessor, is_path, reads_files
 
 BASE64 = "base64"  # key of the object that contains a file in a JSON request
 MAX_SHOWN = 60  # characters of a value in a message

@@ -7,7 +7,7 @@ import sys
 import traceback
 from collections.abc import Mapping
 
-from dxn.printable import printable
+from dxn.core.printable import printable
 
 INTERNAL = "an error of the server; its log says more"
 # The name of the error in the answer, by status code. The message says what to do.

@@ -9,13 +9,13 @@ from typing import Any
 
 from starlette.responses import Response
 
-from dxn.run.predictor import Predictor
+from dxn.runs.predictor.predictor import Predictor
 from dxn.serve.body import FORM_TYPE, INPUTS, JSON_TYPE
 from dxn.serve.generation import GENERATION, PROMPT
 from dxn.serve.prepare import takes_text
 from dxn.serve.refusal import KINDS
 from dxn.serve.texts import Writer
-from dxn.tokenize.adapter import Preprocessor, choices, is_shareable, media_type, reads_files
+from dxn.tokenize.base import Preprocessor, choices, is_shareable, media_type, reads_files
 
 MAX_LABELS = 1000  # class names in the description
 # Status codes of a request without a body, beside 401 and 503.

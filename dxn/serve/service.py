@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from dxn.data.raws import READERS
-from dxn.run.predictor import Predictor
-from dxn.run.sample_attention import Attention
+from dxn.runs.predictor.attention import Attention
+from dxn.runs.predictor.predictor import Predictor
 from dxn.serve.attention import attention_data
 from dxn.serve.engine import Engine, Job
 from dxn.serve.metrics import Metrics

@@ -10,18 +10,18 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.models import LanguageModel
-from dxn.models.generation import generate
-from dxn.models.sampling import Sampler
-from dxn.run.predictor import Predictor
-from dxn.run.vocabulary import vocabulary_adapter
+from dxn.models.decoding.generation import generate
+from dxn.models.decoding.sampling import Sampler
+from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.predictor.vocabulary import vocabulary_adapter
 from dxn.serve.prepare import Prepared
 from dxn.serve.refusal import Refusal
 from dxn.tasks import Writes
-from dxn.tokenize.target import ENDS, token_of
-from dxn.tokenize.text_tokenizer import encode
-from dxn.train.evaluate import to_device
+from dxn.tasks.target_tokenizer import ENDS, token_of
+from dxn.tokenize.text.tokenizer import encode
+from dxn.training.evaluate import to_device
 
 GENERATED = "generated"  # key of a generated text, also in the files of dxn generate
 TAIL = 16  # tokens of a prompt that are decoded together with the new ones

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from torch import nn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks.cells import problem_of
 from dxn.tasks.heads import Hidden, check_hidden
 from dxn.tasks.task import TASKS, Task

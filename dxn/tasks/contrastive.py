@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 import torch
 from torch import Tensor, nn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.models.contrast import sigmoid_loss, softmax_loss
 from dxn.tasks.classify import Classify
 from dxn.tasks.contrastive_head import (

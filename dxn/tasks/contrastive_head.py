@@ -9,10 +9,10 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from dxn.core.tokens import Tokens
 from dxn.models import InputVectors
 from dxn.models.contrast import gather, unit
 from dxn.tasks.task import Batch
-from dxn.tokens import Tokens
 
 MISSING = 0  # key of an input that a sample does not have
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks.heads import EmbedHead, Hidden, PreHead, check_hidden
 from dxn.tasks.task import Batch, Task
 

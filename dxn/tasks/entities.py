@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from dxn.tasks.probabilities import significant
-from dxn.tokenize.scripts import UNSPACED
+from dxn.tokenize.text.scripts import UNSPACED
 
 OUTSIDE = "O"  # usual tag of a word that does not belong to an entity
 UNTYPED = "entity"  # type of the entities of tags that are only B, I and O

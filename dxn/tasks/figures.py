@@ -8,7 +8,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 
 # A function of predictions and targets, and of probabilities if it has such a parameter.
 OwnMetric = Callable[..., float]

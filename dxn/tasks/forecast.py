@@ -12,9 +12,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from dxn.errors import UserError
+from dxn.config.schema import Strict, validated
+from dxn.core.errors import UserError
+from dxn.core.untrusted import shortened
 from dxn.models.past_regression import PastRegression
-from dxn.schema import Strict, validated
 from dxn.tasks.forecast_baseline import fit_past_regression
 from dxn.tasks.forecast_head import ForecastHead, count_tokens
 from dxn.tasks.futures import (
@@ -30,8 +31,7 @@ from dxn.tasks.heads import Hidden, PreHead, check_hidden
 from dxn.tasks.probabilities import significant
 from dxn.tasks.row_scores import RowScores
 from dxn.tasks.task import STATE_FILE, Batch, Task
-from dxn.tokenize.adapter import Adapter, has_steps
-from dxn.untrusted import shortened
+from dxn.tokenize.base import Adapter, has_steps
 
 Residual = Literal["season", "last", "none"]
 Read = Literal["tokens", "pooled"]

@@ -10,10 +10,10 @@ import torch
 from einops import rearrange
 from torch import Tensor, nn
 
+from dxn.core.tokens import Tokens
 from dxn.tasks.futures import increasing, seasonal_naive
 from dxn.tasks.heads import PreHead
 from dxn.tasks.task import Batch
-from dxn.tokens import Tokens
 
 # Softplus of it is 0.2, the first distance of neighboring quantiles in standard deviations.
 FIRST_GAP = -1.5

@@ -11,20 +11,20 @@ from typing import Any, Self
 
 from torch import Tensor, nn
 
-from dxn.errors import UserError
-from dxn.models.cache import Memory
-from dxn.models.sampling import Sampler
-from dxn.models.search import Hypothesis
+from dxn.core.errors import UserError
+from dxn.core.tokens import Tokens
+from dxn.models.decoding.cache import Memory
+from dxn.models.decoding.sampling import Sampler
+from dxn.models.decoding.search import Hypothesis
 from dxn.tasks.cells import problem_of
 from dxn.tasks.generate_head import Generated, GenerateHead
 from dxn.tasks.row_scores import RowScores
+from dxn.tasks.target_tokenizer import TargetTokenizer
 from dxn.tasks.task import IGNORED, Batch, Task
 from dxn.tasks.text_metrics import sentence_chrf, text_metrics, weighted_text_metrics
-from dxn.tokenize.adapter import VocabularyAdapter
-from dxn.tokenize.number_format import are_numbers
-from dxn.tokenize.target import TargetTokenizer
-from dxn.tokenize.text_options import TokenizerOptions
-from dxn.tokens import Tokens
+from dxn.tokenize.base import VocabularyAdapter
+from dxn.tokenize.cells.number_format import are_numbers
+from dxn.tokenize.text.options import TokenizerOptions
 
 # head=auto does not infer this task from fewer values: in a small table, class names may also be
 # distinct by chance.

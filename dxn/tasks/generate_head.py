@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dxn.models.cache import Memory
-from dxn.models.generation import beam_search, generate
+from dxn.core.tokens import Tokens
+from dxn.models.decoding.cache import Memory
+from dxn.models.decoding.generation import beam_search, generate
+from dxn.models.decoding.sampling import Sampler, greedy
+from dxn.models.decoding.search import Hypothesis
 from dxn.models.losses import linear_cross_entropy
-from dxn.models.sampling import Sampler, greedy
-from dxn.models.search import Hypothesis
 from dxn.tasks.task import IGNORED, Batch
-from dxn.tokens import Tokens
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from typing import Literal, get_args
 
 from torch import Tensor, nn
 
-from dxn.dropout import Dropout
+from dxn.core.dropout import Dropout
+from dxn.core.tokens import Tokens
 from dxn.tasks.task import Batch
-from dxn.tokens import Tokens
 
 Hidden = Literal["none", "linear", "tanh", "relu", "gelu"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {

@@ -9,9 +9,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks.cells import class_name
-from dxn.tokenize.number_format import are_numbers
+from dxn.tokenize.cells.number_format import are_numbers
 
 SEPARATOR = "|"  # usual text between the labels of one cell, as in "red|round"
 # Other texts between labels. They also occur in the names of classes, so they are only suggested.

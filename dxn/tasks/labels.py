@@ -14,10 +14,10 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from dxn.schema import Strict, validated
+from dxn.config.schema import Strict, validated
+from dxn.core.untrusted import shortened
 from dxn.tasks.cells import class_name
 from dxn.tasks.task import IGNORED, STATE_FILE
-from dxn.untrusted import shortened
 
 Kind = Literal["str", "bool", "int", "float"]
 # How the name of a class becomes its value.

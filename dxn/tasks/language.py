@@ -10,11 +10,11 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
+from dxn.core.tokens import Tokens
 from dxn.models.losses import linear_cross_entropy
 from dxn.tasks.task import IGNORED, Batch, Task, Window
-from dxn.tokenize.adapter import VocabularyAdapter, check_columns_are_tokens
-from dxn.tokens import Tokens
+from dxn.tokenize.base import VocabularyAdapter, check_columns_are_tokens
 
 # Adapter options that change or merge tokens. A language model predicts every token unchanged.
 INCOMPATIBLE = (

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
+from dxn.core.tokens import Tokens
 from dxn.tasks.task import Batch, Task
-from dxn.tokenize.adapter import Masking, make_masking
-from dxn.tokens import Tokens
+from dxn.tokenize.base import Masking, make_masking
 
 SMALLEST = 1e-9  # avoids a division by zero if nothing is masked
 

@@ -14,14 +14,14 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from dxn.errors import UserError
-from dxn.schema import Strict, validated
+from dxn.config.schema import Strict, validated
+from dxn.core.errors import UserError
 from dxn.tasks.cells import are_amounts
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
 from dxn.tasks.number_notes import explain_amounts, explain_format
 from dxn.tasks.row_scores import RowScores
 from dxn.tasks.task import STATE_FILE, Batch, ScoreTargets, Task
-from dxn.tokenize.number_format import NumberFormat, find_format
+from dxn.tokenize.cells.number_format import NumberFormat, find_format
 
 MAX_TARGET = 1e37  # predictions are computed in float32, whose largest number is 3.4e38
 

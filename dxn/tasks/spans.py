@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tasks.cells import class_name
 from dxn.tasks.entities import OUTSIDE
 

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.errors import UserError
-from dxn.schema import validated
+from dxn.config.schema import validated
+from dxn.core.errors import UserError
 from dxn.tasks.cells import parse_list
 from dxn.tasks.divergences import between_classes
 from dxn.tasks.entities import (
@@ -40,7 +40,7 @@ from dxn.tasks.probabilities import mean_probabilities
 from dxn.tasks.row_scores import RowScores
 from dxn.tasks.spans import Span, read_spans, tags_of
 from dxn.tasks.task import IGNORED, STATE_FILE, Batch, Task
-from dxn.tokenize.adapter import check_columns_are_tokens, has_words
+from dxn.tokenize.base import check_columns_are_tokens, has_words
 
 
 @dataclass(frozen=True, slots=True)

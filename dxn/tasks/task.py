@@ -26,13 +26,13 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from dxn.errors import UserError
+from dxn.config.schema import Strict, validated
+from dxn.core.errors import UserError
+from dxn.core.tokens import Tokens
+from dxn.core.untrusted import load_json
 from dxn.models.past_regression import PastRegression
-from dxn.schema import Strict, validated
 from dxn.tasks.figures import OwnMetric, is_higher_better, own_figures
 from dxn.tasks.row_scores import ClassScores, RowScores
-from dxn.tokens import Tokens
-from dxn.untrusted import load_json
 
 # The keys are "#size" (int, the number of samples), "#index" (list of row indices), "target" (the
 # result of `Task.collate`), and the name of each input (its collated samples).

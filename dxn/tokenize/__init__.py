@@ -3,7 +3,14 @@
 `adapter.py` defines the protocols of an adapter and the registry of the built-in adapters.
 """
 
-from dxn.tokenize.adapter import (
+from dxn.tokenize.audio.adapter import AudioAdapter
+from dxn.tokenize.audio.options import (
+    AudioAugment,
+    AudioNormalization,
+    PatchOptions,
+    SpectrogramOptions,
+)
+from dxn.tokenize.base import (
     ADAPTERS,
     Adapter,
     Masking,
@@ -11,37 +18,29 @@ from dxn.tokenize.adapter import (
     VocabularyAdapter,
     VocabularyPreprocessor,
 )
-from dxn.tokenize.audio import AudioAdapter
-from dxn.tokenize.audio_options import (
-    AudioAugment,
-    AudioNormalization,
-    PatchOptions,
-    SpectrogramOptions,
-)
-from dxn.tokenize.category import CategoryAdapter, CategoryMasking
-from dxn.tokenize.cells import CellMasking
-from dxn.tokenize.date import DateAdapter
-from dxn.tokenize.image import ImageAdapter
-from dxn.tokenize.image_options import ImageAugment, ImageNormalization, ResizeOptions
+from dxn.tokenize.cells.category import CategoryAdapter, CategoryMasking
+from dxn.tokenize.cells.cell import CellMasking
+from dxn.tokenize.cells.date import DateAdapter
+from dxn.tokenize.cells.number import NumberAdapter, PeriodicOptions
+from dxn.tokenize.image.adapter import ImageAdapter
+from dxn.tokenize.image.options import ImageAugment, ImageNormalization, ResizeOptions
 from dxn.tokenize.masking import AudioMasking, ImageMasking, TextMasking
 from dxn.tokenize.media import BadMedia
-from dxn.tokenize.number import NumberAdapter, PeriodicOptions
-from dxn.tokenize.series import SeriesAdapter
-from dxn.tokenize.series_masking import SeriesMasking
-from dxn.tokenize.series_options import SeriesAugment
-from dxn.tokenize.target import TargetTokenizer
-from dxn.tokenize.text import TextAdapter
-from dxn.tokenize.text_options import (
+from dxn.tokenize.series.adapter import SeriesAdapter
+from dxn.tokenize.series.masking import SeriesMasking
+from dxn.tokenize.series.options import SeriesAugment
+from dxn.tokenize.text.adapter import TextAdapter
+from dxn.tokenize.text.options import (
     EmbeddingNormOptions,
     EmbeddingOptions,
     NgramOptions,
     TextAugment,
     TokenizerOptions,
 )
-from dxn.tokenize.text_tokenizer import train_tokenizer
-from dxn.tokenize.video import VideoAdapter
-from dxn.tokenize.video_masking import VideoMasking
-from dxn.tokenize.video_options import VideoAugment, VideoSampling
+from dxn.tokenize.text.tokenizer import train_tokenizer
+from dxn.tokenize.video.adapter import VideoAdapter
+from dxn.tokenize.video.masking import VideoMasking
+from dxn.tokenize.video.options import VideoAugment, VideoSampling
 
 __all__ = [
     "ADAPTERS",
@@ -72,7 +71,6 @@ __all__ = [
     "SeriesAugment",
     "SeriesMasking",
     "SpectrogramOptions",
-    "TargetTokenizer",
     "TextAdapter",
     "TextAugment",
     "TextMasking",

@@ -14,9 +14,9 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from dxn.errors import UserError
-from dxn.tokenize.adapter import Preprocessor
-from dxn.tokenize.date_format import SECONDS_PER_DAY, Moment
+from dxn.core.errors import UserError
+from dxn.tokenize.base import Preprocessor
+from dxn.tokenize.cells.date_format import SECONDS_PER_DAY, Moment
 
 MAX_WORDS = 40
 MAX_SECONDS = 1.5

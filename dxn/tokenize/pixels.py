@@ -7,10 +7,10 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
+from dxn.stacking.features.statistics import Moments
 from dxn.tokenize.grid import PatchGrid
-from dxn.tokenize.image_options import ImageNormalization, ResizeOptions
-from dxn.tokenize.pos_embed import PosEmbed2d, PosEmbedKind
-from dxn.tokenize.statistics import Moments
+from dxn.tokenize.image.options import ImageNormalization, ResizeOptions
+from dxn.tokenize.positions import PosEmbed2d, PosEmbedKind
 
 MIN_STD = 1e-3  # of pixels from 0 to 1
 # Without an image_size, learned positions have the grid of this size, and are interpolated.

@@ -1,4 +1,4 @@
-"""What a program without dxn needs to prepare an input: the options of `tokenize/standalone/`.
+"""What a program without dxn needs to prepare an input: the options of `export/programs/`.
 
 A preprocessor offers it by its optional method `recipe()`. The key "prepare" names the module.
 """
@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from dxn.tokenize.adapter import Adapter, Preprocessor
+from dxn.tokenize.base import Adapter, Preprocessor
 
 # JSON-serializable options.
 Recipe = dict[str, Any]
@@ -20,7 +20,7 @@ def recipe(prepare: Preprocessor) -> Recipe:
 
 
 def counted_recipe(adapter: Adapter) -> Recipe:
-    """Return the recipe of the counted features of an adapter, see `dxn.tokens.Summary`.
+    """Return the recipe of the counted features of an adapter, see `dxn.core.tokens.Summary`.
 
     The key "counted" names the module.
     """

@@ -21,7 +21,7 @@ from torch.nn.modules.module import (
 from torch.overrides import TorchFunctionMode
 from torch.utils._pytree import tree_leaves
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 
 # The model may be larger than its file: the file can be in half precision, and buffers such as
 # tables of frequencies are not saved.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from importlib.metadata import entry_points
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.weights.bert import BERT
 from dxn.weights.clip import CLIP_IMAGE, CLIP_TEXT
 from dxn.weights.dinov2 import DINOV2, DINOV2_REGISTERS

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from dxn.errors import UserError
-from dxn.untrusted import load_json
+from dxn.core.errors import UserError
+from dxn.core.untrusted import load_json
 
 
 def read_json(path: Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NoReturn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import LayerNames
 from dxn.weights.family import Classifier, Options

@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from dxn.schema import Strict
-from dxn.untrusted import shortened
+from dxn.config.schema import Strict
+from dxn.core.untrusted import shortened
 
 MAX_INPUTS = 10_000
 MAX_MEMBERS = 1_000
@@ -68,7 +68,7 @@ class Input(Strict):
 
 
 class BaselineSizes(Strict):
-    """The arguments of `dxn.models.baseline.Baseline`."""
+    """The arguments of `dxn.stacking.mixture.Baseline`."""
 
     about: Annotated[str, Field(max_length=1_000)]
     dense: dict[Name, Count]

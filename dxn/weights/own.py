@@ -11,15 +11,15 @@ import torch
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from dxn.errors import UserError
-from dxn.files import SUMS, check_sums
-from dxn.instantiate import build
+from dxn.config.instantiate import build
+from dxn.config.schema import Strict, validated
+from dxn.config.targets import MODEL_PACKAGES, check_targets
+from dxn.core.errors import UserError
+from dxn.core.files import SUMS, check_sums
+from dxn.core.untrusted import check_file, load_json, load_yaml
 from dxn.models import module_key
-from dxn.schema import Strict, validated
-from dxn.targets import MODEL_PACKAGES, check_targets
-from dxn.tokenize.target import FILE as TOKENIZER_FILE
-from dxn.tokenize.text_tokenizer import load_tokenizer, num_embeddings
-from dxn.untrusted import check_file, load_json, load_yaml
+from dxn.tasks.target_tokenizer import FILE as TOKENIZER_FILE
+from dxn.tokenize.text.tokenizer import load_tokenizer, num_embeddings
 from dxn.weights.build_limit import build_limit
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import copied

@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.models import module_key, shared_name
-from dxn.tokenize.adapter import ADAPTERS, Adapter, VocabularyAdapter
+from dxn.tokenize.base import ADAPTERS, Adapter, VocabularyAdapter
 from dxn.weights.checkpoint import Checkpoint, refuse_non_finite
 from dxn.weights.family import Architecture, Family, TensorMap, TensorSource
 from dxn.weights.own import reorder_inputs

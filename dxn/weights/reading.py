@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.weights.checkpoint import Checkpoint, read_checkpoint
 from dxn.weights.families import all_families
 from dxn.weights.family import Family

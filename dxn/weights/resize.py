@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from dxn.tokenize.pos_embed import interpolate_grid
+from dxn.tokenize.positions import interpolate_grid
 
 
 def resize_tensor(

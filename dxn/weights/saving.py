@@ -8,7 +8,7 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.family import Architecture, Classifier
 from dxn.weights.public import PublicModel

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import (
     LayerNames,

@@ -14,11 +14,11 @@ from tokenizers import (
     processors,
 )
 
-from dxn.errors import UserError
-from dxn.schema import Strict, validated
-from dxn.tokenize.text_tokenizer import load_tokenizer
-from dxn.tokenize.tokenizer_check import MAX_BYTES
-from dxn.untrusted import check_file, read_text
+from dxn.config.schema import Strict, validated
+from dxn.core.errors import UserError
+from dxn.core.tokenizer_check import MAX_BYTES
+from dxn.core.untrusted import check_file, read_text
+from dxn.tokenize.text.tokenizer import load_tokenizer
 from dxn.weights.files import read_json
 
 # Special tokens of BERT.

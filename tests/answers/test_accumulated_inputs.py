@@ -7,7 +7,7 @@ import torch
 from helpers.runs import PLAIN, SMALL, train, weights_of
 from PIL import Image
 
-from dxn.dropout import Dropout, Keys, Noise, keyed
+from dxn.core.dropout import Dropout, Keys, Noise, keyed
 
 SIZE = [o for o in SMALL if not o.startswith("backbone.num")]
 OPTIONS = [*SIZE, *PLAIN, "report=false", "optimizer=sgd", "optimizer.lr=0.3"]

@@ -13,8 +13,8 @@ from helpers.runs import SMALL, refused, table_of, train
 
 import dxn
 from dxn.cli import main
-from dxn.explain import attention_pictures
-from dxn.instantiate import build
+from dxn.config.instantiate import build
+from dxn.viz import attention_pictures
 
 OPTIONS = [*SMALL, "preset=plain", "baseline=none", "trainer.epochs=1"]
 
@@ -104,7 +104,7 @@ def stopped_clock(monkeypatch):
         def now(cls, tz=None):
             return cls(2026, 1, 31, 12)
 
-    monkeypatch.setattr("dxn.run.report.datetime", Stopped)
+    monkeypatch.setattr("dxn.runs.evaluation.printing.datetime", Stopped)
 
 
 def test_trainings_of_the_same_moment_have_folders_of_their_own(tmp_path, stopped_clock):
@@ -193,6 +193,6 @@ def test_a_defect_of_a_class_of_dxn_is_not_reported_as_a_wrong_option(monkeypatc
     def broken(self):
         raise AttributeError("a defect")
 
-    monkeypatch.setattr("dxn.train.trainer.Trainer.__post_init__", broken)
+    monkeypatch.setattr("dxn.training.trainer.Trainer.__post_init__", broken)
     with pytest.raises(AttributeError, match="a defect"):
-        build({"_target_": "dxn.train.trainer.Trainer"}, key="trainer")
+        build({"_target_": "dxn.training.trainer.Trainer"}, key="trainer")

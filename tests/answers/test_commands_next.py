@@ -159,7 +159,7 @@ def test_after_a_training_with_an_installed_package_which_run_folders_may_not_us
         value = "ruled"
 
     monkeypatch.syspath_prepend(place)
-    monkeypatch.setattr("dxn.conf_files.entry_points", lambda group: [Entry])
+    monkeypatch.setattr("dxn.config.groups.entry_points", lambda group: [Entry])
     table = write_texts("texts.csv")
     verbs = follow(capsys, "train", table, "target=label", "backbone=ruled", *QUICK, "run=run")
     assert verbs == ["attend", "evaluate", "predict"]
@@ -211,7 +211,7 @@ def test_after_a_training_on_data_that_the_environment_names(folder, capsys, mon
     Path(folder).mkdir()
     write_texts(Path(folder) / "texts.csv")
     monkeypatch.setenv("DXN_TEST_FOLDER", folder)
-    monkeypatch.setattr("dxn.printable._secrets", {})
+    monkeypatch.setattr("dxn.core.printable._secrets", {})
     data = ["data=table", "data.path=${oc.env:DXN_TEST_FOLDER}/texts.csv", "data.target=label"]
     verbs = follow(capsys, "train", *data, *QUICK, "run=run")
     # The folder is not saved, and a secret is not printed.

@@ -8,7 +8,7 @@ from helpers.data import write_table
 from helpers.runs import SMALL, changed_folder, train
 
 import dxn
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 
 HORIZON, CONTEXT, CHANNELS, QUANTILES = 3, 12, 2, 5
 OPTIONS = [*SMALL, "trainer.epochs=1", "optimizer.lr=1e-5", "preset=plain", "report=false"]

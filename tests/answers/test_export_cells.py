@@ -11,7 +11,7 @@ from helpers.exports import exported
 from helpers.runs import PLAIN, SMALL, train
 
 import dxn
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 NAN = float("nan")

@@ -12,8 +12,8 @@ from helpers.newcomer import SMALL_IMAGES, TINY, refused, run
 from PIL import Image
 from torch import Tensor
 
-from dxn.data.opening import open_rows
 from dxn.data.raws import CacheBudget
+from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
 from dxn.tokenize import ImageAdapter
 

@@ -7,13 +7,13 @@ import sys
 import pytest
 from helpers.newcomer import refused
 
-from dxn.files import atomic_file, replace_folder, write_text
+from dxn.core.files import atomic_file, replace_folder, write_text
 
 # Starts to write a file or a folder, and is killed.
 KILLED = """
 import os, sys
 from pathlib import Path
-from dxn.files import {function}
+from dxn.core.files import {function}
 with {function}(Path(sys.argv[1])) as partial:
     (partial if partial.suffix else partial / "part").write_text("half")
     os.kill(os.getpid(), 9)

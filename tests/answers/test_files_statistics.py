@@ -12,7 +12,7 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
-from dxn.dropout import Noise, keyed
+from dxn.core.dropout import Noise, keyed
 from dxn.tokenize import ImageAdapter, ImageAugment, ResizeOptions, SeriesAdapter
 
 # One step with a few rows. The statistics are those of the whole training split.

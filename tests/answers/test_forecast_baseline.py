@@ -13,7 +13,7 @@ from helpers.runs import SMALL, metrics_of, train
 
 import dxn
 from dxn.cli import main
-from dxn.run.baseline_fit import fit_mix
+from dxn.stacking.fit import fit_mix
 
 HORIZON, CONTEXT, STEPS = 4, 24, 220
 # Far too few steps to learn anything, so that the baseline is the better model.

@@ -73,7 +73,7 @@ def test_the_final_table_shows_both_parts_and_names_the_one_that_answers(mixed, 
 
 
 def test_a_transformer_that_answers_has_one_row(mixed, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("dxn.run.baseline.fit_mix", lambda *_, **__: (0.5, 0.0))
+    monkeypatch.setattr("dxn.stacking.baseline.fit_mix", lambda *_, **__: (0.5, 0.0))
     metrics = train(tmp_path / "run", mixed[1], "target=label", *OPTIONS)
     output = capsys.readouterr().out
     assert metrics["answers"] == "transformer alone"

@@ -15,7 +15,7 @@ from omegaconf import OmegaConf
 
 import dxn
 from dxn.cli import main
-from dxn.config import compose
+from dxn.config.compose import compose
 from dxn.sklearn import Classifier
 
 OPTIONS = [*SMALL, "preset=plain", "baseline=none", "trainer.epochs=1", "report=false"]
@@ -115,7 +115,7 @@ def fail_with(monkeypatch, error):
     def fails(settings):
         raise error
 
-    monkeypatch.setattr("dxn.run.verbs.train", fails)
+    monkeypatch.setattr("dxn.commands.verbs.train", fails)
 
 
 @pytest.mark.parametrize("name", [str(Path(dxn.__file__).parent / "page.html"), 3, None])

@@ -11,7 +11,7 @@ from helpers.runs import PLAIN, SMALL, train
 
 import dxn
 from dxn.cli import main
-from dxn.instantiate import build
+from dxn.config.instantiate import build
 from dxn.tasks.auto import Auto
 
 OPTIONS = [*SMALL, *PLAIN, "trainer.epochs=1", "report=false"]

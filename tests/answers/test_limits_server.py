@@ -10,8 +10,8 @@ from helpers.runs import PLAIN, SMALL, train
 from helpers.serving import server_of
 
 import dxn
-from dxn.explain.drawers import get_drawer
 from dxn.serve.operations import Operations
+from dxn.viz.drawers import get_drawer
 
 SECONDS = 20  # limit of each wait
 

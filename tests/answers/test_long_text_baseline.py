@@ -4,7 +4,8 @@ import pandas as pd
 import pytest
 from helpers.runs import SMALL, train, weights_of
 
-from dxn.run import baseline, baseline_counted
+from dxn.stacking import baseline
+from dxn.stacking import counted as baseline_counted
 
 OPTIONS = [*SMALL, "adapters=[text]", "trainer.epochs=1", "optimizer.lr=1e-6", "preset=plain"]
 OPTIONS += ["report=false", "target=label", "adapters.text.max_len=10"]

@@ -85,7 +85,7 @@ def test_a_task_about_single_words_refuses_it(options, message, table, capsys):
 
 @pytest.mark.parametrize(("seconds", "pool"), [(1e-9, 1), (1.1e-4, 2), (1.0, 8)])
 def test_the_preset_pools_words_if_too_few_epochs_fit(seconds, pool, table, tmp_path, monkeypatch):
-    monkeypatch.setattr("dxn.run.preset.seconds_per_token", lambda *_: seconds)
+    monkeypatch.setattr("dxn.presets.preset.seconds_per_token", lambda *_: seconds)
     options = [*OPTIONS, "trainer.max_minutes=0.2", "baseline=none"]
     train(tmp_path / "run", table, *options)
     config = yaml.safe_load((tmp_path / "run" / ".hydra" / "config.yaml").read_text())
@@ -95,5 +95,5 @@ def test_the_preset_pools_words_if_too_few_epochs_fit(seconds, pool, table, tmp_
 def test_the_measurement_of_the_speed_does_not_change_the_weights(table, tmp_path, monkeypatch):
     options = [*OPTIONS, "trainer.max_minutes=100", "baseline=none"]
     measured = train(tmp_path / "measured", table, *options)
-    monkeypatch.setattr("dxn.run.preset.seconds_per_token", lambda *_: 1e-9)
+    monkeypatch.setattr("dxn.presets.preset.seconds_per_token", lambda *_: 1e-9)
     assert train(tmp_path / "known", table, *options)["test/loss"] == measured["test/loss"]

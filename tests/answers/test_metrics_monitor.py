@@ -9,7 +9,7 @@ from helpers.newcomer import TEXT, TINY, printed, read_csv, refused, write_csv
 from helpers.runs import log_of, metrics_of
 
 import dxn
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 
 MODEL = [*TINY, *TEXT, "preset=plain", "baseline=none", "report=false", "head.dropout=0"]
 DATA = ["rare.csv", "target=y", "data.seed=0"]

@@ -4,10 +4,10 @@ import pytest
 import torch
 from helpers.runs import PLAIN, SMALL, refused
 
-from dxn.dropout import Noise, keyed
+from dxn.core.dropout import Noise, keyed
+from dxn.core.tokens import Span, Tokens
 from dxn.models import Backbone, BottleneckFusion, LateFusion
-from dxn.models.sampling import make_sampler
-from dxn.tokens import Span, Tokens
+from dxn.models.decoding.sampling import make_sampler
 
 
 def tokens_of(name, x):

@@ -23,7 +23,7 @@ from transformers import (
 )
 
 import dxn
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 
 pytestmark = pytest.mark.filterwarnings("ignore:::transformers", "ignore:::torch", "ignore:::timm")
 

@@ -7,10 +7,10 @@ import pandas as pd
 import pytest
 from PIL import Image
 
-from dxn.data.cell_columns import names_new_groups
-from dxn.data.memory import tables_of, write_tables
+from dxn.data.columns.useless import names_new_groups
 from dxn.data.raws import digest
-from dxn.data.read import read_table
+from dxn.data.sources.memory import tables_of, write_tables
+from dxn.data.tables.read import read_table
 from tests.helpers.newcomer import TEXT, TINY, run
 
 

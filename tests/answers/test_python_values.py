@@ -9,7 +9,7 @@ from helpers.runs import PLAIN, SMALL, train
 from PIL import Image
 
 import dxn
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tokenize import (
     AudioAdapter,
     CategoryAdapter,

@@ -16,8 +16,8 @@ from helpers.serving import client_of, error_of, server_of
 
 import dxn
 from dxn.cli import main
-from dxn.errors import UserError
-from dxn.files import write_sums
+from dxn.core.errors import UserError
+from dxn.core.files import write_sums
 from dxn.serve.app import make_app
 from dxn.serve.command import bind
 from dxn.serve.guard import Guard

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from dxn.data import table
-from dxn.data.layouts import Long
+from dxn.data.series.layouts import Long
 from dxn.tokenize import SeriesAdapter
 from tests.helpers.newcomer import printed, write_csv
 

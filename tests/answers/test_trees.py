@@ -13,9 +13,9 @@ from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostin
 
 import dxn
 from dxn.cli import main
-from dxn.errors import UserError
-from dxn.files import write_sums
-from dxn.run.baseline_trees import fit_trees
+from dxn.core.errors import UserError
+from dxn.core.files import write_sums
+from dxn.stacking.trees import fit_trees
 from dxn.tasks.task import ScoreTargets
 
 ROWS = 400

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from dxn.cli import main
-from dxn.errors import UserError
+from dxn.core.errors import UserError
 from dxn.tokenize import NumberAdapter
 
 COLUMNS = 50

@@ -6,8 +6,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from dxn.errors import UserError
-from dxn.instantiate import build
+from dxn.config.instantiate import build
+from dxn.core.errors import UserError
 from dxn.weights import read_public
 from helpers.peers import CASES, cases, parity
 

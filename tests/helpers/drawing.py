@@ -6,8 +6,8 @@ import numpy as np
 import torch
 from PIL import Image
 
-from dxn.explain.drawers import Shown
-from dxn.tokens import Span, Tokens
+from dxn.core.tokens import Span, Tokens
+from dxn.viz.drawers import Shown
 
 NAN = float("nan")
 

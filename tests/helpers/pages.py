@@ -19,12 +19,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dxn.config import compose
-from dxn.early_checks import prepare
-from dxn.help import topic_page
-from dxn.overrides import expand
-from dxn.run.run_paths import has_model
-from dxn.run.settings import Settings
+from dxn.config.checks import prepare
+from dxn.config.compose import compose
+from dxn.config.help import topic_page
+from dxn.config.overrides import expand
+from dxn.runs.paths import has_model
+from dxn.runs.settings import Settings
 
 ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"

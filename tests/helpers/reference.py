@@ -12,6 +12,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from torch import nn
 
+from dxn.core.tokens import Span, Tokens
 from dxn.models import (
     Backbone,
     BlockOptions,
@@ -22,7 +23,6 @@ from dxn.models import (
     PositionOptions,
 )
 from dxn.models.packing import Group
-from dxn.tokens import Span, Tokens
 
 B, N, D, H, DEPTH = 3, 11, 20, 5, 4
 MLPS = ("gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu")

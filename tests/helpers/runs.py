@@ -9,9 +9,9 @@ import yaml
 from safetensors.torch import load_file, save_file
 
 from dxn.cli import main
-from dxn.files import write_sums
-from dxn.train.checkpoint import FILE, all_checkpoints
-from dxn.train.stepper import Stepper
+from dxn.core.files import write_sums
+from dxn.training.checkpoint import FILE, all_checkpoints
+from dxn.training.stepper import Stepper
 
 # Options of a run without the parts that are chosen or fitted from the data.
 PLAIN = ["preset=plain", "baseline=none"]

@@ -4,9 +4,9 @@ from types import SimpleNamespace
 
 import torch
 
+from dxn.core.tokens import Span, Tokens
 from dxn.models import Backbone, EarlyFusion, Model
 from dxn.tasks import IGNORED
-from dxn.tokens import Span, Tokens
 
 B, N, K, D = 3, 7, 5, 11
 WEIGHTS = (0.5, 2.0, 1.0, 3.0, 0.25)

@@ -5,13 +5,13 @@ import random
 import torch
 from torch import nn
 
-from dxn.data.opening import Opened
-from dxn.data.samples import Samples
+from dxn.core.tokens import Span, Tokens
+from dxn.data.dataset import Samples
+from dxn.data.reading import Opened
 from dxn.models import Backbone, EarlyFusion, Model
 from dxn.tasks import Classify
-from dxn.tokens import Span, Tokens
-from dxn.train.optim import adamw, cosine
-from dxn.train.trainer import Trainer
+from dxn.training.optim import adamw, cosine
+from dxn.training.trainer import Trainer
 
 D = 12
 WIDTH = 3  # numbers per step of a series

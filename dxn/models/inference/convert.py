@@ -10,12 +10,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from dxn.core.tokens import Tokens
 from dxn.models.backbone import Backbone
 from dxn.models.blocks import ACTIVATIONS, Mlp
 from dxn.models.inference.linear import Activation, InferenceLinear, PackedLinear
 from dxn.models.inference.quantized import Int8Linear
 from dxn.models.model import Model
-from dxn.tokens import Tokens
 
 # Narrower layers of an adapter keep float32. They may receive numbers or dates, and cost little.
 MIN_WIDTH = 128

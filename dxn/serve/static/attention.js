@@ -1,4 +1,4 @@
-// The share of each token in the answer, drawn on the inputs. See dxn.explain.drawers.Drawer.page.
+// The share of each token in the answer, drawn on the inputs. See dxn.viz.drawers.Drawer.page.
 import { make, percent } from "./elements.js";
 
 const SVG = "http://www.w3.org/2000/svg";

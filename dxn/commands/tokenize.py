@@ -1,0 +1,83 @@
+"""The command `dxn tokenize`: describe and draw the D×N matrix of one sample."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dxn.commands.attend import describe_sample, draw_tokens
+from dxn.core.errors import UserError
+from dxn.core.tokens import join
+from dxn.data.rows import InputSpec
+from dxn.runs.build import assign_inputs, build_adapters, by_input, preprocessors_of
+from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.predictor.samples import read_sample
+from dxn.runs.settings import Settings
+from dxn.tokenize.base import describe_columns, find_format, fit_adapter
+from dxn.tokenize.media import BadMedia
+
+
+@torch.inference_mode()
+def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str]:
+    """Convert one sample to its D×N matrix, and draw it.
+
+    Args:
+        settings: Settings of the command.
+        predictor: Trained model whose adapters to use. None: use the adapters of the settings, with
+            random weights and fitted on this sample.
+
+    Returns:
+        Lines to print.
+
+    Raises:
+        UserError: If an input is unknown or cannot be read.
+    """
+    values = settings.values
+    torch.manual_seed(values["seed"])  # of the random weights of untrained adapters
+    if predictor is not None:
+        sample = read_sample(values["input"], predictor.preprocessors, predictor.columns)
+        adapters = {name: predictor.adapters[name] for name in predictor.inputs if name in sample}
+    else:
+        preprocessors = preprocessors_of(values, settings.trust)
+        sample = read_sample(values["input"], preprocessors)
+        # There is no table, so the inputs take the place of its columns.
+        specs = {name: InputSpec(name, preprocessors[name].modality) for name in sample}
+        inputs = assign_inputs(values, specs, preprocessors, lambda name: [sample[name]])
+        adapters = by_input(build_adapters(inputs, settings.trust), inputs.adapters)
+    if not sample:
+        raise UserError("input: needs a value, such as input=photo.jpg or input.NAME=...")
+    lines: list[str] = []
+    parts = []
+    raws: dict[str, Any] = {}
+    for name, adapter in adapters.items():
+        if predictor is None:
+            find_format(adapter.prepare, [sample[name]])
+        raw = raws[name] = _read(adapter, name, sample[name])
+        if raw is None:
+            raise UserError(
+                f"input.{name}: {sample[name]!r} means that there is no value; set another one, or "
+                "leave the input out"
+            )
+        # A tokenizer that is trained on one text contains exactly the tokens of this text.
+        if predictor is None:
+            fit_adapter(adapter, [raw])
+        adapter.eval()  # without dropout, the same command draws the same picture
+        tokens = adapter(adapter.prepare.collate([adapter.prepare(raw)])).renamed(name)
+        parts.append(tokens)
+        about = describe_columns(adapter, raw)  # such as the subwords of a text
+        lines.append(f"{name}: {adapter.dim}×{tokens.x.shape[1]}  {about}")
+    joined = join(parts)
+    lines.append(f"matrix: {joined.x.shape[2]}×{joined.x.shape[1]}, one column per token")
+    described = describe_sample(sample)
+    about = f"{described}; model: {values['run']}" if values["run"] else described
+    draw_tokens(adapters, raws, joined, Path(values["output"]), about=about, sources=sample)
+    return [*lines, f"picture: {values['output']}"]
+
+
+def _read(adapter: Any, name: str, source: Any) -> Any:
+    try:
+        return adapter.prepare.read(source)
+    except BadMedia as error:
+        raise UserError(f"input.{name}: {source}: {error}") from error

@@ -1,0 +1,1 @@
+"""The configuration of a command: compose it, check it, build its parts, describe it."""

@@ -1,0 +1,159 @@
+"""Which code a configuration may name.
+
+A node is a mapping with the key `_target_`, the dotted name of a class or function. Importing a
+module runs its code, and a configuration may come from a stranger. Therefore a target must belong
+to dxn or to a package that the user trusts; any other target is refused before anything is
+imported. Only this module imports what a configuration names.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib
+import inspect
+import re
+import sys
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dxn.config import signature_index
+from dxn.config.signatures import Signature, signature_from
+from dxn.core.errors import UserError
+
+# Packages whose classes a node may name. A model folder may only name parts of a model. A data
+# source, for example, could read other files.
+MODEL_PACKAGES = ("dxn.tokenize", "dxn.models", "dxn.tasks")
+PACKAGES = (*MODEL_PACKAGES, "dxn.data", "dxn.training", "dxn.datasets")
+CONF = Path(__file__).parents[1] / "conf"
+# The underscore is excluded at the start of each name, so that a target cannot reach __init__,
+# __class__ or __builtins__.
+DOTTED_NAME = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+")
+
+
+def check_targets(
+    node: Any, trust: Sequence[str] = (), *, packages: Sequence[str] = PACKAGES, key: str = ""
+) -> None:
+    """Check all targets of a configuration without importing anything.
+
+    Args:
+        node: A configuration, or any part of one.
+        trust: Top-level packages besides dxn whose code may be used.
+        packages: Packages of dxn whose classes are allowed.
+        key: Dotted key of the node in the configuration.
+
+    Raises:
+        UserError: One line per refused target.
+    """
+    faults = [
+        fault
+        for path, target in targets_in(node, key)
+        if (fault := _target_fault(target, path, trust, packages))
+    ]
+    if faults:
+        raise UserError("\n".join(faults))
+
+
+def resolve(
+    target: Any, *, key: str, trust: Sequence[str] = (), packages: Sequence[str] = PACKAGES
+) -> Callable[..., Any]:
+    """Import the class or function that a target names.
+
+    Raises:
+        UserError: If it is refused or does not exist.
+    """
+    fault = _target_fault(target, key, trust, packages)
+    if fault:
+        raise UserError(fault)
+    module_name, _, name = target.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{key}: {target} cannot be imported: {error}") from error
+    except Exception as error:  # code of a trusted package that fails while it is imported
+        raise UserError(f"{key}: importing {module_name} failed: {error!r}") from error
+    target_object = getattr(module, name, None)
+    if not _is_part(target_object, trust, packages):
+        raise UserError(f"{key}: {module_name} has no part {name}")
+    return typing.cast("Callable[..., Any]", target_object)
+
+
+def signature_of(target: Any, *, key: str, trust: Sequence[str] = ()) -> Signature:
+    """Return the signature of the class or function that a target names.
+
+    A part of dxn is not imported if its signature is stored.
+
+    Raises:
+        UserError: If the target is refused or does not exist.
+    """
+    fault = _target_fault(target, key, trust, PACKAGES)
+    if fault:
+        raise UserError(fault)
+    stored = signature_index.find(target)
+    return signature_from(resolve(target, key=key, trust=trust)) if stored is None else stored
+
+
+def _target_fault(
+    target: Any, key: str, trust: Sequence[str], packages: Sequence[str]
+) -> str | None:
+    if not isinstance(target, str) or not DOTTED_NAME.fullmatch(target):
+        return f"{key}: _target_ must be the dotted name of a class or function, got {target!r}"
+    top = target.partition(".")[0]
+    # The standard library contains no parts of models, but functions that run programs.
+    may_be_trusted = top != "dxn" and top not in sys.stdlib_module_names
+    if top in trust and may_be_trusted:
+        return None
+    if not any(target.startswith(f"{package}.") for package in packages):
+        advice = f"; if you trust the code of this package, add trust=[{top}]"
+        return (
+            f"{key}: {target} does not belong to dxn and was not imported"
+            f"{advice if may_be_trusted else ''}"
+        )
+    # "Building" a function calls it, and not every function of dxn is harmless. Only the functions
+    # that dxn's own YAML files name are allowed.
+    if target.rpartition(".")[2][0].islower() and target not in functions_of_dxn():
+        return f"{key}: dxn has no part {target}"
+    return None
+
+
+def _is_part(target: Any, trust: Sequence[str], packages: Sequence[str]) -> bool:
+    """Whether a target is a class or function that is defined in an allowed package."""
+    if not (inspect.isclass(target) or inspect.isfunction(target)):
+        return False
+    if inspect.isclass(target) and issubclass(target, BaseException):
+        return False
+    # The module that defines it, because modules also contain what they import:
+    # dxn.models.attention.nn.Linear is a class of torch.
+    module = f"{target.__module__}."
+    return any(module.startswith(f"{package}.") for package in (*packages, *trust))
+
+
+# Cached, because it reads all YAML files and is needed for every function.
+@functools.cache
+def functions_of_dxn() -> frozenset[str]:
+    """Return the dotted names of the parts in dxn's own YAML files."""
+    pattern = re.compile(r"_target_: (dxn\.\S+)")
+    names: set[str] = set()
+    for path in CONF.rglob("*.yaml"):
+        names.update(pattern.findall(path.read_text(encoding="utf-8")))
+    return frozenset(names)
+
+
+def targets_in(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the key and the `_target_` of every node in a configuration."""
+    if isinstance(node, Mapping) and "_target_" in node:
+        yield key, node["_target_"]
+    for path, value in children(node, key):
+        yield from targets_in(value, path)
+
+
+def children(node: Any, key: str) -> Iterator[tuple[str, Any]]:
+    """Yield the values of a mapping or list with their dotted keys; nothing for other values."""
+    prefix = f"{key}." if key else ""
+    if isinstance(node, Mapping):
+        for name, value in node.items():
+            yield f"{prefix}{name}", value
+    elif isinstance(node, list | tuple):
+        for i, value in enumerate(node):
+            yield f"{prefix}{i}", value

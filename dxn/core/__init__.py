@@ -1,0 +1,1 @@
+"""What every package uses: tokens, errors, files, checks of untrusted files, the console."""

@@ -1,0 +1,203 @@
+"""What commands print: progress as a bar or as lines of a log file, durations and counts."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cached_property
+from typing import TYPE_CHECKING, TypeVar
+
+from dxn.core.printable import printable
+from dxn.viz.notebook import LiveLine, is_notebook
+
+# rich is imported when something is printed: a single prediction ends before.
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as Bar
+
+Item = TypeVar("Item")
+
+# Seconds between two updates of the bar.
+BAR_INTERVAL = 0.5
+# Seconds until the first lines of a log file, each counted from the line before it. A short run
+# has a line soon, and the log of a long run stays short.
+LINE_INTERVALS = (10.0, 20.0, 30.0)
+LAST_INTERVAL = 60.0
+
+_is_silent: ContextVar[bool] = ContextVar("silent", default=False)
+
+
+class Display:
+    """Shows how far a piece of work is: as a bar on a terminal, otherwise as lines.
+
+    Args:
+        main: Whether this process prints. Default: see `prints`.
+        stderr: Whether to write to stderr, for a command whose output on stdout is a result.
+        clock: Function that returns the time in seconds.
+    """
+
+    def __init__(
+        self,
+        *,
+        main: bool | None = None,
+        stderr: bool = False,
+        clock: Callable[[], float] = time.perf_counter,
+    ):
+        self.main = prints() if main is None else main and prints()
+        self.stderr = stderr
+        self.clock = clock
+        self.intervals = iter(LINE_INTERVALS)
+        self._wait()
+
+    @cached_property
+    def console(self) -> Console:
+        """The console, without any output if this process does not print."""
+        from rich.console import Console
+
+        # soft_wrap: the terminal wraps long lines. Rich would insert line breaks at 80 columns when
+        # the output goes to a file.
+        # force_jupyter: in a notebook, rich would make a block with margins of each line.
+        return Console(
+            highlight=False,
+            soft_wrap=True,
+            stderr=self.stderr,
+            quiet=not self.main,
+            force_jupyter=False,
+        )
+
+    @cached_property
+    def live(self) -> LiveLine | None:
+        """The progress in the output of a notebook cell; None without a notebook."""
+        return LiveLine() if self.main and is_notebook() else None
+
+    @cached_property
+    def has_bar(self) -> bool:
+        """Whether the progress is shown as a bar."""
+        return self.main and self.console.is_terminal
+
+    @cached_property
+    def bar(self) -> Bar:
+        """The bar, with a single task."""
+        from rich.progress import BarColumn, Progress, TextColumn
+
+        bar = Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[status]}"),
+            console=self.console,
+            transient=True,
+            disable=not self.has_bar,
+        )
+        bar.add_task("", total=None, status="")
+        return bar
+
+    def is_due(self) -> bool:
+        """Whether it is time to call `update`. Between the updates, this is all that is computed.
+
+        A caller whose status is expensive, such as a loss that is still on the GPU, asks first.
+        """
+        waited = self.clock() - self.since
+        # First without `has_bar`, which creates the console.
+        if not self.main or waited < BAR_INTERVAL:
+            return False
+        return self.has_bar or self.live is not None or waited >= self.interval
+
+    def update(self, title: str, done: int, total: int, status: str = "") -> None:
+        """Show the progress, whether or not it is due.
+
+        Args:
+            title: Name of the work, such as "epoch 1/20".
+            done: Number of items that are done.
+            total: Number of all items.
+            status: Further text, such as the time left.
+        """
+        title = printable(title)
+        text = printable(f"{100 * done / total:.0f} %  {status}".rstrip())
+        if self.live is not None:
+            self.live.update(title, done, total, text)
+        elif self.has_bar:
+            # Started only now, so that short work shows no bar.
+            self.bar.start()
+            task = self.bar.task_ids[0]
+            self.bar.update(task, description=title, completed=done, total=total, status=text)
+        else:
+            self.console.print(f"{title}  {text}", markup=False)
+        self._wait()
+
+    def line(self, text: str) -> None:
+        """Print a line that stays, above the bar if there is one."""
+        self.console.print(printable(text), markup=False)
+        # Any line in a log file shows that the work continues, so the interval starts again.
+        self.since = self.clock()
+
+    def close(self) -> None:
+        """Remove the bar."""
+        if "bar" in self.__dict__:
+            self.bar.stop()
+        if self.__dict__.get("live") is not None:
+            self.__dict__["live"].close()
+
+    def _wait(self) -> None:
+        """Start the next interval."""
+        self.interval = next(self.intervals, LAST_INTERVAL)
+        self.since = self.clock()
+
+
+def track(items: Iterable[Item], total: int, title: str) -> Iterator[Item]:
+    """Yield the items, and show on stderr how many of them are done if it takes long.
+
+    Args:
+        items: The items.
+        total: Number of items.
+        title: Name of the work, such as "reading".
+    """
+    display = Display(stderr=True)
+    try:
+        for done, item in enumerate(items):
+            if display.is_due():
+                display.update(title, done, total)
+            yield item
+    finally:
+        display.close()
+
+
+def is_main_process() -> bool:
+    """Whether this process is the first one of those that torchrun starts."""
+    return os.environ.get("RANK", "0") == "0"
+
+
+def prints() -> bool:
+    """Whether this process and this thread print."""
+    return is_main_process() and not _is_silent.get()
+
+
+@contextmanager
+def silence() -> Iterator[None]:
+    """Print nothing in this thread. Other threads still print."""
+    token = _is_silent.set(True)
+    try:
+        yield
+    finally:
+        _is_silent.reset(token)
+
+
+def count(number: int, singular: str, plural: str = "") -> str:
+    """Return a number and its noun, such as "1 row" or "1,200 rows".
+
+    Args:
+        number: The number.
+        singular: The noun for one.
+        plural: The noun for several. Default: singular + "s".
+    """
+    return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
+
+
+def duration(seconds: float) -> str:
+    """Format a duration, such as 1 h 2 min, 3 min 4 s or 5 s."""
+    whole = round(seconds)
+    if whole >= 3600:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"

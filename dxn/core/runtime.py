@@ -1,0 +1,107 @@
+"""Process-wide settings, which the command line, Python, tests and benchmarks share."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import subprocess
+import sys
+import warnings
+from collections.abc import Iterator
+
+from dxn.core.errors import UserError
+
+# Parameters of glibc's mallopt, from malloc.h.
+TRIM_THRESHOLD = -1
+MMAP_THRESHOLD = -3
+MAX_MMAP_THRESHOLD = 1 << 30  # bytes
+# How often an idle OpenMP thread looks for work before it sleeps. It must outlast the Python code
+# between two operations, because waking a thread takes longer than most operations. The default of
+# 300,000 wastes cores that processes share. Measured on two cores, seconds per epoch of
+# experiment=sst2, alone and beside a second training:
+#
+#     0 (OMP_WAIT_POLICY=PASSIVE)   10.5   10
+#     1,000                          8.8   11
+#     2,500                          6.7   14
+#     10,000                         6.5   25
+#     50,000                         6.2   80
+SPINS = "2500"
+MAX_IMPORT = 8 * 10**9  # bytes of address space, more than the import of any build of torch needs
+MAX_TRIM_THRESHOLD = (1 << 31) - 1  # bytes; the largest int
+
+
+def configure() -> None:
+    """Set environment variables and options of the C library before torch is imported.
+
+    Variables that the user has already set are kept. Calling the function again has no effect.
+    """
+    if "OMP_WAIT_POLICY" not in os.environ:
+        os.environ.setdefault("GOMP_SPINCOUNT", SPINS)
+    # By default, MKL may choose another code path in each process. Then the last bits of a Fourier
+    # transform differ between processes, and runs with equal seeds have different spectrograms.
+    os.environ.setdefault("MKL_CBWR", "AUTO")
+    # In a notebook, tqdm warns that ipywidgets is missing. dxn shows its progress without it.
+    warnings.filterwarnings("ignore", message="IProgress not found")
+    _keep_memory()
+
+
+def check_address_space(module: str) -> None:
+    """Import a module in another process if the address space is limited, as by `ulimit -v`.
+
+    The libraries of torch map gigabytes. If these do not fit, some of them abort the process, which
+    no exception shows.
+
+    Raises:
+        UserError: If the import fails in this address space.
+    """
+    try:
+        import resource
+    except ImportError:  # Windows
+        return
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if limit == resource.RLIM_INFINITY or limit > MAX_IMPORT or "torch" in sys.modules:
+        return
+    command = [sys.executable, "-c", f"import {module}"]
+    if subprocess.run(command, capture_output=True, check=False).returncode:
+        raise UserError(
+            "out of memory: the limit of the address space (ulimit -v) is "
+            f"{limit / 1e9:.1f} GB, in which PyTorch cannot be imported; raise it, or remove it "
+            "with ulimit -v unlimited"
+        )
+
+
+def release_memory() -> None:
+    """Return unused memory to the operating system, although the C library keeps freed memory.
+
+    Reading thousands of files leaves small gaps between the values that are kept. They add up to
+    almost half of the size of the values, and are too small for the tensors of a model.
+    """
+    # Only glibc has malloc_trim. On macOS and Windows the call fails, and is not needed.
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextlib.contextmanager
+def threads(count: int) -> Iterator[None]:
+    """Let torch use this number of threads inside of the context."""
+    import torch  # which must not be imported before `configure`
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(count)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _keep_memory() -> None:
+    """Let the C library keep freed memory instead of returning it to the operating system.
+
+    Returning large blocks and requesting them again takes a tenth of each training step on a CPU.
+    """
+    # Only glibc has mallopt. On macOS and Windows the call fails, and is not needed.
+    with contextlib.suppress(OSError, AttributeError, TypeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(MMAP_THRESHOLD, MAX_MMAP_THRESHOLD)
+        library.mallopt(TRIM_THRESHOLD, MAX_TRIM_THRESHOLD)

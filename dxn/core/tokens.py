@@ -1,0 +1,293 @@
+"""The data contract: every adapter returns `Tokens`, and every model consumes them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from dxn.viz.notebook import heatmap, render
+
+# The picture of a matrix in a notebook, in pixels.
+MIN_HEIGHT = 96
+TOKEN_WIDTH = 12
+MAX_WIDTH = 768
+
+
+@dataclass(frozen=True, slots=True)
+class Span:
+    """The columns `start:stop` of one input and their coordinates in the raw input.
+
+    Args:
+        name: Name of the input. An adapter sets it to its modality; the model replaces it with the
+            name of the input.
+        modality: Modality of the input, such as "text". Class tokens and registers use "class".
+        start: Index of the first column.
+        stop: Index after the last column.
+        coords: (B, stop - start, k) float. Text: (start, stop) in characters. Image: (top, left,
+            bottom, right) in pixels. Audio: (start, stop) in seconds. Video: (start, stop) in
+            frames, then the box of an image. NaN for columns without a position in the raw input,
+            such as padding or a class token.
+    """
+
+    name: str
+    modality: str
+    start: int
+    stop: int
+    coords: Tensor
+
+    def __len__(self) -> int:
+        return self.stop - self.start
+
+
+@dataclass(frozen=True, slots=True)
+class Tokens:
+    """A batch of D×N matrices with one column per token.
+
+    Args:
+        x: (B, N, D). Embeddings of the tokens.
+        mask: (B, N) bool. True at real tokens, False at padding.
+        spans: Columns of each input, in ascending order. Empty if the inputs are not tracked.
+
+    Raises:
+        ValueError: If the shapes do not match, or the spans do not cover all columns in order.
+    """
+
+    x: Tensor
+    mask: Tensor
+    spans: tuple[Span, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.x.ndim != 3 or self.mask.shape != self.x.shape[:2]:
+            shapes = f"{tuple(self.x.shape)} and {tuple(self.mask.shape)}"
+            raise ValueError(f"x must be (B, N, D) and mask (B, N), got {shapes}")
+        if self.mask.dtype != torch.bool:
+            raise ValueError(f"mask must be bool, True at real tokens, got {self.mask.dtype}")
+        # A wrong offset would not fail later: it would attribute tokens to the wrong input.
+        end = 0
+        for span in self.spans:
+            shape = self.x.shape[0], span.stop - span.start
+            if span.start != end or span.coords.shape[:2] != shape:
+                raise ValueError(
+                    f"span {span.name!r} covers columns {span.start}:{span.stop} with coords "
+                    f"{tuple(span.coords.shape)}; it must start at column {end}"
+                )
+            end = span.stop
+        if self.spans and end != self.x.shape[1]:
+            raise ValueError(
+                f"the spans end at column {end}, but the matrix has {self.x.shape[1]} columns"
+            )
+
+    @property
+    def matrix(self) -> Tensor:
+        """The token matrices (B, D, N), as a view of x."""
+        return rearrange(self.x, "b n d -> b d n")
+
+    def __len__(self) -> int:
+        # Computations use x.shape[0]: `len` would make the size a constant of an exported graph.
+        return len(self.x)
+
+    def __getitem__(self, i: int) -> Tensor:
+        """Return the matrix (D, N_i) of sample i without padding."""
+        return self.matrix[i][:, self.mask[i]]
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the inputs, and the matrix of the first sample."""
+        length = int(self.mask[:1].sum())
+        spans = [
+            {
+                "name": span.name,
+                "modality": span.modality,
+                "columns": len(span),
+                "tokens": int(self.mask[:1, span.start : span.stop].sum()),
+            }
+            for span in self.spans
+        ]
+        height = max(MIN_HEIGHT, self.x.shape[2])
+        return render(
+            "tokens",
+            samples="1 sample" if len(self) == 1 else f"{len(self):,} samples",
+            dim=self.x.shape[2],
+            columns=self.x.shape[1],
+            spans=spans,
+            tokens=length,
+            picture=heatmap(self[0].detach().float().cpu()) if length else "",
+            height=height,
+            # Wide enough to tell the columns apart.
+            width=min(max(TOKEN_WIDTH * length, height), MAX_WIDTH),
+        )
+
+    def with_x(self, x: Tensor) -> Tokens:
+        """Return the same columns with x (B, N, D) as their embeddings."""
+        return replace(self, x=x)
+
+    def renamed(self, name: str) -> Tokens:
+        """Return the same tokens with all spans renamed to the input `name`."""
+        return replace(self, spans=tuple(replace(span, name=name) for span in self.spans))
+
+    def select(self, name: str) -> Tokens:
+        """Return the columns of one input.
+
+        Raises:
+            KeyError: If no input has this name.
+        """
+        for span in self.spans:
+            if span.name == name:
+                return self._columns(span)
+        known = [span.name for span in self.spans]
+        raise KeyError(f"no columns of {name!r}, only of {known}")
+
+    def split(self) -> list[Tokens]:
+        """Return one `Tokens` per span: the inverse of `join`."""
+        return [self._columns(span) for span in self.spans]
+
+    def spread(self, rows: Tensor, batch_size: int) -> Tokens:
+        """Expand to a batch of `batch_size` samples, of which only some have this input.
+
+        Args:
+            rows: (b,). Index in the new batch of each sample, in ascending order. All other
+                samples contain only padding.
+            batch_size: Number of samples in the new batch.
+        """
+        # Every sample has this input, so the rows are 0, 1, 2, ... and nothing has to be copied.
+        if rows.shape[0] == batch_size:
+            return self
+        x = self.x.new_zeros(batch_size, *self.x.shape[1:])
+        mask = self.mask.new_zeros(batch_size, self.mask.shape[1])
+        spans = tuple(
+            replace(span, coords=_spread_numbers(span.coords, rows, batch_size))
+            for span in self.spans
+        )
+        return Tokens(x.index_copy(0, rows, self.x), mask.index_copy(0, rows, self.mask), spans)
+
+    def take(self, rows: Tensor) -> Tokens:
+        """Return the samples of the rows (b,), in ascending order. `spread` undoes it."""
+        if len(rows) == len(self):
+            return self
+        spans = tuple(replace(span, coords=span.coords[rows]) for span in self.spans)
+        return Tokens(self.x[rows], self.mask[rows], spans)
+
+    def _columns(self, span: Span) -> Tokens:
+        columns = slice(span.start, span.stop)
+        moved = replace(span, start=0, stop=span.stop - span.start)
+        return Tokens(self.x[:, columns], self.mask[:, columns], (moved,))
+
+
+# Name of the features of cells of a table, from which a baseline also grows trees.
+COLUMNS = "columns"
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """Features of one input of each sample, which need no training. A baseline learns from them.
+
+    Args:
+        about: Name of the features, such as "TF-IDF". COLUMNS: cells of a table.
+        dense: (B, F) float. Numbers, NaN where unknown. F can be 0.
+        counted: Blocks of features that are counted: (2, n) int64 each, the sample and the code of
+            each occurrence. A code is a number from 0 to 2^31.
+        steps: (B, T, C) float. Values at each time step, for a task that continues them; NaN where
+            unknown.
+    """
+
+    about: str
+    dense: Tensor
+    counted: tuple[Tensor, ...] = ()
+    steps: Tensor | None = None
+
+    def spread(self, rows: Tensor, batch_size: int) -> Summary:
+        """Return the summary of a larger batch.
+
+        Args:
+            rows: (B,). Index of each sample in the larger batch. Other samples lack the input: they
+                have NaN, and no counted features.
+            batch_size: Number of samples of the larger batch.
+        """
+        counted = [torch.stack([rows[samples], codes]) for samples, codes in self.counted]
+        dense = _spread_numbers(self.dense, rows, batch_size)
+        steps = None if self.steps is None else _spread_numbers(self.steps, rows, batch_size)
+        return Summary(self.about, dense, tuple(counted), steps)
+
+
+def join(parts: Sequence[Tokens]) -> Tokens:
+    """Concatenate the columns of several `Tokens` of the same batch.
+
+    Raises:
+        ValueError: If `parts` is empty.
+    """
+    if not parts:
+        raise ValueError("nothing to join: pass at least one Tokens")
+    if len(parts) == 1:
+        return parts[0]  # torch.cat would copy the tensors
+    spans: list[Span] = []
+    offset = 0
+    for part in parts:
+        for span in part.spans:
+            spans.append(replace(span, start=span.start + offset, stop=span.stop + offset))
+        offset += part.x.shape[1]
+    x = torch.cat([part.x for part in parts], 1)
+    mask = torch.cat([part.mask for part in parts], 1)
+    return Tokens(x, mask, tuple(spans))
+
+
+def check_columns(mask: Tensor, names: Iterable[str] | None = None) -> None:
+    """Check that every sample of mask (B, N) has at least one real token.
+
+    Args:
+        mask: (B, N) bool.
+        names: Names of the samples in the error message. Default: their indices.
+
+    Raises:
+        ValueError: If a sample has no real token. The message lists these samples.
+    """
+    if torch.compiler.is_exporting():  # a graph cannot raise an error that depends on values
+        return
+    has_tokens = mask.any(1)
+    if bool(has_tokens.all()):
+        return
+    empty = (~has_tokens).nonzero().flatten().tolist()
+    labels = list(names) if names is not None else list(range(len(mask)))
+    listed = ", ".join(str(labels[i]) for i in empty)
+    raise ValueError(
+        f"each sample needs at least one input that is not empty: no tokens in sample {listed}"
+    )
+
+
+def has_no_padding(mask: Tensor) -> bool:
+    """Whether a whole mask is True, so that a faster computation without a mask is possible.
+
+    It is False while a model is exported, because a graph must be correct for any values.
+    """
+    return not torch.compiler.is_exporting() and bool(mask.all())
+
+
+def sinusoidal(index: Tensor, dim: int) -> Tensor:
+    """Compute sinusoidal position encodings (arXiv:1706.03762, section 3.5).
+
+    The first half of an encoding holds the sines of index / 10000^(2i/dim), the second half the
+    cosines. The encoding has no maximum length.
+
+    Args:
+        index: (...). Positions of the tokens.
+        dim: Width D of the encoding; it must be even.
+
+    Returns:
+        (..., D).
+
+    Raises:
+        ValueError: If dim is odd.
+    """
+    if dim % 2:
+        raise ValueError(f"dim must be even for sinusoidal positions, got {dim}")
+    frequency = 10000 ** (-torch.arange(0, dim, 2, device=index.device) / dim)
+    angle = index[..., None].float() * frequency
+    return torch.cat([angle.sin(), angle.cos()], -1)
+
+
+def _spread_numbers(x: Tensor, rows: Tensor, batch_size: int) -> Tensor:
+    # NaN marks samples without the input, such as padding without a position in the raw input.
+    empty = x.new_full((batch_size, *x.shape[1:]), torch.nan)
+    return empty.index_copy(0, rows, x)

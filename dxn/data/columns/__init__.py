@@ -1,0 +1,1 @@
+"""What is in the columns of a table: inputs, target, columns without use."""

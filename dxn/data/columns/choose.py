@@ -1,0 +1,220 @@
+"""Choose the input columns and the target column of a table."""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from typing import Any
+
+from dxn.core.errors import UserError
+from dxn.data.columns.infer import Preprocessors, infer_columns
+from dxn.data.columns.target import target_cells, target_columns
+from dxn.data.rows import RESERVED, TARGET, VALUES, InputSpec, Rows
+from dxn.data.sources.cell_paths import file_of_cell
+from dxn.data.sources.confine import KEY, confined
+from dxn.data.tables.read import Table, as_list
+from dxn.tokenize.base import (
+    Preprocessor,
+    has_words,
+    is_path,
+    reads_files,
+)
+from dxn.tokenize.cells.missing import has_no_value
+
+URL = re.compile(r"(?i)(?:https?|ftp|s3|gs)://")
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table that are used.
+
+    Args:
+        inputs: Column and modality of each input, by input name.
+        target: Target columns. Several columns become labels such as "colour=red".
+    """
+
+    inputs: Mapping[str, InputSpec]
+    target: Sequence[str]
+
+
+def choose_columns(
+    table: Table,
+    preprocessors: Preprocessors,
+    *,
+    named: Mapping[str, str | Sequence[str] | None],
+    target: str | Sequence[str] | None,
+    excluded: Sequence[str | None] = (),
+    exclude: Sequence[str] = (),
+    new_groups: Collection[str] = (),
+    notes: list[str],
+) -> Columns:
+    """Choose the input columns and the target columns of a table.
+
+    A column that the user did not choose is assigned to the modality whose preprocessor accepts its
+    values with the highest score.
+
+    Args:
+        table: All rows of all splits.
+        preprocessors: Preprocessors in use, by modality.
+        named: Columns that the user chose, by modality. None: infer them. An empty list: use no
+            column of this modality.
+        target: Target columns that the user chose. None: a column with a common name, such as
+            "label". An empty list: no target.
+        excluded: Columns that are neither inputs nor unused, such as the split of each row.
+        exclude: Columns that the user does not want as inputs.
+        new_groups: Columns that name groups which only the test split has, such as speakers.
+        notes: Sentences about inferred and unused columns are appended to this list.
+
+    Raises:
+        UserError: If a column or modality does not exist, or if there is no input column.
+    """
+    by_modality = _named_columns(table, named, preprocessors)
+    _check_excluded(table, exclude, by_modality)
+    targets = target_columns(table, target, notes)
+    for column in targets:
+        if any(column in columns for columns in by_modality.values()):
+            raise UserError(
+                f"data.target: column {column!r} is also an input, so the model would read its "
+                "own target; choose another column"
+            )
+    # A target column as an input would leak the target. A split column does not exist in new data.
+    columns = [column for column in table.columns if column not in {*targets, *excluded, *exclude}]
+    infer_columns(table, columns, preprocessors, by_modality, targets, new_groups, notes)
+    inputs = name_inputs({m: by_modality.get(m, []) for m in preprocessors})
+    if not inputs:
+        raise UserError(
+            f"data: no adapter in use ({', '.join(preprocessors)}) accepts any of the columns "
+            f"{', '.join(table.columns)}; choose a column, for example "
+            f"data.{next(iter(preprocessors), 'MODALITY')}={next(iter(columns), 'COLUMN')}"
+        )
+    return Columns(inputs, targets)
+
+
+def name_inputs(by_modality: Mapping[str, Sequence[str]]) -> dict[str, InputSpec]:
+    """Name the inputs: an input has the name of its column.
+
+    The name has the modality as a prefix if several inputs are read from the column, or if it is
+    reserved for a key of batches. The series that a layout makes of other columns have no column of
+    the file, so they have the name of their modality.
+
+    Args:
+        by_modality: Columns of each modality.
+    """
+    inputs: dict[str, InputSpec] = {}
+    counts = Counter(chain.from_iterable(by_modality.values()))
+    for modality, columns in by_modality.items():
+        for column in columns:
+            name = modality if column == VALUES else column
+            if counts[column] > 1 or name in RESERVED:
+                name = f"{modality}_{name}"
+            while name in inputs:
+                name = f"{modality}_{name}"
+            inputs[name] = InputSpec(column, modality)
+    return inputs
+
+
+def to_rows(
+    table: Table,
+    columns: Columns,
+    preprocessors: Preprocessors,
+    labels: Sequence[str] | None = None,
+    *,
+    confine: str | None = KEY,
+) -> Rows:
+    """Convert a table to rows with the cells of its inputs and target.
+
+    The folder of the table is prepended to relative paths. A path that leads out of this folder
+    becomes an `OutsidePath`.
+
+    Args:
+        table: The table.
+        columns: The columns that are used.
+        preprocessors: Preprocessors, by modality.
+        labels: Names of the target columns in labels such as "colour=red". Default: the names of
+            the columns.
+        confine: Option that allows paths out of the folder, for messages. None: they are allowed.
+    """
+    cells: dict[str, list[Any]] = {}
+    for name, spec in columns.inputs.items():
+        cells[name] = _input_cells(table, spec.column, preprocessors[spec.modality], confine)
+    if columns.target:
+        cells[TARGET] = target_cells(table, columns.target, labels or columns.target)
+    return Rows(cells, [table.origin(i) for i in range(len(table))])
+
+
+def _named_columns(
+    table: Table, named: Mapping[str, str | Sequence[str] | None], preprocessors: Preprocessors
+) -> dict[str, list[str]]:
+    """Return the columns that the user chose, by modality, after checking that they exist."""
+    by_modality: dict[str, list[str]] = {}
+    for modality, value in named.items():
+        if value is None:  # the columns of this modality are inferred
+            continue
+        if modality not in preprocessors:
+            # `data.NAME` with an unknown NAME is passed as a modality, so NAME may also be a
+            # misspelled option of the data source.
+            close = difflib.get_close_matches(modality, [*preprocessors, TARGET], 1)
+            hint = f"; did you mean data.{close[0]}?" if close else ""
+            raise UserError(
+                f"data.{modality}: must be an option of this data source or the modality of an "
+                f"adapter in use; the modalities are {', '.join(preprocessors)}{hint}"
+            )
+        by_modality[modality] = [str(column) for column in as_list(value)]
+        for column in by_modality[modality]:
+            table.column(column, f"data.{modality}")
+    return by_modality
+
+
+def _check_excluded(
+    table: Table, exclude: Sequence[str], by_modality: Mapping[str, Sequence[str]]
+) -> None:
+    for column in exclude:
+        table.column(column, "data.exclude")
+        for modality, names in by_modality.items():
+            if column in names:
+                raise UserError(
+                    f"data.exclude: column {column!r} is also in data.{modality}; remove it from "
+                    "one of them"
+                )
+
+
+def _input_cells(
+    table: Table, column: str, preprocessor: Preprocessor, confine: str | None
+) -> list[Any]:
+    cells: list[Any] = []
+    if reads_files(preprocessor):
+        _check_urls(table, column)
+    for value, file in zip(table.columns[column], table.files, strict=True):
+        if is_path(preprocessor, value) and not URL.match(value):
+            # A relative path is relative to the folder of its table. Bytes and arrays need no path,
+            # and "N/A" is none.
+            value = None if has_no_value(value) else file_of_cell(value, file.parent)
+            if isinstance(value, str) and confine is not None:
+                value = confined(value, file.parent, confine)
+        elif has_words(preprocessor):
+            value = _as_text(value)
+        cells.append(value)
+    return cells
+
+
+def _check_urls(table: Table, column: str) -> None:
+    """Check that most of the files of a column are local. A single URL is a bad cell."""
+    values = table.columns[column]
+    urls = [i for i, v in enumerate(values) if isinstance(v, str) and URL.match(v)]
+    if len(urls) > len(values) / 2:
+        raise UserError(
+            f"{table.origin(urls[0])}: column {column!r} contains URLs such as {values[urls[0]]}, "
+            "but only local files are read; download the files and write their paths into the "
+            "column"
+        )
+
+
+def _as_text(value: Any) -> Any:
+    """Convert a number or boolean to a string, and an empty list of words to None (missing)."""
+    if isinstance(value, bool | int | float):
+        return str(value)
+    return None if value == [] else value

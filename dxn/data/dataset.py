@@ -1,0 +1,334 @@
+"""The map-style data set that prepares opened rows as samples and collates them into batches."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Container, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from dxn.data.order import Stage
+from dxn.data.raws import CACHE_GB, RawColumn, digest_of, is_present, num_tokens_of
+from dxn.data.reading import Opened
+from dxn.data.rows import TARGET
+from dxn.tasks.task import Task
+from dxn.tokenize.base import Preprocessor, encodes_batches, is_path, reads_files
+from dxn.tokenize.spaced import evenly_spaced
+from dxn.training.input_dropout import InputDropout
+
+TIMEOUT = 300.0  # default number of seconds that preparing a sample may take
+MAX_TIMEOUT = 10_000_000  # seconds; the timer of the operating system has a limit too
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """Options for loading training samples.
+
+    Args:
+        input_dropout: Probability of dropping each input of a training sample. At least one input
+            is kept.
+        input_dropout_until: Fraction of the training in which inputs are dropped. 0.5: the model
+            learns from all inputs in the second half.
+        input_dropout_below: Inputs are dropped in two cases only: from the third epoch, if the
+            validation loss of the second epoch is below this fraction of that of the first one; or
+            once the validation loss has risen above its lowest value by 10% of that of the first
+            epoch. A loss that falls later is a sign that only all inputs together tell the target.
+            Default: inputs are dropped from the first epoch.
+        repeats: Number of times that each training row occurs per epoch, each time with other
+            augmentation.
+        num_workers: Number of processes that prepare batches. 0: the training process prepares
+            them. Default: 0 if all decoded files are in memory, otherwise one per processor core.
+        timeout: Number of seconds that preparing one sample may take, for example on a network
+            drive that no longer answers. null: no limit.
+        cache_gb: Maximum number of gigabytes of decoded images, clips and other files that are kept
+            in memory, over all splits. The files of a data set that needs more are read again in
+            each epoch. The default is enough for 8,000 photos with image_size=224.
+        overfit: Number of training samples to overfit without augmentation, to check that the model
+            can learn. 0: train on all samples.
+    """
+
+    input_dropout: float = 0.0
+    input_dropout_until: float = 1.0
+    input_dropout_below: float | None = None
+    repeats: int = 1
+    num_workers: int | None = None
+    timeout: float | None = TIMEOUT
+    cache_gb: float = CACHE_GB
+    overfit: int = 0
+
+    def __post_init__(self):
+        self.dropped_inputs()  # checks its options
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
+        for name in ("num_workers", "cache_gb", "overfit"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.timeout is not None and not 0 < self.timeout <= MAX_TIMEOUT:
+            raise ValueError(
+                f"timeout must be null or in (0, {MAX_TIMEOUT:,}] seconds, got {self.timeout}"
+            )
+
+    def dropped_inputs(self) -> InputDropout:
+        """Return the options of dropping inputs."""
+        return InputDropout(self.input_dropout, self.input_dropout_until, self.input_dropout_below)
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A sample without its target.
+
+    Args:
+        sample: Prepared inputs by name, and the raw values of those that are prepared later.
+        index: Value of "#index" in the batch.
+        row: The row, or the first token of a window.
+        rand: Random generator of the sample; None without augmentation.
+        hidden: Seed for a task that is random in validation.
+    """
+
+    sample: dict[str, Any]
+    index: int
+    row: int
+    rand: random.Random | None
+    hidden: str
+
+
+class Samples(Dataset):
+    """A map-style data set of opened rows. Item (epoch, i) is sample i, prepared for this epoch.
+
+    An item depends only on (seed, epoch, row, copy), not on its batch or on the worker that
+    prepares it. It contains "#index" (see `rows`), "target" if there are targets, and a dict of
+    tensors for each input that the row has.
+
+    Attributes:
+        rows: Row of each sample. With `repeats`, the number of rows times c is added for copy c.
+
+    Args:
+        opened: Opened rows.
+        preprocessors: Preprocessor of each input, by input name.
+        task: Task that encodes the targets. Default: samples have no targets.
+        seed: Seed of all random choices.
+        augment: Whether to augment samples, as in training.
+        input_dropout: Which inputs are dropped, if `augment` is set.
+        repeats: Number of copies of each row, if `augment` is set.
+        only: Names of the inputs to use. Default: all inputs.
+    """
+
+    def __init__(
+        self,
+        opened: Opened,
+        preprocessors: Mapping[str, Preprocessor],
+        *,
+        task: Task | None = None,
+        seed: int = 0,
+        augment: bool = False,
+        input_dropout: InputDropout = InputDropout(),
+        repeats: int = 1,
+        only: Sequence[str] | None = None,
+    ):
+        self.opened = opened
+        self.preprocessors = preprocessors
+        self.task = task
+        self.seed = seed
+        self.augment = augment
+        self.input_dropout = input_dropout
+        self.inputs = [
+            name for name in preprocessors if name in opened.raws and (only is None or name in only)
+        ]
+        # Inputs that the task needs in every sample, such as the words that it tags.
+        self.required = () if task is None else tuple(task.required_inputs)
+        # All samples of a batch must have a target, or none. New data for prediction may have a
+        # target in some rows only; these targets are not used.
+        targets = opened.targets
+        self.targets = None if targets is None or any(t is None for t in targets) else targets
+        usable = [row for row in range(len(opened)) if self._is_usable(row)]
+        copies = range(repeats if augment else 1)
+        self.rows = [row + copy * len(opened) for copy in copies for row in usable]
+        # Copies of a row share its length: that of a text takes as long as encoding it.
+        self._lengths: dict[int, float] = {}
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def reads_files(self) -> bool:
+        """Whether samples read files, because not all raw values are in memory."""
+        columns = [self.opened.raws[name] for name in self.inputs]
+        return any(isinstance(column, RawColumn) and not column.is_complete for column in columns)
+
+    @property
+    def num_workers(self) -> int | None:
+        """Number of processes that read files again, see `Opened.num_workers`."""
+        return self.opened.num_workers
+
+    def keep(self, count: int) -> None:
+        """Remove all but `count` samples, which are spread over all of them."""
+        self.rows = list(evenly_spaced(self.rows, count))
+
+    def num_tokens(self, i: int) -> float:
+        """Return the approximate length of sample i: that of its inputs together, or of its target.
+
+        It is used to batch samples of similar length, which need less padding.
+        """
+        row = self.rows[i] % len(self.opened)
+        if row not in self._lengths:
+            self._lengths[row] = self._num_tokens(row)
+        return self._lengths[row]
+
+    def _num_tokens(self, row: int) -> float:
+        length = 0.0
+        for name in self._present(row):
+            length += num_tokens_of(self.opened.raws[name], row, self.preprocessors[name])
+        if self.task is None or self.targets is None:
+            return length
+        return max(length, self.task.num_tokens(self.targets[row]))
+
+    def describe(self, i: int) -> str:
+        """Return the origin and the files of sample i, such as "train.csv row 17 (17.png)"."""
+        return self.describe_index(self.rows[i])
+
+    def describe_index(self, row: int) -> str:
+        """Return the same for a value of "#index" in a batch."""
+        row %= len(self.opened)
+        cells = self.opened.cells
+        inputs = [name for name in self.inputs if name in cells]
+        values = [(cells[name][row], self.preprocessors[name]) for name in inputs]
+        files = [value for value, prepare in values if is_path(prepare, value)]
+        return self.opened.origin[row] + (f" ({', '.join(files)})" if files else "")
+
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
+        return self._finished(self._draft(key))
+
+    def batch(
+        self, keys: Sequence[tuple[int, int]], begin: Callable[[int], None]
+    ) -> dict[str, Any]:
+        """Return the collated batch of these samples.
+
+        It equals `collate` of the samples, but texts are encoded together, without coordinates.
+
+        Args:
+            keys: Keys (epoch, i) of the samples. `Keys` also tell the stage of the training.
+            begin: Function that is called with i before sample i is prepared.
+        """
+        together = self._encoded_together()
+        stage = getattr(keys, "stage", Stage())
+        drafts: list[Draft] = []
+        for key in keys:
+            begin(key[1])
+            drafts.append(self._draft(key, together, stage))
+        encoded: dict[str, dict[str, Tensor]] = {}
+        for name in together:
+            having = [draft for draft in drafts if name in draft.sample]
+            if having:
+                prepare: Any = self.preprocessors[name]
+                raws = [draft.sample[name] for draft in having]
+                encoded[name] = prepare.encode_batch(raws, [draft.rand for draft in having])
+        return self.collate([self._finished(draft) for draft in drafts], encoded)
+
+    def _encoded_together(self) -> list[str]:
+        """Return the inputs whose raw values `batch` prepares together."""
+        # Other tasks read or change the prepared inputs of each sample.
+        if self.task is not None and type(self.task).encode_sample is not Task.encode_sample:
+            return []
+        # A file can take long to read, so the time limit applies to each of them.
+        # The inputs of a sample draw random numbers in turn, from one generator.
+        draws = self.augment and len(self.inputs) > 1
+        return [
+            name
+            for name in self.inputs
+            if encodes_batches(self.preprocessors[name], augment=draws)
+            and not reads_files(self.preprocessors[name])
+        ]
+
+    def _draft(
+        self, key: tuple[int, int], together: Container[str] = (), stage: Stage = Stage()
+    ) -> Draft:
+        """Prepare the inputs of a sample, except for those in `together`."""
+        epoch, i = key
+        copy, row = divmod(self.rows[i], len(self.opened))
+        # Seed with the row index, not with i, which changes if other rows are left out. The first
+        # copy is the sample that there is without repeats.
+        number = f"{row}/{copy}" if copy else f"{row}"
+        rand = random.Random(f"{self.seed}/{epoch}/{number}") if self.augment else None
+        present = self._present(row)
+        if rand is not None and self.input_dropout.is_active(stage):
+            kept = self.input_dropout.kept(present, rand)
+            present = [name for name in present if name in kept or name in self.required]
+        # All inputs and the target draw from one generator. Their order is fixed, so that a sample
+        # is reproducible.
+        sample: dict[str, Any] = {}
+        for name in present:
+            raw = self.opened.raws[name][row]
+            sample[name] = raw if name in together else self.preprocessors[name](raw, rand)
+        # For a task that is random in validation, where `rand` is None. There the seed is the same
+        # in every epoch, so that metrics of different epochs are comparable.
+        hidden = f"{self.seed}/{epoch if self.augment else 'always'}/{number}/hidden"
+        return Draft(sample, self.rows[i], row, rand, hidden)
+
+    def _finished(self, draft: Draft) -> dict[str, Any]:
+        """Return a sample with its target and its index."""
+        sample = self._with_target(draft.sample, draft.row, draft.rand, draft.hidden)
+        return {**sample, "#index": draft.index}
+
+    def collate(
+        self,
+        samples: Sequence[Mapping[str, Any]],
+        encoded: Mapping[str, dict[str, Tensor]] | None = None,
+    ) -> dict[str, Any]:
+        """Collate samples into the batch format of `dxn.models.Model`.
+
+        Args:
+            samples: The samples.
+            encoded: Collated dicts of inputs that have been prepared together, by input name.
+
+        Returns:
+            A dict with "#size" (number of samples), "#index" (list of `rows`), "target" if there
+            are targets, and one key per input. The value of an input is the collated dict of the
+            samples that have this input, together with "rows", the indices of these samples in the
+            batch. An input that no sample has is left out.
+        """
+        batch: dict[str, Any] = {
+            "#size": len(samples),
+            "#index": [sample["#index"] for sample in samples],
+        }
+        for name in self.inputs:
+            rows = [i for i, sample in enumerate(samples) if name in sample]
+            # Missing inputs are not padded, so they need neither memory nor computation.
+            if rows:
+                collate = self.preprocessors[name].collate
+                done = None if encoded is None else encoded.get(name)
+                batch[name] = collate([samples[i][name] for i in rows]) if done is None else done
+                batch[name]["rows"] = torch.tensor(rows)
+        if self.task is not None and TARGET in samples[0]:
+            batch[TARGET] = self.task.collate([sample[TARGET] for sample in samples])
+        return batch
+
+    def _present(self, row: int) -> list[str]:
+        return [name for name in self.inputs if is_present(self.opened.raws[name], row)]
+
+    def _is_usable(self, row: int) -> bool:
+        present = self._present(row)
+        return bool(present) and all(name in present for name in self.required)
+
+    def _with_target(
+        self, sample: dict[str, Any], row: int, rand: random.Random | None, hidden: str
+    ) -> dict[str, Any]:
+        """Add the target to a sample, if there is a task and its targets are available."""
+        task = self.task
+        if task is None or (task.needs_target and self.targets is None):
+            return sample
+        if task.random_in_validation:
+            rand = random.Random(hidden)
+        value = None if self.targets is None else self.targets[row]
+        if task.compares_rows:
+            value = self._hashes(row)
+        return task.encode_sample(sample, value, rand)
+
+    def _hashes(self, row: int) -> dict[str, bytes]:
+        """Return a hash of each raw input of a row."""
+        # Of the raw values, because augmentation makes equal inputs different. Hashing a photo in
+        # each epoch takes much less time than preparing it.
+        return {name: digest_of(self.opened.raws[name], row) for name in self._present(row)}

@@ -1,0 +1,1 @@
+"""Reports about data: errors, warnings and the fingerprint."""

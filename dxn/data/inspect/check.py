@@ -1,0 +1,310 @@
+"""Read a complete data set before training, and report its statistics and its bad rows."""
+
+from __future__ import annotations
+
+import csv
+import statistics
+from collections import Counter
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+from dxn.core.display import count
+from dxn.core.errors import UserError
+from dxn.core.files import atomic_file
+from dxn.core.printable import csv_cell
+from dxn.data.inspect.quality import Keys, Problem, check_learnable, find_problems
+from dxn.data.raws import CacheBudget, digest_of, present_rows, take_rows
+from dxn.data.reading import Opened, survey_rows
+from dxn.data.rows import Source
+from dxn.data.splits.duplicates import row_keys
+from dxn.tasks.task import Task
+from dxn.tokenize.base import Preprocessor, summarize, truncated
+
+
+@dataclass(frozen=True)
+class Bad:
+    """One line of the CSV file of `write_bad`.
+
+    Args:
+        split: Name of the split.
+        row: Origin of the row, such as "train.csv row 17".
+        input: Name of the input. Empty if the whole row is bad.
+        path: Path of the bad file. Empty if the value is not a path.
+        reason: Why the row or file cannot be used.
+    """
+
+    split: str
+    row: str
+    input: str
+    path: str
+    reason: str
+
+
+HEADER = [field.name for field in fields(Bad)]
+
+
+@dataclass(frozen=True)
+class Truncation:
+    """Statistics of the samples of an input that are truncated to max_len tokens.
+
+    Args:
+        count: Number of truncated samples.
+        total: Number of all samples.
+        max_len: Maximum number of tokens of a sample.
+        median_read: Median, over the truncated samples, of the fraction of tokens that is kept.
+    """
+
+    count: int
+    total: int
+    max_len: int
+    median_read: float
+
+    def __str__(self) -> str:
+        return (
+            f"{self.count:,} of {self.total:,} samples are truncated to {self.max_len:,} tokens "
+            f"(median: {100 * self.median_read:.0f}% of a truncated sample is kept)"
+        )
+
+
+@dataclass(frozen=True)
+class Report:
+    """Result of `check`.
+
+    Args:
+        source: The data set.
+        task: The task that parsed the targets. None: targets were not parsed.
+        splits: Opened rows, by split.
+        summaries: One line about the values of each input, by split and input.
+        truncations: Statistics of truncated samples, by split and input.
+        duplicates: Number of rows that repeat another row of their split, by split.
+        problems: Problems that make metrics wrong, such as rows that occur in two splits.
+        bad: Bad rows and bad files.
+        errors: Why the data set cannot be used for training, apart from bad rows.
+    """
+
+    source: Source
+    task: Task | None
+    splits: Mapping[str, Opened]
+    summaries: Mapping[str, Mapping[str, str]]
+    truncations: Mapping[str, Mapping[str, Truncation]]
+    duplicates: Mapping[str, int]
+    problems: Sequence[Problem]
+    bad: Sequence[Bad]
+    errors: Sequence[str] = ()
+
+    @property
+    def listed(self) -> list[Bad]:
+        """The bad rows and files, and the rows of `problems`."""
+        findings = [finding for problem in self.problems for finding in problem.findings]
+        return [*self.bad, *(Bad(f.split, f.origin, "", "", f.reason) for f in findings)]
+
+    def lines(self) -> list[str]:
+        """Return the report as lines of text."""
+        lines = _header(self.source, self.task)
+        for name, opened in self.splits.items():
+            left_out = f", {opened.skipped:,} left out" if opened.skipped else ""
+            lines.append(f"{name}: {count(len(opened), 'row')}{left_out}")
+            lines += [f"  {line}" for line in self._split_lines(name, opened)]
+        for name, number in self.duplicates.items():
+            if number:
+                lines.append(f"duplicates within {name}: {number:,}")
+        lines += [f"warning: {problem.sentence}" for problem in self.problems]
+        lines += [f"error: {error}" for error in self.errors]
+        # Print equal reasons once with their count. `write_bad` lists every bad row.
+        reasons = Counter(": ".join(filter(None, (bad.input, bad.reason))) for bad in self.bad)
+        lines += [f"bad: {number:,} × {reason}" for reason, number in reasons.most_common()]
+        return lines
+
+    def _split_lines(self, name: str, opened: Opened) -> list[str]:
+        lines: list[str] = []
+        for input_name, summary in self.summaries[name].items():
+            lines.append(f"{input_name}: {summary}")
+            truncation = self.truncations[name].get(input_name)
+            if truncation is not None:
+                lines.append(f"{input_name}: {truncation}")
+        if opened.targets is not None and self.task is not None:
+            lines.append(f"target: {self.task.describe(opened.targets)}")
+        return lines
+
+
+def check(
+    source: Source,
+    preprocessors: Mapping[str, Preprocessor],
+    *,
+    task: Task | None = None,
+    fit: Callable[[Mapping[str, Opened]], object] | None = None,
+    errors: Sequence[str] = (),
+) -> Report:
+    """Read every file of every split, and collect statistics and problems.
+
+    A problem never stops the check, so that the report lists all of them.
+
+    Args:
+        source: The data set.
+        preprocessors: Preprocessor of each input, by input name.
+        task: Task that parses the targets. Default: targets are not parsed.
+        fit: Function that fits the adapters. It is called with the opened splits before samples are
+            prepared, because a text adapter needs its vocabulary to count tokens.
+        errors: Sentences about problems that are already known.
+    """
+    # A data set without a target column can be checked; only training needs the column.
+    need_target = task is not None and task.needs_target and source.target is not None
+    budget = CacheBudget()
+    splits = {
+        name: survey_rows(rows, preprocessors, task=task, need_target=need_target, budget=budget)
+        for name, rows in source.splits.items()
+        if len(rows)
+    }
+    # Fit after reading, because adapters are fitted on the rows that can be read.
+    errors = list(errors)
+    is_fitted = fit is None
+    train = splits.get("train")
+    try:
+        if train is None or not len(train):
+            raise UserError("train: there is no row that can be used")
+        if fit is not None:
+            fit(splits)
+        is_fitted = True
+        if task is not None and need_target:
+            check_learnable(train, source.target, task)
+    except UserError as error:
+        errors.append(str(error))
+    bad: list[Bad] = []
+    for name, split in splits.items():
+        for fault in sorted(split.bad, key=lambda fault: fault.row):
+            bad.append(Bad(name, fault.origin, fault.input, fault.path, fault.reason))
+    keys = {name: _digests(split) for name, split in splits.items()}
+    return Report(
+        source=source,
+        task=task,
+        splits=splits,
+        summaries={name: _summaries(source, name, splits, preprocessors) for name in splits},
+        truncations={
+            name: count_truncated(split, preprocessors) if is_fitted else {}
+            for name, split in splits.items()
+        },
+        duplicates=_count_duplicates(splits, keys),
+        problems=find_problems(source, splits, task if need_target else None, keys),
+        bad=bad,
+        errors=errors,
+    )
+
+
+def count_truncated(
+    opened: Opened, preprocessors: Mapping[str, Preprocessor]
+) -> dict[str, Truncation]:
+    """Count truncated samples, by input name. Inputs without truncated samples are left out.
+
+    Args:
+        opened: Opened rows.
+        preprocessors: Preprocessors of fitted adapters, by input name.
+    """
+    truncations: dict[str, Truncation] = {}
+    for name, preprocessor in preprocessors.items():
+        # A preprocessor without the method `truncated` never truncates. Skip it, because preparing
+        # all of its samples would take long.
+        if name not in opened.raws or not hasattr(preprocessor, "truncated"):
+            continue
+        num_values = 0
+        counts: list[tuple[int, int]] = []
+        for raw in opened.raws[name]:
+            if raw is None:
+                continue
+            num_values += 1
+            # Without a random generator, because augmentation changes the lengths.
+            lengths = truncated(preprocessor, preprocessor(raw))
+            if lengths is not None:
+                counts.append(lengths)
+        if counts:
+            max_len = max(kept for kept, _ in counts)
+            median = statistics.median(kept / total for kept, total in counts)
+            truncations[name] = Truncation(len(counts), num_values, max_len, median)
+    return truncations
+
+
+def write_bad(report: Report, path: Path) -> None:
+    """Write a CSV file with one line per entry of `report.listed`."""
+    with atomic_file(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.writer(file)
+        writer.writerow(HEADER)
+        writer.writerows(map(csv_cell, astuple(bad)) for bad in report.listed)
+
+
+def remove_earlier(path: Path) -> None:
+    """Delete the CSV file of an earlier check, so that nobody takes it for the current one.
+
+    Raises:
+        UserError: If the file is not such a file, because writing would destroy it.
+    """
+    if not path.exists():
+        return
+    try:
+        with path.open(newline="", encoding="utf-8") as file:
+            is_own = next(csv.reader(file), None) == HEADER
+    except (OSError, UnicodeDecodeError, csv.Error):
+        is_own = False
+    if not is_own:
+        raise UserError(
+            f"output: {path} exists and was not written by dxn check; choose another name"
+        )
+    path.unlink()
+
+
+def _header(source: Source, task: Task | None) -> list[str]:
+    lines: list[str] = []
+    for name, spec in source.inputs.items():
+        # Do not print the modality again if the input has the same name.
+        modality = "" if name == spec.modality else f" ({spec.modality})"
+        lines.append(f"{name}: {spec.column}{modality}")
+    if source.target is not None:
+        task_name = f" ({task.name})" if task is not None else ""
+        lines.append(f"target: {source.target}{task_name}")
+    return lines + [f"note: {note}" for note in source.notes]
+
+
+def _summaries(
+    source: Source,
+    split: str,
+    splits: Mapping[str, Opened],
+    preprocessors: Mapping[str, Preprocessor],
+) -> dict[str, str]:
+    """Return the number of values and empty cells, and the sizes of the values, by input."""
+    opened, rows = splits[split], source.splits[split]
+    bad_rows: dict[str, set[int]] = {}
+    for fault in opened.bad:
+        bad_rows.setdefault(fault.input, set()).add(fault.row)
+    summaries: dict[str, str] = {}
+    for name, column in opened.raws.items():
+        cells = rows.cells[name]
+        present = present_rows(column)
+        # Empty cells are counted separately: unlike a file that cannot be read, they are not bad.
+        # A cell such as "N/A" can be empty, too.
+        bad = bad_rows.get(name, ())
+        missing = set(range(len(column))).difference(present)
+        num_empty = sum(opened.kept[i] not in bad for i in missing)
+        counts = f"{len(present):,}" + (f", {num_empty:,} empty" if num_empty else "")
+        sources = [cells[opened.kept[i]] for i in present]
+        summary = summarize(preprocessors[name], take_rows(column, present), sources)
+        summaries[name] = "; ".join(filter(None, [counts, summary]))
+    return summaries
+
+
+def _digests(split: Opened) -> dict[str, list[Hashable]]:
+    """Return a hash of each input of each row; None where it is missing."""
+    # Hash the content, not the path, because copies of a file may be in several folders.
+    digests: dict[str, list[Hashable]] = {}
+    for name, column in split.raws.items():
+        digests[name] = [None] * len(column)
+        for row in present_rows(column):
+            digests[name][row] = digest_of(column, row)
+    return digests
+
+
+def _count_duplicates(splits: Mapping[str, Opened], keys: Keys) -> dict[str, int]:
+    """Count the rows whose inputs are all equal to those of another row of their split."""
+    counts: dict[str, int] = {}
+    for name, split in splits.items():
+        rows = row_keys(keys[name], len(split))
+        counts[name] = len(rows) - len(set(rows))
+    return counts

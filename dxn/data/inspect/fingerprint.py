@@ -1,0 +1,88 @@
+"""Fingerprints of opened data, which tell whether a resumed run has the same rows."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from dxn.core.display import count
+from dxn.data.raws import RawColumn, digest, digest_of, is_present
+from dxn.data.reading import Opened
+
+TARGET = "target"
+ORDER = "order"  # the digest of the rows, and below the one that does not depend on their order
+SET = "set"
+NUM_BYTES = 16  # of each digest, also of those of `dxn.data.raws`
+EMPTY = bytes(NUM_BYTES)
+
+# {"rows": number of rows, "columns": {name: digest}, "order": digest, "set": digest}
+Fingerprint = dict[str, Any]
+
+
+def fingerprint(splits: Mapping[str, Opened]) -> dict[str, Fingerprint]:
+    """Return a fingerprint of each split: the number of rows, and digests of their content."""
+    return {name: _of_split(opened) for name, opened in splits.items()}
+
+
+def differences(old: Mapping[str, Fingerprint], new: Mapping[str, Fingerprint]) -> list[str]:
+    """Return one sentence per split that has changed."""
+    lines: list[str] = []
+    for name in dict.fromkeys([*old, *new]):
+        if name not in old or name not in new:
+            lines.append(f"the {name} split {'is new' if name in new else 'is missing'}")
+        elif change := _difference(old[name], new[name]):
+            lines.append(f"the {name} split has {change}")
+    return lines
+
+
+def _difference(old: Fingerprint, new: Fingerprint) -> str:
+    if old["rows"] != new["rows"]:
+        return f"{count(new['rows'], 'row')} instead of {old['rows']:,}"
+    if old[SET] == new[SET]:
+        return "" if old[ORDER] == new[ORDER] else "its rows in another order"
+    columns = {name: new["columns"].get(name) for name in old["columns"]}
+    changed = [name for name, value in old["columns"].items() if columns[name] != value]
+    return f"other values of {', '.join(changed)}" if changed else "other columns"
+
+
+def _of_split(opened: Opened) -> Fingerprint:
+    columns = {name: _cells(raws) for name, raws in sorted(opened.raws.items())}
+    if opened.targets is not None:
+        columns[TARGET] = _cells(opened.targets)
+    # One digest per row, of all its cells. The widths tell apart rows whose joined cells are equal.
+    widths = repr([cells.shape[1] for cells in columns.values()]).encode()
+    matrix = np.hstack([np.zeros((len(opened), 0), np.uint8), *columns.values()])
+    rows = [hashlib.blake2b(row, digest_size=NUM_BYTES).digest() for row in matrix]
+    return {
+        "rows": len(opened),
+        "columns": {name: _digest(cells.tobytes()) for name, cells in columns.items()},
+        ORDER: _digest(widths + b"".join(rows)),
+        SET: _digest(widths + b"".join(sorted(rows))),
+    }
+
+
+def _cells(column: Sequence[Any]) -> npt.NDArray[np.uint8]:
+    """Return the content of a column as bytes, (rows, bytes per cell).
+
+    Plain numbers are their own content. Hashing each of them would take seconds for a large table.
+    """
+    types = set() if isinstance(column, RawColumn) else set(map(type, column))
+    present = np.array([is_present(column, row) for row in range(len(column))], np.uint8)
+    if types <= {float, type(None)} and float in types:
+        # A missing number becomes NaN, and the byte after it tells it apart from a NaN in the data.
+        content = np.array(column, np.float64)
+    elif types == {str}:
+        known = {text: digest(text) for text in set(column)}
+        content = np.array([known[text] for text in column], f"V{NUM_BYTES}")
+    else:
+        digests = [digest_of(column, row) if present[row] else EMPTY for row in range(len(column))]
+        content = np.array(digests, f"V{NUM_BYTES}")
+    return np.hstack([content[:, None].view(np.uint8), present[:, None]])
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.blake2b(content, digest_size=NUM_BYTES).hexdigest()

@@ -1,0 +1,318 @@
+"""Problems of a data set that make its metrics wrong or meaningless."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain, combinations
+from typing import Any
+
+from dxn.core.display import count
+from dxn.core.errors import UserError
+from dxn.data.reading import Opened
+from dxn.data.rows import TARGET, Rows, Source
+from dxn.data.splits.duplicates import keys_by_input, row_keys
+from dxn.data.splits.split import SPLITS
+from dxn.tasks.task import Task, Writes
+from dxn.tokenize.cells.missing import has_no_value
+
+MIN_ROWS = 30  # below this number, one row changes a metric by more than three percentage points
+MIN_PER_CLASS = 5  # rows to learn from
+MIN_MEASURED = 10  # rows of a class, below which one row changes its recall by more than 10%
+MAX_RARE = 3  # rare classes in a sentence
+MAX_LISTED = 5  # class names that show which names the model knows
+MAX_TEXT = 40  # characters of a value in a sentence
+
+# Key of each row, by split and input.
+Keys = Mapping[str, Mapping[str, Sequence[Hashable]]]
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One row that is part of a problem.
+
+    Args:
+        split: Name of the split.
+        origin: Origin of the row, such as "train.csv row 17".
+        reason: What is wrong with it.
+    """
+
+    split: str
+    origin: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A problem of a data set that does not stop the training.
+
+    Args:
+        sentence: What is wrong, for all rows together.
+        findings: The rows that are affected, if they are to be listed.
+    """
+
+    sentence: str
+    findings: Sequence[Finding] = ()
+
+
+def find_warnings(source: Source, splits: Mapping[str, Opened], task: Task | None) -> list[str]:
+    """Return sentences about equal inputs, small splits and rare classes.
+
+    Args:
+        source: The data set.
+        splits: Opened rows of each split.
+        task: Task that parsed the targets. None: targets were not parsed.
+    """
+    used = _used_rows(source, splits)
+    keys = dict(zip(used, keys_by_input(used.values(), source.files), strict=True))
+    return [problem.sentence for problem in find_problems(source, splits, task, keys)]
+
+
+def find_problems(
+    source: Source, splits: Mapping[str, Opened], task: Task | None, keys: Keys
+) -> list[Problem]:
+    """Return the problems of `find_warnings` together with the rows that they affect.
+
+    Args:
+        source: The data set.
+        splits: Opened rows of each split.
+        task: Task that parsed the targets. None: targets were not parsed.
+        keys: Keys of the opened rows. Inputs with equal keys have equal content.
+    """
+    used = _used_rows(source, splits)
+    problems = [
+        *_repeated_rows(used, keys),
+        *_shared_files(source, used, keys),
+        *_shared_groups(used),
+        *_small_splits(splits),
+    ]
+    # A text can have several translations, and a photo several captions.
+    if task is not None and task.needs_target and not isinstance(task, Writes):
+        problems += _contradictions(used, keys)
+        problems += _target_problems(splits)
+    return problems
+
+
+def check_learnable(train: Opened, target: str | None, task: Task) -> None:
+    """Check that there are at least two rows with different targets to train on.
+
+    Args:
+        train: The training split with its parsed targets.
+        target: Name of the target.
+        task: Task that parsed the targets.
+
+    Raises:
+        UserError: If there is a single row, or all targets are equal.
+    """
+    sentence = _constant(train)
+    # If each word has a tag, rows with equal tags still contain different tags to learn.
+    if sentence is not None and not (task.wants_words and len(train) > 1):
+        raise UserError(
+            f"data.target: {sentence} in the training split, so there is nothing to learn; choose "
+            f"another column than {target}, or add rows"
+        )
+
+
+def check_known_targets(task: Task, targets: Sequence[Any], where: str) -> None:
+    """Refuse rows whose class names have nothing in common with those of the model.
+
+    Args:
+        task: The fitted task.
+        targets: Targets of the rows.
+        where: What the rows are, such as "validation".
+
+    Raises:
+        UserError: If all targets are unknown. Some unknown ones are normal and count as wrong. If
+            all are, the names differ, such as "cat" and 3, and metrics of 0 would hide the reason.
+    """
+    unknown = task.unknown(targets)
+    if not targets or len(unknown) < len(targets):
+        return
+    known = ", ".join((task.labels or ())[:MAX_LISTED])
+    received = ", ".join(list(dict.fromkeys(unknown))[:MAX_LISTED])
+    raise UserError(
+        f"data: all targets of {where} are unknown to the model, which was trained with {known}, "
+        f"got {received}; use the same names"
+    )
+
+
+def _used_rows(source: Source, splits: Mapping[str, Opened]) -> dict[str, Rows]:
+    """Return the rows of each split without those that were left out."""
+    return {name: source.splits[name].take(opened.kept) for name, opened in splits.items()}
+
+
+def _repeated_rows(splits: Mapping[str, Rows], keys: Keys) -> Iterator[Problem]:
+    """Yield the rows of one split whose inputs are all equal to those of an earlier split."""
+    by_split = {name: row_keys(keys[name], len(rows)) for name, rows in splits.items()}
+    for first, second in combinations(by_split, 2):
+        origins = dict(zip(by_split[first], splits[first].origin, strict=True))
+        origins.pop(None, None)
+        findings: list[Finding] = []
+        for key, origin in zip(by_split[second], splits[second].origin, strict=True):
+            if key in origins:
+                reason = f"all inputs are equal to those of {origins[key]} ({first})"
+                findings.append(Finding(second, origin, reason))
+        if findings:
+            total = count(len(by_split[second]), "row")
+            verb = "occurs" if len(findings) == 1 else "occur"
+            yield Problem(
+                f"{len(findings):,} of {total} of {second} also {verb} in {first}, such as "
+                f"{findings[0].origin}, which makes the metrics of {second} too good",
+                findings,
+            )
+
+
+def _shared_files(source: Source, splits: Mapping[str, Rows], keys: Keys) -> Iterator[Problem]:
+    """Yield the files that rows of two splits share, if the rows have further inputs."""
+    for name in source.files if len(source.inputs) > 1 else ():
+        for first, second in combinations(splits, 2):
+            present = [key for key in keys[second].get(name, ()) if key is not None]
+            known = set(keys[first].get(name, ()))
+            num_shared = sum(key in known for key in present)
+            if num_shared:
+                yield Problem(
+                    f"{name}: {num_shared:,} of {count(len(present), 'row')} of {second} "
+                    f"{'has' if num_shared == 1 else 'have'} a file that rows of {first} have, too"
+                )
+
+
+def _shared_groups(splits: Mapping[str, Rows]) -> Iterator[Problem]:
+    for first, second in combinations(splits, 2):
+        groups = set(splits[first].groups or ()) - {None}
+        shared = groups & set(splits[second].groups or ())
+        if shared:
+            yield Problem(
+                f"{count(len(shared), 'group')} of data.group "
+                f"{'is' if len(shared) == 1 else 'are'} in both {first} and {second}, such as "
+                f"{_short(min(shared, key=str))}"
+            )
+
+
+def _small_splits(splits: Mapping[str, Opened]) -> Iterator[Problem]:
+    if "train" in splits and "validation" not in splits:
+        yield Problem("there is no validation split, which selects the best epoch")
+    for name in SPLITS[1:]:
+        if name in splits and len(splits[name]) < MIN_ROWS:
+            rows = count(len(splits[name]), "row")
+            yield Problem(
+                f"{name} has only {rows}, too few for reliable metrics (at least {MIN_ROWS})"
+            )
+
+
+def _contradictions(splits: Mapping[str, Rows], keys: Keys) -> Iterator[Problem]:
+    """Yield the rows whose inputs are equal to those of a row with another target."""
+    first_of: dict[Hashable, tuple[str, Any]] = {}
+    findings: list[Finding] = []
+    example = ""
+    for name, rows in splits.items():
+        targets = rows.cells.get(TARGET, [None] * len(rows))
+        row_key = row_keys(keys[name], len(rows))
+        for key, origin, target in zip(row_key, rows.origin, targets, strict=True):
+            if key is None or target is None:
+                continue
+            other, expected = first_of.setdefault(key, (origin, target))
+            if str(target) != str(expected):
+                found = f"{_short(target)} instead of {_short(expected)}"
+                findings.append(Finding(name, origin, f"inputs of {other}, but target {found}"))
+                example = example or f"{other} ({_short(expected)}) and {origin} ({_short(target)})"
+    if findings:
+        yield Problem(
+            f"{count(len(findings), 'row')} {'has' if len(findings) == 1 else 'have'} the same "
+            f"inputs as another row, but another target, such as {example}",
+            findings,
+        )
+
+
+def _target_problems(splits: Mapping[str, Opened]) -> Iterator[Problem]:
+    train = splits.get("train")
+    # If all training targets are equal, `check_learnable` says so.
+    is_constant = train is not None and _constant(train) is not None
+    for name, split in splits.items():
+        constant = _constant(split)
+        if constant is not None and len(split) > 1 and not is_constant:
+            yield Problem(f"{name}: {constant}")
+    counts = {
+        name: Counter(chain.from_iterable(map(_names, split.targets or ())))
+        for name, split in splits.items()
+    }
+    classes = counts.get("train", Counter())
+    yield from _similar_names(classes)
+    yield from _missing_names(classes)
+    evaluated = [n for n in SPLITS[1:] if n in splits and len(splits[n]) >= MIN_ROWS]
+    yield from _rare_names(classes, {name: counts[name] for name in evaluated})
+
+
+def _rare_names(train: Counter[str], others: Mapping[str, Counter[str]]) -> Iterator[Problem]:
+    """Yield the classes with too few rows to learn from, or to measure.
+
+    Args:
+        train: Number of rows of each class in the training split.
+        others: The same of the splits that are evaluated.
+    """
+    # Half of an equal share: in a small and balanced data set, all classes have few rows.
+    few = train.total() / (2 * max(len(train), 1))
+    rare = [
+        name
+        for name, number in train.items()
+        if number < MIN_PER_CLASS
+        or (number < few and any(each[name] < MIN_MEASURED for each in others.values()))
+    ]
+    if not rare or len(train) < 2:
+        return
+    rare.sort(key=lambda name: train[name])
+    rows = [
+        f"{_short(name)} has {count(train[name], 'row')} in train"
+        + "".join(f", {each[name]} in {split}" for split, each in others.items())
+        for name in rare[:MAX_RARE]
+    ]
+    more = [f"and {len(rare) - MAX_RARE:,} more"] if len(rare) > MAX_RARE else []
+    yield Problem(
+        f"{len(rare):,} of {len(train):,} classes {'is' if len(rare) == 1 else 'are'} rare, so "
+        f"single rows decide about the figures: {'; '.join([*rows, *more])}"
+    )
+
+
+def _similar_names(counts: Counter[str]) -> Iterator[Problem]:
+    first_of: dict[str, str] = {}
+    for name in counts:
+        other = first_of.setdefault(" ".join(name.split()).casefold(), name)
+        if other != name:
+            yield Problem(
+                f"the classes {_short(other)} and {_short(name)} differ only in spaces or in upper "
+                "and lower case"
+            )
+            return  # one example is enough
+
+
+def _missing_names(counts: Counter[str]) -> Iterator[Problem]:
+    for name, number in counts.items():
+        # "None" and "unknown" are often classes on purpose.
+        if has_no_value(name):
+            yield Problem(
+                f"the class {name!r} ({number:,} × in train) looks like a missing value; "
+                "leave these cells empty if it is one"
+            )
+
+
+def _constant(split: Opened) -> str | None:
+    """Return a sentence if all targets of a split are equal."""
+    targets = [target for target in split.targets or () if target is not None]
+    if not targets or len({repr(target) for target in targets}) > 1:
+        return None
+    if len(targets) == 1:
+        return f"there is only 1 row ({split.origin[0]})"
+    return f"all {len(targets):,} targets are {_short(targets[0])}"
+
+
+def _names(target: Any) -> list[str]:
+    """Return the class or the labels of a parsed target; none if it is a number."""
+    if isinstance(target, str):
+        return [target]
+    is_names = isinstance(target, list) and all(isinstance(item, str) for item in target)
+    return list(dict.fromkeys(target)) if is_names else []
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 3]}..."

@@ -1,0 +1,1 @@
+"""Series in tables: long and wide layouts, windows, timelines."""

@@ -1,0 +1,318 @@
+"""The times of the rows of a table: their order, their regular step, and how they continue."""
+
+from __future__ import annotations
+
+import calendar
+import datetime
+import itertools
+import math
+import re
+import sys
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Literal, Self, get_args
+
+from dxn.core.errors import UserError
+from dxn.tokenize.cells.date_format import DateFormat, find_date_format, is_compact
+from dxn.tokenize.cells.number_format import NumberFormat
+
+Unit = Literal["numeric", "second", "month"]
+DAY = 86_400  # seconds
+WEEKEND = 5  # index of Saturday in a week that starts on Monday
+MONTH = re.compile(r"\d{4}-\d{2}")  # a month without a day
+# Differences from a multiple of the step that come from rounding, as a fraction of the step.
+TOLERANCE = 1e-3
+# Longest step of dates that is accepted, which keeps the times of a forecast finite. Numbers can
+# have longer steps, such as a day in nanoseconds.
+MAX_STEP = 1e12
+STEP_NAMES = {1: "month", 3: "quarter", 6: "half-year", 12: "year"}
+SECOND_NAMES = {1: "second", 60: "minute", 3600: "hour", DAY: "day", 7 * DAY: "week"}
+
+
+@dataclass(frozen=True)
+class Clock:
+    """The regular step between the rows of a table.
+
+    A time is a number: that of the cell, or the seconds since January 1 of year 1 on a clock.
+
+    Args:
+        unit: Unit of the step: month, second, or numeric if the times are numbers such as years.
+        step: Duration of a step.
+        weekdays: Whether Saturdays and Sundays have no step.
+        has_clock: Whether times contain a time of day.
+        has_day: Whether times contain a day; False for months such as 2026-01.
+        offset: Seconds by which the clock of the times is ahead of UTC. None: it is not known.
+    """
+
+    unit: Unit = "numeric"
+    step: float = 1.0
+    weekdays: bool = False
+    has_clock: bool = False
+    has_day: bool = True
+    offset: float | None = None
+
+    def __post_init__(self) -> None:
+        longest = sys.float_info.max if self.unit == "numeric" else MAX_STEP
+        is_step = isinstance(self.step, int | float) and 0 < self.step <= longest
+        if self.unit not in get_args(Unit) or not is_step:
+            raise ValueError(f"unit and step must be valid, got {self.unit!r} and {self.step!r}")
+        if self.offset is not None and not -DAY < self.offset < DAY:
+            raise ValueError(f"offset must be less than a day, got {self.offset!r}")
+
+    def index(self, time: float, start: float) -> float:
+        """Return the number of steps from a start to a time; a whole number on a regular grid."""
+        if self.unit == "month":
+            return (_month_of(time) - _month_of(start)) / self.step
+        if self.weekdays:
+            return float(_weekdays_before(time) - _weekdays_before(start))
+        return (time - start) / self.step
+
+    def after(self, time: float, steps: int) -> float:
+        """Return the time a number of steps after another one."""
+        if self.unit == "month":
+            return _add_months(time, round(steps * self.step))
+        if not self.weekdays:
+            return time + steps * self.step
+        for _ in range(steps):
+            time += DAY
+            while _weekday(time) >= WEEKEND:
+                time += DAY
+        return time
+
+    def format(self, time: float) -> str | int | float:
+        """Return a time as a cell of a table."""
+        if self.unit == "numeric":
+            return int(time) if float(time).is_integer() else float(f"{time:.10g}")
+        try:
+            moment = _moment(time)
+        except (OverflowError, ValueError):  # after the year 9999
+            return ""
+        if not self.has_day:
+            return f"{moment:%Y-%m}"
+        if self.has_clock and self.offset is not None:
+            zone = datetime.timezone(datetime.timedelta(seconds=self.offset))
+            moment = moment.replace(tzinfo=zone)
+        return moment.isoformat(" ") if self.has_clock else moment.date().isoformat()
+
+    def __str__(self) -> str:
+        if self.unit == "numeric":
+            return f"{self.step:g}"
+        if self.weekdays:
+            return "1 weekday"
+        names = STEP_NAMES if self.unit == "month" else SECOND_NAMES
+        size = max(size for size in names if self.step % size == 0 or size == 1)
+        number = self.step / size
+        return f"{number:g} {names[size]}{'' if number == 1 else 's'}"
+
+    def node(self) -> dict[str, Any]:
+        """Return the clock as plain data."""
+        return asdict(self)
+
+    @classmethod
+    def from_node(cls, node: Mapping[str, Any]) -> Self:
+        """Create the clock from `node`. The model folder may come from a stranger."""
+        return cls(**node)
+
+
+@dataclass(frozen=True)
+class Times:
+    """The times of the rows of a table, in the order of the table.
+
+    Args:
+        values: A number per row, see `Clock`.
+        are_dates: Whether the cells are dates.
+        has_clock: Whether any cell has a time of day.
+        has_day: Whether the cells have a day.
+        offset: Seconds by which the clock of the times is ahead of UTC. None: it is not known.
+    """
+
+    values: Sequence[float]
+    are_dates: bool
+    has_clock: bool = False
+    has_day: bool = True
+    offset: float | None = None
+
+
+def parse_times(
+    cells: Sequence[Any],
+    origin: Callable[[int], str],
+    column: str,
+    offset: float | None = None,
+) -> Times:
+    """Read the cells of a time column: numbers, dates, or dates with a time of day.
+
+    Cells with different offsets from UTC, as before and after the end of summer time, are converted
+    to one clock. Cells without an offset are in the time of this clock.
+
+    Args:
+        cells: The cells.
+        origin: Returns the file and row of a cell, such as `Table.origin`.
+        column: Name of the column, for error messages.
+        offset: Seconds by which the clock is ahead of UTC. Default: that of the cells, or 0 if they
+            have different offsets.
+
+    Raises:
+        UserError: If a cell is empty or no time, or numbers and dates are mixed.
+    """
+    reader = _reader(cells)
+    times: list[tuple[float, float | None]] = []
+    for i, cell in enumerate(cells):
+        time = None if cell is None else reader(cell)
+        if time is None:
+            raise UserError(
+                f"{origin(i)}: column {column!r} must contain times, which are dates such as "
+                f"2026-01-31 or numbers such as 2026, got {cell!r}; correct the cell, or choose "
+                "another column"
+            )
+        times.append(time)
+    if reader is _read_number:
+        return Times([value for value, _ in times], are_dates=False)
+    values, offset = _on_one_clock(times, offset)
+    has_clock = any(value % DAY for value in values)
+    return Times(values, True, has_clock, not all(map(_is_month, cells)), offset)
+
+
+def _on_one_clock(
+    times: Sequence[tuple[float, float | None]], offset: float | None
+) -> tuple[list[float], float | None]:
+    """Convert times with their offsets from UTC to one clock, and return its offset."""
+    offsets = {own for _, own in times}
+    are_mixed = len(offsets) > 1
+    are_distinct = len({value for value, _ in times}) == len(set(times))
+    if are_mixed and are_distinct and len({value % DAY for value, _ in times}) == 1:
+        # Days, each of which starts at midnight of the place, in summer and in winter.
+        return [value for value, _ in times], None
+    if offset is None:
+        offset = 0.0 if are_mixed else next(iter(offsets), None)
+    if offset is None:
+        return [value for value, _ in times], None
+    # A time on the first or the last day of the calendar must not leave it.
+    last = datetime.date.max.toordinal() * DAY - 1.0
+    moved = (value if own is None else value - own + offset for value, own in times)
+    return [min(max(value, 0.0), last) for value in moved], offset
+
+
+def looks_like_times(cells: Sequence[Any]) -> bool:
+    """Whether all cells are dates, without a message about the first that is none."""
+    reader = _reader(cells)
+    return reader is not _read_number and all(c is not None and reader(c) for c in cells)
+
+
+def find_clock(times: Times, series: Sequence[Sequence[float]]) -> Clock:
+    """Find the step between the rows.
+
+    Args:
+        times: The times of a table.
+        series: The distinct times of each series, in ascending order.
+
+    Returns:
+        The clock with the most frequent step.
+    """
+    gaps = Counter(b - a for ts in series for a, b in itertools.pairwise(ts))
+    if not gaps:
+        return Clock("second" if times.are_dates else "numeric", DAY if times.are_dates else 1.0)
+    # With equal counts, the shorter step, of which the longer one may be a multiple.
+    step = min(gaps, key=lambda gap: (-gaps[gap], gap))
+    if not times.are_dates:
+        return Clock("numeric", step)
+    options = {"has_clock": times.has_clock, "has_day": times.has_day, "offset": times.offset}
+    everything = list(itertools.chain.from_iterable(series))
+    months = Counter(
+        _month_of(b) - _month_of(a) for ts in series for a, b in itertools.pairwise(ts)
+    )
+    if _are_monthly(everything) and 0 not in months:
+        month = min(months, key=lambda gap: (-months[gap], gap))
+        return Clock("month", month, **options)
+    is_daily = step == DAY
+    weekdays = is_daily and len(everything) > 7 and all(_weekday(t) < WEEKEND for t in everything)
+    return Clock("second", step, weekdays, **options)
+
+
+def grid_positions(times: Sequence[float], clock: Clock) -> list[int] | None:
+    """Return the index of each time on a regular grid; None if the times are irregular.
+
+    Args:
+        times: Distinct times in ascending order.
+        clock: Step of the grid.
+    """
+    positions: list[int] = []
+    for time in times:
+        index = clock.index(time, times[0])
+        # A tiny step, which can come from a stranger's model folder, gives an infinite index.
+        if math.isinf(index) or abs(index - round(index)) > TOLERANCE:
+            return None
+        positions.append(round(index))
+    distinct = all(a < b for a, b in itertools.pairwise(positions))
+    return positions if distinct else None
+
+
+def _reader(cells: Sequence[Any]) -> Callable[[Any], tuple[float, float | None] | None]:
+    """Return the function that reads the cells, judged by the first one that is present.
+
+    It returns a time and its offset from UTC.
+    """
+    present = [cell for cell in cells if cell is not None]
+    are_compact = all(is_compact(str(cell).strip()) for cell in present)
+    if not are_compact and present and _read_number(present[0]) is not None:
+        return _read_number
+    form = find_date_format(present)
+    return lambda cell: _read_date(cell, form)
+
+
+def _read_number(cell: Any) -> tuple[float, None] | None:
+    if isinstance(cell, bool) or not isinstance(cell, int | float | str):
+        return None
+    number = NumberFormat().parse(cell)
+    return None if number is None else (number, None)
+
+
+def _read_date(cell: Any, form: DateFormat) -> tuple[float, float | None] | None:
+    moment = form.parse(f"{str(cell).strip()}-01" if _is_month(cell) else cell)
+    if moment is None or moment.day is None:
+        return None
+    return (moment.day - 1) * DAY + (moment.second or 0.0), moment.offset
+
+
+def _is_month(cell: Any) -> bool:
+    return isinstance(cell, str) and MONTH.fullmatch(cell.strip()) is not None
+
+
+def _are_monthly(times: Sequence[float]) -> bool:
+    """Whether all times are on the same day of a month, or all on the last day of a month."""
+    if len({time % DAY for time in times}) > 1:
+        return False
+    moments = [_moment(time) for time in times]
+    is_end = all(m.day == calendar.monthrange(m.year, m.month)[1] for m in moments)
+    return is_end or len({moment.day for moment in moments}) == 1
+
+
+def _month_of(time: float) -> int:
+    moment = _moment(time)
+    return 12 * moment.year + moment.month - 1
+
+
+def _add_months(time: float, months: int) -> float:
+    moment = _moment(time)
+    year, month = divmod(_month_of(time) + months, 12)
+    if year > datetime.MAXYEAR:
+        return (datetime.MAXYEAR + 1) * 366.0 * DAY
+    last = calendar.monthrange(year, month + 1)[1]
+    # The end of a month is continued at the end of the others.
+    is_end = moment.day == calendar.monthrange(moment.year, moment.month)[1]
+    day = last if is_end else min(moment.day, last)
+    ordinal = datetime.date(year, month + 1, day).toordinal() - 1
+    return ordinal * DAY + time % DAY
+
+
+def _moment(time: float) -> datetime.datetime:
+    return datetime.datetime.min + datetime.timedelta(seconds=time)
+
+
+def _weekday(time: float) -> int:
+    return int(time // DAY) % 7  # January 1 of year 1 is a Monday
+
+
+def _weekdays_before(time: float) -> int:
+    weeks, day = divmod(int(time // DAY), 7)
+    return WEEKEND * weeks + min(day, WEEKEND)

@@ -1,0 +1,149 @@
+"""How a table is rearranged before its columns are chosen, for example into one series per row.
+
+A layout is a small frozen dataclass. `apply` converts a `Table` into another `Table`, in which one
+cell of the new column `values` holds a whole series; all later code sees an ordinary table. A data
+source sets `Source.layout` to `Layout.node()`. The model folder stores it with the key `layout` in
+config.yaml, `Predictor.layout` is the layout again, and `rows_of_table(..., layout=...)` applies it
+to new tables, so that predict and evaluate rearrange them as the training did. A node is plain data
+with one key, the kind, as in `{"wide": "t_*"}`. `layout_of` checks a node, which can come from a
+stranger's model folder. A new kind of layout needs a class with the members of `Layout` and a line
+in LAYOUTS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Protocol, Self
+
+from dxn.core.errors import UserError
+from dxn.data.columns.sentences import Sentences
+from dxn.data.series.long import Long
+from dxn.data.series.wide import Wide, WideColumns
+from dxn.data.series.windows import Windows
+from dxn.data.tables.read import Table
+
+
+class Layout(Protocol):
+    """How a table is rearranged.
+
+    Attributes:
+        kind: Key of the node.
+    """
+
+    @property
+    def kind(self) -> str: ...
+
+    @property
+    def added(self) -> Sequence[str]:
+        """Columns that `apply` adds."""
+        ...
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """Columns that identify a row of the new table. They are not inputs."""
+        ...
+
+    def apply(
+        self,
+        table: Table,
+        *,
+        key: str = "data.",
+        required: Collection[str] = (),
+        with_target: bool = True,
+        notes: list[str] | None = None,
+    ) -> Table:
+        """Return the rearranged table.
+
+        Args:
+            table: The table as it was read.
+            key: Prefix of the options in error messages; "" for a table of predict or evaluate.
+            required: Columns that later code needs, such as the target.
+            with_target: Whether the rows are used with their targets. False: predict.
+            notes: Sentences about what was left out are appended to this list.
+
+        Raises:
+            UserError: If a column is missing, or the rows cannot be rearranged.
+        """
+        ...
+
+    def node(self) -> dict[str, Any]:
+        """Return the layout as plain data with one key, its kind, see `layout_of`."""
+        ...
+
+    def options(self) -> dict[str, Any]:
+        """Return the options of a data source that create this layout again."""
+        ...
+
+    @classmethod
+    def from_option(cls, value: Any) -> Self:
+        """Create the layout from the value of its node.
+
+        Raises:
+            ValueError: If the value is not valid.
+        """
+        ...
+
+
+LAYOUTS: dict[str, type[Layout]] = {
+    "wide": Wide,
+    "long": Long,
+    "windows": Windows,
+    "sentence": Sentences,
+}
+
+
+def chosen_layout(wide: WideColumns | None, long: Long) -> Layout | None:
+    """Return the layout that the options of a data source describe; None if there is none.
+
+    Raises:
+        UserError: If both options are set, or `wide` is not valid.
+    """
+    if wide is None:
+        return long if long.id is not None else None
+    if long.id is not None:
+        raise UserError("data.wide: cannot be combined with data.long; remove one of them")
+    try:
+        return Wide(wide)
+    except ValueError as error:
+        raise UserError(f"data.wide: {error}") from error
+
+
+def rearrange(
+    tables: Mapping[str, Table],
+    layout: Layout,
+    *,
+    required: Collection[str] = (),
+    notes: list[str] | None = None,
+) -> dict[str, Table]:
+    """Apply a layout to the table of each split, see `Layout.apply`.
+
+    Columns that have several values per series in one split are left out of all splits.
+    """
+    result: dict[str, Table] = {}
+    for name, table in tables.items():
+        # The notes of the first table are enough: the tables have the same columns.
+        result[name] = layout.apply(table, required=required, notes=notes)
+        notes = None
+    common = set.intersection(*(set(table.columns) for table in result.values()))
+    for name, table in result.items():
+        kept = {column: v for column, v in table.columns.items() if column in common}
+        result[name] = replace(table, columns=kept)
+    return result
+
+
+def layout_of(node: Any) -> Layout:
+    """Create the layout of a node, see `Layout.node`.
+
+    Raises:
+        ValueError: If the node is not valid.
+    """
+    if not isinstance(node, Mapping) or len(node) != 1:
+        raise ValueError(f"layout must have one key, one of {', '.join(LAYOUTS)}, got {node!r}")
+    (kind, value), *_ = node.items()
+    if kind not in LAYOUTS:
+        raise ValueError(f"layout must be one of {', '.join(LAYOUTS)}, got {kind!r}")
+    try:
+        return LAYOUTS[kind].from_option(value)
+    except TypeError as error:  # an unknown argument, or a value of a wrong type
+        raise ValueError(f"layout.{kind}: {error}") from None

@@ -1,0 +1,237 @@
+"""Read the series of a table whose rows are time steps."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dxn.core.display import count
+from dxn.core.errors import UserError
+from dxn.data.series.clock import Clock, Times, grid_positions, parse_times
+from dxn.data.tables.read import Table
+from dxn.tokenize.cells.number_format import NumberFormat, read_numbers
+
+# A regular grid may have this many steps per row of the table. With more, the gaps are not filled:
+# a typing error in a date would otherwise need all memory.
+MAX_GAPS = 20
+MAX_NUMBER = torch.finfo(torch.float32).max  # a larger one would be infinite
+
+
+@dataclass(frozen=True)
+class Series:
+    """One series of a table.
+
+    Args:
+        name: Value of the column that identifies the series. None: there is no such column.
+        values: Values (T, C), float32: the target channels, then the covariates. NaN is missing.
+        rows: Row of the table of each step. A step without a row has that of the step before.
+        times: Time of each step. None: the table has no time column.
+    """
+
+    name: Any
+    values: Tensor
+    rows: Sequence[int]
+    times: Sequence[float] | None = None
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+
+def read_series(
+    table: Table,
+    names: Sequence[str],
+    *,
+    num_targets: int,
+    time: str | None,
+    series_id: str | None,
+    clock: Clock | None,
+    formats: Sequence[NumberFormat] | None = None,
+    key: str,
+    notes: list[str],
+) -> list[Series]:
+    """Read the series of a table, sorted by time, with missing values where times are missing.
+
+    Args:
+        table: The table, whose rows are time steps.
+        names: Columns of the channels: the targets, then the covariates.
+        num_targets: Number of targets.
+        time: Column with the time of a row. None: the rows are in the order of time.
+        series_id: Column that identifies the series of a row. None: there is one series.
+        clock: Regular step between the rows. None: the rows are the steps.
+        formats: How the numbers of each channel are written. Default: found in the table.
+        key: Prefix of the options in error messages.
+        notes: Sentences about unsorted rows, repeated times and gaps are appended to this list.
+
+    Raises:
+        UserError: If a column is missing, or its cells are neither numbers nor times.
+    """
+    channels: list[list[float]] = []
+    for i, name in enumerate(names):
+        option = f"{key}target" if i < num_targets else f"{key}covariates"
+        form = None if formats is None else formats[i]
+        channels.append(_read_channel(table, name, option, form, notes))
+    values = torch.tensor(channels).T if len(table) else torch.zeros(0, len(names))
+    times = None
+    if time is not None:
+        column = table.column(time, f"{key}time")
+        parsed = parse_times(column, table.origin, time, None if clock is None else clock.offset)
+        _check_kind(parsed, clock, f"{table.path or table.name}: column {time!r}")
+        times = parsed.values
+    groups = group_rows(table, series_id, key)
+    problems = Problems()
+    result = [
+        _make_series(name, rows, values, times, clock, problems) for name, rows in groups.items()
+    ]
+    notes += problems.sentences(time or "", len(groups))
+    return result
+
+
+def group_rows(table: Table, series_id: str | None, key: str) -> dict[Any, list[int]]:
+    """Return the rows of each series; those of the only series with the key None."""
+    if series_id is None:
+        return {None: list(range(len(table)))}
+    groups: dict[Any, list[int]] = {}
+    for row, name in enumerate(table.column(series_id, f"{key}series_id")):
+        if name is None:
+            raise UserError(
+                f"{table.origin(row)}: no value in column {series_id!r}, which says to which "
+                "series the row belongs; fill the cell"
+            )
+        groups.setdefault(name, []).append(row)
+    return groups
+
+
+@dataclass
+class Problems:
+    """What was wrong with the times of the rows.
+
+    Args:
+        unsorted: Number of rows that have an earlier time than the row before.
+        repeated: Number of rows with the time of another row of their series.
+        gaps: Number of steps without a row.
+        irregular: Number of series without a regular step.
+    """
+
+    unsorted: int = 0
+    repeated: int = 0
+    gaps: int = 0
+    irregular: int = 0
+
+    def sentences(self, time: str, num_series: int) -> list[str]:
+        """Return a sentence for each kind of problem."""
+        found: list[str] = []
+        if self.unsorted:
+            rows = count(self.unsorted, "row")
+            found.append(f"{time}: {rows} not in the order of time; the rows are sorted")
+        if self.repeated:
+            rows = count(self.repeated, "row")
+            found.append(f"{time}: {rows} with the time of another row; their mean is used")
+        if self.gaps:
+            steps = count(self.gaps, "time step")
+            found.append(f"{time}: {steps} without a row; these values are missing")
+        if self.irregular:
+            which = "the steps are" if num_series == 1 else f"the steps of {self.irregular} are"
+            found.append(f"{time}: {which} not regular; each row is read as one step")
+        return found
+
+
+def _make_series(
+    name: Any,
+    rows: list[int],
+    values: Tensor,
+    times: Sequence[float] | None,
+    clock: Clock | None,
+    problems: Problems,
+) -> Series:
+    if times is None:
+        return Series(name, values[rows], rows)
+    problems.unsorted += sum(times[a] > times[b] for a, b in itertools.pairwise(rows))
+    order = sorted(rows, key=times.__getitem__)
+    groups = [list(group) for _, group in itertools.groupby(order, key=times.__getitem__)]
+    problems.repeated += len(order) - len(groups)
+    first = [group[0] for group in groups]
+    steps = values[first]
+    for i, group in enumerate(groups):
+        if len(group) > 1:
+            steps[i] = values[group].nanmean(0)
+    distinct = [times[row] for row in first]
+    positions = None if clock is None else grid_positions(distinct, clock)
+    length = 0 if not positions else positions[-1] + 1
+    if positions is None or length > MAX_GAPS * len(positions):
+        problems.irregular += clock is not None
+        return Series(name, steps, first, distinct)
+    problems.gaps += length - len(positions)
+    grid = steps.new_full((length, steps.shape[1]), torch.nan)
+    grid[positions] = steps
+    assert clock is not None
+    # The index of the last row at each step, which is that of the step itself without gaps.
+    index = torch.zeros(length, dtype=torch.long)
+    index[positions] = torch.arange(len(positions))
+    last = index.cummax(0).values.tolist()
+    by_position = dict(zip(positions, distinct, strict=True))
+    filled = [
+        by_position.get(i, clock.after(distinct[last[i]], i - positions[last[i]]))
+        for i in range(length)
+    ]
+    return Series(name, grid, [first[i] for i in last], filled)
+
+
+def _check_kind(times: Times, clock: Clock | None, where: str) -> None:
+    """Check that times are dates if those of the training were, and numbers otherwise.
+
+    Raises:
+        UserError: If they are not.
+    """
+    if clock is not None and len(times.values) and times.are_dates == (clock.unit == "numeric"):
+        kinds = ("numbers", "dates") if times.are_dates else ("dates", "numbers")
+        raise UserError(
+            f"{where}: must contain {kinds[0]}, as in the training, got {kinds[1]}; correct the "
+            "table"
+        )
+
+
+def channel_format(table: Table, name: str, key: str) -> NumberFormat:
+    """Return how the numbers of a column are written.
+
+    Raises:
+        UserError: If it is not a column of numbers.
+    """
+    present = [cell for cell in table.column(name, key) if cell is not None]
+    numbers = read_numbers(present)
+    if numbers is None:
+        example = f", got {str(present[0])[:40]!r}" if present else ", but it is empty"
+        raise UserError(f"{key}: column {name!r} must contain numbers{example}; choose another one")
+    return numbers.format
+
+
+def _read_channel(
+    table: Table, name: str, key: str, form: NumberFormat | None, notes: list[str]
+) -> list[float]:
+    """Return the numbers of a column, NaN where a cell is empty or no number."""
+    cells = table.column(name, key)
+    form = form or channel_format(table, name, key)
+    parsed = [None if cell is None else form.parse(cell) for cell in cells]
+    others = [cell for cell, number in zip(cells, parsed, strict=True) if number is None]
+    others = [str(cell)[:20] for cell in others if cell is not None]
+    if others and all(number is None for number in parsed):
+        raise UserError(
+            f"{key}: column {name!r} must contain numbers with the decimal separator "
+            f"{form.decimal!r}, as in the training, got {others[0]!r}; correct the table"
+        )
+    if others:
+        notes.append(
+            f"{name}: {count(len(others), 'cell')} without a number, such as {others[0]!r}; "
+            "these values are missing"
+        )
+    for i, number in enumerate(parsed):
+        if number is not None and abs(number) > MAX_NUMBER:
+            raise UserError(
+                f"{table.origin(i)}: column {name!r} must contain numbers up to 3e38, got "
+                f"{cells[i]!r}; correct the cell"
+            )
+    return [float("nan") if number is None else number for number in parsed]

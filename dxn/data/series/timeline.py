@@ -1,0 +1,303 @@
+"""The data source of a table whose rows are time steps, to forecast its next values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from dxn.core.display import count
+from dxn.core.errors import UserError
+from dxn.data.columns.choose import Columns, Preprocessors, name_inputs, to_rows
+from dxn.data.rows import VALUES, Source
+from dxn.data.series.clock import Clock, find_clock, looks_like_times, parse_times
+from dxn.data.series.season import find_season
+from dxn.data.series.steps import Series, channel_format, group_rows
+from dxn.data.series.windows import Windows
+from dxn.data.splits.split import SPLITS, UNDIVIDED, check_fractions
+from dxn.data.tables.read import ReadOptions, Table, as_list, concatenate, read_table
+from dxn.tokenize.base import has_steps
+from dxn.tokenize.cells.number_format import read_numbers
+
+# Names of time columns whose cells can be numbers, such as years, in lower case.
+TIME_NAMES = "time date datetime timestamp ds year month week day t hour step jahr datum zeit"
+# Defaults without a season, and the default context in seasons.
+USUAL_HORIZON = 10
+CONTEXT_SEASONS = 3
+CONTEXT_HORIZONS = 3
+# Windows of a validation or test split. More of them take long and tell little more.
+MAX_WINDOWS = 2000
+
+
+def timeline(
+    path: str | Sequence[str],
+    *,
+    preprocessors: Preprocessors,
+    target: str | Sequence[str] | None = None,
+    time: str | None = None,
+    series_id: str | None = None,
+    covariates: str | Sequence[str] | None = None,
+    horizon: int | None = None,
+    context: int | None = None,
+    season: int | None = None,
+    stride: int = 1,
+    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    sep: str | None = None,
+    encoding: str | None = None,
+    sheet: str | None = None,
+) -> Source:
+    """Read a table whose rows are time steps, and cut it into windows to forecast.
+
+    The input of a sample is a window of `context` steps, and its target the next `horizon` values.
+    The splits follow the time: the last steps of each series are its test part, those before are
+    its validation part. The target of a window never overlaps another part.
+
+    Args:
+        path: Table, or list of tables with the same columns.
+        preprocessors: Preprocessors in use, by modality. The caller sets this argument.
+        target: Column or list of columns whose next values are predicted. Default: the only column
+            of numbers.
+        time: Column with the time of a row: dates, or numbers such as years. Rows are sorted by it.
+            Default: a column of dates, or of numbers with a name such as year; otherwise the rows
+            are in the order of time.
+        series_id: Column that identifies the series of a row, if the table has several.
+        covariates: Further columns of numbers that the model reads. Only their past is known.
+            Default: all other columns of numbers; an empty list: none.
+        horizon: Number of future steps to predict. Default: one season, or 10 steps, but at most a
+            fifth of the longest series.
+        context: Number of past steps that the model reads. Default: three seasons, or three times
+            the horizon if that is longer, but at most half of the training part.
+        season: Season length in steps. Default: from the step between the rows, such as 12 for
+            months, otherwise from the autocorrelation of the values.
+        stride: Number of steps between the starts of training windows.
+        fractions: Fractions of the time steps of the training, validation and test part. Null: the
+            steps are not divided.
+        sep: Separator of CSV cells. Default: detected from the header.
+        encoding: Encoding of text files, such as cp1252. Default: UTF-8, or UTF-16 if the file
+            starts with a byte order mark.
+        sheet: Name of the sheet of an Excel file. Default: the first sheet with a table.
+
+    Raises:
+        UserError: If the table cannot be read, a column does not exist or has no numbers or times,
+            or the series are too short.
+    """
+    modality = next((m for m, prepare in preprocessors.items() if has_steps(prepare)), None)
+    if modality is None:
+        raise UserError(
+            "data=timeline: needs an adapter that reads series; add it to adapters=[...], got "
+            f"{', '.join(preprocessors)}"
+        )
+    for name, value in (("horizon", horizon), ("context", context), ("season", season)):
+        if value is not None and value < 1:
+            raise UserError(f"data.{name}: must be at least 1, got {value}")
+    if stride < 1:
+        raise UserError(f"data.stride: must be at least 1, got {stride}")
+    if fractions is not None:
+        check_fractions(fractions)
+    options = ReadOptions(sep=sep, encoding=encoding, sheet=sheet)
+    table = concatenate([read_table(Path(file), options) for file in as_list(path)])
+    if not len(table):
+        raise UserError(f"{table.path or table.name}: the table has no rows; choose another one")
+    notes = list(table.notes)
+    windows = _choose_columns(table, target, time, series_id, covariates, notes)
+    clock = _find_clock(table, windows, notes)
+    windows = replace(
+        windows,
+        clock=None if clock is None else clock.node(),
+        formats=_find_formats(table, windows),
+    )
+    series = windows.read(table, clock, key="data.", notes=notes)
+    windows = _choose_sizes(windows, series, clock, horizon, context, season, fractions, notes)
+    parts = _parts(table, windows, series, fractions, stride, notes)
+    inputs = name_inputs({modality: [VALUES]})
+    columns = Columns(inputs, [windows.target_name])
+    splits = {}
+    for name, part in parts.items():
+        rows = to_rows(part, columns, preprocessors)
+        splits[name] = replace(rows, ids={i: part.columns[i] for i in windows.ids})
+    return Source(
+        splits,
+        inputs,
+        target=windows.target_name,
+        task="forecast",
+        notes=notes,
+        layout=windows.node(),
+    )
+
+
+def _choose_columns(
+    table: Table,
+    target: str | Sequence[str] | None,
+    time: str | None,
+    series_id: str | None,
+    covariates: str | Sequence[str] | None,
+    notes: list[str],
+) -> Windows:
+    """Choose the columns of the series, as `Windows` without sizes."""
+    for name, key in ((time, "time"), (series_id, "series_id")):
+        if name is not None:
+            table.column(name, f"data.{key}")
+    targets = list(dict.fromkeys(str(name) for name in as_list(target)))
+    for name, key in ((time, "time"), (series_id, "series_id")):
+        if name is not None and name in targets:
+            raise UserError(f"data.{key}: column {name!r} is also the target; choose another one")
+    for name in targets:
+        table.column(name, "data.target")
+    if time is None:
+        time = _time_column(table, {*targets, series_id})
+        if time is None:
+            notes.append("no time column: the rows are read in the order of the table")
+    used = {*targets, time, series_id}
+    numbers = [
+        name
+        for name, cells in table.columns.items()
+        if name not in used and read_numbers([c for c in cells if c is not None]) is not None
+    ]
+    if not targets:
+        if len(numbers) != 1:
+            known = ", ".join(numbers) or "none"
+            raise UserError(
+                f"data.target: set it to the column to forecast; the columns of numbers are {known}"
+            )
+        targets, numbers = numbers, []
+    chosen = numbers if covariates is None else [str(name) for name in as_list(covariates)]
+    if wrong := [name for name in chosen if name in (*targets, time, series_id)]:
+        raise UserError(
+            f"data.covariates: column {wrong[0]!r} is already the target, the time or the id of "
+            "the series; remove it"
+        )
+    unused = [name for name in table.columns if name not in {*targets, time, series_id, *chosen}]
+    if unused:
+        notes.append(f"not used: {', '.join(unused)}")
+    return Windows(targets, chosen, time, series_id)
+
+
+def _time_column(table: Table, used: set[str | None]) -> str | None:
+    """Return a column of dates, or of distinct numbers with the name of a time."""
+    names = [name for name in table.columns if name not in used]
+    by_name = [name for name in names if name.strip().lower() in TIME_NAMES.split()]
+    for name in [*by_name, *names]:
+        if looks_like_times(table.columns[name]):
+            return name
+    for name in by_name:
+        cells = table.columns[name]
+        if None not in cells and read_numbers(cells) is not None:
+            return name
+    return None
+
+
+def _find_formats(table: Table, windows: Windows) -> list[list[str]]:
+    """Find out how the numbers are written. New tables are read in the same format."""
+    forms = [channel_format(table, name, "data.target") for name in windows.target]
+    forms += [channel_format(table, name, "data.covariates") for name in windows.covariates]
+    return [[form.decimal, form.unit] for form in forms]
+
+
+def _find_clock(table: Table, windows: Windows, notes: list[str]) -> Clock | None:
+    """Find the step between the rows; None without a time column."""
+    if windows.time is None:
+        return None
+    times = parse_times(table.column(windows.time, "data.time"), table.origin, windows.time)
+    groups = group_rows(table, windows.series_id, "data.")
+    ordered = [sorted({times.values[row] for row in rows}) for rows in groups.values()]
+    clock = find_clock(times, ordered)
+    if windows.series_id is None and len(ordered[0]) < len(table) / 2:
+        raise UserError(
+            f"data.time: most rows have the same value of {windows.time!r} as another row; if the "
+            "table has several series, set data.series_id to the column that tells them apart"
+        )
+    notes.append(f"time: {windows.time}, one row per {clock}")
+    return clock
+
+
+def _choose_sizes(
+    windows: Windows,
+    series: Sequence[Series],
+    clock: Clock | None,
+    horizon: int | None,
+    context: int | None,
+    season: int | None,
+    fractions: Sequence[float] | None,
+    notes: list[str],
+) -> Windows:
+    """Choose the season, the horizon and the context, and say why."""
+    longest = max(series, key=len)
+    train = 1.0 if fractions is None else fractions[0]
+    reason = "data.season"
+    if season is None:
+        # The validation and the test part must not take part in any choice.
+        values = longest.values[: max(1, round(train * len(longest))), 0].numpy()
+        season, reason = find_season(values, clock)
+    if horizon is None:
+        horizon = season if season > 1 else USUAL_HORIZON
+        # Each part needs at least one horizon, and the training part needs most of the steps.
+        horizon = max(1, min(horizon, len(longest) // 5))
+    usual = max(CONTEXT_SEASONS * season, CONTEXT_HORIZONS * horizon)
+    if context is None:
+        # A short series needs several windows more than a long history.
+        context = max(1, min(usual, round(train * len(longest)) // 2))
+    notes.append(
+        f"season: {count(season, 'step')} ({reason}); horizon: {horizon}, context: {context}"
+    )
+    return replace(windows, season=season, horizon=horizon, context=context)
+
+
+def _parts(
+    table: Table,
+    windows: Windows,
+    series: Sequence[Series],
+    fractions: Sequence[float] | None,
+    stride: int,
+    notes: list[str],
+) -> Mapping[str, Table]:
+    """Cut the windows of each split."""
+    starts: dict[str, list[tuple[Series, Sequence[int]]]] = {}
+    short = 0
+    for one in series:
+        bounds = _bounds(len(one), windows, fractions)
+        short += bounds is None
+        for name, (begin, end) in (bounds or {}).items():
+            chosen = windows.starts(one, begin, end)
+            chosen = chosen[::-stride][::-1] if name in (SPLITS[0], UNDIVIDED) else chosen
+            starts.setdefault(name, []).append((one, chosen))
+    if not starts:
+        need = windows.horizon * (1 if fractions is None else len(fractions)) + 1
+        raise UserError(
+            f"{table.name}: the longest series has {max(map(len, series))} time steps, but a "
+            f"history and a horizon of {windows.horizon} in each split need at least {need}; set a "
+            "shorter data.horizon"
+        )
+    if short:
+        notes.append(f"not used: {short} of {len(series)} series, which are too short")
+    for name in SPLITS[1:]:
+        total = sum(len(chosen) for _, chosen in starts.get(name, ()))
+        every = -(-total // MAX_WINDOWS)
+        if every > 1:
+            starts[name] = [(one, chosen[::every]) for one, chosen in starts[name]]
+            notes.append(f"{name}: every {every}th of {total:,} windows")
+    parts = {name: windows.cut(table, listed) for name, listed in starts.items()}
+    counts = ", ".join(f"{name} {len(part):,}" for name, part in parts.items())
+    if fractions is not None:
+        notes.append(f"splits: by time, the last steps are the test part; windows: {counts}")
+    return parts
+
+
+def _bounds(
+    length: int, windows: Windows, fractions: Sequence[float] | None
+) -> dict[str, tuple[int, int]] | None:
+    """Return the range of the future steps of each split; None if the series is too short.
+
+    The parts after the training part have at least one horizon.
+    """
+    if fractions is None:
+        return {UNDIVIDED: (0, length)} if length > windows.horizon else None
+    sizes = [0 if f == 0 else max(windows.horizon, round(f * length)) for f in fractions[1:]]
+    end = length - sum(sizes)
+    if end < windows.horizon + 1:
+        return None
+    bounds = {SPLITS[0]: (0, end)}
+    for name, size in zip(SPLITS[1:], sizes, strict=False):
+        if size:
+            bounds[name] = (end, end + size)
+            end += size
+    return bounds

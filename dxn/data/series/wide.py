@@ -1,0 +1,91 @@
+"""The layout of a table in which one row is a whole series, with one column per time step."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dxn.core.errors import UserError
+from dxn.data.rows import VALUES
+from dxn.data.series.layout_columns import check_unused, matching_columns, series_cell
+from dxn.data.tables.read import Table, as_list
+
+# The columns of each channel, or of the only channel.
+WideColumns = str | Sequence[str] | Mapping[str, str | Sequence[str]]
+
+
+@dataclass(frozen=True)
+class Wide:
+    """One row is one series, whose time steps are columns of the table.
+
+    Args:
+        columns: Columns of the series in the order of time: a list of names, or a pattern such as
+            "t_*". For several channels, a mapping from the name of a channel to its columns.
+    """
+
+    columns: WideColumns
+
+    kind = "wide"
+    added = (VALUES,)
+    ids = ()
+
+    def __post_init__(self) -> None:
+        groups = self.columns.values() if isinstance(self.columns, Mapping) else [self.columns]
+        names = [name for group in groups for name in as_list(group)]
+        if not names or not all(isinstance(name, str) for name in names):
+            raise ValueError(
+                "must be a pattern such as 't_*', a list of columns, or a mapping from channels "
+                f"to columns, got {self.columns!r}"
+            )
+
+    def apply(
+        self,
+        table: Table,
+        *,
+        key: str = "data.",
+        required: Collection[str] = (),
+        with_target: bool = True,
+        notes: list[str] | None = None,
+    ) -> Table:
+        """Return the table with the column `values`: a list per row, or a list of lists (T, C)."""
+        is_joint = isinstance(self.columns, Mapping)
+        groups = self.columns if isinstance(self.columns, Mapping) else {VALUES: self.columns}
+        names = {
+            channel: matching_columns(table, columns, f"{key}wide", excluded=required)
+            for channel, columns in groups.items()
+        }
+        lengths = {channel: len(columns) for channel, columns in names.items()}
+        if len(set(lengths.values())) > 1:
+            raise UserError(
+                f"{key}wide: every channel must have the same number of columns, got {lengths}"
+            )
+        used = {name for columns in names.values() for name in columns}
+        columns = {name: values for name, values in table.columns.items() if name not in used}
+        check_unused(columns, VALUES, table)
+        channels = []
+        for group in names.values():
+            channels.append(list(zip(*(table.columns[name] for name in group), strict=True)))
+        rows = channels[0] if not is_joint else list(zip(*channels, strict=True))
+        cells: list[Any] = []
+        for row in rows:
+            # Rows of a mapping are (C, T), and a cell is (T, C).
+            steps = [list(step) for step in zip(*row, strict=True)] if is_joint else list(row)
+            cells.append(series_cell(steps))
+        if notes is not None:
+            shape = f"{len(names)} channels of " if len(names) > 1 else ""
+            first = next(iter(names.values()))
+            notes.append(
+                f"values: {shape}{len(first)} columns of each row, {first[0]} to {first[-1]}"
+            )
+        return Table({**columns, VALUES: cells}, table.files, table.lines, table.notes, table.path)
+
+    def node(self) -> dict[str, Any]:
+        return {self.kind: self.columns}
+
+    def options(self) -> dict[str, Any]:
+        return self.node()
+
+    @classmethod
+    def from_option(cls, value: Any) -> Wide:
+        return cls(value)

@@ -1,0 +1,1 @@
+"""Data sources: tables, folders, archives, the hub, texts and values in memory."""

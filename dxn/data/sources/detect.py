@@ -1,0 +1,158 @@
+"""The formats of data sets, judged by path. This module imports neither torch nor pyarrow."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum, auto
+from pathlib import Path
+
+from dxn.config.hints import similar
+from dxn.core.errors import UserError
+
+# Formats of tables. A text format can also be compressed, as in reviews.csv.gz.
+CONLL = (".conll", ".iob", ".bio")
+TEXT_TABLES = (".csv", ".tsv", ".jsonl", ".json", ".ts", *CONLL)
+TABLES = (*TEXT_TABLES, ".xlsx", ".parquet")
+ARCHIVES = (".zip", ".tar", ".tar.gz", ".tgz", ".tar.xz", ".tar.bz2")
+TEXT = ".txt"
+METADATA = "metadata.csv"  # usual name of a table of the files of a folder
+SPLITS: tuple[str, ...] = ("train", "validation", "test")
+# Common names of splits in file names, folder names and columns, and dxn's name for each.
+SPLIT_NAMES = {
+    "train": "train",
+    "training": "train",
+    "val": "validation",
+    "valid": "validation",
+    "validation": "validation",
+    "dev": "validation",
+    "test": "test",
+    "testing": "test",
+}
+JSON = ".json"
+
+
+class DataSource(StrEnum):
+    """Names of the data sources that read a path, as in data=NAME: table, text and folder."""
+
+    TABLE = auto()
+    TEXT = auto()
+    FOLDER = auto()
+
+
+def infer_source(path: str | Path | Sequence[str]) -> str:
+    """Return the name of the data source that reads a path, see `DataSource`.
+
+    Args:
+        path: A file, a folder or an archive, or a list of files with the same format.
+
+    Raises:
+        UserError: If the path does not exist, or no data source reads it.
+    """
+    first = Path(path if isinstance(path, str | Path) else path[0])
+    require_path(first)
+    if first.is_dir():
+        return _source_of_folder(first).value
+    name = first.name.lower()
+    if table_format(first) is not None:
+        return DataSource.TABLE.value
+    if name.endswith(TEXT):
+        return DataSource.TEXT.value
+    if name.endswith(ARCHIVES):
+        return DataSource.FOLDER.value
+    raise UserError(
+        f"{first}: unknown format; use a table ({', '.join(TABLES)}), a text file ({TEXT}), or a "
+        f"folder or archive ({', '.join(ARCHIVES)}) with one folder per class"
+    )
+
+
+def table_format(path: str | Path) -> str | None:
+    """Return the format of a table by its name, such as ".csv" for reviews.csv.gz.
+
+    None means that the path does not have the name of a table.
+    """
+    name = Path(path).name.lower()
+    stem = name.removesuffix(".gz")
+    formats = TABLES if stem == name else TEXT_TABLES
+    return next((suffix for suffix in formats if stem.endswith(suffix)), None)
+
+
+def require_path(path: Path, key: str = "") -> None:
+    """Check that a file or folder exists.
+
+    Args:
+        path: The file or folder.
+        key: Option that contains the path, for the error message.
+
+    Raises:
+        UserError: If it does not exist. The message suggests a similar name in the same folder.
+    """
+    if path.exists():
+        return
+    prefix = f"{key}: " if key else ""
+    names = [file.name for file in path.parent.iterdir()] if path.parent.is_dir() else []
+    match = similar(path.name, names)
+    hint = f"; did you mean {path.parent / match}?" if match else ""
+    raise UserError(
+        f"{prefix}file or folder not found: {path} (current directory: {Path.cwd()}){hint}"
+    )
+
+
+def tables_in(folder: Path) -> list[Path]:
+    """Return the tables directly in a folder, sorted by name."""
+    files = [file for file in folder.iterdir() if file.is_file() and not _is_hidden(file)]
+    tables = sorted(file for file in files if table_format(file) is not None)
+    # A .json file next to other tables, or next to class folders, usually describes the data set.
+    is_described = any(entry.is_dir() for entry in folder.iterdir() if not _is_hidden(entry))
+    others = [file for file in tables if table_format(file) != JSON]
+    return others if others or is_described else tables
+
+
+def tables_of_splits(folder: Path) -> dict[str, Path]:
+    """Return the tables in the folders of the splits, such as train/metadata.csv, by split.
+
+    Raises:
+        UserError: If only some of the folders have a table, or there are two for a split.
+    """
+    tables: dict[str, Path] = {}
+    without: list[Path] = []
+    for part in sorted(folder.iterdir()):
+        split = SPLIT_NAMES.get(part.name.lower())
+        if split is None or not part.is_dir():
+            continue
+        found = [table for table in tables_in(part) if is_metadata(table.name)]
+        if not found:
+            without.append(part)
+            continue
+        if len(found) > 1 or split in tables:
+            raise UserError(
+                f"{folder}: there is more than one table of the {split} split; set data.train and "
+                "data.test to the tables"
+            )
+        tables[split] = found[0]
+    if tables and without:
+        table = next(iter(tables.values()))
+        raise UserError(
+            f"{without[0]}: the folder has no table of its files, unlike {table.parent}; add one, "
+            f"or set data.train={table} and the tables of other splits"
+        )
+    return tables
+
+
+def is_metadata(name: str) -> bool:
+    """Whether a file has the usual name of a table of the files of its folder."""
+    return table_format(name) is not None and name.lower().partition(".")[0] == "metadata"
+
+
+def _source_of_folder(folder: Path) -> DataSource:
+    # Tables have priority over class folders: a table usually refers to files in its folder.
+    if tables_in(folder) or tables_of_splits(folder):
+        return DataSource.TABLE
+    entries = [entry for entry in folder.iterdir() if not _is_hidden(entry)]
+    has_folders = any(entry.is_dir() for entry in entries)
+    has_texts = any(entry.suffix.lower() == TEXT for entry in entries)
+    return DataSource.TEXT if has_texts and not has_folders else DataSource.FOLDER
+
+
+def _is_hidden(path: Path) -> bool:
+    # Excel creates a lock file such as ~$prices.xlsx next to an open file.
+    return path.name.startswith((".", "~$"))

@@ -1,0 +1,248 @@
+"""Data sets with one folder of files per class, on disk or in a tar or zip archive."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from dxn.core.errors import UserError
+from dxn.data.columns.infer import Preprocessors, infer_modality
+from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
+from dxn.data.sources.archive import read_archive
+from dxn.data.sources.confine import OutsidePath, confined
+from dxn.data.sources.detect import ARCHIVES, METADATA, is_metadata
+from dxn.data.splits.split import SPLIT_NAMES, SPLITS, UNDIVIDED, complete_splits
+from dxn.tokenize.base import Preprocessor, accepts, reads_files
+
+
+@dataclass(frozen=True)
+class Member:
+    """A file of the folder or archive.
+
+    Args:
+        parts: Folder names and file name, relative to the folder or archive.
+        source: What a preprocessor reads: the path of a file on disk, or the bytes of an archive
+            member.
+    """
+
+    parts: tuple[str, ...]
+    source: str | bytes
+
+    @property
+    def name(self) -> str:
+        """Path relative to the folder or archive."""
+        return "/".join(self.parts)
+
+
+def folder(
+    path: str,
+    *,
+    preprocessors: Preprocessors,
+    read_as: Sequence[str] | None = None,
+    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    on_bad: OnBad = "error",
+    confine: bool = True,
+    seed: int = 0,
+) -> Source:
+    """Read a data set with one folder per class.
+
+    The layout is CLASS/FILE, or train/CLASS/FILE together with validation/CLASS/FILE and
+    test/CLASS/FILE.
+
+    Args:
+        path: The folder, or a .tar, .tar.gz or .zip archive, which is read into memory.
+        preprocessors: Preprocessors in use, by modality. The caller sets this argument.
+        read_as: Modalities as which each file is read. [video, audio] reads the pictures and the
+            sound track of each video. Default: the modality that fits best.
+        fractions: Fractions of training, validation and test files, if there are no folders for the
+            splits. Null: the files are not divided.
+        on_bad: What to do with a bad file: error (stop), skip or missing (both leave the row out).
+        confine: Refuse files that lead out of the folder through symbolic links.
+        seed: Random seed of the split.
+
+    Raises:
+        UserError: If the folder has another layout, or contains files of several modalities and
+            `read_as` does not choose them.
+    """
+    root = Path(path)
+    # A preprocessor that does not read files would treat the file names as its values.
+    readers = {name: p for name, p in preprocessors.items() if reads_files(p)}
+    if read_as is not None:
+        readers = _chosen(read_as, readers)
+    found = _members(root, readers, confine=confine)
+    members = [member for member in found if not _is_hidden(member)]
+    if not root.is_dir() and any(is_metadata(member.parts[-1]) for member in members):
+        raise UserError(
+            f"{root}: the archive contains a table of its files ({METADATA}); extract it, and use "
+            "the folder"
+        )
+    # The file system returns files in any order, and a random split depends on their order.
+    members.sort(key=lambda member: member.parts)
+    members, modalities, notes = _readable_files(members, readers, root)
+    names = [_only(modalities, root)] if read_as is None else list(readers)
+    rows: dict[str, Rows] = {}
+    for name, files in _by_split(_without_common_folder(members), root).items():
+        labels = [label for _, label in files]
+        cells: dict[str, list[str | bytes | None] | list[str | None]] = {TARGET: labels}
+        for modality in names:
+            cells[modality] = [_cell(member, readers[modality]) for member, _ in files]
+        rows[name] = Rows(cells, [member.name for member, _ in files])
+    splits = complete_splits(rows, fractions, seed=seed, notes=notes, files=names)
+    return Source(
+        splits,
+        inputs={modality: InputSpec("files", modality) for modality in names},
+        target="folder name",
+        task="classify",
+        notes=notes,
+        on_bad=on_bad,
+        name=_name_of(root),
+        files=names,
+    )
+
+
+def _name_of(root: Path) -> str:
+    """Return the name of the folder, or of the archive without its suffixes."""
+    root = root.resolve()  # the name of "." is empty
+    archive = next((suffix for suffix in ARCHIVES if root.name.lower().endswith(suffix)), "")
+    return root.name if root.is_dir() else root.name[: len(root.name) - len(archive)]
+
+
+def _chosen(read_as: Sequence[str], readers: Preprocessors) -> Preprocessors:
+    """Return the preprocessors of the modalities that the user chose."""
+    unknown = [name for name in read_as if name not in readers]
+    if unknown or not read_as:
+        raise UserError(
+            f"data.read_as: must be adapters in use that read files, got [{', '.join(read_as)}]; "
+            f"choose from {', '.join(readers) or 'other adapters'}"
+        )
+    return {name: readers[name] for name in readers if name in read_as}
+
+
+def _readable_files(
+    members: Sequence[Member], readers: Preprocessors, root: Path
+) -> tuple[list[Member], list[str], list[str]]:
+    """Return the files that a preprocessor reads, their modalities, and notes about the others."""
+    files: list[Member] = []
+    modalities: list[str] = []
+    for member in members:
+        # Infer the modality from the name, not from the content: a damaged file is a bad file of
+        # its modality.
+        modality = infer_modality([member.parts[-1]], readers)
+        if modality is not None:
+            files.append(member)
+            modalities.append(modality)
+    if not members:
+        raise UserError(f"{root}: the folder has no files; choose another one")
+    if not files:
+        names = ", ".join(readers) or "none"
+        raise UserError(
+            f"{root}: none of its {len(members)} files can be read by an adapter in use (adapters "
+            f"that read files: {names}); set adapters, or check the path"
+        )
+    num_others = len(members) - len(files)
+    return files, modalities, [f"not used: {num_others} files of other types"] if num_others else []
+
+
+def _only(modalities: Sequence[str], root: Path) -> str:
+    """Return the modality of all files."""
+    counts = Counter(modalities)
+    # Class folders do not specify which files of two modalities belong to the same sample.
+    if len(counts) > 1:
+        got = ", ".join(f"{count} {modality} files" for modality, count in counts.items())
+        raise UserError(
+            f"{root}: all files must have the same modality, got {got}; for several inputs, write "
+            "a table with the paths and use data=table; data.read_as="
+            f"[{counts.most_common(1)[0][0]}] uses one kind of files"
+        )
+    return next(iter(counts))
+
+
+def _cell(member: Member, prepare: Preprocessor) -> str | bytes | None:
+    """Return what a preprocessor reads from a file; None if it cannot read this kind of file."""
+    return member.source if accepts(prepare, [member.parts[-1]]) else None
+
+
+def _by_split(members: Sequence[Member], root: Path) -> dict[str, list[tuple[Member, str | None]]]:
+    """Return files and their classes by split, or all of them under "all". None: no class."""
+    by_split: dict[str, list[tuple[Member, str | None]]] = {}
+    names = _split_folders(members)
+    for member in members:
+        split = SPLIT_NAMES[member.parts[0].lower()] if member.parts[0] in names else UNDIVIDED
+        folders = member.parts[:-1] if split == UNDIVIDED else member.parts[1:-1]
+        # The test files of a competition have no classes. `without_unlabeled` leaves them out.
+        is_unlabeled = not folders and split in ("validation", "test")
+        if not folders and not is_unlabeled:
+            raise UserError(
+                f"{root}: {member.name} is not in a class folder; put each file in a folder named "
+                f"after its class, or write a table of the files and their targets ({METADATA})"
+            )
+        by_split.setdefault(split, []).append((member, None if is_unlabeled else folders[0]))
+    # A file outside of the split folders belongs to no split, so its class would silently be lost.
+    if UNDIVIDED in by_split and len(by_split) > 1:
+        outside = by_split[UNDIVIDED][0][0].name
+        raise UserError(
+            f"{root}: {outside} is outside of the folders for the splits "
+            f"({', '.join(name for name in SPLITS if name in by_split)}); move or delete it, or, "
+            "if these folders are classes, put all class folders into a folder called train"
+        )
+    return by_split
+
+
+def _split_folders(members: Sequence[Member]) -> set[str]:
+    """Return the folders whose names are those of splits, unless they are classes such as "test".
+
+    They are classes if their files are directly in them, and other folders are no splits.
+    """
+    first = {member.parts[0] for member in members if len(member.parts) > 1}
+    splits = {name for name in first if name.lower() in SPLIT_NAMES}
+    has_classes = any(m.parts[0] in splits and len(m.parts) > 2 for m in members)
+    return splits if has_classes or splits == first else set()
+
+
+def _members(root: Path, readers: Preprocessors, *, confine: bool) -> Iterator[Member]:
+    """Yield all files of a folder or archive."""
+    if not root.is_dir():
+        # Only files that a preprocessor reads, because all of them are held in memory.
+        def is_wanted(name: str) -> bool:
+            return infer_modality([name], readers) is not None
+
+        for parts, data in read_archive(root, is_wanted):
+            yield Member(parts, data)
+        return
+    # A folder can be a link, unlike in Path.rglob: each of its files is confined.
+    for folder, folders, names in os.walk(root, followlinks=True):
+        folders[:] = [name for name in folders if not _is_circle(Path(folder, name))]
+        # A link to a folder outside could lead to all files of the computer.
+        for path in (Path(folder, name) for name in folders) if confine else ():
+            outside = confined(path, root)
+            if isinstance(outside, OutsidePath):
+                raise UserError(f"{path}: {outside.reason}")
+        for file in (Path(folder, name) for name in names):
+            if file.is_file():
+                source = confined(file, root) if confine else str(file)
+                yield Member(file.relative_to(root).parts, source)
+
+
+def _is_circle(folder: Path) -> bool:
+    """Whether a folder is a link to a folder that contains it."""
+    return folder.is_symlink() and folder.parent.resolve().is_relative_to(folder.resolve())
+
+
+def _is_hidden(member: Member) -> bool:
+    # macOS adds a folder __MACOSX with metadata to zip archives.
+    return any(part.startswith((".", "__MACOSX")) for part in member.parts)
+
+
+def _without_common_folder(members: Sequence[Member]) -> Sequence[Member]:
+    """Remove folders that contain all other folders, as archives often have."""
+    while len({member.parts[0] for member in members}) == 1:
+        # Keep the folder of the only class, and the folder of the only split.
+        is_class = min(len(member.parts) for member in members) <= 2
+        is_split = members[0].parts[0].lower() in SPLIT_NAMES
+        if is_class or is_split:
+            break
+        members = [Member(member.parts[1:], member.source) for member in members]
+    return members

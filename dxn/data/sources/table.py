@@ -1,0 +1,314 @@
+"""Data sets from table files: CSV, TSV, JSON, JSONL, Excel, Parquet and CoNLL."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from itertools import chain
+from typing import Any
+
+from dxn.core.errors import UserError
+from dxn.data.columns.choose import choose_columns, to_rows
+from dxn.data.columns.identity import identifying_columns
+from dxn.data.columns.infer import Preprocessors
+from dxn.data.columns.mapping import map_columns
+from dxn.data.columns.sentences import find_sentences
+from dxn.data.columns.target import USUAL_TARGETS, candidate_targets
+from dxn.data.columns.useless import names_new_groups
+from dxn.data.rows import InputSpec, OnBad, Rows, Source
+from dxn.data.series.layouts import Layout, Long, WideColumns, chosen_layout, rearrange
+from dxn.data.sources.confine import KEY
+from dxn.data.sources.table_paths import paths_by_split
+from dxn.data.splits.split import (
+    complete_splits,
+    divide_table,
+    is_categorical,
+    usual_split_column,
+)
+from dxn.data.splits.unlabeled import add_missing_targets
+from dxn.data.tables.read import ReadOptions, Table, as_list, column_name, concatenate, read_table
+from dxn.tokenize.base import reads_files
+
+JOINED = " + "  # separator of the column names in `Source.target`
+
+
+def table(
+    path: str | Sequence[str] | None = None,
+    *,
+    preprocessors: Preprocessors,
+    train: str | Sequence[str] | None = None,
+    validation: str | Sequence[str] | None = None,
+    test: str | Sequence[str] | None = None,
+    split: str | None = None,
+    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    group: str | None = None,
+    target: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    holdout: Mapping[str, Any] | None = None,
+    sep: str | None = None,
+    encoding: str | None = None,
+    sheet: str | None = None,
+    wide: WideColumns | None = None,
+    long: Long = Long(),
+    sentence: str | None = None,
+    on_bad: OnBad = "error",
+    confine: bool = True,
+    seed: int = 0,
+    **columns: str | Sequence[str] | None,
+) -> Source:
+    """Read a data set from tables.
+
+    Each column that a preprocessor accepts becomes an input. If columns of a modality are set
+    explicitly, only these columns of the modality become inputs.
+
+    Args:
+        path: A table, a list of tables, or a folder with one table or with train, validation and
+            test tables.
+        preprocessors: Preprocessors in use, by modality. The caller sets this argument.
+        train: Table or list of tables of the training split, instead of path.
+        validation: Table or list of tables of the validation split.
+        test: Table or list of tables of the test split.
+        split: Column with the name of each row's split. Default: a column such as "split" or
+            "fold" that contains only names of splits.
+        fractions: Fractions of training, validation and test rows, if the data does not define the
+            splits. Null: the rows are not divided.
+        group: Column such as the speaker or the patient. Rows with the same value are in the same
+            split.
+        target: Column to predict. Several columns become labels: the names of columns of 0 and 1,
+            or of yes and no, and "colour=red" for others. Default: a column called label, target,
+            class or category.
+        exclude: Column or list of columns that are not inputs. Default: inferred inputs are used.
+        holdout: Column and value (or list of values) that select the test rows. The column is an
+            input only if you name it as one.
+        sep: Separator of CSV cells. Default: detected from the header.
+        encoding: Encoding of text files, such as cp1252. Default: UTF-8, or UTF-16 if the file
+            starts with a byte order mark.
+        sheet: Name of the sheet of an Excel file. Default: the first sheet with a table.
+        wide: Columns that are the time steps of one series per row: a pattern such as t_*, a list,
+            or a mapping from channels to their columns.
+        long: Columns of a table whose rows are time steps. The rows of a series become one row.
+        sentence: Column that identifies the sentence of a row, if each row is a word. The rows of a
+            sentence become one row. Default: a column such as sentence_id next to one called word.
+        on_bad: What to do with a bad row: error (stop), skip (leave the row out) or missing (use
+            its other inputs).
+        confine: Refuse paths in cells that lead out of the folder of the table, also through
+            symbolic links.
+        seed: Random seed of the split.
+        columns: Column or list of columns of a modality, such as text=title or image=[front,back].
+            An empty list: no column of this modality is used. Default: columns are inferred from
+            their values.
+
+    Raises:
+        UserError: If a table cannot be read, a column does not exist, or options contradict each
+            other.
+    """
+    paths = paths_by_split(
+        path,
+        {"train": train, "validation": validation, "test": test},
+        confine=KEY if confine else None,
+    )
+    options = ReadOptions(sep=sep, encoding=encoding, sheet=sheet)
+    tables: dict[str, Table] = {}
+    for name, files in paths.items():
+        tables[name] = concatenate([read_table(file, options) for file in files])
+    return from_tables(
+        tables,
+        preprocessors,
+        columns=columns,
+        target=target,
+        exclude=exclude,
+        split=split,
+        holdout=holdout,
+        fractions=fractions,
+        group=group,
+        on_bad=on_bad,
+        confine=confine,
+        seed=seed,
+        layout=chosen_layout(wide, long),
+        sentence=sentence,
+    )
+
+
+def _usual(option: Any) -> Any:
+    """Return the names of columns in an option in the form in which tables have them."""
+    if isinstance(option, str):
+        return column_name(option)
+    return option if option is None else [column_name(str(name)) for name in option]
+
+
+def from_tables(
+    tables: Mapping[str, Table],
+    preprocessors: Preprocessors,
+    *,
+    columns: Mapping[str, str | Sequence[str] | None],
+    target: str | Sequence[str] | None = None,
+    exclude: str | Sequence[str] | None = None,
+    split: str | None = None,
+    holdout: Mapping[str, Any] | None = None,
+    fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
+    group: str | None = None,
+    on_bad: OnBad = "error",
+    confine: bool = True,
+    seed: int = 0,
+    layout: Layout | None = None,
+    sentence: str | None = None,
+) -> Source:
+    """Create a data set from tables by split, or from one table with the key "all".
+
+    Args:
+        tables: Tables by split, or one table with the key "all".
+        preprocessors: Preprocessors in use, by modality.
+        columns: Columns of each modality, see `table`. The other arguments are those of `table`.
+        layout: How the tables are rearranged first. None: not at all, unless each row is a word.
+        sentence: Column that identifies the sentence, see `table`.
+    """
+    columns = {modality: _usual(option) for modality, option in columns.items()}
+    target, exclude, split, group = map(_usual, (target, exclude, split, group))
+    holdout = None if holdout is None else {_usual(name): holdout[name] for name in holdout}
+    targets = USUAL_TARGETS if target is None else [str(name) for name in as_list(target)]
+    if layout is None:
+        tables = add_missing_targets(tables, targets)
+    whole = concatenate(list(tables.values()))
+    if not len(whole):
+        raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
+    notes = list(whole.notes)
+    if layout is None:
+        inputs = [str(name) for option in columns.values() for name in as_list(option)]
+        layout = find_sentences(whole, sentence, inputs=inputs, targets=targets)
+    elif sentence is not None:
+        raise UserError(
+            f"data.sentence: cannot be combined with data.{layout.kind}; remove one of them"
+        )
+    if layout is not None:
+        named = [target, exclude, split, group, list(holdout or ()), *columns.values()]
+        required = {str(name) for option in named for name in as_list(option)}
+        tables = rearrange(tables, layout, required=required, notes=notes)
+        whole = concatenate(list(tables.values()))
+    used = [str(name) for option in (target, *columns.values()) for name in as_list(option)]
+    parts = divide_table(
+        tables, split=split, holdout=holdout, fractions=fractions, notes=notes, used=used
+    )
+    # Infer the columns from all splits together, so that they are the same in every split.
+    split = split or usual_split_column(whole, used)
+    layout_ids = () if layout is None else layout.ids
+    chosen = choose_columns(
+        whole,
+        preprocessors,
+        named=columns,
+        target=target,
+        excluded=(split, group, *(holdout or ()), *layout_ids),
+        exclude=[str(column) for column in as_list(exclude)],
+        new_groups=_new_groups(parts),
+        notes=notes,
+    )
+    used = [*(spec.column for spec in chosen.inputs.values()), *chosen.target, split]
+    # From all splits, because the values of a small split can be distinct by chance.
+    ids = list(identifying_columns(whole, used, layout_ids))
+    by_split: dict[str, Rows] = {}
+    for name, part in parts.items():
+        groups = None if group is None else part.column(group, "data.group")
+        rows = to_rows(part, chosen, preprocessors, confine=KEY if confine else None)
+        by_split[name] = replace(rows, ids={i: part.columns[i] for i in ids}, groups=groups)
+    files = [n for n, s in chosen.inputs.items() if reads_files(preprocessors[s.modality])]
+    splits = complete_splits(
+        by_split,
+        fractions,
+        seed=seed,
+        notes=notes,
+        stratify=len(chosen.target) == 1 and is_categorical(whole.columns[chosen.target[0]]),
+        files=files,
+    )
+    return Source(
+        splits,
+        chosen.inputs,
+        target=JOINED.join(chosen.target) or None,
+        notes=notes,
+        on_bad=on_bad,
+        files=files,
+        candidates=() if chosen.target else candidate_targets(whole, chosen.inputs),
+        layout=None if layout is None else layout.node(),
+    )
+
+
+def rows_of_table(
+    path: str | Sequence[str] | Table,
+    inputs: Mapping[str, InputSpec],
+    preprocessors: Preprocessors,
+    *,
+    target: str | None = None,
+    columns: Mapping[str, str] | None = None,
+    keep: Sequence[str] = (),
+    sep: str | None = None,
+    encoding: str | None = None,
+    sheet: str | None = None,
+    layout: Layout | None = None,
+    with_target: bool = True,
+    optional: Collection[str] = (),
+    confine: bool = True,
+    notes: list[str] | None = None,
+) -> Rows:
+    """Read all rows of a table, with the inputs of the data set that a model was trained on.
+
+    Args:
+        path: A table, a list of tables, a folder with one table, or a table in memory.
+        inputs: Inputs of the training data set, see `Source.inputs`.
+        preprocessors: Preprocessors, by modality.
+        target: Target of the training data set, see `Source.target`. Targets are read if the table
+            has all of its columns.
+        columns: Column of the table for an input, or for a column of the training data set.
+            Default: the columns have the same names as in the training data set.
+        keep: Further columns to copy to `Rows.ids`.
+        sep: Separator of CSV cells. Default: detected from the header.
+        encoding: Encoding of text files. Default: UTF-8, or UTF-16 with a byte order mark.
+        sheet: Name of the sheet of an Excel file. Default: the first sheet with a table.
+        layout: Layout of the training data set, see `Source.layout`.
+        with_target: Whether the rows are used with their targets. False: they are predicted.
+        optional: Names of the inputs whose column the table may lack.
+        confine: Whether to refuse paths in cells that lead out of the folder of the table.
+        notes: Sentences about how the table was read, and about columns that are not used, are
+            appended to this list.
+
+    Raises:
+        UserError: If the table cannot be read, lacks the column of an input, or has no rows.
+    """
+    outside = "confine" if confine else None
+    if isinstance(path, Table):
+        whole = path
+    else:
+        paths = paths_by_split(path, {}, "input", confine=outside)
+        options = ReadOptions(sep=sep, encoding=encoding, sheet=sheet, prefix="")
+        files = chain.from_iterable(paths.values())
+        whole = concatenate([read_table(file, options) for file in files])
+    if not len(whole):
+        raise UserError(f"{whole.path or whole.name}: the table has no rows; choose another one")
+    targets = target.split(JOINED) if target is not None else []
+    if layout is not None:
+        trained = [*(spec.column for spec in inputs.values()), *targets]
+        required = {str((columns or {}).get(name, name)) for name in trained}
+        whole = layout.apply(whole, key="", required=required, with_target=with_target, notes=notes)
+        keep = [*dict.fromkeys([*layout.ids, *keep])]
+    renamed = columns or {}
+    inputs = {
+        name: spec
+        for name, spec in inputs.items()
+        if name not in optional
+        or renamed.get(name, renamed.get(spec.column, spec.column)) in whole.columns
+    }
+    mapped = map_columns(whole, inputs, targets, renamed)
+    rows = to_rows(whole, mapped, preprocessors, targets, confine=outside)
+    used = [*(spec.column for spec in mapped.inputs.values()), *mapped.target]
+    ids = identifying_columns(whole, used, keep)
+    if notes is not None:
+        notes += whole.notes
+        surplus = [name for name in whole.columns if name not in used and name not in ids]
+        if surplus:
+            notes.append(f"not used: {', '.join(surplus)} (not columns of the training)")
+    return replace(rows, ids=ids)
+
+
+def _new_groups(parts: Mapping[str, Table]) -> list[str]:
+    """Return the columns that name groups of rows, of which the test split has only new ones."""
+    if "train" not in parts or "test" not in parts:
+        return []
+    train, test = parts["train"].columns, parts["test"].columns
+    return [name for name in train if name in test and names_new_groups(train[name], test[name])]

@@ -1,0 +1,298 @@
+"""Divide rows into training, validation and test splits."""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from dxn.core.errors import UserError
+from dxn.data.rows import TARGET, Rows
+from dxn.data.sources.detect import SPLIT_NAMES, SPLITS
+from dxn.data.splits.duplicates import units_of
+from dxn.data.tables.read import Table, as_list, concatenate
+from dxn.tasks.cells import are_amounts
+from dxn.tasks.label_format import are_joined, are_label_lists
+
+UNDIVIDED = "all"  # key of rows that have not been divided into splits
+# Names of columns with the split of each row, in the order of preference and in lower case.
+SPLIT_COLUMNS = ("split", "splits", "subset", "partition", "fold", "set")
+
+
+def check_fractions(fractions: Sequence[float]) -> None:
+    """Check the fractions of the splits.
+
+    Raises:
+        UserError: If they are not one to three numbers that add up to 1.
+    """
+    valid = 1 <= len(fractions) <= 3 and min(fractions) >= 0
+    if not valid or abs(sum(fractions) - 1) > 1e-6:
+        raise UserError(
+            "data.fractions: must be one to three numbers of at least 0 that add up to 1, "
+            f"got {list(fractions)}"
+        )
+
+
+def draw_split(
+    labels: Sequence, fractions: Sequence[float], *, seed: int, units: Sequence[int] | None = None
+) -> list[list[int]]:
+    """Divide rows into random parts, stratified by label.
+
+    Args:
+        labels: One label per row. None is a label of its own.
+        fractions: Fraction of the rows in each part.
+        seed: Random seed.
+        units: Unit of each row. Rows of a unit are in the same part, and its most frequent label
+            counts. Default: each row is a unit.
+
+    Returns:
+        Sorted row indices of each part.
+    """
+    check_fractions(fractions)
+    members: dict[int, list[int]] = {}
+    for i, unit in enumerate(range(len(labels)) if units is None else units):
+        members.setdefault(unit, []).append(i)
+    by_label: dict[str, list[list[int]]] = {}
+    for rows in members.values():
+        label = Counter(repr(labels[i]) for i in rows).most_common(1)[0][0]
+        by_label.setdefault(label, []).append(rows)
+    order: list[list[int]] = []
+    for label in sorted(by_label):
+        # Use one generator per label, so that new rows of one label do not change the split of
+        # another.
+        random.Random(f"{seed}/{label}").shuffle(by_label[label])
+        order += by_label[label]
+    # The units of a label are now consecutive. Assign each to the part with the largest deficit
+    # (expected size minus actual size). This keeps the fractions within each label, and also within
+    # all rows: rounding each label separately would assign all rare labels to the first part.
+    parts: list[list[list[int]]] = [[] for _ in fractions]
+    deficits = [0.0] * len(fractions)
+    for rows in order:
+        size = len(rows)
+        deficits = [d + fraction * size for d, fraction in zip(deficits, fractions, strict=True)]
+        part = max(range(len(deficits)), key=deficits.__getitem__)
+        deficits[part] -= size
+        parts[part].append(rows)
+    if len(members) < len(labels):
+        _fill_empty_parts(parts, fractions)
+    return [sorted(i for rows in part for i in rows) for part in parts]
+
+
+def complete_splits(
+    splits: Mapping[str, Rows],
+    fractions: Sequence[float] | None,
+    *,
+    seed: int,
+    notes: list[str],
+    stratify: bool = True,
+    files: Sequence[str] = (),
+) -> dict[str, Rows]:
+    """Create missing splits at random. Rows with equal inputs are in the same split.
+
+    Undivided rows (with the key "all") are divided by `fractions`. Otherwise, if there is no
+    validation split, 10% of the training rows become the validation split.
+
+    Args:
+        splits: Rows by split, or all rows with the key "all".
+        fractions: Fractions of the training, validation and test split. None: no split is created.
+        seed: Random seed.
+        notes: A sentence about a random split is appended to this list.
+        stratify: Whether each split has the same proportions of target values; see
+            `is_categorical`.
+        files: Names of the inputs whose cells are paths or contents of files. Rows that share a
+            file are in the same split.
+
+    Raises:
+        UserError: If there are fewer groups of rows than splits.
+    """
+    complete = {name: splits[name] for name in (*SPLITS, UNDIVIDED) if name in splits}
+    if fractions is None:
+        return complete
+    # If the data set defines a training split, do not create a test split from it: its metrics
+    # would not be comparable with published ones. Training needs a validation split, however, to
+    # select the best epoch.
+    if UNDIVIDED in complete:
+        whole = complete[UNDIVIDED]
+        units = units_of(whole, files)
+        complete = _draw_rows(whole, fractions, units, seed=seed, stratify=stratify)
+        counts = ", ".join(f"{name} {len(rows):,}" for name, rows in complete.items())
+        together = _kept_together(whole, units, complete)
+        notes.append(f"splits: chosen at random with seed {seed}: {counts}{together}")
+    elif "validation" not in complete and len(complete.get("train", ())) > 1:
+        whole = complete["train"]
+        units = units_of(whole, files)
+        drawn = _draw_rows(whole, (0.9, 0.1), units, seed=seed, stratify=stratify)
+        complete |= drawn
+        complete = {name: complete[name] for name in SPLITS if name in complete}
+        together = _kept_together(whole, units, drawn)
+        notes.append(
+            f"validation: 10% of the training rows, chosen at random with seed {seed}{together}"
+        )
+    return complete
+
+
+def divide_table(
+    tables: Mapping[str, Table],
+    *,
+    split: str | None,
+    holdout: Mapping[str, Any] | None,
+    fractions: Sequence[float] | None,
+    notes: list[str],
+    used: Collection[str] = (),
+) -> dict[str, Table]:
+    """Divide a table into splits by the values of a column, if there is such a column.
+
+    Args:
+        tables: Tables by split, or one undivided table with the key "all".
+        split: Column with the name of each row's split. Default: see `usual_split_column`.
+        holdout: Column and value (or list of values) that select the test rows.
+        fractions: Fractions of the splits. If there is only one, the table is not divided.
+        notes: A sentence about the division is appended to this list.
+        used: Columns that the user chose as inputs or as the target.
+
+    Returns:
+        Tables by split, or the undivided table with the key "all".
+
+    Raises:
+        UserError: If a column does not exist or has other values, or if the tables are already
+            divided and `split` is set.
+    """
+    if holdout:
+        return _hold_out(concatenate(list(tables.values())), holdout, notes)
+    if UNDIVIDED not in tables:
+        if split:
+            raise UserError(
+                "data.split: cannot be combined with data.train, data.validation and data.test, "
+                f"got {split}; remove data.split"
+            )
+        return dict(tables)
+    whole = tables[UNDIVIDED]
+    column = split or usual_split_column(whole, used)
+    # A single fraction means that all rows are used in one split, for example for prediction.
+    if column is None or (fractions is not None and len(fractions) == 1):
+        return dict(tables)
+    return _divide_by_column(whole, column, notes)
+
+
+def usual_split_column(table: Table, used: Collection[str] = ()) -> str | None:
+    """Return a column with a name such as "Split" or "fold" that contains only names of splits.
+
+    Args:
+        table: The table.
+        used: Columns that the user chose as inputs or as the target.
+    """
+    columns = [column for column in reversed(list(table.columns)) if column not in used]
+    by_name = {column.strip().lower(): column for column in columns}
+    for name in SPLIT_COLUMNS:
+        if name in by_name:
+            splits = set(map(_split_name, table.columns[by_name[name]]))
+            if "train" in splits and None not in splits:
+                return by_name[name]
+    return None
+
+
+def is_categorical(values: Sequence[Any]) -> bool:
+    """Return whether target values are categories, so that random splits can be stratified.
+
+    Lists, quantities, and strings such as "a|b" that contain several labels are not categories.
+
+    Args:
+        values: Raw cells of the target column; None where missing.
+    """
+    present = [value for value in values if value is not None]
+    if are_label_lists(present) or are_amounts(present):
+        return False
+    return not are_joined(present)
+
+
+def _hold_out(table: Table, holdout: Mapping[str, Any], notes: list[str]) -> dict[str, Table]:
+    """Return the rows with one of the values as the test split, all others as training split."""
+    if len(holdout) > 1:
+        raise UserError(f"data.holdout: must be a single column, got {', '.join(holdout)}")
+    column, value = next(iter(holdout.items()))
+    # Compare strings: in data.holdout.fold=2, YAML parses 2 as a number, but CSV cells are strings.
+    held_out = {str(v) for v in as_list(value)}
+    values = [str(v) for v in table.column(column, "data.holdout")]
+    unknown = held_out - set(values)
+    if unknown:
+        known = ", ".join(sorted(set(values))[:10])
+        raise UserError(
+            f"data.holdout.{column}: no row has the value {min(unknown)!r}; the column contains "
+            f"{known}"
+        )
+    if held_out >= set(values):
+        raise UserError(
+            f"data.holdout.{column}: at least one row must be left for training, got all values "
+            "of the column; remove a value"
+        )
+    notes.append(f"test: the rows whose {column} is {', '.join(sorted(held_out))}")
+    rows = range(len(table))
+    return {
+        "train": table.take([i for i in rows if values[i] not in held_out]),
+        "test": table.take([i for i in rows if values[i] in held_out]),
+    }
+
+
+def _divide_by_column(table: Table, column: str, notes: list[str]) -> dict[str, Table]:
+    """Divide a table by a column with the name of each row's split."""
+    rows: dict[str, list[int]] = {}
+    for i, value in enumerate(table.column(column, "data.split")):
+        name = _split_name(value)
+        if name is None:
+            got = "an empty cell" if value is None else repr(value)
+            raise UserError(
+                f"{table.origin(i)}: column {column!r} must be train, validation or test, got {got}"
+            )
+        rows.setdefault(name, []).append(i)
+    notes.append(f"splits: from column {column}")
+    return {name: table.take(rows[name]) for name in SPLITS if name in rows}
+
+
+def _split_name(value: Any) -> str | None:
+    return SPLIT_NAMES.get(str(value).strip().lower())
+
+
+def _fill_empty_parts(parts: list[list[list[int]]], fractions: Sequence[float]) -> None:
+    """Move a unit to each part that should have rows but is empty, if there are enough units.
+
+    A few large units can exceed all fractions, for example five speakers with a fifth of the rows
+    each.
+    """
+    for i, fraction in enumerate(fractions):
+        largest = max(parts, key=len)
+        if fraction > 0 and not parts[i] and len(largest) > 1:
+            smallest = min(range(len(largest)), key=lambda k: len(largest[k]))
+            parts[i].append(largest.pop(smallest))
+
+
+def _kept_together(rows: Rows, units: Sequence[int], splits: Mapping[str, Rows]) -> str:
+    """Return the end of the note about a random split: which rows are kept together."""
+    sizes = Counter(units)
+    if rows.groups is not None:
+        counts = ", ".join(f"{n} {len(set(map(str, r.groups or ())))}" for n, r in splits.items())
+        return f"; rows of a group are in the same split; number of groups: {counts}"
+    shared = sum(size for size in sizes.values() if size > 1)
+    return f"; {shared:,} rows that share inputs are kept together" if shared else ""
+
+
+def _draw_rows(
+    rows: Rows, fractions: Sequence[float], units: Sequence[int], *, seed: int, stratify: bool
+) -> dict[str, Rows]:
+    """Divide rows at random. Splits without rows are left out."""
+    num_parts = sum(fraction > 0 for fraction in fractions)
+    num_units = len(set(units))
+    if rows.groups is not None and num_units < num_parts:
+        raise UserError(
+            f"data.group: at least {num_parts} groups are needed for {num_parts} splits, got "
+            f"{num_units} (rows with equal inputs count as one group); choose another column, or "
+            "set data.fractions to fewer splits, such as [0.8,0.2]"
+        )
+    labels: list[str | None] = []
+    for target in rows.cells.get(TARGET, [None] * len(rows)):
+        # Rows without a target always have their own stratum, so that each split has its fraction
+        # of the rows with a target.
+        label = str(target) if stratify else ""
+        labels.append(None if target is None else label)
+    parts = draw_split(labels, fractions, seed=seed, units=units)
+    return {name: rows.take(part) for name, part in zip(SPLITS, parts, strict=False) if part}

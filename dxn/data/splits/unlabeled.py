@@ -1,0 +1,99 @@
+"""Validation and test splits without targets, such as the public part of a competition's data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from dxn.data.rows import TARGET, Source
+from dxn.data.splits.split import complete_splits, is_categorical
+from dxn.data.tables.read import Table
+from dxn.tokenize.cells.missing import has_no_value
+
+HIDDEN = ("-1", "-1.0")  # what many data sets have instead of labels that are not published
+
+
+def without_unlabeled(source: Source, node: Mapping[str, Any]) -> Source:
+    """Leave out a validation or test split whose rows have no targets. A note names it.
+
+    A new validation split is made of the training rows, as if there had been none.
+
+    Args:
+        source: The data set.
+        node: Its configuration, with the options `fractions` and `seed` if it has them.
+    """
+    train = source.splits.get("train")
+    if train is None or TARGET not in train.cells:
+        return source
+    notes: list[str] = []
+    splits = dict(source.splits)
+    for name in ("validation", "test"):
+        rows = splits.get(name)
+        if not rows:
+            continue
+        cells = rows.cells.get(TARGET, ())
+        if are_unlabeled(cells, train.cells[TARGET]):
+            del splits[name]
+            notes.append(
+                f"{name}: left out of the metrics, because none of its {len(rows):,} rows has a "
+                f"value of {source.target}{_listed(cells)}"
+            )
+    if "validation" in source.splits and "validation" not in splits:
+        targets = train.cells[TARGET]
+        splits = complete_splits(
+            splits,
+            node.get("fractions"),
+            seed=node.get("seed", 0),
+            notes=notes,
+            stratify=is_categorical(targets),
+            files=source.files,
+        )
+    return replace(source, splits=splits, notes=[*source.notes, *notes])
+
+
+def are_unlabeled(cells: Sequence[Any], known: Sequence[Any]) -> bool:
+    """Return whether all targets are missing, or are a placeholder such as -1 or "?".
+
+    Args:
+        cells: Targets of a validation or test split.
+        known: Targets of the training split. None of them is the placeholder.
+    """
+    texts: set[str] = set()
+    for cell in cells:
+        texts.update(_texts(cell))
+        if any(text not in HIDDEN and not has_no_value(text) for text in texts):
+            return False
+    trained = {text for cell in known for text in _texts(cell)} if texts else set[str]()
+    # With negative numbers in the training, -1 is a number like others.
+    is_negative = any(text[:1] == "-" and text[1:2].isdigit() for text in trained)
+    return texts.isdisjoint(trained) and not (is_negative and texts.intersection(HIDDEN))
+
+
+def add_missing_targets(tables: Mapping[str, Table], targets: Sequence[str]) -> dict[str, Table]:
+    """Add an empty target column to the tables of a validation or test split that lack it.
+
+    Args:
+        tables: Tables by split.
+        targets: Target columns.
+    """
+    complete = dict(tables)
+    train = tables.get("train")
+    for name, table in tables.items():
+        if train is None or any(target in table.columns for target in targets):
+            continue
+        added = {t: [None] * len(table) for t in targets if t in train.columns}
+        complete[name] = replace(table, columns={**table.columns, **added})
+    return complete
+
+
+def _listed(cells: Sequence[Any]) -> str:
+    """Return the placeholders in a column of targets, such as ", only -1"."""
+    texts = sorted({text for cell in cells for text in _texts(cell)})
+    return f", only {' and '.join(texts)}" if texts else ""
+
+
+def _texts(cell: Any) -> list[str]:
+    """Return the values of a cell as texts; a cell of several target columns has several."""
+    values = cell.values() if isinstance(cell, Mapping) else [cell]
+    return [str(value).strip() for value in values if value is not None]

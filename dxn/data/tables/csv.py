@@ -1,0 +1,152 @@
+"""Parse CSV files and detect their separator."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections import Counter
+from pathlib import Path
+
+from dxn.core.errors import UserError
+from dxn.data.tables.limits import check_num_columns
+
+# Common separators, in the order of preference.
+SEPARATORS = (",", ";", "\t", "|")
+NAMES = {"\t": "tab"}
+# Maximum number of characters of a CSV cell. The default of the csv module, 131,072, is too low for
+# long texts. A larger value than this overflows the C long on Windows.
+MAX_CELL = 2**31 - 1
+
+
+def read_csv(
+    path: Path, text: str, sep: str | None, default: str, key: str, notes: list[str]
+) -> tuple[dict[str, list], list[int]]:
+    """Parse the text of a CSV file.
+
+    Args:
+        path: The file, for messages.
+        text: Content of the file.
+        sep: Separator of the cells. None: detect it.
+        default: Separator that files with this suffix usually have.
+        key: Option that sets the separator, for messages.
+        notes: A sentence is appended if the separator is not the default.
+
+    Returns:
+        The values by column name, and the number of each row.
+
+    Raises:
+        UserError: If the file is not valid CSV.
+    """
+    # Excel writes this line before the header, and does not show it.
+    named = re.match(r'"?sep=(.)"?\n', text, re.IGNORECASE)
+    if named:
+        text = text[named.end() :]
+        sep = sep or named[1]
+    if sep is not None:
+        if len(sep) != 1:
+            raise UserError(f"{key}: must be one character, got {sep!r}")
+        return _parse(path, text, sep, key)
+    detected = _detect(path, text, default, key)
+    if detected != default:
+        name = NAMES.get(detected, repr(detected))
+        notes.append(f"separator of {path.name}: {name}, detected from its header ({key} sets it)")
+    return _parse(path, text, detected, key)
+
+
+def _detect(path: Path, text: str, default: str, key: str) -> str:
+    """Return the separator of a CSV file."""
+    first_line = text[: text.find("\n")] if "\n" in text else text
+    others = [sep for sep in SEPARATORS if sep != default and sep in first_line]
+    if default not in first_line:
+        # The header of a table with a single column contains no separator.
+        return max(others, key=first_line.count, default=default)
+    if not others:
+        return default
+    for sep in [default, *others]:
+        try:
+            _parse(path, text, sep, key)
+        except UserError:
+            # A name such as "price, EUR" contains the usual separator, but the rows do not fit it.
+            continue
+        return sep
+    return default  # the error of the usual separator is the most helpful one
+
+
+def _parse(path: Path, text: str, sep: str, key: str) -> tuple[dict[str, list], list[int]]:
+    # Before the names are cut out, which takes long if there are millions.
+    check_num_columns(path, text.count(sep, 0, text.find("\n")) + 1)
+    csv.field_size_limit(MAX_CELL)
+    # strict=True raises an error for broken quotes, which the csv module would otherwise silently
+    # interpret in some way.
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=sep, strict=True)
+    number = 1
+    rows: list[list[str]] = []
+    lines: list[int] = []
+    blank: list[int] = []
+    try:
+        header = next(reader, [])
+        _check_header(path, header, sep, key)
+        for number, row in enumerate(reader, 2):
+            if not row:
+                # A line without characters is an empty cell of a table of one column, apart from
+                # those at the end, and is not a row of other tables.
+                if len(header) == 1:
+                    blank.append(number)
+                continue
+            for line in blank:
+                rows.append([""])
+                lines.append(line)
+            blank.clear()
+            _check_width(path, number, row, header)
+            rows.append(row)
+            lines.append(number)
+    except csv.Error as error:
+        raise UserError(f"{path}: invalid CSV after row {number} ({error})") from error
+    # Cells are not converted to numbers, because a zip code such as 01234 must not become 1234.
+    columns: dict[str, list] = {}
+    for i, name in enumerate(header):
+        columns[name] = [row[i] for row in rows]
+    return columns, lines
+
+
+def _check_header(path: Path, header: list[str], sep: str, key: str) -> None:
+    if not any(header):
+        raise UserError(f"{path}: no column names; the first row must contain them")
+    if len(header) == 1:
+        # A single column name that contains another common separator: sep is probably wrong.
+        other = next((s for s in SEPARATORS if s != sep and s in header[0]), None)
+        if other is not None:
+            raise UserError(
+                f"{path} row 1: column names must be separated by {sep!r}, got {header[0]!r}; "
+                f"try {key}={other!r}"
+            )
+    check_names(path, header)
+
+
+def check_names(path: Path, header: list[str]) -> None:
+    """Check that the column names of a table are distinct.
+
+    Raises:
+        UserError: If a name occurs twice.
+    """
+    # A dict of columns would silently keep only the last of several columns with the same name.
+    repeated = [name for name, count in Counter(header).items() if count > 1]
+    if repeated:
+        raise UserError(
+            f"{path} row 1: column names must be unique, got {repeated[0]!r} more than once; "
+            "rename a column"
+        )
+
+
+def _check_width(path: Path, number: int, row: list[str], header: list[str]) -> None:
+    if len(row) == len(header):
+        return
+    if len(row) > len(header):
+        hint = "put cells that contain the separator in quotes"
+    else:
+        hint = "add the missing cells"
+    raise UserError(
+        f"{path} row {number}: must have {len(header)} cells, as the header has, got {len(row)}; "
+        f"{hint}"
+    )

@@ -1,0 +1,212 @@
+"""Read tables from files: CSV, TSV, JSON, JSONL, Excel, Parquet, .ts and CoNLL."""
+
+from __future__ import annotations
+
+import difflib
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dxn.core.errors import UserError
+from dxn.data.sources.detect import CONLL, TABLES, require_path, table_format
+from dxn.data.tables.binary import read_excel, read_parquet
+from dxn.data.tables.conll import read_conll
+from dxn.data.tables.csv import read_csv
+from dxn.data.tables.decoding import read_text
+from dxn.data.tables.json import read_json, read_jsonl
+from dxn.data.tables.ts import read_ts
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """How to read table files.
+
+    Args:
+        sep: Separator of CSV cells. None: detect it.
+        encoding: Encoding of text formats. None: UTF-8, or UTF-16 with a byte order mark.
+        sheet: Name of the sheet of an Excel file. None: the first one with a table.
+        prefix: Prefix of these options on the command line, for error messages.
+    """
+
+    sep: str | None = None
+    encoding: str | None = None
+    sheet: str | None = None
+    prefix: str = "data."
+
+
+def column_name(name: str) -> str:
+    """Return the name of a column in its usual form: composed, and without outer spaces.
+
+    The same name can be typed with composed letters and be written with decomposed ones in a file,
+    which look equal.
+    """
+    return unicodedata.normalize("NFC", name).strip() or name
+
+
+@dataclass(frozen=True)
+class Table:
+    """The content of one or several table files.
+
+    Args:
+        columns: Values by column name, one per row. None where the cell is blank.
+        files: File of each row.
+        lines: Number of each row in its file, as a spreadsheet or an editor shows it.
+        notes: Sentences about how the files were read.
+        path: The first file, which messages about the whole table name.
+    """
+
+    columns: Mapping[str, list]
+    files: Sequence[Path]
+    lines: Sequence[int]
+    notes: Sequence[str] = ()
+    path: Path | None = None
+
+    def __post_init__(self):
+        names = [column_name(name) for name in self.columns]
+        if names != list(self.columns):
+            repeated = [name for name in names if names.count(name) > 1]
+            if repeated:
+                raise UserError(
+                    f"{self.name}: two columns called {repeated[0]!r}, if spaces at their ends and "
+                    "Unicode forms are left out of account; rename one of them"
+                )
+            # The dataclass is frozen.
+            renamed = dict(zip(names, self.columns.values(), strict=True))
+            object.__setattr__(self, "columns", renamed)
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    @property
+    def name(self) -> str:
+        """Name of the first file, for messages."""
+        path = self.path or next(iter(self.files), None)
+        return "the table" if path is None else path.name
+
+    def take(self, indices: Sequence[int]) -> Table:
+        """Return a table of the rows at these indices, in this order."""
+        columns: dict[str, list] = {}
+        for name, values in self.columns.items():
+            columns[name] = [values[i] for i in indices]
+        files = [self.files[i] for i in indices]
+        lines = [self.lines[i] for i in indices]
+        return Table(columns, files, lines, self.notes, self.path)
+
+    def column(self, name: str, key: str) -> list:
+        """Return the values of a column.
+
+        Args:
+            name: Name of the column.
+            key: Option that contains the name, for the error message.
+
+        Raises:
+            UserError: If there is no such column.
+        """
+        name = column_name(name)
+        if name not in self.columns:
+            close = difflib.get_close_matches(name, self.columns, 1)
+            hint = f"; did you mean {close[0]!r}?" if close else ""
+            known = ", ".join(self.columns)
+            sheets = "".join(f"; {note}" for note in self.notes if note.startswith("sheet of"))
+            raise UserError(
+                f"{key}: no column {name!r} in {self.name}; its columns are {known}{hint}{sheets}"
+            )
+        return self.columns[name]
+
+    def origin(self, i: int) -> str:
+        """Return the file and number of row i, such as "train.csv row 17"."""
+        return f"{self.files[i].name} row {self.lines[i]}"
+
+
+def read_table(path: Path, options: ReadOptions = ReadOptions()) -> Table:
+    """Read one table file.
+
+    CSV cells are not converted; only an empty or blank cell becomes None. The header of a CSV or
+    Excel file is row 1, as in a spreadsheet.
+
+    Args:
+        path: The file. Its name determines the format.
+        options: How to read the file.
+
+    Raises:
+        UserError: If the file cannot be read; the message names the file and the row.
+    """
+    require_path(path)
+    notes: list[str] = []
+    form = table_format(path)
+    if form is None or path.is_dir():
+        raise UserError(f"{path}: must be a table; use one of the formats {', '.join(TABLES)}")
+    if form == ".parquet":
+        columns, lines = read_parquet(path)
+    elif form == ".xlsx":
+        columns, lines = read_excel(path, options.sheet, f"{options.prefix}sheet", notes)
+    else:
+        key = f"{options.prefix}encoding"
+        # A whole JSON file is usually one line.
+        text = read_text(path, options.encoding, key=key, has_lines=form != ".json")
+        if form == ".jsonl":
+            columns, lines = read_jsonl(path, text)
+        elif form == ".json":
+            columns, lines = read_json(path, text)
+        elif form == ".ts":
+            columns, lines = read_ts(path, text)
+        elif form in CONLL:
+            columns, lines = read_conll(path, text, notes)
+        else:
+            default = "\t" if form == ".tsv" else ","
+            key = f"{options.prefix}sep"
+            columns, lines = read_csv(path, text, options.sep, default, key, notes)
+    present = {name: list(map(blank_to_none, values)) for name, values in columns.items()}
+    return Table(present, [path] * len(lines), lines, notes, path)
+
+
+def concatenate(tables: Sequence[Table]) -> Table:
+    """Concatenate the rows of tables that have the same columns, in any order.
+
+    Raises:
+        UserError: If the columns differ.
+    """
+    first = tables[0]
+    for other in tables[1:]:
+        different = sorted(set(other.columns) ^ set(first.columns))
+        if different:
+            _raise_different_columns(first, other, different[0])
+    columns = {name: [] for name in first.columns}
+    files: list[Path] = []
+    lines: list[int] = []
+    notes: dict[str, None] = {}  # a dict keeps the order and drops repetitions
+    for table in tables:
+        for name, values in columns.items():
+            values += table.columns[name]
+        files += table.files
+        lines += table.lines
+        notes |= dict.fromkeys(table.notes)
+    return Table(columns, files, lines, list(notes), first.path)
+
+
+def as_list(value: Any) -> list:
+    """Convert an option to a list: None to an empty list, a single value to a list of one."""
+    if value is None:
+        return []
+    return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+
+
+def blank_to_none(value: Any) -> Any:
+    """Convert blank strings and NaN to None. pandas writes NaN for a missing value."""
+    if isinstance(value, str):
+        return value if value.strip() else None
+    # NaN is the only value that is not equal to itself. Arrays are compared element by element.
+    return None if not isinstance(value, np.ndarray) and value != value else value
+
+
+def _raise_different_columns(first: Table, other: Table, column: str) -> None:
+    name = other.path or other.name
+    if column in first.columns:
+        problem = f"has no column {column!r}, which the other tables have"
+    else:
+        problem = f"has a column {column!r}, which the other tables do not have"
+    raise UserError(f"{name}: {problem}; use tables that all have the same columns")

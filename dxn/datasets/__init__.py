@@ -1,0 +1,10 @@
+"""Generators of synthetic data sets."""
+
+from dxn.datasets.dialled import dialled
+from dxn.datasets.digits import digits
+from dxn.datasets.motion import motion
+from dxn.datasets.shapes import shapes
+from dxn.datasets.spoken import spoken
+from dxn.datasets.waves import waves
+
+__all__ = ["dialled", "digits", "motion", "shapes", "spoken", "waves"]

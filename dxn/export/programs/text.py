@@ -1,0 +1,109 @@
+"""Convert texts to token ids."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from itertools import accumulate
+from typing import Any
+
+import numpy as np
+from tokenizers import Encoding, Tokenizer
+
+from dxn.export.programs.text_chars import ngrams
+
+# A text, or the words of a text if the model tags them.
+Raw = str | list[str]
+
+
+def read(value: Any, options: Mapping[str, Any]) -> Raw:
+    """Return a text, or its words if the options have a pattern of words.
+
+    Args:
+        value: A text. With a pattern, it can also be a list of words.
+        options: Options of the input in preprocess.json.
+
+    Raises:
+        ValueError: If it is not a text, or its first max_chars characters are blank.
+    """
+    has_words = "words" in options
+    words = [value]
+    if has_words:
+        words = re.findall(options["words"], value) if isinstance(value, str) else list(value)
+    if not all(isinstance(word, str) for word in words):
+        raise ValueError("must be a text")
+    if not "".join(words)[: options["max_chars"]].strip():
+        raise ValueError("blank text")
+    "".join(words).encode()  # UnicodeEncodeError, a ValueError: half of a surrogate pair
+    return words if has_words else value
+
+
+def prepare(raws: Sequence[Raw], options: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return ids (B, N) and mask (B, N), True at real tokens.
+
+    With character n-grams, also their hashes chars (B, N, G). With a pattern of words, also words
+    (B, N), the index of the word of each token, -1 at others.
+
+    Args:
+        raws: Results of `read`.
+        options: Options of the input in preprocess.json.
+    """
+    tokenizer = Tokenizer.from_str(json.dumps(options["tokenizer"]))
+    max_len, special = options["max_len"], options["special_tokens"]
+    rows: list[list[int]] = []
+    owners: list[list[int]] = []
+    places: list[tuple[list[tuple[int, int]], list[int]]] = []
+    texts = [_first(raw, options["max_chars"]) for raw in raws]
+    for text in texts:
+        encoding = tokenizer.encode(
+            text, is_pretokenized=isinstance(text, list), add_special_tokens=special
+        )
+        ids = encoding.ids
+        # Truncation keeps the special tokens at the end.
+        tail = 0
+        while special and tail < len(ids) and encoding.special_tokens_mask[-1 - tail]:
+            tail += 1
+        kept = list(range(len(ids)))
+        if len(ids) > max_len:
+            kept = kept[: max_len - tail] + kept[len(ids) - tail :]
+        rows.append([ids[i] for i in kept])
+        words = [-1 if word is None else word for word in encoding.word_ids]
+        owners.append([words[i] for i in kept])
+        marks = encoding.special_tokens_mask if special else [0] * len(ids)
+        places.append((_offsets(text, encoding, words), [-1 if marks[i] else i for i in kept]))
+    mask = np.arange(max(map(len, rows))) < np.array([[len(row)] for row in rows])
+    result = {"ids": _padded(rows, mask, 0), "mask": mask}
+    if "words" in options:
+        result["words"] = _padded(owners, mask, -1)
+    if "chars" in options:
+        result["chars"] = ngrams(texts, places, options["chars"])
+    return result
+
+
+def _first(raw: Raw, count: int) -> Raw:
+    """Return the first `count` characters of a text or of words."""
+    if isinstance(raw, str):
+        return raw[:count]
+    first: list[str] = []
+    for word in raw:
+        if count <= 0:
+            break
+        first.append(word[:count])
+        count -= len(word)
+    return first
+
+
+def _offsets(text: Raw, encoding: Encoding, words: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the start and the stop of each token in the text, or in the words with spaces."""
+    if isinstance(text, str):
+        return encoding.offsets
+    starts = [0, *accumulate(len(word) + 1 for word in text)]
+    pairs = zip(encoding.offsets, words, strict=True)
+    return [(start + starts[word], stop + starts[word]) for (start, stop), word in pairs]
+
+
+def _padded(rows: Sequence[Sequence[int]], mask: np.ndarray, value: int) -> np.ndarray:
+    padded = np.full(mask.shape, value, np.int64)
+    padded[mask] = np.concatenate([np.array(row, np.int64) for row in rows])
+    return padded

@@ -1,0 +1,1 @@
+"""Models that write: decoders, the key-value cache, sampling and beam search."""

@@ -1,0 +1,225 @@
+"""The transformer decoder, which predicts the next token of a sequence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from torch import Tensor, nn
+
+from dxn.core.dropout import Dropout, Keys, check_rate, uniform
+from dxn.core.tokens import sinusoidal
+from dxn.models.backbone import Backbone
+from dxn.models.decoding.cache import KVCache, Memory
+from dxn.models.inference.linear import PackedLinear
+from dxn.models.positions import token_index
+
+DecoderPosition = Literal["learned", "sinusoidal", "none"]
+
+
+class Decoder(nn.Module):
+    """Predicts the next token from the previous tokens and, optionally, from a memory.
+
+    The weights of the output layer are those of the input embedding (arXiv:1608.05859).
+
+    Args:
+        backbone: Causal backbone. With cross=true it attends to a memory; otherwise the decoder is
+            a language model.
+        vocab_size: Vocabulary size V.
+        max_len: Maximum number of tokens of a sequence, including the begin token.
+        pos_embed: Position embedding of the tokens: learned, sinusoidal or none (if the backbone
+            has rotary or ALiBi positions).
+        dropout: Dropout probability of the embedded tokens.
+        token_dropout: Probability that the embedding of an input token is set to zero in training,
+            so that the decoder relies more on the memory (arXiv:1511.06349, section 3.1).
+    """
+
+    pos_embed: Tensor
+
+    def __init__(
+        self,
+        backbone: Backbone,
+        *,
+        vocab_size: int,
+        max_len: int = 256,
+        pos_embed: DecoderPosition = "sinusoidal",
+        dropout: float = 0.0,
+        token_dropout: float = 0.0,
+    ):
+        super().__init__()
+        check_rate("token_dropout", token_dropout)
+        if pos_embed not in get_args(DecoderPosition):
+            raise ValueError(f"pos_embed must be learned, sinusoidal or none, got {pos_embed!r}")
+        if not backbone.causal:
+            raise ValueError(
+                "the backbone of a decoder must be causal, otherwise it would see the tokens that "
+                "it predicts, got causal=false: set causal=true"
+            )
+        self.backbone = backbone
+        self.max_len = max_len
+        self.embedding = make_token_embedding(vocab_size, backbone.dim)
+        if pos_embed == "learned":
+            weight = torch.empty(max_len, backbone.dim)
+            self.pos_embed = nn.Parameter(nn.init.trunc_normal_(weight, std=0.02))
+        else:
+            weight = torch.zeros(max_len, backbone.dim)
+            if pos_embed == "sinusoidal":
+                weight = sinusoidal(torch.arange(max_len), backbone.dim)
+            # Not persistent, because it can be computed from max_len and dim.
+            self.register_buffer("pos_embed", weight, persistent=False)
+        self.dropout = Dropout(dropout)
+        self.token_dropout = token_dropout
+
+    def tie(self, embedding: nn.Embedding) -> None:
+        """Replace the embedding of the decoder, see `tie_embedding`."""
+        tie_embedding(self, embedding)
+
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        memory: Memory | None = None,
+        caches: Sequence[KVCache] | None = None,
+    ) -> Tensor:
+        """Compute the logits of the token after each of `ids`.
+
+        Args:
+            ids: (B, n). Token ids. With caches, only the new tokens; otherwise n = N.
+            mask: (B, N) bool. True at the real tokens of the whole sequence.
+            memory: Sequence to which the cross-attention of the backbone attends.
+            caches: Caches of the previous tokens, created by `caches`.
+
+        Returns:
+            (B, n, V).
+
+        Raises:
+            ValueError: If the sequence is longer than max_len.
+        """
+        return self.states(ids, mask, memory, caches) @ self.embedding.weight.T
+
+    def states(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        memory: Memory | None = None,
+        caches: Sequence[KVCache] | None = None,
+    ) -> Tensor:
+        """Compute the output vectors (B, n, D), whose products with the embedding are the logits.
+
+        The arguments are those of `forward`.
+        """
+        total = mask.shape[1]
+        check_length(total, self.max_len)
+        x = self.embedding(ids) * self.backbone.dim**0.5
+        # Before the positions are added, so that the decoder still knows where it is.
+        if self.training and self.token_dropout:
+            keys = Keys.of(ids.shape, ids.device)
+            x = x * (uniform(keys.tokens, self.dropout.layer) >= self.token_dropout)[..., None]
+        if caches is None:
+            pos_embed = self.pos_embed[:total]
+        else:  # there can be padding between a prompt and the new tokens
+            pos_embed = self.pos_embed[token_index(mask)[:, -ids.shape[1] :]]
+        x = self.dropout(x + pos_embed)
+        return self.backbone.norm(self.backbone.run(x, mask, memory=memory, caches=caches))
+
+    def cross_attention_weights(self, ids: Tensor, mask: Tensor, memory: Memory) -> Tensor:
+        """Compute the cross-attention weights of all blocks and heads.
+
+        The weights at a token belong to the prediction of the next token. Each row sums to 1.
+
+        Args:
+            ids: (B, n). Token ids.
+            mask: (B, n) bool. True at real tokens.
+            memory: Sequence to which the cross-attention of the backbone attends.
+
+        Returns:
+            (B, L, H, n, M) for L blocks and H heads.
+
+        Raises:
+            ValueError: If the backbone has no cross-attention.
+        """
+        modules: list[Any] = [block.cross for block in self.backbone.blocks]
+        if None in modules or not modules:
+            raise ValueError("this decoder has no cross-attention, so there are no weights to show")
+        weights: list[Tensor] = []
+
+        def record(module: Any, args: tuple[Any, ...]) -> None:
+            x, groups, *rest = args
+            weights.append(module.weights(x, groups[0], *rest))
+
+        # A hook receives the arguments of the attention, so they need not be computed again here.
+        hooks = [module.register_forward_pre_hook(record) for module in modules]
+        try:
+            # One group with all samples, so that the weights have the columns of the batch.
+            with self.backbone.unpacked():
+                self.states(ids, mask, memory)
+        finally:
+            # Even after an error, because a remaining hook would record all later calls.
+            for hook in hooks:
+                hook.remove()
+        return torch.stack(weights, 1)
+
+    def caches(self) -> list[KVCache]:
+        """Create an empty cache for each block."""
+        return [KVCache() for _ in self.backbone.blocks]
+
+    def output_layer(self) -> nn.Module:
+        """Create the layer from output vectors to logits, see `StepDecoder`."""
+        return make_output_layer(self.embedding.weight)
+
+    def next_states(
+        self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[KVCache]
+    ) -> Tensor:
+        """Compute the vectors (R, D) after the last real token of each row, see `StepDecoder`."""
+        return at_last(self.states(ids, mask, memory, caches), mask)
+
+
+def at_last(x: Tensor, mask: Tensor) -> Tensor:
+    """Return the vectors (R, D) of the last real token of each row.
+
+    Args:
+        x: (R, n, D). Vectors of the last n tokens.
+        mask: (R, N) bool. True at the real tokens. Rows without real tokens have any vector.
+    """
+    n = x.shape[1]
+    if n == 1:
+        return x[:, 0]
+    index = n - 1 - mask[:, -n:].flip(1).int().argmax(1)  # argmax returns the first maximum
+    return x[torch.arange(x.shape[0], device=x.device), index]
+
+
+def make_output_layer(weight: Tensor) -> nn.Module:
+    """Create a layer that computes logits (..., V) with the embedding (V, D) as weights."""
+    linear = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    linear.weight = nn.Parameter(weight.detach(), requires_grad=False)
+    # The layer is one of the largest, and packing it takes only as long as a few tokens.
+    return PackedLinear(linear) if PackedLinear.supports(linear) else linear
+
+
+def make_token_embedding(vocab_size: int, dim: int) -> nn.Embedding:
+    """Create the embedding of a decoder, which is also its output layer."""
+    embedding = nn.Embedding(vocab_size, dim)
+    # With this standard deviation, the initial logits have a standard deviation of about 1. The
+    # input is multiplied by sqrt(dim) to compensate (arXiv:1706.03762, section 3.4).
+    nn.init.normal_(embedding.weight, std=dim**-0.5)
+    return embedding
+
+
+def tie_embedding(decoder: nn.Module, embedding: nn.Embedding) -> None:
+    """Replace `decoder.embedding` by the embedding of another module.
+
+    Only the other module owns the embedding: it is not a parameter of the decoder, so it is trained
+    and saved only once.
+    """
+    del decoder.embedding
+    # A normal assignment would register the embedding as a submodule.
+    decoder.__dict__["embedding"] = embedding
+
+
+def check_length(length: int, max_len: int) -> None:
+    """Raise a ValueError if a sequence is longer than max_len."""
+    if length > max_len:
+        raise ValueError(
+            f"a sequence of {length} tokens is longer than max_len={max_len}: raise max_len"
+        )

@@ -1,0 +1,285 @@
+"""A recurrent decoder with optional attention, as a baseline for the transformer decoder."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange, repeat
+from torch import Tensor, nn
+
+from dxn.core.dropout import Dropout
+from dxn.models.decoding.cache import Memory
+from dxn.models.decoding.decoder import (
+    check_length,
+    make_output_layer,
+    make_token_embedding,
+    tie_embedding,
+)
+from dxn.models.decoding.state_attention import StateAttention, both_ends
+from dxn.models.recurrent import CELLS, CellKind, State, check_cell, run_layer, step
+from dxn.models.scores import ScoreKind
+
+
+@dataclass(slots=True)
+class RecurrentCache:
+    """The state of each layer after the previous tokens, and tensors computed from the memory."""
+
+    states: list[State] = field(default_factory=list)
+    memory: tuple[Tensor, ...] = ()
+
+    def select(self, rows: Tensor, samples: Tensor | None = None) -> None:
+        """Keep these rows (r,), and the memory of these samples (b,). Default: all samples."""
+        self.states = [tuple(part[rows] for part in state) for state in self.states]
+        if samples is not None:
+            self.memory = tuple(part[samples] for part in self.memory)
+
+
+class Steps(NamedTuple):
+    """Intermediate results of the decoder at each of n steps.
+
+    Args:
+        embedded: (B, n, D). Embedded input tokens.
+        states: (B, n, D). States of the last layer.
+        context: (B, n, D). Context vectors: weighted means of the memory.
+        weights: (B, n, M). Attention weights. (B, n, 0) without attention.
+    """
+
+    embedded: Tensor
+    states: Tensor
+    context: Tensor
+    weights: Tensor
+
+
+class RecurrentDecoder(nn.Module):
+    """A recurrent decoder with the interface of `Decoder`.
+
+    The initial state is computed from the final states of the encoder, see `both_ends`. With
+    attention, the context of each step is a weighted mean of the memory, which depends on the
+    previous state (arXiv:1409.0473, section 3.1). Without attention, the final states of the
+    encoder are the context of all steps (arXiv:1406.1078, section 2.2).
+
+    The output vector is a linear function of the state, the token and the context
+    (arXiv:1502.03044, equation 7). The weights of the output layer are those of the input
+    embedding.
+
+    Args:
+        dim: Width D of a token, of the memory and of the state.
+        vocab_size: Vocabulary size V.
+        cell: Recurrent cell: gru or lstm.
+        depth: Number of layers. Only the first one reads the context (arXiv:1609.08144, section 3).
+        attention: Attend to the memory. False: use only the final states of the encoder.
+        score: Score of a state and a column of the memory: additive, bilinear, dot, scaled_dot or
+            cosine.
+        gate: Multiply the context by a factor between 0 and 1 that depends on the state
+            (arXiv:1502.03044, section 4.2.1). It requires attention=true.
+        max_len: Maximum number of tokens of a sequence, including the begin token.
+        dropout: Dropout probability of the embedded tokens and of the output of each layer.
+    """
+
+    blocks: Any  # nn.ModuleList of Cell
+
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        vocab_size: int,
+        cell: CellKind = "gru",
+        depth: int = 1,
+        attention: bool = True,
+        score: ScoreKind = "additive",
+        gate: bool = False,
+        max_len: int = 256,
+        dropout: float = 0.0,
+    ):
+        super().__init__()
+        check_cell(cell, depth)
+        if gate and not attention:
+            raise ValueError(
+                "gate=true scales the context of the attention, got attention=false: set "
+                "attention=true, or leave out gate"
+            )
+        self.dim = dim
+        self.max_len = max_len
+        self.embedding = make_token_embedding(vocab_size, dim)
+        # The first layer reads the token and the context, the others the output of the layer below.
+        self.blocks = nn.ModuleList(
+            CELLS[cell](dim if i else 2 * dim, dim, batch_first=True) for i in range(depth)
+        )
+        self.num_state_parts = 2 if cell == "lstm" else 1
+        self.start = nn.Linear(dim, depth * self.num_state_parts * dim)
+        self.look = StateAttention(dim, score=score, gate=gate) if attention else None
+        self.out = nn.Linear(3 * dim, dim)
+        self.dropout = Dropout(dropout)
+
+    def tie(self, embedding: nn.Embedding) -> None:
+        """Replace the embedding of the decoder, see `tie_embedding`."""
+        tie_embedding(self, embedding)
+
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        memory: Memory | None = None,
+        caches: Sequence[RecurrentCache] | None = None,
+    ) -> Tensor:
+        """Compute the logits of the token after each of `ids`.
+
+        Args:
+            ids: (B, n). Token ids. With caches, only the new tokens; otherwise n = N.
+            mask: (B, N) bool. True at the real tokens of the whole sequence.
+            memory: Output of the encoder. It is required.
+            caches: Caches of the previous tokens, created by `caches`.
+
+        Returns:
+            (B, n, V).
+
+        Raises:
+            ValueError: If memory is None, or the sequence is longer than max_len.
+        """
+        return self.states(ids, mask, memory, caches) @ self.embedding.weight.T
+
+    def states(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        memory: Memory | None = None,
+        caches: Sequence[RecurrentCache] | None = None,
+    ) -> Tensor:
+        """Compute the output vectors (B, n, D), whose products with the embedding are the logits.
+
+        The arguments are those of `forward`.
+        """
+        steps = self._steps(ids, mask, memory, caches)
+        return self.out(torch.cat([steps.states, steps.embedded, steps.context], -1))
+
+    def cross_attention_weights(self, ids: Tensor, mask: Tensor, memory: Memory) -> Tensor:
+        """Compute the attention weights of each step, before the gate. Each row sums to 1.
+
+        Returns:
+            (B, 1, 1, n, M), the shape of a `Decoder` with one block and one head.
+
+        Raises:
+            ValueError: If the decoder has no attention.
+        """
+        if self.look is None:
+            raise ValueError("this decoder has no attention, so there are no weights to show")
+        return rearrange(self._steps(ids, mask, memory, None).weights, "b n m -> b 1 1 n m")
+
+    def caches(self) -> list[RecurrentCache]:
+        """Create one empty cache for all layers."""
+        return [RecurrentCache()]
+
+    def output_layer(self) -> nn.Module:
+        """Create the layer from output vectors to logits, see `StepDecoder`."""
+        return make_output_layer(self.embedding.weight)
+
+    def next_states(
+        self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[RecurrentCache]
+    ) -> Tensor:
+        """Compute the vectors (R, D) after the last real token of each row, see `StepDecoder`."""
+        n = ids.shape[1]
+        real = mask[:, -n:]
+        # A prompt is computed token by token, because padding must not change the state.
+        x = self.states(ids[:, :1], mask[:, : mask.shape[1] - n + 1], memory, caches)[:, 0]
+        for t in range(1, n):
+            before = list(caches[0].states)
+            prefix = mask[:, : mask.shape[1] - n + t + 1]
+            new = self.states(ids[:, t : t + 1], prefix, memory, caches)[:, 0]
+            keep = real[:, t, None]
+            x = torch.where(keep, new, x)
+            caches[0].states = [
+                tuple(torch.where(keep, a, b) for a, b in zip(after, old, strict=True))
+                for after, old in zip(caches[0].states, before, strict=True)
+            ]
+        return x
+
+    def _steps(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        memory: Memory | None,
+        caches: Sequence[RecurrentCache] | None,
+    ) -> Steps:
+        """Run all layers. The arguments are those of `forward`."""
+        if memory is None:
+            raise ValueError("a recurrent decoder needs a memory for its initial state, got None")
+        check_length(mask.shape[1], self.max_len)
+        cache = caches[0] if caches is not None else RecurrentCache()
+        # An empty cache means that no token was computed before.
+        if not cache.states:
+            self._begin(memory, cache)
+        embedded = self.dropout(self.embedding(ids) * self.dim**0.5)
+        if self.look is None:
+            context = repeat(
+                cache.memory[0],
+                "b d -> (b k) n d",
+                k=len(ids) // len(cache.memory[0]),
+                n=ids.shape[1],
+            )
+            weights = context[..., :0]  # there are no weights: (B, n, 0)
+            x = torch.cat([embedded, context], -1)
+            x, cache.states[0] = run_layer(self.blocks[0], x, cache.states[0])
+        else:
+            x, context, weights = self._attend_and_step(self.look, embedded, memory, cache)
+        x = self.dropout(x, branch=1)
+        for i, block in enumerate(self.blocks[1:], 1):
+            x, cache.states[i] = run_layer(block, x, cache.states[i])
+            x = self.dropout(x, branch=i + 1)
+        return Steps(embedded, x, context, weights)
+
+    def _begin(self, memory: Memory, cache: RecurrentCache) -> None:
+        """Fill an empty cache with the initial states, and with tensors that all steps use."""
+        ends = both_ends(memory)
+        first = rearrange(
+            self.start(ends).tanh(), "b (l p d) -> l p b d", p=self.num_state_parts, d=self.dim
+        )
+        cache.states = [tuple(layer) for layer in first.contiguous()]
+        if self.look is None:
+            cache.memory = (ends,)
+            return
+        # The cell multiplies the context, a weighted mean of the memory, by a matrix. Multiplying
+        # the memory once is cheaper than multiplying its mean at each step.
+        values = F.linear(memory.x, self.blocks[0].weight_ih_l0[:, self.dim :])
+        cache.memory = (self.look.keys(memory.x), values)
+
+    def _attend_and_step(
+        self, look: StateAttention, embedded: Tensor, memory: Memory, cache: RecurrentCache
+    ) -> tuple[Tensor, Tensor, Tensor]:
+        """Run the first layer with attention.
+
+        The loop contains only the computations that depend on the previous state.
+
+        Returns:
+            The states (B, n, D), the contexts (B, n, D) and the attention weights (B, n, M).
+        """
+        block = self.blocks[0]
+        keys, values = cache.memory
+        readable = None if memory.attn_mask is None else memory.attn_mask[:, 0]
+        inputs = F.linear(embedded, block.weight_ih_l0[:, : self.dim], block.bias_ih_l0)
+        state = tuple(part.to(inputs.dtype) for part in cache.states[0])
+        states: list[Tensor] = []
+        gated: list[Tensor] = []
+        ungated: list[Tensor] = []
+        # Not inputs[:, t], whose gradient is a tensor for all steps, so that the backward pass
+        # would need quadratic time.
+        for token in inputs.unbind(1):
+            weights = look(state[0], keys, readable)
+            scaled = look.apply_gate(weights, state[0])
+            state = step(block, token + (scaled @ values).flatten(0, 1), state)
+            states.append(state[0])
+            gated.append(scaled)
+            ungated.append(weights)
+        cache.states[0] = state
+        # The loop does not need the contexts, so one product computes them for all steps.
+        weights = torch.stack([part.flatten(0, 1) for part in gated], 1)  # (R, n, M)
+        context = weights.unflatten(0, (len(memory.x), -1)).flatten(1, 2) @ memory.x
+        context = context.view(len(inputs), -1, context.shape[-1])
+        return (
+            torch.stack(states, 1),
+            context,
+            torch.stack([part.flatten(0, 1) for part in ungated], 1),
+        )

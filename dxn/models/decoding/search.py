@@ -1,0 +1,307 @@
+"""Which sequences a generation continues: one choice per row, or the best beams of each sample."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dxn.models.decoding.sampling import Sampler
+
+# Number of consecutive tokens of the vocabulary of which `best_tokens` first computes the maximum.
+CHUNK = 64
+# Rows of logits that are read together, so that they stay in the cache of a processor.
+ROWS = 100
+LOG2_E = math.log2(math.e)
+
+
+@dataclass(frozen=True, slots=True)
+class Hypothesis:
+    """A generated sequence.
+
+    Args:
+        ids: Token ids, without the prompt and the end token.
+        score: Sum of the log-probabilities of the tokens, including the end token.
+    """
+
+    ids: list[int]
+    score: float
+
+
+def length_normalized(score: float, length: int, penalty: float) -> float:
+    """Return score / ((5 + length) / 6)^penalty (arXiv:1609.08144, equation 14).
+
+    With penalty 0 the score is unchanged, which favors short sequences.
+    """
+    return score / _divisor(length, penalty)
+
+
+def _divisor(length: int, penalty: float) -> float:
+    return ((5 + length) / 6) ** penalty
+
+
+class Search(Protocol):
+    """The rows of a generation: `width` sequences for each of B samples.
+
+    Args:
+        width: Number K of sequences of a sample.
+    """
+
+    width: int
+
+    @property
+    def finished(self) -> Tensor:
+        """(B,) bool. True at samples whose hypotheses are final."""
+        ...
+
+    def advance(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Choose the next tokens.
+
+        Args:
+            logits: (B K, V). In the first step, (B, V).
+
+        Returns:
+            The token of each row (B K,), and the index of the row that each row continues (B K,).
+            None: each row continues itself.
+        """
+        ...
+
+    def select(self, samples: Tensor) -> None:
+        """Keep these samples (b,)."""
+        ...
+
+    def hypotheses(self, sample: int) -> list[Hypothesis]:
+        """Return the final hypotheses of a sample."""
+        ...
+
+
+class Choice:
+    """Each row is continued with the token that a sampler chooses, until the end token.
+
+    Args:
+        samples: Number B of samples.
+        width: Number K of sequences of a sample.
+        sampler: Function that selects each token from the log-probabilities.
+        end: Id of the end token. None: there is no end token.
+        max_new: Maximum number of tokens.
+        device: Device of the logits.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        width: int,
+        *,
+        sampler: Sampler,
+        end: int | None,
+        max_new: int,
+        device: torch.device,
+    ):
+        self.width = width
+        self.sampler = sampler
+        self.end = end
+        self.tokens = torch.zeros(samples, width, max_new, dtype=torch.long, device=device)
+        self.lengths = torch.zeros(samples, width, dtype=torch.long, device=device)
+        self.scores = torch.zeros(samples, width, device=device)
+        self.ended = torch.zeros(samples, width, dtype=torch.bool, device=device)
+        self.step = 0
+
+    @property
+    def finished(self) -> Tensor:
+        """(B,) bool. True at samples of which all sequences have ended."""
+        return self.ended.all(1)
+
+    def advance(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Choose the next token of each row. Rows that have ended continue, but are ignored."""
+        parents = None
+        if len(logits) < self.ended.numel():
+            parents = torch.arange(len(logits), device=logits.device)
+            parents = parents.repeat_interleave(self.width)
+            logits = logits[parents]
+        # float32, because a sum of many log-probabilities would be inaccurate in bf16.
+        log_probs = logits.float().log_softmax(-1)
+        chosen = self.sampler(log_probs)
+        gains = log_probs.gather(1, chosen[:, None]).view_as(self.scores)
+        self.scores += gains.masked_fill(self.ended, 0)
+        tokens = chosen.view_as(self.ended)
+        if self.end is not None:
+            self.ended |= tokens == self.end
+        self.tokens[:, :, self.step] = tokens
+        self.lengths += ~self.ended
+        self.step += 1
+        return chosen, parents
+
+    def select(self, samples: Tensor) -> None:
+        """Keep these samples (b,)."""
+        self.tokens, self.lengths, self.scores, self.ended = (
+            part[samples] for part in (self.tokens, self.lengths, self.scores, self.ended)
+        )
+
+    def hypotheses(self, sample: int) -> list[Hypothesis]:
+        """Return the sequences of a sample."""
+        rows = (part[sample].tolist() for part in (self.tokens, self.lengths, self.scores))
+        return [Hypothesis(ids[:length], score) for ids, length, score in zip(*rows, strict=True)]
+
+
+class Beams:
+    """The `width` most probable sequences of each sample that have not ended (the beams).
+
+    Hypotheses are ranked by `length_normalized`. A sample is finished when none of its beams can
+    become better than its best complete hypothesis.
+
+    Args:
+        samples: Number B of samples.
+        width: Number K of beams of a sample.
+        end: Id of the end token.
+        max_new: Maximum number of tokens. Beams of this length are hypotheses too.
+        length_penalty: Exponent of the length, see `length_normalized`.
+        device: Device of the logits.
+    """
+
+    def __init__(
+        self,
+        samples: int,
+        width: int,
+        *,
+        end: int,
+        max_new: int,
+        length_penalty: float,
+        device: torch.device,
+    ):
+        self.width = width
+        self.end = end
+        self.max_new = max_new
+        self.length_penalty = length_penalty
+        self.tokens = torch.zeros(samples, width, max_new, dtype=torch.long, device=device)
+        # All beams of a prompt would be equal at first, so there is only one, of K = 1.
+        self.scores = torch.zeros(samples, 1, device=device)
+        # The best complete hypothesis of each sample.
+        self.best_tokens = self.tokens[:, 0].clone()
+        self.best_lengths = torch.zeros(samples, dtype=torch.long, device=device)
+        self.best_scores = torch.full((samples,), -torch.inf, device=device)
+        self.best_ranks = torch.full((samples,), -torch.inf, device=device)
+        self.step = 0
+
+    @property
+    def finished(self) -> Tensor:
+        """(B,) bool. True at samples whose best hypothesis no beam can surpass."""
+        # More tokens can only reduce the score of a beam, and the length penalty favors the maximum
+        # length most. Together, this gives an upper bound.
+        bound = self.scores.amax(1) / _divisor(self.max_new + 1, self.length_penalty)
+        return self.best_ranks >= bound
+
+    def advance(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Replace the beams by their best continuations. See `Search.advance`."""
+        k = self.width
+        before = self.scores.shape[1]
+        # Twice as many candidates as beams: at most one for each beam ends, so at least `width` of
+        # them do not end.
+        values, parents, tokens = best_tokens(logits, self.scores, 2 * k)
+        ends = tokens == self.end
+        # Only the best `width` candidates can end, as only they would become beams otherwise.
+        self._complete(values[:, :k].masked_fill(~ends[:, :k], -torch.inf), parents)
+        # Missing beams are filled up with disabled ones.
+        self.scores, kept = values.masked_fill(ends, -torch.inf).topk(k, -1)
+        tokens = tokens.gather(1, kept)
+        parents = parents.gather(1, kept)
+        first = torch.arange(len(parents), device=parents.device)[:, None]
+        self.tokens[:, :, : self.step] = self.tokens[first, parents, : self.step]
+        self.tokens[:, :, self.step] = tokens
+        self.step += 1
+        if self.step == self.max_new:
+            # Without a better complete hypothesis, the best beam is the result.
+            beams = torch.arange(k, device=parents.device).expand_as(parents)
+            self._complete(self.scores, beams)
+        return tokens.flatten(), (parents + first * before).flatten()
+
+    def _complete(self, scores: Tensor, parents: Tensor) -> None:
+        """Remember the best of new complete hypotheses if it is better than that of before.
+
+        Args:
+            scores: (B, K). Scores. -inf: it is not complete.
+            parents: (B, C). The beam whose tokens each of them has, C >= K.
+        """
+        length = self.step
+        score, place = scores.max(1)
+        rank = score / _divisor(length + 1, self.length_penalty)
+        better = rank > self.best_ranks
+        beam = parents.gather(1, place[:, None])[:, 0]
+        rows = torch.arange(len(beam), device=beam.device)
+        found = self.tokens[rows, beam, :length]
+        kept = self.best_tokens[:, :length]
+        self.best_tokens[:, :length] = torch.where(better[:, None], found, kept)
+        self.best_lengths = torch.where(better, length, self.best_lengths)
+        self.best_scores = torch.where(better, score, self.best_scores)
+        self.best_ranks = torch.where(better, rank, self.best_ranks)
+
+    def select(self, samples: Tensor) -> None:
+        """Keep these samples (b,)."""
+        self.tokens, self.scores = self.tokens[samples], self.scores[samples]
+        self.best_tokens, self.best_lengths = self.best_tokens[samples], self.best_lengths[samples]
+        self.best_scores, self.best_ranks = self.best_scores[samples], self.best_ranks[samples]
+
+    def hypotheses(self, sample: int) -> list[Hypothesis]:
+        """Return the best hypothesis of a sample."""
+        ids = self.best_tokens[sample, : int(self.best_lengths[sample])].tolist()
+        return [Hypothesis(ids, float(self.best_scores[sample]))]
+
+
+def best_tokens(logits: Tensor, scores: Tensor, count: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the best continuations of the beams of each sample by one token.
+
+    Args:
+        logits: (B K, V).
+        scores: (B, K). Sum of the log-probabilities of each beam.
+        count: Number of continuations.
+
+    Returns:
+        (B, count) each, in descending order: the scores, the beams, and the tokens. If there are
+        fewer continuations, the rest has the score -inf.
+    """
+    vocab_size = logits.shape[1]
+    parts = [_chunk_maxima(part) for part in logits.split(ROWS)]
+    maxima, log_sums = (torch.cat(tensors) for tensors in zip(*parts, strict=True))
+    # Subtracted from a few candidates instead of all logits.
+    offsets = scores - log_sums.view_as(scores)
+    # The best tokens are in the `count` chunks of the largest maxima, so few numbers are sorted.
+    maxima = maxima.view(*scores.shape, -1)
+    num_chunks = maxima.shape[2]
+    totals = (maxima + offsets[..., None]).flatten(1)
+    best = totals.topk(min(count, totals.shape[1]), -1).indices
+    beams = best // num_chunks
+    first = best % num_chunks * CHUNK
+    tokens = first[..., None] + torch.arange(CHUNK, device=logits.device)
+    missing = (tokens >= vocab_size).flatten(1)  # the last chunk can be shorter
+    tokens = tokens.clamp(max=vocab_size - 1)
+    candidates = (beams[..., None] * vocab_size + tokens).flatten(1)
+    values = logits.view(len(scores), -1).gather(1, candidates).float()
+    values = values + offsets.gather(1, beams).repeat_interleave(CHUNK, 1)
+    values = values.masked_fill(missing, -torch.inf)
+    # More columns if the vocabulary is very small.
+    values = F.pad(values, (0, max(0, count - values.shape[1])), value=-torch.inf)
+    values, index = values.topk(count, -1)
+    index = index.clamp(max=candidates.shape[1] - 1)
+    return values, beams.gather(1, index // CHUNK), tokens.flatten(1).gather(1, index)
+
+
+def _chunk_maxima(logits: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the maxima of the chunks (R, C), and the logarithms (R, 1) of the sums of exp(logits).
+
+    Args:
+        logits: (R, V).
+    """
+    # float32, because sums in bf16 would be inaccurate, and maxima in bf16 are slow on a CPU.
+    logits = logits.float()
+    rows, vocab_size = logits.shape
+    whole = vocab_size // CHUNK
+    maxima = logits[:, : whole * CHUNK].view(rows, whole, CHUNK).amax(-1)
+    if vocab_size % CHUNK:
+        maxima = torch.cat([maxima, logits[:, whole * CHUNK :].amax(-1, keepdim=True)], 1)
+    most = maxima.amax(-1, keepdim=True)
+    # On a CPU, exp2 is about three times as fast as exp, and half a log_softmax.
+    powers = torch.add(-LOG2_E * most, logits, alpha=LOG2_E).exp2_()
+    return maxima, most + powers.sum(-1, keepdim=True).log()

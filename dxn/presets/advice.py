@@ -1,0 +1,74 @@
+"""Options that adapters recommend for the data of a training (preset=auto).
+
+docs/presets.md lists the rules with the measurements behind them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from dxn.tokenize.base import Preprocessor
+from dxn.tokenize.spaced import evenly_spaced
+
+# Cells of an input that are inspected.
+MAX_CELLS = 200
+# Key and value of the choice of optimizer=muon.
+MUON = ("optimizer._target_", "dxn.training.optim.muon")
+
+
+@dataclass(frozen=True)
+class Advice:
+    """A recommended value of an option.
+
+    Args:
+        key: Dotted key of the configuration.
+        value: The value.
+        reason: What the data shows, for the line that is printed.
+        limits: Key of another option whose effect this one limits. The advice is not used if the
+            user has set the other option, which should then have its full effect.
+    """
+
+    key: str
+    value: Any
+    reason: str
+    limits: str | None = None
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known about a training before any file is read.
+
+    Args:
+        rows: Number of training rows.
+        num_inputs: Number of inputs of the model.
+        num_files: Number of inputs that are files or texts, and not columns of a table.
+        prefix: Key of the adapter's options, such as "adapters.text".
+        is_forecast: Whether the target continues a series.
+        epochs_within_limit: Function of the mean number of tokens of a sample: how many epochs fit
+            into the time limit of the training, from the measured speed of the backbone.
+    """
+
+    rows: int
+    num_inputs: int
+    num_files: int
+    prefix: str = ""
+    is_forecast: bool = False
+    epochs_within_limit: Callable[[float], float] = lambda tokens: math.inf
+
+
+def advise(prepare: Preprocessor, cells: Sequence[Any], facts: Facts) -> list[Advice]:
+    """Return what an adapter recommends for the cells of its inputs. Default: nothing.
+
+    Args:
+        prepare: The preprocessor of the adapter.
+        cells: Cells of the training split, None where a value is missing.
+        facts: What is known about the training.
+    """
+    make = getattr(prepare, "advise", None)
+    present = [cell for cell in cells if cell is not None]
+    if make is None or not present:
+        return []
+    return make(list(evenly_spaced(present, MAX_CELLS)), facts)

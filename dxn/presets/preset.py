@@ -1,0 +1,280 @@
+"""Options that are chosen from the data, unless the user sets them (preset=auto).
+
+The rules are few, and each is printed with its reason. docs/presets.md lists the measurements.
+"""
+
+from __future__ import annotations
+
+import copy
+import math
+import statistics
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+
+import torch
+from accelerate.utils import broadcast_object_list
+
+from dxn.config.instantiate import build, expand_defaults
+from dxn.config.keys import assign, lookup
+from dxn.core.tokens import Span, Tokens
+from dxn.data.rows import Source
+from dxn.presets.advice import MUON, Advice, Facts, advise
+from dxn.runs.build import Inputs
+from dxn.runs.no_effect import overriding
+from dxn.runs.settings import Settings
+from dxn.tasks import Task
+from dxn.tasks.forecast import MANY_WINDOWS
+from dxn.tokenize.base import Preprocessor, is_shareable
+
+AUTO = "auto"
+# Samples and tokens of the batch with which the speed of a backbone is measured, and repeats.
+MEASURED = 16, 128
+REPEATS = 4
+OVERHEAD = 1.3  # time of a step with embedding, head and optimizer, relative to the backbone's
+# Samples that a training sees over all epochs. Fewer rows are repeated more often.
+VIEWS = 200_000
+JOINT_VIEWS = 500_000  # with several inputs, which must also learn how they belong together
+WINDOW_VIEWS, MIN_WINDOW_EPOCHS = 30_000, 4  # windows of a forecast overlap
+MAX_EPOCHS, MIN_EPOCHS = 100, 6
+PATIENCE = 0.3  # of the epochs; the learning rate must have decayed before the training stops
+FEW, SOME, MANY = 2_000, 5_000, 20_000  # rows for batch sizes; few rows are memorized soon
+MINUTES, MANY_MINUTES = 5.0, 15.0
+INPUT_DROPOUT = 0.3  # with several inputs, or several columns of a small table
+LEARNING = 0.5  # validation loss, relative to the first epoch, of a model that is not at chance
+SMALL_TABLE = 1_000  # rows of a table up to which one block with hidden cells is better
+
+
+def with_preset(
+    settings: Settings,
+    task: Task,
+    source: Source,
+    inputs: Inputs,
+    preprocessors: Mapping[str, Preprocessor],
+    device: torch.device,
+) -> tuple[Settings, list[str]]:
+    """Return the settings with the options of the preset, and lines to print.
+
+    Nothing is changed with preset=plain, for a resumed run, with weights or pretraining, and for
+    a task that has no preset.
+
+    Args:
+        settings: The settings.
+        task: The task.
+        source: The data source.
+        inputs: The inputs of the model.
+        preprocessors: Preprocessor of each adapter, by adapter key in the configuration.
+        device: Device of the training, whose speed is measured for long texts.
+    """
+    config = settings.values
+    starts_trained = config["weights"]["source"] or config["weights"]["adapters"]
+    if (
+        config["preset"] != AUTO
+        or settings.is_resumed
+        or starts_trained
+        or config.get("pretrain")
+        or task.preset is None
+        or not source.splits.get("train")
+    ):
+        return settings, []
+    values = copy.deepcopy(config)
+    used: list[Advice] = []
+    for advice in _all_advice(settings, task, source, inputs, preprocessors, device):
+        exists, old = lookup(values, advice.key)
+        keys = [advice.key] if advice.limits is None else [advice.key, advice.limits]
+        is_free = not any(is_chosen(key, settings.chosen) for key in keys)
+        is_free = is_free and overriding(values, advice.key) is None
+        if exists and old != advice.value and is_free:
+            assign(values, advice.key, advice.value)
+            used.append(advice)
+    # Another optimizer has other arguments.
+    values = expand_defaults(values, settings.trust)
+    # Interpolations have been resolved already.
+    if not is_chosen("trainer.batch_size", settings.chosen):
+        values["trainer"]["batch_size"] = values["batch_size"]
+    return replace(settings, values=values), _lines(used)
+
+
+def is_chosen(key: str, chosen: frozenset[str]) -> bool:
+    """Whether the user has set a dotted key, a part of it, or the group that contains it."""
+    parts = key.split(".")
+    # adapters=[text] chooses which adapters there are, and not their options.
+    above = {".".join(parts[:i]) for i in range(1, len(parts) + 1)} - {"adapters"}
+    return any(name in above or name.startswith(f"{key}.") for name in chosen)
+
+
+def _all_advice(
+    settings: Settings,
+    task: Task,
+    source: Source,
+    inputs: Inputs,
+    preprocessors: Mapping[str, Preprocessor],
+    device: torch.device,
+) -> Iterator[Advice]:
+    train = source.splits["train"]
+    is_forecast = task.preset == "windows"
+    if is_forecast and len(train) < MANY_WINDOWS:
+        return
+    keys = inputs.chosen
+    num_files = sum(is_shareable(preprocessors[key]) for key in keys.values())
+    facts = Facts(len(train), len(keys), num_files, is_forecast=is_forecast)
+    minutes = _max_minutes(settings, facts)
+
+    def epochs_within_limit(tokens: float) -> float:
+        if minutes is None:
+            return math.inf
+        seconds = seconds_per_token(settings, device) * tokens * len(train)
+        return 60 * minutes / (OVERHEAD * seconds)
+
+    facts = replace(facts, epochs_within_limit=epochs_within_limit)
+    yield from _training_advice(facts, is_validated=bool(source.splits.get("validation")))
+    for key in dict.fromkeys(keys.values()):
+        names = [name for name in keys if keys[name] == key and name in train.cells]
+        cells = [cell for name in names for cell in train.cells[name]]
+        yield from advise(preprocessors[key], cells, replace(facts, prefix=f"adapters.{key}"))
+
+
+def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:
+    """Yield the options that depend on the number of rows and inputs only."""
+    rows = facts.rows
+    about = f"{rows:,} training rows"
+    if facts.is_forecast:
+        yield from _forecast_advice(facts, about)
+        return
+    if not facts.num_files:
+        yield from _table_advice(facts, about)
+        return
+    is_alone = facts.num_files == 1
+    inputs = about if is_alone else f"{facts.num_files} inputs"
+    yield from _schedule(rows, VIEWS if is_alone else JOINT_VIEWS, about)
+    yield Advice("trainer.max_minutes", _minutes(facts), inputs)
+    if is_alone:
+        yield Advice("trainer.ema_decay", 0.99, about)
+        yield Advice("backbone.dropout", 0.0 if rows >= MANY else 0.2, about)
+        return
+    if is_validated:
+        # A model that must combine its inputs can stay at chance for many epochs. Patience would
+        # end the training there.
+        yield Advice("trainer.patience_below", LEARNING, inputs, limits="trainer.patience")
+    if rows < FEW:
+        # A model memorizes so few rows before the validation loss shows it.
+        yield Advice("loader.input_dropout", INPUT_DROPOUT, about)
+        yield Advice("trainer.mixup", 1.0, about)
+    elif is_validated:
+        yield from _advice_once_learning(inputs)
+    if rows >= SOME:
+        yield Advice("batch_size", 128, inputs)
+    yield Advice("trainer.ema_decay", 0.998, inputs)
+    yield Advice("backbone.dropout", 0.0, inputs)
+    yield Advice("head.dropout", 0.0, inputs)
+    yield Advice("backbone.block.mlp", "swiglu", inputs)
+    yield Advice(*MUON, inputs)
+
+
+def _minutes(facts: Facts) -> float:
+    return MANY_MINUTES if facts.rows >= MANY or facts.num_files > 1 else MINUTES
+
+
+def _max_minutes(settings: Settings, facts: Facts) -> float | None:
+    """Return the time limit of the user, or otherwise that of the preset."""
+    if is_chosen("trainer.max_minutes", settings.chosen):
+        return settings.values["trainer"].get("max_minutes")
+    return _minutes(facts)
+
+
+def seconds_per_token(settings: Settings, device: torch.device) -> float:
+    """Measure the time of a training step of the backbone per token of a batch."""
+    size, length = MEASURED
+    # The weights of the model must not depend on this measurement.
+    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+        node = settings.values["backbone"]
+        backbone = build(node, key="backbone", trust=settings.trust).to(device)
+        x = torch.randn(size, length, settings.values["dim"], device=device)
+        mask = torch.ones(size, length, dtype=torch.bool, device=device)
+        tokens = Tokens(x, mask, (Span("x", "x", 0, length, torch.zeros(size, length, 1)),))
+        times = []
+        for _ in range(REPEATS):
+            start = time.perf_counter()
+            backbone(tokens).x.sum().backward()
+            if device.type != "cpu":
+                torch.accelerator.synchronize(device)
+            times.append(time.perf_counter() - start)
+    # All processes must choose the same options. The first step takes longer.
+    (seconds,) = broadcast_object_list([statistics.median(times[1:]) / (size * length)])
+    return seconds
+
+
+def _advice_once_learning(about: str) -> Iterator[Advice]:
+    """Yield the options for several inputs that take effect when the validation loss moves.
+
+    A model that is still at chance must combine its inputs, and needs all of them as they are. A
+    model that learns early can rely on one input, and would ignore the others and memorize the
+    rows.
+    """
+    yield Advice("loader.input_dropout", INPUT_DROPOUT, about)
+    yield Advice("loader.input_dropout_until", 0.5, about, limits="loader.input_dropout")
+    yield Advice("loader.input_dropout_below", LEARNING, about, limits="loader.input_dropout")
+    yield Advice("trainer.mixup", 1.0, about)
+    yield Advice("trainer.mixup_below", LEARNING, about, limits="trainer.mixup")
+
+
+def _forecast_advice(facts: Facts, about: str) -> Iterator[Advice]:
+    """Yield the options for windows of series, which overlap, so that few epochs suffice."""
+    epochs = min(max(math.ceil(WINDOW_VIEWS / facts.rows), MIN_WINDOW_EPOCHS), MAX_EPOCHS)
+    yield Advice("trainer.epochs", epochs, about)
+    yield Advice("trainer.patience", PATIENCE, about)
+    yield Advice("batch_size", 64, about)
+    yield Advice("trainer.max_minutes", _minutes(facts), about)
+    yield Advice("trainer.ema_decay", 0.99, about)
+    yield Advice("backbone.depth", 2, about)
+    yield Advice("backbone.dropout", 0.3, about)
+    # The level of a patch, which a norm removes, matters.
+    yield Advice("backbone.norm.final_norm", False, about)
+    yield Advice("head.dropout", 0.4, about)
+
+
+def _table_advice(facts: Facts, about: str) -> Iterator[Advice]:
+    """Yield the options for a table without texts and files."""
+    about = f"{about} of {facts.num_inputs} columns"
+    if facts.rows > SMALL_TABLE:
+        yield Advice("backbone.depth", 2, about)
+        yield Advice("trainer.ema_decay", 0.99, about)
+        yield from _schedule(facts.rows, VIEWS, about)
+        yield Advice("trainer.max_minutes", MINUTES, about)
+        return
+    yield Advice("backbone.depth", 1, about)
+    yield Advice("backbone.dropout", 0.2, about)
+    yield Advice("batch_size", 32, about)
+    yield Advice("trainer.epochs", 40, about)
+    yield Advice("trainer.patience", 0, about)
+    yield Advice("trainer.precision", "float32", about)
+    if facts.num_inputs > 1:
+        # Hidden cells, so that no single column is memorized.
+        yield Advice("loader.input_dropout", INPUT_DROPOUT, about)
+
+
+def _schedule(rows: int, views: int, about: str) -> Iterator[Advice]:
+    """Yield the number of epochs in which a training sees this many samples, and what follows."""
+    epochs = min(max(math.ceil(views / rows), MIN_EPOCHS), MAX_EPOCHS)
+    yield Advice("trainer.epochs", epochs, about)
+    yield Advice("trainer.patience", PATIENCE, about)
+    yield Advice("batch_size", 32 if rows < FEW else 128 if rows >= MANY else 64, about)
+
+
+def _lines(used: Sequence[Advice]) -> list[str]:
+    """Return one line per reason."""
+    lines = []
+    for reason, group in groupby(used, key=lambda advice: advice.reason):
+        options = " ".join(_as_override(advice) for advice in group)
+        lines.append(f"preset: {options} ({reason})")
+    return lines
+
+
+def _as_override(advice: Advice) -> str:
+    """Return an option as it is written on the command line."""
+    key, value = advice.key, advice.value
+    if key.endswith("._target_"):
+        # The options of a group have the names of their functions.
+        return f"{key.removesuffix('._target_')}={value.rpartition('.')[2]}"
+    return f"{key}={str(value).lower() if isinstance(value, bool) else value}"

@@ -1,0 +1,312 @@
+"""Training of an ensemble: several seeds in one command, and one model folder (ensemble=N)."""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dxn.config.instantiate import build
+from dxn.config.keys import assign, leaves, lookup
+from dxn.config.schema import Strict, validated
+from dxn.core.display import is_main_process
+from dxn.core.errors import Interrupted, UserError
+from dxn.core.files import SUMS, link, refuse_links_out, replace_folder, write_sums, write_text
+from dxn.core.untrusted import load_json, load_yaml
+from dxn.models import count_parameters
+from dxn.runs.evaluation import printing as report
+from dxn.runs.evaluation.conclusion import about_split
+from dxn.runs.evaluation.data import open_data_of_run
+from dxn.runs.evaluation.evaluate import ALL, after_all, by_split, evaluate_subsets
+from dxn.runs.evaluation.next_commands import resume
+from dxn.runs.evaluation.reporting import Recorder, report_of_ensemble
+from dxn.runs.folder import ensemble_folder, has_checkpoint
+from dxn.runs.lock import locked
+from dxn.runs.members import MEMBERS, Member, member_folder
+from dxn.runs.monitoring import build_metrics
+from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.saved import model_folder
+from dxn.runs.saved.card import Card, data_name
+from dxn.runs.settings import Settings, dump_yaml
+from dxn.runs.train import Trained, train_one
+from dxn.stacking.baseline import baseline_figures
+from dxn.tasks import Task
+from dxn.training.checkpoint import write_tensors
+from dxn.weights.checkpoint import read_tensors
+from dxn.weights.own import read_config
+
+FILE = "ensemble.json"  # what the members that have not started yet need, besides the configuration
+METRICS = "metrics.json"
+# Files of a model folder that those of an ensemble replace.
+REPLACED = (model_folder.WEIGHTS, model_folder.CONFIG, model_folder.CARD, SUMS)
+MEAN = f"mean of the {MEMBERS}"
+
+
+class SavedEnsemble(Strict):
+    """The content of ensemble.json."""
+
+    chosen: list[str]
+
+
+def run_training(settings: Settings) -> Trained:
+    """Train a model, or an ensemble if the option says so. See `train_one`."""
+    size = settings.values["ensemble"]
+    if size < 1:
+        raise UserError(f"ensemble: must be at least 1, got {size}")
+    if settings.is_resumed:
+        folder = Path(settings.values["resume"]["run"])
+        refuse_links_out(folder, folder)
+    return train_one(settings) if size == 1 else train_ensemble(settings)
+
+
+def train_ensemble(settings: Settings) -> Trained:
+    """Train the members one after the other, and write the model folder of the ensemble.
+
+    Each member is a complete run in RUN/members/N. All have the same splits and tokenizers.
+
+    Raises:
+        UserError: See `train_one`.
+        Interrupted: If the user interrupts the training. The message says how to continue it.
+    """
+    size = settings.values["ensemble"]
+    folder = ensemble_folder(settings)
+    runs = _members(settings, folder, size)
+    trained: list[Trained] = []
+    with ExitStack() as stack:
+        for number, run in enumerate(runs):
+            report.print_rule(f"member {number + 1} of {size}")
+            if run is None:
+                report.print_line(f"finished earlier: {member_folder(folder, number)}")
+                continue
+            member = Member(number, size, folder)
+            try:
+                trained.append(train_one(run, member))
+            except Interrupted as error:
+                raise Interrupted(
+                    f"member {number + 1} of {size} was interrupted; continue with: "
+                    f"{resume(folder, settings)}",
+                    error.code,
+                ) from None
+        report.print_rule(f"ensemble of {size}")
+        metrics: dict[str, Any] = {}
+        if is_main_process():
+            stack.enter_context(locked(folder, main=True))
+            metrics = _write_ensemble(settings, folder, size)
+    task = load_task(member_folder(folder, 0) / "model", settings.trust)
+    commands = trained[-1].next_commands if trained else []
+    # The commands after the last member are those after the ensemble, with another folder.
+    own, other = f"run={member_folder(folder, size - 1)}", f"run={folder}"
+    return Trained(
+        folder=folder,
+        metrics=metrics,
+        monitored=task.monitored,
+        higher_is_better=task.higher_is_better,
+        next_commands=[[other if word == own else word for word in words] for words in commands],
+    )
+
+
+def _members(settings: Settings, folder: Path, size: int) -> list[Settings | None]:
+    """Return the settings of each member, None if it has finished, and write those of the run."""
+    if settings.is_resumed:
+        old = Settings.load(folder, settings.trust)
+        saved = validated(SavedEnsemble, load_json(folder / FILE), folder / FILE)
+        settings = replace(settings, chosen=settings.chosen | frozenset(saved.chosen))
+        changed = {
+            key: lookup(settings.values, key)[1]
+            for key in leaves(settings.values)
+            if lookup(settings.values, key) != lookup(old.values, key)
+            and key.partition(".")[0] not in ("resume", "run", "ensemble")
+        }
+    else:
+        changed = {}
+    # Before anything is written: all processes must take the same decisions.
+    members = [_member(settings, folder, number, changed) for number in range(size)]
+    if is_main_process():
+        values = {**settings.values, "resume": {"run": None, "force": False}, "run": None}
+        replace(settings, values=values).save(folder)
+        text = json.dumps({"chosen": sorted(settings.chosen)})
+        write_text(folder / FILE, text)
+    return members
+
+
+def _member(
+    settings: Settings, folder: Path, number: int, changed: Mapping[str, Any]
+) -> Settings | None:
+    """Return the settings of a member; None if it has finished.
+
+    Args:
+        settings: Settings of the ensemble.
+        folder: Its run folder.
+        number: Number of the member.
+        changed: Options that the user changed to resume the training, by dotted key.
+    """
+    own = member_folder(folder, number)
+    if (own / METRICS).exists() and not changed:
+        return None
+    started = has_checkpoint(own) or has_checkpoint(own / "pretrain")
+    values = copy.deepcopy(settings.values)
+    seed = values["seed"] + number
+    if started and settings.is_resumed:
+        values = copy.deepcopy(Settings.load(own, settings.trust).values)
+        for key, value in changed.items():
+            is_limit = key == "trainer.max_minutes" and value is not None
+            assign(values, key, value / settings.values["ensemble"] if is_limit else value)
+    # The seed of the data remains, so that all members have the same splits.
+    values["seed"] = values["trainer"]["seed"] = seed
+    values["ensemble"] = 1
+    values["run"] = str(own)
+    values["resume"] = {
+        "run": str(own) if started and settings.is_resumed else None,
+        "force": settings.values["resume"]["force"] if started else False,
+    }
+    return replace(settings, values=values, overrides=_overrides(settings, seed))
+
+
+def _overrides(settings: Settings, seed: int) -> tuple[str, ...]:
+    """Return the overrides that train one member alone."""
+    kept = [
+        line
+        for line in settings.overrides
+        if not line.startswith(("ensemble=", "seed=", "run=", "resume"))
+    ]
+    own_seed = settings.values["data"].get("seed")
+    data = () if own_seed is None else (f"data.seed={own_seed}",)
+    return (*kept, f"seed={seed}", *data)
+
+
+def _write_ensemble(settings: Settings, folder: Path, size: int) -> dict[str, Any]:
+    """Write model/, metrics.json and the predictions of the ensemble; return its metrics."""
+    members = [member_folder(folder, number) for number in range(size)]
+    save_ensemble(folder / "model", [each / "model" for each in members])
+    device = settings.values["trainer"].get("device", "cpu")
+    best = model_folder.load(
+        folder / "model",
+        device=_device(device),
+        trust=settings.trust,
+    )
+    built = build_metrics(settings.values, settings.trust)
+    best.task.own_metrics = {**built, **settings.metrics}
+    data = open_data_of_run(settings.values["data"], best, settings.trust)
+    metrics = [json.loads((each / METRICS).read_text(encoding="utf-8")) for each in members]
+    means = mean_figures(metrics, data.split)
+    recorder = Recorder()
+    results = evaluate_subsets(
+        best,
+        data.opened,
+        data.split,
+        folder,
+        batch_size=2 * settings.values["batch_size"],
+        extra=means,
+        record=recorder,
+    )
+    for line in about_split(data.split):
+        report.print_line(line)
+    extra = {
+        "ensemble": size,
+        "shown": best.task.shown(results[ALL]),
+        **baseline_figures(best),
+        "seeds": [settings.values["seed"] + number for number in range(size)],
+        # For a sweep, which ranks its settings by the validation metric.
+        **_shared_figures(metrics),
+    }
+    report.write_metrics(folder / METRICS, by_split(data.split, results), extra)
+    card = _card(settings, folder, best, metrics[0], size)
+    figures = {data.split: results[ALL]}
+    epochs = f"the best epoch of each of {size} members"
+    text = card.markdown(figures, epochs=epochs, others=after_all(results))
+    model_folder.write_card(folder / "model", text)
+    written = json.loads((folder / METRICS).read_text(encoding="utf-8"))
+    report_of_ensemble(settings, folder, best, recorder, written, members[0])
+    names = [*(["report.html"] if (folder / "report.html").is_file() else []), "model/", METRICS]
+    report.print_line(f"written: {folder} ({', '.join(names)}, members/)")
+    return written
+
+
+def mean_figures(metrics: Sequence[Mapping[str, Any]], split: str) -> dict[str, dict[str, float]]:
+    """Return the mean of the members' metrics with all inputs, as a row of the final table.
+
+    Args:
+        metrics: Content of metrics.json of each member.
+        split: Name of the split.
+    """
+    prefix = f"{split}/"
+    row: dict[str, float] = {}
+    for name in metrics[0]:
+        values = [each.get(name) for each in metrics]
+        if not name.startswith(prefix) or "[" in name or None in values:
+            continue
+        row[name.removeprefix(prefix)] = statistics.fmean(map(float, values))  # pyright: ignore[reportArgumentType]
+    return {MEAN: row}
+
+
+def _shared_figures(metrics: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the mean of each validation metric, the time of all members, and the rows."""
+    result: dict[str, Any] = mean_figures(metrics, "validation")[MEAN]
+    result = {f"validation/{name}": value for name, value in result.items()}
+    return {**result, "rows": metrics[0].get("rows", {})}
+
+
+def _card(
+    settings: Settings, folder: Path, best: Predictor, metrics: Mapping[str, Any], size: int
+) -> Card:
+    nodes = read_config(folder / "model", trust=settings.trust)
+    data = settings.values["data"]
+    name = settings.values["name"] or nodes.get("target") or folder.name
+    return Card(
+        title=f"{name}: ensemble of {size} models",
+        nodes=nodes,
+        task=best.task,
+        about_target="",
+        data=data_name(data, None),
+        sizes=metrics.get("rows", {}),
+        overrides=tuple(o for o in settings.overrides if not o.startswith("resume")),
+        parameters=count_parameters(best.network),
+    )
+
+
+def _device(name: str) -> str:
+    """Return the device of the trainer's option `device`."""
+    if name != "auto":
+        return name
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def save_ensemble(folder: Path, members: Sequence[Path]) -> None:
+    """Write the model folder of an ensemble from the model folders of its members.
+
+    Args:
+        folder: Folder to write.
+        members: Model folders with the same inputs, tokenizers and labels.
+    """
+    first, *_ = members
+    # config.yaml was checked when the members were evaluated.
+    configs = [load_yaml(path / model_folder.CONFIG) for path in members]
+    tensors: dict[str, Tensor] = {}
+    for number, path in enumerate(members):
+        for name, tensor in read_tensors(path / model_folder.WEIGHTS).items():
+            tensors[f"{MEMBERS}.{number}.{name}"] = tensor
+    nodes = {name: node for name, node in configs[0].items() if name != "baseline"}
+    nodes[MEMBERS] = [{"baseline": config.get("baseline")} for config in configs]
+    with replace_folder(folder) as new:
+        for path in first.iterdir():
+            if path.name not in REPLACED and path.is_file():
+                link(path, new / path.name)
+        write_tensors(new / model_folder.WEIGHTS, tensors)
+        (new / model_folder.CONFIG).write_text(dump_yaml(nodes), encoding="utf-8")
+        # `write_card` replaces it when the figures are known.
+        (new / model_folder.CARD).write_text("", encoding="utf-8")
+        write_sums(new)
+
+
+def load_task(folder: Path, trust: Sequence[str]) -> Task:
+    """Return the task of a model folder, without its weights."""
+    nodes = read_config(folder, trust=tuple(trust))
+    return build(nodes["head"], key="config.yaml: head", trust=trust).load(folder)

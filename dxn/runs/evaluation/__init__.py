@@ -1,0 +1,1 @@
+"""Evaluate a run, and what is printed and drawn of it."""

@@ -1,0 +1,139 @@
+"""The commands that dxn suggests after another one. Each of them runs as it is printed."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dxn.config.environment import dotted
+from dxn.config.targets import targets_in
+from dxn.core.printable import quoted
+from dxn.data.reading import Opened
+from dxn.runs.evaluation.data import default_split
+from dxn.runs.predictor.attention import obstacle_of
+from dxn.runs.predictor.input_rows import has_many_samples
+from dxn.runs.prepared import Prepared
+from dxn.runs.settings import UNUSED_IN_RUN, Settings
+
+MAX_INPUTS = 6  # in the sample of a command
+MAX_CHARS = 200  # of the sample, because a longer command is hard to read
+MAX_ROWS = 100  # from which the sample is chosen
+MAX_WORDS = 3  # of a prompt
+TABLES = ("dxn.data.table", "dxn.data.series.timeline.timeline")  # data sources that read tables
+# Options of tables that other commands have as well, with their defaults.
+TABLE_OPTIONS = {
+    "sep": None,
+    "encoding": None,
+    "sheet": None,
+    "on_bad": "error",
+    "confine": True,
+}
+
+
+def with_output(verb: str, settings: Settings, output: str) -> list[str]:
+    """Return the words of the same command, which writes its results to a file."""
+    options = [line for line in settings.overrides if not line.startswith("output=")]
+    return [verb, *options, f"output={output}"]
+
+
+def resume(folder: Path, settings: Settings) -> str:
+    """Return the command that continues a run."""
+    # Values of the environment are not saved. Those of the name and the folder are not needed.
+    words = [
+        f"{dotted(path)}={text}"
+        for path, text in settings.hidden.items()
+        if path[0] not in UNUSED_IN_RUN
+    ]
+    return shlex.join(["dxn", "train", f"resume={folder}", *code_options(settings), *words])
+
+
+def report_again(folder: Path, settings: Settings) -> str:
+    """Return the command that writes the report of a run."""
+    return shlex.join(["dxn", "report", f"run={folder}", *code_options(settings)])
+
+
+def code_options(settings: Settings) -> list[str]:
+    """Return the options with which another command may use the code of the same packages."""
+    named = [line for line in settings.overrides if line.startswith(("conf_dir=", "trust="))]
+    # A configuration may use installed packages, but a run folder only those that a command names.
+    used = {str(target).partition(".")[0] for _, target in targets_in(settings.values)}
+    installed = used.intersection(settings.trust) - set(settings.folder_trust)
+    return [*named, f"trust=[{','.join(sorted(installed))}]"] if installed else named
+
+
+def sample_options(opened: Opened) -> list[str]:
+    """Return the inputs of a row as options. Empty: no row fits in a command."""
+    rows = [_row_options(opened, row) for row in range(min(len(opened), MAX_ROWS))]
+    usable = [words for words in rows if len(shlex.join(words)) <= MAX_CHARS]
+    # A row with many inputs shows more, and a short text is easier to read.
+    return min(usable, key=lambda words: (-len(words), len(shlex.join(words))), default=[])
+
+
+def next_commands(run: Prepared) -> list[list[str]]:
+    """Return the words of the commands that a user may want after a training.
+
+    The most important command is the last one.
+    """
+    model = [f"run={run.folder}", *code_options(run.settings)]
+    opened = run.data.splits[default_split(run.data.splits)]
+    sample = sample_options(opened)
+    if run.task.streams:  # a language model
+        return [["generate", *model, *_prompt(opened)]]
+    rows = _rows_options(run.settings.values["data"])
+    commands: list[list[str]] = []
+    if run.task.answers:
+        names = [word.removeprefix("input.").partition("=")[0] for word in sample]
+        if sample and not obstacle_of(run.model, names):
+            commands.append(["attend", *model, *sample])
+        # A command that needs no new data. A path of the environment is not saved.
+        if not any(path[0] == "data" for path in run.settings.hidden):
+            commands.append(["evaluate", *model])
+    verb, output = ("predict", "answers.csv") if run.task.answers else ("embed", "vectors.npy")
+    if rows:
+        commands.append([verb, *model, *rows, f"output={output}"])
+    elif sample:
+        commands.append([verb, *model, *sample])
+    return commands
+
+
+def _row_options(opened: Opened, row: int) -> list[str]:
+    """Return the inputs of a row that can be written as options."""
+    words: list[str] = []
+    for name, cells in opened.cells.items():
+        text = str(cells[row]) if isinstance(cells[row], str | int | float) else ""
+        # A dot or an equals sign would end the name, and a printed line has no control characters.
+        if text and text.isprintable() and not {".", "="}.intersection(name):
+            words.append(f"input.{name}={text}")
+    return words[:MAX_INPUTS]
+
+
+def _rows_options(data: Mapping[str, Any]) -> list[str]:
+    """Return the options that read the rows of a data source. Empty: not from one path."""
+    is_folder = data["_target_"] == "dxn.data.folder"
+    if not is_folder and data["_target_"] not in TABLES:
+        return []
+    values = [data.get(key) for key in ("test", "path", "train")]
+    path = next((value for value in values if value), None)
+    # A data set can consist of several tables.
+    first = path if isinstance(path, str) or not path else str(path[0])
+    # The other commands read no archives of files.
+    if first is None or not has_many_samples(first) or (is_folder and not Path(first).is_dir()):
+        return []
+    options = [
+        f"{key}={quoted(value) if isinstance(value, str) else str(value).lower()}"
+        for key, default in TABLE_OPTIONS.items()
+        if (value := data.get(key, default)) != default
+    ]
+    words = [f"input={first}", *options]
+    # A printed line has no control characters, such as a tab as the separator.
+    return words if all(word.isprintable() for word in words) else []
+
+
+def _prompt(opened: Opened) -> list[str]:
+    """Return the start of a text as an option. Empty: there is no text that can be printed."""
+    texts = [cell for cells in opened.cells.values() for cell in cells[:1] if isinstance(cell, str)]
+    words = texts[0].split()[:MAX_WORDS] if texts else []
+    prompt = " ".join(words)
+    return [f"prompt={prompt}"] if prompt.isprintable() and 0 < len(prompt) <= MAX_CHARS else []

@@ -1,0 +1,214 @@
+"""The index folder: embeddings of rows, what the rows contain, and which model they are from."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.nn.functional as F
+from torch import Tensor
+
+from dxn.core.display import count
+from dxn.core.errors import UserError
+from dxn.data.dataset import Samples
+from dxn.data.reading import Opened
+from dxn.runs.evaluation.data import open_evaluation_data
+from dxn.runs.index.graph import GRAPH, build_graph
+from dxn.runs.predictor.input_rows import open_input
+from dxn.runs.predictor.output import write_records
+from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.predictor.table import identify, own_name
+from dxn.runs.saved.model_folder import WEIGHTS, model_folder
+from dxn.runs.settings import Settings
+from dxn.tokenize.media import BadMedia
+from dxn.tokenize.series.npy import read_npy
+
+META = "index.json"
+VECTORS = "vectors.npy"
+ROWS = "rows.jsonl"
+MODEL_OPTIONS = ("run", "weights")  # options that name the model
+WEIGHT_NAMES = ("source", "revision", "part")  # options of `weights` that are texts
+
+
+@dataclass(frozen=True)
+class Index:
+    """An index that was read from its folder.
+
+    Args:
+        folder: The folder.
+        model: Options `run` and `weights` of the command that wrote it.
+        digest: Hash of the weights of the model. "" for a public checkpoint.
+        inputs: Names of the inputs that were embedded.
+        vectors: (N, E) float32. Unit vectors.
+        rows: File, row number, ids and inputs of each of the N rows.
+    """
+
+    folder: Path
+    model: Mapping[str, Any]
+    digest: str
+    inputs: Sequence[str]
+    vectors: np.ndarray
+    rows: Sequence[Mapping[str, Any]]
+
+
+def write_index(settings: Settings, predictor: Predictor) -> tuple[Opened, list[str]]:
+    """Embed all rows of the data of a command, and write the index folder.
+
+    Args:
+        settings: Settings of `dxn index`.
+        predictor: The model.
+
+    Returns:
+        The rows, and lines to print.
+
+    Raises:
+        UserError: If there is no data, `only` names no input of the model, or a library is missing.
+    """
+    values = settings.values
+    only = check_only(values["only"], predictor)
+    if values["input"] is not None:
+        opened = open_input(values, predictor)
+    else:
+        opened = open_evaluation_data(settings, predictor).opened
+    samples = Samples(opened, predictor.preprocessors, only=only)
+    names = samples.inputs
+    if not len(samples):
+        raise UserError(f"input: no row has any of the inputs {', '.join(only or names)}")
+    rows, vectors = predictor.vectors(samples, batch_size=values["batch_size"])
+    folder = Path(values["output"])
+    folder.mkdir(parents=True, exist_ok=True)
+    # Of an earlier index. META is written last, so that an interrupted index is not read.
+    (folder / META).unlink(missing_ok=True)
+    (folder / GRAPH).unlink(missing_ok=True)
+    units = unit_vectors(vectors)
+    np.save(folder / VECTORS, units)
+    write_records(folder / ROWS, [row_record(opened, row) for row in rows])
+    meta = {
+        "inputs": names,
+        "rows": len(rows),
+        "dim": units.shape[1],
+        "digest": weights_digest(values["run"]),
+        **_model_options(values),
+    }
+    if values["approximate"]:
+        build_graph(units, folder / GRAPH)
+    (folder / META).write_text(json.dumps(meta, indent=1, ensure_ascii=False), encoding="utf-8")
+    files = [META, VECTORS, ROWS, *([GRAPH] if values["approximate"] else [])]
+    missing = len(opened) - len(rows)
+    lines = [f"{count(missing, 'row')} without {' and '.join(names)} left out"] if missing else []
+    about = f"{count(len(rows), 'row')}, {' and '.join(names)}, {units.shape[1]} numbers each"
+    return opened, [*lines, f"written: {folder}: {', '.join(files)} ({about})"]
+
+
+def read_index(path: str) -> Index:
+    """Read an index folder, which may come from a stranger.
+
+    Raises:
+        UserError: If a file is missing or damaged.
+    """
+    folder = Path(path)
+    if not (folder / META).is_file():
+        raise UserError(
+            f"index: {path}: not an index folder, it has no {META}; write one with dxn index"
+        )
+    try:
+        meta = json.loads((folder / META).read_text(encoding="utf-8"))
+        # Not splitlines: JSON does not escape the line separators of Unicode.
+        lines = (folder / ROWS).read_text(encoding="utf-8").removesuffix("\n").split("\n")
+        rows = [json.loads(line) for line in lines]
+    # A deeply nested file raises a RecursionError.
+    except (OSError, ValueError, RecursionError) as error:
+        raise UserError(f"index: {path}: cannot be read: {error}; write it again") from error
+    try:
+        vectors = read_npy(str(folder / VECTORS))
+    except BadMedia as error:
+        raise UserError(
+            f"index: {path}: {VECTORS} cannot be read: {error}; write it again"
+        ) from error
+    problem = _problem(meta, vectors, rows)
+    if problem:
+        raise UserError(f"index: {path}: {problem}; write it again with dxn index")
+    model = {key: meta.get(key) for key in MODEL_OPTIONS}
+    return Index(folder, model, meta["digest"], meta["inputs"], vectors, rows)
+
+
+def unit_vectors(vectors: Tensor) -> np.ndarray:
+    """Return vectors (N, E) scaled to length 1, so that their products are cosines."""
+    return F.normalize(vectors, dim=-1).numpy()
+
+
+def row_record(opened: Opened, row: int) -> dict[str, Any]:
+    """Return the file, the row number, the ids and the printable inputs of a row."""
+    record = identify(opened, row)
+    for name, cells in opened.cells.items():
+        # A file that is its own row is already in the column file.
+        if cells[row] is not None and cells[row] != record["file"]:
+            record[own_name(name)] = cells[row]
+    return record
+
+
+def check_only(only: Sequence[str] | None, predictor: Predictor) -> Sequence[str] | None:
+    """Return the option `only`.
+
+    Raises:
+        UserError: If it names something else than inputs of the model.
+    """
+    if only is not None and (not only or set(only) - set(predictor.inputs)):
+        raise UserError(
+            f"only: must be inputs of the model ({', '.join(predictor.inputs)}), "
+            f"got {', '.join(only) or 'none'}"
+        )
+    return only
+
+
+def weights_digest(run: str | None) -> str:
+    """Return a hash of the weights of a run; "" for a public checkpoint.
+
+    Raises:
+        UserError: If they cannot be read.
+    """
+    if run is None:
+        return ""
+    path = model_folder(Path(run)) / WEIGHTS
+    try:
+        with path.open("rb") as file:
+            return hashlib.file_digest(file, "sha256").hexdigest()
+    except OSError as error:
+        raise UserError(
+            f"run: {path}: cannot be read ({error.strerror}); set run=RUN to another model"
+        ) from error
+
+
+def _model_options(values: Mapping[str, Any]) -> dict[str, Any]:
+    # An absolute path, because a search can start in another folder.
+    run = None if values["run"] is None else str(Path(values["run"]).resolve())
+    return {"run": run, "weights": values["weights"]}
+
+
+def _problem(meta: Any, vectors: np.ndarray, rows: Sequence[Any]) -> str:
+    """Return what is wrong with the content of an index, or ""."""
+    if not isinstance(meta, dict) or not isinstance(meta.get("digest"), str):
+        return f"{META} is not the description of an index"
+    names, run, weights = meta.get("inputs"), meta.get("run"), meta.get("weights")
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        return f"{META}: inputs must be a list of names"
+    if not isinstance(run, str | None) or not _are_weights(weights):
+        return f"{META}: run must be a path, and weights the options of a public checkpoint"
+    if vectors.ndim != 2 or vectors.dtype != np.float32 or not len(vectors):
+        return f"{VECTORS} must contain float32 numbers of the shape (rows, size)"
+    if len(vectors) != len(rows) or not all(isinstance(row, dict) for row in rows):
+        return f"{ROWS} must contain one object for each of the {len(vectors):,} vectors"
+    return ""
+
+
+def _are_weights(weights: Any) -> bool:
+    """Whether a value consists of the options that load a public checkpoint."""
+    if not isinstance(weights, dict) or weights.keys() != {*WEIGHT_NAMES, "strict"}:
+        return weights is None
+    are_names = all(isinstance(weights[key], str | None) for key in WEIGHT_NAMES)
+    return are_names and isinstance(weights["strict"], bool)

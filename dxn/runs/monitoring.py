@@ -1,0 +1,119 @@
+"""The metric that selects the best epoch and the metrics of the user, checked before a training."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from dxn.config.hints import similar
+from dxn.config.instantiate import build
+from dxn.core.errors import UserError
+from dxn.core.untrusted import load_yaml
+from dxn.runs.paths import is_run
+from dxn.runs.prepared import Prepared
+from dxn.runs.settings import FOLDER, Settings
+from dxn.tasks import Task
+from dxn.tasks.figures import NOT_MONITORED, OwnMetric, check_own_metrics
+from dxn.training.evaluate import predict, score
+from dxn.training.trainer import Trainer
+
+MAX_SAMPLES = 64  # of the validation split, whose metrics tell the names
+
+
+def use_metrics(task: Task, trainer: Trainer, own: Mapping[str, OwnMetric]) -> None:
+    """Add the metrics of the user to a task, and select the one that is monitored.
+
+    Args:
+        task: The task.
+        trainer: The trainer, whose options name the metrics.
+        own: Further metrics, those of a Python program.
+
+    Raises:
+        UserError: If a metric of the user is not usable.
+    """
+    check_own_metrics(own)
+    task.own_metrics = {**trainer.metrics, **own}
+    if task.own_metrics and not task.needs_target:
+        raise UserError(
+            f"metrics: head={task.name} has no targets that a metric could compare; remove "
+            f"{', '.join(task.own_metrics)}"
+        )
+    if trainer.monitor is not None:
+        task.monitor(trainer.monitor)
+
+
+def check_metrics(run: Prepared) -> None:
+    """Compute all metrics of a few validation rows with the untrained model.
+
+    A metric that does not exist or fails would otherwise be noticed after the first epoch.
+
+    Raises:
+        UserError: If the monitored metric does not exist or is not defined for the validation
+            split, or a metric of the user fails or has the name of another one.
+    """
+    task, name = run.task, run.trainer.monitor
+    samples = run.validation_samples(task)
+    if samples is None or (name is None and not task.own_metrics):
+        return
+    samples.keep(min(MAX_SAMPLES, len(samples)))
+    # The loader draws random numbers, and this check must not change the training.
+    with torch.random.fork_rng(devices=[]):
+        predictions = predict(
+            run.model,
+            task,
+            samples,
+            batch_size=MAX_SAMPLES,
+            device=torch.device("cpu"),
+            draft=True,
+            timeout=run.loader.timeout,
+        )
+    figures = score(predictions, samples, task)
+    targets = samples.opened.targets if task.needs_target else None
+    truths = [targets[row] for row in predictions.rows] if targets else []
+    built_in = task.metrics(predictions.predicted, truths, predictions.loss)
+    for own in task.own_metrics:
+        if own in built_in or own == "loss":
+            raise UserError(f"metrics.{own}: head={task.name} has a metric of this name; rename it")
+    names = [each for each in figures if each not in NOT_MONITORED]
+    if name is None:
+        return
+    if name not in names:
+        close = similar(name, names)
+        raise UserError(
+            f"trainer.monitor: head={task.name} has no metric {name!r}; choose one of "
+            f"{', '.join(names)}{f'; did you mean {close}?' if close else ''}"
+        )
+    values = {repr(target) for target in samples.opened.targets or ()}
+    if math.isnan(figures[name]) and len(values) == 1:
+        raise UserError(
+            f"trainer.monitor: {name} is not defined for the validation split, because all of its "
+            f"targets are {values.pop()}; choose another metric, or another split"
+        )
+
+
+def own_metrics_of(settings: Settings) -> dict[str, OwnMetric]:
+    """Return the metrics of the user in the configuration of the run that a command evaluates.
+
+    Raises:
+        UserError: If their package is not trusted.
+    """
+    folder = settings.values["run"]
+    if folder is None or not is_run(Path(folder)):
+        return {}
+    values = load_yaml(Path(folder) / FOLDER / "config.yaml")
+    return build_metrics(values, settings.folder_trust)
+
+
+def build_metrics(values: Mapping[str, Any], trust: Sequence[str]) -> dict[str, OwnMetric]:
+    """Return the metrics of the user in a configuration.
+
+    Args:
+        values: The configuration of a training.
+        trust: Top-level packages besides dxn whose code may be used.
+    """
+    nodes = values.get("trainer", {}).get("metrics") or {}
+    return {name: build(nodes[name], key=f"trainer.metrics.{name}", trust=trust) for name in nodes}

@@ -1,0 +1,122 @@
+"""Find the run folder that `run=`, `resume=` or `weights=` names. Nothing here imports torch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from dxn.config.hints import similar
+from dxn.core.errors import UserError
+from dxn.runs.members import is_member
+from dxn.runs.saved.hub import download, is_hub
+from dxn.runs.settings import FOLDER
+
+LATEST = "latest"
+RUNS = Path("outputs")  # default of the key `output` of dxn train
+MAX_DEPTH = 3  # a sweep has a folder of runs below that of its name
+
+
+def trained_run(text: str) -> tuple[Path, str | None]:
+    """Return the run folder or model folder that `run=` names.
+
+    Args:
+        text: A run folder, a model folder, a folder of runs, "latest", or a model on the hub
+            (hf://OWNER/NAME).
+
+    Returns:
+        The folder, and a line about the choice if there are several runs.
+
+    Raises:
+        UserError: If it does not exist, or contains no trained model.
+    """
+    if is_hub(text):
+        return download(text), None
+    return _find(text, "run", has_model)
+
+
+def interrupted_run(text: str) -> tuple[Path, str | None]:
+    """Return the run folder that `resume=` names, and a line about the choice, see `trained_run`.
+
+    Raises:
+        UserError: If it does not exist, or is not a run folder.
+    """
+    return _find(text, "resume", is_run)
+
+
+def weights_of_run(text: str, key: str = "weights") -> tuple[str, str | None]:
+    """Return what `weights=` names, where a folder of runs is replaced by its newest run.
+
+    Args:
+        text: A run folder, a folder of runs, "latest", or another source of weights, which is
+            returned as it is.
+        key: The option, for messages.
+
+    Returns:
+        The source of the weights, and a line about the choice if there are several runs.
+
+    Raises:
+        UserError: If it is "latest", and there is no run with a model.
+    """
+    folder = Path(text).expanduser()
+    is_single = has_model(folder) or is_run(folder)
+    has_runs = not is_single and any(map(has_model, _runs_below(folder)))
+    if has_runs or (text == LATEST and not folder.exists()):
+        found, note = _find(text, key, has_model)
+        return str(found), note
+    return text, None
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder contains the configuration of a run."""
+    return (folder / FOLDER / "config.yaml").is_file()
+
+
+def has_model(folder: Path) -> bool:
+    """Whether a folder is a model folder, or the run folder of a finished training."""
+    return any((path / "config.yaml").is_file() for path in (folder, folder / "model"))
+
+
+def _find(text: str, key: str, is_complete: Callable[[Path], bool]) -> tuple[Path, str | None]:
+    folder = Path(text).expanduser()
+    # A run folder that somebody called "latest" has priority.
+    if text == LATEST and not folder.is_dir():
+        folder = RUNS
+    if not folder.is_dir():
+        raise UserError(_not_found(folder, key))
+    # A model folder with a missing file has a message of its own when it is loaded.
+    if is_complete(folder) or is_run(folder):
+        return folder, None
+    runs = [run for run in _runs_below(folder) if is_complete(run)]
+    if not runs:
+        purpose = "a run" if is_complete is is_run else "a trained model"
+        raise UserError(
+            f"{key}: {folder}: not a run folder, and no folder in it contains {purpose}"
+        )
+    newest = max(runs, key=lambda run: ((run / FOLDER / "config.yaml").stat().st_mtime_ns, run))
+    return newest, f"{key}: {newest} (newest of {len(runs)})"
+
+
+def _runs_below(folder: Path) -> list[Path]:
+    runs = []
+    for depth in range(1, MAX_DEPTH + 1):
+        pattern = "/".join(["*"] * depth)
+        # A member of an ensemble is a part of another run.
+        runs += [path for path in folder.glob(pattern) if is_run(path) and not is_member(path)]
+    return runs
+
+
+def _not_found(folder: Path, key: str) -> str:
+    """Return the message about a folder that does not exist, with the most similar one."""
+    parent = folder.parent
+    siblings = [path for path in parent.iterdir() if path.is_dir()] if parent.is_dir() else []
+    # `run=label` means outputs/label.
+    known = [*siblings, *RUNS.glob("*"), *_runs_below(RUNS)]
+    by_name = {path.name: path for path in reversed(known)}
+    by_path = {str(path): path for path in reversed(known)}
+    close = by_name.get(folder.name)
+    if match := similar(str(folder), by_path):
+        close = close or by_path[match]
+    if match := similar(folder.name, by_name):
+        close = close or by_name[match]
+    advice = f"; did you mean {close}?" if close else ""
+    return f"{key}: folder not found: {folder} (current directory: {Path.cwd()}){advice}"

@@ -1,0 +1,1 @@
+"""Use a trained model: read inputs, predict, write tables."""

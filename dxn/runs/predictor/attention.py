@@ -1,0 +1,202 @@
+"""The attention of a model on one sample: of the encoder, and of the words that it writes."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dxn.core.errors import UserError
+from dxn.core.tokens import Tokens
+from dxn.models import Backbone, EarlyFusion, Memory, Model, SeparateBackbones
+from dxn.runs.predictor.predictor import Predictor
+from dxn.tasks import Writes
+from dxn.viz.attention import recorded, rollout, token_shares
+
+# Attention weights of a sample that a web page may need, 4 bytes each.
+MAX_WEIGHTS = 50_000_000
+
+
+@dataclass(frozen=True)
+class Answer:
+    """The text that a model generated for one sample, with its cross-attention weights.
+
+    Args:
+        text: The generated text.
+        words: The T tokens of the text, as strings.
+        weights: (L, H, T, N). Cross-attention weight of each generated token on each column of the
+            encoder, for each block and head of the decoder.
+    """
+
+    text: str
+    words: list[str]
+    weights: Tensor
+
+    @property
+    def mean(self) -> Tensor:
+        """(T, N). Mean of the weights over blocks and heads."""
+        # The mean aligns words more reliably than the weights of any single block.
+        return self.weights.mean((0, 1))
+
+
+@dataclass(frozen=True)
+class Attention:
+    """The attention of a model on one sample.
+
+    Args:
+        maps: One tensor (1, H, N, N) per block of the encoder. Empty with an obstacle.
+        encoded: The encoded sample (1, N, D).
+        written: The text that the model writes. None: it writes none.
+        shares: (N,). Share of each column in the pooled vector or in the text.
+        obstacle: Why there are no maps. "": there are.
+        limits: What also decides about the answer, and has no attention. "": nothing.
+    """
+
+    maps: list[Tensor]
+    encoded: Tokens
+    written: Answer | None
+    shares: Tensor
+    obstacle: str = ""
+    limits: str = ""
+
+
+@torch.inference_mode()
+def attention_on(
+    predictor: Predictor,
+    batch: Mapping[str, Any],
+    names: Sequence[str],
+    *,
+    max_weights: int | None = None,
+) -> Attention:
+    """Compute the attention of a model on one sample.
+
+    Args:
+        predictor: The model.
+        batch: A batch with one sample, on the device of the model.
+        names: Names of the inputs that the sample has.
+        max_weights: Largest number of attention weights of the encoder, which take 4 bytes each.
+            Default: no limit.
+
+    Raises:
+        UserError: If neither the encoder nor a decoder has attention, or the sample is too long.
+    """
+    model = predictor.model
+    writes = isinstance(predictor.task, Writes)
+    backbone = _backbone_of(model, names)
+    obstacle = obstacle_of(model, names)
+    if obstacle and not writes:
+        raise UserError(f"attention: {obstacle}")
+    embedded = model.embed(dict(batch))
+    num_tokens = sum(tokens.x.shape[1] for tokens in embedded)
+    if max_weights is not None and not obstacle:
+        _check_size(backbone, num_tokens, max_weights)
+    # `recorded` needs the blocks of a transformer: without them, the list of maps stays empty.
+    with nullcontext([]) if obstacle else recorded(backbone) as maps:
+        encoded, _ = model.encode(embedded)
+    # The drawings use NumPy, which has no bfloat16.
+    maps = [block.float() for block in maps]
+    written = answer_of(predictor, encoded) if writes else None
+    shares = _shares_of(maps, encoded, written, model.fusion.pool.kind)
+    return Attention(maps, encoded, written, shares, obstacle, limits_of(predictor))
+
+
+def limits_of(predictor: Predictor) -> str:
+    """Return what also decides about the answers, and has no attention, as a sentence or ""."""
+    if predictor.num_members > 1:
+        return (
+            f"the answer is the mean of {predictor.num_members} models, and the attention is that "
+            "of the first one"
+        )
+    formula = predictor.model.formula()
+    if not formula:
+        return ""
+    # A factor that is printed as 0.00 has no visible effect.
+    if predictor.model.mix is not None and predictor.model.mix[0] < 0.005:
+        return f"the answer is {formula}, so the attention of the transformer does not explain it"
+    return f"the answer is {formula}, and the attention is that of the transformer alone"
+
+
+def answer_of(predictor: Predictor, encoded: Tokens) -> Answer:
+    """Generate the text, and compute the cross-attention weights of each of its tokens.
+
+    Args:
+        predictor: A model whose task generates text.
+        encoded: The encoded sample (batch size 1).
+
+    Raises:
+        UserError: If the decoder has no attention.
+    """
+    # Any: the protocol Writes does not have `search` and `tokenizer`, which this task also has.
+    task: Any = predictor.task
+    head = predictor.model.head
+    memory = Memory.from_tokens(encoded)
+    hypothesis = task.search(head, memory)[0]
+    begin, end = task.tokenizer.begin, task.tokenizer.end
+    # Decoding uses a key-value cache and keeps no weights. One pass over the finished text, with
+    # BOS in front, computes them for all tokens at once: position t predicts token t.
+    ids = torch.tensor([[begin, *hypothesis.ids]], device=encoded.x.device)
+    try:
+        mask = torch.ones_like(ids, dtype=torch.bool)
+        weights = head.decoder.cross_attention_weights(ids, mask, memory)[0].float()
+    except ValueError as error:
+        raise UserError(f"attention: {error}") from error
+    words = task.tokenizer.pieces([*hypothesis.ids, end])
+    # A text of max_len - 1 tokens (BOS takes one position) was cut off before EOS was generated.
+    if len(hypothesis.ids) == head.decoder.max_len - 1:
+        words, weights = words[:-1], weights[:, :, :-1]
+    return Answer(task.tokenizer.decode(hypothesis.ids), words, weights)
+
+
+def _backbone_of(model: Model, names: Sequence[str]) -> Any:
+    """Return the backbone that encodes a sample; that of its first input if there are several."""
+    if not isinstance(model.backbone, SeparateBackbones):
+        return model.backbone
+    return model.backbone.of(next(iter(names), next(iter(model.inputs))))
+
+
+def obstacle_of(model: Model, names: Sequence[str]) -> str:
+    """Return why the encoder's attention cannot be drawn, or "" if it can be drawn.
+
+    Args:
+        model: The model.
+        names: Names of the inputs that the sample has.
+    """
+    backbone = _backbone_of(model, names)
+    # Not only Recurrent: any backbone of a user's package may lack `blocks` with attention.
+    if not isinstance(backbone, Backbone):
+        return "a recurrent encoder has no attention"
+    if not len(backbone.blocks):
+        return "an encoder without blocks has no attention"
+    if model.separates_inputs and len(names) > 1:
+        options = " or ".join(f"input.{name}=..." for name in names)
+        return f"this model encodes each input alone, so set only one of them: {options}"
+    # Other fusions encode the inputs separately, so no map contains the columns of two inputs.
+    if not isinstance(model.fusion, EarlyFusion) and len(model.inputs) > 1:
+        return "the inputs are in one attention map only with fusion=early"
+    return ""
+
+
+def _shares_of(
+    maps: Sequence[Tensor], encoded: Tokens, written: Answer | None, pool: str
+) -> Tensor:
+    """Return the share (N,) of each column in the pooled vector or in the generated text."""
+    if written is None:
+        return token_shares(maps, encoded.mask, pool)[0]
+    # The decoder attends to encoded columns, which are mixtures of the input columns. The rollout
+    # of the encoder traces its attention back to the input columns.
+    attended = written.mean.mean(0)
+    return attended @ rollout(maps)[0] if maps else attended
+
+
+def _check_size(backbone: Any, num_tokens: int, max_weights: int) -> None:
+    blocks = list(backbone.blocks)
+    heads = getattr(blocks[0].attn, "num_heads", 1)
+    if len(blocks) * heads * num_tokens**2 > max_weights:
+        raise UserError(
+            f"attention: {num_tokens:,} tokens are too many to draw their attention; take a "
+            "shorter input, or use dxn attend"
+        )

@@ -1,0 +1,126 @@
+"""Write tables of results: CSV, JSON, JSON lines or Parquet, by the suffix of the file."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, TextIO
+
+import pyarrow
+import pyarrow.parquet
+
+from dxn.core.errors import UserError
+from dxn.core.files import atomic_file
+from dxn.core.printable import csv_cell, json_text, valid_text, without_secrets
+
+SUFFIXES = (".csv", ".jsonl", ".json", ".parquet")
+
+Record = Mapping[str, Any]  # one row: values by column
+
+
+def check_suffix(output: str | None, suffixes: Sequence[str] = SUFFIXES) -> Path | None:
+    """Return the path of the option `output`, or None if it is not set.
+
+    Raises:
+        UserError: If the path does not end in one of the suffixes.
+    """
+    if output is None:
+        return None
+    path = Path(output)
+    if path.suffix.lower() not in suffixes:
+        listed = list_suffixes(suffixes)
+        raise UserError(f"output: must be a file that ends in {listed}, got {output}")
+    return path
+
+
+def list_suffixes(suffixes: Sequence[str]) -> str:
+    """Return suffixes as text, such as ".csv, .json or .parquet"."""
+    return f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+
+
+def write_records(path: Path, records: Sequence[Record], *, separator: str = "|") -> None:
+    """Write one row per record. The suffix of the path determines the format.
+
+    A .json file contains a list of objects, and a .jsonl file one object per line. Texts of a .csv
+    file cannot be formulas of a spreadsheet or escape codes of a terminal, see
+    `dxn.core.printable.csv_cell`. The other formats contain them as they are.
+
+    Args:
+        path: File to write.
+        records: The rows. A value that a record lacks is missing in its row.
+        separator: Separator of the items of a list in a CSV cell.
+    """
+    # A dict keeps the order in which the columns first appear, unlike a set.
+    columns: dict[str, None] = {}
+    for record in records:
+        columns |= dict.fromkeys(record)
+    suffix = path.suffix.lower()
+    with atomic_file(path) as partial:
+        if suffix == ".parquet":
+            arrays = {
+                valid_text(name): _array([record.get(name) for record in records])
+                for name in columns
+            }
+            pyarrow.parquet.write_table(pyarrow.table(arrays), partial)
+            return
+        with partial.open("w", newline="", encoding="utf-8") as file:
+            if suffix == ".csv":
+                _write_csv(file, records, list(columns), separator)
+                return
+            lines = map(json_text, records)
+            if suffix == ".jsonl":
+                file.writelines(f"{line}\n" for line in lines)
+                return
+            # One line per row: the lists in a row, such as words, would take one line per item.
+            file.write("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def _write_csv(
+    file: TextIO, records: Sequence[Record], columns: Sequence[str], separator: str
+) -> None:
+    writer = csv.writer(file)
+    # The name of a column comes from a table too.
+    writer.writerow(map(csv_cell, columns))
+    for record in records:
+        writer.writerow([format_cell(record.get(name), separator) for name in columns])
+
+
+def format_cell(value: Any, separator: str = "|") -> str:
+    """Return a value as one cell of a CSV file.
+
+    Args:
+        value: A number, a text, None, or a list or dict of them.
+        separator: Separator of the items of a list of texts. If the separated items could not be
+            told apart, the cell contains the list as JSON.
+    """
+    if value is None:
+        return ""
+    if isinstance(value, float):
+        # repr has the digits that are needed to read the same float64 again; 3 instead of 3.0.
+        return repr(value).removesuffix(".0")
+    if isinstance(value, list | tuple | dict):
+        is_joined = isinstance(value, list | tuple) and all(_is_plain(v, separator) for v in value)
+        text = separator.join(value) if is_joined else json.dumps(value, ensure_ascii=False)
+        return csv_cell(text)
+    # A number cannot be a formula, not even a negative one.
+    return str(value) if isinstance(value, int) else csv_cell(str(value))
+
+
+def _is_plain(item: Any, separator: str) -> bool:
+    # Labels are read without the white space around them.
+    return isinstance(item, str) and item != "" and item == item.strip() and separator not in item
+
+
+def _array(values: Sequence[Any]) -> pyarrow.Array:
+    """Return a column of a Parquet file."""
+    try:
+        return pyarrow.array([_parquet_text(v) if isinstance(v, str) else v for v in values])
+    except (pyarrow.ArrowException, UnicodeEncodeError, OverflowError):
+        # A column of a JSON lines file can mix types, such as numbers and texts.
+        return pyarrow.array([None if value is None else format_cell(value) for value in values])
+
+
+def _parquet_text(text: str) -> str:
+    return valid_text(without_secrets(text))

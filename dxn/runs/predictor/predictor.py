@@ -1,0 +1,457 @@
+"""The Python interface of a trained model: predictions, tokens, embeddings and generated texts."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping, Sequence
+from functools import partial
+from os import PathLike
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any, overload
+
+import torch
+from torch import Tensor
+
+from dxn.core.errors import UserError
+from dxn.core.runtime import threads
+from dxn.core.tokens import Tokens, join
+from dxn.data.dataset import TIMEOUT, Samples
+from dxn.data.reading import Opened, survey_rows
+from dxn.data.rows import OnBad, Rows
+from dxn.data.series.layouts import Layout
+from dxn.data.stream import make_samples
+from dxn.models import Ensemble, Model, count_parameters
+from dxn.models.decoding.sampling import Sampler, greedy
+from dxn.runs.predictor.answer import Answer
+from dxn.runs.predictor.python_values import to_cell
+from dxn.runs.predictor.vocabulary import nearest_tokens, vocabulary_adapter
+from dxn.runs.predictor.writing import continue_prompts, write_for_samples
+from dxn.tasks import ClassifiesByExample, Task, Writes
+from dxn.tasks.probabilities import list_names
+from dxn.tokenize.base import Preprocessor, reads_files
+from dxn.training.evaluate import Predictions, embed, predict, to_device
+from dxn.viz.notebook import render
+from dxn.weights import read_public
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+MAX_SMALL = 5_000_000  # parameters of a model that predicts short samples on one thread
+MAX_LABELS = 5  # class names in the representation of a model
+
+# One sample: raw values by input name. Missing inputs are left out or None.
+Sample = Mapping[str, Any]
+
+
+class Predictor:
+    """A trained model in evaluation mode. `dxn.load` and `dxn.from_public` return one.
+
+    Args:
+        model: The model, on the device to run it on.
+        task: The fitted task, which converts outputs of the model to predictions.
+        columns: Column of the training table that each input was read from, by input name. Default:
+            unknown, as for a public checkpoint.
+        target: Column of the target in the training table.
+        layout: How the training table was rearranged, which new tables need too.
+        dtype: Data type of the weights: float32, bf16 or int8.
+
+    Example:
+        >>> model = dxn.load("outputs/reviews/2026-01-31_12-00-00.00")
+        >>> model.predict(text="a fine film")
+        {'prediction': 'positive', 'probabilities': {'negative': 0.07, 'positive': 0.93}}
+    """
+
+    def __init__(
+        self,
+        model: Model | Ensemble,
+        task: Task,
+        *,
+        columns: Mapping[str, str] | None = None,
+        target: str | None = None,
+        layout: Layout | None = None,
+        dtype: str = "float32",
+    ):
+        # The model or ensemble that predicts, and the model whose inside can be shown.
+        self.network = model
+        self.model = model.first if isinstance(model, Ensemble) else model
+        self.task = task
+        self.columns = dict(columns or {})
+        self.target = target
+        self.layout = layout
+        self.dtype = dtype
+        self.device = next(model.parameters()).device
+        # A text or the cells of a row: to wake other threads would take longer than their part of
+        # the work of a small model.
+        is_small = self.device.type == "cpu" and count_parameters(model) < MAX_SMALL
+        self._is_short = is_small and not any(map(reads_files, self.preprocessors.values()))
+
+    def __repr__(self) -> str:
+        inputs = [
+            name
+            if self.columns.get(name, name) == name
+            else f"{name} (column {self.columns[name]})"
+            for name in self.inputs
+        ]
+        task = f"{self.task.name} {self.target}" if self.target else self.task.name
+        labels = self.labels or ()
+        classes = f"; {len(labels):,} labels: {list_names(labels, MAX_LABELS)}" if labels else ""
+        if labels and (isinstance(self.task, Writes) or not self.task.answers):
+            classes = f"; a vocabulary of {len(labels):,} tokens"
+        size = f"{count_parameters(self.network):,} parameters"
+        dtype = f" in {self.dtype}" if self.dtype != "float32" else ""
+        if self.num_members > 1:
+            size += f" in {self.num_members} members"
+        return f"Predictor({task} from {', '.join(inputs)}{classes}; {size}{dtype})"
+
+    def _repr_html_(self) -> str:
+        """Return what a notebook shows: the inputs with their columns, and the labels."""
+        rows = [
+            {"name": n, "modality": p.modality, "column": self.columns.get(n, "")}
+            for n, p in self.preprocessors.items()
+        ]
+        return render(
+            "predictor",
+            task=self.task.name,
+            target=self.target or "",
+            parameters=f"{count_parameters(self.network):,}",
+            inputs=rows,
+            labels=list_names(self.labels, MAX_LABELS) if self.labels else "",
+        )
+
+    @property
+    def inputs(self) -> list[str]:
+        """Names of the inputs that the model takes, in order."""
+        return list(self.model.inputs)
+
+    @property
+    def models(self) -> list[Model]:
+        """The models whose outputs are combined: one without an ensemble."""
+        return self.network.models if isinstance(self.network, Ensemble) else [self.network]
+
+    @property
+    def num_members(self) -> int:
+        """Number of models whose outputs are combined, 1 without an ensemble."""
+        return len(self.models)
+
+    @property
+    def adapters(self) -> dict[str, Any]:
+        """The adapter of each input, by input name."""
+        return {name: self.model.adapter(name) for name in self.inputs}
+
+    @property
+    def preprocessors(self) -> dict[str, Preprocessor]:
+        """The preprocessor of each input, by input name."""
+        return {name: adapter.prepare for name, adapter in self.adapters.items()}
+
+    @property
+    def labels(self) -> tuple[str, ...] | None:
+        """Class names, or the vocabulary of a model that generates text. None if it has neither."""
+        return self.task.labels
+
+    # Predictions
+
+    @overload
+    def predict(self, frame: DataFrame, /) -> DataFrame: ...
+
+    @overload
+    def predict(self, data: Sequence[Any], /) -> list[dict[str, Any]]: ...
+
+    @overload
+    def predict(self, data: None = None, /, **inputs: Any) -> dict[str, Any]: ...
+
+    def predict(self, data: Any = None, /, **inputs: Any) -> Any:
+        """Predict for one sample, or for each row of a data frame or a list.
+
+        Args:
+            data: A pandas.DataFrame with the columns of the training; a list of samples, each a
+                mapping of inputs, or the value if the model has one input; such a mapping or value;
+                or a pandas.Series, which is a column of the only input or a row of a data frame.
+            **inputs: Raw values by input name, such as text="a fine film" or image="photo.jpg".
+                Inputs can be left out. A text is a str. An image is a path, bytes, a PIL image or
+                an array. Audio is a path, bytes or (array, sample_rate).
+
+        Returns:
+            {"prediction": ...}. For classes also {"probabilities": {name: probability}}. For a
+            list, a list of these. For a data frame or a column, a data frame with the columns of
+            predictions.csv and the same index.
+
+        Raises:
+            UserError: If a file cannot be read, an input is unknown, or all inputs are missing.
+        """
+        if data is not None:
+            data = _frames().plain_data(self, data, inputs)
+            if isinstance(data, list):
+                return self.predict_many(data)
+            if not isinstance(data, dict):
+                return _frames().predict_frame(self, data)
+            inputs = data
+        with threads(1 if self._is_short else torch.get_num_threads()):
+            return self.predict_many([inputs])[0]
+
+    def predict_proba(self, frame: DataFrame) -> DataFrame:
+        """Return the probability of each class (columns) for each row of a pandas.DataFrame.
+
+        Raises:
+            UserError: If a row cannot be read, or the model does not predict probabilities.
+        """
+        return _frames().predict_probabilities(self, frame)
+
+    def predict_many(
+        self, samples: Sequence[Sample], *, batch_size: int = 64
+    ) -> list[dict[str, Any]]:
+        """Predict for several samples.
+
+        Args:
+            samples: Raw values by input name for each sample, as in `predict`.
+            batch_size: Number of samples per batch.
+        """
+        self.require_answers()
+        opened = self.samples(samples)
+        predictions = self.run(opened, batch_size=batch_size)
+        answers = []
+        for row, predicted in zip(predictions.rows, predictions.predicted, strict=True):
+            inputs = {name: sample for name, sample in samples[row].items() if sample is not None}
+            answer = self.task.answer(predicted, inputs)
+            answers.append(Answer(answer, prediction=self.task.typed(answer["prediction"])))
+        return answers
+
+    def run(self, samples: Samples, *, batch_size: int = 64) -> Predictions:
+        """Predict for opened samples.
+
+        Raises:
+            UserError: If an output of the model is not finite.
+        """
+        return predict(
+            self.network,
+            self.task,
+            samples,
+            batch_size=batch_size,
+            device=self.device,
+            finite=True,
+            # To set a timer takes longer than to prepare a text.
+            timeout=TIMEOUT if samples.reads_files else None,
+        )
+
+    def require_answers(self) -> None:
+        """Check that the model predicts one value per sample.
+
+        Raises:
+            UserError: If it does not, such as a language model.
+        """
+        if self.task.answers:
+            return
+        advice = "use dxn embed, or dxn generate for a language model"
+        if isinstance(self.task, ClassifiesByExample):
+            advice = "set labels=[A,B] to classify, or use dxn index and dxn search"
+        raise UserError(
+            f"this model cannot predict (its task is {self.task.name}); {advice}, or "
+            "train a head: dxn train weights=..."
+        )
+
+    def save_public(
+        self,
+        folder: str | PathLike[str],
+        weights: str,
+        *,
+        revision: str | None = None,
+        part: str | None = None,
+    ) -> None:
+        """Save a fine-tuned classifier for transformers or timm, with its labels.
+
+        Args:
+            folder: Folder to write, which must be new or empty.
+            weights: The public checkpoint from which the training started: a file, a folder or a
+                hub id.
+            revision: Branch, tag or commit of a hub id.
+            part: Modality to use, for a checkpoint with one tower per modality.
+
+        Raises:
+            UserError: If the classifier has a part that the other library does not have, such as a
+                baseline, or another family.
+
+        Example:
+            >>> dxn.load("outputs/label/DATE_TIME").save_public("classifier", "models/bert")
+            >>> AutoModelForSequenceClassification.from_pretrained("classifier")
+        """
+        public = read_public(weights, revision=revision, part=part)
+        # Imported on first use: it imports this module.
+        original = importlib.import_module("dxn.runs.saved.original")
+        original.save_original(self, public, Path(folder))
+
+    # Tokens and embeddings
+
+    @torch.inference_mode()
+    def tokens(self, data: Any = None, /, **inputs: Any) -> Tokens:
+        """Return the Tokens of B samples, the input of the backbone; `.matrix` is (B, D, N).
+
+        Args:
+            data: See `predict`.
+            **inputs: Raw values of one sample by input name.
+        """
+        samples = self._samples(data, inputs)
+        items = [samples[0, i] for i in range(len(samples))]
+        return join(self.model.embed(to_device(samples.collate(items), self.device)))
+
+    @torch.inference_mode()
+    def tokens_of(self, samples: Samples, i: int) -> Tokens:
+        """Return the Tokens of opened sample i, the input of the backbone."""
+        return join(self.model.embed(self.batch(samples, i)))
+
+    @torch.inference_mode()
+    def embed(self, data: Any = None, /, **inputs: Any) -> Tensor:
+        """Return the embedding (E,) of one sample: the input of the head's output layer.
+
+        Args:
+            data: See `predict`. A list or a data frame has embeddings (B, E).
+            **inputs: Raw values of one sample by input name.
+        """
+        rows, vectors = self.vectors(self._samples(data, inputs))
+        ordered = vectors[torch.tensor(rows).argsort()]
+        is_single = data is None or isinstance(_frames().plain_data(self, data, inputs), dict)
+        return ordered[0] if is_single else ordered
+
+    @torch.inference_mode()
+    def vectors(self, samples: Samples, *, batch_size: int = 64) -> tuple[list[int], Tensor]:
+        """Return the embeddings of opened samples.
+
+        Returns:
+            The row of each sample in the opened split, and the embeddings (n, E) in this order.
+
+        Raises:
+            UserError: If an embedding is not finite.
+        """
+        # The rows are returned too, because a row without a usable input has no sample.
+        return embed(self.network, samples, batch_size=batch_size, device=self.device)
+
+    # Generated texts and vocabulary
+
+    @torch.inference_mode()
+    def write(
+        self,
+        *,
+        prompt: str | Sequence[str] = "",
+        inputs: Sample | Sequence[Sample] | None = None,
+        count: int = 1,
+        max_new: int = 200,
+        sampler: Sampler = greedy,
+        batch_size: int = 16,
+    ) -> list[str]:
+        """Generate texts: continuations of prompts, or texts for samples.
+
+        Args:
+            prompt: Text to continue, or several, for a language model.
+            inputs: Sample to generate a text for, or several, for a model with head=generate.
+            count: Number of texts per prompt or sample.
+            max_new: Maximum number of tokens to generate.
+            sampler: Chooses each token, see `dxn.models.make_sampler`.
+            batch_size: Number of prompts or samples per batch.
+
+        Returns:
+            `count` texts per prompt or sample, one prompt or sample after the other.
+
+        Raises:
+            UserError: If the model does not generate text, or cannot use what it gets.
+        """
+        if isinstance(self.task, Writes):
+            if not inputs or prompt:
+                names = " or ".join(f"input.{name}=..." for name in self.inputs)
+                got = "a prompt" if prompt else "no input"
+                raise UserError(f"input: this model generates a text for {names}; got {got}")
+            samples = self.samples([inputs] if isinstance(inputs, Mapping) else inputs)
+            write = partial(write_for_samples, self.model, self.task, samples)
+        else:
+            if self.task.answers:
+                raise UserError(
+                    f"this model generates no text (its task is {self.task.name}); use dxn predict"
+                )
+            if inputs:
+                raise UserError("input: a language model continues a text; set prompt=... instead")
+            prompts = [prompt] if isinstance(prompt, str) else prompt
+            write = partial(continue_prompts, self.model, self.adapters, prompts)
+        return write(count=count, max_new=max_new, sampler=sampler, batch_size=batch_size)
+
+    @torch.inference_mode()
+    def neighbors(
+        self, token: str, *, count: int = 10, input: str | None = None
+    ) -> list[tuple[str, float]]:
+        """Return the tokens of the vocabulary whose embeddings are most similar to that of `token`.
+
+        Args:
+            token: A token of the vocabulary.
+            count: Number of neighbors.
+            input: Input whose vocabulary is searched. Default: the first input with a vocabulary.
+
+        Returns:
+            Tokens and the cosine similarity of the embeddings, most similar first.
+
+        Raises:
+            UserError: If no input has a vocabulary, or the token is not in it.
+        """
+        return nearest_tokens(vocabulary_adapter(self.adapters, input), token, count)
+
+    # Samples
+
+    def samples(self, samples: Sequence[Sample]) -> Samples:
+        """Read the inputs of samples, for `run`, `vectors` and `tokens_of`.
+
+        Raises:
+            UserError: If a file cannot be read or an input is unknown.
+        """
+        used = {name for each in samples for name, value in each.items() if value is not None}
+        unknown = used - set(self.inputs)
+        if unknown:
+            raise UserError(
+                f"this model has the inputs {', '.join(self.inputs)}, "
+                f"got {', '.join(sorted(unknown))}"
+            )
+        cells = {}
+        preprocessors = self.preprocessors
+        for name, prepare in preprocessors.items():
+            values = [sample.get(name) for sample in samples]
+            cells[name] = [to_cell(name, value, self.task, prepare) for value in values]
+        opened = self.survey(Rows(cells, [f"sample {i + 1}" for i in range(len(samples))]))
+        if opened.bad:
+            # The number of the sample is noise if the caller passed only one.
+            first = min(opened.bad, key=lambda fault: fault.row)
+            raise UserError(f"{first.origin}: {first}" if len(samples) > 1 else str(first))
+        return Samples(opened, preprocessors)
+
+    def _samples(self, data: Any, inputs: dict[str, Any]) -> Samples:
+        """Read the samples of `data`, see `predict`, or the only sample `inputs`."""
+        if data is None:
+            return self.samples([inputs])
+        data = _frames().plain_data(self, data, inputs)
+        if isinstance(data, dict | list):
+            return self.samples(data if isinstance(data, list) else [data])
+        return _frames().samples_of_frame(self, data)
+
+    def survey(self, rows: Rows, *, on_bad: OnBad = "missing", with_target: bool = False) -> Opened:
+        """Read the inputs of rows, and collect their problems in `Opened.bad`.
+
+        Args:
+            rows: The rows. For a task that needs words, a text is split into words.
+            on_bad: What to do with bad rows, see `dxn.data.reading.survey_rows`.
+            with_target: Whether to parse the targets, and whether every row needs one.
+        """
+        return survey_rows(
+            rows,
+            self.preprocessors,
+            task=self.task if with_target else None,
+            on_bad=on_bad,
+            need_target=with_target,
+            words_of=self.task.split_text if self.task.wants_words else None,
+        )
+
+    def task_samples(self, opened: Opened, *, only: Sequence[str] | None = None) -> Samples:
+        """Return the samples of opened rows with their targets, without augmentation."""
+        return make_samples(self.task, opened, self.preprocessors, only=only)
+
+    def batch(self, samples: Samples, i: int) -> dict[str, Any]:
+        """Return a batch with opened sample i, on the model's device."""
+        return to_device(samples.collate([samples[0, i]]), self.device)
+
+
+def _frames() -> ModuleType:
+    # Imported on first use: it imports this module.
+    return importlib.import_module("dxn.runs.predictor.frames")

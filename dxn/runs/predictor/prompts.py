@@ -1,0 +1,65 @@
+"""The prompts of `dxn generate`, and the file of the texts that continue them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from dxn.core.display import count
+from dxn.core.errors import UserError
+from dxn.data.tables.decoding import read_text
+from dxn.data.tables.read import ReadOptions, read_table
+from dxn.runs.evaluation.printing import print_line
+from dxn.runs.predictor.output import write_records
+
+TEXT_SUFFIX = ".txt"
+COLUMN = "prompt"
+
+
+def read_prompts(values: Mapping[str, Any]) -> str | list[str]:
+    """Return the option `prompt`, or the prompts of the file `prompts`.
+
+    The file contains one prompt per line, where blank lines are skipped, or it is a table with the
+    column `prompt`.
+
+    Raises:
+        UserError: If both options are set, the file cannot be read, a table lacks the column or has
+            an empty prompt, or there are no prompts.
+    """
+    if values["prompts"] is None:
+        return str(values["prompt"])
+    if values["prompt"]:
+        raise UserError("prompt, prompts: set only one of them")
+    path = Path(values["prompts"])
+    if path.suffix.lower() == TEXT_SUFFIX:
+        prompts = [line for line in read_text(path).splitlines() if line.strip()]
+    else:
+        prompts = _column(path)
+    if not prompts:
+        raise UserError(f"prompts: {path} contains no prompts; write one per line or row")
+    return prompts
+
+
+def write_texts(path: Path, prompts: str | Sequence[str], texts: Sequence[str]) -> None:
+    """Write texts to a table with the prompt that each of them continues, if it has one."""
+    if isinstance(prompts, str):
+        prompts = [prompts]
+    per_prompt = len(texts) // len(prompts)
+    records: list[dict[str, str]] = []
+    for i, text in enumerate(texts):
+        prompt = prompts[i // per_prompt]
+        given = {COLUMN: prompt} if prompt else {}
+        records.append({**given, "generated": text})
+    write_records(path, records)
+    print_line(f"written: {path} ({count(len(records), 'row')})")
+
+
+def _column(path: Path) -> list[str]:
+    """Return the column `prompt` of a table."""
+    table = read_table(path, ReadOptions(prefix=""))
+    cells = table.column(COLUMN, "prompts")
+    for i, cell in enumerate(cells):
+        if cell is None:
+            raise UserError(f"prompts: {table.origin(i)}: the prompt is empty; remove the row")
+    return [str(cell) for cell in cells]

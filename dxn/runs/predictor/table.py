@@ -1,0 +1,146 @@
+"""Predictions as rows of a table, and as lines to read."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Container, Mapping, Sequence
+from typing import Any
+
+from dxn.data.reading import Opened
+from dxn.data.rows import PerItem
+from dxn.runs.evaluation.printing import format_number
+from dxn.tasks import Task
+from dxn.tasks.entities import Entity
+from dxn.training.evaluate import Predictions
+
+# Origin of a row of a table, such as "train.csv row 17". Other origins are names of files.
+TABLE_ROW = re.compile(r"(?P<file>.+) row (?P<row>\d+)")
+# Columns that dxn adds. A column of the user's table with such a name gets the prefix "table_".
+OWN_COLUMNS = ("file", "row", "step", "target", "prediction", "confidence", "error", "entities")
+Record = dict[str, Any]  # one row: values by column
+
+MAX_LISTED = 5  # classes of which the probability is printed
+
+
+def prediction_records(predictions: Predictions, opened: Opened, task: Task) -> list[Record]:
+    """Return the rows of all predictions, in the order of the data.
+
+    Most tasks have one row per prediction. A forecast has one row per future step.
+
+    Args:
+        predictions: The predictions.
+        opened: The opened rows.
+        task: The task, which determines the columns of a prediction.
+
+    Returns:
+        Rows with the columns file, row, those that identify the row, the inputs, and those of the
+        task, which include the target.
+    """
+    shown = {name: cells for name, cells in opened.cells.items() if _is_shown(cells, opened)}
+    targets = opened.targets
+    order = sorted(range(len(predictions.rows)), key=lambda i: predictions.rows[i])
+    records: list[Record] = []
+    for i in order:
+        row = predictions.rows[i]
+        target = None if targets is None else targets[row]
+        inputs = {name: cells[row] for name, cells in opened.cells.items()}
+        for item, columns in enumerate(task.records(predictions.predicted[i], target, inputs)):
+            record = identify(opened, row, item)
+            record |= {own_name(name): cells[row] for name, cells in shown.items()}
+            records.append(record | columns)
+    return records
+
+
+def identify(opened: Opened, row: int, item: int = 0) -> Record:
+    """Return the file, the number and the identifying columns of a row.
+
+    Args:
+        opened: The opened rows.
+        row: Index of the row.
+        item: Index of the row among those that the task writes for the prediction.
+    """
+    match = TABLE_ROW.fullmatch(opened.origin[row])
+    record: Record = {"file": opened.origin[row]}
+    if match is not None:
+        record = {"file": match["file"], "row": int(match["row"])}
+    for name, values in opened.ids.items():
+        # An input can have the name of another column: the input called text reads title.
+        value = values[row]
+        if isinstance(value, PerItem):
+            value = value.values[item] if item < len(value.values) else None
+        record[own_name(name, taken=opened.cells)] = value
+    return record
+
+
+def answer_lines(answer: Mapping[str, Any]) -> list[str]:
+    """Return one prediction as lines to read.
+
+    Args:
+        answer: Result of `Task.answer`.
+    """
+    if "entities" in answer:
+        return _entity_lines(answer)
+    if "quantiles" in answer:
+        return _step_lines(answer["quantiles"])
+    lines = [f"prediction: {format_answer(answer['prediction'])}"]
+    probabilities: Mapping[str, float] = answer.get("probabilities", {})
+    ranked = sorted(probabilities.items(), key=lambda item: -item[1])
+    lines += [f"  {p:.4f}  {name}" for name, p in ranked[:MAX_LISTED]]
+    if len(ranked) > MAX_LISTED:
+        lines.append(f"  and {len(ranked) - MAX_LISTED:,} more")
+    return lines
+
+
+def record_line(record: Mapping[str, Any]) -> str:
+    """Return one row of `prediction_records` as a line to read."""
+    where = f"{record['file']} row {record['row']}" if "row" in record else record["file"]
+    confidence = f" ({record['confidence']:.4f})" if "confidence" in record else ""
+    if "entities" in record:
+        found = [Entity(**entity) for entity in record["entities"]]
+        named = [f"{entity.text} ({entity.label})" for entity in found]
+        return f"{where}: {', '.join(named) or 'no entities'}"
+    if "step" in record:
+        # Columns that identify the step, such as its time, are in front of its number.
+        names = list(record)
+        first = names.index("step")
+        ids = [str(record[name]) for name in names[:first] if name not in ("file", "row")]
+        values = [f"{name} {format_answer(record[name])}" for name in names[first + 1 :]]
+        return f"{where}, {', '.join(ids) or record['step']}: {', '.join(values)}"
+    return f"{where}: {format_answer(record['prediction'])}{confidence}"
+
+
+def format_answer(prediction: Any) -> str:
+    """Return a class, labels, a number or a text as one line."""
+    if isinstance(prediction, float):
+        return format_number(prediction)
+    if isinstance(prediction, list) and all(isinstance(item, str) for item in prediction):
+        return ", ".join(prediction) or "none"
+    return str(prediction)
+
+
+def _step_lines(quantiles: Mapping[str, Sequence[Any]]) -> list[str]:
+    """Return a line per future step, with all quantiles."""
+    lines: list[str] = []
+    for step, values in enumerate(zip(*quantiles.values(), strict=True), start=1):
+        named = zip(quantiles, values, strict=True)
+        lines.append(f"step {step}: {', '.join(f'q{q} {format_answer(v)}' for q, v in named)}")
+    return lines
+
+
+def _entity_lines(answer: Mapping[str, Any]) -> list[str]:
+    tagged = zip(answer["words"], answer["prediction"], strict=False)
+    lines = [f"tags: {' '.join(f'{word}/{tag}' for word, tag in tagged)}"]
+    entities = [Entity(**entity) for entity in answer["entities"]]
+    lines.append("entities:" if entities else "entities: none")
+    return lines + [f"  {e.score:.4f}  {e.label}: {e.text}" for e in entities]
+
+
+def _is_shown(cells: Sequence[Any], opened: Opened) -> bool:
+    """Whether an input has a column of its own in a table of predictions."""
+    # Bytes and arrays are not shown. A file that is its own row is already in the column file.
+    return any(cell is not None for cell in cells) and list(cells) != list(opened.origin)
+
+
+def own_name(column: str, taken: Container[str] = ()) -> str:
+    """Return the name of a column of the table, which must not be that of a column of dxn."""
+    return f"table_{column}" if column in OWN_COLUMNS or column in taken else column

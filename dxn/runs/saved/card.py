@@ -1,0 +1,167 @@
+"""The model card: the README.md of a model folder."""
+
+from __future__ import annotations
+
+import math
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import torch
+
+import dxn
+from dxn.core.printable import without_secrets
+from dxn.tasks import Task
+from dxn.tasks.figures import defined
+
+
+@dataclass(frozen=True)
+class Card:
+    """What the card of a model says besides its figures.
+
+    Args:
+        title: Title of the card.
+        nodes: Content of config.yaml in the model folder.
+        task: The fitted task.
+        about_target: Description of the target values. Empty for a task without targets.
+        data: Name of the data set.
+        sizes: Number of rows of each split.
+        overrides: Options of the training as the user typed them.
+        parameters: Number of parameters.
+    """
+
+    title: str
+    nodes: Mapping[str, Any]
+    task: Task
+    about_target: str
+    data: str
+    sizes: Mapping[str, int]
+    overrides: tuple[str, ...]
+    parameters: int
+
+    def markdown(
+        self,
+        figures: Mapping[str, Mapping[str, float]],
+        *,
+        epochs: str,
+        others: Mapping[str, Mapping[str, float]] | None = None,
+        answers: str = "",
+    ) -> str:
+        """Return the card in Markdown.
+
+        Args:
+            figures: Metrics by the name of the split.
+            epochs: The epoch that was saved, such as "epoch 3 of 8".
+            others: Metrics of parts of the model and of simple rules on the last split of
+                `figures`, by their name, such as "transformer alone" and "always ham".
+            answers: How the output is computed from the transformer and the baseline. "": the
+                transformer answers.
+        """
+        target = []
+        if self.about_target:
+            target = [f"- target: {self.nodes['target']}: {self.about_target}"]
+        call = "predict" if self.task.answers else "embed"
+        lines = [
+            f"# {self.title}",
+            "",
+            f"Trained with dxn {dxn.__version__} and torch {torch.__version__} on {date.today()}.",
+            "",
+            f"- task: {self.task.name}",
+            *target,
+            f"- inputs: {_inputs(self.nodes['inputs'])}",
+            f"- data: {self.data}; rows: {_rows(self.sizes)}",
+            f"- weights: {self.parameters:,} parameters, those of {epochs}",
+            *([f"- answers: the mixture {answers}"] if answers else []),
+            "- license: not set",
+            "",
+            "## Figures",
+            "",
+            *_figure_lines(
+                {split: self._shown(metrics) for split, metrics in figures.items()}, others or {}
+            ),
+            "",
+            "## Training",
+            "",
+            "```bash",
+            self.command(),
+            "```",
+            "",
+            "## Use",
+            "",
+            "```python",
+            "import dxn",
+            "",
+            'model = dxn.load("model")',
+            f"model.{call}({_example(self.nodes['inputs'])})",
+            "```",
+            "",
+        ]
+        return without_secrets("\n".join(lines))
+
+    def _shown(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return the metrics that tables show, too."""
+        return {name: metrics[name] for name in self.task.shown(defined(metrics))}
+
+    def command(self) -> str:
+        """Return the command line of the training."""
+        # Only what the user typed: the full configuration has paths of this machine.
+        return shlex.join(["dxn", "train", *self.overrides])
+
+
+def data_name(node: Mapping[str, Any], name: str | None) -> str:
+    """Return what a card calls the data set: its path, its name, or the class that generates it.
+
+    Args:
+        node: Configuration node `data`.
+        name: Name of the data source.
+    """
+    path = node.get("path") or node.get("train")
+    if isinstance(path, str):
+        # The home folder is nobody else's concern, and `~` may have been expanded.
+        home = str(Path.home())
+        return path.replace(home, "~", 1) if path.startswith(home) else path
+    return name or str(node["_target_"]).rpartition(".")[2]
+
+
+def _inputs(specs: Mapping[str, Mapping[str, str]]) -> str:
+    parts = []
+    for name, spec in specs.items():
+        modality = "" if spec["modality"] == name else f"{spec['modality']}, "
+        parts.append(f"{name} ({modality}column {spec['column']})")
+    return ", ".join(parts)
+
+
+def _rows(sizes: Mapping[str, int]) -> str:
+    return ", ".join(f"{split} {count:,}" for split, count in sizes.items())
+
+
+def _figure_lines(
+    figures: Mapping[str, Mapping[str, float]], others: Mapping[str, Mapping[str, float]]
+) -> list[str]:
+    """Return one list item per split and metric, with the figures of `others` to compare."""
+    lines = []
+    for split, metrics in figures.items():
+        for metric, value in metrics.items():
+            parts = [
+                f"{name}: {other[metric]:.4f}"
+                for name, other in others.items()
+                # A constant answer has no probabilities, and then its loss is NaN.
+                if not math.isnan(other.get(metric, math.nan))
+            ]
+            # The others were evaluated on the last split only.
+            is_compared = parts and split == list(figures)[-1]
+            comparison = f" ({', '.join(parts)})" if is_compared else ""
+            lines.append(f"- {split} {metric}: {value:.4f}{comparison}")
+    return lines
+
+
+def _example(names: Iterable[str]) -> str:
+    """Return the keyword arguments of the example call."""
+    # The name of a column need not be a Python identifier, such as "my text".
+    names = list(names)
+    if all(name.isidentifier() for name in names):
+        return ", ".join(f"{name}=..." for name in names)
+    return "**{" + ", ".join(f'"{name}": ...' for name in names) + "}"

@@ -1,0 +1,114 @@
+"""The data type of a model in use: the choice, and its effect on the metrics."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from functools import cache
+from typing import Literal, TypeAlias, get_args
+
+import torch
+from torch import nn
+
+from dxn.core.errors import UserError
+from dxn.data.dataset import Samples
+from dxn.models import Model
+from dxn.models.inference import Int8Linear, convert, foreign_parts
+from dxn.runs.predictor.predictor import Predictor
+from dxn.training.evaluate import score
+from dxn.training.precision import measure
+
+Dtype: TypeAlias = Literal["auto", "float32", "bf16", "int8"]
+# A model with fewer weights in linear layers is used as it is: preparing its inputs takes longer
+# than its products.
+MIN_WEIGHTS = 5_000_000
+# bf16 weights need no conversions, unlike a training under autocast, so a small gain is kept.
+MIN_SPEEDUP = 1.2
+MAX_COMPARED = 1000  # rows whose metrics are also computed in float32
+
+
+def set_dtype(model: Model, dtype: Dtype) -> str:
+    """Convert a model in place, which is then only used.
+
+    Args:
+        model: Model in float32, on its device.
+        dtype: Data type of the weights. auto: bf16 if the model is large and bf16 is measured
+            faster, otherwise float32. int8: int8 in the linear layers of the backbones, and auto
+            for all other weights.
+
+    Returns:
+        The data type that is used: float32, bf16 or int8.
+
+    Raises:
+        UserError: If `dtype` is unknown, or int8 is not possible for the model or its device.
+    """
+    if dtype not in get_args(Dtype):
+        raise UserError(f"dtype: must be one of {', '.join(get_args(Dtype))}, got {dtype}")
+    device = next(model.parameters()).device
+    is_large = _num_weights(model) >= MIN_WEIGHTS
+    if dtype in ("auto", "float32") and not is_large:
+        return "float32"
+    bf16 = dtype == "bf16" or (dtype != "float32" and _prefers_bf16(model, device))
+    convert(model, torch.bfloat16 if bf16 else torch.float32, int8=dtype == "int8")
+    if dtype != "int8":
+        return "bf16" if bf16 else "float32"
+    if not any(isinstance(module, Int8Linear) for module in model.modules()):
+        raise UserError(
+            f"dtype: int8 needs a transformer with linear layers of at least 128 columns on a CPU "
+            f"or an NVIDIA GPU, got device={device.type}; use dtype=auto"
+        )
+    return "int8"
+
+
+def difference(
+    predictor: Predictor,
+    reference: Predictor,
+    samples: Samples,
+    *,
+    batch_size: int,
+) -> str:
+    """Compare the metrics of a model with those of the same model in float32.
+
+    Args:
+        predictor: The model.
+        reference: The model in float32.
+        samples: Samples with targets. At most `MAX_COMPARED` are used.
+        batch_size: Number of samples per batch.
+
+    Returns:
+        A line with the difference of each metric.
+    """
+    compared = copy.copy(samples)
+    compared.keep(MAX_COMPARED)
+    figures: list[Mapping[str, float]] = []
+    for each in (predictor, reference):
+        predictions = each.run(compared, batch_size=batch_size)
+        figures.append(score(predictions, compared, each.task))
+    changes = [
+        f"{name} {value - figures[1][name]:+.4f}"
+        for name, value in figures[0].items()
+        if math.isfinite(value) and math.isfinite(figures[1].get(name, math.nan))
+    ]
+    rows = f"{len(compared.rows):,} rows"
+    return f"{predictor.dtype} minus float32, {rows}: {', '.join(changes) or 'no metrics'}"
+
+
+def _prefers_bf16(model: Model, device: torch.device) -> bool:
+    # The code of somebody else may create tensors in float32, which bf16 layers reject.
+    if foreign_parts(model):
+        return False
+    if device.type == "cuda" and not torch.cuda.is_bf16_supported():
+        return False
+    return _speedup(device) >= MIN_SPEEDUP
+
+
+@cache
+def _speedup(device: torch.device) -> float:
+    """Measure the speedup of bf16 once per process, because it takes a tenth of a second."""
+    return measure(device)
+
+
+def _num_weights(model: nn.Module) -> int:
+    layers = {module for module in model.modules() if isinstance(module, nn.Linear)}
+    return sum(layer.weight.numel() for layer in layers)

@@ -1,0 +1,122 @@
+"""Models on the Hugging Face hub, which are named hf://OWNER/NAME or hf://OWNER/NAME@REVISION."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+from dxn.core.errors import UserError
+
+PREFIX = "hf://"
+NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
+REVISION = re.compile(r"[\w][\w./-]*")
+CONFIG = "config.yaml"
+# The files of a model folder. Nothing else is downloaded, such as pickles.
+PATTERNS = ("*.json", "*.yaml", "*.safetensors", "SHA256SUMS", "README.md")
+MAX_REASON = 300  # characters of an error of the library
+
+
+@dataclass(frozen=True)
+class HubModel:
+    """A repository on the hub.
+
+    Args:
+        repo: Name of the repository, OWNER/NAME.
+        revision: Branch, tag or commit. None: the main branch.
+    """
+
+    repo: str
+    revision: str | None = None
+
+    @classmethod
+    def parse(cls, text: str, key: str = "run") -> HubModel:
+        """Return the repository of a text such as hf://OWNER/NAME@REVISION.
+
+        Raises:
+            UserError: If the text is not written in this way.
+        """
+        repo, mark, revision = text.removeprefix(PREFIX).partition("@")
+        is_valid = NAME.fullmatch(repo) and (not mark or REVISION.fullmatch(revision))
+        if not is_valid or ".." in text:
+            raise UserError(
+                f"{key}: a model on the hub is written hf://OWNER/NAME or "
+                f"hf://OWNER/NAME@REVISION, got {text[:200]}"
+            )
+        return cls(repo, revision or None)
+
+
+def is_hub(name: object) -> bool:
+    """Whether a text names a model on the hub."""
+    return isinstance(name, str) and name.startswith(PREFIX)
+
+
+def download(name: str, key: str = "run") -> Path:
+    """Return the folder of a model on the hub, which is downloaded unless it is in the cache.
+
+    Args:
+        name: A text such as hf://OWNER/NAME@REVISION.
+        key: The option, for messages.
+
+    Raises:
+        UserError: If the repository or the revision does not exist, or cannot be downloaded.
+    """
+    model = HubModel.parse(name, key)
+    # The library is slow to import, and most commands do not need it.
+    from huggingface_hub import snapshot_download
+    from huggingface_hub.errors import RepositoryNotFoundError, RevisionNotFoundError
+
+    def fetch(revision: str | None, *patterns: str) -> Path:
+        folder = snapshot_download(
+            model.repo,
+            revision=revision,
+            allow_patterns=list(patterns),
+            ignore_patterns=["*/*"],  # a * matches slashes too, but a model folder has no folders
+            endpoint=endpoint(),
+        )
+        return Path(folder)
+
+    try:
+        # First, because the weights of another library can have many gigabytes.
+        folder = fetch(model.revision, CONFIG)
+        has_config = (folder / CONFIG).exists()
+        if has_config:
+            # The name of the folder is the commit, so that both come from the same one.
+            folder = fetch(folder.name, *PATTERNS)
+    except RevisionNotFoundError as error:
+        raise UserError(
+            f"{key}: {model.repo} has no revision {model.revision}; check the part after @"
+        ) from error
+    except RepositoryNotFoundError as error:
+        raise UserError(
+            f"{key}: {model.repo}: not found on the hub; check the spelling, or log in with "
+            "`hf auth login` if it is private"
+        ) from error
+    # The type of connection errors depends on the HTTP library.
+    except Exception as error:
+        raise UserError(f"{key}: {model.repo} cannot be downloaded: {reason_of(error)}") from error
+    if not has_config:
+        raise UserError(
+            f"{key}: {model.repo} is not a model of dxn: it has no config.yaml; for other models, "
+            f"use weights={model.repo}"
+        )
+    return folder
+
+
+def endpoint() -> str | None:
+    """Return the address of another hub, from the variable HF_ENDPOINT. None: the default."""
+    # Read at each call, because the library reads it only when it is imported.
+    return os.environ.get("HF_ENDPOINT") or None
+
+
+def reason_of(error: BaseException) -> str:
+    """Return the message of an error of the hub library in one line."""
+    response: Any = getattr(error, "response", None)
+    status = f"status {response.status_code}: " if response is not None else ""
+    # The message of an error during an upload has no details; those are in its cause.
+    parts = [str(each) for each in (error, error.__cause__) if each is not None and str(each)]
+    text = " ".join(" ".join(parts).split()) or type(error).__name__
+    return f"{status}{shorten(text, MAX_REASON)}"

@@ -1,0 +1,353 @@
+"""The model folder: how a trained model is saved and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from textwrap import shorten
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from dxn.config.instantiate import build
+from dxn.core.errors import UserError
+from dxn.core.files import SUMS, link, replace_folder, sha256, write_sums, write_text
+from dxn.data.series.layouts import layout_of
+from dxn.models import Ensemble, Model, module_key
+from dxn.models.ensemble import split_tensors
+from dxn.models.past_regression import PastRegression
+from dxn.runs.build import adapters_of, build_model, by_input
+from dxn.runs.members import MEMBERS
+from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.saved.dtypes import Dtype, set_dtype
+from dxn.runs.settings import dump_yaml, plain
+from dxn.stacking.mixture import Baseline
+from dxn.tasks import Task
+from dxn.tasks.task import STATE_FILE
+from dxn.tokenize.base import load_adapter, save_adapter
+from dxn.training.checkpoint import check_finite, write_tensors
+from dxn.training.finetune import merged
+from dxn.weights import read_public
+from dxn.weights.build_limit import build_limit
+from dxn.weights.checkpoint import read_tensors, refuse_non_finite
+from dxn.weights.own import check_files, read_config
+
+WEIGHTS = "model.safetensors"
+CONFIG = "config.yaml"
+CARD = "README.md"
+# Options of adapters and heads that name a file: a tokenizer and pretrained word vectors. Both are
+# saved in the model folder, so the paths are removed from config.yaml.
+FILE_OPTIONS = (("tokenizer", "path"), ("embedding", "path"))
+MAX_REASON = 300  # characters; load_state_dict lists every tensor that does not match
+
+
+def save(folder: Path, *, model: Model, nodes: Mapping[str, Any], task: Task, card: str) -> None:
+    """Write the model folder: weights, config.yaml, tokenizers, labels.json, card and checksums.
+
+    Args:
+        folder: Folder to write.
+        model: The trained model. LoRA weights are merged into the matrices that they change.
+        nodes: Content of config.yaml, from which `load` builds the model: inputs, target, adapters,
+            fusion, backbone and head.
+        task: The fitted task.
+        card: Model card in Markdown, for README.md.
+    """
+    # safetensors stores contiguous tensors only.
+    tensors = {name: t.detach().cpu().contiguous() for name, t in merged(model).items()}
+    check_finite(tensors)
+    # The old folder stays complete until the new one takes its place.
+    with replace_folder(folder) as new:
+        write_tensors(new / WEIGHTS, tensors)
+        (new / CONFIG).write_text(dump_yaml(_portable(nodes)), encoding="utf-8")
+        (new / CARD).write_text(card, encoding="utf-8")
+        save_fitted(new, adapters_of(model), task)
+        write_sums(new)
+
+
+def save_baseline(
+    folder: Path,
+    baseline: Baseline | PastRegression | None,
+    mix: Tensor,
+    *,
+    trust: Sequence[str] = (),
+) -> None:
+    """Add a baseline and the factors `mix` to a model folder, see `dxn.models.Model`.
+
+    Args:
+        folder: The model folder.
+        baseline: The baseline. None: only the output of the head is scaled.
+        mix: (2,). Factors of the outputs of the head and of the baseline.
+        trust: Top-level packages besides dxn whose code config.yaml may use.
+    """
+    names = ("baseline.", "mix")
+    tensors = {
+        name: tensor
+        for name, tensor in read_tensors(folder / WEIGHTS).items()
+        if not name.startswith(names)
+    }
+    tensors["mix"] = mix.cpu()
+    nodes = {**read_config(folder, trust=tuple(trust)), "baseline": None}
+    if baseline is not None:
+        nodes["baseline"] = baseline.sizes()
+        for name, tensor in baseline.state_dict().items():
+            tensors[f"baseline.{name}"] = tensor.cpu().contiguous()
+    check_finite(tensors)
+    with replace_folder(folder) as new:
+        for path in folder.iterdir():
+            if path.name not in (WEIGHTS, CONFIG, SUMS) and path.is_file():
+                link(path, new / path.name)
+        write_tensors(new / WEIGHTS, tensors)
+        (new / CONFIG).write_text(dump_yaml(nodes), encoding="utf-8")
+        write_sums(new)
+
+
+def write_card(folder: Path, card: str) -> None:
+    """Replace the card of a model folder, and its line in the checksums."""
+    with replace_folder(folder) as new:
+        for path in folder.iterdir():
+            if path.name != CARD and path.is_file():
+                link(path, new / path.name)
+        (new / CARD).write_text(card, encoding="utf-8")
+        # The other checksums are kept: calculated again, they would hide a damaged file.
+        lines = (folder / SUMS).read_text(encoding="utf-8").splitlines()
+        own = f"{sha256(new / CARD)}  {CARD}"
+        sums = [own if line.endswith(f"  {CARD}") else line for line in lines]
+        write_text(new / SUMS, "\n".join(sums) + "\n")
+
+
+def load(
+    folder: str | PathLike[str],
+    *,
+    device: str = "cpu",
+    dtype: Dtype = "float32",
+    trust: Sequence[str] = (),
+) -> Predictor:
+    """Load a trained model from its model folder, or from the run folder that contains it.
+
+    Args:
+        folder: Model folder or run folder.
+        device: Device that the model is moved to, such as "cuda".
+        dtype: Data type of the weights, see `dxn.runs.saved.dtypes.set_dtype`.
+        trust: Top-level packages besides dxn whose code config.yaml may use.
+
+    Raises:
+        UserError: If a file is missing, changed or damaged, or config.yaml names a class that
+            belongs neither to dxn nor to a trusted package.
+    """
+    folder = model_folder(Path(folder))
+    # Before anything else is read: a damaged file would cause an error that hides the reason.
+    check_files(folder)
+    nodes = read_config(folder, trust=tuple(trust))
+    tensors = read_tensors(folder / WEIGHTS)
+    for name, tensor in tensors.items():
+        refuse_non_finite(name, tensor, folder / WEIGHTS)
+    try:
+        with build_limit(tensors, folder / CONFIG):
+            model, task = _build_any(folder, nodes, tensors, trust)
+        layout = None if nodes.get("layout") is None else layout_of(nodes["layout"])
+    except UserError as error:
+        if str(folder) in str(error):
+            raise
+        # The key of an option would not tell that the problem is in this folder.
+        lines = [f"{folder}: {line}" for line in str(error).splitlines()]
+        raise UserError("\n".join(lines)) from error
+    except MemoryError as error:
+        raise UserError(
+            f"{folder}: out of memory while the model was built; close other programs"
+        ) from error
+    # Everything comes from the files, so any other failure means that they contradict each other.
+    except Exception as error:
+        raise UserError(
+            f"{folder}: its files do not describe a model ({type(error).__name__}: "
+            f"{shorten(str(error), MAX_REASON)}); copy the whole folder again"
+        ) from error
+    columns = {name: spec.get("column") or name for name, spec in nodes["inputs"].items()}
+    model = model.to(device).eval()
+    members = model.models if isinstance(model, Ensemble) else [model]
+    used = [set_dtype(member, dtype) for member in members]
+    return Predictor(
+        model, task, columns=columns, target=nodes.get("target"), layout=layout, dtype=used[0]
+    )
+
+
+def _build_any(
+    folder: Path, nodes: Mapping[str, Any], tensors: Mapping[str, Tensor], trust: Sequence[str]
+) -> tuple[Model | Ensemble, Task]:
+    """Build the model or the ensemble of a model folder, and its task."""
+    specs = nodes.get(MEMBERS)
+    if not specs:
+        return _build(folder, nodes, tensors, trust)
+    parts = split_tensors(tensors, len(specs))
+    built = [
+        _build(folder, {**nodes, **spec}, part, trust)
+        for spec, part in zip(specs, parts, strict=True)
+    ]
+    task = built[0][1]
+    if type(task).combine is Task.combine:
+        raise UserError(f"{folder / CONFIG}: {task.name} models cannot be combined")
+    return Ensemble([model for model, _ in built], task.combine), task
+
+
+def _build(
+    folder: Path, nodes: Mapping[str, Any], tensors: Mapping[str, Tensor], trust: Sequence[str]
+) -> tuple[Model, Task]:
+    """Build the model and the task of a model folder, and load their weights and states."""
+    adapters = {
+        key: build(node, key=f"config.yaml: adapters.{key}", trust=trust)
+        for key, node in nodes["adapters"].items()
+    }
+    task = build(nodes["head"], key="config.yaml: head", trust=trust)
+    load_fitted(folder, adapters, task)
+    # `task.bind` may read statistics of the adapters, such as the mean of the pixels, so their
+    # weights are loaded before the model exists.
+    for key, adapter in adapters.items():
+        prefix = f"adapters.{module_key(key)}."
+        own = {
+            name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)
+        }
+        _load_weights(adapter, own, folder)
+    inputs = {name: spec["adapter"] for name, spec in nodes["inputs"].items()}
+    task.bind(by_input(adapters, inputs))
+    model = build_model(nodes, task, adapters, inputs, trust=trust)
+    sizes = nodes.get("baseline")
+    baseline = None
+    if sizes is not None:
+        baseline = PastRegression(**sizes) if "shape" in sizes else Baseline(**sizes)
+    model.set_baseline(baseline, torch.zeros(2) if "mix" in tensors else None)
+    _load_weights(model, tensors, folder)
+    fault = _baseline_fault(model, task)
+    if fault:
+        raise UserError(f"{folder / CONFIG}: baseline: {fault}; copy the model folder again")
+    return model, task
+
+
+def _baseline_fault(model: Model, task: Task) -> str:
+    """Return why the output of a model, as far as it needs a baseline, cannot be computed."""
+    if model.mix is None:
+        return ""
+    is_learned = type(task).score_targets is not Task.score_targets
+    if not is_learned and type(task).make_baseline is Task.make_baseline:
+        return f"{task.name} has none"
+    baseline = model.baseline
+    if baseline is None:
+        return ""
+    unknown = [name for name in baseline.input_names if name not in model.inputs]
+    if unknown:
+        return f"names the input {unknown[0]!r}, which the model does not have"
+    # The head of a plug-in can lack it. `Model.mixed` compares the shapes of all outputs.
+    shape = getattr(model.head, "output_shape", baseline.output_shape)
+    if baseline.output_shape != shape:
+        return f"must have the output shape {shape} of the head, got {baseline.output_shape}"
+    return baseline.fault({name: model.adapter(name) for name in baseline.input_names})
+
+
+def from_public(
+    source: str,
+    *,
+    revision: str | None = None,
+    part: str | None = None,
+    strict: bool = True,
+    device: str = "cpu",
+    dtype: Dtype = "float32",
+    trust: Sequence[str] = (),
+) -> Predictor:
+    """Load a public checkpoint. It can predict if the checkpoint contains a classifier.
+
+    Args:
+        source: File, folder or hub id of the checkpoint.
+        revision: Branch, tag or commit of a hub id.
+        part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
+        strict: Whether missing and unexpected tensors are an error.
+        device: Device that the model is moved to, such as "cuda".
+        dtype: Data type of the weights, see `dxn.runs.saved.dtypes.set_dtype`.
+        trust: Top-level packages besides dxn whose parts the family of the checkpoint may name.
+
+    Raises:
+        UserError: If dxn does not support the checkpoint, or tensors are missing.
+    """
+    public = read_public(source, revision=revision, part=part, trust=tuple(trust))
+    nodes = public.nodes()
+    try:
+        with build_limit(public.checkpoint.tensors, Path(source)):
+            adapters = {
+                key: build(node, key=f"weights: adapters.{key}", trust=trust)
+                for key, node in nodes["adapters"].items()
+            }
+            # The tokenizer first: its size is the number of rows of the embedding.
+            public.prepare(adapters)
+            inputs = {name: spec["adapter"] for name, spec in nodes["inputs"].items()}
+            task = build(nodes["head"], key="weights: head", trust=trust)
+            task.bind(by_input(adapters, inputs))
+            state = public.task_state()
+            if state:
+                task.load_state(state)
+            model = build_model(nodes, task, adapters, inputs, trust=trust)
+    except (UserError, MemoryError):
+        raise
+    except Exception as error:
+        raise UserError(
+            f"weights: {source}: its config.json does not describe a model "
+            f"({type(error).__name__}: {shorten(str(error), MAX_REASON)}); download it again"
+        ) from error
+    public.fill(model, strict=strict)
+    model = model.to(device).eval()
+    return Predictor(model, task, dtype=set_dtype(model, dtype))
+
+
+def model_folder(folder: Path) -> Path:
+    """Return the path of the model folder in a run folder, or the folder itself if it is one.
+
+    Raises:
+        UserError: If a file of the model folder is missing.
+    """
+    if (folder / "model" / CONFIG).exists():
+        folder = folder / "model"
+    if not folder.is_dir():
+        raise UserError(f"{folder}: folder not found (current directory: {Path.cwd()})")
+    for name in (WEIGHTS, CONFIG, STATE_FILE):
+        if not (folder / name).exists():
+            raise UserError(f"{folder}: not a run folder or model folder; {name} is missing")
+    return folder
+
+
+def save_fitted(folder: Path, adapters: Mapping[str, Any], task: Task) -> None:
+    """Write what adapters and task learned from the training split, such as vocabularies."""
+    for key, adapter in adapters.items():
+        save_adapter(adapter, folder, key)
+    task.save(folder)
+
+
+def load_fitted(folder: Path, adapters: Mapping[str, Any], task: Task) -> None:
+    """Read the files of `save_fitted` into adapters and task that are not fitted yet."""
+    for key, adapter in adapters.items():
+        load_adapter(adapter, folder, key)
+    task.load(folder)
+
+
+def _load_weights(module: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
+    """Load a state dict that may come from a stranger's folder.
+
+    Raises:
+        UserError: If the tensors do not match the modules that config.yaml describes.
+    """
+    try:
+        module.load_state_dict(tensors)
+    except RuntimeError as error:
+        reason = " ".join(str(error).split())[:MAX_REASON]
+        raise UserError(f"{folder / WEIGHTS}: does not match {CONFIG}: {reason}") from error
+
+
+def _portable(nodes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the nodes without options that have no meaning on another machine.
+
+    These are paths of files, and augmentation, which only the training uses.
+    """
+    result = plain(nodes)
+    for part in [*result["adapters"].values(), result["head"]]:
+        for group, key in FILE_OPTIONS:
+            if isinstance(part.get(group), dict) and key in part[group]:
+                part[group][key] = None
+        part.pop("augment", None)
+    return result

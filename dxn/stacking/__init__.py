@@ -1,0 +1,1 @@
+"""The classical baseline, whose prediction is combined with that of the transformer."""

@@ -1,0 +1,129 @@
+"""The words and character n-grams of texts, from which a baseline learns."""
+
+from __future__ import annotations
+
+import unicodedata
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dxn.tokenize.text.scripts import is_mark, is_unspaced
+
+# Lengths of the character n-grams. The space before and after a word is one of the characters.
+CHAR_LENGTHS = (2, 3, 4, 5)
+# Characters of a text that are read. About 8,000 words say what a longer text is about.
+MAX_CHARS = 50_000
+SPACE = ord(" ")
+# Polynomial hashes modulo a prime. Products of two hashes are below 2**63, the limit of int64.
+PRIME = 2_147_483_647
+BASE = 1_000_003
+INVERSE = pow(BASE, -1, PRIME)
+PAIR = 998_244_353  # multiplier of the first word of a pair
+
+
+def code_points(text: str) -> Tensor:
+    """Return the characters (n,) of a text in lower case, int32, for `text_codes`."""
+    # A NUL is padding there. Composed, so that "é" has one form.
+    shown = unicodedata.normalize("NFC", text[:MAX_CHARS].lower()).replace("\0", " ")
+    return torch.tensor([ord(char) for char in shown], dtype=torch.int32)
+
+
+def text_codes(points: Tensor) -> tuple[Tensor, Tensor]:
+    """Return hashes of the words and pairs of words, and of the character n-grams of texts.
+
+    A character of a script without spaces is a word.
+
+    Args:
+        points: (B, M). Characters of each text, see `code_points`; 0 at padding.
+
+    Returns:
+        Two tensors (2, n): the sample and the hash of each occurrence.
+    """
+    # A space before each text, and one after the last, so that all texts are one sequence.
+    separated = F.pad(points.long(), (1, 0), value=SPACE)
+    kept = separated > 0
+    chars = torch.cat([separated[kept], separated.new_tensor([SPACE])])
+    rows = torch.cat([kept.nonzero()[:, 0], separated.new_tensor([len(points) - 1])])
+    # Each distinct character is classified once.
+    distinct, index = chars.unique(return_inverse=True)
+    letters = [chr(point) for point in distinct.tolist()]
+    is_space, is_word, is_single, is_after = (
+        torch.tensor([has(letter) for letter in letters], device=points.device)[index]
+        for has in (str.isspace, _is_word, is_unspaced, is_mark)
+    )
+    # Only one of several spaces in a row: the last one, which belongs to the word after it. The
+    # first one can be the end of the text before.
+    last = ~(is_space & F.pad(is_space, (0, 1))[1:])
+    rows, is_space, is_word = rows[last], is_space[last], is_word[last]
+    hashes = _Hashes(torch.where(is_space, SPACE, chars[last]))
+    starts = _starts(is_word, is_single[last], is_after[last])
+    words = _words(hashes, rows, is_space, is_word, starts)
+    return words, _char_ngrams(hashes, rows, is_space)
+
+
+class _Hashes:
+    """Hashes of all parts of a sequence of characters, from sums over its prefixes."""
+
+    def __init__(self, chars: Tensor):
+        count = len(chars) + 1
+        powers = _powers(BASE, count).to(chars.device)
+        self.inverse = _powers(INVERSE, count).to(chars.device)
+        # Terms are below 2**31, so the sum of 2**32 of them fits into int64.
+        self.sums = F.pad((chars * powers[:-1] % PRIME).cumsum(0), (1, 0))
+
+    def of(self, start: Tensor, stop: Tensor) -> Tensor:
+        """Return the hashes of the characters from `start` to before `stop`."""
+        return (self.sums[stop] - self.sums[start]) % PRIME * self.inverse[start] % PRIME
+
+
+def _is_word(char: str) -> bool:
+    # Marks belong to the letter before them.
+    return char.isalnum() or char == "_" or is_mark(char)
+
+
+def _starts(is_word: Tensor, is_unspaced: Tensor, is_mark: Tensor) -> Tensor:
+    """Return at which characters (n,) a word starts."""
+    after_word = F.pad(is_word, (1, 0))[:-1]
+    after_unspaced = F.pad(is_unspaced, (1, 0))[:-1]
+    return is_word & (~after_word | ~is_mark & (is_unspaced | after_unspaced))
+
+
+def _words(
+    hashes: _Hashes, rows: Tensor, is_space: Tensor, is_word: Tensor, starts: Tensor
+) -> Tensor:
+    """Return words, single characters of punctuation, and pairs of consecutive words (2, n)."""
+    ends = F.pad(~is_word | starts, (0, 1), value=True)[1:]
+    start = starts.nonzero()[:, 0]
+    stop = (is_word & ends).nonzero()[:, 0] + 1
+    words = hashes.of(start, stop)
+    owners = rows[start]
+    same = owners[1:] == owners[:-1]
+    pairs = (words[:-1] * PAIR + words[1:])[same] % PRIME
+    marks = (~is_word & ~is_space).nonzero()[:, 0]
+    codes = torch.cat([words, pairs, hashes.of(marks, marks + 1)])
+    return torch.stack([torch.cat([owners, owners[1:][same], rows[marks]]), codes])
+
+
+def _char_ngrams(hashes: _Hashes, rows: Tensor, is_space: Tensor) -> Tensor:
+    """Return the n-grams (2, n) that have a space at most at their ends."""
+    spaces = F.pad(is_space.long().cumsum(0), (1, 0))
+    found_rows: list[Tensor] = []
+    codes: list[Tensor] = []
+    for n in CHAR_LENGTHS:
+        start = torch.arange(max(len(rows) - n + 1, 0), device=rows.device)
+        inner = spaces[start + n - 1] - spaces[start + 1]
+        start = start[inner == 0]
+        # A space between two texts counts to the second one. It ends a word of the first one too,
+        # whose n-gram starts in the first text.
+        found_rows.append(rows[start])
+        codes.append(hashes.of(start, start + n))
+    return torch.stack([torch.cat(found_rows), torch.cat(codes)])
+
+
+def _powers(base: int, count: int) -> Tensor:
+    """Return the powers 0 to count - 1 of a number, modulo PRIME."""
+    powers = torch.ones(1, dtype=torch.long)
+    while len(powers) < count:
+        powers = torch.cat([powers, powers * pow(base, len(powers), PRIME) % PRIME])
+    return powers[:count]

@@ -1,0 +1,232 @@
+"""The training of a baseline, and its combination with the model (stacking)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from dxn.core.tokens import COLUMNS, Summary
+from dxn.stacking.counted import Counted, fit_counted
+from dxn.stacking.dense import Dense, fit_dense
+from dxn.stacking.mixture import Baseline
+from dxn.stacking.trees import Boosted, fit_trees
+from dxn.tasks.task import ScoreTargets
+
+# The scores of a linear model are about -1 to 1, too small for probabilities.
+INITIAL_SCALE = 2.0
+# Smaller factors of a baseline are not worth its time.
+MIN_FACTOR = 1e-3
+MAX_ITERATIONS = 100
+
+
+@dataclass(frozen=True)
+class Prior:
+    """Factors that are good without any rows.
+
+    Args:
+        factors: One factor per part.
+        rows: Their weight: that of a squared penalty whose loss counts as much as these rows.
+    """
+
+    factors: Sequence[float]
+    rows: float = 1.0
+
+
+# The factors of the head and of the baseline. A few rows that all fit are no reason for large
+# changes, above all if later rows come from other speakers or places (docs/presets.md).
+MIX_OF_CLASSES = Prior((1.0, 0.5), rows=3.0)
+# A mean of two numbers. The loss is quadratic, so a few rows suffice.
+MIX_OF_NUMBERS = Prior((0.6, 0.4), rows=0.1)
+
+# Mean loss of the task for outputs (n, K).
+Loss = Callable[[Tensor], Tensor]
+
+
+def fit_baseline(
+    summaries: Mapping[str, Summary],
+    targets: ScoreTargets,
+    loss_of_rows: Callable[[Tensor, Tensor], Tensor],
+) -> Baseline:
+    """Train a baseline on the features of a training split.
+
+    The scores are scaled so that they minimize the loss of rows on which they were not trained.
+    The output of the baseline is then in the space of the head's output.
+
+    Args:
+        summaries: Features of all n rows, by input name. Rows that lack the input have NaN.
+        targets: What the baseline learns, (n, K).
+        loss_of_rows: Mean loss of the task, for the outputs (m, K) and the indices (m,) of rows.
+    """
+    blocks = [block for summary in summaries.values() for block in summary.counted]
+    counted = fit_counted(blocks, targets) if blocks else None
+    empty = Baseline(
+        "",
+        dense={name: summary.dense.shape[1] for name, summary in summaries.items()},
+        counted={name: [1] * len(summary.counted) for name, summary in summaries.items()},
+        num_outputs=targets.values.shape[1],
+    )
+    dense = trees = None
+    if empty.dense is not None:
+        # The additional feature of an input has another unit.
+        sizes = [size for count in empty.num_dense.values() for size in (count, 1)]
+        x = empty.dense_features(summaries, len(targets.values))
+        dense = fit_dense(x, targets, sizes)
+        columns = _table_columns(empty, summaries)
+        trees = fit_trees(x, columns, targets, loss_of_rows) if len(columns) else None
+    parts = [part for part in (counted, dense, trees) if part is not None]
+    scores = torch.stack([part.scores for part in parts])
+    rows = (~scores.isnan().any(2).any(0)).nonzero()[:, 0]
+    scales = fit_scales(
+        list(scores[:, rows]),
+        lambda output: loss_of_rows(output, rows),
+        Prior([_initial_scale(part, targets) for part in parts]),
+    )
+    if trees is not None and scales[-1] < MIN_FACTOR:
+        trees = None
+    elif trees is not None and scales[-2] < MIN_FACTOR:
+        dense = None
+    kept = [id(part) for part in (counted, dense, trees)]
+    sizes = iter([] if counted is None else [len(module.codes) for module in counted.modules])
+    baseline = Baseline(
+        _about(summaries, dense, trees, targets.are_classes),
+        dense=empty.num_dense,
+        counted={name: [next(sizes) for _ in ones] for name, ones in empty.num_counted.items()},
+        num_outputs=targets.values.shape[1],
+        num_landmarks=0 if dense is None else len(dense.module.landmarks),
+        num_trees=0 if trees is None else len(trees.module.roots),
+        num_nodes=0 if trees is None else len(trees.module.value),
+    )
+    for part, scale in zip(parts, scales, strict=True):
+        if id(part) not in kept:
+            continue
+        baseline.bias += scale * part.bias
+        if isinstance(part, Counted):
+            for module in part.modules:
+                module.weight *= scale
+            baseline.tfidf = nn.ModuleList(part.modules)
+            continue
+        part.module.weight *= scale
+        if isinstance(part, Boosted):
+            baseline.trees = part.module
+        else:
+            baseline.dense = part.module
+    return baseline
+
+
+def fit_mix(
+    outputs: Tensor,
+    baseline_outputs: Tensor,
+    loss: Loss,
+    *,
+    are_classes: bool = True,
+    are_forecasts: bool = False,
+) -> tuple[float, float]:
+    """Return the factors (a, b) with which a * outputs + b * baseline_outputs has the lowest loss.
+
+    Args:
+        outputs: (n, K). Outputs of the head for rows of the validation split.
+        baseline_outputs: (n, K). Outputs of the baseline for the same rows.
+        loss: Mean loss of the task for these rows.
+        are_classes: Whether the outputs are logits.
+        are_forecasts: Whether the rows are windows of one period. They overlap, so how much the
+            outputs should be enlarged there says little about later periods, and the factors add up
+            to at most 1.
+
+    Returns:
+        Factors of at least 0. b is 0 if the baseline does not lower the loss.
+    """
+    (alone,) = fit_scales([outputs], loss, Prior([1.0]))
+    prior = MIX_OF_CLASSES if are_classes else MIX_OF_NUMBERS
+    a, b = fit_scales([outputs, baseline_outputs], loss, prior)
+    if are_forecasts:
+        alone = min(alone, 1.0)
+    if are_forecasts and a + b > 1:
+        (a,) = fit_scales(
+            [outputs - baseline_outputs],
+            lambda difference: loss(baseline_outputs + difference),
+            Prior([prior.factors[0]], prior.rows),
+        )
+        a = min(a, 1.0)
+        b = 1.0 - a
+    is_lower = float(loss(a * outputs + b * baseline_outputs)) < float(loss(alone * outputs))
+    return (a, b) if b > MIN_FACTOR and is_lower else (alone, 0.0)
+
+
+def fit_scales(parts: Sequence[Tensor], loss: Loss, prior: Prior) -> list[float]:
+    """Return factors of at least 0 whose weighted sum of the parts has the lowest loss.
+
+    A squared penalty with the weight of a few rows pulls them to their initial values.
+
+    Args:
+        parts: Outputs (n, K) to add up.
+        loss: Mean loss of n rows.
+        prior: Initial factors, which the fitted ones stay near if there are few rows.
+
+    """
+    from scipy.optimize import minimize  # it takes time to import
+
+    start = torch.tensor(prior.factors, dtype=torch.float64)
+    stacked = torch.stack(list(parts)).double()
+    size = max(stacked.shape[1], 1)
+
+    def objective(factors: np.ndarray) -> tuple[float, np.ndarray]:
+        # The caller changes weights in place, so it has turned gradients off.
+        with torch.enable_grad():
+            x = torch.tensor(factors, dtype=torch.float64, requires_grad=True)
+            output = torch.tensordot(x, stacked, 1)
+            penalty = prior.rows / size * (x - start).square().sum()
+            total = loss(output) + penalty
+            total.backward()
+            assert x.grad is not None
+            return total.item(), x.grad.numpy()
+
+    result = minimize(
+        objective,
+        np.array(prior.factors),
+        jac=True,
+        method="L-BFGS-B",
+        bounds=[(0.0, None)] * len(parts),
+        options={"maxiter": MAX_ITERATIONS},
+    )
+    return [float(factor) for factor in result.x]
+
+
+def _table_columns(baseline: Baseline, summaries: Mapping[str, Summary]) -> Tensor:
+    """Return the indices of the dense features that are columns of a table."""
+    columns: list[int] = []
+    start = 0
+    for name, count in baseline.num_dense.items():
+        if summaries[name].about == COLUMNS:
+            columns += range(start, start + count)
+        start += count + 1  # the last one says whether a sample has the input
+    return torch.tensor(columns, dtype=torch.long)
+
+
+def _initial_scale(part: Counted | Dense | Boosted, targets: ScoreTargets) -> float:
+    """Return the factor of a part without any rows. A few rows are no reason to use trees."""
+    if isinstance(part, Boosted):
+        return 0.0
+    return INITIAL_SCALE if targets.are_classes else 1.0
+
+
+def _about(
+    summaries: Mapping[str, Summary],
+    dense: Dense | None,
+    trees: Boosted | None,
+    are_classes: bool,
+) -> str:
+    """Return the name of the baseline, such as "TF-IDF + linear SVM"."""
+    used = {name: each for name, each in summaries.items() if each.counted or each.dense.shape[1]}
+    names = list(dict.fromkeys(summary.about for summary in used.values()))
+    models: list[str] = []
+    if any(summary.counted for summary in used.values()):
+        models.append("linear SVM" if are_classes else "ridge regression")
+    if dense is not None and dense.name not in models:
+        models.append(dense.name)
+    if trees is not None:
+        models.append("gradient-boosted trees")
+    return " + ".join([*names, *models])

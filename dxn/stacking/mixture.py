@@ -1,0 +1,289 @@
+"""A small classical model that is computed from the same batches as the transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from dxn.core.errors import UserError
+from dxn.core.tokens import Summary
+
+# Standardized numbers are limited, so that an outlier does not dominate all other values.
+MAX_VALUE = 10.0
+MAX_DEPTH = 12  # of a tree
+
+
+class TfIdf(nn.Module):
+    """Weights the counted features of samples by TF-IDF, and multiplies them with a matrix.
+
+    The weight of a feature with the count c is (1 + log c) idf. The vector of a sample has the
+    length 1. Features that are not known are ignored.
+
+    Args:
+        num_features: Number of known features F.
+        num_outputs: Number of outputs K.
+    """
+
+    codes: Tensor
+    idf: Tensor
+    weight: Tensor
+
+    def __init__(self, num_features: int, num_outputs: int):
+        super().__init__()
+        self.register_buffer("codes", torch.zeros(num_features, dtype=torch.long))  # ascending
+        self.register_buffer("idf", torch.zeros(num_features))
+        self.register_buffer("weight", torch.zeros(num_features, num_outputs))
+
+    def entries(self, counted: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the row, the column and the value of each entry of the matrix (size, F).
+
+        Args:
+            counted: (2, n). Sample and code of each occurrence.
+            size: Number of samples.
+        """
+        rows, codes = counted
+        num_features = len(self.codes)
+        columns = torch.searchsorted(self.codes, codes).clamp(max=num_features - 1)
+        is_known = self.codes[columns] == codes
+        cells = rows[is_known] * num_features + columns[is_known]
+        cells, counts = cells.unique(return_counts=True)
+        rows, columns = cells // num_features, cells % num_features
+        values = (1 + counts.float().log()) * self.idf[columns]
+        squares = values.new_zeros(size).index_add_(0, rows, values.square())
+        return rows, columns, values * squares.rsqrt()[rows]
+
+    def forward(self, counted: Tensor, size: int) -> Tensor:
+        """Return scores (size, K)."""
+        rows, columns, values = self.entries(counted, size)
+        # The entries are sorted by row, as embedding_bag needs it.
+        offsets = torch.searchsorted(rows, torch.arange(size, device=rows.device))
+        return F.embedding_bag(columns, self.weight, offsets, mode="sum", per_sample_weights=values)
+
+
+class DenseScores(nn.Module):
+    """Standardizes numbers, and computes scores by a linear model or by a kernel.
+
+    The kernel is exp(-gamma |x - landmark|^2), as in kernel ridge regression with a subset of the
+    training samples (Nystroem's method).
+
+    Args:
+        num_features: Number of features F.
+        num_outputs: Number of outputs K.
+        num_landmarks: Number of landmarks of the kernel. 0: a linear model.
+    """
+
+    mean: Tensor
+    scale: Tensor
+    landmarks: Tensor
+    gamma: Tensor
+    weight: Tensor
+
+    def __init__(self, num_features: int, num_outputs: int, num_landmarks: int = 0):
+        super().__init__()
+        self.register_buffer("mean", torch.zeros(num_features))
+        self.register_buffer("scale", torch.ones(num_features))
+        self.register_buffer("gamma", torch.zeros(()))
+        self.register_buffer("landmarks", torch.zeros(num_landmarks, num_features))
+        self.register_buffer("weight", torch.zeros(num_landmarks or num_features, num_outputs))
+
+    def standardized(self, x: Tensor) -> Tensor:
+        """Return features (B, F) with mean 0 and variance 1 in the training, 0 where unknown."""
+        z = (x - self.mean) / self.scale
+        return z.nan_to_num(0.0).clamp(-MAX_VALUE, MAX_VALUE)
+
+    def features(self, z: Tensor) -> Tensor:
+        """Return the inputs of the linear layer: standardized features, or their kernel."""
+        if not len(self.landmarks):
+            return z
+        # The weights of a kernel are large and cancel each other, so float32 would not suffice.
+        # MPS has nothing else.
+        dtype = torch.float32 if z.device.type == "mps" else torch.float64
+        z, landmarks = z.to(dtype), self.landmarks.to(dtype)
+        squares = z.square().sum(1, keepdim=True) + landmarks.square().sum(1)
+        distances = (squares - 2 * z @ landmarks.T).clamp(min=0)
+        return torch.exp(-self.gamma.to(dtype) * distances)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map features (B, F) to scores (B, K)."""
+        features = self.features(self.standardized(x))
+        return (features @ self.weight.to(features.dtype)).float()
+
+
+class Trees(nn.Module):
+    """Gradient-boosted trees over the dense features.
+
+    All nodes of all trees have one index. A leaf is its own child, so that MAX_DEPTH steps from a
+    root end in a leaf. Their number is fixed: no folder of a stranger can make a walk endless.
+
+    Args:
+        num_trees: Number of trees T.
+        num_nodes: Number of nodes N of all trees.
+        num_outputs: Number of outputs K.
+    """
+
+    roots: Tensor
+    feature: Tensor
+    threshold: Tensor
+    missing_left: Tensor
+    left: Tensor
+    right: Tensor
+    value: Tensor
+    weight: Tensor
+
+    def __init__(self, num_trees: int, num_nodes: int, num_outputs: int):
+        super().__init__()
+        self.register_buffer("roots", torch.zeros(num_trees, dtype=torch.long))
+        self.register_buffer("feature", torch.zeros(num_nodes, dtype=torch.long))
+        self.register_buffer("threshold", torch.zeros(num_nodes))
+        self.register_buffer("missing_left", torch.zeros(num_nodes, dtype=torch.bool))
+        self.register_buffer("left", torch.zeros(num_nodes, dtype=torch.long))
+        self.register_buffer("right", torch.zeros(num_nodes, dtype=torch.long))
+        self.register_buffer("value", torch.zeros(num_nodes))
+        # What the value of each tree contributes to each output.
+        self.register_buffer("weight", torch.zeros(num_trees, num_outputs))
+
+    def is_valid(self, num_features: int) -> bool:
+        """Whether all indices are in range."""
+        count = len(self.value)
+        limits = [(self.roots, count), (self.left, count), (self.right, count)]
+        limits.append((self.feature, num_features))
+        return all(bool(((x >= 0) & (x < limit)).all()) for x, limit in limits)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Map features (B, F), NaN where unknown, to scores (B, K)."""
+        node = self.roots.expand(x.shape[0], -1)
+        for _ in range(MAX_DEPTH):
+            value = x.gather(1, self.feature[node])
+            # ONNX Runtime cannot choose between booleans. A comparison with NaN is false.
+            is_left = (value.isnan() & self.missing_left[node]) | (value <= self.threshold[node])
+            node = torch.where(is_left, self.left[node], self.right[node])
+        return self.value[node] @ self.weight
+
+
+class Baseline(nn.Module):
+    """The sum of the scores of all counted features and of all numbers.
+
+    Args:
+        about: Name of the model, such as "TF-IDF + linear SVM".
+        dense: Number of dense features of each input, by input name. It can be 0.
+        counted: Number of known counted features of each block of each input, by input name.
+        num_outputs: Number of outputs K, as many as the task has.
+        num_landmarks: Number of landmarks of the kernel. 0: a linear model.
+        num_trees: Number of gradient-boosted trees.
+        num_nodes: Number of nodes of all trees.
+    """
+
+    def __init__(
+        self,
+        about: str,
+        *,
+        dense: Mapping[str, int],
+        counted: Mapping[str, Sequence[int]],
+        num_outputs: int,
+        num_landmarks: int = 0,
+        num_trees: int = 0,
+        num_nodes: int = 0,
+    ):
+        super().__init__()
+        self.about = about
+        self.num_dense = {name: count for name, count in dense.items() if count}
+        self.num_counted = {name: list(counts) for name, counts in counted.items() if counts}
+        sizes = [count for counts in self.num_counted.values() for count in counts]
+        self.tfidf = nn.ModuleList(TfIdf(size, num_outputs) for size in sizes)
+        self.dense = None
+        self.trees = None
+        # One additional feature per input: whether the sample has it.
+        self.num_features = sum(self.num_dense.values()) + len(self.num_dense)
+        if self.num_dense:
+            self.dense = DenseScores(self.num_features, num_outputs, num_landmarks)
+        if self.num_dense and num_trees:
+            self.trees = Trees(num_trees, num_nodes, num_outputs)
+        self.bias: Tensor
+        self.register_buffer("bias", torch.zeros(num_outputs))
+
+    def sizes(self) -> dict[str, Any]:
+        """Return the arguments of the constructor as plain data."""
+        return {
+            "about": self.about,
+            "dense": dict(self.num_dense),
+            "counted": {name: list(counts) for name, counts in self.num_counted.items()},
+            "num_outputs": len(self.bias),
+            "num_landmarks": 0 if self.dense is None else len(self.dense.landmarks),
+            "num_trees": 0 if self.trees is None else len(self.trees.roots),
+            "num_nodes": 0 if self.trees is None else len(self.trees.value),
+        }
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the inputs that are read."""
+        return list({**self.num_dense, **self.num_counted})
+
+    @property
+    def output_shape(self) -> tuple[int, ...]:
+        """Shape of the output of a sample."""
+        return tuple(self.bias.shape)
+
+    def fault(self, adapters: Mapping[str, Any]) -> str:
+        """Return what is wrong with sizes that may come from a stranger's folder. Empty: nothing.
+
+        Args:
+            adapters: Adapters of the inputs, by input name.
+        """
+        if self.trees is None or self.trees.is_valid(self.num_features):
+            return ""
+        return "a tree names a node or feature that does not exist"
+
+    def dense_scores(self, x: Tensor) -> Tensor:
+        """Return the scores (B, K) of the features that `dense_features` returns."""
+        assert self.dense is not None
+        scores = self.dense(x)
+        return scores if self.trees is None else scores + self.trees(x)
+
+    def forward(self, summaries: Mapping[str, Summary], size: int) -> Tensor:
+        """Return the output (B, K), in the space of the head's output.
+
+        Args:
+            summaries: Summary of each input, by input name. Inputs that no sample has are left out.
+            size: Number of samples B.
+
+        Raises:
+            UserError: If an adapter returns other features than in the training.
+        """
+        # In float32: standardized numbers and distances need more digits than bf16 has.
+        with torch.autocast(self.bias.device.type, enabled=False):
+            output = self.bias.expand(size, -1)
+            tfidf = iter(self.tfidf)
+            for name, counts in self.num_counted.items():
+                blocks = summaries[name].counted if name in summaries else [None] * len(counts)
+                for block, module in zip(_checked(name, blocks, len(counts)), tfidf, strict=False):
+                    if block is not None:
+                        output = output + module(block, size)
+            if self.dense is not None:
+                output = output + self.dense_scores(self.dense_features(summaries, size))
+        return output
+
+    def dense_features(self, summaries: Mapping[str, Summary], size: int) -> Tensor:
+        """Return the numbers of all inputs (B, F), NaN where a sample lacks an input."""
+        parts: list[Tensor] = []
+        for name, count in self.num_dense.items():
+            if name in summaries:
+                x = summaries[name].dense.float()
+                _checked(name, range(x.shape[1]), count)
+            else:
+                x = self.bias.new_full((size, count), torch.nan)
+            is_present = ~x.isnan().all(1, keepdim=True)
+            parts += [x, is_present.float()]
+        return torch.cat(parts, 1)
+
+
+def _checked(name: str, features: Sequence[Any], count: int) -> Sequence[Any]:
+    if len(features) != count:
+        raise UserError(
+            f"baseline.{name}: the adapter computes {len(features)} features, but the baseline was "
+            f"trained with {count}; copy the model folder again"
+        )
+    return features

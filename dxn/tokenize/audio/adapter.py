@@ -1,0 +1,301 @@
+"""The audio adapter: one token per log-mel frames, spectrogram patch or waveform frame."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from dxn.core.dropout import Dropout
+from dxn.core.tokens import Span, Summary, Tokens
+from dxn.stacking.features.statistics import Moments, extremes, means_of_parts, time_statistics
+from dxn.tokenize.audio.options import (
+    AudioAugment,
+    AudioNormalization,
+    AudioTokens,
+    PatchOptions,
+    SpectrogramOptions,
+    bins_and_frames,
+)
+from dxn.tokenize.audio.preprocessor import AudioPreprocessor
+from dxn.tokenize.base import raws_of, to_tokens
+from dxn.tokenize.grid import MASKED, PatchGrid
+from dxn.tokenize.masking import AudioMasking, check_ratio
+from dxn.tokenize.positions import PosEmbed1d, PosEmbed2d, PosEmbedKind
+from dxn.tokenize.spaced import evenly_spaced
+from dxn.tokenize.stem import ConvStem, WhisperStem
+
+StemKind = Literal["patch", "conv", "residual", "whisper"]
+
+RESIDUAL_BLOCKS = 1  # after each of the last two convolutions of stem=residual
+RESIDUAL_WIDTH = 32  # channels after its first convolution, of which each has all mel bins
+MASK_RATIO = 0.4  # fraction of the columns that masked pretraining hides by default
+MAX_FITTED = 1000  # clips are enough for stable statistics
+NUM_MFCC = 20  # cepstral coefficients of a summary, as many as librosa computes
+NUM_PARTS = 4  # parts of a clip that a summary describes separately
+MIN_STD = 1e-3  # bins above the bandwidth of the recordings are constant: avoid a division by 0
+
+
+class AudioAdapter(nn.Module):
+    """Convert audio clips to Tokens.
+
+    Args:
+        dim: Width D of a token.
+        tokens: Content of a token: frames (frame_size consecutive log-mel frames), patches (a patch
+            of the spectrogram) or waveform (frame_size consecutive samples).
+        sample_rate: Sample rate in hertz. Clips with another sample rate are resampled.
+        spectrogram: Options of the log-mel spectrogram.
+        frame_size: Number of log-mel frames per token. With tokens=waveform, number of samples.
+        patch: Options of the patches for tokens=patches.
+        stem: Layers that embed a token: patch (a linear projection), conv (strided convolutions
+            over time, or over both axes of square tokens=patches), residual (strided convolutions
+            over time and mel bins, each of the last two followed by a residual convolution, for
+            tokens=frames or square tokens=patches) or whisper (Whisper's convolutions over time,
+            for tokens=frames with frame_size=2).
+        normalize: Normalization of the features.
+        pos_embed: Position embedding of the columns: learned, sinusoidal or none.
+        max_len: Number of learned positions along time. With tokens=patches, all patches at the
+            same time share one position.
+        dropout: Dropout probability of the embedded columns.
+        augment: Augmentation of training clips.
+    """
+
+    modality = "audio"
+
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        tokens: AudioTokens = "frames",
+        sample_rate: int = 16000,
+        spectrogram: SpectrogramOptions = SpectrogramOptions(),
+        frame_size: int = 4,
+        patch: PatchOptions = PatchOptions(),
+        stem: StemKind = "patch",
+        normalize: AudioNormalization = AudioNormalization(),
+        pos_embed: PosEmbedKind = "sinusoidal",
+        max_len: int = 1024,
+        dropout: float = 0.0,
+        augment: AudioAugment = AudioAugment(),
+    ):
+        super().__init__()
+        self.dim = dim
+        self.prepare = AudioPreprocessor(
+            tokens=tokens,
+            sample_rate=sample_rate,
+            spectrogram=spectrogram,
+            normalize=normalize.kind,
+            augment=augment,
+        )
+        num_features = self.prepare.num_features
+        self.grid = _patch_grid(tokens, num_features, frame_size, patch)
+        self.bands = self.grid.count(num_features, 1)  # number of patches along the mel axis
+        self.mean: Tensor
+        self.std: Tensor
+        self.known_statistics = normalize.mean is not None
+        self.register_buffer("mean", torch.full((num_features,), normalize.mean or 0.0))
+        self.register_buffer("std", torch.full((num_features,), normalize.std or 1.0))
+        self.stem = _make_stem(stem, tokens, self.grid, num_features, dim)
+        if self.stem is None:
+            self.proj = nn.Linear(self.grid.size[0] * self.grid.size[1], dim)
+        if tokens == "patches":
+            # The other kinds have no parameters, so they do not use the number of steps.
+            steps = max_len if pos_embed == "learned" else 1
+            grid = (steps, self.bands)
+            self.pos_embed = PosEmbed2d(pos_embed, dim=dim, grid=grid, is_time=True)
+        else:
+            self.pos_embed = PosEmbed1d(pos_embed, dim=dim, max_len=max_len)
+        self.dropout = Dropout(dropout)
+        # Zeros instead of random numbers, so that the initialization of all later parameters does
+        # not depend on this one.
+        self.mask_embedding = nn.Parameter(torch.zeros(dim))
+
+    def fit(self, raws: Sequence[Tensor]) -> AudioAdapter:
+        """Compute the mean and standard deviation of each bin if normalize.kind=dataset.
+
+        Args:
+            raws: Clips (T,) of the training split. At most 1,000 are used, spread over all of them.
+        """
+        if self.prepare.normalize != "dataset" or self.known_statistics:
+            return self
+        moments = Moments(len(self.mean))
+        for raw in raws_of(self.prepare, evenly_spaced(raws, MAX_FITTED), Tensor):
+            moments.add(self.prepare.features(raw))
+        if moments.count.any():
+            self.mean.copy_(moments.mean)
+            self.std.copy_(moments.std.clamp(min=MIN_STD))
+        return self
+
+    def masking(self, *, ratio: float | None = None, span: int = 5) -> AudioMasking | None:
+        """Create a masking of runs of `span` columns. Call it after `fit`.
+
+        Args:
+            ratio: Fraction of the columns to mask. Default: 0.4.
+            span: Number of consecutive columns that are masked together.
+
+        Returns:
+            None if ratio is 0.
+        """
+        ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
+        if span < 1:
+            raise ValueError(f"span must be at least 1, got {span}")
+        if not ratio:
+            return None
+        # Copies on the CPU, because a masking is pickled and sent to the data workers.
+        return AudioMasking(
+            ratio=ratio,
+            span=span,
+            grid=self.grid,
+            mean=self.mean.detach().cpu().clone(),
+            std=self.std.detach().cpu().clone(),
+            stem_pads_end=self.stem is not None,
+        )
+
+    def tokens(self, raws: Sequence[Any]) -> Tokens:
+        """Convert paths, bytes or (array, sample rate) pairs to Tokens."""
+        return to_tokens(self, raws)
+
+    def describe(self, raw: Tensor) -> str:
+        """Describe the number and duration of the columns and the duration of the clip."""
+        steps = self.grid.count(len(self.prepare(raw)["features"]), 0)
+        bands = f" × {self.bands} bands" if self.bands > 1 else ""
+        duration = self.grid.size[0] * self.prepare.seconds
+        rate = self.prepare.sample_rate
+        return f"{steps} frames of {duration:.3g} s{bands}, {len(raw) / rate:.2f} s at {rate} Hz"
+
+    def summary(self, batch: Mapping[str, Tensor]) -> Summary | None:
+        """Return statistics of the spectrogram and of its MFCC. None: there is no spectrogram.
+
+        They are those of the levels before `normalize.kind=clip`: how loud a sound is tells what it
+        is, and so does a short click, which only the maximum over time shows.
+        """
+        if self.prepare.spectrogram is None:
+            return None
+        from torchaudio.functional import create_dct  # it takes time to import
+
+        x, lengths = batch["features"].float(), batch["lengths"]
+        if "level" in batch:
+            mean, std = batch["level"].float().split([x.shape[2], 1], 1)
+            x = x * std[..., None] + mean[:, None]
+        mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+        count = x.shape[2]
+        mfcc = x @ create_dct(min(NUM_MFCC, count), count, "ortho").to(x.device)
+        parts = [time_statistics(mfcc, mask), time_statistics(x, mask), extremes(x, lengths)]
+        dense = torch.cat([*parts, means_of_parts(mfcc, lengths, NUM_PARTS)], 1)
+        return Summary("MFCC statistics", dense)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
+        """Embed a collated batch as Tokens (B, N, D).
+
+        The columns are ordered by time. Patches at the same time are ordered from low to high mel
+        bins.
+        """
+        lengths = batch["lengths"]
+        features = (batch["features"] - self.mean) / self.std
+        # Normalization turns the zeros of the padding into other values, so it is zeroed again.
+        visible = torch.arange(features.shape[1], device=features.device) < lengths[:, None]
+        if "hidden" in batch:
+            visible = visible & ~batch["hidden"]
+        features = features * visible[..., None]
+        if self.stem is not None:
+            x = self._stem(features, lengths)
+        else:
+            windows = self.grid.windows(features[:, None])
+            # (time, mel bins) to (mel bins, time): the order of the weights in public checkpoints.
+            x = self.proj(rearrange(windows, "b 1 t f q p -> b t f (p q)"))
+        steps = x.shape[1]
+        x = rearrange(x + self._positions(steps, x.device), "b t f d -> b (t f) d")
+        # The number of columns of each sample follows from its length, not from the padded batch.
+        counts = self.grid.counts(lengths, 0)
+        mask = torch.arange(steps, device=x.device) < counts[:, None]
+        mask = mask.repeat_interleave(self.bands, 1)
+        coords = self._coords(lengths, steps, mask)
+        x = self.dropout(x)
+        if MASKED in batch:
+            x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
+        return Tokens(x, mask, (Span(self.modality, self.modality, 0, x.shape[1], coords),))
+
+    def _stem(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """Embed features (B, T, F) as (B, t, f, D)."""
+        if isinstance(self.stem, WhisperStem):
+            return rearrange(self.stem(features, lengths), "b t d -> b t 1 d")
+        assert self.stem is not None
+        # Frames: the mel bins are channels. Patches: time and mel bins are the axes of an image.
+        pattern = "b t f -> b f t 1" if self.stem.axes == 1 else "b t f -> b 1 t f"
+        x = rearrange(features, pattern)
+        return self.stem(x, torch.stack([lengths, torch.full_like(lengths, x.shape[3])], 1))
+
+    def _positions(self, steps: int, device: torch.device) -> Tensor:
+        """Return position embeddings (steps, 1 or bands, D), or a scalar 0 without positions."""
+        if isinstance(self.pos_embed, PosEmbed1d):
+            codes = self.pos_embed(steps, device)
+            return codes[:, None] if codes.ndim else codes
+        return self.pos_embed(steps, self.bands, device)
+
+    def _coords(self, lengths: Tensor, steps: int, mask: Tensor) -> Tensor:
+        """Return start and stop of each token in seconds (B, N, 2), NaN at padding."""
+        start = torch.arange(steps, device=lengths.device) * self.grid.stride[0]
+        stop = torch.minimum(start + self.grid.size[0], lengths[:, None])
+        coords = torch.stack([start.expand_as(stop), stop], -1) * self.prepare.seconds
+        coords = coords.repeat_interleave(self.bands, 1)  # all bands have the same time
+        return coords.masked_fill(~mask[..., None], torch.nan)
+
+
+def _patch_grid(
+    tokens: AudioTokens, num_features: int, frame_size: int, patch: PatchOptions
+) -> PatchGrid:
+    """Express all kinds of tokens as patches (time, mel bins); frames cover all mel bins."""
+    if frame_size < 1:
+        raise ValueError(f"frame_size must be at least 1, got {frame_size}")
+    if tokens != "patches":
+        size = (frame_size, num_features)
+        return PatchGrid(size, size, patch.pad_end)
+    bins, frames = bins_and_frames(patch.size, "patch size")
+    if patch.stride is None:
+        return PatchGrid((frames, bins), (frames, bins), patch.pad_end)
+    bin_stride, frame_stride = bins_and_frames(patch.stride, "patch stride")
+    return PatchGrid((frames, bins), (frame_stride, bin_stride), patch.pad_end)
+
+
+def _make_stem(
+    kind: StemKind, tokens: AudioTokens, grid: PatchGrid, num_features: int, dim: int
+) -> ConvStem | WhisperStem | None:
+    """Create the stem. None: tokens are embedded by a linear projection."""
+    if kind not in get_args(StemKind):
+        raise ValueError(f"stem must be patch, conv, residual or whisper, got {kind!r}")
+    if kind == "patch":
+        return None
+    frames, bins = grid.size
+    if kind == "whisper":
+        if tokens != "frames" or frames != 2:
+            raise ValueError(
+                "stem=whisper needs tokens=frames and frame_size=2, "
+                f"got tokens={tokens} and frame_size={frames}"
+            )
+        return WhisperStem(num_features, dim)
+    if tokens == "frames" and kind == "conv":
+        # All layers have the full width: the mel bins are channels already, so there is no second
+        # axis whose size decreases while the number of channels increases.
+        return ConvStem(in_channels=num_features, dim=dim, stride=frames, width=dim, axes=1)
+    is_square = frames == bins and grid.stride == grid.size
+    if tokens != "frames" and (tokens != "patches" or not is_square):
+        raise ValueError(
+            f"stem={kind} needs tokens=frames, or tokens=patches with square patches and no "
+            f"stride, got tokens={tokens} with patches of {(bins, frames)} and stride "
+            f"{grid.stride[::-1]}"
+        )
+    if kind == "conv":
+        return ConvStem(in_channels=1, dim=dim, stride=frames)
+    # A token of frames contains the cells of all mel bins.
+    merged = -(-bins // frames) if tokens == "frames" else 1
+    return ConvStem(
+        in_channels=1,
+        dim=dim,
+        stride=frames,
+        width=RESIDUAL_WIDTH,
+        blocks=RESIDUAL_BLOCKS,
+        merged=merged,
+    )

@@ -1,0 +1,89 @@
+"""Augmentation of training clips: waveforms and spectrograms."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dxn.core.randomness import torch_seeded
+from dxn.tokenize.audio.options import AudioAugment
+
+# `equalize` draws gains at this number of points of the mel axis and interpolates between them.
+# With few points the gain varies smoothly, like the frequency response of a microphone.
+NUM_POINTS = 5
+
+
+def augment_waveform(
+    x: Tensor, options: AudioAugment, sample_rate: int, rand: random.Random
+) -> Tensor:
+    """Apply crop, speed, gain, time shift and noise to a waveform (T,). Its length can change."""
+    if options.crop:
+        length = max(round(options.crop * sample_rate), 1)
+        start = rand.randint(0, max(len(x) - length, 0))
+        x = x[start : start + length]
+    if options.speed:
+        factor = 1 + rand.uniform(-options.speed, options.speed)
+        length = max(round(len(x) / factor), 1)  # at least one sample remains
+        x = F.interpolate(x[None, None], length, mode="linear")[0, 0]
+    if options.gain:
+        # 20 decibels multiply the amplitude by 10, and 10 decibels multiply the power by 10.
+        x = x * 10 ** (rand.uniform(-options.gain, options.gain) / 20)
+    if options.time_shift:
+        x = F.pad(x, (round(rand.uniform(0, options.time_shift) * sample_rate), 0))
+    if options.noise:
+        # Relative to the root mean square of the clip, so that quiet clips are not drowned out.
+        level = rand.uniform(0, options.noise) * x.square().mean().sqrt()
+        with torch_seeded(rand):
+            x = x + level * torch.randn(len(x))
+    return x
+
+
+def draw_gains(n_mels: int, options: AudioAugment, rand: random.Random) -> Tensor | None:
+    """Draw the factors (F,) of the mel power for `equalize`. None: `equalize` is off."""
+    if not options.equalize:
+        return None
+    limit = options.equalize
+    points = torch.tensor([rand.uniform(-limit, limit) for _ in range(NUM_POINTS)])
+    decibels = F.interpolate(points[None, None], n_mels, mode="linear", align_corners=True)[0, 0]
+    return 10 ** (decibels / 10)  # decibels of the power, not of the amplitude
+
+
+def augment_spectrogram(mel: Tensor, options: AudioAugment, rand: random.Random) -> Tensor:
+    """Apply tempo, warp and SpecAugment masks to a log-mel spectrogram (T, F).
+
+    Masked cells get the mean of the clip. The number of frames can change.
+    """
+    import torchaudio  # it takes time to import
+
+    if options.tempo:
+        steps = round(len(mel) * (1 + rand.uniform(-options.tempo, options.tempo)))
+        mel = F.interpolate(mel.T[None], max(steps, 1), mode="linear")[0].T
+    if options.warp:
+        mel = _warp(mel, 1 + rand.uniform(-options.warp, options.warp))
+    mean = float(mel.mean())
+    mask = torchaudio.functional.mask_along_axis
+    # mask_along_axis draws from the global generator of torch.
+    with torch_seeded(rand):
+        if options.freq_mask:
+            mel = mask(mel[None], options.freq_mask, mean, 2)[0]
+        if options.time_mask:
+            width = math.ceil(options.time_mask * len(mel))
+            mel = mask(mel[None], width, mean, 1)[0]
+    return mel
+
+
+def _warp(mel: Tensor, factor: float) -> Tensor:
+    """Stretch the mel axis of mel (T, F): bin f gets the interpolated value of bin f * factor.
+
+    The highest bin is repeated where f * factor exceeds it.
+    """
+    num_bins = mel.shape[1]
+    source = (torch.arange(num_bins) * factor).clamp(max=num_bins - 1)
+    low = source.floor().long()
+    high = (low + 1).clamp(max=num_bins - 1)
+    weight = source - low
+    return mel[:, low] * (1 - weight) + mel[:, high] * weight

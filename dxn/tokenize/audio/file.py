@@ -1,0 +1,186 @@
+"""Reading of audio files in all supported formats, with checks of their content."""
+
+from __future__ import annotations
+
+import math
+import re
+from fractions import Fraction
+from functools import lru_cache
+from typing import Any
+
+import soundfile
+import torch
+from torch import Tensor, nn
+
+from dxn.tokenize.audio.mp3_frames import is_cut_mp3
+from dxn.tokenize.audio.sound_track import read_sound_track, sound_track_rate
+from dxn.tokenize.container import check_rate, check_seconds, check_values
+from dxn.tokenize.media import BadMedia, bytes_or_path, head, is_container
+
+# libsndfile reads a truncated file without an error, but its log contains the expected length.
+SHORTENED = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be \d+\)")
+# The header of a WAV file that was written to a pipe contains this length, because the program did
+# not know the length when it wrote the header.
+STREAMED = 2**32 - 1
+UNKNOWN_LENGTH = 2**40  # libsndfile reports a huge number of frames if it cannot know the length
+# The number of rows of a resampling filter is the denominator of the ratio of both sample rates.
+# All common pairs have a denominator of at most 640 (11025 to 16000 has exactly 640), so their
+# ratio is exact. For other pairs, such as 22255 to 16000, the pitch changes by less than 0.1%. An
+# exact filter would need a gigabyte.
+MAX_DENOMINATOR = 640
+# Maximum product of numerator and denominator, which the size of the filter grows with. The largest
+# of a common pair is 282,240, that of 11025 to 16000 hertz.
+MAX_FILTER = 500_000
+BLOCK = 1 << 20  # values that are decoded at once
+# The largest plausible sample. The range is -1 to 1, and float files can exceed it a little.
+MAX_AMPLITUDE = 1e6
+
+
+def read_audio(source: Any, *, sample_rate: int, max_seconds: float = 60.0) -> Tensor:
+    """Read a clip as mono float32 (T,) at sample_rate hertz. Channels are averaged.
+
+    Args:
+        source: Path, bytes, or a pair of an array, (T,) or (channels, T), and its sample rate in
+            hertz. An array is float from -1 to 1, or int16.
+        sample_rate: Sample rate in hertz to which the clip is resampled.
+        max_seconds: Maximum duration in seconds. It is checked before the file is decoded.
+
+    Raises:
+        BadMedia: If the clip cannot be read or is longer than max_seconds. NoSoundTrack if it is a
+            video without sound.
+    """
+    if isinstance(source, tuple):
+        samples, rate = _from_array(*source)
+    elif _has_container(source):
+        samples, rate = read_sound_track(source, max_seconds)
+    else:
+        samples, rate = _decode(source, max_seconds)
+    if samples.shape[-1] == 0:
+        raise BadMedia("no samples in it")
+    low, high = samples.aminmax()
+    # NaN is neither larger nor smaller than any number.
+    if not (float(low) > -MAX_AMPLITUDE and float(high) < MAX_AMPLITUDE):
+        raise BadMedia(f"samples that are NaN, infinite or above {MAX_AMPLITUDE:,.0f}")
+    # Again, because the duration in the header can be missing or wrong.
+    check_seconds(samples.shape[-1] / rate, max_seconds)
+    mono = samples.mean(0) if samples.ndim == 2 else samples
+    return mono if rate == sample_rate else _resampler(rate, sample_rate)(mono)
+
+
+def audio_rate(source: Any) -> int:
+    """Return the sample rate in hertz of a source of `read_audio`, without decoding it.
+
+    Raises:
+        BadMedia: If the source cannot be read.
+    """
+    if isinstance(source, tuple):
+        return int(source[1])
+    if _has_container(source):
+        return sound_track_rate(source)
+    with _open_audio(source) as file:
+        return file.samplerate
+
+
+def audio_seconds(source: Any) -> float | None:
+    """Return the duration of a source of `read_audio` in seconds, without decoding it.
+
+    None: the duration is unknown, as in some streams, or the file is read by PyAV, as M4A is.
+
+    Raises:
+        BadMedia: If the source cannot be read.
+    """
+    if isinstance(source, tuple):
+        samples, rate = _from_array(*source)
+        return samples.shape[-1] / rate
+    if _has_container(source):
+        return None
+    with _open_audio(source) as file:
+        return file.frames / file.samplerate if file.frames < UNKNOWN_LENGTH else None
+
+
+def _has_container(source: Any) -> bool:
+    """Whether a path or bytes are a file that libsndfile cannot read, such as a video."""
+    bytes_or_path(source)  # checks that the file exists
+    return is_container(head(source, 32))
+
+
+def _from_array(array: Any, rate: float) -> tuple[Tensor, int]:
+    """Convert an array to float32 samples, (T,) or (channels, T), and its sample rate in hertz."""
+    samples = torch.as_tensor(array)
+    is_int16 = samples.dtype == torch.int16
+    if samples.ndim not in (1, 2) or not (samples.is_floating_point() or is_int16):
+        raise BadMedia(
+            "an audio array must be float or int16, (T,) or (channels, T), with a rate in hertz, "
+            f"got {samples.dtype} {tuple(samples.shape)} at {rate}"
+        )
+    check_rate(rate)
+    # This does not copy an array that is float32 already.
+    samples = samples.to(torch.float32)
+    # 32768 scales int16 to -1 to 1.
+    return samples / 32768 if is_int16 else samples, int(rate)
+
+
+def _decode(source: Any, max_seconds: float) -> tuple[Tensor, int]:
+    """Decode a file to mono float32 samples (T,) and their sample rate in hertz."""
+    with _open_audio(source) as file:
+        check_rate(file.samplerate)
+        # One frame more than allowed, so that a file without a known length is still rejected.
+        max_frames = int(max_seconds * file.samplerate) + 1
+        if file.frames < UNKNOWN_LENGTH:
+            check_seconds(file.frames / file.samplerate, max_seconds)
+            check_values(file.frames * file.channels, max_seconds)
+        try:
+            data = _read_mono(file, min(file.frames, max_frames), max_seconds)
+        except soundfile.LibsndfileError as error:
+            raise BadMedia(f"damaged or truncated audio ({error.error_string})") from None
+        header = SHORTENED.search(file.extra_info)
+        if header and int(header[1]) != STREAMED:
+            raise BadMedia(f"truncated: the header promises {int(header[1]):,} bytes of audio")
+        # The length of an MP3 file is an estimate, unless the encoder wrote one of these tags.
+        exact = file.format != "MP3" or re.search(b"Xing|Info", head(source, 4096))
+        if exact and len(data) < min(file.frames, max_frames):
+            raise BadMedia(f"truncated: {len(data):,} of {file.frames:,} samples")
+        if not exact and is_cut_mp3(source):
+            raise BadMedia("truncated: the file ends within a frame")
+        return data, file.samplerate
+
+
+def _read_mono(file: soundfile.SoundFile, num_frames: int, max_seconds: float) -> Tensor:
+    """Decode up to num_frames frames, and return the mean of the channels (T,)."""
+    pieces: list[Tensor] = []
+    length = 0
+    block = max(BLOCK // file.channels, 1)
+    # In blocks: only the mean of many channels is held, and an unknown length allocates nothing.
+    while length < num_frames:
+        data = file.read(min(block, num_frames - length), dtype="float32", always_2d=True)
+        if file.channels == 1:  # the usual case, which needs no copy
+            pieces.append(torch.from_numpy(data[:, 0]))
+        else:
+            pieces.append(torch.from_numpy(data.T.copy()).mean(0))
+        length += len(data)
+        check_values(length * file.channels, max_seconds)
+        if len(data) < block:
+            break
+    if len(pieces) == 1:
+        return pieces[0]
+    return torch.cat(pieces) if pieces else torch.empty(0)
+
+
+def _open_audio(source: Any) -> soundfile.SoundFile:
+    problem = "not a supported audio file (WAV, FLAC, OGG, MP3, M4A, AAC, or a video with sound)"
+    try:
+        return soundfile.SoundFile(bytes_or_path(source))
+    except soundfile.LibsndfileError as error:
+        raise BadMedia(f"{problem}: {error.error_string}") from None
+    except TypeError:  # soundfile needs a sample rate to open a file with the suffix .raw
+        raise BadMedia(f"{problem}: raw samples") from None
+
+
+@lru_cache(maxsize=64)
+def _resampler(rate: int, sample_rate: int) -> nn.Module:
+    """Return the resampling filter. It is cached, because its computation is slow."""
+    import torchaudio  # it takes time to import
+
+    limit = math.isqrt(int(MAX_FILTER * sample_rate / rate))
+    ratio = Fraction(rate, sample_rate).limit_denominator(max(min(MAX_DENOMINATOR, limit), 1))
+    return torchaudio.transforms.Resample(max(ratio.numerator, 1), ratio.denominator)

@@ -1,0 +1,214 @@
+"""Mel spectrograms as computed by torchaudio, Kaldi and Whisper."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange
+from torch import Tensor, nn
+
+from dxn.tokenize.audio.options import SpectrogramOptions
+
+# Added to the mel power before the logarithm, so that silence gives a finite number. It is about
+# 60 dB below the power of a full-scale sine, which is below the noise of usual recordings.
+FLOOR = 1e-6
+
+# Constants of PCEN (arXiv:1607.05666, section 2). The time constant is that of the smoothing
+# coefficient 0.025 of the paper, whose frames are 10 ms apart.
+PCEN_SECONDS = 0.4
+PCEN_EPS = 1e-6
+PCEN_GAIN = 0.98
+PCEN_BIAS = 2.0
+PCEN_ROOT = 0.5
+
+
+class Spectrogram:
+    """Computes the mel spectrogram (frames, F) of a waveform (T,). It can be pickled.
+
+    Args:
+        options: Options of the spectrogram.
+        sample_rate: Sample rate of the waveforms in hertz.
+    """
+
+    def __init__(self, options: SpectrogramOptions, sample_rate: int):
+        nyquist = sample_rate / 2
+        f_max = options.f_max or nyquist
+        if not 0 <= options.f_min < f_max <= nyquist:
+            raise ValueError(
+                "f_min and f_max must satisfy 0 <= f_min < f_max <= sample_rate / 2 = "
+                f"{nyquist:g}, got {options.f_min} and {options.f_max}"
+            )
+        self.options = options
+        self.sample_rate = sample_rate
+        self.n_fft = options.n_fft or sample_rate // 40  # 25 ms
+        self.hop_length = hop_samples(options, sample_rate)
+
+    @cached_property
+    def mel(self) -> nn.Module:
+        """Module that computes the mel power (F, frames). Kaldi's is a function without state."""
+        import torchaudio  # it takes time to import, which commands without audio save
+
+        options = self.options
+        whisper = options.frontend == "whisper"
+        spectrogram = torchaudio.transforms.Spectrogram(
+            self.n_fft,
+            hop_length=self.hop_length,
+            power=None,
+            pad_mode="reflect" if whisper else "constant",
+        )
+        mel_scale = torchaudio.transforms.MelScale(
+            options.n_mels,
+            self.sample_rate,
+            f_min=options.f_min,
+            f_max=options.f_max,
+            n_stft=self.n_fft // 2 + 1,
+            norm="slaney" if whisper else None,
+            mel_scale="slaney" if whisper else "htk",
+        )
+        return nn.Sequential(spectrogram, _Power(), mel_scale)
+
+    def __call__(self, raw: Tensor, gains: Tensor | None = None) -> Tensor:
+        """Compute the spectrogram (frames, F).
+
+        Args:
+            raw: Waveform (T,).
+            gains: Factors (F,) of the mel power. Only frontend=mel applies them.
+        """
+        if self.options.frontend == "mel":
+            return self._mel(raw, gains)
+        return self._kaldi(raw) if self.options.frontend == "kaldi" else self._whisper(raw)
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
+        options = self.options
+        result: dict[str, Any] = {
+            "prepare": "audio",
+            "frontend": options.frontend,
+            "sample_rate": self.sample_rate,
+            "n_fft": self.n_fft,
+            "hop_length": self.hop_length,
+            "num_frames": options.num_frames,
+            "filters": self._filters().tolist(),
+        }
+        if options.frontend == "mel":
+            scale = _pcen_constants(self.hop_length / self.sample_rate)
+            result["pcen"] = scale if options.scale == "pcen" else None
+            result |= {"top_db": options.top_db, "floor": FLOOR}
+        return result
+
+    def _filters(self) -> Tensor:
+        """Return the weights of the mel bins, (frequencies, F)."""
+        if self.options.frontend == "kaldi":
+            from torchaudio.compliance.kaldi import get_mel_banks
+
+            # A power of two of samples; the frequencies and the other constants of fbank.
+            size = 1 << (self.n_fft - 1).bit_length()
+            banks, _ = get_mel_banks(
+                self.options.n_mels, size, float(self.sample_rate), 20.0, 0.0, 100.0, -500.0, 1.0
+            )
+            return F.pad(banks, (0, 1)).T  # no bin has the highest frequency
+        filters: Any = self.mel[-1]  # pyright: ignore[reportIndexIssue]
+        return filters.fb
+
+    def _mel(self, raw: Tensor, gains: Tensor | None) -> Tensor:
+        """Natural logarithm or PCEN of torchaudio's mel power, 1 + T // hop_length frames."""
+        power = self.mel(raw) if gains is None else self.mel(raw) * gains[:, None]
+        if self.options.top_db is not None:
+            # Relative to the maximum of the clip, so that quiet clips keep their dynamic range.
+            power = power.clamp(min=float(power.max()) * 10 ** (-self.options.top_db / 10))
+        if self.options.scale == "pcen":
+            scaled = pcen(power, self.hop_length / self.sample_rate)
+        else:
+            scaled = (power + FLOOR).log()
+        return self._truncate_or_pad(rearrange(scaled, "f t -> t f"))
+
+    def _kaldi(self, raw: Tensor) -> Tensor:
+        """Kaldi's filter banks with a Hann window, as in AST (arXiv:2104.01778, section 2.1)."""
+        import torchaudio
+
+        bank = torchaudio.compliance.kaldi.fbank(
+            # fbank returns no frame for less than one window.
+            F.pad(raw, (0, max(self.n_fft - len(raw), 0)))[None],
+            sample_frequency=self.sample_rate,
+            window_type="hanning",
+            frame_length=self.n_fft / self.sample_rate * 1000,  # milliseconds
+            frame_shift=self.hop_length / self.sample_rate * 1000,
+            num_mel_bins=self.options.n_mels,
+        )
+        return self._truncate_or_pad(bank)
+
+    def _whisper(self, raw: Tensor) -> Tensor:
+        """Whisper's log-mel (arXiv:2212.04356, section 2.2).
+
+        The logarithm has base 10. Values are clamped to 80 dB below the maximum and scaled to about
+        -1 to 1. Padding is added to the waveform, not to the spectrogram, and the last frame is
+        dropped, as in the official code.
+        """
+        num_frames = self.options.num_frames
+        if num_frames is not None:
+            length = num_frames * self.hop_length
+            raw = F.pad(raw[:length], (0, max(length - len(raw), 0)))
+        # Reflection padding requires more than half a window of samples.
+        raw = F.pad(raw, (0, max(self.n_fft // 2 + 1 - len(raw), 0)))
+        log = self.mel(raw)[:, :-1].clamp(min=1e-10).log10()
+        # 8 in log10 of the power is 80 dB.
+        return rearrange((log.clamp(min=float(log.max()) - 8) + 4) / 4, "f t -> t f")
+
+    def _truncate_or_pad(self, mel: Tensor) -> Tensor:
+        """Truncate or pad mel (frames, F) to num_frames with zeros at the end."""
+        num_frames = self.options.num_frames
+        if num_frames is None:
+            return mel
+        return F.pad(mel[:num_frames], (0, 0, 0, max(num_frames - len(mel), 0)))
+
+
+class _Power(nn.Module):
+    """The power of a complex spectrogram.
+
+    torchaudio computes the square of the absolute value, which takes half as long as the Fourier
+    transform, and seven times as long as this product.
+    """
+
+    def forward(self, spectrogram: Tensor) -> Tensor:
+        return (spectrogram * spectrogram.conj()).real
+
+
+def _pcen_constants(seconds: float) -> dict[str, float]:
+    """Return the constants of PCEN for frames that are this many seconds apart."""
+    weight = 1 - math.exp(-seconds / PCEN_SECONDS)
+    names = {"eps": PCEN_EPS, "gain": PCEN_GAIN, "bias": PCEN_BIAS, "root": PCEN_ROOT}
+    return {"weight": weight, **names}
+
+
+def pcen(power: Tensor, seconds: float) -> Tensor:
+    """Return the per-channel energy normalization of a spectrogram (arXiv:1607.05666, equation 1).
+
+    The result is (E / (eps + M)^gain + bias)^root - bias^root for the power E and its moving
+    average M over time. A frame depends only on itself and the frames before it.
+
+    Args:
+        power: (F, T). Power of each bin and frame.
+        seconds: Duration between two frames.
+    """
+    import torchaudio
+
+    weight = _pcen_constants(seconds)["weight"]
+    # The average starts at the first frame, which therefore has the weight 1 instead of `weight`.
+    # With an average that starts at 0, every clip would begin with a loud onset.
+    first = power[:, :1] / weight
+    coefficients = torch.tensor([[1.0, weight - 1], [weight, 0.0]])
+    average = torchaudio.functional.lfilter(
+        torch.cat([first, power[:, 1:]], 1), *coefficients, clamp=False
+    )
+    relative = power * (PCEN_EPS + average) ** -PCEN_GAIN
+    # The difference in the formula would lose the digits of a small `relative`.
+    return PCEN_BIAS**PCEN_ROOT * torch.expm1(PCEN_ROOT * torch.log1p(relative / PCEN_BIAS))
+
+
+def hop_samples(options: SpectrogramOptions, sample_rate: int) -> int:
+    """Return hop_length in samples. Default: 10 ms."""
+    return options.hop_length or sample_rate // 100

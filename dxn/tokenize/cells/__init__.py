@@ -1,0 +1,1 @@
+"""Numbers, categories and dates as tokens."""

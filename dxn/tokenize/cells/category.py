@@ -1,0 +1,372 @@
+"""The category adapter: one token per value of a column with few different values."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
+
+from dxn.core.tokens import COLUMNS, Summary, Tokens
+from dxn.tokenize.base import raws_of, to_tokens
+from dxn.tokenize.cells.category_cell import MAX_CHARS, cell_values
+from dxn.tokenize.cells.cell import (
+    MASK_RATIO,
+    cell_tokens,
+    load_state,
+    require_state,
+    save_state,
+    shortened,
+)
+from dxn.tokenize.cells.date_format import are_dates
+from dxn.tokenize.cells.missing import has_no_value
+from dxn.tokenize.cells.number_format import are_codes, are_numbers
+from dxn.tokenize.examples import random_categories
+from dxn.tokenize.grid import MASKED, collate_grids
+from dxn.tokenize.masking import check_ratio
+from dxn.tokenize.media import MAX_INSPECTED, BadMedia
+from dxn.tokenize.spaced import evenly_spaced
+
+# A short code, such as that of a country. "NA" is Namibia in a column of these.
+CODE = re.compile(r"[A-Z]{2}")
+SURE = 0.95  # share of the other values of such a column that are codes
+# Characters between several values of a cell; each part is a value if at least MIN_JOINED of the
+# different cells have it, and there are at most MAX_PARTS as many different parts as cells.
+SEPARATORS = ("|", ";", ",")
+MIN_JOINED, MAX_PARTS = 0.3, 0.5
+RawCategory = tuple[str, ...]
+
+UNKNOWN = 0  # id of rare and of new values
+MASK = 1  # id of a hidden value, in masked pretraining
+NUM_SPECIAL = 2  # the first value of the column has this id
+MAX_CELL_CHARS = 2_000  # of a cell with several values; longer ones are texts
+# Values with at least this many words on average are sentences, which the text adapter reads.
+SENTENCE_WORDS = 4
+MAX_LISTED = 3  # values in a summary
+# Values that have a feature each in a summary. More would be 0 in nearly all rows.
+MAX_DENSE = 64
+
+
+@dataclass(frozen=True)
+class CategoryMasking:
+    """Hides the values of a cell, and predicts them.
+
+    Args:
+        ratio: Probability that a value is hidden.
+    """
+
+    ratio: float
+
+    num_outputs = None  # predicted by comparing the output with the embedding of each value
+    is_classification = True
+
+    def __call__(self, sample: Mapping[str, Tensor], rand: random.Random) -> dict[str, Tensor]:
+        """Return the sample with hidden ids, masked (n,), and masked_target (m,), their ids."""
+        ids = sample["ids"]
+        masked = torch.tensor([rand.random() < self.ratio for _ in range(len(ids))])
+        return {
+            **sample,
+            "ids": ids.masked_fill(masked, MASK),
+            MASKED: masked,
+            "masked_target": ids[masked],
+        }
+
+
+class CategoryPreprocessor:
+    """Convert a value, or a list of values, to ids.
+
+    Args:
+        separator: Separator of several values in a text. None: a text is one value.
+        unknown_rate: Probability of replacing a value by the unknown value in training.
+    """
+
+    modality = "category"
+    shareable = False
+
+    def __init__(self, *, separator: str | None = None, unknown_rate: float = 0.0):
+        self.separator = separator
+        self.unknown_rate = unknown_rate
+        # Words that are codes in this column, although elsewhere they say that there is no value.
+        self.codes: frozenset[str] = frozenset()
+        self.use_values(())
+
+    def use_values(self, values: Sequence[str]) -> None:
+        """Use these values, whose ids start at NUM_SPECIAL."""
+        self.values = tuple(values)
+        self.ids = {value: i for i, value in enumerate(self.values, start=NUM_SPECIAL)}
+        # "Red" is found as "red", unless the column contains both.
+        self.folded: dict[str, int] = {}
+        for value, i in self.ids.items():
+            self.folded.setdefault(value.casefold(), i)
+
+    def id_of(self, value: str) -> int:
+        """Return the id of a value, which is UNKNOWN for a rare or a new one."""
+        return self.ids.get(value, self.folded.get(value.casefold(), UNKNOWN))
+
+    def find_format(self, cells: Sequence[Any]) -> str:
+        """Find out whether cells have several values, and whether "NA" is a code, as of Namibia.
+
+        Returns:
+            A sentence about cells that are read differently than they look; "" if there are none.
+        """
+        if self.values:  # they are loaded, and so is the format
+            return ""
+        words = Counter(str(cell).strip() for cell in cells if has_no_value(cell))
+        others = [str(cell).strip() for cell in cells if not has_no_value(cell)]
+        codes = [word for word in words if CODE.fullmatch(word)]
+        if codes and others and sum(map(bool, map(CODE.fullmatch, others))) >= SURE * len(others):
+            self.codes = frozenset(codes)
+            return f"{', '.join(codes)}: read as a code, like the other values"
+        if self.separator is None:
+            self.separator = find_separator(others)
+            if self.separator is not None:
+                example = next(value for value in others if self.separator in value)
+                return (
+                    f"read as several values separated by {self.separator!r}, such as {example!r}"
+                )
+        if words:
+            word, _ = words.most_common(1)[0]
+            return f"{words.total():,} cells such as {word!r} are read as missing" if word else ""
+        return ""
+
+    def read(self, source: Any) -> RawCategory | None:
+        """Return the values of a cell; None if it says that there is none, such as "N/A".
+
+        Raises:
+            BadMedia: If it is not a short text, a number, a boolean or a list of these.
+        """
+        try:
+            return cell_values(source, self.separator, self.codes)
+        except ValueError as error:
+            raise BadMedia(f"{error}, got {shortened(source)}") from None
+
+    @property
+    def choices(self) -> Sequence[str]:
+        """The known values of the column."""
+        return self.values
+
+    def remark(self, raw: RawCategory) -> str:
+        """Return a sentence about the values that are not known; "" if all are."""
+        unknown = [value for value in raw if self.id_of(value) == UNKNOWN]
+        if not unknown or not self.values:
+            return ""
+        known = ", ".join(self.values[:MAX_LISTED]) + ", ..." * (len(self.values) > MAX_LISTED)
+        return (
+            f"{unknown[0]!r} is not one of the {len(self.values):,} known values ({known}), so it "
+            "counts as unknown"
+        )
+
+    def __call__(self, raw: RawCategory, rand: random.Random | None = None) -> dict[str, Tensor]:
+        """Return ids (n,), one per value. In training, some values are replaced by UNKNOWN."""
+        ids = [self.id_of(value) for value in raw]
+        if rand is not None and self.unknown_rate:
+            ids = [UNKNOWN if rand.random() < self.unknown_rate else i for i in ids]
+        return {"ids": torch.tensor(ids)}
+
+    def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
+        """Collate ids (B, N) and mask (B, N), padded at the end."""
+        ids = [sample["ids"] for sample in samples]
+        counts = torch.tensor([len(row) for row in ids])
+        return {
+            "ids": pad_sequence(ids, batch_first=True),
+            "mask": torch.arange(int(counts.max())) < counts[:, None],
+            **collate_grids(samples),
+        }
+
+    def num_tokens(self, raw: RawCategory) -> float:
+        """Return the number of values."""
+        return float(len(raw))
+
+    def examples(self, count: int, rand: random.Random) -> list[RawCategory]:
+        """Return random raw values, see `dxn.tokenize.examples`."""
+        return random_categories(self.values, count, rand)
+
+    def recipe(self) -> dict[str, Any]:
+        """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
+        ids = {"first_id": NUM_SPECIAL, "unknown_id": UNKNOWN}
+        cells = {"separator": self.separator, "codes": sorted(self.codes)}
+        return {"prepare": "category", **ids, **cells, "values": list(self.values)}
+
+    def accepts(self, values: Sequence[Any]) -> float:
+        """Return 0.3 for a column of repeated short values, booleans or codes.
+
+        The score is below that of texts, which repeat less. It is 0.55, above that of texts, for
+        cells with several tags: most combinations occur once, but the tags repeat.
+        """
+        present = [value for value in values if not has_no_value(value)]
+        if not all(isinstance(value, str | bool | int) for value in present):
+            return 0.0
+        texts = [str(value) for value in present]
+        longest = max(map(len, texts), default=0)
+        separator = find_separator(texts) if 0 < longest <= MAX_CELL_CHARS else None
+        if separator is not None:
+            parts = {part for text in texts for part in text.split(separator)}
+            return 0.55 if max(map(len, parts)) <= MAX_CHARS else 0.0
+        if not texts or len(set(texts)) > len(texts) / 2 or longest > MAX_CHARS:
+            return 0.0
+        is_boolean = all(isinstance(value, bool) for value in present)
+        if not is_boolean and are_numbers(present) and not are_codes(present):
+            return 0.0
+        inspected = list(evenly_spaced(texts, MAX_INSPECTED))
+        num_words = sum(len(text.split()) for text in inspected) / len(inspected)
+        return 0.0 if are_dates(present) else (0.15 if num_words >= SENTENCE_WORDS else 0.3)
+
+    def summarize(self, raws: Sequence[RawCategory], sources: Sequence[Any]) -> str:
+        """Summarize the number of values, and name the most frequent ones."""
+        counts = Counter(value for raw in raws for value in raw)
+        most = ", ".join(f"{value} {count:,}" for value, count in counts.most_common(MAX_LISTED))
+        more = ", ..." if len(counts) > MAX_LISTED else ""
+        return f"{len(counts):,} different: {most}{more}" if counts else ""
+
+
+class CategoryAdapter(nn.Module):
+    """Convert a category to one token: a learned embedding per value.
+
+    Args:
+        dim: Width D of a token.
+        min_count: Minimum number of training rows of a value. Rarer values share one token with
+            values that do not occur in the training.
+        max_values: Maximum number of values with an embedding of their own. The most frequent ones
+            are kept.
+        unknown_rate: Probability of replacing a training value by the token of rare values, so that
+            it is learned even if no value is rare.
+        separator: Separator of several values in a cell, such as "|". Each value becomes a token.
+            Default: it is found in the training table if many different cells consist of few
+            different values.
+    """
+
+    modality = "category"
+    embedding: nn.Embedding
+
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        min_count: int = 3,
+        max_values: int = 1000,
+        unknown_rate: float = 0.02,
+        separator: str | None = None,
+    ):
+        super().__init__()
+        for name, value in (("min_count", min_count), ("max_values", max_values)):
+            if value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if not 0 <= unknown_rate < 1:
+            raise ValueError(f"unknown_rate must be at least 0 and below 1, got {unknown_rate}")
+        if separator == "":
+            raise ValueError("separator must not be empty; leave it out for one value per cell")
+        self.dim = dim
+        self.min_count = min_count
+        self.max_values = max_values
+        self.prepare = CategoryPreprocessor(separator=separator, unknown_rate=unknown_rate)
+        self.fitted = False
+
+    def fit(self, raws: Iterable[RawCategory]) -> CategoryAdapter:
+        """Collect the values of the training split, unless they are loaded already."""
+        if self.fitted:
+            return self
+        counts = Counter(chain.from_iterable(raws_of(self.prepare, raws, tuple)))
+        # Sorted by name where counts are equal, so that ids do not depend on the order of the rows.
+        ordered = sorted(counts, key=lambda value: (-counts[value], value))
+        frequent = [value for value in ordered if counts[value] >= self.min_count]
+        # In a tiny table, all values can be rare.
+        self.use_values((frequent or ordered)[: self.max_values])
+        return self
+
+    def use_values(self, values: Sequence[str]) -> None:
+        """Use these values, and create their embeddings."""
+        self.prepare.use_values(values)
+        self.embedding = nn.Embedding(NUM_SPECIAL + len(self.prepare.values), self.dim)
+        nn.init.uniform_(self.embedding.weight, -(self.dim**-0.5), self.dim**-0.5)
+        self.fitted = True
+
+    def masking(self, *, ratio: float | None = None, span: int = 5) -> CategoryMasking | None:
+        """Create a masking that predicts the value. None if ratio is 0.
+
+        Args:
+            ratio: Probability that a value is masked. Default: 0.3.
+            span: Ignored.
+        """
+        ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
+        return CategoryMasking(ratio) if ratio else None
+
+    def save(self, folder: Path, name: str) -> None:
+        """Save the values of the column, and how its cells are written."""
+        prepare = self.prepare
+        state = {"values": list(prepare.values), "separator": prepare.separator}
+        save_state(folder, name, {**state, "codes": sorted(prepare.codes)})
+
+    def load(self, folder: Path, name: str) -> None:
+        """Load what `save` wrote."""
+        state = load_state(folder, name)
+        for key in ("values", "codes"):
+            items: Any = state.get(key)
+            is_valid = isinstance(items, list) and all(isinstance(item, str) for item in items)
+            is_valid = is_valid and len(set(items)) == len(items)
+            require_state(folder, name, is_valid, f"{key} must be a list of different texts")
+        separator: Any = state.get("separator")
+        is_valid = separator is None or (isinstance(separator, str) and separator != "")
+        require_state(folder, name, is_valid, "separator must be null or a text")
+        self.prepare.separator = separator
+        self.prepare.codes = frozenset(state["codes"])
+        self.use_values(state["values"])
+
+    def tokens(self, raws: Sequence[Any]) -> Tokens:
+        """Convert categories to Tokens."""
+        return to_tokens(self, raws)
+
+    def describe(self, raw: RawCategory) -> str:
+        """Return the values, and which of them are not known."""
+        known = [self.prepare.id_of(value) != UNKNOWN for value in raw]
+        pairs = zip(raw, known, strict=True)
+        return ", ".join(value if is_known else f"{value} (unknown)" for value, is_known in pairs)
+
+    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
+        """Return how often each value occurs in each sample of a batch.
+
+        The most frequent values, which have the first ids, have a dense feature each. If there are
+        more values, all of them are counted as well.
+        """
+        ids, mask = batch["ids"], batch["mask"]
+        size = NUM_SPECIAL + len(self.prepare.values)
+        dense = torch.zeros(ids.shape[0], min(size, MAX_DENSE), device=ids.device)
+        known = mask & (ids < dense.shape[1])
+        dense = dense.scatter_add_(1, ids.masked_fill(~known, 0), known.float())
+        if size <= MAX_DENSE:
+            return Summary(COLUMNS, dense)
+        return Summary(COLUMNS, dense, (torch.stack([mask.nonzero()[:, 0], ids[mask]]),))
+
+    def counted_recipe(self) -> dict[str, Any]:
+        """Return what a program without dxn needs to compute the counted features of `summary`."""
+        return {"counted": "category_codes"}
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
+        """Embed a collated batch as Tokens (B, N, D), one per value."""
+        if not self.fitted:
+            raise ValueError("the category adapter has no values yet: call fit(raws)")
+        return cell_tokens(self.embedding(batch["ids"]), batch["mask"], self.modality)
+
+
+def find_separator(values: Sequence[str]) -> str | None:
+    """Return the character that separates several values in the cells of a column.
+
+    None if the cells are single values. Many different cells must consist of few different parts:
+    "Ships, boats" beside "Cars" and "Planes" is one value.
+    """
+    distinct = set(values)
+    for separator in SEPARATORS:
+        joined = [value for value in distinct if separator in value]
+        if len(joined) < MIN_JOINED * len(distinct):
+            continue
+        parts = {part.strip() for value in distinct for part in value.split(separator)}
+        if len(parts) <= MAX_PARTS * len(distinct):
+            return separator
+    return None

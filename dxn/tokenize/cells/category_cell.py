@@ -1,0 +1,48 @@
+"""Read the values of a cell of categories. Exported models use it without dxn."""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Collection
+from typing import Any
+
+from dxn.tokenize.cells.missing import has_no_value
+
+MAX_CELL_VALUES = 64  # values of a list in one cell
+MAX_CHARS = 200  # characters of a value
+
+
+def cell_values(
+    cell: Any, separator: str | None, codes: Collection[str] = ()
+) -> tuple[str, ...] | None:
+    """Return the different values of a cell; None if it says that there is none, such as "N/A".
+
+    Args:
+        cell: A text, a number, a boolean or a list of these.
+        separator: Separator of several values in a text. None: a text is one value.
+        codes: Words that are codes, although elsewhere they say that there is no value.
+
+    Raises:
+        ValueError: If a value is none of these or too long, or there are too many of them.
+    """
+    if isinstance(cell, str) and separator is not None:
+        cell = cell.split(separator)
+    items = list(cell) if isinstance(cell, list | tuple | set | frozenset) else [cell]
+    if len(items) > MAX_CELL_VALUES:
+        raise ValueError(f"must have at most {MAX_CELL_VALUES} values")
+    kept = [item for item in items if not has_no_value(item) or str(item).strip() in codes]
+    return tuple(dict.fromkeys(map(_as_value, kept))) or None
+
+
+def _as_value(item: Any) -> str:
+    """Return an item as it is compared with others: 3.0 is 3, and True is true."""
+    if isinstance(item, bool):
+        return str(item).lower()
+    if isinstance(item, float) and item.is_integer():
+        item = int(item)
+    value = str(item).strip() if isinstance(item, str | int | float) else ""
+    # A letter with an accent can be one or two characters, which look the same.
+    value = unicodedata.normalize("NFC", value)
+    if not value or len(value) > MAX_CHARS:
+        raise ValueError(f"must be a text of at most {MAX_CHARS} characters, a number or a boolean")
+    return value

@@ -1,0 +1,216 @@
+"""The image adapter: one token per patch of an image."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from dxn.core.dropout import MAX_BRANCHES, Dropout, Keys, uniform
+from dxn.core.tokens import Span, Summary, Tokens
+from dxn.stacking.features.image import picture_features
+from dxn.tokenize.base import raws_of, to_tokens
+from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask, patch_boxes
+from dxn.tokenize.image.options import ImageAugment, ImageNormalization, ResizeOptions
+from dxn.tokenize.image.preprocessor import ImagePreprocessor
+from dxn.tokenize.masking import ImageMasking, check_ratio
+from dxn.tokenize.pixels import (
+    make_positions,
+    normalize_pixels,
+    register_statistics,
+    set_statistics,
+)
+from dxn.tokenize.positions import PosEmbedKind
+from dxn.tokenize.spaced import evenly_spaced
+from dxn.tokenize.stem import ConvStem
+from dxn.tokenize.text.options import EmbeddingNormOptions
+
+ImageStem = Literal["patch", "conv", "residual"]
+RESIDUAL_BLOCKS = 2  # after each of the last two convolutions of stem=residual
+MASK_RATIO = 0.6  # fraction of the patches that masked pretraining hides by default
+MAX_FITTED = 1000  # images are enough for stable statistics
+
+
+class ImageAdapter(nn.Module):
+    """Convert images to Tokens: one token per patch (arXiv:2010.11929, section 3.1), row by row.
+
+    The coords of a token are pixels of the raw image, which is reduced to about image_size when it
+    is read.
+
+    Args:
+        dim: Width D of a token.
+        image_size: Size of the resized images in pixels: [height, width], or one number for a
+            square. With resize.mode=within, the maximum size. Null: images are not resized.
+        patch_size: Height and width of a patch in pixels.
+        stride: Distance between consecutive patches in pixels. Default: patch_size, so that patches
+            do not overlap.
+        stem: Layers that embed a patch: patch (a linear projection), conv (convolutions whose total
+            stride is patch_size) or residual (the same, each of the last two followed by two
+            residual convolutions).
+        in_channels: Number of channels: 3 for color, 1 for gray.
+        resize: Options of reading and resizing.
+        normalize: Mean and standard deviation of each channel.
+        pos_embed: Position embedding of the columns: learned (interpolated to other grid sizes),
+            sinusoidal or none.
+        norm: Layer norm of the embedded columns. Default: no layer norm.
+        dropout: Dropout probability of the embedded columns.
+        augment: Augmentation of training images.
+    """
+
+    modality = "image"
+
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        image_size: int | Sequence[int] | None = 224,
+        patch_size: int = 16,
+        stride: int | None = None,
+        stem: ImageStem = "patch",
+        in_channels: Literal[1, 3] = 3,
+        resize: ResizeOptions = ResizeOptions(),
+        normalize: ImageNormalization = ImageNormalization(),
+        pos_embed: PosEmbedKind = "learned",
+        norm: EmbeddingNormOptions | None = None,
+        dropout: float = 0.0,
+        augment: ImageAugment = ImageAugment(),
+    ):
+        super().__init__()
+        if stem not in get_args(ImageStem):
+            raise ValueError(f"stem must be patch, conv or residual, got {stem!r}")
+        if stem != "patch" and stride not in (None, patch_size):
+            raise ValueError(
+                f"stem={stem} always has a stride of patch_size={patch_size}: leave out stride, "
+                f"got {stride}"
+            )
+        self.dim = dim
+        self.patch_size = patch_size
+        # Not `stride or patch_size`: PatchGrid must reject a stride of 0.
+        stride = patch_size if stride is None else stride
+        self.grid = PatchGrid((patch_size, patch_size), (stride, stride))
+        self.prepare = ImagePreprocessor(
+            image_size=image_size, resize=resize, in_channels=in_channels, augment=augment
+        )
+        self.mean: Tensor
+        self.std: Tensor
+        self.known_statistics = register_statistics(self, normalize, in_channels)
+        self.stem = None
+        if stem == "patch":
+            self.proj = nn.Linear(in_channels * patch_size**2, dim)
+        else:
+            blocks = RESIDUAL_BLOCKS if stem == "residual" else 0
+            self.stem = ConvStem(in_channels=in_channels, dim=dim, stride=patch_size, blocks=blocks)
+        self.pos_embed = make_positions(
+            pos_embed, self.grid, image_size=self.prepare.image_size, resize=resize, dim=dim
+        )
+        self.norm = nn.Identity() if norm is None else nn.LayerNorm(dim, norm.eps, bias=norm.bias)
+        self.dropout = Dropout(dropout)
+        self.token_dropout = augment.token_dropout
+        # Zeros instead of random numbers, so that the initialization of all later parameters does
+        # not depend on this one.
+        self.mask_embedding = nn.Parameter(torch.zeros(dim))
+
+    def fit(self, raws: Sequence[Tensor]) -> ImageAdapter:
+        """Compute the mean and standard deviation of each channel if normalize does not set them.
+
+        Args:
+            raws: uint8 images (C, H, W) of the training split, as `read` returned them. At most
+                1,000 are used, spread over all of them.
+        """
+        if self.known_statistics:
+            return self
+        chosen = raws_of(self.prepare, evenly_spaced(raws, MAX_FITTED), Tensor)
+        set_statistics(self, chosen)
+        return self
+
+    def masking(self, *, ratio: float | None = None, span: int = 5) -> ImageMasking | None:
+        """Create a masking of random patches. Call it after `fit`.
+
+        Args:
+            ratio: Fraction of the patches to mask. Default: 0.6.
+            span: Ignored.
+
+        Returns:
+            None if ratio is 0.
+        """
+        ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
+        if not ratio:
+            return None
+        # Copies on the CPU, because a masking is pickled and sent to the data workers.
+        mean = self.mean.detach().cpu().clone()
+        std = self.std.detach().cpu().clone()
+        return ImageMasking(ratio=ratio, grid=self.grid, mean=mean, std=std)
+
+    def tokens(self, raws: Sequence[Any]) -> Tokens:
+        """Convert paths, bytes, PIL images or arrays to Tokens."""
+        return to_tokens(self, raws)
+
+    def describe(self, raw: Tensor) -> str:
+        """Describe the grid of patches."""
+        height, width = self.prepare(raw)["pixels"].shape[1:]
+        rows, columns = self.grid.count(height, 0), self.grid.count(width, 1)
+        patch = f"{self.patch_size}×{self.patch_size}"
+        return f"{rows}×{columns} patches of {patch} pixels of {height}×{width} (height×width)"
+
+    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
+        """Return a small picture and histograms of each image of a batch."""
+        return Summary("small pictures", picture_features(batch["pixels"], batch["sizes"]))
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
+        """Embed a collated batch as Tokens (B, N, D) with N patches, row by row."""
+        sizes = batch["sizes"]
+        x = self._normalized(batch["pixels"], sizes)
+        if "hidden" in batch:
+            # Hidden pixels get 0, the mean of normalized pixels, like padding.
+            x = x.masked_fill(batch["hidden"][:, None], 0)
+        grids = self.grid.counts_2d(sizes)
+        if self.stem is not None:
+            x = self.stem(x, sizes)
+        else:
+            x = self.proj(rearrange(self.grid.windows(x), "b c h w p q -> b h w (c p q)"))
+        x = x + self.pos_embed.of_grids(grids, x.shape[1], x.shape[2])
+        mask = grid_mask(grids, x.shape[1], x.shape[2])
+        coords = patch_boxes(self.grid, batch["frame"], sizes, mask)
+        x = rearrange(x, "b h w d -> b (h w) d")
+        mask = rearrange(mask, "b h w -> b (h w)")
+        # Masked pretraining needs all patches, because it predicts the hidden ones.
+        if self.training and self.token_dropout and MASKED not in batch:
+            # Another number than that of self.dropout, whose masks are independent.
+            draws = uniform(Keys.of_mask(mask).tokens, MAX_BRANCHES * self.dropout.layer + 1)
+            x, mask, coords = _drop_tokens(x, mask, coords, draws, self.token_dropout)
+        x = self.dropout(self.norm(x), mask=mask)
+        if MASKED in batch:
+            x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
+        return Tokens(x, mask, (Span(self.modality, self.modality, 0, x.shape[1], coords),))
+
+    def _normalized(self, pixels: Tensor, sizes: Tensor) -> Tensor:
+        """Normalize uint8 pixels (B, C, H, W) and set the padding of each image to 0."""
+        x = normalize_pixels(pixels, self.mean, self.std)
+        # A single image has no padding, but a graph is for any number of images.
+        if torch.compiler.is_exporting() or len(x) > 1:
+            x = x * grid_mask(sizes, x.shape[2], x.shape[3])[:, None]
+        return x
+
+
+def _drop_tokens(
+    x: Tensor, mask: Tensor, coords: Tensor, draws: Tensor, fraction: float
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Drop this fraction of the columns of each sample: those with the largest draws (B, N).
+
+    The columns are removed instead of masked, because shorter sequences make training faster.
+    """
+    width = max(round(x.shape[1] * (1 - fraction)), 1)  # without waiting for the numbers of a GPU
+    counts = (mask.sum(1).double() * (1 - fraction)).round().clamp(min=1)
+    # Random numbers are below 1, so that padding with 2 is sorted to the end and dropped first.
+    ranks = draws.masked_fill(~mask, 2).argsort(1).argsort(1)
+    is_kept = mask & (ranks < counts[:, None])
+    # Columns that are kept come first. The sort is stable, so that their order is preserved.
+    columns = (~is_kept).int().argsort(dim=1, stable=True)[:, :width]
+    mask = is_kept.gather(1, columns)
+    columns = columns[..., None]
+    x = x.gather(1, columns.expand(-1, -1, x.shape[2]))
+    coords = coords.gather(1, columns.expand(-1, -1, coords.shape[2]))
+    return x, mask, coords.masked_fill(~mask[..., None], torch.nan)

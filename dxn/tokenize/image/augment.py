@@ -1,0 +1,113 @@
+"""Augmentation of training images, and its effect on coordinates."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from dxn.core.randomness import torch_seeded
+from dxn.tokenize.image.file import resize
+from dxn.tokenize.image.options import ImageAugment, Interpolation
+
+GRAY = 128  # fill value of erased pixels: the middle of 0 to 255
+
+
+class Frame(NamedTuple):
+    """Position of an image in the raw image that it was made from: raw = origin + scale * pixel.
+
+    Coordinates refer to the edges of pixels: pixel i lies between i and i + 1.
+
+    Args:
+        top: Vertical origin in raw pixels.
+        left: Horizontal origin in raw pixels.
+        down: Vertical scale, in raw pixels per pixel.
+        across: Horizontal scale, in raw pixels per pixel. Negative if the image is mirrored.
+    """
+
+    top: float = 0.0
+    left: float = 0.0
+    down: float = 1.0
+    across: float = 1.0
+
+    def of_part(self, part: Frame) -> Frame:
+        """Compose both frames: return the frame of an image whose frame in this image is `part`."""
+        return Frame(
+            self.top + self.down * part.top,
+            self.left + self.across * part.left,
+            self.down * part.down,
+            self.across * part.across,
+        )
+
+
+class ImageAugmenter:
+    """Applies the augmentation of `ImageAugment` to an image.
+
+    Args:
+        options: The augmentation.
+        interpolation: Interpolation of pixels that are resized.
+    """
+
+    def __init__(self, options: ImageAugment, interpolation: Interpolation = "bilinear"):
+        self.options = options
+        self.interpolation: Interpolation = interpolation
+        self.transforms: list[Callable[[Tensor], Tensor]] = []
+        if options.randaugment or options.erase:
+            self.transforms = _transforms(options.randaugment, options.erase)
+
+    def __call__(self, pixels: Tensor, rand: random.Random) -> tuple[Tensor, Frame]:
+        """Augment pixels uint8 (C, H, W) and return them with their frame in the original image.
+
+        The frame includes flip, crop and zoom. It does not include the shears, rotations and
+        translations of RandAugment, because a frame cannot represent them all.
+        """
+        height, width = pixels.shape[1:]
+        frame = Frame()
+        if self.options.flip and rand.random() < 0.5:
+            pixels = pixels.flip(-1)
+            frame = Frame(left=width, across=-1.0)
+        if self.options.crop:
+            limit = self.options.crop
+            down = rand.randint(-limit, limit)
+            right = rand.randint(-limit, limit)
+            pixels = _shift(pixels, down, right)
+            frame = frame.of_part(Frame(top=down, left=right))
+        if self.options.zoom < 1:
+            area = rand.uniform(self.options.zoom, 1)  # sides scale by its root
+            h = max(round(height * area**0.5), 1)
+            w = max(round(width * area**0.5), 1)
+            top = rand.randint(0, height - h)
+            left = rand.randint(0, width - w)
+            part = pixels[:, top : top + h, left : left + w]
+            pixels = resize(part, (height, width), self.interpolation)
+            frame = frame.of_part(Frame(top, left, h / height, w / width))
+        if self.transforms:
+            # torchvision draws from the global generator of torch.
+            with torch_seeded(rand):
+                for transform in self.transforms:
+                    pixels = transform(pixels)
+        return pixels, frame
+
+
+def _transforms(randaugment: int, erase: float) -> list[Callable[[Tensor], Tensor]]:
+    # Imported here because the import takes seconds, and most runs do not need it.
+    from torchvision.transforms import v2
+
+    transforms: list[Callable[[Tensor], Tensor]] = []
+    if randaugment:
+        # Two operations per image is the default of torchvision.
+        transforms.append(v2.RandAugment(num_ops=2, magnitude=randaugment, fill=GRAY))
+    if erase:
+        transforms.append(v2.RandomErasing(p=erase, value=GRAY))
+    return transforms
+
+
+def _shift(pixels: Tensor, down: int, right: int) -> Tensor:
+    """Shift an image: pixel (i, j) gets the value of (i + down, j + right), edges are repeated."""
+    height, width = pixels.shape[1:]
+    rows = (torch.arange(height) + down).clamp(0, height - 1)
+    columns = (torch.arange(width) + right).clamp(0, width - 1)
+    return pixels[:, rows][:, :, columns]

@@ -1,0 +1,351 @@
+"""Reading of image files in all supported formats, with checks of their content."""
+
+from __future__ import annotations
+
+import threading
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from PIL import ExifTags, Image, UnidentifiedImageError
+from torch import Tensor
+
+from dxn.tokenize.image.jpeg import decode_jpeg
+from dxn.tokenize.image.options import Interpolation
+from dxn.tokenize.media import BadMedia, bytes_or_path
+
+# Only common formats. Pillow supports many more, whose decoders are rarely tested or maintained.
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "PPM")
+# How to turn an image upright, by EXIF orientation: whether to exchange height and width, and the
+# axes of (C, H, W) to flip after that. Images with any other orientation are upright. Pillow's
+# exif_transpose is not used, because a JPEG that its decoder has reduced must be resized before it
+# is turned: only its last row and column can be partly filled.
+ORIENTATIONS: dict[int, tuple[bool, tuple[int, ...]]] = {
+    2: (False, (2,)),
+    3: (False, (1, 2)),
+    4: (False, (1,)),
+    5: (True, ()),
+    6: (True, (2,)),
+    7: (True, (1, 2)),
+    8: (True, (1,)),
+}
+# Pillow's modes without colors, some of them with transparency.
+GRAY_MODES = ("1", "L", "LA", "La", "I", "I;16", "I;16L", "I;16B", "F")
+WARNINGS_LOCK = threading.Lock()  # see _no_warnings
+# A decoded image of 50 million pixels needs up to 200 MB, and its conversion as much again.
+LARGE_PIXELS = 8_000_000
+LARGE_LOCK = threading.Lock()
+STRIP_PIXELS = 2_000_000  # pixels that are converted at once
+# A JPEG with more pixels than this is decoded at 1/2, 1/4 or 1/8 of its size if it is reduced
+# anyway, which takes a fraction of the time and memory. Smaller photos are decoded quickly, so
+# their pixels need not change.
+MIN_DRAFT_PIXELS = 1_000_000
+# The decoded size is at least this multiple of the reduced size. With 3, real photos differ by at
+# most 0.4 of 255 levels on average from those of a complete decoding; with 1, by up to 2. The
+# reason is that the decoder averages blocks of pixels, without a smooth filter.
+DRAFT_MARGIN = 3
+
+# Returns the reduced height and width of an image.
+ReducedSize = Callable[[int, int], tuple[int, int]]
+
+
+def read_image(
+    source: Any,
+    *,
+    channels: int = 3,
+    max_pixels: int = 50_000_000,
+    reduced_size: ReducedSize | None = None,
+    interpolation: Interpolation = "bilinear",
+) -> Tensor:
+    """Read an image as uint8 (C, H, W).
+
+    EXIF rotation is applied, transparent pixels are composited over white, and 16 bits are scaled
+    to 8. Only the first frame of an animation, and the first page of a TIFF, is read.
+
+    Args:
+        source: Path, bytes, PIL image, uint8 array (H, W) or (H, W, C), or uint8 Tensor (C, H, W).
+        channels: Number of channels: 3 for color, 1 for gray.
+        max_pixels: Maximum number of pixels. It is checked before the file is decoded.
+        reduced_size: Function of the height and width of the rotated image. The image is resized to
+            the height and width that it returns, unless they have more pixels. Default: images keep
+            their size.
+        interpolation: Interpolation of the pixels: bilinear or bicubic.
+
+    Raises:
+        BadMedia: If the image cannot be read or has more than max_pixels pixels.
+    """
+    if isinstance(source, np.ndarray | Tensor):
+        pixels = _as_tensor(source)
+        height, width = pixels.shape[1:]
+        check_pixels(width, height, max_pixels)
+        pixels = _with_channels(pixels, channels)
+        size = _target_size(height, width, reduced_size)
+        return pixels if size is None else resize(pixels, size, interpolation)
+    try:
+        with _open_image(source) as image:
+            check_pixels(image.width, image.height, max_pixels)
+            # `draft` changes the size of an image, so an image of the caller is decoded completely.
+            may_draft = not isinstance(source, Image.Image)
+            # One large image after the other, although several threads read files.
+            is_large = image.width * image.height > LARGE_PIXELS
+            with LARGE_LOCK if is_large else nullcontext():
+                return _decode(image, channels, reduced_size, interpolation, may_draft=may_draft)
+    except (BadMedia, MemoryError):
+        raise
+    except Image.DecompressionBombError as error:
+        raise BadMedia(f"more than max_pixels={max_pixels:,} pixels") from error
+    # Pillow raises, among others, OSError, ValueError, SyntaxError, struct.error and IndexError.
+    except Exception as error:
+        raise BadMedia(f"damaged or truncated image ({error})") from error
+
+
+def image_size(source: Any) -> tuple[int, int]:
+    """Return the height and width of a source of `read_image`, without decoding it.
+
+    Raises:
+        BadMedia: If the source cannot be read.
+    """
+    if isinstance(source, np.ndarray | Tensor):
+        height, width = _as_tensor(source).shape[1:]
+        return height, width
+    try:
+        with _open_image(source) as image:
+            # The EXIF data of a PNG can be at its end. Pillow would decode the image to reach it.
+            if image.format == "PNG" and "exif" not in image.info:
+                return image.height, image.width
+            exchanged, _ = _orientation(image)
+            return (image.width, image.height) if exchanged else (image.height, image.width)
+    except (BadMedia, MemoryError):
+        raise
+    except Image.DecompressionBombError as error:
+        raise BadMedia("too many pixels") from error
+    except Exception as error:  # see read_image
+        raise BadMedia(f"damaged or truncated image ({error})") from error
+
+
+def is_gray(source: Any) -> bool:
+    """Whether a source of `read_image` is stored without colors, judged without decoding it.
+
+    Raises:
+        BadMedia: If the source cannot be read.
+    """
+    if isinstance(source, np.ndarray | Tensor):
+        return len(_as_tensor(source)) == 1
+    try:
+        with _open_image(source) as image:
+            return image.mode in GRAY_MODES
+    except (BadMedia, MemoryError):
+        raise
+    except Exception as error:  # see read_image
+        raise BadMedia(f"damaged or truncated image ({error})") from error
+
+
+def num_pages(source: Any) -> int:
+    """Return the number of pages of a TIFF, and 1 for any other source of `read_image`.
+
+    Raises:
+        BadMedia: If the source cannot be read.
+    """
+    if isinstance(source, np.ndarray | Tensor):
+        return 1
+    with _open_image(source) as image:
+        return getattr(image, "n_frames", 1) if image.format == "TIFF" else 1
+
+
+def resize(
+    pixels: Tensor,
+    size: Sequence[int],
+    mode: Interpolation = "bilinear",
+    *,
+    content: tuple[float, float] | None = None,
+) -> Tensor:
+    """Resize uint8 pixels (C, H, W) to (C, *size).
+
+    Args:
+        pixels: The image.
+        size: New height and width.
+        mode: Interpolation of the pixels.
+        content: Height and width of the image in pixels, if its last row and column are only partly
+            filled. Default: H and W.
+    """
+    # Without antialias, downsampling would ignore most pixels of a large image.
+    if content is None:
+        return F.interpolate(pixels[None], tuple(size), mode=mode, antialias=True)[0]
+    # F.interpolate rounds the new size down; the factor 1 + 1e-9 makes up for rounding errors.
+    scale = [new / old * (1 + 1e-9) for new, old in zip(size, content, strict=True)]
+    return F.interpolate(pixels[None], scale_factor=scale, mode=mode, antialias=True)[0]
+
+
+def _decode(
+    image: Image.Image,
+    channels: int,
+    reduced_size: ReducedSize | None,
+    interpolation: Interpolation,
+    *,
+    may_draft: bool,
+) -> Tensor:
+    """Decode an opened image, turn it upright and reduce it."""
+    exchanged, flipped = _orientation(image)
+    height, width = (image.width, image.height) if exchanged else (image.height, image.width)
+    size = _target_size(height, width, reduced_size)
+    # The same before the rotation, which is how the file stores the image.
+    stored_size = size if size is None or not exchanged else (size[1], size[0])
+    content = _draft(image, stored_size) if may_draft and stored_size is not None else None
+    pixels = decode_jpeg(image, channels) if may_draft and content is None else None
+    if pixels is None:
+        image.load()
+        pixels = _to_tensor(image, channels)
+    if may_draft:
+        image.close()  # frees its pixels before they are resized
+    if stored_size is not None and content is not None:
+        pixels = resize(pixels, stored_size, interpolation, content=content)
+    if exchanged:
+        pixels = pixels.transpose(1, 2)
+    if flipped:
+        pixels = pixels.flip(flipped)
+    if size is not None and content is None:
+        pixels = resize(pixels, size, interpolation)
+    return pixels.contiguous()
+
+
+def _target_size(
+    height: int, width: int, reduced_size: ReducedSize | None
+) -> tuple[int, int] | None:
+    """Return the height and width to resize an image to. None: the image keeps its size."""
+    if reduced_size is None:
+        return None
+    size = reduced_size(height, width)
+    return size if size[0] * size[1] < height * width else None
+
+
+def _orientation(image: Image.Image) -> tuple[bool, tuple[int, ...]]:
+    """Return how to turn an image upright, see ORIENTATIONS."""
+    with _no_warnings():
+        orientation = image.getexif().get(ExifTags.Base.Orientation, 1)
+    return ORIENTATIONS.get(orientation, (False, ()))
+
+
+def _draft(image: Image.Image, size: tuple[int, int]) -> tuple[float, float] | None:
+    """Let the decoder of a large JPEG reduce the image. Other formats are not changed.
+
+    Args:
+        image: The opened image, not decoded yet.
+        size: Height and width that the image will be resized to, before its rotation.
+
+    Returns:
+        Exact height and width of the reduced image; its last row and column can be partly filled.
+        None if the image is not reduced.
+    """
+    if image.width * image.height < MIN_DRAFT_PIXELS:
+        return None
+    before = image.size
+    draft = image.draft(None, (size[1] * DRAFT_MARGIN, size[0] * DRAFT_MARGIN))
+    if draft is None or image.size == before:
+        return None
+    _, (_, _, exact_width, exact_height) = draft
+    return exact_height, exact_width
+
+
+def _as_tensor(source: np.ndarray | Tensor) -> Tensor:
+    """Convert an image array to uint8 (C, H, W)."""
+    pixels = source
+    if isinstance(source, np.ndarray):
+        # torch warns of an array that cannot be written to, so such an array is copied.
+        pixels = torch.from_numpy(np.require(source, requirements=["C", "W"]))
+    assert isinstance(pixels, Tensor)
+    if pixels.dtype != torch.uint8 or pixels.ndim not in (2, 3) or 0 in pixels.shape:
+        raise BadMedia(
+            "an image array must be uint8 with two or three dimensions, "
+            f"got {pixels.dtype} {tuple(pixels.shape)}"
+        )
+    if pixels.ndim == 2:
+        return pixels[None]
+    return pixels.movedim(-1, 0) if isinstance(source, np.ndarray) else pixels
+
+
+def check_pixels(width: int, height: int, max_pixels: int) -> None:
+    """Raise BadMedia if a picture has no pixels, or more than max_pixels."""
+    if width * height == 0:
+        raise BadMedia("no pixels in it")
+    if width * height > max_pixels:
+        raise BadMedia(f"{width * height:,} pixels, more than max_pixels={max_pixels:,}")
+
+
+def _open_image(source: Any) -> AbstractContextManager[Image.Image]:
+    """Open an image without decoding it, as a context manager.
+
+    A PIL image stays open at the end of the context, because it belongs to the caller.
+    """
+    if isinstance(source, Image.Image):
+        return nullcontext(source)
+    file = bytes_or_path(source)
+    try:
+        with _no_warnings():
+            return Image.open(file, formats=FORMATS)
+    except UnidentifiedImageError:
+        raise BadMedia(f"not a supported image ({', '.join(FORMATS)})") from None
+
+
+def _to_tensor(image: Image.Image, channels: int) -> Tensor:
+    """Convert a PIL image of any mode to uint8 (C, H, W)."""
+    if image.mode == "F":
+        raise BadMedia("floating-point images have no defined range: convert the image to uint8")
+    if image.width * image.height <= STRIP_PIXELS:
+        return _strip_to_tensor(image, channels)
+    # Each conversion copies the pixels, so a large image is converted in strips.
+    pixels = torch.empty(channels, image.height, image.width, dtype=torch.uint8)
+    rows = max(STRIP_PIXELS // image.width, 1)
+    for top in range(0, image.height, rows):
+        bottom = min(top + rows, image.height)
+        strip = image.crop((0, top, image.width, bottom))
+        strip.info = image.info  # which can name a transparent color
+        pixels[:, top:bottom] = _strip_to_tensor(strip, channels)
+    return pixels
+
+
+def _strip_to_tensor(image: Image.Image, channels: int) -> Tensor:
+    if image.mode.startswith("I"):
+        image = _to_8_bits(image)
+    if image.mode in ("RGBA", "LA", "PA", "La", "RGBa") or "transparency" in image.info:
+        foreground = image.convert("RGBA")
+        image = Image.new("RGBA", foreground.size, "white")
+        image.alpha_composite(foreground)
+    pixels = torch.from_numpy(np.array(image.convert("L" if channels == 1 else "RGB")))
+    return pixels[None] if channels == 1 else pixels.permute(2, 0, 1).contiguous()
+
+
+def _to_8_bits(image: Image.Image) -> Image.Image:
+    """Scale a gray image from 16 to 8 bits, so that 65535 is white."""
+    # Pillow would clip all values above 255 to white. 257 is 65535 / 255.
+    values = np.asarray(image).astype(np.float64)
+    if values.max() > 65535 or values.min() < 0:
+        raise BadMedia("pixels below 0 or above 65,535: convert the image to 8 or 16 bits")
+    return Image.fromarray((values / 257).round().clip(0, 255).astype(np.uint8))
+
+
+def _with_channels(pixels: Tensor, channels: int) -> Tensor:
+    """Convert gray, gray with alpha, RGB or RGBA pixels (C, H, W) to `channels` channels."""
+    if len(pixels) == channels:
+        return pixels
+    if len(pixels) > 4:
+        raise BadMedia(f"an image array must have at most 4 channels, got {len(pixels)}")
+    # Pillow expects gray images without a channel axis, and all others with channels last.
+    array = (pixels[0] if len(pixels) == 1 else pixels.movedim(0, -1)).numpy()
+    return _to_tensor(Image.fromarray(np.ascontiguousarray(array)), channels)
+
+
+@contextmanager
+def _no_warnings() -> Iterator[None]:
+    """Suppress warnings of Pillow.
+
+    They concern large files, which this module checks itself, and metadata that it does not use.
+    """
+    # The lock is necessary because catch_warnings saves and restores a global list: if two threads
+    # overlap, the second one can restore the list of the first one, which ignores all warnings.
+    with WARNINGS_LOCK, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield

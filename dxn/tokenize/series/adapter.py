@@ -1,0 +1,311 @@
+"""The series adapter: one token per patch of consecutive time steps."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, get_args
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from dxn.core.dropout import Dropout
+from dxn.core.errors import UserError
+from dxn.core.tokens import Span, Summary, Tokens
+from dxn.stacking.features.statistics import Moments, time_statistics
+from dxn.tokenize.base import file_of_adapter, raws_of, to_tokens
+from dxn.tokenize.grid import MASKED, PatchGrid
+from dxn.tokenize.masking import check_ratio
+from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
+from dxn.tokenize.series.masking import SeriesMasking
+from dxn.tokenize.series.options import (
+    SeriesAugment,
+    SeriesChannels,
+    SeriesNormalization,
+    SeriesStem,
+    usual_patch_size,
+)
+from dxn.tokenize.series.preprocessor import SeriesPreprocessor, channel_statistics
+from dxn.tokenize.spaced import evenly_spaced
+from dxn.tokenize.stem import ConvStem
+
+MASK_RATIO = 0.4  # fraction of the patches that masked pretraining hides by default (PatchTST)
+MAX_FITTED = 10_000  # series are enough for stable statistics
+# Larger numbers in a model folder of a stranger would fill the memory.
+MAX_CHANNELS = 100_000
+MAX_PATCH_VALUES = 10_000_000
+
+
+class SeriesAdapter(nn.Module):
+    """Convert series to Tokens (patches of time steps as in PatchTST, arXiv:2211.14730).
+
+    Args:
+        dim: Width D of a token.
+        patch_size: Number of consecutive time steps of a token. Default: a power of two that gives
+            a training series of the median length about 32 tokens.
+        stride: Distance between consecutive patches in time steps. Default: patch_size, so that
+            patches do not overlap.
+        channels: Content of a token: joint (all channels of a patch) or independent (one channel of
+            a patch, with an embedding of the channel).
+        normalize: Statistics that give each channel mean 0 and standard deviation 1: train (those
+            of the training split), sample (those of each series by itself) or none. Default: sample
+            for a forecast, otherwise train.
+        stem: Layers that embed a patch: patch (a linear projection) or conv (strided convolutions,
+            for a patch_size of 2, 4, 8, 16 or 32 without overlap).
+        pos_embed: Position embedding of the patches: learned, sinusoidal or none.
+        max_len: Maximum number of patches along time. Longer series are truncated.
+        dropout: Dropout probability of the embedded columns.
+        augment: Augmentation of training series.
+    """
+
+    modality = "series"
+
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        patch_size: int | None = None,
+        stride: int | None = None,
+        channels: SeriesChannels = "joint",
+        normalize: SeriesNormalization | None = None,
+        stem: SeriesStem = "patch",
+        pos_embed: PosEmbedKind = "sinusoidal",
+        max_len: int = 1024,
+        dropout: float = 0.0,
+        augment: SeriesAugment = SeriesAugment(),
+    ):
+        super().__init__()
+        for name, value, kind in (
+            ("channels", channels, SeriesChannels),
+            ("normalize", normalize or "train", SeriesNormalization),
+            ("stem", stem, SeriesStem),
+        ):
+            if value not in get_args(kind):
+                known = ", ".join(get_args(kind))
+                raise ValueError(f"{name} must be one of {known}, got {value!r}")
+        for name, value in (("patch_size", patch_size), ("stride", stride), ("max_len", max_len)):
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+        if stride is not None and (patch_size is None or stride > patch_size):
+            raise ValueError(
+                f"stride must be at most patch_size, got {stride} and patch_size={patch_size}"
+            )
+        self.dim = dim
+        self.patch_size = patch_size
+        self.stride = stride
+        self.is_joint = channels == "joint"
+        self.stem_kind = stem
+        self.prepare = SeriesPreprocessor(normalize=normalize, max_len=max_len, augment=augment)
+        self.fitted = False  # set by _create_layers
+        self.grid: PatchGrid
+        self.pos_embed = PosEmbed1d(pos_embed, dim=dim, max_len=max_len)
+        self.dropout = Dropout(dropout)
+        # Zeros instead of random numbers, so that the initialization of all later parameters does
+        # not depend on this one.
+        self.mask_embedding = nn.Parameter(torch.zeros(dim))
+        if stem == "conv":  # raises an error for a wrong size before any data is read
+            self._check_conv(patch_size)
+
+    def fit(self, raws: Sequence[Tensor]) -> SeriesAdapter:
+        """Learn the number of channels, their statistics and the default patch size.
+
+        Args:
+            raws: Series (T, C) of the training split. At most 10,000 are used, spread over all of
+                them.
+        """
+        if self.fitted:
+            return self
+        (first,) = raws_of(self.prepare, raws[:1], Tensor)
+        num_channels = first.shape[1]
+        moments = Moments(num_channels)
+        lengths: list[int] = []
+        for raw in raws_of(self.prepare, evenly_spaced(raws, MAX_FITTED), Tensor):
+            moments.add(raw)
+            lengths.append(len(raw))
+        patch_size = self.patch_size or usual_patch_size(statistics.median(lengths))
+        self._create_layers(num_channels, patch_size, *channel_statistics(moments))
+        return self
+
+    def masking(self, *, ratio: float | None = None, span: int = 5) -> SeriesMasking | None:
+        """Create a masking of runs of `span` patches. Call it after `fit`.
+
+        Args:
+            ratio: Fraction of the patches to mask. Default: 0.4.
+            span: Number of consecutive patches that are masked together.
+
+        Returns:
+            None if ratio is 0.
+        """
+        ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
+        if span < 1:
+            raise ValueError(f"span must be at least 1, got {span}")
+        return SeriesMasking(ratio, span, self.grid) if ratio else None
+
+    def save(self, folder: Path, name: str) -> None:
+        """Save what `fit` learned to NAME.series.json."""
+        state = {
+            "num_channels": self.prepare.num_channels,
+            "patch_size": self.prepare.patch_size,
+            "mean": self.prepare.mean.tolist(),
+            "std": self.prepare.std.tolist(),
+        }
+        path = _state_path(folder, name)
+        path.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
+
+    def load(self, folder: Path, name: str) -> None:
+        """Load what `save` wrote.
+
+        Raises:
+            UserError: If the file is missing or not valid.
+        """
+        path = _state_path(folder, name)
+        try:
+            state = json.loads(path.read_text(encoding="utf-8"))
+            channels, patch_size = state["num_channels"], state["patch_size"]
+            mean = torch.tensor(state["mean"], dtype=torch.float32)
+            std = torch.tensor(state["std"], dtype=torch.float32)
+            valid = all(type(n) is int and 0 < n <= MAX_CHANNELS for n in (channels, patch_size))
+            valid = valid and channels * patch_size <= MAX_PATCH_VALUES
+            valid = valid and mean.shape == std.shape == (channels,) and bool((std > 0).all())
+            valid = valid and bool(mean.isfinite().all() and std.isfinite().all())
+        # PyTorch raises an OverflowError or a RuntimeError for an integer of hundreds of digits.
+        except (OSError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
+            raise UserError(f"{path}: cannot be read ({error}); copy the model again") from None
+        if not valid:
+            raise UserError(
+                f"{path}: must have num_channels, patch_size, and one mean and std per channel; "
+                "copy the model again"
+            )
+        self._create_layers(channels, patch_size, mean, std)
+
+    def tokens(self, raws: Sequence[Any]) -> Tokens:
+        """Convert lists, arrays, texts of numbers or paths to Tokens."""
+        return to_tokens(self, raws)
+
+    def describe(self, raw: Tensor) -> str:
+        """Describe the number and size of the columns."""
+        steps = len(self.prepare(raw)["values"])
+        channels = raw.shape[1]
+        count = self.grid.count(steps, 0)
+        parts = "" if self.is_joint or channels == 1 else f" × {channels} channels"
+        missing = f", {raw.isnan().float().mean():.1%} missing" if bool(raw.isnan().any()) else ""
+        plural = "s" if channels > 1 else ""
+        return (
+            f"{count} patches of {self.grid.size[0]} time steps{parts}; "
+            f"{steps} time steps, {channels} channel{plural}{missing}"
+        )
+
+    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
+        """Return statistics over time of each channel, NaN for a channel without values."""
+        x, observed = batch["values"], batch["observed"]
+        # The padding of a batch counts as not observed.
+        low = x.masked_fill(~observed, torch.inf).amin(1)
+        high = x.masked_fill(~observed, -torch.inf).amax(1)
+        dense = torch.cat([time_statistics(x, observed), low, high], 1)
+        dense = dense.masked_fill(dense.isinf(), torch.nan)
+        steps = self.prepare.history(batch) if self.prepare.window else None
+        return Summary("statistics", dense, steps=steps)
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
+        """Embed a collated batch as Tokens (B, N, D).
+
+        The columns are ordered by time. With channels=independent, the columns of all channels at
+        the same time follow each other. A patch without any value is masked.
+        """
+        if not self.fitted:
+            raise ValueError("the series adapter does not know its channels yet: call fit(series)")
+        observed = batch["observed"]
+        lengths = batch["lengths"]
+        visible = observed
+        if "hidden" in batch:
+            visible = observed & ~batch["hidden"][..., None]
+        # Two features per value: the value, and whether it is known.
+        features = torch.stack([batch["values"] * visible, visible.to(batch["values"])], 1)
+        x = self._conv(features, lengths) if self.stem_kind == "conv" else self._linear(features)
+        steps, groups = x.shape[1:3]
+        codes = self.pos_embed(steps, x.device)
+        x = x + (codes[:, None] if codes.ndim else codes)
+        if not self.is_joint:
+            x = x + self.channel_embedding
+        x = rearrange(x, "b t c d -> b (t c) d")
+        # (B, t, c): a patch is a token if it has a value, also if masking hides it.
+        mask = self.grid.windows(observed[:, None])[:, 0].flatten(3).any(-1)
+        # In a padded batch, overlapping patches go on after the last patch of a short series.
+        counts = self.grid.counts(lengths, 0)
+        is_inside = torch.arange(steps, device=x.device) < counts[:, None]
+        mask = (mask & is_inside[..., None]).flatten(1)
+        coords = self._coords(lengths, steps, groups, mask)
+        x = self.dropout(x)
+        if MASKED in batch:
+            x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
+        return Tokens(x, mask, (Span(self.modality, self.modality, 0, x.shape[1], coords),))
+
+    def _create_layers(self, num_channels: int, patch_size: int, mean: Tensor, std: Tensor) -> None:
+        """Create the layers for a number of channels, and set the statistics."""
+        stride = self.stride or patch_size
+        width = num_channels if self.is_joint else 1
+        self.grid = PatchGrid((patch_size, width), (stride, width))
+        prepare = self.prepare
+        prepare.num_channels, prepare.mean, prepare.std = num_channels, mean, std
+        prepare.patch_size, prepare.stride = patch_size, stride
+        if self.stem_kind == "conv":
+            self._check_conv(patch_size)
+            self.stem = ConvStem(
+                in_channels=2 * width, dim=self.dim, stride=patch_size, width=self.dim, axes=1
+            )
+        else:
+            self.proj = nn.Linear(2 * patch_size * width, self.dim)
+        if not self.is_joint:
+            self.channel_embedding = nn.Parameter(torch.empty(num_channels, self.dim))
+            # 0.02 is the standard deviation of BERT and ViT: small compared with the embeddings.
+            nn.init.trunc_normal_(self.channel_embedding, std=0.02)
+        self.fitted = True
+
+    def _linear(self, features: Tensor) -> Tensor:
+        """Embed features (B, 2, T, C) as (B, t, c, D), where c is 1 with joint channels."""
+        windows = self.grid.windows(features)
+        return self.proj(rearrange(windows, "b k t c p q -> b t c (k p q)"))
+
+    def _conv(self, features: Tensor, lengths: Tensor) -> Tensor:
+        """Embed features (B, 2, T, C) as (B, t, c, D) by convolutions along time."""
+        channels = features.shape[3]
+        if self.is_joint:
+            x = rearrange(features, "b k t c -> b (k c) t 1")
+        else:
+            x = rearrange(features, "b k t c -> (b c) k t 1")
+            lengths = lengths.repeat_interleave(channels)
+        x = self.stem(x, torch.stack([lengths, torch.ones_like(lengths)], 1))
+        if self.is_joint:
+            return x
+        return rearrange(x, "(b c) t 1 d -> b t c d", c=channels)
+
+    def _coords(self, lengths: Tensor, steps: int, groups: int, mask: Tensor) -> Tensor:
+        """Return start and stop of each token in time steps (B, N, 2), NaN at padding.
+
+        With channels=independent, the index of the channel is the third number.
+        """
+        start = torch.arange(steps, device=lengths.device) * self.grid.stride[0]
+        stop = torch.minimum(start + self.grid.size[0], lengths[:, None])
+        coords = torch.stack([start.expand_as(stop), stop], -1).float()
+        coords = coords.repeat_interleave(groups, 1)
+        if not self.is_joint:
+            index = torch.arange(groups, device=lengths.device).repeat(steps)
+            index = index.expand(coords.shape[0], -1)[..., None]
+            coords = torch.cat([coords, index.to(coords)], -1)
+        return coords.masked_fill(~mask[..., None], torch.nan)
+
+    def _check_conv(self, patch_size: int | None) -> None:
+        size = 2 if patch_size is None else patch_size
+        if size not in (2, 4, 8, 16, 32) or self.stride not in (None, patch_size):
+            raise ValueError(
+                "stem=conv needs a patch_size of 2, 4, 8, 16 or 32 and no stride, "
+                f"got patch_size={patch_size} and stride={self.stride}"
+            )
+
+
+def _state_path(folder: Path, name: str) -> Path:
+    """Return the path of the file that describes the adapter with key `name`."""
+    return file_of_adapter(folder, name, "series.json")

@@ -1,0 +1,151 @@
+"""Reading of series from cells: lists, arrays, texts of numbers, and files."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dxn.tokenize.media import BadMedia, bytes_or_path
+from dxn.tokenize.series.npy import NPY, read_npy
+from dxn.tokenize.series.values import (
+    SEPARATORS,
+    check_count,
+    from_list,
+    is_number,
+    parse_series,
+    read_csv,
+    shortened,
+    to_steps,
+    without_end,
+)
+
+if TYPE_CHECKING:
+    import pyarrow
+
+PARQUET = b"PAR1"  # the first bytes of a file
+SUFFIXES = (".npy", ".csv", ".parquet")
+MAX_BYTES = 200_000_000  # size of a .csv or .parquet file
+# What a text of numbers can consist of: the start of a cell decides quickly in most cases.
+NUMBERS = re.compile(r"[-+\[\s.,;\deE\]?]|nan|null|none|na", re.IGNORECASE)
+
+
+def read_series(source: Any) -> Tensor | None:
+    """Read a series as float32 (T, C). NaN is a missing value. None: all values are missing.
+
+    Args:
+        source: Numbers (T,) or (T, C) as an array, a list or a list of lists; a text of numbers
+            such as "1.5 2 nan"; or the path of a .npy, .csv or .parquet file with one row per time
+            step.
+
+    Raises:
+        BadMedia: If the cell is no series, or exceeds a limit.
+    """
+    try:
+        if isinstance(source, Tensor):
+            # The end of a tensor has a meaning: it is the time at which a forecast starts.
+            # NumPy has no bfloat16.
+            steps = to_steps(source.float().numpy(force=True))
+            return None if np.isnan(steps).all() else torch.from_numpy(steps)
+        if isinstance(source, str | Path):
+            text = str(source)
+            source = _read_file(text) if is_series_path(text) else parse_series(text)
+        elif isinstance(source, bytes):
+            source = _read_bytes(source)
+        steps = without_end(to_steps(source))
+    except ValueError as error:
+        raise BadMedia(str(error)) from None
+    return None if steps is None else torch.from_numpy(np.ascontiguousarray(steps))
+
+
+def is_series_path(value: str) -> bool:
+    """Whether a cell is the path of a file, and not a text of numbers."""
+    return value.lower().endswith(SUFFIXES)
+
+
+def is_series(value: Any) -> bool:
+    """Whether a cell looks like a series: several numbers, or the path of a file of numbers."""
+    if isinstance(value, str | Path):
+        return is_series_path(str(value)) or _is_text_of_numbers(str(value))
+    if isinstance(value, bytes):
+        return value.startswith(NPY)
+    if isinstance(value, np.ndarray | Tensor):
+        # Arrays of uint8 are pictures.
+        return value.ndim in (1, 2) and value.dtype not in (np.uint8, torch.uint8)
+    if not isinstance(value, list | tuple) or not value:
+        return False
+    first = next((item for item in value if item is not None), None)
+    if isinstance(first, list | tuple) and first:
+        first = next((item for item in first if item is not None), None)
+    return isinstance(first, int | float) and not isinstance(first, bool)
+
+
+def _is_text_of_numbers(text: str) -> bool:
+    if not text or not NUMBERS.match(text):
+        return False
+    words = SEPARATORS.split(text.strip().strip("[]").strip())
+    # Two numbers are usually a range or a place, and a date such as 2026 01 31 has three.
+    return len(words) > 3 and all(map(is_number, words[:100]))
+
+
+def _read_file(path: str) -> Any:
+    suffix = Path(path).suffix.lower()
+    opened = bytes_or_path(path)
+    if suffix == ".npy":
+        return read_npy(opened)
+    size = Path(path).stat().st_size
+    if size > MAX_BYTES:
+        raise BadMedia(f"{size:,} bytes, more than {MAX_BYTES:,}")
+    if suffix != ".csv":
+        return _read_parquet(path)
+    try:
+        return read_csv(Path(path).read_bytes())
+    except OSError as error:
+        raise BadMedia(f"not a .csv file of numbers ({error})") from None
+
+
+def _read_bytes(content: bytes) -> Any:
+    """Read the content of a file, whose kind its first bytes tell."""
+    if content.startswith(NPY):
+        return read_npy(io.BytesIO(content))
+    if len(content) > MAX_BYTES:
+        raise BadMedia(f"{len(content):,} bytes, more than {MAX_BYTES:,}")
+    if content.startswith(PARQUET):
+        return _read_parquet(io.BytesIO(content))
+    return read_csv(content, ".npy, .csv or .parquet")
+
+
+def _read_parquet(path: str | io.BytesIO) -> np.ndarray:
+    import pyarrow.parquet  # it takes time to import, and few data sets need it
+
+    rows: list[tuple] = []
+    num_values = 0
+    try:
+        with pyarrow.parquet.ParquetFile(path) as file:
+            for field in file.schema_arrow:
+                _check_type(field)
+            # In batches, because a small file can contain many values, and its header can be wrong.
+            for batch in file.iter_batches():
+                num_values += batch.num_rows * batch.num_columns
+                check_count(num_values)
+                columns = [column.to_pylist() for column in batch.columns]
+                rows += zip(*columns, strict=True)
+    except (pyarrow.ArrowException, OSError) as error:
+        raise BadMedia(f"not a .parquet file ({str(error).partition(chr(10))[0]})") from None
+    return from_list(rows)
+
+
+def _check_type(field: pyarrow.Field) -> None:
+    """Raise BadMedia for a column without numbers, whose cells can be of any size."""
+    import pyarrow
+
+    kinds = pyarrow.types
+    is_numeric = kinds.is_integer(field.type) or kinds.is_floating(field.type)
+    if not is_numeric and not kinds.is_null(field.type):
+        name = shortened(field.name)
+        raise BadMedia(f"must contain only numbers, got column {name} with values of {field.type}")

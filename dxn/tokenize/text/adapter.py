@@ -1,0 +1,344 @@
+"""The text adapter: one token per subword, word or character."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange, repeat
+from safetensors.torch import load_file
+from tokenizers import Tokenizer, models
+from torch import Tensor, nn
+
+from dxn.core.dropout import Dropout
+from dxn.core.errors import UserError
+from dxn.core.tokens import Span, Summary, Tokens
+from dxn.stacking.features.text import MAX_CHARS, text_codes
+from dxn.tokenize.base import file_of_adapter, to_tokens
+from dxn.tokenize.masking import TextMasking, check_ratio
+from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
+from dxn.tokenize.text.chars import CharNgrams
+from dxn.tokenize.text.options import (
+    EmbeddingNormOptions,
+    EmbeddingOptions,
+    NgramOptions,
+    TextAugment,
+    TokenizerOptions,
+)
+from dxn.tokenize.text.preprocessor import MASK_TOKENS, RawText, TextPreprocessor
+from dxn.tokenize.text.tokenizer import (
+    check_vocab_size,
+    load_tokenizer,
+    make_tokenizer,
+    num_embeddings,
+    save_tokenizer,
+    token_texts,
+)
+
+MASK_RATIO = 0.15  # as in BERT (arXiv:1810.04805, section 3.1)
+# Of a character n-gram. The mean over about 16 n-grams then has the standard deviation 0.02.
+CHAR_STD = 0.08
+MAX_DESCRIBED = 16  # tokens that `describe` lists, to fit into one line
+
+
+class TextAdapter(nn.Module):
+    """Convert texts to Tokens: one embedding vector per token of the tokenizer.
+
+    Args:
+        dim: Width D of a token.
+        vocab_size: Maximum number of tokens of a trained tokenizer. It can be exceeded, because the
+            alphabet and the special tokens are always included.
+        tokenizer: Options of the tokenizer.
+        max_len: Maximum number of tokens of a text. Longer texts are truncated, and their number is
+            reported.
+        max_chars: Maximum number of characters of a text that are tokenized, which limits the time.
+            The rest of a longer text is not read, and it counts as truncated.
+        pos_embed: Position embedding of the columns: learned, sinusoidal or none.
+        embedding: Options of the token embedding.
+        ngrams: Options of the hashed n-gram embeddings.
+        conv_kernel: Kernel size of a convolution over neighboring tokens, whose output is added to
+            the embeddings. 0: no convolution.
+        norm: Layer norm of the embedded columns. Default: no layer norm.
+        dropout: Dropout probability of the embedded columns.
+        augment: Augmentation of training texts.
+    """
+
+    modality = "text"
+
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        vocab_size: int = 8000,
+        tokenizer: TokenizerOptions = TokenizerOptions(),
+        max_len: int = 256,
+        max_chars: int = 100_000,
+        pos_embed: PosEmbedKind = "learned",
+        embedding: EmbeddingOptions = EmbeddingOptions(),
+        ngrams: NgramOptions = NgramOptions(),
+        conv_kernel: int = 0,
+        norm: EmbeddingNormOptions | None = None,
+        dropout: float = 0.0,
+        augment: TextAugment = TextAugment(),
+    ):
+        super().__init__()
+        check_vocab_size(vocab_size)
+        # An even kernel cannot be centered on a token.
+        if conv_kernel and conv_kernel % 2 == 0:
+            raise ValueError(f"conv_kernel must be odd, or 0 to disable it, got {conv_kernel}")
+        if embedding.pool > 1 and ngrams.columns:
+            raise ValueError(
+                f"embedding.pool must be 1 with ngrams.columns=true, got {embedding.pool}"
+            )
+        self.dim = dim
+        self.vocab_size = vocab_size
+        self.tokenizer_options = tokenizer
+        self.embedding_options = embedding
+        self.ngrams = ngrams
+        self.scale = dim**0.5 if embedding.scale else 1.0
+        self.fitted = False  # set by use_tokenizer
+        self.embedding: nn.Embedding  # created by use_tokenizer
+        self.prepare = TextPreprocessor(
+            Tokenizer(models.BPE()),  # empty until use_tokenizer
+            max_len=max_len,
+            max_chars=max_chars,
+            special_tokens=tokenizer.special_tokens,
+            augment=augment,
+            chars=CharNgrams(ngrams.chars, ngrams.buckets) if ngrams.chars else None,
+        )
+        self.pos_embed = PosEmbed1d(pos_embed, dim=dim, max_len=max_len)
+        self.ngram_embedding = nn.Embedding(ngrams.buckets, dim) if ngrams.lengths else None
+        if self.ngram_embedding is not None:
+            nn.init.normal_(self.ngram_embedding.weight, std=0.02)
+        self.char_embedding = None
+        if ngrams.chars:
+            # Row 0 stands for no n-gram.
+            self.char_embedding = nn.EmbeddingBag(
+                ngrams.buckets + 1, dim, mode="mean", padding_idx=0
+            )
+            nn.init.normal_(self.char_embedding.weight, std=CHAR_STD)
+            nn.init.zeros_(self.char_embedding.weight[0])
+        self.conv = None
+        if conv_kernel:
+            self.conv = nn.Conv1d(dim, dim, conv_kernel, padding=conv_kernel // 2)
+        self.norm = nn.Identity()
+        if norm is not None:
+            self.norm = nn.LayerNorm(dim, eps=norm.eps, bias=norm.bias)
+        self.dropout = Dropout(dropout)
+        if tokenizer.path is not None:
+            self.use_tokenizer(load_tokenizer(tokenizer.path))
+
+    def fit(self, raws: Iterable[RawText]) -> TextAdapter:
+        """Train the tokenizer on texts of the training split, unless it is loaded already."""
+        if not self.fitted:
+            tokenizer = make_tokenizer(
+                self.tokenizer_options,
+                _strings(raws),
+                vocab_size=self.vocab_size,
+                keeps_rare=False,
+            )
+            self.use_tokenizer(tokenizer)
+        return self
+
+    def use_tokenizer(self, tokenizer: Tokenizer) -> None:
+        """Use this tokenizer and create the embedding of its tokens."""
+        # A new embedding even if the size is the same, because its rows belong to other tokens.
+        self.prepare.use_tokenizer(tokenizer)
+        self.fitted = True
+        self.embedding = nn.Embedding(num_embeddings(tokenizer), self.dim)
+        # With scaling, the scaled values have a standard deviation of 1 (arXiv:1706.03762). Without
+        # it, 0.02 is the standard deviation of BERT and GPT-2.
+        std = 0.02 if self.scale == 1 else 1 / self.scale
+        nn.init.normal_(self.embedding.weight, std=std)
+        options = self.embedding_options
+        if options.path is not None:
+            vectors = _load_vectors(options.path, self.embedding.weight.shape)
+            self.embedding.weight.data.copy_(vectors)
+        self.embedding.weight.requires_grad_(not options.frozen)
+
+    def masking(self, *, ratio: float | None = None, span: int = 5) -> TextMasking | None:
+        """Create a masking of single tokens, as in BERT. Call it after `fit`.
+
+        Args:
+            ratio: Fraction of the tokens to mask. Default: 0.15.
+            span: Ignored.
+
+        Returns:
+            None if ratio is 0, or if it is not set and the tokenizer has no mask token.
+
+        Raises:
+            UserError: If ratio is set, but the tokenizer has no mask token or a column has several
+                tokens.
+        """
+        mask_ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
+        if not mask_ratio:
+            return None
+        if self.tokens_per_column > 1:
+            raise UserError(
+                "mask_ratio.text: a masked text needs adapters.text.embedding.pool=1, got "
+                f"{self.tokens_per_column}"
+            )
+        if self.prepare.mask_id is None:
+            if ratio is None:
+                return None
+            names = " or ".join(MASK_TOKENS)
+            raise UserError(
+                f"mask_ratio.text: masking needs a tokenizer with a {names} token, got a ratio of "
+                f"{ratio} and a tokenizer without it: set mask_ratio.text=0"
+            )
+        return TextMasking(
+            ratio=mask_ratio,
+            vocab_size=self.embedding.num_embeddings,
+            special_ids=self.prepare.special_ids,
+            mask_id=self.prepare.mask_id,
+            num_copies=1 + (len(self.ngrams.lengths) if self.ngrams.columns else 0),
+        )
+
+    def save(self, folder: Path, name: str) -> None:
+        """Save the tokenizer to tokenizer.json, or NAME.tokenizer.json if name is not "text"."""
+        save_tokenizer(self.prepare.tokenizer, _tokenizer_path(folder, name))
+
+    def load(self, folder: Path, name: str) -> None:
+        """Load the tokenizer that `save` wrote."""
+        self.use_tokenizer(load_tokenizer(_tokenizer_path(folder, name)))
+
+    @property
+    def tokens_per_column(self) -> int:
+        """Number of neighboring tokens whose mean is one column."""
+        return self.embedding_options.pool
+
+    @property
+    def lookback(self) -> int:
+        """Number of previous tokens on which the embedding of a token depends."""
+        kernel = 0 if self.conv is None else self.conv.kernel_size[0]
+        return max([kernel // 2, *(n - 1 for n in self.ngrams.lengths)])
+
+    def tokens(self, raws: Sequence[RawText]) -> Tokens:
+        """Convert texts to Tokens."""
+        return to_tokens(self, raws)
+
+    def describe(self, raw: RawText) -> str:
+        """List the first tokens."""
+        ids = self.prepare(raw)["ids"].tolist()
+        texts = token_texts(self.prepare.tokenizer, ids[:MAX_DESCRIBED])
+        return " | ".join(texts) + (" | ..." if len(ids) > MAX_DESCRIBED else "")
+
+    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
+        """Return the words, pairs of words and character n-grams of each text of a batch."""
+        points = batch["points"]
+        empty = torch.zeros(len(points), 0, device=points.device)
+        return Summary("TF-IDF", empty, text_codes(points))
+
+    def counted_recipe(self) -> dict[str, Any]:
+        """Return what a program without dxn needs to compute the counted features of `summary`."""
+        return {"counted": "text_codes", "counted_chars": MAX_CHARS}
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
+        """Embed a collated batch as Tokens (B, N, D)."""
+        if not self.fitted:
+            raise ValueError(
+                "the text adapter has no tokenizer yet: call fit(texts) or set tokenizer.path"
+            )
+        ids = batch["ids"]
+        mask = batch["mask"]
+        coords = batch["coords"]
+        x = self.embedding(ids) * self.scale
+        grams = [self._ngram_vectors(ids, n) for n in self.ngrams.lengths]
+        if grams and not self.ngrams.columns:
+            x = x + sum(grams)
+        if self.char_embedding is not None:
+            vectors = self.char_embedding(rearrange(batch["chars"], "b n g -> (b n) g"))
+            x = x + rearrange(vectors, "(b n) d -> b n d", b=ids.shape[0])
+        if self.conv is not None:
+            # Padding is set to 0, so that it does not affect its neighbors.
+            padded = rearrange(x * mask[..., None], "b n d -> b d n")
+            x = x + F.gelu(rearrange(self.conv(padded), "b d n -> b n d"))
+        if "token_index" in batch:  # the columns are not the first ones of the text, see `lookback`
+            positions = self.pos_embed.at(batch["token_index"])
+        else:
+            positions = self.pos_embed(x.shape[1], x.device)
+        # Sinusoidal positions are float32, even if the weights are bf16.
+        x = x + positions.to(x.dtype)
+        if self.ngrams.columns and grams:
+            # N columns per n-gram length follow the tokens, with the coordinates of the last token
+            # of each n-gram.
+            num_copies = 1 + len(grams)
+            x = torch.cat([x, *grams], 1)
+            mask = repeat(mask, "b n -> b (k n)", k=num_copies)
+            coords = coords.repeat(1, num_copies, 1)
+        if self.tokens_per_column > 1:
+            x, mask, coords = pooled(x, mask, coords, self.tokens_per_column)
+        x = self.dropout(self.norm(x))
+        span = Span(self.modality, self.modality, 0, x.shape[1], coords)
+        return Tokens(x, mask, (span,))
+
+    def _ngram_vectors(self, ids: Tensor, n: int) -> Tensor:
+        """Return the embedding (B, N, D) of the n-gram that ends at each token.
+
+        Ids before the start of a text count as 0.
+        """
+        assert self.ngram_embedding is not None
+        code = torch.full_like(ids, n)  # so that n-grams of different lengths have different codes
+        for back in range(n):
+            shifted = F.pad(ids, (back, 0))[:, : ids.shape[1]]
+            # A polynomial hash. Both numbers are primes, and products are below 2**63, the limit of
+            # int64.
+            code = (code * 1_000_003 + shifted) % 2_147_483_647
+        return self.ngram_embedding(code % self.ngram_embedding.num_embeddings)
+
+
+def pooled(x: Tensor, mask: Tensor, coords: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return the mean of each group of neighboring tokens, without padding.
+
+    Args:
+        x: (B, N, D). Embedded tokens.
+        mask: (B, N). True at real tokens.
+        coords: (B, N, 2). Start and stop of each token in characters, NaN where unknown.
+        size: Number of tokens P of a group.
+
+    Returns:
+        Means (B, ceil(N / P), D), their mask, and the start of the first and the stop of the last
+        token of each group.
+    """
+    rest = -x.shape[1] % size
+    weights = rearrange(F.pad(mask, (0, rest)), "b (n p) -> b n p 1", p=size).to(x.dtype)
+    groups = rearrange(F.pad(x, (0, 0, 0, rest)), "b (n p) d -> b n p d", p=size)
+    counts = weights.sum(2)
+    means = (groups * weights).sum(2) / counts.clamp(min=1)
+    ends = F.pad(coords, (0, 0, 0, rest), value=torch.nan)
+    ends = rearrange(ends, "b (n p) e -> b n p e", p=size)
+    starts = ends[..., 0].nan_to_num(torch.inf).amin(2)
+    stops = ends[..., 1].nan_to_num(-torch.inf).amax(2)
+    coords = torch.stack([starts, stops], -1)
+    return means, counts[..., 0] > 0, coords.masked_fill(coords.isinf(), torch.nan)
+
+
+def _strings(raws: Iterable[RawText]) -> Iterable[str]:
+    """Yield texts, and the words of lists separately, as the preprocessor encodes them."""
+    for raw in raws:
+        if isinstance(raw, str):
+            yield raw
+        else:
+            yield from raw
+
+
+def _tokenizer_path(folder: Path, name: str) -> Path:
+    """Return the path of the tokenizer of the adapter with key `name`."""
+    if name == TextAdapter.modality:
+        return folder / "tokenizer.json"
+    return file_of_adapter(folder, name, "tokenizer.json")
+
+
+def _load_vectors(path: str, shape: torch.Size) -> Tensor:
+    """Load the only tensor of a .safetensors file, which must have this shape."""
+    tensors = load_file(path)
+    if len(tensors) != 1 or next(iter(tensors.values())).shape != shape:
+        shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+        raise UserError(
+            f"{path}: the file must contain one tensor of shape {tuple(shape)}, one row per token, "
+            f"got {shapes}"
+        )
+    return next(iter(tensors.values()))

@@ -1,0 +1,1 @@
+"""Video as tokens."""

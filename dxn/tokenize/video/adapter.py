@@ -1,0 +1,293 @@
+"""The video adapter: one token per tubelet or per frame of a clip."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, get_args
+
+import torch
+import torch.nn.functional as F
+from einops import rearrange, repeat
+from torch import Tensor, nn
+
+from dxn.core.dropout import Dropout
+from dxn.core.tokens import Span, Summary, Tokens
+from dxn.stacking.features.image import picture_features
+from dxn.stacking.features.statistics import time_statistics
+from dxn.tokenize.base import raws_of, to_tokens
+from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask, patch_boxes
+from dxn.tokenize.image.options import ImageNormalization, ResizeOptions
+from dxn.tokenize.masking import check_ratio
+from dxn.tokenize.pixels import (
+    make_positions,
+    normalize_pixels,
+    register_statistics,
+    set_statistics,
+)
+from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
+from dxn.tokenize.spaced import evenly_spaced
+from dxn.tokenize.stem import ConvStem
+from dxn.tokenize.video.masking import VideoMasking
+from dxn.tokenize.video.options import VideoAugment, VideoSampling, VideoTokens
+from dxn.tokenize.video.preprocessor import CHANNELS, VideoPreprocessor
+
+MASK_RATIO = 0.75  # fraction of the patches that masked pretraining hides by default
+MAX_FITTED = 200  # clips are enough for stable statistics
+NUM_QUERIES = 4  # of FramePool: places that one token of a frame can describe
+
+
+class VideoAdapter(nn.Module):
+    """Convert clips to Tokens: one token per tubelet (arXiv:2103.15691, section 3.2) or per frame.
+
+    A tubelet is a patch of several consecutive frames. Tokens are ordered by time, and at the same
+    time row by row. The coords of a token are the start and stop in frames of the raw clip, and
+    top, left, bottom and right in pixels of the raw clip. Both are reduced when a clip is read.
+
+    Args:
+        dim: Width D of a token.
+        tokens: Content of a token: tubelet (tubelet_frames × patch_size × patch_size pixels) or
+            frame (the whole area of tubelet_frames frames).
+        image_size: Size of the resized frames in pixels: [height, width], or one number for a
+            square. With resize.mode=within, the maximum size.
+        patch_size: Height and width of a patch in pixels.
+        tubelet_frames: Number of consecutive frames per token.
+        sampling: Options of the frames that are read from a clip.
+        stem: Layers that embed the patches of a frame: patch (a linear projection) or conv
+            (convolutions whose total stride is patch_size).
+        resize: Options of reading and resizing frames.
+        normalize: Mean and standard deviation of each channel.
+        pos_embed: Position embedding, the sum of one for the time and one for the place: learned,
+            sinusoidal or none.
+        dropout: Dropout probability of the embedded columns.
+        augment: Augmentation of training clips.
+    """
+
+    modality = "video"
+
+    def __init__(
+        self,
+        dim: int = 128,
+        *,
+        tokens: VideoTokens = "tubelet",
+        image_size: int | Sequence[int] = 96,
+        patch_size: int = 16,
+        tubelet_frames: int = 2,
+        sampling: VideoSampling = VideoSampling(),
+        stem: Literal["patch", "conv"] = "patch",
+        resize: ResizeOptions = ResizeOptions(),
+        normalize: ImageNormalization = ImageNormalization(),
+        pos_embed: PosEmbedKind = "learned",
+        dropout: float = 0.0,
+        augment: VideoAugment = VideoAugment(),
+    ):
+        super().__init__()
+        if tokens not in get_args(VideoTokens):
+            raise ValueError(f"tokens must be tubelet or frame, got {tokens!r}")
+        if stem not in ("patch", "conv"):
+            raise ValueError(f"stem must be patch or conv, got {stem!r}")
+        if tubelet_frames < 1:
+            raise ValueError(f"tubelet_frames must be at least 1, got {tubelet_frames}")
+        self.dim = dim
+        self.patch_size = patch_size
+        self.tubelet_frames = tubelet_frames
+        self.grid = PatchGrid((patch_size, patch_size), (patch_size, patch_size))
+        self.prepare = VideoPreprocessor(
+            image_size=image_size, sampling=sampling, resize=resize, augment=augment
+        )
+        self.mean: Tensor
+        self.std: Tensor
+        self.known_statistics = register_statistics(self, normalize, CHANNELS)
+        self.stem = None
+        cell = CHANNELS * patch_size**2  # values per patch and frame
+        if stem == "conv":
+            self.stem = ConvStem(in_channels=CHANNELS, dim=dim, stride=patch_size)
+            cell = dim
+        self.proj = nn.Linear(tubelet_frames * cell, dim)
+        self.pos_embed = make_positions(
+            pos_embed, self.grid, image_size=self.prepare.image.image_size, resize=resize, dim=dim
+        )
+        steps = -(-sampling.num_frames // tubelet_frames)  # rounded up
+        self.time_embed = PosEmbed1d(pos_embed, dim=dim, max_len=steps)
+        self.pool = FramePool(dim) if tokens == "frame" else None
+        self.dropout = Dropout(dropout)
+        # Zeros instead of random numbers, so that the initialization of all later parameters does
+        # not depend on this one.
+        self.mask_embedding = nn.Parameter(torch.zeros(dim))
+
+    def fit(self, raws: Sequence[Tensor]) -> VideoAdapter:
+        """Compute the mean and standard deviation of each channel if normalize does not set them.
+
+        Args:
+            raws: uint8 clips (T, C, H, W) of the training split, as `read` returned them. At most
+                200 are used, spread over all of them.
+        """
+        if not self.known_statistics:
+            chosen = raws_of(self.prepare, evenly_spaced(raws, MAX_FITTED), Tensor)
+            set_statistics(self, (raw.movedim(1, 0) for raw in chosen))
+        return self
+
+    def masking(self, *, ratio: float | None = None, span: int = 5) -> VideoMasking | None:
+        """Create a masking of random patches in all frames. Call it after `fit`.
+
+        Args:
+            ratio: Fraction of the patches to mask. Default: 0.75.
+            span: Ignored.
+
+        Returns:
+            None if ratio is 0, or with tokens=frame: there are no patches to predict.
+        """
+        ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
+        if not ratio or self.pool is not None:
+            return None
+        # Copies on the CPU, because a masking is pickled and sent to the data workers.
+        return VideoMasking(
+            ratio=ratio,
+            grid=self.grid,
+            num_frames=self.tubelet_frames,
+            mean=self.mean.detach().cpu().clone(),
+            std=self.std.detach().cpu().clone(),
+        )
+
+    def tokens(self, raws: Sequence[Any]) -> Tokens:
+        """Convert paths, bytes or arrays (T, H, W, C) to Tokens."""
+        return to_tokens(self, raws)
+
+    def describe(self, raw: Tensor) -> str:
+        """Describe the grid of tokens."""
+        length, _, height, width = self.prepare(raw)["pixels"].shape
+        steps = -(-length // self.tubelet_frames)
+        frames = f"{length} frames of {height}×{width} pixels (height×width)"
+        if self.pool is not None:
+            return f"{steps} steps of {self.tubelet_frames} frames, {frames}"
+        rows, columns = self.grid.count(height, 0), self.grid.count(width, 1)
+        tubelet = f"{self.tubelet_frames} frames × {self.patch_size}×{self.patch_size} pixels"
+        return f"{steps}×{rows}×{columns} tubelets of {tubelet}, {frames}"
+
+    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
+        """Return the statistics over time of a small picture and of its histograms."""
+        pixels, lengths = batch["pixels"], batch["lengths"]
+        frames = rearrange(pixels, "b t c h w -> (b t) c h w")
+        # Not repeat_interleave, which torch.onnx converts wrongly for a number that varies.
+        sizes = repeat(batch["sizes"], "b s -> (b t) s", t=pixels.shape[1])
+        x = rearrange(picture_features(frames, sizes), "(b t) f -> b t f", b=pixels.shape[0])
+        mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+        return Summary("small pictures", time_statistics(x, mask))
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
+        """Embed a collated batch as Tokens (B, N, D), by time and then row by row."""
+        sizes, lengths = batch["sizes"], batch["lengths"]
+        cells = self._cells(batch["pixels"], sizes, lengths, batch.get("hidden"))
+        x = self.proj(cells)  # (B, t, h, w, D)
+        steps, height, width = x.shape[1:4]
+        grids = self.grid.counts_2d(sizes)
+        patch_mask = grid_mask(grids, height, width)
+        counts = -(-lengths // self.tubelet_frames)
+        time_mask = torch.arange(steps, device=x.device) < counts[:, None]
+        place = self.pos_embed.of_grids(grids, height, width)
+        x = x + (place[:, None] if place.ndim else place)
+        boxes = patch_boxes(self.grid, batch["frame"], sizes, patch_mask)  # (B, h w, 4)
+        if self.pool is None:
+            mask = time_mask[:, :, None] & patch_mask.flatten(1)[:, None]
+            x = rearrange(x, "b t h w d -> b t (h w) d")
+        else:
+            mask = time_mask[:, :, None]
+            x = self.pool(x, patch_mask)[:, :, None]
+            boxes = _hull(boxes)
+        times = self.time_embed(steps, x.device)
+        x = rearrange(x + (times[:, None] if times.ndim else times), "b t p d -> b (t p) d")
+        coords = self._coords(batch["times"], lengths, boxes, mask)
+        mask = mask.flatten(1)
+        x = self.dropout(x, mask=mask)
+        if MASKED in batch:
+            x = x + batch[MASKED][..., None] * self.mask_embedding.to(x.dtype)
+        return Tokens(x, mask, (Span(self.modality, self.modality, 0, x.shape[1], coords),))
+
+    def _cells(
+        self, pixels: Tensor, sizes: Tensor, lengths: Tensor, hidden: Tensor | None
+    ) -> Tensor:
+        """Return the contents of the tubelets (B, t, h, w, K) of uint8 pixels (B, T, C, H, W)."""
+        num_frames = pixels.shape[1]
+        x = normalize_pixels(pixels, self.mean, self.std)
+        # Padding gets 0, the mean of normalized pixels, and so do hidden pixels.
+        visible = grid_mask(sizes, x.shape[3], x.shape[4])
+        if hidden is not None:
+            visible = visible & ~hidden
+        is_frame = torch.arange(num_frames, device=x.device) < lengths[:, None]
+        x = x * (visible[:, None] & is_frame[:, :, None, None])[:, :, None]
+        x = rearrange(x, "b t c h w -> (b t) c h w")
+        if self.stem is None:
+            x = rearrange(self.grid.windows(x), "n c h w p q -> n h w c (p q)")
+        else:
+            x = self.stem(x, repeat(sizes, "b s -> (b t) s", t=num_frames))[..., None, :]
+        x = rearrange(x, "(b t) h w c k -> b t h w c k", t=num_frames)
+        if self.stem is not None:
+            # The biases of the stem make missing frames nonzero.
+            x = x * is_frame[:, :, None, None, None, None]
+        missing = -num_frames % self.tubelet_frames
+        if torch.compiler.is_exporting() or missing:
+            x = F.pad(x, (0, 0) * 4 + (0, missing))
+        # The order of the weights of a three-dimensional convolution.
+        return rearrange(x, "b (t f) h w c k -> b t h w (c f k)", f=self.tubelet_frames)
+
+    def _coords(self, times: Tensor, lengths: Tensor, boxes: Tensor, mask: Tensor) -> Tensor:
+        """Return the coords (B, N, 6) of tokens, NaN at padding.
+
+        Args:
+            times: (B, T). Index of each frame in the raw clip.
+            lengths: (B,). Number of frames of each clip.
+            boxes: (B, p, 4). Box of each token of a time step.
+            mask: (B, t, p). True at real tokens.
+        """
+        steps, places = mask.shape[1:]
+        first = torch.arange(steps, device=times.device) * self.tubelet_frames
+        # Padded steps get an index inside of the clip, and are overwritten below.
+        end = torch.minimum(first + self.tubelet_frames, lengths[:, None])
+        start = times.gather(1, torch.minimum(first.expand_as(end), lengths[:, None] - 1))
+        stop = times.gather(1, end - 1) + 1
+        interval = repeat(torch.stack([start, stop], -1), "b t k -> b t p k", p=places)
+        box = repeat(boxes, "b p k -> b t p k", t=steps)
+        coords = torch.cat([interval.to(box.dtype), box], -1)
+        return coords.masked_fill(~mask[..., None], torch.nan).flatten(1, 2)
+
+
+class FramePool(nn.Module):
+    """Pool the patches of a frame to one token, with a few learned attention maps.
+
+    Each map is a softmax over the patches, so that a token can tell where something is. A mean over
+    the patches would lose this.
+
+    Args:
+        dim: Width D of the patches and of the token; a multiple of 4.
+    """
+
+    def __init__(self, dim: int):
+        super().__init__()
+        if dim % NUM_QUERIES:
+            raise ValueError(f"dim must be a multiple of {NUM_QUERIES} for tokens=frame, got {dim}")
+        self.norm = nn.LayerNorm(dim)
+        self.mlp = nn.Sequential(nn.Linear(dim, 2 * dim), nn.GELU(), nn.Linear(2 * dim, dim))
+        self.scores = nn.Linear(dim, NUM_QUERIES)
+        self.proj = nn.Linear(dim, dim)
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        """Pool patches.
+
+        Args:
+            x: (B, t, h, w, D).
+            mask: (B, h, w). True at the patches inside of each clip.
+
+        Returns:
+            (B, t, D).
+        """
+        x = x + self.mlp(self.norm(x))
+        scores = self.scores(x).masked_fill(~mask[:, None, :, :, None], -torch.inf)
+        weights = scores.flatten(2, 3).softmax(2)  # (B, t, h w, queries)
+        values = rearrange(x, "b t h w (q k) -> b t (h w) q k", q=NUM_QUERIES)
+        return self.proj((weights[..., None] * values).sum(2).flatten(2))
+
+
+def _hull(boxes: Tensor) -> Tensor:
+    """Return the smallest box (B, 1, 4) around boxes (B, p, 4), some of which are NaN."""
+    start = boxes[..., :2].nan_to_num(torch.inf).amin(1)
+    stop = boxes[..., 2:].nan_to_num(-torch.inf).amax(1)
+    return torch.cat([start, stop], -1)[:, None]

@@ -1,0 +1,286 @@
+"""Reading of video files in all supported formats, with checks of their content."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from dxn.tokenize.container import (
+    KINDS,
+    check_complete,
+    check_seconds,
+    header_seconds,
+    open_container,
+    padded,
+    streams_of,
+)
+from dxn.tokenize.image.file import ReducedSize, check_pixels, read_image, resize
+from dxn.tokenize.image.options import Interpolation
+from dxn.tokenize.media import BadMedia
+from dxn.tokenize.video.options import VideoSampling
+
+if TYPE_CHECKING:  # see dxn.tokenize.container
+    from av import VideoFrame
+    from av.container import InputContainer
+    from av.video.stream import VideoStream
+
+UNSUPPORTED = f"not a supported video ({KINDS})"
+USUAL_FPS = 25  # frames per second, for the last frame of a file that does not say how long it is
+CHANNELS = (1, 3, 4)  # numbers of channels of a picture
+# Seconds. Times of files are rounded to milliseconds, so earlier differences are rounding errors.
+EPSILON = 1e-4
+
+
+@dataclass(frozen=True)
+class VideoHeader:
+    """Properties of a video that its header announces.
+
+    Args:
+        height: Height in pixels, before a rotation that the file asks for.
+        width: Width in pixels.
+        fps: Average number of frames per second. 0: unknown.
+    """
+
+    height: int
+    width: int
+    fps: float
+
+
+def read_video(
+    source: Any,
+    *,
+    sampling: VideoSampling,
+    num_kept: int,
+    max_pixels: int,
+    reduced_size: ReducedSize,
+    interpolation: Interpolation = "bilinear",
+) -> Tensor:
+    """Read the frames of a clip as uint8 (T, 3, H, W).
+
+    The rotation in the header is applied, and transparent pixels are composited over white.
+    Times come from the file, so the frame rate can vary.
+
+    Args:
+        source: Path, bytes, uint8 array (T, H, W) or (T, H, W, C), or uint8 Tensor (T, C, H, W) or
+            (T, H, W, C). An array has the frame rate sampling.fps.
+        sampling: Which frames are read, and the limits.
+        num_kept: Maximum number of frames that are kept, unless sampling.mode is random.
+        max_pixels: Maximum number of pixels of a frame. It is checked before the file is decoded.
+        reduced_size: Function of the height and width of a frame. Frames are resized to the height
+            and width that it returns, unless they have more pixels.
+        interpolation: Interpolation of the pixels: bilinear or bicubic.
+
+    Raises:
+        BadMedia: If the clip cannot be read or exceeds a limit.
+    """
+
+    def picture(pixels: np.ndarray | Tensor) -> Tensor:
+        return read_image(
+            pixels,
+            max_pixels=max_pixels,
+            reduced_size=reduced_size,
+            interpolation=interpolation,
+        )
+
+    if isinstance(source, np.ndarray | Tensor):
+        frames = _frames_of_array(source)
+        _check_frames(len(frames), sampling.max_frames)
+        # The index of a frame is its time.
+        times = sample_times(range(len(frames)), len(frames), sampling, num_kept, fps=1)
+        return torch.stack([picture(frames[int(time + EPSILON)]) for time in times])
+    with open_container(source, UNSUPPORTED, max_pixels=max_pixels) as container:
+        stream = _video_stream(container, max_pixels)
+        start, times, end = _frame_times(container, stream, sampling)
+    wanted = sample_times(times, end, sampling, num_kept, fps=sampling.fps)
+    pictures: list[Tensor] = []
+    # Opened again instead of rewound, because not every container can be rewound.
+    with open_container(source, UNSUPPORTED, max_pixels=max_pixels) as container:
+        stream = _video_stream(container, max_pixels)
+        decoded = _decode(container, stream, start, sampling.max_frames)
+        for frame, count in _frames_at(decoded, wanted):
+            pixels = picture(_upright(frame))
+            # The size can change within a file.
+            if pictures and pixels.shape != pictures[0].shape:
+                pixels = resize(pixels, pictures[0].shape[1:], interpolation)
+            pictures += [pixels] * count
+    if not pictures:
+        raise BadMedia("no frames in it")
+    return torch.stack(pictures)
+
+
+def video_header(source: Any) -> VideoHeader:
+    """Return the properties of a source of `read_video`, without decoding it.
+
+    Raises:
+        BadMedia: If the source cannot be read.
+    """
+    if isinstance(source, np.ndarray | Tensor):
+        height, width = _frames_of_array(source).shape[2:]
+        return VideoHeader(height, width, 0)
+    with open_container(source, UNSUPPORTED) as container:
+        stream = _video_stream(container)
+        context = stream.codec_context
+        return VideoHeader(context.height, context.width, float(stream.average_rate or 0))
+
+
+def sample_times(
+    times: Sequence[float],
+    end: float,
+    sampling: VideoSampling,
+    num_kept: int,
+    *,
+    fps: float | None,
+) -> list[float]:
+    """Return the times at which frames are shown that are read, in ascending order.
+
+    Args:
+        times: Start of each frame in seconds, in ascending order. The first one is 0.
+        end: End of the last frame in seconds.
+        sampling: How frames are chosen.
+        num_kept: Maximum number of times, unless sampling.mode is random.
+        fps: Frames per second of the result. None: those of the file.
+    """
+    choices = list(times)
+    if fps is not None:
+        choices = [i / fps for i in range(max(round(end * fps), 1))]
+    if sampling.mode == "random" or len(choices) <= num_kept:
+        return choices
+    if sampling.mode == "first":
+        return choices[:num_kept]
+    # The middle of each of num_kept equal parts of the clip.
+    return [(i + 0.5) * end / num_kept for i in range(num_kept)]
+
+
+def _frames_of_array(source: np.ndarray | Tensor) -> Tensor:
+    """Convert a video array to uint8 (T, C, H, W)."""
+    frames = source
+    if isinstance(source, np.ndarray):
+        # torch warns of an array that cannot be written to, so such an array is copied.
+        frames = torch.from_numpy(np.require(source, requirements=["C", "W"]))
+    assert isinstance(frames, Tensor)
+    if frames.dtype != torch.uint8 or frames.ndim not in (3, 4) or 0 in frames.shape:
+        raise BadMedia(
+            "a video array must be uint8 and have the shape (T, H, W, C) or (T, H, W), "
+            f"got {frames.dtype} {tuple(frames.shape)}"
+        )
+    if frames.ndim == 3:
+        return frames[:, None]
+    # PyTorch puts channels first, but torchvision's readers do not.
+    is_last = isinstance(source, np.ndarray) or (
+        frames.shape[1] not in CHANNELS and frames.shape[3] in CHANNELS
+    )
+    return frames.movedim(-1, 1) if is_last else frames
+
+
+def _video_stream(container: InputContainer, max_pixels: int | None = None) -> VideoStream:
+    """Return the first video stream, after checking the size that its header announces."""
+    streams = streams_of(container, "video")
+    if not streams:
+        raise BadMedia("has no pictures: it is an audio file")
+    stream = streams[0]
+    from av.video.stream import VideoStream
+
+    assert isinstance(stream, VideoStream)
+    context = stream.codec_context
+    # A stream has no size if its codec is unknown, or if the decoder refused to exceed the limit.
+    if context is None or not context.width * context.height:
+        reason = "" if max_pixels is None else f", or more than max_pixels={max_pixels:,} pixels"
+        raise BadMedia(f"damaged or truncated file{reason}")
+    if max_pixels is not None:
+        check_pixels(context.width, context.height, max_pixels)
+        context.options = {"max_pixels": str(padded(max_pixels))}
+    return stream
+
+
+def _frame_times(
+    container: InputContainer, stream: VideoStream, sampling: VideoSampling
+) -> tuple[float, list[float], float]:
+    """Read the times of all frames from the container, without decoding any frame.
+
+    Returns:
+        Time of the first frame in the file, times of all frames relative to it, and the end of the
+        last one, in seconds.
+    """
+    announced = header_seconds(container, stream)
+    _check_frames(stream.frames, sampling.max_frames)
+    check_seconds(announced or 0, sampling.max_seconds)
+    starts: list[float] = []
+    length = 0.0  # of the last packet
+    last = 0.0  # end of the packets of all streams: the announced duration may be that of the sound
+    for packet in container.demux():
+        if packet.size == 0 or packet.time_base is None or packet.is_discard:
+            continue
+        ticks = packet.dts if packet.pts is None else packet.pts
+        if ticks is None:
+            continue
+        begin = float(ticks * packet.time_base)
+        seconds = float((packet.duration or 0) * packet.time_base)
+        last = max(last, begin + seconds)
+        if packet.stream_index != stream.index:
+            continue
+        length = seconds
+        starts.append(begin)
+        # Headers can be wrong, so the limits are checked again.
+        _check_frames(len(starts), sampling.max_frames)
+        check_seconds(begin - starts[0], sampling.max_seconds)
+    if not starts:
+        raise BadMedia("no frames in it")
+    # Files store frames in the order of decoding.
+    starts.sort()
+    first = starts[0]
+    length = length or 1 / float(stream.average_rate or USUAL_FPS)
+    end = starts[-1] + length - first
+    check_seconds(end, sampling.max_seconds)
+    check_complete(max(end, last - first), announced)
+    return first, [start - first for start in starts], end
+
+
+def _decode(
+    container: InputContainer, stream: VideoStream, start: float, max_frames: int
+) -> Iterator[tuple[float, VideoFrame]]:
+    """Yield the time of each frame in seconds, relative to `start`, and the frame."""
+    time = 0.0
+    for count, frame in enumerate(container.decode(stream), 1):
+        _check_frames(count, max_frames)
+        if frame.time is not None:
+            time = frame.time - start
+        yield time, frame
+
+
+def _frames_at(
+    decoded: Iterator[tuple[float, VideoFrame]], times: Sequence[float]
+) -> Iterator[tuple[VideoFrame, int]]:
+    """Yield the frames that are visible at `times`, and the number of times of each of them."""
+    done = 0  # times, in ascending order, whose frame is known
+    shown: VideoFrame | None = None
+    for start, frame in decoded:
+        if shown is not None:
+            # A search instead of a count, which would be slow for thousands of times.
+            before = bisect_left(times, start - EPSILON, lo=done)
+            if before > done:
+                yield shown, before - done
+            done = before
+            if done == len(times):
+                return
+        shown = frame
+    if shown is not None and done < len(times):
+        yield shown, len(times) - done
+
+
+def _upright(frame: VideoFrame) -> np.ndarray:
+    """Return the pixels of a frame (H, W, C), rotated as the file asks for."""
+    has_alpha = any(component.is_alpha for component in frame.format.components)
+    pixels = frame.to_ndarray(format="rgba" if has_alpha else "rgb24")
+    # Degrees counterclockwise, a multiple of 90 in the files of cameras.
+    return np.rot90(pixels, round(frame.rotation / 90))
+
+
+def _check_frames(count: int, max_frames: int) -> None:
+    if count > max_frames:
+        raise BadMedia(f"{count:,} frames, more than max_frames={max_frames:,}")

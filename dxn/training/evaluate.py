@@ -1,0 +1,283 @@
+"""Predict all samples of a split, and compute the metrics."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor
+
+from dxn.core.display import Display
+from dxn.core.errors import UserError
+from dxn.core.runtime import release_memory
+from dxn.data.dataset import TIMEOUT, Samples
+from dxn.data.loader import make_loader
+from dxn.data.order import BatchOrder
+from dxn.models import Ensemble, Model
+from dxn.tasks.task import Task
+from dxn.training.step import is_out_of_memory
+
+Result = TypeVar("Result")
+
+MAX_NAMED = 5  # rows in a message
+
+
+@dataclass(frozen=True)
+class Predictions:
+    """The predictions of a model for a split.
+
+    Args:
+        rows: Row in the split of each of the n predictions.
+        predicted: The n predictions, in the format of `Task.predict`.
+        loss: Mean loss over all targets. NaN if there are no targets.
+        loss_weight: Weight of the loss in a mean over several batches, see `Task.loss_weight`.
+    """
+
+    rows: Sequence[int]
+    predicted: Sequence[Any]
+    loss: float
+    loss_weight: float = 0.0
+
+
+@torch.inference_mode()
+def predict(
+    model: Model | Ensemble,
+    task: Task,
+    samples: Samples,
+    *,
+    batch_size: int,
+    device: torch.device,
+    bf16: bool = False,
+    draft: bool = False,
+    finite: bool = False,
+    timeout: float | None = TIMEOUT,
+    on_batch: Callable[[int], None] | None = None,
+) -> Predictions:
+    """Run a model over all samples in order, without augmentation.
+
+    Args:
+        model: Model to run. Its training mode is restored afterwards.
+        task: Task that created the head of the model.
+        samples: Samples of one split.
+        batch_size: Number of samples per batch. It is halved if the memory is too small.
+        device: Device of the model.
+        bf16: Compute matrix products in bf16.
+        draft: For a task that generates sequences, use the fastest decoding, such as greedy search.
+        finite: Whether an output of the model that is not finite is an error.
+        timeout: Number of seconds that preparing one sample may take. None: no limit.
+        on_batch: Function that is called after each batch with the number of samples that are done.
+            Default: show the progress on stderr.
+
+    Raises:
+        UserError: If the memory is too small for a single sample, a sample cannot be prepared, or
+            an output is not finite and `finite` is set.
+    """
+
+    def run(batch: dict[str, Any]) -> Predictions:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            output = as_float(model(batch))
+            if finite:
+                check_finite(output, batch, samples)
+            # Inside autocast, because a task that generates sequences runs its decoder here.
+            predicted = task.predict(model.head, output, batch, draft=draft)
+        # Batches have different numbers of targets, or targets of different weights.
+        weight = task.loss_weight(batch) if "target" in batch else 0.0
+        loss = float(task.loss(output, batch)) if weight else 0.0
+        return Predictions(batch["#index"], predicted, loss, weight)
+
+    was_training = model.training
+    if was_training:
+        # Batches without gradients need blocks of other sizes than the training, so they would not
+        # reuse its memory.
+        release_memory()
+        # Without dropout, and with the running statistics of batch norms. A model that is only used
+        # is in this mode already, and to visit all of its modules takes longer than a sample.
+        model.eval()
+    display = Display(stderr=True)
+    rows: list[int] = []
+    predicted: list[Any] = []
+    losses: list[tuple[float, float]] = []
+    try:
+        for part in run_batches(run, samples, batch_size, device=device, timeout=timeout):
+            rows += part.rows
+            predicted += part.predicted
+            losses.append((part.loss, part.loss_weight))
+            if on_batch is not None:
+                on_batch(len(rows))
+            elif display.is_due():
+                display.update("predicting", len(rows), len(samples))
+    finally:
+        display.close()
+        if was_training:
+            model.train()
+    return Predictions(rows, predicted, _weighted_mean(losses), sum(n for _, n in losses))
+
+
+def embed(
+    model: Model | Ensemble, samples: Samples, *, batch_size: int, device: torch.device
+) -> tuple[list[int], Tensor]:
+    """Compute the embeddings of all samples in order.
+
+    Returns:
+        The row of each sample in its split, and the embeddings (n, E).
+
+    Raises:
+        UserError: If an embedding is not finite, see also `run_batches`.
+    """
+
+    def run(batch: dict[str, Any]) -> tuple[list[int], Tensor]:
+        vectors = model.vectors(batch).float().cpu()
+        check_finite(vectors, batch, samples)
+        return batch["#index"], vectors
+
+    parts = list(run_batches(run, samples, batch_size, device=device))
+    rows = [row for index, _ in parts for row in index]
+    return rows, torch.cat([vectors for _, vectors in parts])
+
+
+def run_batches(
+    run: Callable[[dict[str, Any]], Result],
+    samples: Samples,
+    batch_size: int,
+    *,
+    device: torch.device,
+    timeout: float | None = TIMEOUT,
+) -> Iterator[Result]:
+    """Run a function on batches of all samples in order. The batches become smaller if necessary.
+
+    Args:
+        run: Function of a batch on the device.
+        samples: The samples.
+        batch_size: Number of samples per batch.
+        device: Device of the batches.
+        timeout: Number of seconds that preparing one sample may take. None: no limit.
+
+    Yields:
+        The results of the function, in order.
+
+    Raises:
+        UserError: If the memory is too small for a single sample.
+    """
+    order = BatchOrder(samples, batch_size)
+    loader = make_loader(order, timeout=timeout)
+    while order.skip < len(order):
+        results: list[Result] = []
+        num_parts = 0
+        try:
+            for batch in loader:
+                num_parts += 1
+                if "#filler" not in batch:
+                    results.append(run(to_device(batch, device)))
+                if num_parts == order.parts:
+                    yield from results
+                    results, num_parts = [], 0
+                    order.skip += 1
+        except Exception as error:
+            if not is_out_of_memory(error):
+                raise
+        # Outside of the `except` block, in which the traceback still refers to the tensors.
+        if order.skip < len(order):
+            first = order.skip * batch_size + max(num_parts - 1, 0)
+            _use_more_parts(order, min(batch_size, len(samples)), samples.describe(first))
+
+
+def _use_more_parts(order: BatchOrder, largest: int, sample: str) -> None:
+    """Halve the batches, because memory was too short for those of `largest` samples or a part."""
+    from accelerate.utils.memory import clear_device_cache  # it takes time to import
+
+    clear_device_cache(garbage_collection=True)
+    release_memory()
+    size = math.ceil(largest / order.parts)
+    if size == 1:
+        raise UserError(
+            f"{sample}: out of memory with a single sample; use smaller inputs, such as a smaller "
+            "image_size or max_len, a smaller model, or a device with more memory"
+        )
+    order.parts *= 2
+    display = Display(main=True, stderr=True)
+    display.line(
+        f"note: out of memory with {size} samples per batch; continuing with "
+        f"{math.ceil(largest / order.parts)}"
+    )
+    display.close()
+
+
+def check_finite(output: Any, batch: Mapping[str, Any], samples: Samples) -> None:
+    """Check that a model gives numbers.
+
+    Args:
+        output: Output for a batch: a tensor (B, ...), or an object that contains such tensors.
+        batch: The batch.
+        samples: The samples of the batch, which name the rows.
+
+    Raises:
+        UserError: If a number is NaN or infinite.
+    """
+    bad: set[int] = set()
+    for tensor in _tensors(output):
+        if tensor.ndim and len(tensor) == batch["#size"]:
+            is_finite = tensor.isfinite()
+            if not is_finite.all():
+                is_bad = ~is_finite.reshape(len(tensor), -1).all(1)
+                bad |= set(is_bad.nonzero().flatten().tolist())
+    if not bad:
+        return
+    names = [samples.describe_index(batch["#index"][i]) for i in sorted(bad)[:MAX_NAMED]]
+    named = ", ".join(names) + (f" and {len(bad) - MAX_NAMED} more" * (len(bad) > MAX_NAMED))
+    raise UserError(
+        f"{named}: the output of the model is not finite (NaN or infinite); if this happens for "
+        "all rows, train the model again with a lower optimizer.lr; otherwise look for extreme "
+        "values in these rows"
+    )
+
+
+def _tensors(output: Any) -> Iterator[Tensor]:
+    """Yield all tensors of floating-point numbers in an output."""
+    if isinstance(output, Tensor):
+        if output.is_floating_point():
+            yield output
+    elif isinstance(output, tuple | list):
+        for value in output:
+            yield from _tensors(value)
+    elif is_dataclass(output):
+        for entry in fields(output):
+            yield from _tensors(getattr(output, entry.name))
+
+
+def score(predictions: Predictions, samples: Samples, task: Task) -> dict[str, float]:
+    """Return the loss and the metrics of the task for these predictions."""
+    # A task such as masked prediction derives its targets from the inputs.
+    targets = samples.opened.targets if task.needs_target else None
+    truths = [] if targets is None else [targets[row] for row in predictions.rows]
+    return task.score(predictions.predicted, truths, predictions.loss)
+
+
+def as_float(output: Any) -> Any:
+    """Convert a tensor to float32. Any other type of output is returned unchanged."""
+    return output.float() if isinstance(output, Tensor) else output
+
+
+def to_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    """Move every tensor of a batch to `device`, including those in nested dicts and lists."""
+    if device.type == "cpu":
+        return batch  # the loader creates its tensors on the CPU
+    return {name: _moved(value, device) for name, value in batch.items()}
+
+
+def _moved(value: Any, device: torch.device) -> Any:
+    if isinstance(value, Tensor):
+        # non_blocking: the CPU continues while the GPU copies.
+        return value.to(device, non_blocking=True)
+    if isinstance(value, Mapping):
+        return {name: _moved(item, device) for name, item in value.items()}
+    if isinstance(value, list):
+        return [_moved(item, device) for item in value]
+    return value
+
+
+def _weighted_mean(losses: Sequence[tuple[float, float]]) -> float:
+    total = sum(count for _, count in losses)
+    return sum(loss * count for loss, count in losses) / total if total else float("nan")

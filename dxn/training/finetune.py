@@ -1,0 +1,142 @@
+"""Fine-tuning: frozen weights, and low-rank updates (LoRA) of frozen matrices."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import parametrize
+
+from dxn.core.errors import UserError
+from dxn.models import Model, shared_name
+
+MAX_LISTED = 6  # linear layers that an error message lists, so that it fits on a few lines
+
+
+class Finetune:
+    """Selects the weights of a model that are trained.
+
+    Args:
+        freeze: Weights to freeze. all: every pretrained weight, or all weights except the head if
+            there are no pretrained weights. A number: the adapters and this number of blocks.
+            Null: none.
+        lora_rank: Rank of the low-rank updates (LoRA, arXiv:2106.09685). Each matrix in
+            lora_targets is frozen, and its update is trained. 0: no LoRA.
+        lora_alpha: Scale of the updates, which are multiplied by lora_alpha / lora_rank. Null:
+            twice lora_rank.
+        lora_targets: Suffixes of the names of the linear layers that receive an update, such as
+            attn.qkv, attn.proj, mlp.up or mlp.down.
+
+    Raises:
+        ValueError: If an option is out of range.
+    """
+
+    def __init__(
+        self,
+        *,
+        freeze: int | Literal["all"] | None = None,
+        lora_rank: int = 0,
+        lora_alpha: float | None = None,
+        lora_targets: Sequence[str] = ("attn.qkv",),
+    ):
+        if isinstance(freeze, int) and freeze < 0:
+            raise ValueError(f"freeze must be all, null or at least 0, got {freeze}")
+        if lora_rank < 0:
+            raise ValueError(f"lora_rank must be at least 0, got {lora_rank}")
+        if lora_rank and not lora_targets:
+            raise ValueError("lora_targets must name at least one linear layer if lora_rank is set")
+        self.freeze = freeze
+        self.rank = lora_rank
+        # The division by the rank makes one learning rate suit every rank (arXiv:2106.09685,
+        # section 4.1).
+        alpha = 2 * lora_rank if lora_alpha is None else lora_alpha
+        self.scale = alpha / max(lora_rank, 1)
+        self.targets = tuple(lora_targets)
+
+    def __call__(self, model: Model, loaded: set[str]) -> None:
+        """Freeze weights and add low-rank updates in place.
+
+        Args:
+            model: Model to fine-tune.
+            loaded: Names of the parameters that were loaded from a checkpoint.
+
+        Raises:
+            UserError: If the model has fewer than `freeze` blocks, or a target matches no linear
+                layer.
+        """
+        depth = len(getattr(model.backbone, "blocks", ()))
+        if isinstance(self.freeze, int) and self.freeze > depth:
+            raise UserError(f"finetune.freeze: the backbone has {depth} blocks, got {self.freeze}")
+        for name, parameter in model.named_parameters():
+            if self._is_frozen(name, loaded):
+                parameter.requires_grad_(False)
+        if self.rank:
+            self._add_lora(model)
+
+    def _is_frozen(self, name: str, loaded: set[str]) -> bool:
+        # Only pretrained weights are worth freezing. The head and the weights that are not in the
+        # checkpoint are random, so they are trained.
+        is_random = bool(loaded) and name not in loaded
+        if self.freeze is None or name.startswith("head.") or is_random:
+            return False
+        if self.freeze == "all" or name.startswith("adapters."):
+            return True
+        # The trailing dot keeps blocks.1 from matching blocks.10.
+        blocks = tuple(f"backbone.blocks.{i}." for i in range(int(self.freeze)))
+        return shared_name(name).startswith(blocks)
+
+    def _add_lora(self, model: Model) -> None:
+        linears = {n: m for n, m in model.named_modules() if isinstance(m, nn.Linear)}
+        for target in self.targets:
+            if not any(name.endswith(target) for name in linears):
+                listed = ", ".join(list(linears)[:MAX_LISTED])
+                raise UserError(
+                    f"finetune.lora_targets: no name of a linear layer ends in {target!r}; "
+                    f"the first linear layers of this model are {listed}"
+                )
+        for name, linear in linears.items():
+            if name.endswith(self.targets):
+                linear.weight.requires_grad_(False)
+                update = LowRank(linear.out_features, linear.in_features, self.rank, self.scale)
+                # A parametrization computes `linear.weight` from the frozen matrix at each access,
+                # so code that reads the weight without calling the layer also gets the update.
+                parametrize.register_parametrization(linear, "weight", update.to(linear.weight))
+
+
+class LowRank(nn.Module):
+    """Adds the low-rank update scale * up @ down to a matrix (arXiv:2106.09685, section 4.1).
+
+    Args:
+        rows: Number of rows of the matrix.
+        columns: Number of columns of the matrix.
+        rank: Rank of the update: columns of `up` (rows, rank) and rows of `down` (rank, columns).
+        scale: Factor of the update.
+    """
+
+    def __init__(self, rows: int, columns: int, rank: int, scale: float):
+        super().__init__()
+        # `up` starts at zero, so that fine-tuning starts at the pretrained weights.
+        self.up = nn.Parameter(torch.zeros(rows, rank))
+        self.down = nn.Parameter(torch.randn(rank, columns) * columns**-0.5)
+        self.scale = scale
+
+    def forward(self, weight: Tensor) -> Tensor:
+        """Return the weight (rows, columns) with the update added."""
+        return weight + self.scale * (self.up @ self.down)
+
+
+def merged(model: nn.Module) -> dict[str, Tensor]:
+    """Return a state dict without LowRank modules, with every update added to its matrix."""
+    state = model.state_dict()
+    # A parametrized module stores the original matrix and the update below `parametrizations`. The
+    # merged weight replaces both.
+    for name, module in model.named_modules():
+        if parametrize.is_parametrized(module, "weight"):
+            prefix = f"{name}.parametrizations.weight."
+            state = {key: t for key, t in state.items() if not key.startswith(prefix)}
+            weight = module.weight
+            assert isinstance(weight, Tensor)
+            state[f"{name}.weight"] = weight.detach()
+    return state

@@ -1,0 +1,296 @@
+"""The optimizers and the learning rate schedules."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from dxn.core.errors import UserError
+from dxn.models import Attention, CrossAttention, Mlp, shared_name
+from dxn.training.muon import Muon
+
+# Parameters that the model uses before the first block: they have the learning rate of layer 0.
+EMBEDDING_PREFIXES = (
+    "adapters.",
+    "fusion.input_embedding",
+    "fusion.pool.tokens",
+    "fusion.shared",
+)
+# Muon updates layers with at least this many inputs and outputs. Those with fewer read raw pixels
+# or numbers, or return a score.
+MIN_MUON_WIDTH = 8
+
+
+def adamw(
+    *,
+    lr: float = 1e-3,
+    weight_decay: float = 0.05,
+    betas: Sequence[float] = (0.9, 0.98),
+    eps: float = 1e-8,
+    layer_decay: float = 1.0,
+) -> Callable[[nn.Module], torch.optim.AdamW]:
+    """AdamW (arXiv:1711.05101) with weight decay on matrices only.
+
+    Biases, norms, embeddings and positional embeddings are not decayed.
+
+    Args:
+        lr: Highest learning rate.
+        weight_decay: Weight decay of linear, convolutional and recurrent layers.
+        betas: Decay rates of the moving averages of the gradient and of its square.
+        eps: Constant added to the denominator.
+        layer_decay: Ratio of the learning rates of each block and the block after it. The head has
+            the full learning rate, the adapters have the smallest one.
+
+    Returns:
+        A function that creates the optimizer of a model.
+
+    Raises:
+        ValueError: If an option is out of range.
+    """
+    _check_rates(lr, weight_decay, layer_decay)
+    pair = _checked_betas(betas, eps)
+
+    def make(model: nn.Module) -> torch.optim.AdamW:
+        groups = _groups(model, lr, weight_decay, layer_decay)
+        return torch.optim.AdamW(groups, lr=lr, betas=pair, eps=eps, fused=True)
+
+    return make
+
+
+def muon(
+    *,
+    lr: float = 1e-3,
+    weight_decay: float = 0.05,
+    momentum: float = 0.95,
+    scale: float = 2.0,
+    betas: Sequence[float] = (0.9, 0.98),
+    eps: float = 1e-8,
+    layer_decay: float = 1.0,
+) -> Callable[[nn.Module], Muon]:
+    """Muon for linear and convolutional layers (see `dxn.training.muon.Muon`), AdamW for the rest.
+
+    The head, embeddings, biases, norms, recurrent layers and layers with fewer than eight inputs
+    or outputs are updated by AdamW.
+
+    Args:
+        lr: Highest learning rate.
+        weight_decay: Weight decay of linear, convolutional and recurrent layers.
+        momentum: Decay rate of the average of the gradients of a matrix.
+        scale: Multiplier of the learning rate of Muon's layers. With 1, their updates have the root
+            mean square of AdamW's.
+        betas: Decay rates of the moving averages of AdamW.
+        eps: Constant added to the denominator of AdamW.
+        layer_decay: Ratio of the learning rates of each block and the block after it. The head has
+            the full learning rate, the adapters have the smallest one.
+
+    Returns:
+        A function that creates the optimizer of a model.
+
+    Raises:
+        ValueError: If an option is out of range.
+    """
+    _check_rates(lr, weight_decay, layer_decay)
+    pair = _checked_betas(betas, eps)
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
+    _check_at_least_0("scale", scale)
+
+    def make(model: nn.Module) -> Muon:
+        matrices = _muon_parameters(model)
+        groups = []
+        for group in _groups(model, lr, weight_decay, layer_decay):
+            for number in sorted({0, *matrices.values()}):
+                chosen = [p for p in group["params"] if matrices.get(id(p), 0) == number]
+                if chosen:
+                    groups.append({**group, "params": chosen, "num_matrices": number})
+        return Muon(groups, lr=lr, betas=pair, eps=eps, momentum=momentum, scale=scale)
+
+    return make
+
+
+def sgd(
+    *,
+    lr: float = 0.05,
+    weight_decay: float = 1e-4,
+    momentum: float = 0.9,
+    nesterov: bool = True,
+    layer_decay: float = 1.0,
+) -> Callable[[nn.Module], torch.optim.SGD]:
+    """Stochastic gradient descent with momentum, and weight decay on matrices only.
+
+    Args:
+        lr: Highest learning rate.
+        weight_decay: Weight decay of linear, convolutional and recurrent layers.
+        momentum: Decay rate of the sum of the gradients.
+        nesterov: Whether to use Nesterov momentum.
+        layer_decay: Ratio of the learning rates of each block and the block after it. The head has
+            the full learning rate, the adapters have the smallest one.
+
+    Returns:
+        A function that creates the optimizer of a model.
+
+    Raises:
+        ValueError: If an option is out of range.
+    """
+    _check_rates(lr, weight_decay, layer_decay)
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
+    if nesterov and not momentum:
+        raise ValueError("nesterov needs a momentum above 0, got momentum=0")
+
+    def make(model: nn.Module) -> torch.optim.SGD:
+        groups = _groups(model, lr, weight_decay, layer_decay)
+        return torch.optim.SGD(groups, lr=lr, momentum=momentum, nesterov=nesterov)
+
+    return make
+
+
+def _groups(
+    model: nn.Module, lr: float, weight_decay: float, layer_decay: float
+) -> list[dict[str, Any]]:
+    """Return the parameter groups of an optimizer, with the highest learning rate first.
+
+    Raises:
+        UserError: If no parameter is trainable.
+    """
+    decayed = _decayed_parameters(model)
+    depth = len(getattr(getattr(model, "backbone", None), "blocks", ()))
+    groups: dict[tuple[float, float], list[nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            # The exponent is the distance from the head, which is layer depth + 1.
+            rate = lr * layer_decay ** (depth + 1 - _layer(name, depth))
+            # One group for all parameters with the same rate and decay: each group is one call of
+            # the fused kernel.
+            decay = weight_decay if id(parameter) in decayed else 0.0
+            groups.setdefault((rate, decay), []).append(parameter)
+    if not groups:
+        raise UserError(
+            "optimizer: no parameter is trainable, because all weights are frozen; set "
+            "finetune.freeze=null or finetune.lora_rank"
+        )
+    # The trainer logs the learning rate of the first group, so the highest rate comes first.
+    return [
+        {"params": groups[rate, decay], "lr": rate, "weight_decay": decay}
+        for rate, decay in sorted(groups, reverse=True)
+    ]
+
+
+def cosine(*, warmup: float = 0.1, final: float = 0.0) -> Callable[[float], float]:
+    """Linear warm-up followed by cosine decay (arXiv:1608.03983).
+
+    Args:
+        warmup: Fraction of the training during which the learning rate rises linearly from 0.
+        final: Multiplier of the learning rate at the end.
+
+    Returns:
+        A function that maps the progress of the training, 0 to 1, to the multiplier of the learning
+        rate.
+
+    Raises:
+        ValueError: If an option is out of range.
+    """
+    _check_warmup(warmup)
+    if not 0 <= final <= 1:
+        raise ValueError(f"final must be in [0, 1], got {final}")
+
+    def factor(progress: float) -> float:
+        if progress < warmup:
+            return progress / warmup
+        angle = math.pi * (progress - warmup) / (1 - warmup)
+        return final + (1 - final) * 0.5 * (1 + math.cos(angle))
+
+    return factor
+
+
+def constant(*, warmup: float = 0.0) -> Callable[[float], float]:
+    """Linear warm-up followed by a constant learning rate.
+
+    Args:
+        warmup: Fraction of the training during which the learning rate rises linearly from 0.
+
+    Returns:
+        A function that maps the progress of the training, 0 to 1, to the multiplier of the learning
+        rate.
+
+    Raises:
+        ValueError: If warmup is out of range.
+    """
+    _check_warmup(warmup)
+    return lambda progress: min(progress / warmup, 1.0) if warmup else 1.0
+
+
+def _decayed_parameters(model: nn.Module) -> set[int]:
+    """Return the ids of the weight matrices of linear, convolutional and recurrent layers."""
+    decayed: set[int] = set()
+    for module in model.modules():
+        # The type of the layer decides. The number of dimensions cannot: embeddings and positional
+        # embeddings are matrices too.
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.RNNBase):
+            for name, parameter in module.named_parameters(recurse=False):
+                if name.startswith("weight"):
+                    decayed.add(id(parameter))
+    return decayed
+
+
+def _muon_parameters(model: nn.Module) -> dict[int, int]:
+    """Return the number of matrices in each weight that Muon updates, by its id. See `muon`."""
+    numbers: dict[int, int] = {}
+    for name, module in model.named_modules():
+        if name.startswith("head.") or not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):
+            continue
+        if min(module.weight.shape[:2]) >= MIN_MUON_WIDTH:
+            numbers[id(module.weight)] = 1
+    for module in model.modules():
+        stacks: dict[nn.Linear, int] = {}
+        if isinstance(module, Attention):
+            stacks[module.qkv] = 3
+        elif isinstance(module, CrossAttention):
+            stacks[module.memory] = 2
+        elif isinstance(module, Mlp) and module.gated:
+            stacks[module.up] = 2
+        for layer, number in stacks.items():
+            if id(layer.weight) in numbers:
+                numbers[id(layer.weight)] = number
+    return numbers
+
+
+def _layer(name: str, depth: int) -> int:
+    """Return the layer of a parameter, which determines its learning rate.
+
+    0: adapters and embeddings. 1 to depth: the blocks. depth + 1: everything after the blocks.
+    """
+    name = shared_name(name)
+    if name.startswith("backbone.blocks."):
+        return int(name.split(".")[2]) + 1
+    return 0 if name.startswith(EMBEDDING_PREFIXES) else depth + 1
+
+
+def _checked_betas(betas: Sequence[float], eps: float) -> tuple[float, float]:
+    """Check the options of AdamW, and return a tuple, because a configuration contains lists."""
+    if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
+        raise ValueError(f"betas must be two numbers from 0 to below 1, got {list(betas)}")
+    _check_at_least_0("eps", eps)
+    return betas[0], betas[1]
+
+
+def _check_rates(lr: float, weight_decay: float, layer_decay: float) -> None:
+    _check_at_least_0("lr", lr)
+    _check_at_least_0("weight_decay", weight_decay)
+    if not 0 < layer_decay <= 1:
+        raise ValueError(f"layer_decay must be above 0 and at most 1, got {layer_decay}")
+
+
+def _check_at_least_0(name: str, value: float) -> None:
+    # NaN is not at least 0 either.
+    if not value >= 0:
+        raise ValueError(f"{name} must be at least 0, got {value}")
+
+
+def _check_warmup(warmup: float) -> None:
+    if not 0 <= warmup < 1:
+        raise ValueError(
+            f"warmup must be at least 0 and less than 1 (a fraction of the training), got {warmup}"
+        )

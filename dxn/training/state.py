@@ -1,0 +1,141 @@
+"""The position of a training, which checkpoints save and the progress display shows."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from dxn.data.order import Stage
+from dxn.tasks.task import Task
+
+# A rise of the validation loss by more than this fraction of the first one is no fluctuation.
+RISE = 0.1
+
+
+@dataclass
+class State:
+    """Position of a training, without the weights, the optimizer and the random generators.
+
+    Args:
+        epoch: Number of finished epochs.
+        batch: Number of finished batches of the current epoch.
+        step: Number of optimizer steps, with those that were skipped.
+        batch_size: Number of samples per batch over all processes.
+        parts: Number of parts into which each batch is divided because memory is short.
+        skipped: Number of skipped steps, because the loss or a gradient was not finite.
+        skipped_in_row: Number of skipped steps since the last one that was taken.
+        monitored: Name of the monitored metric. "" before the first epoch.
+        best: Best value of the monitored metric so far.
+        best_epoch: Epoch whose weights are kept, counted from 1. 0 before the first one.
+        kept_loss: Validation loss of this epoch.
+        first_loss: Validation loss of the first epoch.
+        second_loss: Validation loss of the second epoch.
+        best_loss: Lowest validation loss so far.
+        memorizes: Whether the validation loss has ever risen clearly above its lowest value.
+        worse: Number of epochs since the monitored metric or the validation loss improved.
+        seconds: Time spent in training, without validation.
+        elapsed: Time spent in training and validation, in seconds.
+        validation: Longest time that a validation took, in seconds.
+        compiled: Whether trainer.compile=auto uses torch.compile. None: not decided yet.
+    """
+
+    epoch: int = 0
+    batch: int = 0
+    step: int = 0
+    batch_size: int = 0
+    parts: int = 1
+    skipped: int = 0
+    skipped_in_row: int = 0
+    monitored: str = ""
+    best: float | None = None
+    best_epoch: int = 0
+    kept_loss: float | None = None
+    first_loss: float | None = None
+    second_loss: float | None = None
+    best_loss: float | None = None
+    memorizes: bool = False
+    worse: int = 0
+    seconds: float = 0.0
+    elapsed: float = 0.0
+    validation: float = 0.0
+    compiled: bool | None = None
+
+    def stage(self, epochs: int) -> Stage:
+        """Return what the training has reached at the start of an epoch.
+
+        Args:
+            epochs: Number of epochs of the training.
+        """
+        progress = self.epoch / epochs
+        # NaN is not positive either.
+        if self.first_loss is None or self.second_loss is None or not self.first_loss > 0:
+            return Stage(progress, memorizes=self.memorizes)
+        return Stage(progress, self.second_loss / self.first_loss, self.memorizes)
+
+    def is_past_chance(self, fraction: float | None) -> bool:
+        """Return whether the model has learned something, or memorizes the rows.
+
+        The validation loss of such a model has fallen below a fraction of the first one, or risen.
+        That of a model that is still at chance does neither.
+
+        Args:
+            fraction: The fraction. None: any loss is low enough, even before the first epoch.
+        """
+        if fraction is None or self.memorizes:
+            return True
+        if self.first_loss is None or self.best_loss is None:
+            return False
+        return self.best_loss < fraction * self.first_loss
+
+    def record(self, metrics: Mapping[str, float], task: Task) -> bool:
+        """Record the validation metrics of an epoch.
+
+        Args:
+            metrics: Metrics by name, with the loss.
+            task: Task that defines the monitored metric.
+
+        Returns:
+            Whether the monitored metric is the best so far. With equal metrics, and as long as it
+            is NaN in every epoch, the lower loss is better.
+        """
+        if self.monitored != task.monitored:
+            # A resumed training can have another metric, whose values cannot be compared.
+            self.monitored, self.best, self.kept_loss = task.monitored, None, None
+        value = metrics[task.monitored]
+        loss = metrics["loss"]
+        # A comparison with NaN is False, so NaN never improves. A task without a loss has NaN.
+        is_lower = not math.isnan(loss) and (self.best_loss is None or loss < self.best_loss)
+        # On a small validation split, many epochs have the same number of correct answers. Without
+        # the loss, the first of them would be kept, long before the model has learned everything.
+        has_lower_loss = self.kept_loss is not None and loss < self.kept_loss
+        is_best = task.is_better(value, self.best) or (value == self.best and has_lower_loss)
+        # An epoch without a loss, such as one whose outputs are NaN, is kept only if none has one.
+        if math.isnan(loss):
+            is_best = is_best and self.best_loss is None
+        elif self.kept_loss is not None and math.isnan(self.kept_loss):
+            is_best = True
+        # Until the metric is defined for the validation rows, the loss decides.
+        if math.isnan(value) and self.best is None:
+            is_best = is_lower
+        if is_best:
+            self.best = None if math.isnan(value) else value
+            self.best_epoch = self.epoch
+            self.kept_loss = loss
+        if is_lower:
+            self.best_loss = loss
+        if self.epoch == 1:
+            self.first_loss = loss
+        elif self.epoch == 2:
+            self.second_loss = loss
+        if self.first_loss is not None and self.best_loss is not None:
+            self.memorizes |= loss - self.best_loss > RISE * abs(self.first_loss)
+        # The loss also counts: it often still improves while the number of correct answers of a
+        # small validation split does not change.
+        self.worse = 0 if is_best or is_lower else self.worse + 1
+        return is_best
+
+    def epochs_within(self, seconds: float) -> int:
+        """Return how many epochs begin within a time limit, from the mean duration of an epoch."""
+        # At least one, and those that are finished stay finished even if they took too long.
+        return max(self.epoch, math.ceil(seconds * self.epoch / self.elapsed))

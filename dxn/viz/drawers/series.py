@@ -1,0 +1,177 @@
+"""Draw series: one curve per channel, with their patches marked or colored."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from PIL import Image
+
+from dxn.viz.drawers.audio import draw_rows
+from dxn.viz.drawers.drawer import InputAttention, Shown, Thumbnails
+from dxn.viz.drawers.html import picture
+from dxn.viz.drawers.panel import Panel, draw_boxes, draw_heat, page_panel, shrink_axes, thinned
+from dxn.viz.figures import new_figure
+
+MAX_CHANNELS = 16  # curves in one picture; further channels would be too flat
+MAX_MARKS = 120  # patches with an outline; more would be narrower than a few pixels
+INCHES = 5.2  # width of the picture of the curves
+PIXELS = 160  # per inch
+COLOR = "#2c5282"
+MAX_POINTS = 120  # time steps; the points of a longer series would touch each other
+MARKER = 4.0  # size of a point in points
+MISSING_COLOR = "#e2e8f0"  # time steps at which a channel has no value
+
+
+class SeriesDrawer:
+    """Draws a series (T, C). Coordinates are (start, stop) in time steps, and the channel."""
+
+    unit = "patch"
+    reads_words = False
+    reading_file = "time.png"
+    thumbnails = Thumbnails(width=2.6, height=1.6, per_row=4, caption="time steps")
+
+    def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
+        return INCHES, _height(shown) + 0.7
+
+    def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
+        is_marked, left_unmarked = thinned(coords[:, 0], MAX_MARKS)
+        boxes = self.boxes(shown, coords)
+        is_marked &= ~np.isnan(boxes[:, 0])
+        note = draw_boxes(axis, series_panel(shown), boxes[is_marked])
+        channels = shown.raw.shape[1]
+        hidden = channels - MAX_CHANNELS
+        left_out = f", {hidden} more channels are not drawn" if hidden > 0 else ""
+        return f"{left_unmarked}{left_out}{note}"
+
+    def draw_shares(
+        self, axis: Axes, shown: Shown, coords: np.ndarray, shares: np.ndarray, scale: Normalize
+    ) -> None:
+        draw_heat(axis, series_panel(shown), self.boxes(shown, coords), shares, scale)
+
+    def draw_thumbnail(
+        self, axis: Axes, shown: Shown, coords: np.ndarray, weights: np.ndarray, scale: Normalize
+    ) -> None:
+        draw_heat(axis, series_panel(shown), self.boxes(shown, coords), weights, scale)
+        shrink_axes(axis)
+
+    def draw_reading(
+        self,
+        shown: Shown,
+        attention: InputAttention,
+        path: Path,
+        *,
+        title: str = "",
+        about: str = "",
+    ) -> None:
+        panel = series_panel(shown)
+        weights, words, coords = attention.weights, attention.words, attention.coords[:, :2]
+        draw_rows(weights, words, panel, coords, path, title=title, about=about)
+
+    def token_names(self, shown: Shown, coords: np.ndarray) -> list[str | None]:
+        names: list[str | None] = []
+        for row in coords.tolist():
+            if np.isnan(row[0]):
+                names.append("")
+                continue
+            channel = f", channel {int(row[2]) + 1}" if len(row) > 2 else ""
+            # Counted from 1, and the last step is included.
+            names.append(f"steps {int(row[0]) + 1} to {int(row[1])}{channel}")
+        return names
+
+    def page(self, shown: Shown) -> dict[str, Any]:
+        return page_panel(series_panel(shown))
+
+    def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
+        """Return the boxes (N, 4) in time steps and in channels from the top."""
+        count = min(shown.raw.shape[1], MAX_CHANNELS)
+        if coords.shape[1] > 2:
+            top = coords[:, 2]
+            bottom = top + 1
+        else:
+            top = np.where(np.isnan(coords[:, 0]), np.nan, 0.0)
+            bottom = top + count
+        boxes = np.stack([top, coords[:, 0], bottom, coords[:, 1]], 1)
+        boxes[boxes[:, 0] >= count] = np.nan  # channels that are not drawn
+        return boxes
+
+    def fragment(self, shown: Shown) -> str:
+        """Return the curves as HTML."""
+        steps, channels = shown.raw.shape
+        alt = f"{shown.name or 'series'}: {steps} time steps, {channels} channels"
+        return picture(series_panel(shown).pixels, alt, drawing=True)
+
+
+def series_panel(shown: Shown) -> Panel:
+    """Return one curve per channel as a panel, in time steps and channels from the top.
+
+    Each channel fills its own height, from its smallest to its largest value. Where a value is
+    missing, the background is grey.
+    """
+    values = shown.raw.numpy(force=True)[:, :MAX_CHANNELS]
+    steps, channels = values.shape
+    height = _height(shown)
+    figure = new_figure(INCHES, height)
+    figure.set_layout_engine("none")
+    axis = figure.add_axes((0, 0, 1, 1))
+    axis.set_axis_off()
+    axis.set(xlim=(0, steps), ylim=(channels, 0))
+    time = np.arange(steps) + 0.5
+    for i, channel in enumerate(values.T):
+        for start, stop in _runs(np.isnan(channel)):
+            axis.fill_between((start, stop), i, i + 1, color=MISSING_COLOR, linewidth=0)
+        # 10% of the height stay free above and below the curve.
+        curve = i + 0.9 - 0.8 * _scaled(channel)
+        marker = MARKER if steps <= MAX_POINTS else 0
+        axis.plot(time, curve, ".-", color=COLOR, linewidth=1, markersize=marker)
+    file = io.BytesIO()
+    figure.savefig(file, format="png", dpi=PIXELS)
+    file.seek(0)
+    pixels = np.asarray(Image.open(file).convert("RGB"))
+    ticks = [(tick, f"{tick:g}") for tick in _ticks(steps)]
+    names = [(i + 0.5, str(i + 1)) for i in range(channels)]
+    return Panel(
+        pixels,
+        steps,
+        channels,
+        x_ticks=ticks,
+        y_ticks=names if channels > 1 else (),
+        x_label="time steps",
+        y_label="channel" if channels > 1 else "",
+    )
+
+
+def _height(shown: Shown) -> float:
+    """Return the height of all curves in inches."""
+    channels = min(shown.raw.shape[1], MAX_CHANNELS)
+    return max(1.2, min(0.5 * channels, 4.0))
+
+
+def _scaled(channel: np.ndarray) -> np.ndarray:
+    """Return the values (T,) from 0 to 1; 0.5 for a constant channel."""
+    if np.isnan(channel).all():
+        return channel
+    low, high = float(np.nanmin(channel)), float(np.nanmax(channel))
+    if high <= low:
+        return np.where(np.isnan(channel), np.nan, 0.5)
+    # Divided first: the range of huge values exceeds float32.
+    return channel / (high - low) - low / (high - low)
+
+
+def _runs(mask: np.ndarray) -> Sequence[tuple[int, int]]:
+    """Return start and stop of each run of True."""
+    edges = np.flatnonzero(np.diff(np.concatenate([[False], mask, [False]]).astype(int)))
+    return [(int(start), int(stop)) for start, stop in edges.reshape(-1, 2)]
+
+
+def _ticks(steps: int) -> Sequence[int]:
+    """Return about six round positions from 0."""
+    size = 10 ** max(int(math.log10(steps / 6)) if steps > 6 else 0, 0)
+    size = next(size * k for k in (1, 2, 5, 10) if 6 * size * k >= steps)
+    return range(0, steps + 1, size)

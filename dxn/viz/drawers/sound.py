@@ -1,0 +1,190 @@
+"""The picture of a sound: the log-mel spectrogram that a model reads, or the waveform."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from dxn.viz.drawers.drawer import Shown
+from dxn.viz.drawers.panel import Panel, Ticks
+
+WINDOW = 0.032  # seconds; a usual window length for speech
+DYNAMIC_RANGE = 70.0  # decibels; points that are quieter than this below the loudest are white
+MIN_RANGE = 10.0  # decibels; digital silence has no range
+QUIET_PERCENTILE = 2
+COLUMNS = 800  # frames of a spectrogram, at most
+WAVE_ROWS = 160  # pixels of the height of a drawn waveform
+# Values of a log-mel spectrogram per decibel: natural and decimal logarithms of the power.
+PER_DECIBEL = {"mel": math.log(10) / 10, "kaldi": math.log(10) / 10, "whisper": 1 / 40}
+HERTZ = (100, 200, 500, 1000, 2000, 4000, 8000, 16000)  # labels of a mel axis, where there is room
+
+
+def sound_panel(shown: Shown) -> Panel:
+    """Return the log-mel spectrogram that the tokens are made of, as a panel.
+
+    Tokens of a waveform have the waveform instead. If the preprocessor is not known, the panel is a
+    power spectrogram. The horizontal axis is in seconds. Loud points are dark.
+    """
+    prepare = shown.preprocessor
+    if not hasattr(prepare, "spectrogram"):
+        return _power_panel(*waveform(shown))
+    if prepare.spectrogram is None:
+        return _waveform_panel(*waveform(shown))
+    options = prepare.spectrogram.options
+    values = prepare.features(shown.raw).cpu().numpy().T  # (F, frames)
+    levels = _levels(values / PER_DECIBEL[options.frontend])
+    bins, frames = levels.shape
+    seconds = frames * prepare.seconds
+    hertz = _mel_bins(options, prepare.sample_rate, bins)
+    y_ticks = [
+        (bins - float(np.interp(value, hertz, np.arange(bins) + 0.5)), _hertz(value))
+        for value in _spread(HERTZ, hertz)
+    ]
+    return Panel(
+        _grey(levels),
+        seconds,
+        bins,
+        x_ticks=_time_ticks(seconds),
+        y_ticks=y_ticks,
+        x_label="seconds",
+        y_label="Hz (mel), dark: loud",
+    )
+
+
+def waveform(shown: Shown) -> tuple[np.ndarray, int]:
+    """Return the samples (S,) and the sampling rate in Hz."""
+    return shown.raw.cpu().numpy(), shown.preprocessor.sample_rate
+
+
+def spectrogram(samples: np.ndarray, rate: int) -> np.ndarray:
+    """Compute the power spectrogram of a waveform (S,) in decibels.
+
+    Returns:
+        uint8 (F, T), lowest frequency first. 255 is the loudest point.
+    """
+    # n_fft must be even and at least 2, also for very low sampling rates.
+    n_fft = max(2 * round(WINDOW * rate / 2), 2)
+    # Long recordings have a larger hop, so that the picture has at most about COLUMNS frames.
+    hop_length = max(n_fft // 4, -(-len(samples) // COLUMNS))
+    spectrum = torch.stft(
+        torch.as_tensor(samples, dtype=torch.float32),
+        n_fft,
+        hop_length,
+        window=torch.hann_window(n_fft),
+        pad_mode="constant",  # reflection fails for waveforms that are shorter than the window
+        return_complex=True,
+    )
+    # 1e-10: silence has a power of 0, whose logarithm is not finite.
+    return _levels(10 * (spectrum.abs() ** 2).clamp(min=1e-10).log10().numpy())
+
+
+def _levels(decibels: np.ndarray) -> np.ndarray:
+    """Convert decibels to 0 to 255, where 255 is the loudest point.
+
+    0 is DYNAMIC_RANGE below it, or less if the recording has no quieter points, such as noise.
+    """
+    loudest = float(decibels.max())
+    quietest = max(loudest - DYNAMIC_RANGE, float(np.percentile(decibels, QUIET_PERCENTILE)))
+    relative = (decibels - quietest) / max(loudest - quietest, MIN_RANGE)
+    return np.clip(relative * 255, 0, 255).astype(np.uint8)
+
+
+def _grey(levels: np.ndarray) -> np.ndarray:
+    """Return uint8 pixels (F, T, 3): loud points are dark, low frequencies are at the bottom."""
+    return np.repeat((255 - levels[::-1])[..., None], 3, 2)
+
+
+def _power_panel(samples: np.ndarray, rate: int) -> Panel:
+    levels = spectrogram(samples, rate)
+    seconds = len(samples) / rate
+    bins = len(levels)
+    y_ticks = [
+        (bins * (1 - 2 * value / rate), _hertz(value)) for value in _steps(rate / 2, count=4)
+    ]
+    return Panel(
+        _grey(levels),
+        seconds,
+        bins,
+        x_ticks=_time_ticks(seconds),
+        y_ticks=y_ticks,
+        x_label="seconds",
+        y_label="Hz, dark: loud",
+    )
+
+
+def _waveform_panel(samples: np.ndarray, rate: int) -> Panel:
+    """Return a panel of the waveform: each column spans its smallest to its largest sample."""
+    columns = min(COLUMNS, len(samples))
+    largest = float(np.abs(samples).max(initial=0)) or 1.0
+    levels = np.zeros((WAVE_ROWS, columns), dtype=np.uint8)
+    for i, part in enumerate(np.array_split(samples / largest, columns)):
+        low, high = ((1 + np.array([part.min(), part.max()])) / 2 * (WAVE_ROWS - 1)).astype(int)
+        levels[low : high + 1, i] = 255
+    seconds = len(samples) / rate
+    y_ticks = [
+        (WAVE_ROWS * (1 - share) / 2, f"{share * largest:.2g}") for share in (-0.75, 0, 0.75)
+    ]
+    return Panel(
+        _grey(levels),
+        seconds,
+        WAVE_ROWS,
+        x_ticks=_time_ticks(seconds),
+        y_ticks=y_ticks,
+        x_label="seconds",
+        y_label="amplitude",
+    )
+
+
+def _mel_bins(options: Any, sample_rate: int, bins: int) -> np.ndarray:
+    """Return the center frequencies (F,) in hertz of the bins of a log-mel spectrogram."""
+    to_mel, to_hertz = _slaney() if options.frontend == "whisper" else _htk()
+    # Kaldi has its own lower limit of 20 Hz.
+    low = 20.0 if options.frontend == "kaldi" else options.f_min
+    high = sample_rate / 2 if options.frontend == "kaldi" else options.f_max or sample_rate / 2
+    edges = np.linspace(to_mel(low), to_mel(high), bins + 2)
+    return np.array([to_hertz(mel) for mel in edges[1:-1]])
+
+
+def _htk() -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """Return the mel scale of HTK and Kaldi, and its inverse."""
+    return (
+        lambda hertz: 2595 * math.log10(1 + hertz / 700),
+        lambda mel: 700 * (10 ** (mel / 2595) - 1),
+    )
+
+
+def _slaney() -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """Return the mel scale of Slaney's Auditory Toolbox, and its inverse.
+
+    It is linear up to 1,000 Hz (15 mel) and logarithmic above.
+    """
+    step = math.log(6.4) / 27
+    return (
+        lambda hertz: hertz * 3 / 200 if hertz < 1000 else 15 + math.log(hertz / 1000) / step,
+        lambda mel: mel * 200 / 3 if mel < 15 else 1000 * math.exp(step * (mel - 15)),
+    )
+
+
+def _spread(values: Sequence[float], hertz: np.ndarray) -> list[float]:
+    """Return those frequencies that are on the axis."""
+    return [value for value in values if hertz[0] <= value <= hertz[-1]]
+
+
+def _hertz(value: float) -> str:
+    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
+
+
+def _time_ticks(seconds: float) -> Ticks:
+    return [(value, f"{value:g}") for value in _steps(seconds, count=6)]
+
+
+def _steps(stop: float, *, count: int) -> list[float]:
+    """Return 0 and multiples of 1, 2 or 5 times a power of ten up to `stop`: about `count`."""
+    size = 10.0 ** math.floor(math.log10(stop / count))
+    step = next(size * k for k in (1, 2, 5, 10) if size * k * count >= stop)
+    # Rounded, because multiples of 0.1 are not exact.
+    return [round(i * step, 9) for i in range(int(stop / step + 1e-9) + 1)]

@@ -1,0 +1,236 @@
+"""Draw text: its words, with a box behind each token."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.collections import PatchCollection, PathCollection
+from matplotlib.colors import Normalize
+from matplotlib.font_manager import FontProperties
+from matplotlib.patches import Rectangle
+from matplotlib.textpath import TextPath
+
+from dxn.viz.drawers.drawer import InputAttention, Shown, check_weights
+from dxn.viz.drawers.html import paragraph
+from dxn.viz.drawers.text_layout import LINE, SIZE, Word, lay_out
+from dxn.viz.figures import color_bar, heat_colors, heat_scale, new_figure, save, set_title
+from dxn.viz.fonts import families, text_width
+from dxn.viz.labels import font_size, shortened
+
+SOFT_COLORS = ("#bee3f8", "#fefcbf", "#c6f6d5", "#fed7d7", "#e9d8fd")
+WIDTH = 640.0  # points of a line of text
+NARROWEST = 240.0  # points; the title above a short text has room
+LABELS = 50.0  # points
+MAX_LINES = 24
+MAX_CHARACTERS = 4000  # more than MAX_LINES lines of narrow letters
+UNDECODED = "\ufffd"  # what a tokenizer decodes an incomplete character to
+THIN = 1.5  # points; width of a token without characters
+MAX_INCHES = 20.0  # longest side of an alignment picture, about 2200 pixels
+
+
+class TextDrawer:
+    """Draws text, a str or a list of words. Coordinates are (start, stop) in characters."""
+
+    unit = "token"
+    reads_words = True
+    reading_file = "alignment.png"
+    thumbnails = None  # a line of text is too wide for one copy per word
+
+    def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
+        words, _ = _laid_out(joined(shown.raw))
+        lines = words[-1].line + 1 if words else 1
+        # At least two lines: the color bar beside a single line would have no room for its numbers.
+        return _width(words) / 72, max(lines, 2 if shaded else 1) * LINE / 72
+
+    def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
+        # Alternating colors show where a token ends and the next one starts.
+        colors = [SOFT_COLORS[i % len(SOFT_COLORS)] for i in range(len(coords))]
+        return _draw_text(axis, joined(shown.raw), coords, colors)
+
+    def draw_shares(
+        self, axis: Axes, shown: Shown, coords: np.ndarray, shares: np.ndarray, scale: Normalize
+    ) -> None:
+        _draw_text(axis, joined(shown.raw), coords, list(heat_colors()(scale(shares))))
+
+    def draw_thumbnail(
+        self, axis: Axes, shown: Shown, coords: np.ndarray, weights: np.ndarray, scale: Normalize
+    ) -> None:
+        self.draw_shares(axis, shown, coords, weights, scale)
+
+    def draw_reading(
+        self,
+        shown: Shown,
+        attention: InputAttention,
+        path: Path,
+        *,
+        title: str = "",
+        about: str = "",
+    ) -> None:
+        weights, words, names = attention.weights, attention.words, attention.names
+        draw_alignment(weights, words, names, path, title=title, about=about)
+
+    def token_names(self, shown: Shown, coords: np.ndarray) -> list[str | None]:
+        prepare = shown.preprocessor
+        ids = prepare(shown.raw)["ids"].tolist()
+        if len(coords) < len(ids):  # a column has several tokens
+            text = joined(shown.raw)
+            # The slice of an unknown position, 0 to 0, is empty.
+            ends = np.nan_to_num(coords).astype(int).tolist()
+            return [text[start:stop] for start, stop in ends]
+        tokenizer = prepare.tokenizer
+        # Each token is decoded separately. A token of whitespace only becomes a visible dot.
+        pieces = [tokenizer.decode([i], skip_special_tokens=False).strip() or "·" for i in ids]
+        _name_bytes(pieces, joined(shown.raw), coords)
+        # The columns after the subwords, such as n-grams, have no name.
+        return [*pieces, *[""] * (len(coords) - len(pieces))]
+
+    def page(self, shown: Shown) -> dict[str, Any]:
+        return {"kind": "characters", "text": joined(shown.raw)}
+
+    def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
+        return coords
+
+    def fragment(self, shown: Shown) -> str:
+        """Return the text as HTML."""
+        return paragraph(joined(shown.raw))
+
+
+def draw_alignment(
+    weights: np.ndarray,
+    words: Sequence[str],
+    read: Sequence[str],
+    path: Path,
+    *,
+    title: str = "",
+    about: str = "",
+) -> None:
+    """Write a PNG of attention between words: one row per query, one column per key.
+
+    Args:
+        weights: (T, N). Attention weights.
+        words: Labels of the T rows, the words that attend.
+        read: Labels of the N columns, the words that are attended to.
+        path: File to write.
+        title: Title of the picture.
+        about: Line below the title.
+
+    Raises:
+        ValueError: If the shapes do not match.
+    """
+    check_weights(weights, words, len(read))
+    rows = shortened(words)
+    columns = shortened(read)
+    cell = min(0.3, MAX_INCHES / max(len(words), len(read)))
+    size = font_size(cell * 1.1)
+    left = max(text_width(row, size) for row in rows) / 72 + 0.3
+    top = max(text_width(column, size) for column in columns) / 72 + 0.3
+    # The last inch is for the color bar; 0.8 inches are for the title.
+    width = max(cell * len(read) + left, 4) + 1.0
+    figure = new_figure(width, max(cell * len(words) + top, 1.6) + 0.8)
+    axis = figure.subplots()
+    scale = heat_scale(weights)
+    style: dict[str, Any] = {"cmap": heat_colors(), "norm": scale, "interpolation": "nearest"}
+    axis.imshow(weights, aspect="equal", **style)
+    axis.set_yticks(range(len(rows)), rows, fontsize=size)
+    axis.set_xticks(range(len(columns)), columns, rotation=90, fontsize=size)
+    axis.xaxis.tick_top()
+    axis.tick_params(length=0)
+    # The major ticks are at the centers of the cells. Minor ticks are between the cells, and their
+    # grid separates the cells.
+    axis.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
+    axis.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
+    axis.grid(which="minor", color="#e2e8f0", linewidth=0.5)
+    axis.tick_params(which="minor", length=0)
+    set_title(figure, title, about)
+    color_bar(figure, axis, scale, "attention\nweight")
+    save(figure, path)
+
+
+def joined(raw: str | Sequence[str]) -> str:
+    """Return the text in which the coordinates count characters: words are joined by spaces."""
+    return raw if isinstance(raw, str) else " ".join(raw)
+
+
+def _name_bytes(pieces: list[str], text: str, coords: np.ndarray) -> None:
+    """Name tokens that are only some bytes of a character by the character: "é 1/2", "é 2/2"."""
+    is_part = [
+        UNDECODED in piece and np.isfinite(c).all()
+        for piece, c in zip(pieces, coords, strict=False)
+    ]
+    for i, part in enumerate(is_part):
+        if part:
+            same = [
+                k for k, other in enumerate(is_part) if other and (coords[k] == coords[i]).all()
+            ]
+            start, stop = coords[i].astype(int)
+            pieces[i] = f"{text[start:stop].strip()} {same.index(i) + 1}/{len(same)}"
+
+
+def _laid_out(text: str) -> tuple[list[Word], int]:
+    """Return the words of the first MAX_LINES lines, and the number of characters up to there."""
+    words = [word for word in lay_out(text[:MAX_CHARACTERS], WIDTH) if word.line < MAX_LINES]
+    end = words[-1].start + len(words[-1].raw) if words else 0
+    # Whitespace at the end is not missing.
+    return words, len(text) if len(text.rstrip()) <= end else end
+
+
+def _draw_text(axis: Axes, text: str, coords: np.ndarray, colors: Sequence[Any]) -> str:
+    """Draw the words of a text with a box behind each token.
+
+    Args:
+        axis: Axis to draw in. Its unit is a point, so that boxes match the letters at any size.
+        text: The text.
+        coords: (N, 2). Start and stop of each token in characters.
+        colors: Colors of the N boxes.
+
+    Returns:
+        A note if the text was cut, otherwise "".
+    """
+    words, count = _laid_out(text)
+    boxes: list[Rectangle] = []
+    box_colors: list[Any] = []
+    for (start, stop), color in zip(coords.astype(int), colors, strict=True):
+        for box in _boxes(words, start, max(stop, start)):
+            boxes.append(box)
+            box_colors.append(color)
+    edge = {"edgecolors": "white", "linewidths": 0.6}
+    axis.add_collection(PatchCollection(boxes, facecolors=box_colors, **edge), autolim=False)
+    # Paths instead of text objects: they scale with the axis, so that boxes always match.
+    letters = []
+    for word in words:
+        # 0.7 of the line above the baseline: capitals have 0.7 of the font size.
+        position = (word.x, -LINE * word.line - 0.5 * LINE - 0.35 * SIZE)
+        font = FontProperties(family=families(word.text))
+        letters.append(TextPath(position, word.text, size=SIZE, prop=font))
+    axis.add_collection(PathCollection(letters, facecolors="black", linewidths=0), autolim=False)
+    lines = words[-1].line + 1 if words else 1
+    # The axis is wider than the text, by the space that is reserved for labels.
+    axis.set(xlim=(-2, _width(words) + LABELS), ylim=(-LINE * lines, 0), aspect="equal")
+    axis.set_anchor("NW")
+    axis.set_axis_off()
+    return "" if count == len(text) else f", first {count:,} of {len(text):,} characters drawn"
+
+
+def _width(words: Sequence[Word]) -> float:
+    """Return the width of the longest line in points."""
+    return max([NARROWEST, *(word.x + word.width for word in words)])
+
+
+def _boxes(words: Sequence[Word], start: int, stop: int) -> list[Rectangle]:
+    """Return the boxes behind the characters start:stop: one per word that they are part of."""
+    boxes: list[Rectangle] = []
+    for word in words:
+        end = word.start + len(word.raw)
+        inside = start < end and stop > word.start
+        # A token without characters, such as the start of a text, still gets a thin box.
+        if inside or (start == stop and word.start <= start <= end):
+            left, width = word.part(start, stop)
+            bottom = -LINE * (word.line + 1) + 0.12 * LINE
+            boxes.append(Rectangle((left, bottom), max(width, THIN), 0.76 * LINE))
+            if start == stop:
+                break
+    return boxes
