@@ -11,7 +11,7 @@ next request after the answer to the last one.
 - memory: the resident memory of a server over many requests, after the first tenth of them.
 - faults: clients that are slow or vanish, files that are too large, broken or cut off, a full queue
   and SIGTERM in the middle of the load. The server must refuse each of them with the right status,
-  and answer the other clients. tests/test_serve.py kills the model thread.
+  and answer the other clients. tests/serve/test_serve.py kills the model thread.
 """
 
 from __future__ import annotations

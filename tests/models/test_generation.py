@@ -5,8 +5,8 @@ The reference is a plain search of a single sample without caches, in Python.
 
 import pytest
 import torch
+from helpers.language import model_of
 from helpers.reference import backbone_of, lively
-from test_models_language_model import model_of
 
 from dxn.core.tokens import Tokens
 from dxn.models import Decoder, KVCache, LanguageModel, Memory, RecurrentDecoder, attention

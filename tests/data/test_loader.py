@@ -17,7 +17,7 @@ from dxn.data.order import BatchOrder
 from dxn.data.workers import Workers
 
 MAIN = os.getpid()
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 
 
 class Troubled:
@@ -287,8 +287,8 @@ def test_workers_ignore_the_signals_on_which_a_training_saves_a_checkpoint():
 
 KILLED = """
 import os, signal, sys
-sys.path.insert(0, "tests")
-import test_data_loader as t
+sys.path.insert(0, "tests/data")
+import test_loader as t
 
 order, loader = t.loader_of(t.Troubled(t.hang), timeout=None)
 batches = iter(loader)

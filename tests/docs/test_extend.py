@@ -22,7 +22,7 @@ from dxn.core.errors import UserError
 from dxn.tokenize.base import describe_columns
 from dxn.weights import families
 
-PAGE = (Path(__file__).parents[1] / "docs" / "extend.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
 FILE = re.compile(r"^`([\w./]+)`:\n\n```\w+\n(.*?)^```", re.DOTALL | re.MULTILINE)
 FILES = dict(FILE.findall(PAGE))
 MAX_LINES = 40  # of Python, without blank lines

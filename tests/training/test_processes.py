@@ -21,7 +21,7 @@ import dxn
 from dxn.training.checkpoint import all_checkpoints
 from dxn.training.optim import sgd
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 LAUNCH = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
 ASKED = ["train", *TINY_DIGITS, "trainer.epochs=2", "trainer.log_every=1", "trainer.device=cpu"]
 SCRIPT = """

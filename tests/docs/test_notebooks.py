@@ -9,7 +9,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 DRAWS_PICTURES = WRITES_REPORTS = True  # see conftest.py
-FOLDER = Path(__file__).parents[1] / "docs" / "notebooks"
+FOLDER = Path(__file__).parents[2] / "docs" / "notebooks"
 
 
 @pytest.mark.parametrize("name", ["text", "pictures", "mixed"])
