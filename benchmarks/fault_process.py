@@ -126,7 +126,7 @@ def preload() -> None:
     """Import everything that a training imports, so that forked processes start fast."""
     torch.set_num_threads(1)
     libraries = ("torchmetrics.functional.classification", "matplotlib.pyplot", "torchaudio")
-    for name in ("dxn.commands.verbs", "dxn.config.checks", "dxn.data.workers", *libraries):
+    for name in ("dxn.commands.train", "dxn.config.checks", "dxn.data.workers", *libraries):
         importlib.import_module(name)
     compose = importlib.import_module("dxn.config.compose").compose
     compose("train", list(TINY))

@@ -19,7 +19,7 @@ from fuzz_bytes import mutate
 from fuzz_pool import canary
 from PIL import Image
 
-from dxn.commands.check import check
+from dxn.commands import check
 from dxn.config.compose import compose
 from dxn.core.printable import UNSAFE
 
@@ -82,7 +82,7 @@ class Tables:
         values = copy.deepcopy(self.settings.values)
         values["data"]["path"] = str(path)
         values["output"] = str(output)
-        code = check(replace(self.settings, values=values))
+        code = check.run(replace(self.settings, values=values))
         assert code in (0, 1), code
         if output.exists():
             text = output.read_text(encoding="utf-8").replace("\r\n", "\n")

@@ -16,10 +16,8 @@ from dxn.core.runtime import check_address_space, configure
 
 HELP = ("-h", "--help")
 SWEEP = ("-m", "--multirun")  # the flags of Hydra's own command line
-# Where the function of a command is, for those that are not in dxn.commands.verbs.
+# Where the function of a command is, for those that are not in dxn.commands.
 MODULES = {
-    "check": "dxn.commands.check",
-    "doctor": "dxn.commands.doctor",
     "serve": "dxn.serve.command",
     "export": "dxn.export.command",
     "push": "dxn.export.command",
@@ -154,7 +152,7 @@ def _run(arguments: list[str]) -> int:
         print(printable(config.compose(verb, overrides).yaml()), end="")
         return 0
     # These modules import torch, which takes seconds.
-    module = "dxn.commands.sweep" if is_sweep else MODULES.get(verb, "dxn.commands.verbs")
+    module = "dxn.commands.sweep" if is_sweep else MODULES.get(verb, f"dxn.commands.{verb}")
     check_address_space(module)
     if is_sweep:
         # All runs are composed before the first one starts: a wrong option fails immediately.
@@ -164,7 +162,8 @@ def _run(arguments: list[str]) -> int:
     settings = prepare(verb, config.compose(verb, overrides))
     for note in settings.notes:
         print(printable(note))
-    return getattr(importlib.import_module(module), verb)(settings)
+    function = verb if verb in MODULES else "run"
+    return getattr(importlib.import_module(module), function)(settings)
 
 
 def _topic_page(words: Sequence[str]) -> str:

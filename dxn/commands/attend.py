@@ -1,4 +1,4 @@
-"""The drawings of `dxn attend`: attention maps of the encoder, and cross-attention of a decoder."""
+"""The command `dxn attend`: attention maps of the encoder, and cross-attention of a decoder."""
 
 from __future__ import annotations
 
@@ -13,15 +13,34 @@ from torch import Tensor
 
 from dxn import viz
 from dxn.core.tokens import Tokens
+from dxn.runs.evaluation.printing import print_line
 from dxn.runs.predictor.attention import attention_on
+from dxn.runs.predictor.drawing import describe_sample, shown_inputs
 from dxn.runs.predictor.predictor import Predictor, Sample
+from dxn.runs.predictor.samples import read_sample
+from dxn.runs.saved.loading import load_predictor
+from dxn.runs.settings import Settings
 from dxn.viz.answers import answer_line, listed_probabilities
 from dxn.viz.attention import token_names
-from dxn.viz.drawers import Shown, is_file
+from dxn.viz.drawers import Shown
 from dxn.viz.written import list_pictures, remove_pictures
 
-MAX_TEXT = 60  # characters of a text in the description of a sample
-MAX_DESCRIBED = 8  # inputs in the description of a sample
+
+def run(settings: Settings) -> int:
+    """Draw the attention of a model on one sample."""
+    values = settings.values
+    predictor = load_predictor(settings)
+    sample = read_sample(values["input"], predictor.preprocessors, predictor.columns)
+    folder = Path(values["output"])
+    name = str(values["run"] or values["weights"]["source"])
+    result = draw_attention(predictor, sample, folder, model_name=name)
+    for name, share in result.shares.items():
+        print_line(f"{name}: {share:.1%} of the attention")
+    for note in result.notes:
+        print_line(note)
+    print_line(f"written: {folder}: {', '.join(path.name for path in result.files)}")
+    print_line(f"open {result.files[-1]} in a browser")
+    return 0
 
 
 @dataclass(frozen=True)
@@ -132,61 +151,6 @@ def _draw_encoder(
     files, notes = pictures.word_pictures(maps, encoded, names, shown, folder, about=about)
     result.files.extend([folder / "heads.png", folder / "shares.png", *files])
     result.notes.extend(notes)
-
-
-def draw_tokens(
-    adapters: Mapping[str, Any],
-    raws: Mapping[str, Any],
-    tokens: Tokens,
-    path: Path,
-    *,
-    about: str = "",
-    sources: Mapping[str, Any] | None = None,
-) -> None:
-    """Draw the raw inputs of one sample with their tokens, and the D×N matrix.
-
-    Args:
-        adapters: Adapter of each input, by input name.
-        raws: Raw value of each input, by input name.
-        tokens: Tokens of the sample.
-        path: File to write.
-        about: Name of the sample or the model, for the title.
-        sources: What the inputs were read from, by input name.
-    """
-    viz.pictures.token_picture(
-        shown_inputs(adapters, raws, sources=sources), tokens, path, about=about
-    )
-
-
-def shown_inputs(
-    adapters: Mapping[str, Any],
-    raws: Mapping[str, Any],
-    *,
-    sources: Mapping[str, Any] | None = None,
-) -> dict[str, Shown]:
-    """Return the raw inputs of one sample for the drawers, without those that are missing."""
-    shown: dict[str, Shown] = {}
-    for name, raw in raws.items():
-        if raw is not None and name in adapters:
-            prepare = adapters[name].prepare
-            source = (sources or {}).get(name)
-            shown[name] = Shown(prepare.modality, raw, prepare, adapters[name], source, name)
-    return shown
-
-
-def describe_sample(sample: Sample) -> str:
-    """Describe a sample in one line: its first texts, and the names of its files."""
-    parts: list[str] = []
-    for name, value in sample.items():
-        text = " ".join(map(str, value)) if isinstance(value, list) else value
-        if isinstance(text, str | Path) and is_file(text):
-            parts.append(f"{name}: {Path(text).name}")
-        elif isinstance(text, str):
-            short = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
-            parts.append(f"{name}: “{short}”")
-    if len(parts) > MAX_DESCRIBED + 1:
-        parts[MAX_DESCRIBED:] = [f"{len(parts) - MAX_DESCRIBED} more"]
-    return "; ".join(parts)
 
 
 def _shares_by_input(encoded: Tokens, shares: Any) -> dict[str, float]:

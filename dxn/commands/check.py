@@ -1,4 +1,4 @@
-"""The command check, apart from the others because it imports a fraction of what they need."""
+"""The command `dxn check`."""
 
 from __future__ import annotations
 
@@ -10,8 +10,7 @@ import torch
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
-from dxn.data.inspect.check import check as check_source
-from dxn.data.inspect.check import remove_earlier, write_bad
+from dxn.data.inspect.check import check, remove_earlier, write_bad
 from dxn.runs.build import (
     assign_inputs,
     build_adapters,
@@ -28,7 +27,7 @@ from dxn.runs.settings import Settings
 from dxn.tasks.auto import Auto
 
 
-def check(settings: Settings) -> int:
+def run(settings: Settings) -> int:
     """Read a whole data set and report what it contains. The exit code is 1 if rows are bad."""
     config = settings.values
     trust = settings.trust
@@ -60,7 +59,7 @@ def check(settings: Settings) -> int:
 
     named = by_input(adapters, inputs.adapters)
     prepare = {name: adapter.prepare for name, adapter in named.items()}
-    result = check_source(source, prepare, task=decided, fit=fit, errors=errors)
+    result = check(source, prepare, task=decided, fit=fit, errors=errors)
     # At once, because a table can have 100,000 columns, and rich takes a while for each call.
     print_line("\n".join(result.lines()))
     if result.listed:

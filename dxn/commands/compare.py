@@ -1,4 +1,4 @@
-"""The command compare: runs side by side."""
+"""The command `dxn compare`: runs side by side."""
 
 from __future__ import annotations
 
@@ -10,12 +10,23 @@ from dxn.config.keys import leaves, lookup
 from dxn.core.errors import UserError
 from dxn.data.tables.read import as_list
 from dxn.runs.evaluation.next_commands import report_again
+from dxn.runs.evaluation.printing import print_line
 from dxn.runs.evaluation.reporting import read_log_of, read_metrics
 from dxn.runs.paths import is_run
 from dxn.runs.settings import Settings
 
 # Options that only name where a run is written or continued.
 IGNORED = ("run", "resume", "output", "name")
+
+
+def run(settings: Settings) -> int:
+    """Put runs side by side, and compare their answers row by row."""
+    path, runs, tests = compare_runs(settings)
+    for line in comparison_lines(runs, tests):
+        print_line(line)
+    print_line(f"written: {path}")
+    print_line(f"open {path} in a browser")
+    return 0
 
 
 def compare_runs(settings: Settings) -> tuple[Path, list[Any], list[Any]]:

@@ -36,7 +36,7 @@ PICTURES = {"jpg": "JPEG", "zlib": "PNG", "webp": "WebP"}
 GIB = 2**30
 
 
-def doctor(settings: Settings) -> int:
+def run(settings: Settings) -> int:
     """Print what a report of a problem should contain. The value is the exit code."""
     for line in lines(measure=settings.values["measure"]):
         print_line(line)

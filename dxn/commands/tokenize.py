@@ -7,16 +7,27 @@ from typing import Any
 
 import torch
 
-from dxn.commands.attend import describe_sample, draw_tokens
 from dxn.core.errors import UserError
 from dxn.core.tokens import join
 from dxn.data.rows import InputSpec
 from dxn.runs.build import assign_inputs, build_adapters, by_input, preprocessors_of
+from dxn.runs.evaluation.printing import print_line
+from dxn.runs.predictor.drawing import describe_sample, draw_tokens
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.samples import read_sample
+from dxn.runs.saved.loading import load_predictor
 from dxn.runs.settings import Settings
 from dxn.tokenize.base import describe_columns, find_format, fit_adapter
 from dxn.tokenize.media import BadMedia
+
+
+def run(settings: Settings) -> int:
+    """Convert one sample to its D×N matrix, and draw it."""
+    # Unlike the other commands, this one works without a trained model.
+    predictor = load_predictor(settings) if settings.values["run"] else None
+    for line in tokenize_sample(settings, predictor):
+        print_line(line)
+    return 0
 
 
 @torch.inference_mode()

@@ -1,4 +1,4 @@
-"""Check a run folder: checksums, whether the files load, and whether all figures are finite.
+"""The command `dxn verify`: checksums, whether the files load, whether all figures are finite.
 
 Nothing is written, and one problem does not hide another one.
 """
@@ -19,6 +19,7 @@ from dxn.core.errors import UserError
 from dxn.core.files import UNFINISHED, check_sums
 from dxn.core.untrusted import check_file, load_json, load_yaml
 from dxn.runs import record as start
+from dxn.runs.evaluation.printing import print_line
 from dxn.runs.members import member_folders
 from dxn.runs.paths import is_run
 from dxn.runs.pretrain import FOLDER as PRETRAINING
@@ -36,6 +37,21 @@ LORA = ".parametrizations."
 MAX_LISTED = 5  # names in one line
 
 Result = TypeVar("Result")
+
+
+def run(settings: Settings) -> int:
+    """Check the files of a run folder. All problems are listed."""
+    if settings.values["run"] is None:
+        raise UserError("run: set run=RUN to the run folder to check")
+    result = verify(Path(settings.values["run"]), trust=settings.folder_trust)
+    for line in result.checked:
+        print_line(f"intact: {line}")
+    for line in result.notes:
+        print_line(f"note: {line}")
+    if result.problems:
+        raise UserError("\n".join(result.problems))
+    print_line("no problems found")
+    return 0
 
 
 @dataclass

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from dxn.commands.attend import shown_inputs
 from dxn.runs.predictor.attention import MAX_WEIGHTS, Attention, attention_on
+from dxn.runs.predictor.drawing import shown_inputs
 from dxn.runs.predictor.predictor import Predictor
 from dxn.serve.prepare import Prepared
 from dxn.serve.texts import GENERATED

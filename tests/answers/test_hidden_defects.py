@@ -115,7 +115,7 @@ def fail_with(monkeypatch, error):
     def fails(settings):
         raise error
 
-    monkeypatch.setattr("dxn.commands.verbs.train", fails)
+    monkeypatch.setattr("dxn.commands.train.run", fails)
 
 
 @pytest.mark.parametrize("name", [str(Path(dxn.__file__).parent / "page.html"), 3, None])

@@ -326,7 +326,7 @@ def test_an_interruption_says_how_to_continue(monkeypatch, capsys):
     def stopped(settings):
         raise Interrupted("interrupted; continue with dxn train resume=R")
 
-    monkeypatch.setattr("dxn.commands.verbs.train", stopped)
+    monkeypatch.setattr("dxn.commands.train.run", stopped)
     assert main(["train"]) == 130
     assert capsys.readouterr().err == "dxn: interrupted; continue with dxn train resume=R\n"
 
@@ -335,7 +335,7 @@ def test_a_file_that_cannot_be_written_is_one_sentence(monkeypatch, capsys):
     def fails(settings):
         Path("/proc/x").mkdir()
 
-    monkeypatch.setattr("dxn.commands.verbs.train", fails)
+    monkeypatch.setattr("dxn.commands.train.run", fails)
     assert failed(capsys, "train").startswith("/proc/x: No such file or directory; with DXN_DEBUG")
 
 
@@ -358,7 +358,7 @@ def test_short_memory_outside_of_the_training_is_one_sentence(monkeypatch, capsy
     def fails(settings):
         raise error
 
-    monkeypatch.setattr("dxn.commands.verbs.train", fails)
+    monkeypatch.setattr("dxn.commands.train.run", fails)
     assert main(["train"]) == 2
     assert capsys.readouterr().err.startswith("dxn: out of memory; close other programs")
 

@@ -18,7 +18,7 @@ from tokenizers import Tokenizer
 
 import dxn
 from dxn.cli import main
-from dxn.commands.verbs import MAX_PRINTED
+from dxn.commands.predict import MAX_PRINTED
 from dxn.core.errors import UserError
 from dxn.models import greedy, make_sampler
 

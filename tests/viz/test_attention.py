@@ -17,7 +17,7 @@ from helpers.drawing import (
 from PIL import Image
 
 from dxn.cli import main
-from dxn.commands.attend import describe_sample, draw_attention
+from dxn.commands.attend import draw_attention
 from dxn.core.errors import UserError
 from dxn.core.tokens import Span, Tokens
 from dxn.models import (
@@ -30,6 +30,7 @@ from dxn.models import (
     NormOptions,
     PositionOptions,
 )
+from dxn.runs.predictor.drawing import describe_sample
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Classify
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter

@@ -253,7 +253,7 @@ def test_a_config_of_another_form_is_refused(folder, changes, message):
 )
 @pytest.mark.parametrize(
     "target",
-    ["os.system", "my_package.Part", "dxn.commands.verbs.train", "dxn.config.instantiate.build"],
+    ["os.system", "my_package.Part", "dxn.commands.train.run", "dxn.config.instantiate.build"],
 )
 def test_a_config_that_names_anything_but_dxns_parts_is_refused(folder, monkeypatch, key, target):
     monkeypatch.setattr("importlib.import_module", lambda name, *_: pytest.fail(f"imported {name}"))

@@ -9,7 +9,6 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dxn.commands.attend import draw_tokens
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder, refuse_links_out
@@ -22,6 +21,7 @@ from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.evaluation.figures import draw
 from dxn.runs.evaluation.printing import ALL
 from dxn.runs.monitoring import own_metrics_of
+from dxn.runs.predictor.drawing import draw_tokens
 from dxn.runs.predictor.input_groups import Groups, evaluated_groups
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor

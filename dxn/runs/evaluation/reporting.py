@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from dxn import report as pages
-from dxn.commands.attend import shown_inputs
 from dxn.core.errors import UserError
 from dxn.core.untrusted import check_file, load_json
 from dxn.data.dataset import Samples
@@ -21,6 +20,7 @@ from dxn.runs.evaluation.evaluate import subsets
 from dxn.runs.evaluation.next_commands import report_again
 from dxn.runs.paths import is_run
 from dxn.runs.predictor.attention import MAX_WEIGHTS, attention_on, limits_of
+from dxn.runs.predictor.drawing import shown_inputs
 from dxn.runs.predictor.input_groups import evaluated_groups, input_lines
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.prepared import Prepared

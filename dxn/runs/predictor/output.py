@@ -11,9 +11,11 @@ from typing import Any, TextIO
 import pyarrow
 import pyarrow.parquet
 
+from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 from dxn.core.printable import csv_cell, json_text, valid_text, without_secrets
+from dxn.data.reading import Opened
 
 SUFFIXES = (".csv", ".jsonl", ".json", ".parquet")
 
@@ -33,6 +35,12 @@ def check_suffix(output: str | None, suffixes: Sequence[str] = SUFFIXES) -> Path
         listed = list_suffixes(suffixes)
         raise UserError(f"output: must be a file that ends in {listed}, got {output}")
     return path
+
+
+def rows_text(size: int, opened: Opened) -> str:
+    """Return a number of rows, and how many were skipped, as text."""
+    skipped = f", {opened.skipped:,} skipped" if opened.skipped else ""
+    return f"{count(size, 'row')}{skipped}"
 
 
 def list_suffixes(suffixes: Sequence[str]) -> str:

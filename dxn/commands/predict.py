@@ -1,0 +1,59 @@
+"""The command `dxn predict`."""
+
+from __future__ import annotations
+
+from dxn.core.display import count
+from dxn.data.dataset import Samples
+from dxn.runs.evaluation.next_commands import with_output
+from dxn.runs.evaluation.printing import next_step, print_line
+from dxn.runs.predictor.input_rows import has_many_samples, open_input
+from dxn.runs.predictor.output import check_suffix, rows_text, write_records
+from dxn.runs.predictor.samples import read_sample
+from dxn.runs.predictor.table import answer_lines, prediction_records, record_line
+from dxn.runs.saved.loading import load_predictor
+from dxn.runs.settings import Settings
+from dxn.tokenize.base import remark
+
+MAX_PRINTED = 20  # rows; a file has all of them
+
+
+def run(settings: Settings) -> int:
+    """Predict for one sample, or for each sample of a table, a folder or a pattern of files."""
+    values = settings.values
+    # Before the model is loaded, so that a mistake is reported at once.
+    output = check_suffix(values["output"])
+    predictor = load_predictor(settings)
+    predictor.require_answers()  # before a large table is read
+    is_single = not has_many_samples(values["input"])
+    if is_single:
+        samples = predictor.samples(
+            [read_sample(values["input"], predictor.preprocessors, predictor.columns)]
+        )
+    else:
+        # Samples without a task: a target column in a new table has no effect.
+        samples = Samples(open_input(values, predictor), predictor.preprocessors)
+    predictions = predictor.run(samples, batch_size=values["batch_size"])
+    opened, task = samples.opened, predictor.task
+    if is_single:
+        for name, raws in opened.raws.items():
+            if note := remark(predictor.preprocessors[name], raws[0]):
+                print_line(f"note: {name}: {note}")
+        inputs = {name: cells[0] for name, cells in opened.cells.items()}
+        for line in answer_lines(task.answer(predictions.predicted[0], inputs)):
+            print_line(line)
+    records = prediction_records(predictions, opened, task)
+    if is_single:
+        for record in records:  # a forecast has one per step
+            record.pop("file", None)  # there is no file that contains the sample as a row
+    if output is not None:
+        write_records(output, records, separator=task.separator)
+        print_line(f"written: {output} ({rows_text(len(records), opened)})")
+    elif not is_single:
+        for record in records[:MAX_PRINTED]:
+            print_line(record_line(record))
+        if len(records) > MAX_PRINTED:
+            print_line(f"and {count(len(records) - MAX_PRINTED, 'more row')}")
+        if opened.skipped:
+            print_line(f"{count(opened.skipped, 'row')} skipped")
+        next_step("dxn", *with_output("predict", settings, "answers.csv"))
+    return 0
