@@ -1,6 +1,10 @@
 """Training from Python on data in memory, predictions of data frames, and what notebooks show."""
 
+import inspect
 import json
+import pickle
+import typing
+from pathlib import Path
 
 import numpy as np
 import pandas as pd
@@ -9,12 +13,12 @@ from helpers.runs import PLAIN
 from PIL import Image
 
 import dxn
+from dxn.api import data_overrides, to_overrides
 from dxn.cli import main
 from dxn.core.display import Display
 from dxn.core.errors import UserError
 from dxn.data.sources.memory import table_of, tables_of, write_tables
 from dxn.data.tables.read import read_table
-from dxn.python.options import data_overrides, to_overrides
 from dxn.viz.notebook import heatmap, live
 
 WRITES_REPORTS = True  # see conftest.py
@@ -239,3 +243,18 @@ def test_a_notebook_gets_one_line_of_progress_that_is_removed_at_the_end(monkeyp
 
 def test_a_test_process_is_no_notebook():
     assert not live.is_notebook()
+
+
+def test_the_package_shows_only_its_interface_with_types():
+    assert set(dir(dxn)) == {*dxn.__all__, "__version__"}
+    assert list(inspect.signature(dxn.train).parameters) == [
+        "data",
+        "overrides",
+        "target",
+        "metrics",
+        "options",
+    ]
+    for function in (dxn.train, dxn.load, dxn.from_public):
+        assert typing.get_type_hints(function)["return"] in (dxn.Run, dxn.Predictor)
+    assert pickle.loads(pickle.dumps(dxn.train)) is dxn.train
+    assert Path(dxn.__file__).with_name("py.typed").exists()

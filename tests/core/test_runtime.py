@@ -23,8 +23,10 @@ def run(code, **variables):
 SHOW = f"import os, sys; print(*map(os.environ.get, {VARIABLES}), 'torch' in sys.modules)"
 
 
-def test_importing_dxn_configures_the_process_and_does_not_import_torch():
-    assert run(f"import dxn; {SHOW}") == [runtime.SPINS, "AUTO", "False"]
+def test_importing_dxn_changes_nothing_and_does_not_import_torch():
+    code = "import os, warnings; before = dict(os.environ), list(warnings.filters); import dxn; "
+    code += f"assert before == (dict(os.environ), warnings.filters); {SHOW}"
+    assert run(code) == ["None", "None", "False"]
 
 
 def test_the_command_line_configures_the_process_the_same_way():
@@ -33,8 +35,9 @@ def test_the_command_line_configures_the_process_the_same_way():
 
 
 def test_a_variable_of_the_user_is_kept():
-    assert run(f"import dxn; {SHOW}", GOMP_SPINCOUNT="7") == ["7", "AUTO", "False"]
-    assert run(f"import dxn; {SHOW}", OMP_WAIT_POLICY="ACTIVE") == ["None", "AUTO", "False"]
+    code = f"from dxn.core.runtime import configure; configure(); {SHOW}"
+    assert run(code, GOMP_SPINCOUNT="7") == ["7", "AUTO", "False"]
+    assert run(code, OMP_WAIT_POLICY="ACTIVE") == ["None", "AUTO", "False"]
 
 
 def test_the_tests_run_with_the_same_settings():
