@@ -16,6 +16,7 @@ from fault_process import Fault, Process, Seen, kill_at, refused, resumed, run, 
 from safetensors.torch import load_file, save_file
 
 from dxn.core.files import write_sums
+from dxn.tasks import LossSum
 from dxn.training.checkpoint import FILE, all_checkpoints
 
 SKIPPED = "no step, the rows are named; no NaN in any file"
@@ -64,7 +65,8 @@ def infinite_loss() -> None:
 
         def infinite(*arguments: Any) -> Any:
             stepper.task.loss = loss
-            return loss(*arguments) * math.inf
+            total, weight = loss(*arguments)
+            return LossSum(total * math.inf, weight)
 
         stepper.task.loss = infinite
 

@@ -155,10 +155,10 @@ def make_training(experiment: str, folder: str) -> Training:
         with torch.autocast("cpu", torch.bfloat16):
             output = model(batch)
             loss = task.loss(output, batch)
-        loss.backward()
+        loss.mean.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
-        return int(task.loss_weight(batch))
+        return int(loss.weight)
 
     return Training(step, count_parameters(model), samples, config["batch_size"])
 

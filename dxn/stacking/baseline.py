@@ -118,7 +118,7 @@ def _learn_scores(best: Predictor, train: Opened, *, batch_size: int) -> Baselin
     target = _task_batch(task, samples, rows)["target"]
 
     def loss_of_rows(output: Tensor, chosen: Tensor) -> Tensor:
-        return task.loss(output, {"#size": len(chosen), "target": target[chosen]})
+        return task.loss(output, {"#size": len(chosen), "target": target[chosen]}).mean
 
     return fit_baseline(summaries, learned, loss_of_rows)
 
@@ -148,7 +148,7 @@ def mix_with(predictor: Predictor, samples: Samples, *, batch_size: int) -> tupl
     return fit_mix(
         heads,
         baselines,
-        lambda output: task.loss(output, batch),
+        lambda output: task.loss(output, batch).mean,
         are_classes=learned is not None and learned.are_classes,
         are_forecasts=learned is None,
     )
@@ -172,7 +172,7 @@ def figures_alone(predictor: Predictor, samples: Samples, *, batch_size: int) ->
     results: Figures = {}
     for name, output in ((TRANSFORMER, heads), (BASELINE, baselines)):
         predicted = task.predict(model.head, output, batch)
-        predictions = Predictions(rows, predicted, float(task.loss(output, batch)))
+        predictions = Predictions(rows, predicted, float(task.loss(output, batch).mean))
         results[name] = score(predictions, samples, task)
     return results
 

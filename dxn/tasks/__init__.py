@@ -9,6 +9,7 @@ from dxn.tasks.generate import Generate
 from dxn.tasks.generate_head import Generated
 from dxn.tasks.heads import LinearHead, PreHead, TokenHead
 from dxn.tasks.language import Language
+from dxn.tasks.loss import LossSum
 from dxn.tasks.masked import Masked
 from dxn.tasks.multilabel import Multilabel
 from dxn.tasks.regress import Regress
@@ -36,6 +37,7 @@ __all__ = [
     "Generated",
     "Language",
     "LinearHead",
+    "LossSum",
     "Masked",
     "Multilabel",
     "PreHead",

@@ -26,6 +26,7 @@ from dxn.tasks.labels import (
     explain_case,
     kind_of_classes,
 )
+from dxn.tasks.loss import LossSum
 from dxn.tasks.number_notes import explain_classes
 from dxn.tasks.probabilities import (
     MAX_CLASS_COLUMNS,
@@ -141,19 +142,25 @@ class Classify(Task):
         """Build a linear layer that maps the pooled vector to logits."""
         return LinearHead(PreHead(pooled_dim, **self.pre_options), len(self.labels))
 
-    def loss(self, output: Tensor, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy of logits (B, K).
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the cross-entropy of logits (B, K), weighted by the class.
 
         Targets are class indices (B,), or class probabilities (B, K) after mixup.
         """
+        target = batch["target"]
         # The softmax is computed in float32 even if the model uses bfloat16, whose 8 significant
         # bits are too few for the differences between logits.
-        return F.cross_entropy(
+        total = F.cross_entropy(
             output.float(),
-            batch["target"],
+            target,
             weight=self.classes.weights_on(output.device),
             label_smoothing=self.label_smoothing,
+            reduction="sum",
         )
+        if target.is_floating_point():
+            # As in cross_entropy, soft targets have the weight 1.
+            return LossSum(total, total.new_tensor(len(target)))
+        return LossSum(total, self.classes.total_weight(target))
 
     def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
         """Return the mean symmetric KL divergence of logits (B, K)."""
@@ -162,12 +169,6 @@ class Classify(Task):
     def combine(self, outputs: Sequence[Tensor]) -> Tensor:
         """Return the logarithm (B, K) of the mean of the members' probabilities."""
         return mean_probabilities(outputs)
-
-    def loss_weight(self, batch: Batch) -> float:
-        """Return the sum of the class weights of the samples whose class is known."""
-        target = batch["target"]
-        # cross_entropy divides the loss of soft targets, those of mixup, by the number of samples.
-        return len(target) if target.is_floating_point() else self.classes.total_weight(target)
 
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False

@@ -21,6 +21,7 @@ from dxn.tasks.contrastive_head import (
     Projection,
     SimilarityHead,
 )
+from dxn.tasks.loss import LossSum
 from dxn.tasks.retrieval import average, chance_figures, directions, search_figures
 from dxn.tasks.task import Batch, Task
 
@@ -135,8 +136,11 @@ class Contrastive(Task):
             bias=SIGMOID_BIAS if self.kind == "sigmoid" else None,
         )
 
-    def loss(self, output: Aligned, batch: Batch) -> Tensor:
-        """Return the mean loss () over the pairs of inputs that samples of the batch have."""
+    def loss(self, output: Aligned, batch: Batch) -> LossSum:
+        """Return the mean loss over the pairs of inputs that samples of the batch have.
+
+        Its weight is the number of samples with at least two inputs.
+        """
         own, others = output.own, output.others
         losses: list[Tensor] = []
         for a, b in combinations(range(own.keys.shape[1]), 2):
@@ -160,11 +164,9 @@ class Contrastive(Task):
                     losses.append(softmax_loss(logits, at, ignored, self.label_smoothing))
         # Connects the loss to the weights of all inputs, also if no sample has two of them.
         connected = 0 * (own.x.sum() + output.scale + output.bias)
-        return connected + (torch.stack(losses).mean() if losses else 0)
-
-    def loss_weight(self, batch: Batch) -> float:
-        """Count the samples with at least two inputs."""
-        return int(((batch["target"] != MISSING).sum(1) > 1).sum())
+        mean = connected + (torch.stack(losses).mean() if losses else 0)
+        weight = ((own.keys != MISSING).sum(1) > 1).sum().float()
+        return LossSum(mean * weight, weight)
 
     def predict(
         self, head: nn.Module, output: Aligned, batch: Batch, *, draft: bool = False

@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.tasks.heads import EmbedHead, Hidden, PreHead, check_hidden
+from dxn.tasks.loss import LossSum
 from dxn.tasks.task import Batch, Task
 
 NO_ANSWER = (
@@ -59,7 +60,7 @@ class Embed(Task):
         """Build a head that returns the embedding."""
         return EmbedHead(PreHead(pooled_dim, **self.pre_options))
 
-    def loss(self, output: Tensor, batch: Batch) -> Tensor:
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
         """Raise UserError, because this task has no loss."""
         raise UserError(NO_ANSWER)
 

@@ -28,6 +28,7 @@ from dxn.tasks.futures import (
     seasonal_scale,
 )
 from dxn.tasks.heads import Hidden, PreHead, check_hidden
+from dxn.tasks.loss import LossSum
 from dxn.tasks.probabilities import significant
 from dxn.tasks.row_scores import RowScores
 from dxn.tasks.task import STATE_FILE, Batch, Task
@@ -232,8 +233,8 @@ class Forecast(Task):
             history=adapter.prepare.history,
         )
 
-    def loss(self, output: Tensor, batch: Batch) -> Tensor:
-        """Return the mean pinball loss of normalized values; missing values have no loss.
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the pinball loss of normalized values; missing values have no loss.
 
         Args:
             output: Normalized quantiles (B, H, K, Q).
@@ -245,11 +246,7 @@ class Forecast(Task):
         valid = ~true.isnan()
         quantiles = torch.tensor(self.quantiles, device=output.device)
         losses = pinball(output, true.nan_to_num(), quantiles).mean(-1)
-        return (losses * valid).sum() / valid.sum().clamp(min=1)
-
-    def loss_weight(self, batch: Batch) -> float:
-        """Count the future values that are not missing."""
-        return int((~batch["target"].isnan()).sum())
+        return LossSum.of(losses, valid.float())
 
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False

@@ -18,6 +18,7 @@ from dxn.models.decoding.sampling import Sampler
 from dxn.models.decoding.search import Hypothesis
 from dxn.tasks.cells import problem_of
 from dxn.tasks.generate_head import Generated, GenerateHead
+from dxn.tasks.loss import LossSum
 from dxn.tasks.row_scores import RowScores
 from dxn.tasks.target_tokenizer import TargetTokenizer
 from dxn.tasks.task import IGNORED, Batch, Task
@@ -188,15 +189,10 @@ class Generate(Task):
             decoder.tie(adapters[self.shared_input].embedding)
         return GenerateHead(decoder, label_smoothing=self.label_smoothing)
 
-    def loss(self, output: Generated, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy over the target tokens, or 0 if there are none."""
+    def loss(self, output: Generated, batch: Batch) -> LossSum:
+        """Return the cross-entropy of the target tokens. BOS tokens are not predicted."""
         assert output.loss_sum is not None
-        # The count stays a tensor: `.item()` would synchronize with the accelerator in every step.
-        return output.loss_sum / (batch["target"][:, 1:] != IGNORED).sum().clamp(min=1)
-
-    def loss_weight(self, batch: Batch) -> float:
-        """Count the target tokens. BOS tokens do not count, because they are not predicted."""
-        return int((batch["target"][:, 1:] != IGNORED).sum())
+        return LossSum(output.loss_sum, (batch["target"][:, 1:] != IGNORED).sum().float())
 
     def predict(
         self, head: nn.Module, output: Generated, batch: Batch, *, draft: bool = False

@@ -82,14 +82,16 @@ class Labels:
             return None
         return torch.tensor(self.weights, dtype=torch.float32, device=device)
 
-    def total_weight(self, target: Tensor) -> float:
-        """Return the sum of the weights of targets, without those that are IGNORED.
+    def total_weight(self, target: Tensor) -> Tensor:
+        """Return the sum () of the weights of targets, without those that are IGNORED.
 
         It is the divisor of the mean in `torch.nn.functional.cross_entropy`.
         """
-        known = target[target != IGNORED]
+        known = target != IGNORED
         weights = self.weights_on(target.device)
-        return len(known) if weights is None else float(weights[known].sum())
+        if weights is None:
+            return known.sum().float()
+        return (weights[target.clamp(min=0)] * known).sum()
 
     def state(self) -> dict[str, Any]:
         """Return a JSON-serializable state."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
 from dxn.models.losses import linear_cross_entropy
+from dxn.tasks.loss import LossSum
 from dxn.tasks.task import IGNORED, Batch, Task, Window
 from dxn.tokenize.base import VocabularyAdapter, check_columns_are_tokens
 
@@ -163,14 +164,9 @@ class Language(Task):
             label_smoothing=self.label_smoothing,
         )
 
-    def loss(self, output: Tensor, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy over the target tokens."""
-        # The count stays a tensor: `.item()` would synchronize with the accelerator in every step.
-        return output / (batch["target"]["ids"] != IGNORED).sum().clamp(min=1)
-
-    def loss_weight(self, batch: Batch) -> float:
-        """Count the target tokens."""
-        return int((batch["target"]["ids"] != IGNORED).sum())
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the cross-entropy of the target tokens."""
+        return LossSum(output, (batch["target"]["ids"] != IGNORED).sum().float())
 
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False

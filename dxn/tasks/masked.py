@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
+from dxn.tasks.loss import LossSum
 from dxn.tasks.task import Batch, Task
 from dxn.tokenize.base import Masking, make_masking
 
-SMALLEST = 1e-9  # avoids a division by zero if nothing is masked
+SMALLEST = 1e-9  # avoids a division by zero if nothing of an input is masked
 
 
 class MaskedPrediction(nn.Module):
@@ -223,19 +224,14 @@ class Masked(Task):
         """Build a head with one predictor for each masked input."""
         return MaskedHead(dim, self.maskings, adapters)
 
-    def loss(self, output: Tensor, batch: Batch) -> Tensor:
-        """Return the weighted mean over the predictions of all inputs; output is (B, I, 3)."""
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the weighted sum over the predictions of all inputs; output is (B, I, 3)."""
         sums, counts = output.sum(0)[:, :2].unbind(1)
         # An input with many columns has the same weight as an input with few.
         usual = [self.usual.get(name, 0.0) for name in self.maskings]
         usual = torch.where(counts.new_tensor(usual) > 0, counts.new_tensor(usual), counts)
         usual = usual.clamp(min=SMALLEST)
-        return (sums / usual).sum() / (counts / usual).sum().clamp(min=SMALLEST)
-
-    def loss_weight(self, batch: Batch) -> float:
-        """Return the sum of the weights of all predictions."""
-        counts = {name: _count(batch.get(name)) for name in self.maskings}
-        return sum(n / (self.usual.get(name) or n) for name, n in counts.items() if n)
+        return LossSum((sums / usual).sum(), (counts / usual).sum())
 
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False

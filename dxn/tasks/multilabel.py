@@ -35,6 +35,7 @@ from dxn.tasks.labels import (
     first_unknown,
     kind_of_classes,
 )
+from dxn.tasks.loss import LossSum
 from dxn.tasks.probabilities import list_names, probability_fields
 from dxn.tasks.row_scores import ClassScores, RowScores, f1_scores
 from dxn.tasks.task import STATE_FILE, Batch, ScoreTargets, Task
@@ -169,12 +170,18 @@ class Multilabel(Task):
         """Build a linear layer that maps the pooled vector to logits."""
         return LinearHead(PreHead(pooled_dim, **self.pre_options), len(self.labels))
 
-    def loss(self, output: Tensor, batch: Batch) -> Tensor:
-        """Return the mean binary cross-entropy of logits (B, K) and targets (B, K) in [0, 1]."""
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the binary cross-entropy of logits (B, K) and targets (B, K) in [0, 1].
+
+        The loss of a sample is the mean over the labels.
+        """
         target = batch["target"] * (1 - self.label_smoothing) + self.label_smoothing / 2
         weights = self.names.weights_on(output.device)
         # float32, because bfloat16 logits are too coarse for the loss.
-        return F.binary_cross_entropy_with_logits(output.float(), target, pos_weight=weights)
+        losses = F.binary_cross_entropy_with_logits(
+            output.float(), target, pos_weight=weights, reduction="none"
+        )
+        return LossSum.of(losses.mean(-1))
 
     def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
         """Return the mean symmetric KL divergence of the labels, from logits (B, K)."""

@@ -18,6 +18,7 @@ from dxn.config.schema import Strict, validated
 from dxn.core.errors import UserError
 from dxn.tasks.cells import are_amounts
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
+from dxn.tasks.loss import LossSum
 from dxn.tasks.number_notes import explain_amounts, explain_format
 from dxn.tasks.row_scores import RowScores
 from dxn.tasks.task import STATE_FILE, Batch, ScoreTargets, Task
@@ -122,12 +123,12 @@ class Regress(Task):
         """Build a linear layer that maps the pooled vector to one output."""
         return LinearHead(PreHead(pooled_dim, **self.pre_options), 1)
 
-    def loss(self, output: Tensor, batch: Batch) -> Tensor:
-        """Return the mean squared error of standardized targets; output (B, 1), targets (B,)."""
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the squared error of standardized targets; output (B, 1), targets (B,)."""
         # Standardization makes the scale of the loss, and so a good learning rate, independent of
         # the unit of the targets.
         # The loss is computed in float32 even if the model uses bfloat16.
-        return F.mse_loss(output.float().squeeze(-1), batch["target"])
+        return LossSum.of((output.float().squeeze(-1) - batch["target"]).square())
 
     def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
         """Return the mean squared difference of outputs (B, 1).

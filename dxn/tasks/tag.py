@@ -36,6 +36,7 @@ from dxn.tasks.labels import (
     explain_case,
     first_unknown,
 )
+from dxn.tasks.loss import LossSum
 from dxn.tasks.probabilities import mean_probabilities
 from dxn.tasks.row_scores import RowScores
 from dxn.tasks.spans import Span, read_spans, tags_of
@@ -271,8 +272,8 @@ class Tag(Task):
         """Build a linear layer that maps each token of the input to logits."""
         return TokenHead(dim, len(self.labels), input=self.input, dropout=self.dropout)
 
-    def loss(self, output: Tensor, batch: Batch) -> Tensor:
-        """Return the mean cross-entropy of logits (B, N, K) and targets (B, n), n <= N."""
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the cross-entropy of logits (B, N, K) and targets (B, n), n <= N."""
         target = batch["target"]
         # An adapter may append extra columns, such as n-grams, after the tokens of the text.
         logits = output.float()[:, : target.shape[1]]
@@ -283,8 +284,7 @@ class Tag(Task):
             label_smoothing=self.label_smoothing,
             reduction="sum",
         )
-        # A mean over no known tag would be NaN, also after a multiplication by the weight 0.
-        return total / (self.loss_weight(batch) or 1.0)
+        return LossSum(total, self.tags.total_weight(target))
 
     def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
         """Return the mean symmetric KL divergence of the tags of words, from logits (B, N, K)."""
@@ -296,10 +296,6 @@ class Tag(Task):
     def combine(self, outputs: Sequence[Tensor]) -> Tensor:
         """Return the logarithm (B, N, K) of the mean of the members' probabilities."""
         return mean_probabilities(outputs)
-
-    def loss_weight(self, batch: Batch) -> float:
-        """Return the sum of the weights of the tags that are known."""
-        return self.tags.total_weight(batch["target"])
 
     def exported(self, head: nn.Module, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the probabilities (B, N, K) of the tags of each token, zeros at padding."""

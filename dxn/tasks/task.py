@@ -32,6 +32,7 @@ from dxn.core.tokens import Tokens
 from dxn.core.untrusted import load_json
 from dxn.models.past_regression import PastRegression
 from dxn.tasks.figures import OwnMetric, is_higher_better, own_figures
+from dxn.tasks.loss import LossSum
 from dxn.tasks.row_scores import ClassScores, RowScores
 
 # The keys are "#size" (int, the number of samples), "#index" (list of row indices), "target" (the
@@ -324,8 +325,8 @@ class Task(ABC):
         """
 
     @abstractmethod
-    def loss(self, output: Any, batch: Batch) -> Tensor:
-        """Return the mean loss () of a batch from the head's output."""
+    def loss(self, output: Any, batch: Batch) -> LossSum:
+        """Return the loss of a batch from the head's output, as a sum and its weight."""
 
     def divergence(self, output: Any, other: Any, batch: Batch) -> Tensor:
         """Return how much two outputs for the same batch differ, for R-Drop (arXiv:2106.14448).
@@ -364,14 +365,6 @@ class Task(ABC):
         Args:
             samples: Some samples of the training split, as `encode_sample` returned them.
         """
-
-    def loss_weight(self, batch: Batch) -> float:
-        """Return the sum of the weights over which the loss is a mean: of samples, or of tokens.
-
-        Losses of several batches are combined with these weights, so that they equal the loss of
-        one batch with all samples. 0 means that no loss can be computed for this batch.
-        """
-        return batch["#size"]
 
     @abstractmethod
     def predict(
@@ -456,7 +449,7 @@ class Task(ABC):
         Args:
             predictions: Results of `predict`.
             truths: Parsed targets.
-            loss: Mean loss over the batches, weighted by `loss_weight`.
+            loss: Mean loss of all batches.
 
         Returns:
             Metrics by name, NaN where one is not defined for these rows. The caller adds `loss` if

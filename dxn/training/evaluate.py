@@ -33,13 +33,11 @@ class Predictions:
         rows: Row in the split of each of the n predictions.
         predicted: The n predictions, in the format of `Task.predict`.
         loss: Mean loss over all targets. NaN if there are no targets.
-        loss_weight: Weight of the loss in a mean over several batches, see `Task.loss_weight`.
     """
 
     rows: Sequence[int]
     predicted: Sequence[Any]
     loss: float
-    loss_weight: float = 0.0
 
 
 @torch.inference_mode()
@@ -76,17 +74,18 @@ def predict(
             an output is not finite and `finite` is set.
     """
 
-    def run(batch: dict[str, Any]) -> Predictions:
+    def run(batch: dict[str, Any]) -> tuple[list[int], list[Any], tuple[float, float]]:
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             output = as_float(model(batch))
             if finite:
                 check_finite(output, batch, samples)
             # Inside autocast, because a task that generates sequences runs its decoder here.
             predicted = task.predict(model.head, output, batch, draft=draft)
-        # Batches have different numbers of targets, or targets of different weights.
-        weight = task.loss_weight(batch) if "target" in batch else 0.0
-        loss = float(task.loss(output, batch)) if weight else 0.0
-        return Predictions(batch["#index"], predicted, loss, weight)
+        loss = (0.0, 0.0)
+        if "target" in batch:
+            total, weight = task.loss(output, batch)
+            loss = (float(total), float(weight))
+        return batch["#index"], predicted, loss
 
     was_training = model.training
     if was_training:
@@ -99,12 +98,13 @@ def predict(
     display = Display(stderr=True)
     rows: list[int] = []
     predicted: list[Any] = []
-    losses: list[tuple[float, float]] = []
+    total = weight = 0.0
     try:
         for part in run_batches(run, samples, batch_size, device=device, timeout=timeout):
-            rows += part.rows
-            predicted += part.predicted
-            losses.append((part.loss, part.loss_weight))
+            rows += part[0]
+            predicted += part[1]
+            total += part[2][0]
+            weight += part[2][1]
             if on_batch is not None:
                 on_batch(len(rows))
             elif display.is_due():
@@ -113,7 +113,7 @@ def predict(
         display.close()
         if was_training:
             model.train()
-    return Predictions(rows, predicted, _weighted_mean(losses), sum(n for _, n in losses))
+    return Predictions(rows, predicted, total / weight if weight else math.nan)
 
 
 def embed(
@@ -276,8 +276,3 @@ def _moved(value: Any, device: torch.device) -> Any:
     if isinstance(value, list):
         return [_moved(item, device) for item in value]
     return value
-
-
-def _weighted_mean(losses: Sequence[tuple[float, float]]) -> float:
-    total = sum(count for _, count in losses)
-    return sum(loss * count for loss, count in losses) / total if total else float("nan")

@@ -20,6 +20,7 @@ from dxn.core.errors import UserError
 from dxn.core.runtime import release_memory
 from dxn.data.dataset import Samples
 from dxn.models import Model
+from dxn.tasks.loss import LossSum
 from dxn.tasks.task import Task
 from dxn.tokenize.spaced import spaced_rows
 from dxn.training.compiling import Compiling
@@ -131,18 +132,19 @@ class Stepper:
         size, weight, rows = batch["#size"], 1.0, batch["#index"]
         if batch.get("#filler"):
             # It only keeps this process in step with the others, which have one more sample.
-            size, weight, rows = 0, 0.0, []
+            size, weight, rows, total = 0, 0.0, [], 0 * loss.total
         elif self.is_weighted:
-            weight = self.task.loss_weight(batch)
-        # The sum over all targets. `step` divides the gradients by the weight of all targets, so
-        # the step is that of one large batch, however many batches and processes it is divided
-        # into.
-        total = loss if weight == 1 else loss * weight
+            # `step` divides the gradients by the weight of all targets, so the step is that of one
+            # large batch, however many batches and processes it is divided into.
+            total, weight = loss.total, float(loss.weight)
+        else:
+            # On the device: to read the weight would wait for it in every step.
+            total = loss.mean
         self.settings.accelerator.backward(total)
         return BatchLoss(total.detach(), weight, size, rows)
 
-    def _loss(self, batch: dict[str, Any], mixing: tuple[Tensor, float] | None) -> Tensor:
-        """Return the mean loss () of a batch, with R-Drop if set (arXiv:2106.14448)."""
+    def _loss(self, batch: dict[str, Any], mixing: tuple[Tensor, float] | None) -> LossSum:
+        """Return the loss of a batch, with R-Drop if set (arXiv:2106.14448)."""
         # Losses are computed in float32 even if the model runs in bf16, which has too few digits
         # for sums over many terms.
         weight = self.settings.r_drop
@@ -156,8 +158,9 @@ class Stepper:
             other = as_float(self.wrapped(batch, mixing))
         # The mean of the two losses instead of their sum, so that the weight of the target does not
         # depend on this option. The paper's code does the same.
-        mean = (self.task.loss(output, batch) + self.task.loss(other, batch)) / 2
-        return mean + weight * self.task.divergence(output, other, batch)
+        loss, second = self.task.loss(output, batch), self.task.loss(other, batch)
+        divergence = self.task.divergence(output, other, batch) * loss.weight
+        return LossSum((loss.total + second.total) / 2 + weight * divergence, loss.weight)
 
     def step(self, progress: float, num_steps: int) -> Sequence[BatchLoss]:
         """Take one optimizer step with the accumulated gradients, if they are finite.

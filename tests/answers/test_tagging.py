@@ -172,7 +172,7 @@ def test_the_loss_of_a_batch_without_known_tags_is_zero(options):
     task = Tag(**options)
     task.fit([["O", "B-x", "O"]])
     logits = torch.randn(2, 3, 2, requires_grad=True)
-    loss = task.loss(logits, {"target": torch.full((2, 3), IGNORED)})
+    loss = task.loss(logits, {"target": torch.full((2, 3), IGNORED)}).mean
     loss.backward()
     assert loss.item() == 0 and math.isfinite(logits.grad.sum())
 

@@ -77,11 +77,10 @@ TASK = '''
 import math
 
 import torch
-import torch.nn.functional as F
 from torch import nn
 
 from dxn.core.errors import UserError
-from dxn.tasks import Task
+from dxn.tasks import LossSum, Task
 
 
 class Head(nn.Module):
@@ -111,7 +110,7 @@ class Direction(Task):
         return Head(pooled_dim)
 
     def loss(self, output, batch):
-        return F.mse_loss(output, batch["target"])
+        return LossSum.of((output - batch["target"]).square().mean(-1))
 
     def predict(self, head, output, batch, *, draft=False):
         return torch.rad2deg(torch.atan2(output[:, 1], output[:, 0])).tolist()

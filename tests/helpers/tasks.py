@@ -82,7 +82,7 @@ def overfit(task, model, batch, *, lr=1e-2, steps=400, goal=0.05):
     losses = []
     model.train()
     for _ in range(steps):
-        loss = task.loss(model(batch), batch)
+        loss = task.loss(model(batch), batch).mean
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -222,7 +222,7 @@ def test_eight_clips_are_overfitted(tokens):
     batch = samples.collate([samples[(0, i)] for i in range(8)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(60):
-        loss = task.loss(model(batch), batch)
+        loss = task.loss(model(batch), batch).mean
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -139,7 +139,7 @@ def test_the_loss_is_the_written_out_cross_entropy(smoothing, weights):
     expected = smoothed_cross_entropy(
         logits, target, smoothing=smoothing, weights=weights or [1.0] * K
     )
-    assert_same(task.loss(logits, {"target": target}), expected)
+    assert_same(task.loss(logits, {"target": target}).mean, expected)
 
 
 def test_mixed_targets_mix_the_losses():
@@ -148,24 +148,25 @@ def test_mixed_targets_mix_the_losses():
     mixed = task.mix_targets(target, torch.tensor([1, 0]), 0.7)
     shares = 0.7 * F.one_hot(target, K) + 0.3 * F.one_hot(target.flip(0), K)
     assert_same(mixed, shares)
-    own = task.loss(logits, {"target": target})
-    other = task.loss(logits, {"target": target.flip(0)})
-    assert_same(task.loss(logits, {"target": mixed}), 0.7 * own + 0.3 * other)
+    own = task.loss(logits, {"target": target}).mean
+    other = task.loss(logits, {"target": target.flip(0)}).mean
+    assert_same(task.loss(logits, {"target": mixed}).mean, 0.7 * own + 0.3 * other)
 
 
 def test_an_unknown_class_adds_nothing_to_the_loss():
     task, logits = task_of(), torch.randn(3, K)
     batch = {"target": torch.tensor([4, IGNORED, 2])}
-    known = task.loss(logits[[0, 2]], {"target": torch.tensor([4, 2])})
-    assert_same(task.loss(logits, batch), known)
-    assert task.loss_weight(batch) == 2
+    known = task.loss(logits[[0, 2]], {"target": torch.tensor([4, 2])}).mean
+    assert_same(task.loss(logits, batch).mean, known)
+    assert task.loss(logits, batch).weight == 2
 
 
 def test_the_loss_is_computed_in_float32():
     task, logits = task_of(), torch.randn(3, K).bfloat16()
     target = torch.tensor([0, 1, 2])
     assert torch.equal(
-        task.loss(logits, {"target": target}), task.loss(logits.float(), {"target": target})
+        task.loss(logits, {"target": target}).mean,
+        task.loss(logits.float(), {"target": target}).mean,
     )
 
 

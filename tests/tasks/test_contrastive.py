@@ -75,10 +75,10 @@ def test_both_losses_equal_their_definitions(with_equal_rows):
         keys[4, 0], keys[5, 1] = keys[1, 0], keys[2, 1]
         for i, j in ((1, 4), (2, 5)):
             wrong[i, j] = wrong[j, i] = False
-    softmax = task_for("a", "b").loss(output_of(x, keys), {})
+    softmax = task_for("a", "b").loss(output_of(x, keys), {}).mean
     expected = reference_softmax(x[:, 0], x[:, 1], 3.0, wrong)
     assert float(softmax) == pytest.approx(expected, rel=1e-12)
-    sigmoid = task_for("a", "b", loss="sigmoid").loss(output_of(x, keys, bias=-2.0), {})
+    sigmoid = task_for("a", "b", loss="sigmoid").loss(output_of(x, keys, bias=-2.0), {}).mean
     expected = reference_sigmoid(x[:, 0], x[:, 1], 3.0, -2.0, wrong)
     assert float(sigmoid) == pytest.approx(expected, rel=1e-12)
 
@@ -115,19 +115,19 @@ def test_the_loss_of_three_inputs_is_the_mean_over_the_pairs_that_samples_have()
         rows = ((keys[:, a] != MISSING) & (keys[:, b] != MISSING)).nonzero().flatten()
         wrong = ~torch.eye(len(rows), dtype=torch.bool)
         pairs.append(reference_softmax(x[rows, a], x[rows, b], 3.0, wrong))
-    loss = task.loss(output_of(x, keys), {})
+    loss = task.loss(output_of(x, keys), {}).mean
     assert float(loss) == pytest.approx(sum(pairs) / 3, rel=1e-12)
-    assert task.loss_weight({"target": keys}) == B
+    assert task.loss(output_of(x, keys), {}).weight == B
 
 
 def test_a_batch_without_any_pair_has_a_loss_of_zero_that_can_be_differentiated():
     x = random_units(3, 2, E).requires_grad_()
     keys = torch.tensor([[1, MISSING], [2, MISSING], [MISSING, 3]])
     task = task_for("a", "b")
-    loss = task.loss(output_of(x, keys), {})
+    loss = task.loss(output_of(x, keys), {}).mean
     loss.backward()
     assert float(loss.detach()) == 0
-    assert task.loss_weight({"target": keys}) == 0
+    assert task.loss(output_of(x, keys), {}).weight == 0
 
 
 def adapters_of(*names, dim=16, texts=("red cat", "blue dog", "a bird", "fish")):

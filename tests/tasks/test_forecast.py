@@ -187,12 +187,13 @@ def test_missing_future_values_have_no_loss():
     kept = batch["target"].clone()
     kept[1, 2:] = NAN
     valid = ~kept.isnan()
-    assert task.loss_weight(changed) == H + 2 and task.loss_weight(batch) == 2 * H
+    assert task.loss(output, changed).weight == H + 2
+    assert task.loss(output, batch).weight == 2 * H
     unit = {key: batch["series"][key][:, None] for key in ("loc", "scale")}
     true = (batch["target"] - unit["loc"]) / unit["scale"]
     expected = pinball(output, true, torch.tensor(task.quantiles)).mean(-1)[valid].mean()
-    assert_same(task.loss(output, changed), expected)
-    assert torch.isfinite(task.loss(output, {**batch, "target": batch["target"] * NAN}))
+    assert_same(task.loss(output, changed).mean, expected)
+    assert torch.isfinite(task.loss(output, {**batch, "target": batch["target"] * NAN}).mean)
 
 
 def test_eight_samples_are_overfitted():

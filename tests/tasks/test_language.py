@@ -75,8 +75,9 @@ def test_the_loss_is_the_mean_negative_log_probability_of_all_tokens(smoothing):
         for i in range(count):
             own = log_probs[i, targets[row, i]]
             losses.append(-(1 - smoothing) * own - smoothing * log_probs[i].mean())
-    assert len(losses) == 7 + 3 + 6 == task.loss_weight(batch)
-    got = task.loss(model(batch), batch)
+    loss = task.loss(model(batch), batch)
+    assert len(losses) == 7 + 3 + 6 == loss.weight
+    got = loss.mean
     torch.testing.assert_close(got, torch.stack(losses).mean(), rtol=0, atol=1e-11)
 
 
@@ -278,7 +279,7 @@ def test_a_text_is_overfitted_and_written_again():
     batch = batch_of(ids[:, :-1], ids[:, 1:])
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(150):
-        loss = task.loss(model(batch), batch)
+        loss = task.loss(model(batch), batch).mean
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

@@ -189,7 +189,7 @@ def test_the_loss_is_the_mean_over_inputs_of_sums_over_counts():
     output = torch.tensor(
         [[[4.0, 3, 2], [0, 0, 0], [5, 2, 0]], [[2.0, 1, 1], [0, 0, 0], [0, 0, 0]]]
     )
-    assert float(task.loss(output, {})) == pytest.approx((6 / 4 + 5 / 2) / 2)
+    assert float(task.loss(output, {}).mean) == pytest.approx((6 / 4 + 5 / 2) / 2)
     predictions = task.predict(None, output, {})
     assert task.metrics(predictions, [], float("nan")) == {
         "loss": pytest.approx((1.5 + 2.5) / 2),
@@ -219,7 +219,7 @@ def test_a_batch_in_which_nothing_is_masked_has_zero_gradients():
     )
     batch = batch_of(task, adapters, raws)
     assert not batch["story"]["masked"].any() and "masked" not in batch["photo"]
-    loss = task.loss(model(batch), batch)
+    loss = task.loss(model(batch), batch).mean
     loss.backward()
     assert float(loss.detach()) == 0
     assert all(p.grad is None or not p.grad.any() for p in model.parameters())
@@ -229,7 +229,7 @@ def test_token_dropout_does_not_remove_what_is_to_be_predicted():
     augment = ImageAugment(token_dropout=0.5)
     task, adapters, raws, model = setting(inputs=("photo",), augment=augment)
     batch = batch_of(task, adapters, raws)
-    assert torch.isfinite(task.loss(model.train()(batch), batch))
+    assert torch.isfinite(task.loss(model.train()(batch), batch).mean)
 
 
 def test_only_the_input_of_a_subset_counts():

@@ -60,7 +60,7 @@ def test_the_loss_is_the_squared_error_in_standard_deviations():
     # 110, 80 and 140 are 0.5, -1 and 2 deviations from 100; the last prediction is one too low.
     task = task_of()
     target = task.collate([task.encode(value) for value in (110.0, 80.0, 160.0)])
-    assert_same(task.loss(output, {"target": target}), 1 / 3)
+    assert_same(task.loss(output, {"target": target}).mean, 1 / 3)
 
 
 def test_a_prediction_is_in_the_unit_of_the_numbers():
@@ -68,7 +68,7 @@ def test_a_prediction_is_in_the_unit_of_the_numbers():
     predicted = torch.stack(task.predict(None, output, {}))
     assert_same(predicted, 100 + 20 * output[:, 0], atol=1e-5)
     target = task.collate([task.encode(value) for value in predicted])
-    assert_same(task.loss(output, {"target": target}), 0.0, atol=1e-12)
+    assert_same(task.loss(output, {"target": target}).mean, 0.0, atol=1e-12)
     assert task.answer(predicted[0]) == {"prediction": pytest.approx(float(predicted[0]))}
     assert task.fields(torch.tensor(3.5)) == {"prediction": 3.5}
     assert task.fields(torch.tensor(3.5), 3.0) == {"prediction": 3.5, "error": 0.5}

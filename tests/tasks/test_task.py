@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from dxn.core.errors import UserError
-from dxn.tasks import TASKS, Classify, Embed, Regress, Task, read_state
+from dxn.tasks import TASKS, Classify, Embed, LossSum, Regress, Task, read_state
 from dxn.tasks.auto import task_class
 from dxn.tokenize import ImageAdapter, ImageAugment, TextAdapter, TokenizerOptions
 
@@ -30,7 +30,7 @@ class Angle(Task):
         return AngleHead(pooled_dim)
 
     def loss(self, output, batch):
-        return F.mse_loss(output, batch["target"])
+        return LossSum.of((output - batch["target"]).square().mean(-1))
 
     def predict(self, head, output, batch, *, draft=False):
         return torch.atan2(output[:, 0], output[:, 1]).tolist()
@@ -56,7 +56,7 @@ def test_a_small_task_overfits_eight_samples_with_the_defaults(tmp_path):
     task.fit(values)
     model = build_model(task, adapters)
     batch = make_batch(task, adapters, {"notes": texts}, values)
-    assert task.loss_weight(batch) == 8 and task.num_tokens(values[0]) == 0
+    assert task.num_tokens(values[0]) == 0
     assert overfit(task, model, batch, goal=1e-4)[-1] < 1e-4
     predictions = predict(task, model, batch)
     assert predictions == pytest.approx(values, abs=0.1)
@@ -133,17 +133,14 @@ class Boxes(Task):
         counts = torch.tensor([target["count"] for target in targets])
         return {"boxes": [target["boxes"] for target in targets], "counts": counts}
 
-    def loss_weight(self, batch):
-        return int(batch["target"]["counts"].sum())
-
     def make_head(self, dim, pooled_dim, adapters):
         return BoxHead(pooled_dim, self.most)
 
     def loss(self, output, batch):
         pairs = zip(output["boxes"], batch["target"]["boxes"], strict=True)
-        wrong = sum((p[: len(t)] - t / 8).square().sum() for p, t in pairs)
-        counting = F.cross_entropy(output["counts"], batch["target"]["counts"])
-        return wrong / self.loss_weight(batch) + counting
+        wrong = torch.stack([(p[: len(t)] - t / 8).square().sum() for p, t in pairs])
+        counts = batch["target"]["counts"]
+        return LossSum.of(wrong + F.cross_entropy(output["counts"], counts, reduction="none"))
 
     def predict(self, head, output, batch, *, draft=False):
         frames = batch["photo"]["frame"]

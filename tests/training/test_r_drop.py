@@ -28,8 +28,8 @@ class Recorded:
         loss, divergence = task.loss, task.divergence
 
         def record_loss(output, batch):
-            self.losses.append(loss(output, batch))
-            return self.losses[-1]
+            self.losses.append(loss(output, batch).mean)
+            return loss(output, batch)
 
         def record_divergence(output, other, batch):
             self.outputs.append((output.detach(), other.detach()))
