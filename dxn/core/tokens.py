@@ -176,42 +176,6 @@ class Tokens:
         return Tokens(self.x[:, columns], self.mask[:, columns], (moved,))
 
 
-# Name of the features of cells of a table, from which a baseline also grows trees.
-COLUMNS = "columns"
-
-
-@dataclass(frozen=True, slots=True)
-class Summary:
-    """Features of one input of each sample, which need no training. A baseline learns from them.
-
-    Args:
-        about: Name of the features, such as "TF-IDF". COLUMNS: cells of a table.
-        dense: (B, F) float. Numbers, NaN where unknown. F can be 0.
-        counted: Blocks of features that are counted: (2, n) int64 each, the sample and the code of
-            each occurrence. A code is a number from 0 to 2^31.
-        steps: (B, T, C) float. Values at each time step, for a task that continues them; NaN where
-            unknown.
-    """
-
-    about: str
-    dense: Tensor
-    counted: tuple[Tensor, ...] = ()
-    steps: Tensor | None = None
-
-    def spread(self, rows: Tensor, batch_size: int) -> Summary:
-        """Return the summary of a larger batch.
-
-        Args:
-            rows: (B,). Index of each sample in the larger batch. Other samples lack the input: they
-                have NaN, and no counted features.
-            batch_size: Number of samples of the larger batch.
-        """
-        counted = [torch.stack([rows[samples], codes]) for samples, codes in self.counted]
-        dense = _spread_numbers(self.dense, rows, batch_size)
-        steps = None if self.steps is None else _spread_numbers(self.steps, rows, batch_size)
-        return Summary(self.about, dense, tuple(counted), steps)
-
-
 def join(parts: Sequence[Tokens]) -> Tokens:
     """Concatenate the columns of several `Tokens` of the same batch.
 

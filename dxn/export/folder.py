@@ -22,8 +22,9 @@ from dxn.export.ports import Port
 from dxn.export.trace import Part
 from dxn.models.inference import restore
 from dxn.runs.predictor.predictor import Predictor
+from dxn.stacking.features import RECIPES
 from dxn.tokenize.base import has_words
-from dxn.tokenize.recipes import counted_recipe, recipe
+from dxn.tokenize.recipes import recipe
 
 ABOUT = "preprocess.json"
 EXAMPLE = "example.npz"
@@ -111,7 +112,7 @@ def _recipes(predictor: Predictor) -> dict[str, dict[str, Any]]:
     for name, adapter in predictor.adapters.items():
         recipes[name] = recipe(adapter.prepare)
         if name in counted:
-            recipes[name] |= counted_recipe(adapter)
+            recipes[name] |= RECIPES[adapter.modality]
         if task.wants_words and has_words(adapter.prepare):
             recipes[name]["words"] = task.word_pattern
     return recipes

@@ -17,6 +17,7 @@ from dxn.models import InputVectors, Model
 from dxn.models.backbone import Backbone
 from dxn.models.ensemble import Ensemble
 from dxn.models.past_regression import PastRegression
+from dxn.stacking.features import features_of
 from dxn.tasks import Task
 
 EMBEDDING = "embeddings"
@@ -135,15 +136,16 @@ def mixed(model: Model, output: Tensor, batch: Mapping[str, Any]) -> Tensor:
             codes = batch[name][f"{COUNTED}{number}"]
             scores = scores + counted_scores(next(blocks), codes, present)
     if baseline.dense is not None:
-        summaries = {name: _summary(model, name, batch) for name in baseline.num_dense}
-        features = baseline.dense_features(summaries, output.shape[0])
+        features = {name: _summary(model, name, batch) for name in baseline.num_dense}
+        features = baseline.dense_features(features, output.shape[0])
         scores = scores + baseline.dense_scores(features)
     return scaled + model.mix[1] * scores
 
 
 def _summary(model: Model, name: str, batch: Mapping[str, Any]) -> Any:
     """Return the dense features of an input, NaN where a sample lacks it."""
-    summary = model.adapter(name).summary(batch[name])
+    summary = features_of(model.adapter(name), batch[name])
+    assert summary is not None  # the baseline was trained with them
     present = batch[name].get(PRESENT)
     if present is None:
         return summary

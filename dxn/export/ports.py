@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dxn.core.tokens import Summary
+from dxn.stacking.features import Features, features_of
 from dxn.tokenize.base import Preprocessor
 from dxn.tokenize.examples import examples
 
@@ -168,7 +168,7 @@ def _drawing(model: Any, name: str, rand: random.Random) -> Callable[[int], _Dra
         collated = prepare.collate([prepare(raw) for raw in examples(name, prepare, count, rand)])
         if model.baseline is None:
             return _Drawn(collated, {})
-        return _Drawn(collated, counted_features(adapter.summary(collated), count))
+        return _Drawn(collated, counted_features(features_of(adapter, collated), count))
 
     return draw
 
@@ -227,7 +227,7 @@ def _rows(names: Sequence[str], size: int, rand: random.Random) -> dict[str, lis
     return rows
 
 
-def counted_features(summary: Summary | None, size: int) -> dict[str, Tensor]:
+def counted_features(summary: Features | None, size: int) -> dict[str, Tensor]:
     """Return the counted features of a summary by key: padded codes and numbers (size, n, 2)."""
     blocks = () if summary is None else summary.counted
     result: dict[str, Tensor] = {}

@@ -10,9 +10,10 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import selected
 from dxn.core.errors import UserError
-from dxn.core.tokens import Summary, Tokens, check_columns, join
+from dxn.core.tokens import Tokens, check_columns, join
 from dxn.models.fusion import Encoder
 from dxn.models.past_regression import PastRegression
+from dxn.stacking.features import model_features
 from dxn.stacking.mixture import Baseline
 
 # A batch has the collated tensors of each input under the name of the input, "#size" (number of
@@ -225,18 +226,7 @@ class Model(nn.Module):
     def baseline_output(self, batch: Batch) -> Tensor:
         """Compute the output (B, K) of the baseline for a batch."""
         assert self.baseline is not None
-        return self.baseline(self.summaries(batch), batch["#size"])
-
-    def summaries(self, batch: Batch) -> dict[str, Summary]:
-        """Return the features for a baseline of each input whose adapter computes them."""
-        result: dict[str, Summary] = {}
-        for name in self.inputs:
-            summarize = getattr(self.adapter(name), "summary", None)
-            if name in batch and summarize is not None:
-                summary = summarize(batch[name])
-                if summary is not None:
-                    result[name] = summary.spread(batch[name]["rows"], batch["#size"])
-        return result
+        return self.baseline(model_features(self, batch), batch["#size"])
 
     def vectors(self, batch: Batch) -> Tensor:
         """Compute the embedding (B, E) of each sample of a batch."""

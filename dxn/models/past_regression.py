@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from dxn.core.tokens import Summary
+from dxn.stacking.features import Features
 
 
 class PastRegression(nn.Module):
@@ -65,14 +65,14 @@ class PastRegression(nn.Module):
             return ""
         return f"must read at most {window} past values of {self.input}, got {self.shape[0]}"
 
-    def forward(self, summaries: Mapping[str, Summary], size: int) -> Tensor:
+    def forward(self, features: Mapping[str, Features], size: int) -> Tensor:
         """Return the quantiles (B, H, K, Q) in the unit of the past values.
 
         Args:
-            summaries: Summary of each input, by input name.
+            features: Features of each input, by input name.
             size: Number of samples B.
         """
-        steps = summaries[self.input].steps
+        steps = features[self.input].steps
         assert steps is not None
         with torch.autocast(self.weight.device.type, enabled=False):
             x, last = past_features(steps.float()[..., : self.shape[2]], self.shape[0])

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from dxn.core.display import duration
-from dxn.core.tokens import Summary
 from dxn.data.dataset import Samples
 from dxn.data.reading import Opened
 from dxn.models import Model
@@ -22,6 +21,7 @@ from dxn.runs.evaluation import printing as report
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.prepared import Prepared
 from dxn.runs.saved import model_folder
+from dxn.stacking.features import Features, model_features
 from dxn.stacking.fit import fit_baseline, fit_mix
 from dxn.stacking.mixture import Baseline
 from dxn.tasks import Task
@@ -109,8 +109,8 @@ def _learn_scores(best: Predictor, train: Opened, *, batch_size: int) -> Baselin
     task = best.task
     samples = best.task_samples(train)
     _limit_counted(best, samples, batch_size=batch_size)
-    rows, summaries = collect(best, samples, batch_size=batch_size)
-    if not any(each.counted or each.dense.shape[1] for each in summaries.values()):
+    rows, features = collect(best, samples, batch_size=batch_size)
+    if not any(each.counted or each.dense.shape[1] for each in features.values()):
         return None
     learned = task.score_targets([(train.targets or ())[row] for row in rows])
     if learned is None:
@@ -120,15 +120,15 @@ def _learn_scores(best: Predictor, train: Opened, *, batch_size: int) -> Baselin
     def loss_of_rows(output: Tensor, chosen: Tensor) -> Tensor:
         return task.loss(output, {"#size": len(chosen), "target": target[chosen]}).mean
 
-    return fit_baseline(summaries, learned, loss_of_rows)
+    return fit_baseline(features, learned, loss_of_rows)
 
 
 def _limit_counted(best: Predictor, samples: Samples, *, batch_size: int) -> None:
     """Keep as many samples as have MAX_COUNTED counted features, spread over all of them."""
     few = copy.copy(samples)
     few.keep(MAX_PROBED)
-    _, summaries = collect(best, few, batch_size=batch_size)
-    counted = [block for summary in summaries.values() for block in summary.counted]
+    _, features = collect(best, few, batch_size=batch_size)
+    counted = [block for summary in features.values() for block in summary.counted]
     per_sample = sum(block.shape[1] for block in counted) / len(few)
     count = max(int(MAX_COUNTED / max(per_sample, 1)), MIN_ROWS)
     if count < len(samples):
@@ -232,7 +232,7 @@ def warn_about(
 
 def collect(
     predictor: Predictor, samples: Samples, *, batch_size: int
-) -> tuple[list[int], dict[str, Summary]]:
+) -> tuple[list[int], dict[str, Features]]:
     """Compute the features of all samples, without augmentation.
 
     Returns:
@@ -241,14 +241,14 @@ def collect(
     """
     model = predictor.model
 
-    def run(batch: Batch) -> tuple[list[int], dict[str, Summary]]:
-        return batch["#index"], {n: _compact(s) for n, s in model.summaries(batch).items()}
+    def run(batch: Batch) -> tuple[list[int], dict[str, Features]]:
+        return batch["#index"], {n: _compact(s) for n, s in model_features(model, batch).items()}
 
     rows: list[int] = []
-    parts: dict[str, list[tuple[int, Summary]]] = {}
+    parts: dict[str, list[tuple[int, Features]]] = {}
     with torch.inference_mode():
-        for index, summaries in run_batches(run, samples, batch_size, device=predictor.device):
-            for name, summary in summaries.items():
+        for index, features in run_batches(run, samples, batch_size, device=predictor.device):
+            for name, summary in features.items():
                 parts.setdefault(name, []).append((len(rows), summary))
             rows += index
             width = sum(each[0][1].dense.shape[1] for each in parts.values())
@@ -280,14 +280,14 @@ def _starts_trained(run: Prepared) -> bool:
     )
 
 
-def _compact(summary: Summary) -> Summary:
+def _compact(summary: Features) -> Features:
     """Return the summary on the CPU, with counted features in int32: half of the memory."""
     counted = tuple(block.int().cpu() for block in summary.counted)
-    return Summary(summary.about, summary.dense.float().cpu(), counted)
+    return Features(summary.about, summary.dense.float().cpu(), counted)
 
 
-def _joined(parts: Sequence[tuple[int, Summary]], size: int) -> Summary:
-    """Join the summaries of batches, each with the number of the samples before it."""
+def _joined(parts: Sequence[tuple[int, Features]], size: int) -> Features:
+    """Join the features of batches, each with the number of the samples before it."""
     first = parts[0][1]
     dense = torch.full((size, first.dense.shape[1]), torch.nan)
     blocks: list[list[Tensor]] = [[] for _ in first.counted]
@@ -295,7 +295,7 @@ def _joined(parts: Sequence[tuple[int, Summary]], size: int) -> Summary:
         dense[start : start + len(summary.dense)] = summary.dense
         for block, (rows, codes) in zip(blocks, summary.counted, strict=True):
             block.append(torch.stack([rows + start, codes]))
-    return Summary(first.about, dense, tuple(torch.cat(block, 1) for block in blocks))
+    return Features(first.about, dense, tuple(torch.cat(block, 1) for block in blocks))
 
 
 def _outputs(

@@ -9,9 +9,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dxn.core.tokens import COLUMNS, Summary
 from dxn.stacking.counted import Counted, fit_counted
 from dxn.stacking.dense import Dense, fit_dense
+from dxn.stacking.features import COLUMNS, Features
 from dxn.stacking.mixture import Baseline
 from dxn.stacking.trees import Boosted, fit_trees
 from dxn.tasks.task import ScoreTargets
@@ -47,7 +47,7 @@ Loss = Callable[[Tensor], Tensor]
 
 
 def fit_baseline(
-    summaries: Mapping[str, Summary],
+    features: Mapping[str, Features],
     targets: ScoreTargets,
     loss_of_rows: Callable[[Tensor, Tensor], Tensor],
 ) -> Baseline:
@@ -57,25 +57,25 @@ def fit_baseline(
     The output of the baseline is then in the space of the head's output.
 
     Args:
-        summaries: Features of all n rows, by input name. Rows that lack the input have NaN.
+        features: Features of all n rows, by input name. Rows that lack the input have NaN.
         targets: What the baseline learns, (n, K).
         loss_of_rows: Mean loss of the task, for the outputs (m, K) and the indices (m,) of rows.
     """
-    blocks = [block for summary in summaries.values() for block in summary.counted]
+    blocks = [block for summary in features.values() for block in summary.counted]
     counted = fit_counted(blocks, targets) if blocks else None
     empty = Baseline(
         "",
-        dense={name: summary.dense.shape[1] for name, summary in summaries.items()},
-        counted={name: [1] * len(summary.counted) for name, summary in summaries.items()},
+        dense={name: summary.dense.shape[1] for name, summary in features.items()},
+        counted={name: [1] * len(summary.counted) for name, summary in features.items()},
         num_outputs=targets.values.shape[1],
     )
     dense = trees = None
     if empty.dense is not None:
         # The additional feature of an input has another unit.
         sizes = [size for count in empty.num_dense.values() for size in (count, 1)]
-        x = empty.dense_features(summaries, len(targets.values))
+        x = empty.dense_features(features, len(targets.values))
         dense = fit_dense(x, targets, sizes)
-        columns = _table_columns(empty, summaries)
+        columns = _table_columns(empty, features)
         trees = fit_trees(x, columns, targets, loss_of_rows) if len(columns) else None
     parts = [part for part in (counted, dense, trees) if part is not None]
     scores = torch.stack([part.scores for part in parts])
@@ -92,7 +92,7 @@ def fit_baseline(
     kept = [id(part) for part in (counted, dense, trees)]
     sizes = iter([] if counted is None else [len(module.codes) for module in counted.modules])
     baseline = Baseline(
-        _about(summaries, dense, trees, targets.are_classes),
+        _about(features, dense, trees, targets.are_classes),
         dense=empty.num_dense,
         counted={name: [next(sizes) for _ in ones] for name, ones in empty.num_counted.items()},
         num_outputs=targets.values.shape[1],
@@ -195,12 +195,12 @@ def fit_scales(parts: Sequence[Tensor], loss: Loss, prior: Prior) -> list[float]
     return [float(factor) for factor in result.x]
 
 
-def _table_columns(baseline: Baseline, summaries: Mapping[str, Summary]) -> Tensor:
+def _table_columns(baseline: Baseline, features: Mapping[str, Features]) -> Tensor:
     """Return the indices of the dense features that are columns of a table."""
     columns: list[int] = []
     start = 0
     for name, count in baseline.num_dense.items():
-        if summaries[name].about == COLUMNS:
+        if features[name].about == COLUMNS:
             columns += range(start, start + count)
         start += count + 1  # the last one says whether a sample has the input
     return torch.tensor(columns, dtype=torch.long)
@@ -214,13 +214,13 @@ def _initial_scale(part: Counted | Dense | Boosted, targets: ScoreTargets) -> fl
 
 
 def _about(
-    summaries: Mapping[str, Summary],
+    features: Mapping[str, Features],
     dense: Dense | None,
     trees: Boosted | None,
     are_classes: bool,
 ) -> str:
     """Return the name of the baseline, such as "TF-IDF + linear SVM"."""
-    used = {name: each for name, each in summaries.items() if each.counted or each.dense.shape[1]}
+    used = {name: each for name, each in features.items() if each.counted or each.dense.shape[1]}
     names = list(dict.fromkeys(summary.about for summary in used.values()))
     models: list[str] = []
     if any(summary.counted for summary in used.values()):

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
-from dxn.core.tokens import Summary
+from dxn.stacking.features import Features
 
 # Standardized numbers are limited, so that an outlier does not dominate all other values.
 MAX_VALUE = 10.0
@@ -243,11 +243,11 @@ class Baseline(nn.Module):
         scores = self.dense(x)
         return scores if self.trees is None else scores + self.trees(x)
 
-    def forward(self, summaries: Mapping[str, Summary], size: int) -> Tensor:
+    def forward(self, features: Mapping[str, Features], size: int) -> Tensor:
         """Return the output (B, K), in the space of the head's output.
 
         Args:
-            summaries: Summary of each input, by input name. Inputs that no sample has are left out.
+            features: Features of each input, by input name. Inputs that no sample has are left out.
             size: Number of samples B.
 
         Raises:
@@ -258,20 +258,20 @@ class Baseline(nn.Module):
             output = self.bias.expand(size, -1)
             tfidf = iter(self.tfidf)
             for name, counts in self.num_counted.items():
-                blocks = summaries[name].counted if name in summaries else [None] * len(counts)
+                blocks = features[name].counted if name in features else [None] * len(counts)
                 for block, module in zip(_checked(name, blocks, len(counts)), tfidf, strict=False):
                     if block is not None:
                         output = output + module(block, size)
             if self.dense is not None:
-                output = output + self.dense_scores(self.dense_features(summaries, size))
+                output = output + self.dense_scores(self.dense_features(features, size))
         return output
 
-    def dense_features(self, summaries: Mapping[str, Summary], size: int) -> Tensor:
+    def dense_features(self, features: Mapping[str, Features], size: int) -> Tensor:
         """Return the numbers of all inputs (B, F), NaN where a sample lacks an input."""
         parts: list[Tensor] = []
         for name, count in self.num_dense.items():
-            if name in summaries:
-                x = summaries[name].dense.float()
+            if name in features:
+                x = features[name].dense.float()
                 _checked(name, range(x.shape[1]), count)
             else:
                 x = self.bias.new_full((size, count), torch.nan)

@@ -30,8 +30,6 @@ optional member only through a function of this module, which returns the defaul
 | `fit(raws) -> Self` | nothing to fit | `fit_adapter(adapter, raws)` |
 | `describe(raw) -> str` | "" | `describe_columns(adapter, raw)` |
 | `masking(*, ratio, span) -> Masking or None` | None | `make_masking(adapter, ...)` |
-| `summary(batch) -> Summary or None` | None | `Model.summaries` of dxn.models |
-| `counted_recipe() -> dict` | {} | `counted_recipe` of dxn.tokenize.recipes |
 | `lookback: int` | all previous tokens | `LanguageModel` of dxn.models |
 | `tokens_per_column: int` | 1 | `check_columns_are_tokens(adapter, task)` |
 | `save(folder, name)` | only weights | `save_adapter(adapter, folder, name)` |

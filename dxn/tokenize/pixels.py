@@ -7,9 +7,9 @@ from collections.abc import Iterable
 import torch
 from torch import Tensor, nn
 
-from dxn.stacking.features.statistics import Moments
 from dxn.tokenize.grid import PatchGrid
 from dxn.tokenize.image.options import ImageNormalization, ResizeOptions
+from dxn.tokenize.moments import Moments
 from dxn.tokenize.positions import PosEmbed2d, PosEmbedKind
 
 MIN_STD = 1e-3  # of pixels from 0 to 1

@@ -18,7 +18,6 @@ from torch import nn
 from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.core.files import write_sums
-from dxn.core.tokens import Summary
 from dxn.export.compare import compare
 from dxn.export.counted import counted_scores
 from dxn.export.folder import _check_folder
@@ -26,6 +25,7 @@ from dxn.export.formats import load, save
 from dxn.export.ports import counted_features, find_ports, make_examples
 from dxn.export.trace import connected, trace
 from dxn.runs.saved import model_folder
+from dxn.stacking.features import Features
 from dxn.stacking.mixture import TfIdf
 
 ONCE = ["trainer.epochs=1", "report=false"]
@@ -291,7 +291,7 @@ def test_the_scores_of_counted_features_equal_those_of_the_baseline():
     rows = torch.tensor([0, 0, 0, 1, 1, 1, 3, 3])
     codes = torch.tensor([5, 5, 7, 50, 0, 10, 99, 20])
     features = counted_features(
-        Summary("words", torch.zeros(4, 0), (torch.stack([rows, codes]),)), 4
+        Features("words", torch.zeros(4, 0), (torch.stack([rows, codes]),)), 4
     )
     scores = counted_scores(module, features["counted0"], None)
     torch.testing.assert_close(scores, module(torch.stack([rows, codes]), 4))

@@ -19,6 +19,7 @@ from PIL import Image
 
 import dxn
 from dxn.export.folder import DXN_IMPORT, PACKAGE
+from dxn.stacking.features import RECIPES, features_of
 from dxn.tokenize import (
     AudioAdapter,
     CategoryAdapter,
@@ -32,7 +33,7 @@ from dxn.tokenize import (
 from dxn.tokenize.audio.options import AudioNormalization, SpectrogramOptions
 from dxn.tokenize.image.options import ResizeOptions
 from dxn.tokenize.media import BadMedia
-from dxn.tokenize.recipes import counted_recipe, recipe
+from dxn.tokenize.recipes import recipe
 from dxn.tokenize.text.options import NgramOptions, TokenizerOptions
 from dxn.tokenize.video.options import VideoSampling
 
@@ -98,10 +99,10 @@ def test_the_counted_features_of_texts_are_the_same():
     texts = [*TEXTS, "お茶とcake、ください", "ที่บ้านx กิน", "葛\ufe00飾", "မြန်မာ ភាសា ລາວ"]
     adapter = TextAdapter(8, vocab_size=90).fit(texts)
     batch, _ = both(adapter, texts)
-    options = {**recipe(adapter.prepare), **counted_recipe(adapter)}
+    options = {**recipe(adapter.prepare), **RECIPES.get(adapter.modality, {})}
     module = importlib.import_module(f"dxn.export.programs.{options['counted']}")
     blocks = module.counted(texts, {}, options)
-    for block, (rows, codes) in zip(blocks, adapter.summary(batch).counted, strict=True):
+    for block, (rows, codes) in zip(blocks, features_of(adapter, batch).counted, strict=True):
         for row in range(len(texts)):
             expected = sorted(codes[rows == row].tolist())
             assert sorted(code for code in block[row].tolist() if code >= 0) == expected

@@ -12,10 +12,10 @@ from sklearn.linear_model import Ridge
 
 import dxn
 from dxn.cli import main
-from dxn.core.tokens import Summary
 from dxn.runs.predictor.attention import limits_of
 from dxn.stacking.baseline import BASELINE, TRANSFORMER, warn_about
 from dxn.stacking.counted import NUM_FOLDS, _fit_linear, _merged, split_folds
+from dxn.stacking.features import Features
 from dxn.stacking.fit import Prior, fit_baseline, fit_mix, fit_scales
 from dxn.tasks import Classify, Multilabel, Regress
 from dxn.training.state import State
@@ -147,17 +147,17 @@ def test_counted_and_dense_features_are_learned_together():
     target = (2 * word + number).tolist()
     task = Classify()
     task.fit([str(value) for value in target])
-    summaries = {
-        "t": Summary("TF-IDF", torch.zeros(size, 0), (torch.stack([torch.arange(size), word]),)),
-        "n": Summary("columns", number[:, None] + 0.1 * torch.randn(size, 1, generator=g)),
+    features = {
+        "t": Features("TF-IDF", torch.zeros(size, 0), (torch.stack([torch.arange(size), word]),)),
+        "n": Features("columns", number[:, None] + 0.1 * torch.randn(size, 1, generator=g)),
     }
     learned = task.score_targets([str(value) for value in target])
     expected = torch.tensor(target)
     with torch.no_grad():
         baseline = fit_baseline(
-            summaries, learned, lambda output, rows: F.cross_entropy(output, expected[rows])
+            features, learned, lambda output, rows: F.cross_entropy(output, expected[rows])
         )
-    output = baseline(summaries, size)
+    output = baseline(features, size)
     assert (output.argmax(1) == expected).float().mean() > 0.98
     assert F.cross_entropy(output, expected) < 0.5
     assert baseline.about.startswith("TF-IDF + columns + linear SVM + ")
@@ -166,7 +166,7 @@ def test_counted_and_dense_features_are_learned_together():
 def test_a_baseline_is_the_same_each_time():
     g = torch.Generator().manual_seed(0)
     counted = torch.stack([torch.arange(50), torch.randint(0, 9, (50,), generator=g)])
-    summaries = {"t": Summary("TF-IDF", torch.randn(50, 3, generator=g), (counted,))}
+    features = {"t": Features("TF-IDF", torch.randn(50, 3, generator=g), (counted,))}
     task = Regress()
     values = torch.randn(50, generator=g).tolist()
     task.fit(values)
@@ -176,7 +176,7 @@ def test_a_baseline_is_the_same_each_time():
     def fit():
         with torch.no_grad():
             return fit_baseline(
-                summaries, learned, lambda output, rows: F.mse_loss(output.float(), expected[rows])
+                features, learned, lambda output, rows: F.mse_loss(output.float(), expected[rows])
             )
 
     first, second = fit().state_dict(), fit().state_dict()

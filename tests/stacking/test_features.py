@@ -6,8 +6,9 @@ import pytest
 import torch
 from sklearn.feature_extraction.text import CountVectorizer
 
+from dxn.stacking.features import features_of
+from dxn.stacking.features.base import means_of_parts, time_statistics
 from dxn.stacking.features.image import picture_features
-from dxn.stacking.features.statistics import means_of_parts, time_statistics
 from dxn.stacking.features.text import CHAR_LENGTHS
 from dxn.tokenize import (
     AudioAdapter,
@@ -60,7 +61,7 @@ def char_ngrams(text, n):
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_are_counted_as_scikit_learn_counts_them(kind):
     adapter = text_adapter(kind)
-    words, _ = adapter.summary(batch_of(adapter, TEXTS)).counted
+    words, _ = features_of(adapter, batch_of(adapter, TEXTS)).counted
     # Words of any length and single characters of punctuation.
     single = CountVectorizer(token_pattern=r"\w+|[^\w\s]")
     pairs = CountVectorizer(token_pattern=r"\w+", ngram_range=(2, 2))
@@ -74,7 +75,7 @@ def test_words_are_counted_as_scikit_learn_counts_them(kind):
 @pytest.mark.parametrize("kind", KINDS)
 def test_character_ngrams_are_those_of_scikit_learn(kind):
     adapter = text_adapter(kind)
-    _, chars = adapter.summary(batch_of(adapter, TEXTS)).counted
+    _, chars = features_of(adapter, batch_of(adapter, TEXTS)).counted
     every: list[str] = []
     for i, text in enumerate(TEXTS):
         grams = [gram for n in CHAR_LENGTHS for gram in char_ngrams(text, n)]
@@ -87,7 +88,7 @@ def test_codes_do_not_depend_on_the_tokenizer():
     blocks = []
     for kind in ("bpe", "unigram", "word"):
         adapter = text_adapter(kind)
-        blocks.append(adapter.summary(batch_of(adapter, TEXTS)).counted)
+        blocks.append(features_of(adapter, batch_of(adapter, TEXTS)).counted)
     for block in zip(*blocks, strict=True):
         first, *others = [occurrences(each, len(TEXTS)) for each in block]
         assert all(other == first for other in others)
@@ -108,7 +109,7 @@ def test_codes_do_not_depend_on_the_tokenizer():
 def test_a_character_of_a_script_without_spaces_is_a_word(kind, text, words):
     adapter = text_adapter(kind, [text, *words])
     counted = [
-        occurrences(adapter.summary(batch_of(adapter, [part])).counted[0], 1)[0]
+        occurrences(features_of(adapter, batch_of(adapter, [part])).counted[0], 1)[0]
         for part in (text, *words)
     ]
     singles = [code for part in counted[1:] for code in part]
@@ -122,7 +123,7 @@ def test_a_character_of_a_script_without_spaces_is_a_word(kind, text, words):
 def test_an_empty_text_has_no_features_but_is_prepared(raw):
     adapter = text_adapter("word")
     batch = adapter.prepare.encode_batch([raw, "a b"])
-    for block in adapter.summary(batch).counted:
+    for block in features_of(adapter, batch).counted:
         assert set(block[0].tolist()) == {1}
 
 
@@ -130,9 +131,9 @@ def test_texts_of_a_batch_do_not_affect_each_other():
     adapter = text_adapter("bpe")
     # Spaces at the end of a text and at the start of the next one.
     texts = [*TEXTS, "boats\n", " \tcats", "the end  ", "  "]
-    together = adapter.summary(batch_of(adapter, texts)).counted
+    together = features_of(adapter, batch_of(adapter, texts)).counted
     for i, text in enumerate(texts):
-        alone = adapter.summary(batch_of(adapter, [text])).counted
+        alone = features_of(adapter, batch_of(adapter, [text])).counted
         for ours, theirs in zip(alone, together, strict=True):
             assert occurrences(ours, 1)[0] == occurrences(theirs, len(texts))[i]
 
@@ -171,31 +172,31 @@ def adapters():
 @pytest.mark.parametrize("name", list(adapters()))
 def test_padding_does_not_change_a_summary(name):
     adapter, raws = adapters()[name]
-    together = adapter.summary(batch_of(adapter, raws)).dense
+    together = features_of(adapter, batch_of(adapter, raws)).dense
     assert together.shape[1] > 0
     for i, raw in enumerate(raws):
-        alone = adapter.summary(batch_of(adapter, [raw])).dense[0]
+        alone = features_of(adapter, batch_of(adapter, [raw])).dense[0]
         assert torch.allclose(alone, together[i], atol=1e-5, equal_nan=True)
 
 
 def test_a_waveform_has_no_summary():
     adapter = AudioAdapter(8, sample_rate=1000, tokens="waveform")
-    assert adapter.summary(batch_of(adapter, [torch.zeros(100)])) is None
+    assert features_of(adapter, batch_of(adapter, [torch.zeros(100)])) is None
 
 
 def test_a_category_with_many_values_is_counted():
     values = [(f"value {i}",) for i in range(100)]
     adapter = CategoryAdapter(8, min_count=1).fit([*values, ("value 9",)])
-    summary = adapter.summary(batch_of(adapter, [values[3], ("new",)]))
+    summary = features_of(adapter, batch_of(adapter, [values[3], ("new",)]))
     assert summary.counted[0].tolist() == [[0, 1], [adapter.prepare.id_of("value 3"), 0]]
-    frequent = adapter.summary(batch_of(adapter, [("value 9", "value 99")]))
+    frequent = features_of(adapter, batch_of(adapter, [("value 9", "value 99")]))
     assert frequent.dense.sum() == 1 and frequent.dense[0, adapter.prepare.id_of("value 9")] == 1
 
 
 def test_the_time_of_day_is_unknown_in_a_date():
     adapter = DateAdapter(8)
     raws = [adapter.prepare.read("2026-01-31"), adapter.prepare.read("12:30")]
-    dense = adapter.summary(batch_of(adapter, raws)).dense
+    dense = features_of(adapter, batch_of(adapter, raws)).dense
     assert (dense.isnan()[0] != dense.isnan()[1]).all()
 
 

@@ -10,9 +10,9 @@ from sklearn.linear_model import Ridge
 from sklearn.metrics.pairwise import rbf_kernel
 
 from dxn.core.errors import UserError
-from dxn.core.tokens import Summary
 from dxn.stacking.counted import fit_counted
 from dxn.stacking.dense import fit_dense, fit_ridge
+from dxn.stacking.features import Features
 from dxn.stacking.mixture import Baseline, DenseScores, TfIdf
 from dxn.tasks.task import ScoreTargets
 
@@ -45,14 +45,14 @@ def baseline_of(**options):
     return baseline
 
 
-def summaries_of(size=N):
+def features_of(size=N):
     g = torch.Generator().manual_seed(1)
     rows = torch.arange(size).repeat_interleave(3)
     codes = torch.randint(2, 9, (3 * size,), generator=g)
     return {
-        "a": Summary("numbers", torch.randn(size, 2, generator=g)),
-        "b": Summary("numbers", torch.randn(size, 1, generator=g)),
-        "c": Summary("TF-IDF", torch.zeros(size, 0), (torch.stack([rows, codes]),)),
+        "a": Features("numbers", torch.randn(size, 2, generator=g)),
+        "b": Features("numbers", torch.randn(size, 1, generator=g)),
+        "c": Features("TF-IDF", torch.zeros(size, 0), (torch.stack([rows, codes]),)),
     }
 
 
@@ -181,56 +181,56 @@ def test_features_of_rounding_errors_have_no_influence_but_small_units_have():
 
 @pytest.mark.parametrize("num_landmarks", [0, 7])
 def test_samples_of_a_batch_do_not_affect_each_other(num_landmarks):
-    baseline, summaries = baseline_of(num_landmarks=num_landmarks), summaries_of()
-    together = baseline(summaries, N)
+    baseline, features = baseline_of(num_landmarks=num_landmarks), features_of()
+    together = baseline(features, N)
     assert together.shape == (N, K)
     for i in range(N):
         one = {}
-        for name, summary in summaries.items():
+        for name, summary in features.items():
             blocks = [
                 block[:, block[0] == i] * torch.tensor([[0], [1]]) for block in summary.counted
             ]
-            one[name] = Summary("", summary.dense[i : i + 1], tuple(blocks))
+            one[name] = Features("", summary.dense[i : i + 1], tuple(blocks))
         assert torch.allclose(baseline(one, 1)[0], together[i], atol=1e-5)
 
 
 def test_an_input_that_no_sample_has_is_like_one_that_all_samples_lack():
-    baseline, summaries = baseline_of(), summaries_of()
-    without = {name: summaries[name] for name in ("a", "b")}
-    lacking = {**without, "c": Summary("", torch.zeros(N, 0), (torch.zeros(2, 0).long(),))}
+    baseline, features = baseline_of(), features_of()
+    without = {name: features[name] for name in ("a", "b")}
+    lacking = {**without, "c": Features("", torch.zeros(N, 0), (torch.zeros(2, 0).long(),))}
     assert torch.equal(baseline(without, N), baseline(lacking, N))
-    without = {name: summaries[name] for name in ("b", "c")}
-    lacking = {**without, "a": Summary("", torch.full((N, 2), torch.nan))}
+    without = {name: features[name] for name in ("b", "c")}
+    lacking = {**without, "a": Features("", torch.full((N, 2), torch.nan))}
     assert torch.equal(baseline(without, N), baseline(lacking, N))
     assert baseline({}, 2).isfinite().all()
 
 
 def test_a_summary_is_spread_to_a_larger_batch():
-    summary = Summary("x", torch.ones(2, 1), (torch.tensor([[0, 1, 1], [5, 6, 7]]),))
+    summary = Features("x", torch.ones(2, 1), (torch.tensor([[0, 1, 1], [5, 6, 7]]),))
     spread = summary.spread(torch.tensor([1, 3]), 4)
     assert spread.dense.isnan()[:, 0].tolist() == [True, False, True, False]
     assert spread.counted[0].tolist() == [[1, 3, 3], [5, 6, 7]]
 
 
 def test_autocast_does_not_change_the_output():
-    baseline, summaries = baseline_of(num_landmarks=7), summaries_of()
+    baseline, features = baseline_of(num_landmarks=7), features_of()
     with torch.autocast("cpu", torch.bfloat16):
-        inside = baseline(summaries, N)
-    assert torch.equal(inside, baseline(summaries, N))
+        inside = baseline(features, N)
+    assert torch.equal(inside, baseline(features, N))
 
 
 def test_sizes_describe_the_module():
     baseline = baseline_of(num_landmarks=7)
     copy = Baseline(**baseline.sizes())
     copy.load_state_dict(baseline.state_dict())
-    assert torch.equal(copy(summaries_of(), N), baseline(summaries_of(), N))
+    assert torch.equal(copy(features_of(), N), baseline(features_of(), N))
 
 
 @pytest.mark.parametrize("name", ["a", "c"])
 def test_another_number_of_features_is_an_error(name):
-    wrong = {"a": Summary("", torch.zeros(N, 3)), "c": Summary("", torch.zeros(N, 0))}
+    wrong = {"a": Features("", torch.zeros(N, 3)), "c": Features("", torch.zeros(N, 0))}
     with pytest.raises(UserError, match=rf"baseline\.{name}: the adapter computes"):
-        baseline_of()({**summaries_of(), name: wrong[name]}, N)
+        baseline_of()({**features_of(), name: wrong[name]}, N)
 
 
 def test_a_linear_module_without_landmarks_has_one_weight_per_feature():

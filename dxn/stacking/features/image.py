@@ -1,13 +1,17 @@
-"""A small picture, and histograms of gradients and colors, from which a baseline learns."""
+"""A small picture, and histograms of its gradients and colors."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange, reduce
 from torch import Tensor
+
+from dxn.stacking.features.base import Features
 
 SIDE = 32  # pixels of the reduced picture
 GRID = 8  # cells along each side, for colors and for histograms
@@ -15,6 +19,11 @@ NUM_LEVELS = 8  # of each channel in the histogram of colors
 NUM_BINS = 9  # orientations of a gradient, as in HOG (Dalal and Triggs, CVPR 2005)
 EPS = 1e-2  # about the contrast of noise; it keeps the noise of plain areas small
 MIN_SHARE = 1e-3  # of the area of a picture; smaller areas of a color matter little
+
+
+def image_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
+    """Return a small picture and histograms of each image of a batch."""
+    return Features("small pictures", picture_features(batch["pixels"], batch["sizes"]))
 
 
 def picture_features(pixels: Tensor, sizes: Tensor) -> Tensor:

@@ -1,32 +1,35 @@
-"""The words and character n-grams of texts, from which a baseline learns."""
+"""The words and character n-grams of texts."""
 
 from __future__ import annotations
 
-import unicodedata
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dxn.stacking.features.base import Features
+from dxn.tokenize.text.chars import MAX_CHARS
 from dxn.tokenize.text.scripts import is_mark, is_unspaced
 
 # Lengths of the character n-grams. The space before and after a word is one of the characters.
 CHAR_LENGTHS = (2, 3, 4, 5)
-# Characters of a text that are read. About 8,000 words say what a longer text is about.
-MAX_CHARS = 50_000
 SPACE = ord(" ")
 # Polynomial hashes modulo a prime. Products of two hashes are below 2**63, the limit of int64.
 PRIME = 2_147_483_647
 BASE = 1_000_003
 INVERSE = pow(BASE, -1, PRIME)
 PAIR = 998_244_353  # multiplier of the first word of a pair
+# What `dxn/export/programs/text_codes.py` needs.
+RECIPE = {"counted": "text_codes", "counted_chars": MAX_CHARS}
 
 
-def code_points(text: str) -> Tensor:
-    """Return the characters (n,) of a text in lower case, int32, for `text_codes`."""
-    # A NUL is padding there. Composed, so that "é" has one form.
-    shown = unicodedata.normalize("NFC", text[:MAX_CHARS].lower()).replace("\0", " ")
-    return torch.tensor([ord(char) for char in shown], dtype=torch.int32)
+def text_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
+    """Return the words, pairs of words and character n-grams of each text of a batch."""
+    points = batch["points"]
+    empty = torch.zeros(len(points), 0, device=points.device)
+    return Features("TF-IDF", empty, text_codes(points))
 
 
 def text_codes(points: Tensor) -> tuple[Tensor, Tensor]:
@@ -35,7 +38,7 @@ def text_codes(points: Tensor) -> tuple[Tensor, Tensor]:
     A character of a script without spaces is a word.
 
     Args:
-        points: (B, M). Characters of each text, see `code_points`; 0 at padding.
+        points: (B, M). Characters of each text, see `dxn.tokenize.text.chars`; 0 at padding.
 
     Returns:
         Two tensors (2, n): the sample and the hash of each occurrence.

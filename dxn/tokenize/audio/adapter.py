@@ -10,8 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
-from dxn.core.tokens import Span, Summary, Tokens
-from dxn.stacking.features.statistics import Moments, extremes, means_of_parts, time_statistics
+from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.audio.options import (
     AudioAugment,
     AudioNormalization,
@@ -24,6 +23,7 @@ from dxn.tokenize.audio.preprocessor import AudioPreprocessor
 from dxn.tokenize.base import raws_of, to_tokens
 from dxn.tokenize.grid import MASKED, PatchGrid
 from dxn.tokenize.masking import AudioMasking, check_ratio
+from dxn.tokenize.moments import Moments
 from dxn.tokenize.positions import PosEmbed1d, PosEmbed2d, PosEmbedKind
 from dxn.tokenize.spaced import evenly_spaced
 from dxn.tokenize.stem import ConvStem, WhisperStem
@@ -34,8 +34,6 @@ RESIDUAL_BLOCKS = 1  # after each of the last two convolutions of stem=residual
 RESIDUAL_WIDTH = 32  # channels after its first convolution, of which each has all mel bins
 MASK_RATIO = 0.4  # fraction of the columns that masked pretraining hides by default
 MAX_FITTED = 1000  # clips are enough for stable statistics
-NUM_MFCC = 20  # cepstral coefficients of a summary, as many as librosa computes
-NUM_PARTS = 4  # parts of a clip that a summary describes separately
 MIN_STD = 1e-3  # bins above the bandwidth of the recordings are constant: avoid a division by 0
 
 
@@ -165,27 +163,6 @@ class AudioAdapter(nn.Module):
         duration = self.grid.size[0] * self.prepare.seconds
         rate = self.prepare.sample_rate
         return f"{steps} frames of {duration:.3g} s{bands}, {len(raw) / rate:.2f} s at {rate} Hz"
-
-    def summary(self, batch: Mapping[str, Tensor]) -> Summary | None:
-        """Return statistics of the spectrogram and of its MFCC. None: there is no spectrogram.
-
-        They are those of the levels before `normalize.kind=clip`: how loud a sound is tells what it
-        is, and so does a short click, which only the maximum over time shows.
-        """
-        if self.prepare.spectrogram is None:
-            return None
-        from torchaudio.functional import create_dct  # it takes time to import
-
-        x, lengths = batch["features"].float(), batch["lengths"]
-        if "level" in batch:
-            mean, std = batch["level"].float().split([x.shape[2], 1], 1)
-            x = x * std[..., None] + mean[:, None]
-        mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-        count = x.shape[2]
-        mfcc = x @ create_dct(min(NUM_MFCC, count), count, "ortho").to(x.device)
-        parts = [time_statistics(mfcc, mask), time_statistics(x, mask), extremes(x, lengths)]
-        dense = torch.cat([*parts, means_of_parts(mfcc, lengths, NUM_PARTS)], 1)
-        return Summary("MFCC statistics", dense)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D).

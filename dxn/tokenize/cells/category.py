@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
-from dxn.core.tokens import COLUMNS, Summary, Tokens
+from dxn.core.tokens import Tokens
 from dxn.tokenize.base import raws_of, to_tokens
 from dxn.tokenize.cells.category_cell import MAX_CHARS, cell_values
 from dxn.tokenize.cells.cell import (
@@ -51,8 +51,6 @@ MAX_CELL_CHARS = 2_000  # of a cell with several values; longer ones are texts
 # Values with at least this many words on average are sentences, which the text adapter reads.
 SENTENCE_WORDS = 4
 MAX_LISTED = 3  # values in a summary
-# Values that have a feature each in a summary. More would be 0 in nearly all rows.
-MAX_DENSE = 64
 
 
 @dataclass(frozen=True)
@@ -328,25 +326,6 @@ class CategoryAdapter(nn.Module):
         known = [self.prepare.id_of(value) != UNKNOWN for value in raw]
         pairs = zip(raw, known, strict=True)
         return ", ".join(value if is_known else f"{value} (unknown)" for value, is_known in pairs)
-
-    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
-        """Return how often each value occurs in each sample of a batch.
-
-        The most frequent values, which have the first ids, have a dense feature each. If there are
-        more values, all of them are counted as well.
-        """
-        ids, mask = batch["ids"], batch["mask"]
-        size = NUM_SPECIAL + len(self.prepare.values)
-        dense = torch.zeros(ids.shape[0], min(size, MAX_DENSE), device=ids.device)
-        known = mask & (ids < dense.shape[1])
-        dense = dense.scatter_add_(1, ids.masked_fill(~known, 0), known.float())
-        if size <= MAX_DENSE:
-            return Summary(COLUMNS, dense)
-        return Summary(COLUMNS, dense, (torch.stack([mask.nonzero()[:, 0], ids[mask]]),))
-
-    def counted_recipe(self) -> dict[str, Any]:
-        """Return what a program without dxn needs to compute the counted features of `summary`."""
-        return {"counted": "category_codes"}
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D), one per value."""

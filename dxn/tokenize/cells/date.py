@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dxn.core.tokens import COLUMNS, Summary, Tokens
+from dxn.core.tokens import Tokens
 from dxn.tokenize.base import raws_of, to_tokens
 from dxn.tokenize.cells.cell import (
     MASK_RATIO,
@@ -219,10 +219,6 @@ class DateAdapter(nn.Module):
         if raw.day is None:
             return str(raw)
         return f"{raw} ({datetime.date.fromordinal(raw.day):%A})"
-
-    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
-        """Return the features of each date of a batch, NaN where it lacks them."""
-        return Summary(COLUMNS, batch["value"].masked_fill(~batch["valid"], torch.nan)[:, 0])
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, 1, D)."""

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dxn.core.tokens import COLUMNS, Summary, Tokens
+from dxn.core.tokens import Tokens
 from dxn.tokenize.base import raws_of, to_tokens
 from dxn.tokenize.cells.cell import (
     MASK_RATIO,
@@ -252,10 +252,6 @@ class NumberAdapter(nn.Module):
     def describe(self, raw: float) -> str:
         """Return the number and its standardized value."""
         return f"{raw:,g} (standardized: {self.prepare.standardize(raw):.2f})"
-
-    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
-        """Return the standardized number of each sample of a batch."""
-        return Summary(COLUMNS, batch["value"][:, 0])
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, 1, D)."""

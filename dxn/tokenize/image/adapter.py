@@ -10,8 +10,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.core.dropout import MAX_BRANCHES, Dropout, Keys, uniform
-from dxn.core.tokens import Span, Summary, Tokens
-from dxn.stacking.features.image import picture_features
+from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import raws_of, to_tokens
 from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.image.options import ImageAugment, ImageNormalization, ResizeOptions
@@ -154,10 +153,6 @@ class ImageAdapter(nn.Module):
         rows, columns = self.grid.count(height, 0), self.grid.count(width, 1)
         patch = f"{self.patch_size}×{self.patch_size}"
         return f"{rows}×{columns} patches of {patch} pixels of {height}×{width} (height×width)"
-
-    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
-        """Return a small picture and histograms of each image of a batch."""
-        return Summary("small pictures", picture_features(batch["pixels"], batch["sizes"]))
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D) with N patches, row by row."""

@@ -14,11 +14,11 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
 from dxn.core.errors import UserError
-from dxn.core.tokens import Span, Summary, Tokens
-from dxn.stacking.features.statistics import Moments, time_statistics
+from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import file_of_adapter, raws_of, to_tokens
 from dxn.tokenize.grid import MASKED, PatchGrid
 from dxn.tokenize.masking import check_ratio
+from dxn.tokenize.moments import Moments
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.series.masking import SeriesMasking
 from dxn.tokenize.series.options import (
@@ -197,17 +197,6 @@ class SeriesAdapter(nn.Module):
             f"{count} patches of {self.grid.size[0]} time steps{parts}; "
             f"{steps} time steps, {channels} channel{plural}{missing}"
         )
-
-    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
-        """Return statistics over time of each channel, NaN for a channel without values."""
-        x, observed = batch["values"], batch["observed"]
-        # The padding of a batch counts as not observed.
-        low = x.masked_fill(~observed, torch.inf).amin(1)
-        high = x.masked_fill(~observed, -torch.inf).amax(1)
-        dense = torch.cat([time_statistics(x, observed), low, high], 1)
-        dense = dense.masked_fill(dense.isinf(), torch.nan)
-        steps = self.prepare.history(batch) if self.prepare.window else None
-        return Summary("statistics", dense, steps=steps)
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D).

@@ -14,10 +14,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dxn.presets.advice import Advice, Facts
 from dxn.presets.series import advise_series
-from dxn.stacking.features.statistics import Moments
 from dxn.tokenize.examples import random_series
 from dxn.tokenize.grid import collate_grids
 from dxn.tokenize.media import BadMedia, matching_fraction
+from dxn.tokenize.moments import Moments
 from dxn.tokenize.series.augment import augment_series
 from dxn.tokenize.series.file import is_series, is_series_path, read_series
 from dxn.tokenize.series.options import SeriesAugment, SeriesNormalization

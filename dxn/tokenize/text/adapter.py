@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,8 +14,7 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
 from dxn.core.errors import UserError
-from dxn.core.tokens import Span, Summary, Tokens
-from dxn.stacking.features.text import MAX_CHARS, text_codes
+from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import file_of_adapter, to_tokens
 from dxn.tokenize.masking import TextMasking, check_ratio
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
@@ -225,16 +223,6 @@ class TextAdapter(nn.Module):
         ids = self.prepare(raw)["ids"].tolist()
         texts = token_texts(self.prepare.tokenizer, ids[:MAX_DESCRIBED])
         return " | ".join(texts) + (" | ..." if len(ids) > MAX_DESCRIBED else "")
-
-    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
-        """Return the words, pairs of words and character n-grams of each text of a batch."""
-        points = batch["points"]
-        empty = torch.zeros(len(points), 0, device=points.device)
-        return Summary("TF-IDF", empty, text_codes(points))
-
-    def counted_recipe(self) -> dict[str, Any]:
-        """Return what a program without dxn needs to compute the counted features of `summary`."""
-        return {"counted": "text_codes", "counted_chars": MAX_CHARS}
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D)."""

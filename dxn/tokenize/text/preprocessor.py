@@ -17,13 +17,12 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dxn.presets.advice import Advice, Facts
 from dxn.presets.text import advise_text
-from dxn.stacking.features.text import code_points
 from dxn.tokenize.cells.cell import shortened
 from dxn.tokenize.examples import random_texts
 from dxn.tokenize.grid import collate_grids
 from dxn.tokenize.media import BadMedia
 from dxn.tokenize.text.batch import PAD, encode_texts, special_ends
-from dxn.tokenize.text.chars import CharNgrams, collate_chars
+from dxn.tokenize.text.chars import CharNgrams, code_points, collate_chars
 from dxn.tokenize.text.columns import text_score
 from dxn.tokenize.text.offsets import with_marks, word_starts
 from dxn.tokenize.text.options import TextAugment
@@ -133,7 +132,7 @@ class TextPreprocessor:
             words (n,): Index of the word of each token. -1 if raw is not a list of words.
             num_cut (): Number of tokens that were truncated. Those behind max_chars are estimated.
             chars (n, G): Hashed n-grams of the word of each token, 0 for none. Only with `chars`.
-            points (m,): The characters of the text, for a baseline. Only without augmentation.
+            points (m,): The characters of the text, see `code_points`. Only without augmentation.
         """
         text = self._first(raw)
         lead, tokens, tail = self._encode(text)

@@ -11,9 +11,7 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
-from dxn.core.tokens import Span, Summary, Tokens
-from dxn.stacking.features.image import picture_features
-from dxn.stacking.features.statistics import time_statistics
+from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import raws_of, to_tokens
 from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.image.options import ImageNormalization, ResizeOptions
@@ -162,16 +160,6 @@ class VideoAdapter(nn.Module):
         rows, columns = self.grid.count(height, 0), self.grid.count(width, 1)
         tubelet = f"{self.tubelet_frames} frames × {self.patch_size}×{self.patch_size} pixels"
         return f"{steps}×{rows}×{columns} tubelets of {tubelet}, {frames}"
-
-    def summary(self, batch: Mapping[str, Tensor]) -> Summary:
-        """Return the statistics over time of a small picture and of its histograms."""
-        pixels, lengths = batch["pixels"], batch["lengths"]
-        frames = rearrange(pixels, "b t c h w -> (b t) c h w")
-        # Not repeat_interleave, which torch.onnx converts wrongly for a number that varies.
-        sizes = repeat(batch["sizes"], "b s -> (b t) s", t=pixels.shape[1])
-        x = rearrange(picture_features(frames, sizes), "(b t) f -> b t f", b=pixels.shape[0])
-        mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
-        return Summary("small pictures", time_statistics(x, mask))
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, N, D), by time and then row by row."""

@@ -1,45 +1,53 @@
-"""Statistics of values over time, and of the values of a whole training split."""
+"""What a classical model learns from: features of the inputs that need no training."""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
+# Name of the features of cells of a table, from which also trees are grown.
+COLUMNS = "columns"
 
-class Moments:
-    """Mean and standard deviation of each channel of values that are added piece by piece.
 
-    The pieces are combined as in Chan, Golub and LeVeque (1983), because a sum of squares loses the
-    variance of values that are large compared with it. NaN is a missing value.
+@dataclass(frozen=True, slots=True)
+class Features:
+    """Features of one input of each sample, which need no training.
 
     Args:
-        num_channels: Number of channels C.
-
-    Attributes:
-        mean: (C,) float64. 0 where a channel has no value yet.
+        about: Name of the features, such as "TF-IDF". COLUMNS: cells of a table.
+        dense: (B, F) float. Numbers, NaN where unknown. F can be 0.
+        counted: Blocks of features that are counted: (2, n) int64 each, the sample and the code of
+            each occurrence. A code is a number from 0 to 2^31. In a graph whose sizes must not
+            depend on values: (B, n, 2), the code of each feature of a sample, negative at padding,
+            and how often it occurs.
+        steps: (B, T, C) float. Values at each time step, for a task that continues them; NaN where
+            unknown.
     """
 
-    def __init__(self, num_channels: int):
-        self.count = torch.zeros(num_channels, dtype=torch.float64)
-        self.mean = torch.zeros(num_channels, dtype=torch.float64)
-        self.squares = torch.zeros(num_channels, dtype=torch.float64)
+    about: str
+    dense: Tensor
+    counted: tuple[Tensor, ...] = ()
+    steps: Tensor | None = None
 
-    def add(self, x: Tensor) -> None:
-        """Add values x (M, C)."""
-        x = x.double()
-        count = (~x.isnan()).sum(0)
-        mean = x.nanmean(0).nan_to_num(0.0)
-        difference = mean - self.mean
-        total = self.count + count
-        share = count / total.clamp(min=1)
-        self.squares += (x - mean).square().nansum(0) + difference**2 * self.count * share
-        self.mean += difference * share
-        self.count = total
+    def spread(self, rows: Tensor, batch_size: int) -> Features:
+        """Return the features of a larger batch.
 
-    @property
-    def std(self) -> Tensor:
-        """(C,) float64. 0 where a channel has no value."""
-        return (self.squares / self.count.clamp(min=1)).sqrt()
+        Args:
+            rows: (B,). Index of each sample in the larger batch. Other samples lack the input: they
+                have NaN, and no counted features.
+            batch_size: Number of samples of the larger batch.
+        """
+        counted = [torch.stack([rows[samples], codes]) for samples, codes in self.counted]
+        dense = _spread(self.dense, rows, batch_size)
+        steps = None if self.steps is None else _spread(self.steps, rows, batch_size)
+        return Features(self.about, dense, tuple(counted), steps)
+
+
+def _spread(x: Tensor, rows: Tensor, batch_size: int) -> Tensor:
+    """Return x (B, ...) as rows of a larger batch, whose other rows are NaN."""
+    return x.new_full((batch_size, *x.shape[1:]), torch.nan).index_copy(0, rows, x)
 
 
 def time_statistics(x: Tensor, mask: Tensor) -> Tensor:

@@ -1,0 +1,36 @@
+"""Statistics of a spectrogram and of its cepstral coefficients."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dxn.stacking.features.base import Features, extremes, means_of_parts, time_statistics
+
+NUM_MFCC = 20  # cepstral coefficients, as many as librosa computes
+NUM_PARTS = 4  # parts of a clip that are described separately
+
+
+def audio_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features | None:
+    """Return statistics of the spectrogram and of its MFCC. None: there is no spectrogram.
+
+    They are those of the levels before `normalize.kind=clip`: how loud a sound is tells what it is,
+    and so does a short click, which only the maximum over time shows.
+    """
+    if adapter.prepare.spectrogram is None:
+        return None
+    from torchaudio.functional import create_dct  # it takes time to import
+
+    x, lengths = batch["features"].float(), batch["lengths"]
+    if "level" in batch:
+        mean, std = batch["level"].float().split([x.shape[2], 1], 1)
+        x = x * std[..., None] + mean[:, None]
+    mask = torch.arange(x.shape[1], device=x.device) < lengths[:, None]
+    count = x.shape[2]
+    mfcc = x @ create_dct(min(NUM_MFCC, count), count, "ortho").to(x.device)
+    parts = [time_statistics(mfcc, mask), time_statistics(x, mask), extremes(x, lengths)]
+    dense = torch.cat([*parts, means_of_parts(mfcc, lengths, NUM_PARTS)], 1)
+    return Features("MFCC statistics", dense)

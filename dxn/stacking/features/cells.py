@@ -1,0 +1,43 @@
+"""Numbers, dates and categories of a table, as numbers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from dxn.stacking.features.base import COLUMNS, Features
+from dxn.tokenize.cells.category import NUM_SPECIAL
+
+# Values of a category that have a feature each. More would be 0 in nearly all rows.
+MAX_DENSE = 64
+# What `dxn/export/programs/category_codes.py` needs.
+RECIPE = {"counted": "category_codes"}
+
+
+def number_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
+    """Return the standardized number of each sample of a batch."""
+    return Features(COLUMNS, batch["value"][:, 0])
+
+
+def date_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
+    """Return the features of each date of a batch, NaN where it lacks them."""
+    return Features(COLUMNS, batch["value"].masked_fill(~batch["valid"], torch.nan)[:, 0])
+
+
+def category_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
+    """Return how often each value occurs in each sample of a batch.
+
+    The most frequent values, which have the first ids, have a dense feature each. If there are more
+    values, all of them are counted as well.
+    """
+    ids, mask = batch["ids"], batch["mask"]
+    size = NUM_SPECIAL + len(adapter.prepare.values)
+    dense = torch.zeros(ids.shape[0], min(size, MAX_DENSE), device=ids.device)
+    known = mask & (ids < dense.shape[1])
+    dense = dense.scatter_add_(1, ids.masked_fill(~known, 0), known.float())
+    if size <= MAX_DENSE:
+        return Features(COLUMNS, dense)
+    return Features(COLUMNS, dense, (torch.stack([mask.nonzero()[:, 0], ids[mask]]),))
