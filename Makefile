@@ -24,9 +24,9 @@ docs: .venv/ready ## regenerate docs/config.md and the stored signatures
 site: .venv/ready ## write the documentation as a site to the folder site
 	NO_MKDOCS_2_WARNING=1 $(RUN)/mkdocs build
 
-# The group dev includes the group bench. DATA=DIR adds the rows of whole runs, see benchmarks/bench.py.
+# The group dev includes the group bench. DATA=DIR adds the rows of whole runs, see benchmarks/speed/bench.py.
 bench: .venv/ready ## compare the speed with that of other libraries; writes BENCHMARKS.md
-	$(RUN)/python benchmarks/bench.py $(if $(DATA),--data $(DATA))
+	$(RUN)/python benchmarks/speed/bench.py $(if $(DATA),--data $(DATA))
 
 format: .venv/ready ## fix lint and format automatically
 	$(RUN)/ruff check --fix .

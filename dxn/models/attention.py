@@ -16,7 +16,7 @@ from dxn.models.positions import apply_rope
 from dxn.models.scores import Additive, ScaledDot, Score, ScoreKind, make_score
 
 # In bf16 on a CPU, two matrix products are faster than the fused kernel up to this number of keys
-# (measured by benchmarks/attention.py).
+# (measured by benchmarks/speed/attention.py).
 MAX_UNFUSED_KEYS = 1024
 # In float32 with gradients, they are faster with AVX2, and the fused kernel is with AVX-512.
 MAX_UNFUSED_KEYS_FLOAT32 = 128 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 0

@@ -22,7 +22,7 @@ def linear_cross_entropy(
 
     It equals `cross_entropy(x @ embedding.T, targets, label_smoothing=..., reduction="sum")`, but
     the logits and their gradient are computed for only a few tokens at a time. The effect is
-    measured by benchmarks/attention.py.
+    measured by benchmarks/speed/attention.py.
 
     Args:
         x: (M, D). Output vectors.

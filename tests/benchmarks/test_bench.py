@@ -1,4 +1,4 @@
-"""The frame of benchmarks/bench.py: goals, equal outputs, rounds, and its table."""
+"""The frame of benchmarks/speed/bench.py: goals, equal outputs, rounds, and its table."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The parts of benchmarks/memory.py: its photos, and the measurement of a command."""
+"""The parts of benchmarks/speed/memory.py: its photos, and the measurement of a command."""
 
 import sys
 from dataclasses import replace

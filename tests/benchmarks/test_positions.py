@@ -1,4 +1,4 @@
-"""The parts of benchmarks/positions.py: its tasks, its errors, stretched positions, its output."""
+"""The study of positions: its tasks, its errors, stretched positions, its output."""
 
 from dataclasses import replace
 

@@ -1,15 +1,14 @@
-"""Loads a file of benchmarks/, which is a folder of scripts, not a package."""
+"""Loads a file of benchmarks/, whose folders contain scripts, not packages."""
 
 import importlib
 import sys
 from pathlib import Path
 from types import ModuleType
 
-FOLDER = Path(__file__).parents[2] / "benchmarks"
+FOLDERS = [Path(__file__).parents[2] / "benchmarks" / name for name in ("speed", "studies")]
 
 
 def load(name: str) -> ModuleType:
-    """The module benchmarks/NAME.py. Benchmarks import each other by their names."""
-    if str(FOLDER) not in sys.path:
-        sys.path.append(str(FOLDER))
+    """The module NAME.py of benchmarks/. Benchmarks import each other by their names."""
+    sys.path += [str(folder) for folder in FOLDERS if str(folder) not in sys.path]
     return importlib.import_module(name)

@@ -1,10 +1,10 @@
-"""benchmarks/parity.py, whose public models are also the peers that tests compare with."""
+"""benchmarks/speed/parity.py, whose public models are also the peers that tests compare with."""
 
 import sys
 from pathlib import Path
 
 # benchmarks/ is a folder of scripts that import each other, not a package.
-sys.path.append(str(Path(__file__).parents[2] / "benchmarks"))
+sys.path.append(str(Path(__file__).parents[2] / "benchmarks" / "speed"))
 
 import parity
 import parity_cases as cases

@@ -1,6 +1,6 @@
 """Trainings that are killed, started twice, or resumed with something that has changed.
 
-benchmarks/faults.py injects many more faults into real processes.
+tests/robustness/faults/faults.py injects many more faults into real processes.
 """
 
 import csv

@@ -40,7 +40,7 @@ def convert(
         int8: Quantize the linear layers of the backbones to int8, see `Int8Linear`.
         pack: Store the weights of the other linear layers in the layout of the CPU kernels, see
             `PackedLinear`. None: only in bf16. In float32, nn.Linear reads its weights as they
-            are, and was as fast or faster (benchmarks/bench.py on a processor with AVX2).
+            are, and was as fast or faster (benchmarks/speed/bench.py on a processor with AVX2).
     """
     if pack is None:
         pack = dtype == torch.bfloat16

@@ -1,0 +1,159 @@
+"""Rows of bench.py: the start of commands, and single predictions."""
+
+from __future__ import annotations
+
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+
+import torch
+from bench_row import OURS, Goal, Options, Row, Work, check_equal
+
+import dxn
+
+WORDS = ("fine", "slow", "warm", "dull", "bright", "plain")
+SINGLES = 1000
+ENDED = 17  # exit code of FIRST_STEP
+# Runs dxn, and ends the process after the first step of the optimizer. The patch is applied when
+# dxn imports the module, so that the order of its imports stays the same.
+FIRST_STEP = """
+import os, sys, importlib.abc, importlib.util
+class Finder(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name != "dxn.training.stepper":
+            return None
+        sys.meta_path.remove(self)
+        spec = importlib.util.find_spec(name)
+        execute = spec.loader.exec_module
+        def exec_module(module):
+            execute(module)
+            step = module.Stepper.step
+            def patched(*args, **kwargs):
+                step(*args, **kwargs)
+                os._exit(17)
+            module.Stepper.step = patched
+        spec.loader.exec_module = exec_module
+        return spec
+sys.meta_path.insert(0, Finder())
+from dxn.cli import main
+sys.argv[0] = "dxn"
+sys.exit(main())
+"""
+
+
+def process(command: list[str], *, expected: int = 0) -> Callable[[], float]:
+    """Return a call that runs a Python process, and returns its seconds.
+
+    The seconds are those of the processor, in user and system mode: other processes change them
+    less than those on the clock. A command that used several threads would need less on the clock.
+    """
+
+    def run() -> float:
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        # One thread: the seconds of a second one would be added.
+        environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+        ended = subprocess.run(
+            [sys.executable, *command], capture_output=True, text=True, env=environment
+        )
+        if ended.returncode != expected:
+            raise RuntimeError(f"{' '.join(command)}: {ended.stderr[-2000:]}")
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    return run
+
+
+IMPORT_TORCH = ["-c", "import torch"]
+
+
+def help_page(options: Options) -> Work:
+    """`dxn --help`."""
+    return Work({OURS: process(["-m", "dxn", "--help"])})
+
+
+def check_table(options: Options) -> Work:
+    """`dxn check` of a table of ten rows."""
+    path = options.folder / "table.csv"
+    path.write_text(_table(10), encoding="utf-8")
+    ours = process(["-m", "dxn", "check", str(path)])
+    return Work({OURS: ours, "import torch": process(IMPORT_TORCH)})
+
+
+def first_step(options: Options) -> Work:
+    """`dxn train` on the embedded digits, until its first step has ended."""
+
+    def ours() -> float:
+        # Another folder in each call, because dxn does not overwrite a run.
+        folder = tempfile.mkdtemp(dir=options.folder)
+        command = ["-c", FIRST_STEP, "train", f"run={folder}/run", "trainer.device=cpu"]
+        return process(command, expected=ENDED)()
+
+    return Work({OURS: ours, "import torch": process(IMPORT_TORCH)})
+
+
+def single_predictions(options: Options) -> Work:
+    """1,000 calls of `predict`, and one of `predict_many`, of a small text classifier."""
+    table, run = options.folder / "table.csv", options.folder / "run"
+    table.write_text(_table(400), encoding="utf-8")
+    train = ["train", str(table), f"run={run}", "backbone=nano", "trainer.epochs=1"]
+    process(["-m", "dxn", *train])()
+    model = dxn.load(str(run))
+    samples = [{"text": _text(i)} for i in range(SINGLES)]
+
+    def singles() -> list[dict]:
+        return [model.predict(**sample) for sample in samples]
+
+    def batch() -> list[dict]:
+        return model.predict_many(samples, batch_size=SINGLES)
+
+    ours, theirs = (
+        torch.tensor([list(answer["probabilities"].values()) for answer in answers])
+        for answers in (singles(), batch())
+    )
+    check_equal(ours, theirs, tolerance=1e-2, name="probabilities")
+
+    def run_singles() -> None:
+        singles()
+
+    def run_batch() -> None:
+        batch()
+
+    return Work({OURS: run_singles, "one batch": run_batch})
+
+
+def _text(i: int) -> str:
+    return f"a {WORDS[i % 6]} text number {i} with {WORDS[i // 6 % 6]} words"
+
+
+def _table(rows: int) -> str:
+    lines = [f"{_text(i)},{'good' if i % 6 < 3 else 'bad'}" for i in range(rows)]
+    return "\n".join(["text,label", *lines, ""])
+
+
+ROWS = (
+    Row("help", "`dxn --help`", "input", help_page, (Goal(at_most=0.1),)),
+    Row(
+        "check",
+        "`dxn check` of a table of ten rows, seconds of the processor",
+        "input",
+        check_table,
+        (Goal(at_most=1.5, peer="import torch"),),
+    ),
+    Row(
+        "first_step",
+        "`dxn train` on the embedded digits to the end of its first step, seconds of the processor",
+        "input",
+        first_step,
+        (Goal(at_most=2.5, peer="import torch"),),
+    ),
+    Row(
+        "single_predictions",
+        "1,000 calls of `predict` of a nano model, against one batch of 1,000",
+        "input",
+        single_predictions,
+        (Goal(at_most=3, peer="one batch"),),
+    ),
+)

@@ -1,0 +1,99 @@
+"""Faults of faults.py: processes that prepare batches."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch.multiprocessing as multiprocessing
+from fault_compare import compare, reference
+from fault_process import TINY, Fault, Seen, after_step, kill_at, refused, start, train, wait_until
+
+WORKERS = "loader.num_workers=2"
+HANGING = 77  # sample of the training split
+
+
+def faults(options: argparse.Namespace) -> list[Fault]:
+    """Return the faults of this group."""
+    return [
+        Fault("a worker killed once", "restarted with a note; equal", _killed(1)),
+        Fault("a worker killed after every step", "code 2, no traceback", _killed(100)),
+        Fault("a worker hangs in a sample", "code 2 after the time limit, named", _hangs(WORKERS)),
+        Fault("a sample hangs without workers", "code 2 after the limit, named", _hangs()),
+        Fault("a sample raises MemoryError in a worker", "code 2, no traceback", _memory),
+        Fault("the training killed with 2 workers", "no process left after 6 s", _orphans),
+    ]
+
+
+def _killed(times: int) -> Callable[[Path], Seen]:
+    def inject(folder: Path) -> Seen:
+        def kill_worker(step: int) -> None:
+            if 5 <= step < 5 + times:
+                for child in multiprocessing.active_children()[:1]:
+                    os.kill(child.pid or 0, signal.SIGKILL)
+
+        ended = train(folder / "run", WORKERS, before=lambda: after_step(kill_worker))
+        if times > 1:
+            return refused(ended, "worker")
+        note = [line for line in ended.output.splitlines() if "was killed" in line]
+        seen = compare(folder / "run", reference())
+        passed = ended.code == 0 and seen.passed and len(note) == 1
+        return Seen(passed, f"code {ended.code}; {note or ended.said}; {seen.text}")
+
+    return inject
+
+
+def _in_sample(action: Callable[[], object]) -> None:
+    """Call a function when one sample of the training split is prepared."""
+    samples = importlib.import_module("dxn.data.dataset").Samples
+    original = samples._with_target
+
+    def with_target(self: Any, sample: Any, row: int, *rest: Any) -> Any:
+        if self.augment and row == HANGING:
+            action()
+        return original(self, sample, row, *rest)
+
+    samples._with_target = with_target
+
+
+def _hangs(*more: str) -> Callable[[Path], Seen]:
+    def inject(folder: Path) -> Seen:
+        arguments = ("train", *TINY, *more, "loader.timeout=3", f"run={folder / 'run'}")
+        process = start(*arguments, before=lambda: _in_sample(lambda: time.sleep(1000)))
+        seen = refused(process.wait(60), f"row {HANGING + 1}: preparing this sample takes longer")
+        return Seen(seen.passed, f"after {process.seconds:.0f} s: {seen.text}")
+
+    return inject
+
+
+def _memory(folder: Path) -> Seen:
+    def fail() -> None:
+        raise MemoryError
+
+    return refused(train(folder / "run", WORKERS, before=lambda: _in_sample(fail)))
+
+
+def _orphans(folder: Path) -> Seen:
+    arguments = ("train", *TINY, WORKERS, f"run={folder / 'run'}")
+    process = start(*arguments, before=lambda: kill_at(25)).wait()
+    gone = wait_until(lambda: not _group(process.pid), 6)
+    return Seen(gone and process.code == -9, f"code {process.code}; left: {_group(process.pid)}")
+
+
+def _group(group: int) -> list[int]:
+    """Return the processes of a process group that have not ended."""
+    found: list[int] = []
+    for path in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            fields = path.read_text().rpartition(")")[2].split()
+        except OSError:
+            continue
+        if int(fields[2]) == group and fields[0] != "Z":
+            found.append(int(path.parent.name))
+    return found
