@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.inspect.check import check, remove_earlier, write_bad
@@ -33,7 +31,6 @@ def run(settings: Settings) -> int:
     trust = settings.trust
     output = Path(config["output"])
     remove_earlier(output)
-    torch.manual_seed(config["seed"])
     task = build_task(config, trust)
     preprocessors = preprocessors_of(config, trust)
     source = open_source(config, preprocessors, trust, needs_target=task.needs_target)

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from dxn.core.errors import UserError
+from dxn.core.randomness import named_draws
 from dxn.core.tokens import join
 from dxn.data.rows import InputSpec
 from dxn.runs.build import assign_inputs, build_adapters, by_input, preprocessors_of
@@ -46,7 +47,6 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
         UserError: If an input is unknown or cannot be read.
     """
     values = settings.values
-    torch.manual_seed(values["seed"])  # of the random weights of untrained adapters
     if predictor is not None:
         sample = read_sample(values["input"], predictor.preprocessors, predictor.columns)
         adapters = {name: predictor.adapters[name] for name in predictor.inputs if name in sample}
@@ -56,7 +56,8 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
         # There is no table, so the inputs take the place of its columns.
         specs = {name: InputSpec(name, preprocessors[name].modality) for name in sample}
         inputs = assign_inputs(values, specs, preprocessors, lambda name: [sample[name]])
-        adapters = by_input(build_adapters(inputs, settings.trust), inputs.adapters)
+        built = build_adapters(inputs, settings.trust, seed=values["seed"])
+        adapters = by_input(built, inputs.adapters)
     if not sample:
         raise UserError("input: needs a value, such as input=photo.jpg or input.NAME=...")
     lines: list[str] = []
@@ -73,7 +74,8 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
             )
         # A tokenizer that is trained on one text contains exactly the tokens of this text.
         if predictor is None:
-            fit_adapter(adapter, [raw])
+            with named_draws(values["seed"], f"fit of adapters.{name}"):
+                fit_adapter(adapter, [raw])
         adapter.eval()  # without dropout, the same command draws the same picture
         tokens = adapter(adapter.prepare.collate([adapter.prepare(raw)])).renamed(name)
         parts.append(tokens)

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from dxn.core.display import count
@@ -144,8 +143,6 @@ def _check_start(folder: Path, settings: Settings | None, result: Verified) -> N
             "file to it"
         )
     result.attempt(lambda: load_json(path / start.DATA))
-    if (path / start.INITIAL).exists():
-        result.attempt(lambda: _check_tensors(path / start.INITIAL))
     if len(result.problems) == problems:
         result.checked.append(f"{path}: checksums, configuration and fingerprint of the data")
 
@@ -238,17 +235,6 @@ def _check_finite(name: str, tensor: Tensor, path: Path) -> None:
     number = int((~tensor.isfinite()).sum()) if tensor.is_floating_point() else 0
     if number:
         raise UserError(f"{path}: {name} has {number:,} values that are NaN or infinite")
-
-
-def _check_tensors(path: Path) -> None:
-    """Check that all tensors of a safetensors file are finite."""
-    check_file(path)
-    try:
-        with safe_open(path, "pt") as file:
-            for name in file.keys():  # noqa: SIM118, it is not a dict
-                _check_finite(name, file.get_tensor(name), path)
-    except SafetensorError as error:
-        raise UserError(f"{path}: cannot be read: {error}") from error
 
 
 def _check_figures(folder: Path, result: Verified, *, finished: bool) -> None:

@@ -1,8 +1,9 @@
-"""Seeding of libraries that use the global generator of torch, and checks of probabilities."""
+"""Seeding of code that uses the global generator of torch, and checks of probabilities."""
 
 import random
 from collections.abc import Iterator
 from contextlib import contextmanager
+from hashlib import blake2b
 
 import torch
 
@@ -14,6 +15,27 @@ def torch_seeded(rand: random.Random) -> Iterator[None]:
         # Not torch.manual_seed: it also seeds the CUDA generators, which fork_rng does not restore.
         torch.default_generator.manual_seed(rand.getrandbits(63))
         yield
+
+
+@contextmanager
+def named_draws(seed: int, name: str) -> Iterator[None]:
+    """Draw from a generator of its own inside of the block, such as the weights of one part.
+
+    The draws depend only on the seed and the name, so the order in which parts are built has no
+    effect, and one more part changes no other one.
+
+    Args:
+        seed: Seed of the training.
+        name: Name of what is drawn, such as "backbone".
+    """
+    with torch_seeded(random.Random(seed_of(seed, name))):
+        yield
+
+
+def seed_of(seed: int, name: str) -> int:
+    """Return the seed (63 bits) of what has a name in a training with this seed."""
+    digest = blake2b(f"{seed}/{name}".encode(), digest_size=8).digest()
+    return int.from_bytes(digest) >> 1
 
 
 def check_probability(name: str, value: float) -> None:

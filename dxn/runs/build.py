@@ -6,12 +6,12 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
 from torch import nn
 
 from dxn.config.instantiate import build
 from dxn.config.targets import resolve
 from dxn.core.errors import UserError
+from dxn.core.randomness import named_draws
 from dxn.data.inspect.quality import check_learnable
 from dxn.data.raws import CACHE_GB, CacheBudget, present_values
 from dxn.data.reading import Opened, open_rows
@@ -73,8 +73,8 @@ def adapter_nodes(config: Config) -> dict[str, Config]:
 
     The built-in modalities come first, in the order of ADAPTERS, then user-defined adapters.
     """
-    # The order must not depend on how the user lists the adapters: adapters draw their initial
-    # weights in this order, and the fusion numbers the inputs by it.
+    # The order must not depend on how the user lists the adapters: the fusion numbers the inputs
+    # by it.
     chosen = {k: node for k, node in config["adapters"].items() if node and "_target_" in node}
     order = [*ADAPTERS, *chosen]
     return {key: chosen[key] for key in sorted(chosen, key=order.index)}
@@ -86,13 +86,10 @@ def preprocessors_of(config: Config, trust: Sequence[str] = ()) -> dict[str, Pre
     Data sources need them to infer the modality of each column, before it is known which adapters
     the model has.
     """
-    # Building an adapter draws initial weights. These adapters are discarded, so the generator is
-    # restored: otherwise the weights of the model would depend on how often this is called.
-    with torch.random.fork_rng(devices=[]):
-        return {
-            key: build(node, key=f"adapters.{key}", trust=trust).prepare
-            for key, node in adapter_nodes(config).items()
-        }
+    return {
+        key: build(node, key=f"adapters.{key}", trust=trust).prepare
+        for key, node in adapter_nodes(config).items()
+    }
 
 
 def by_modality(preprocessors: Mapping[str, Preprocessor]) -> dict[str, Preprocessor]:
@@ -179,11 +176,15 @@ def assign_inputs(
     return Inputs({name: specs[name] for name in names}, adapters, used, chosen)
 
 
-def build_adapters(inputs: Inputs, trust: Sequence[str] = ()) -> dict[str, Adapter]:
+def build_adapters(
+    inputs: Inputs, trust: Sequence[str] = (), *, seed: int = 0
+) -> dict[str, Adapter]:
     """Build the adapters of the inputs, by adapter key. They are not fitted yet."""
-    return {
-        key: build(node, key=f"adapters.{key}", trust=trust) for key, node in inputs.nodes.items()
-    }
+    adapters: dict[str, Adapter] = {}
+    for key, node in inputs.nodes.items():
+        with named_draws(seed, f"adapters.{key}"):
+            adapters[key] = build(node, key=f"adapters.{key}", trust=trust)
+    return adapters
 
 
 def by_input(adapters: Mapping[str, Any], inputs: Mapping[str, str]) -> dict[str, Any]:
@@ -213,16 +214,21 @@ def find_formats(adapters: Mapping[str, Adapter], inputs: Inputs, source: Source
 
 
 def fit_adapters(
-    adapters: Mapping[str, Adapter], inputs: Inputs, train: Opened, texts: Sequence[str]
+    adapters: Mapping[str, Adapter],
+    inputs: Inputs,
+    train: Opened,
+    texts: Sequence[str],
+    *,
+    seed: int = 0,
 ) -> None:
     """Fit every adapter on the values of all its inputs in the training split.
 
     Args:
-        adapters: Adapters by adapter key. Fitting can draw random weights, such as those of the
-            embedding of a new vocabulary, so the order of the adapters matters.
+        adapters: Adapters by adapter key.
         inputs: The inputs of the model.
         train: The opened training split.
         texts: Target texts that a vocabulary must also cover.
+        seed: Seed of the weights that fitting draws, such as the embedding of a new vocabulary.
 
     Raises:
         UserError: If no row has any of the inputs of an adapter.
@@ -238,7 +244,8 @@ def fit_adapters(
             )
         # Only a vocabulary can be shared with the targets; other adapters cannot read texts.
         has_vocabulary = isinstance(adapter, VocabularyAdapter)
-        fit_adapter(adapter, [*raws, *texts] if has_vocabulary and texts else raws)
+        with named_draws(seed, f"fit of adapters.{key}"):
+            fit_adapter(adapter, [*raws, *texts] if has_vocabulary and texts else raws)
 
 
 def build_task(config: Config, trust: Sequence[str] = ()) -> Task | Auto:
@@ -314,6 +321,7 @@ def build_model(
     inputs: Mapping[str, str],
     *,
     trust: Sequence[str] = (),
+    seed: int = 0,
 ) -> Model:
     """Build the fusion, the backbone and the head, and return the model.
 
@@ -323,21 +331,28 @@ def build_model(
         adapters: The fitted adapters, by adapter key.
         inputs: Adapter key of each input, by input name.
         trust: Top-level packages besides dxn whose code the nodes may use.
+        seed: Seed of the initial weights. Each part draws its own, by its name.
     """
-    # Do not change the order: each part draws its initial weights when it is built, and equal seeds
-    # must keep giving equal models.
-    fusion = build(nodes["fusion"], key="fusion", trust=trust, inputs=list(inputs))
-    backbone = _build_backbone(nodes, inputs, trust)
-    head = make_head(task, adapters, inputs, fusion)
+    with named_draws(seed, "fusion"):
+        fusion = build(nodes["fusion"], key="fusion", trust=trust, inputs=list(inputs))
+    backbone = _build_backbone(nodes, inputs, trust, seed)
+    with named_draws(seed, "head"):
+        head = make_head(task, adapters, inputs, fusion)
     return Model(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)
 
 
-def _build_backbone(nodes: Config, inputs: Mapping[str, str], trust: Sequence[str]) -> Any:
+def _build_backbone(
+    nodes: Config, inputs: Mapping[str, str], trust: Sequence[str], seed: int
+) -> Any:
     """Build the backbone of all inputs, or one per input with share_backbone=false."""
     # Public checkpoints have no such key: each of them has a single backbone.
     if nodes.get("share_backbone", True):
-        return build(nodes["backbone"], key="backbone", trust=trust)
-    backbones = [build(nodes["backbone"], key="backbone", trust=trust) for _ in inputs]
+        with named_draws(seed, "backbone"):
+            return build(nodes["backbone"], key="backbone", trust=trust)
+    backbones = []
+    for name in inputs:
+        with named_draws(seed, f"backbone of {name}"):
+            backbones.append(build(nodes["backbone"], key="backbone", trust=trust))
     return SeparateBackbones(backbones, inputs=list(inputs))
 
 

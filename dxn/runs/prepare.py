@@ -16,6 +16,7 @@ from dxn.config.instantiate import build
 from dxn.config.keys import lookup
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder
+from dxn.core.randomness import named_draws
 from dxn.data.dataset import LoaderOptions
 from dxn.data.inspect.fingerprint import fingerprint
 from dxn.data.inspect.quality import find_warnings
@@ -53,7 +54,6 @@ from dxn.runs.record import (
     launch,
     read_fitted,
     read_loaded,
-    restore_initial,
     write_changes,
     write_start,
 )
@@ -83,9 +83,6 @@ def prepare(
     settings: Settings, trainer: Trainer, stack: ExitStack, member: Member | None = None
 ) -> Prepared:
     """Read the data, fit and build all parts, and only then create the run folder.
-
-    The order of the steps is the order of the random draws. Do not change it: equal seeds must keep
-    giving equal models.
 
     Args:
         settings: The settings.
@@ -144,7 +141,8 @@ def prepare(
         # The preset has chosen options of the task. Its notes about the targets are the same.
         task, _, _ = decide_task(build_task(config, trust), config, source)
     finetune, loader, make_optimizer, schedule = _build_parts(config, trust)
-    adapters = build_adapters(inputs, trust)
+    seed = config["seed"]
+    adapters = build_adapters(inputs, trust, seed=seed)
     name = run_name(config, source)
     # Each process has another time, and the time of the first one names the folder.
     (folder,) = broadcast_object_list([run_folder(config, name, main=trainer.main)])
@@ -173,7 +171,8 @@ def prepare(
     if resume:
         check_data(folder, settings, rows)
     train = data.splits["train"]
-    fit_adapters(adapters, inputs, train, task.vocabulary_texts(train.targets or ()))
+    texts = task.vocabulary_texts(train.targets or ())
+    fit_adapters(adapters, inputs, train, texts, seed=seed)
     task.bind(named)
     if not resume and (member is None or member.fitted_in is None):
         task.fit(train.targets or ())
@@ -192,14 +191,19 @@ def prepare(
         if advice is not None:
             report.print_line(f"note: {advice}")
 
-    model = build_model(settings.values, task, adapters, inputs.adapters, trust=trust)
+    model = build_model(settings.values, task, adapters, inputs.adapters, trust=trust, seed=seed)
     for notice in start.fill(model, task):
         report.print_line(notice)
     if start.checkpoints:
         # A checkpoint can contain other statistics of the inputs than those of the data.
         task.bind(named)
     loaded = read_loaded(folder) if resume else start.loaded(model)
-    _finetune(finetune, model, loaded, postponed=pretraining is not None)
+    # Pretraining trains all weights. The fine-tuning options are for the training after it, but a
+    # wrong one should be reported before.
+    if pretraining is None:
+        run_finetune(finetune, model, loaded, seed)
+    else:
+        run_finetune(finetune, copy.deepcopy(model), loaded, seed)
     prepared = Prepared(
         settings=settings,
         trainer=trainer,
@@ -244,12 +248,9 @@ def prepare(
             model=model,
             task=task,
             loaded=loaded,
-            initial=pretraining is not None,
         )
     if resume and trainer.main:
         write_changes(folder, settings, batch_size, rows)
-    if resume and pretraining is not None:
-        restore_initial(folder, model)
     report.print_line(f"run folder: {folder}")
     report.print_line(f"precision: {trainer.precision_note}; device: {trainer.accelerator.device}")
     report.print_line(_size(model))
@@ -292,18 +293,10 @@ def _rebuilt(trainer: Trainer, node: Mapping[str, Any], trust: Sequence[str]) ->
     return new
 
 
-def _finetune(finetune: Finetune, model: Model, loaded: set[str], *, postponed: bool) -> None:
-    """Freeze weights and add LoRA weights, or with pretraining only check that this is possible.
-
-    Pretraining trains all weights. The fine-tuning options are for the training after it.
-    """
-    if not postponed:
+def run_finetune(finetune: Finetune, model: Model, loaded: set[str], seed: int) -> None:
+    """Freeze weights and add LoRA weights."""
+    with named_draws(seed, "finetune"):
         finetune(model, loaded)
-        return
-    # On a copy and without random draws, so that the check has no effect on the training. Without
-    # the check, a wrong option would be reported only after pretraining.
-    with torch.random.fork_rng(devices=[]):
-        finetune(copy.deepcopy(model), loaded)
 
 
 def _size(model: Model) -> str:

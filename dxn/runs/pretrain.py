@@ -21,10 +21,10 @@ from safetensors.torch import load_file
 
 from dxn.config.instantiate import build
 from dxn.core.files import write_text
+from dxn.core.randomness import named_draws, seed_of
 from dxn.models import Model
 from dxn.runs.build import adapters_of, make_head
 from dxn.runs.evaluation.figures import training_figures
-from dxn.runs.folder import has_checkpoint
 from dxn.runs.prepared import Prepared
 from dxn.runs.saved import model_folder
 from dxn.tasks import Task
@@ -63,13 +63,15 @@ def pretrain(run: Prepared, task: Task) -> None:
     # main task.
     node["precision"] = "bf16" if run.trainer.bf16 else "float32"
     trainer: Trainer = build(node, key="trainer", trust=run.settings.trust)
-    student = _with_head(run.model, task)
+    with named_draws(config["seed"], "pretrain.task"):
+        student = _with_head(run.model, task)
     card = run.card(student, task, options["task"], f"{run.name}, pretraining")
 
     def save_best(figures: Mapping[str, float]) -> None:
         if trainer.main:
             run.save_model(folder / "model", student, card, figures)
 
+    torch.manual_seed(seed_of(config["seed"], FOLDER))
     state = trainer.fit(
         student,
         task,
@@ -79,8 +81,7 @@ def pretrain(run: Prepared, task: Task) -> None:
         validation=run.validation_samples(task),
         folder=folder,
         keep=save_best,
-        # A run that was interrupted before the first checkpoint starts pretraining again.
-        resume=run.settings.is_resumed and has_checkpoint(folder),
+        resume=run.settings.is_resumed,
         batch_size=run.batch_size,
         num_workers=run.loader.num_workers,
         timeout=run.loader.timeout,

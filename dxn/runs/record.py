@@ -13,16 +13,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 from pydantic import PositiveInt
-from safetensors import SafetensorError
-from safetensors.torch import load_file
 
 from dxn.config.keys import leaves, lookup
 from dxn.config.schema import Strict, validated
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, check_sums, link, replace_folder, write_sums
-from dxn.core.untrusted import check_file, load_json, load_yaml
+from dxn.core.untrusted import load_json, load_yaml
 from dxn.data.inspect.fingerprint import Fingerprint, differences
 from dxn.models import Model
 from dxn.runs.build import adapters_of
@@ -31,20 +28,13 @@ from dxn.runs.saved import model_folder
 from dxn.runs.settings import Settings, merge_overrides
 from dxn.tasks import Task
 from dxn.training.accelerator import RESTARTS
-from dxn.training.checkpoint import write_tensors
 from dxn.training.parent import LAUNCH
-from dxn.training.saved import check_weights
 
 FOLDER = Path("checkpoints") / "start"
 CONFIG = "config.yaml"
 DECISIONS = "decisions.json"
 DATA = "data.json"
 LOADED = "loaded.json"  # names of the tensors that were loaded from a checkpoint
-# Model and random generator before pretraining. A run that is interrupted during pretraining has no
-# checkpoint of the head yet. Resuming loads the tokenizers instead of training them, which draws
-# fewer random numbers, so without this file the head would start from other weights.
-INITIAL = "initial.safetensors"
-GENERATOR = "generator"
 # Keys that have no effect on the weights, or only on the end of the training.
 MAY_CHANGE = (
     *("resume", "run", "output", "name", "trust", "report"),
@@ -103,7 +93,6 @@ def write_start(
     model: Model,
     task: Task,
     loaded: set[str],
-    initial: bool,
 ) -> None:
     """Write the files of a new run that resuming needs besides checkpoints.
 
@@ -115,7 +104,6 @@ def write_start(
         model: The model, with its fitted adapters.
         task: The fitted task.
         loaded: Names of the tensors that were loaded from a checkpoint.
-        initial: Whether to write the weights, for a training after pretraining.
     """
     settings.save(folder)
     with replace_folder(folder / FOLDER) as new:
@@ -125,9 +113,6 @@ def write_start(
         (new / DATA).write_text(json.dumps(data), encoding="utf-8")
         if loaded:
             (new / LOADED).write_text(json.dumps(sorted(loaded)), encoding="utf-8")
-        if initial:
-            state = {name: t.cpu().contiguous() for name, t in model.state_dict().items()}
-            write_tensors(new / INITIAL, {**state, GENERATOR: torch.get_rng_state()})
         write_sums(new)
 
 
@@ -245,26 +230,6 @@ def write_changes(
         for name, text in files.items():
             (new / name).write_text(text, encoding="utf-8")
         write_sums(new)
-
-
-def restore_initial(folder: Path, model: Model) -> None:
-    """Restore the model and the random generator before pretraining.
-
-    Raises:
-        UserError: If the run was not started with pretraining, or the file is damaged.
-    """
-    path = folder / FOLDER / INITIAL
-    if not path.exists():
-        raise UserError(f"{path}: file not found; this run cannot be resumed, start a new one")
-    check_file(path)
-    try:
-        state = load_file(path)
-        generator = state.pop(GENERATOR)
-        check_weights(state, model.state_dict(), path)
-        torch.set_rng_state(generator)
-    except (SafetensorError, OSError, KeyError, RuntimeError, TypeError) as error:
-        raise UserError(f"{path}: not the initial weights of this run: {error}") from error
-    model.load_state_dict(state)
 
 
 def read_loaded(folder: Path) -> set[str]:

@@ -13,6 +13,7 @@ import torch
 
 from dxn.config.instantiate import build
 from dxn.core.errors import Interrupted, UserError
+from dxn.core.randomness import seed_of
 from dxn.runs.evaluation import printing as report
 from dxn.runs.evaluation.conclusion import (
     about_epochs,
@@ -27,7 +28,7 @@ from dxn.runs.evaluation.next_commands import next_commands, resume
 from dxn.runs.evaluation.reporting import Recorder, report_of_training
 from dxn.runs.folder import after_restart, has_checkpoint
 from dxn.runs.members import Member
-from dxn.runs.prepare import prepare
+from dxn.runs.prepare import prepare, run_finetune
 from dxn.runs.prepared import Prepared
 from dxn.runs.pretrain import pretrain
 from dxn.runs.record import read_decisions
@@ -76,8 +77,6 @@ def train_one(settings: Settings, member: Member | None = None) -> Trained:
     settings = after_restart(settings)
     # The trainer first, because it starts the process group.
     trainer: Trainer = build(_trainer_node(settings), key="trainer", trust=settings.trust)
-    # Before anything is built: the seed determines the initial weights.
-    torch.manual_seed(settings.values["seed"])
     with ExitStack() as stack:
         try:
             run = prepare(settings, trainer, stack, member)
@@ -130,12 +129,13 @@ def _train(trainer: Trainer, run: Prepared, card: Card) -> State:
     if run.pretraining is not None:
         if not resume:
             pretrain(run, run.pretraining)
-        run.finetune(run.model, run.loaded)
+        run_finetune(run.finetune, run.model, run.loaded, run.settings.values["seed"])
 
     def save_best(figures: Mapping[str, float]) -> None:
         if trainer.main:
             run.save_model(run.folder / "model", run.model, card, figures)
 
+    torch.manual_seed(seed_of(run.settings.values["seed"], "training"))
     state = trainer.fit(
         run.model,
         run.task,
