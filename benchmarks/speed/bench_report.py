@@ -19,8 +19,8 @@ FOLDER = Path(__file__).parent
 RESULTS = FOLDER / "results.json"
 REPORT = FOLDER.parents[1] / "BENCHMARKS.md"
 # The script replaces the text between these lines of BENCHMARKS.md.
-START = "<!-- Written by bench.py: start -->"
-END = "<!-- Written by bench.py: end -->"
+START = "<!-- Written by benchmarks/speed/bench.py: start -->"
+END = "<!-- Written by benchmarks/speed/bench.py: end -->"
 PACKAGES = ("torch", "torchvision", "torchaudio", "tokenizers", "timm", "transformers")
 INSTRUCTIONS = ("amx_bf16", "avx512_bf16", "avx512f", "avx2")  # of a CPU, the fastest first
 KINDS = {
@@ -90,8 +90,8 @@ def tables(records: Sequence[Record]) -> str:
         lines += [f"## {device}", "", _conditions(rows), ""]
         for kind, of_kind in groupby(rows, key=lambda r: r["kind"]):
             lines += [f"### {KINDS[kind]}", ""]
-            lines += ["| row | work | dxn | peers | speed | limit | goals | date |"]
-            lines += ["|---|---|---|---|---|---|---|---|", *map(_row, of_kind), ""]
+            lines += ["| work | dxn | others | speed | row |"]
+            lines += ["|---|---|---|---|---|", *map(_row, of_kind), ""]
     return "\n".join(lines)
 
 
@@ -103,38 +103,39 @@ def number(value: float, unit: str) -> str:
 
 
 def _row(record: Record) -> str:
-    start = f"| `{record['name']}` | {record['title']} |"
-    date = record["machine"]["date"]
+    name = f"`{record['name']}`"
     if "error" in record:
-        return f"{start} failed: {record['error']} | | | | | {date} |"
+        return f"| {record['title']} | failed: {record['error']} | | | {name} |"
     unit = record["unit"]
-    peers = {name: value for name, value in record["values"].items() if name != OURS}
-    cells = [
-        number(record["values"][OURS], unit),
-        ", ".join(f"{name} {number(value, unit)}" for name, value in peers.items()) or "-",
-        ", ".join(f"{ratio:.2f} ({name})" for name, ratio in record["ratios"].items()) or "-",
-        "-" if record["fraction"] is None else f"{record['fraction']:.2f}",
-        ", ".join(f"{goal}: {'yes' if ok else '**no**'}" for goal, ok in record["goals"].items()),
-        date,
+    others = [
+        f"{peer} {number(value, unit)}" for peer, value in record["values"].items() if peer != OURS
     ]
-    facts = "; ".join(f"{name} {value:.4g}" for name, value in record["facts"].items())
-    return f"{start[:-2]}{f' ({facts})' if facts else ''} | {' | '.join(cells)} |"
+    ratios = [f"{ratio:.2f} ({peer})" for peer, ratio in record["ratios"].items()]
+    if len(ratios) == 1:
+        ratios = [ratios[0].partition(" ")[0]]
+    cells = [
+        record["title"],
+        number(record["values"][OURS], unit),
+        ", ".join(others) or "-",
+        ", ".join(ratios) or "-",
+        name,
+    ]
+    return f"| {' | '.join(cells)} |"
 
 
 def _conditions(rows: Sequence[Record]) -> str:
     """Return the sentences about versions, threads and load of a section."""
     newest = max(rows, key=lambda r: r["machine"]["date"])["machine"]
+    dates = sorted({row["machine"]["date"] for row in rows})
     versions = ", ".join(f"{name} {number}" for name, number in newest["versions"].items())
     loads = [row["load"] for row in rows if "load" in row]
-    rates = [row["limit"] for row in rows if row.get("limit")]
     load = (
         f" Load of the machine before a row: {min(loads):.1f} to {max(loads):.1f}." if loads else ""
     )
-    limit = f" Limit: {min(rates) / 1e9:,.0f} to {max(rates) / 1e9:,.0f} GFLOP/s." if rates else ""
     return (
         f"Models in {newest['dtype']}. Python {newest['python']}, {versions}; "
-        f"{newest['threads']} threads. "
-        f"Command of a row: `python benchmarks/speed/bench.py --only ROW`.{load}{limit}"
+        f"{newest['threads']} threads; measured from {dates[0]} to {dates[-1]}. "
+        f"Command of a row: `python benchmarks/speed/bench.py --only ROW`.{load}"
     )
 
 
