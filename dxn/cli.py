@@ -12,7 +12,7 @@ import dxn
 from dxn.config.verbs import VERBS, overview
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.printable import printable
-from dxn.core.runtime import check_address_space, configure
+from dxn.core.runtime import check_address_space, configure, is_out_of_memory
 
 HELP = ("-h", "--help")
 SWEEP = ("-m", "--multirun")  # the flags of Hydra's own command line
@@ -81,12 +81,9 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _is_out_of_memory(error: Exception) -> bool:
-    if isinstance(error, MemoryError) or any(text in str(error) for text in OUT_OF_MEMORY):
+    if any(text in str(error) for text in OUT_OF_MEMORY):
         return True
-    # This module imports torch, without which no other error means that memory is short.
-    return "torch" in sys.modules and importlib.import_module("dxn.training.step").is_out_of_memory(
-        error
-    )
+    return is_out_of_memory(error)
 
 
 def _is_about_users_file(error: OSError) -> bool:

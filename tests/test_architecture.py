@@ -303,4 +303,4 @@ def test_the_verbs_of_the_command_line_have_a_file_each():
     verbs = {path.stem for path in CONF.glob("*.yaml")}
     assert verbs == set(VERBS) == set(EXAMPLES)
     for verb in verbs:
-        assert yaml.safe_load((CONF / f"{verb}.yaml").read_text(encoding="utf-8"))
+        assert yaml.safe_load((CONF / f"{verb}.yaml").read_text(encoding="utf-8")) is not None

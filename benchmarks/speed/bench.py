@@ -27,7 +27,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from dxn.core.runtime import configure
+from dxn.core.runtime import choose_bf16, configure
 
 configure()  # it sets environment variables that torch reads when it is imported
 
@@ -42,8 +42,6 @@ import bench_training  # noqa: E402
 import torch  # noqa: E402
 from bench_measure import measure  # noqa: E402
 from bench_row import Options, Row, Unequal  # noqa: E402
-
-from dxn.training.precision import choose  # noqa: E402
 
 MODULES = (
     bench_inference,
@@ -114,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 0
     device = torch.device(args.device)
     if args.dtype is None:
-        bf16, note = choose("auto", device)
+        bf16, note = choose_bf16(device)
         args.dtype = "bfloat16" if bf16 else "float32"
         print(note)
     rows = [row for row in ROWS if args.only is None or row.name in args.only]

@@ -23,18 +23,18 @@ FIRST_STEP = """
 import os, sys, importlib.abc, importlib.util
 class Finder(importlib.abc.MetaPathFinder):
     def find_spec(self, name, path, target=None):
-        if name != "dxn.training.stepper":
+        if name != "dxn.training.trainer":
             return None
         sys.meta_path.remove(self)
         spec = importlib.util.find_spec(name)
         execute = spec.loader.exec_module
         def exec_module(module):
             execute(module)
-            step = module.Stepper.step
+            step = module.Trainer.train_step
             def patched(*args, **kwargs):
                 step(*args, **kwargs)
                 os._exit(17)
-            module.Stepper.step = patched
+            module.Trainer.train_step = patched
         spec.loader.exec_module = exec_module
         return spec
 sys.meta_path.insert(0, Finder())

@@ -13,9 +13,9 @@ from pathlib import Path
 import torch
 
 import dxn
+from dxn.core.runtime import choose_bf16
 from dxn.runs.evaluation.printing import print_line
 from dxn.runs.settings import Settings
-from dxn.training.precision import choose
 
 # Packages whose versions matter in a report of a problem.
 PACKAGES = (
@@ -38,17 +38,13 @@ GIB = 2**30
 
 def run(settings: Settings) -> int:
     """Print what a report of a problem should contain. The value is the exit code."""
-    for line in lines(measure=settings.values["measure"]):
+    for line in lines():
         print_line(line)
     return 0
 
 
-def lines(*, measure: bool = True) -> Iterator[str]:
-    """Yield the lines of the report.
-
-    Args:
-        measure: Whether to measure the speed of matrix products.
-    """
+def lines() -> Iterator[str]:
+    """Yield the lines of the report."""
     yield f"dxn: {dxn.__version__}"
     yield f"python: {platform.python_version()} ({sys.executable})"
     yield f"system: {platform.system()} {platform.release()} ({platform.machine()})"
@@ -56,9 +52,8 @@ def lines(*, measure: bool = True) -> Iterator[str]:
     yield from _extras()
     yield from _devices()
     yield from _formats()
-    if measure:
-        device = torch.accelerator.current_accelerator() if _has_gpu() else torch.device("cpu")
-        yield f"precision: {choose('auto', device or torch.device('cpu'))[1]}"
+    device = torch.accelerator.current_accelerator() if _has_gpu() else None
+    yield f"precision: {choose_bf16(device or torch.device('cpu'))[1]}"
     yield f"free disk space: {shutil.disk_usage(Path.cwd()).free / GIB:.1f} GiB in {Path.cwd()}"
 
 

@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 
 from torch import Tensor
 
+from dxn.config.schema import validated
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.files import UNFINISHED, check_sums
@@ -25,8 +26,8 @@ from dxn.runs.pretrain import FOLDER as PRETRAINING
 from dxn.runs.saved import model_folder
 from dxn.runs.settings import Settings
 from dxn.training import checkpoint
-from dxn.training.progress import read_log
-from dxn.training.saved import check_log, check_state
+from dxn.training.log import read_log
+from dxn.training.state import State
 
 LOG = "metrics.jsonl"
 METRICS = "metrics.json"
@@ -212,8 +213,10 @@ def _check_checkpoint(folder: Path, weights: Mapping[str, Tensor]) -> dict[str, 
     for name, tensor in tensors.items():
         if not name.startswith(LOSSES):
             _check_finite(name, tensor, path)
-    state = check_state(state, path)
-    check_log({n.removeprefix(LOSSES): t for n, t in tensors.items() if n.startswith(LOSSES)}, path)
+    state = validated(State, state, path).model_dump()
+    checkpoint.check_log(
+        {n.removeprefix(LOSSES): t for n, t in tensors.items() if n.startswith(LOSSES)}, path
+    )
     prefix = "model/"
     own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
     wrong = [

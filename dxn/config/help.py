@@ -88,7 +88,7 @@ EXAMPLES = {
         "dxn push run=latest repo=OWNER/NAME private=false license=apache-2.0",
     ),
     "verify": ("dxn verify run=outputs/label", "dxn verify run=latest"),
-    "doctor": ("dxn doctor", "dxn doctor measure=false"),
+    "doctor": ("dxn doctor",),
     "show": ("dxn show", "dxn show reviews.csv target=label", "dxn show experiment=trec"),
 }
 # The keys of a training that most users need, by the section of the help page. The pages of the
@@ -134,7 +134,8 @@ def verb_page(verb: str) -> str:
         others = [name for name in defaults_of(verb) if name not in used]
         lines += ["", "more:", *_layout([_group_row("train", name) for name in others])]
     else:
-        lines += ["", "keys:", *_layout(verb_rows(verb))]
+        rows = verb_rows(verb)
+        lines += ["", "keys:", *_layout(rows)] if rows else []
         if used := defaults_of(verb):
             lines += ["", "groups:", *_layout([_group_row(verb, name) for name in used])]
     return "\n".join(

@@ -39,7 +39,6 @@ TOP: dict[str, Hint] = {
     "max_queue": "int",
     "max_samples": "int",
     "max_wait": "float",
-    "measure": "bool",
     "message": "str",
     "name": ["str", "null"],
     "on_bad": {"choices": ["error", "skip", "missing"]},

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import errno
 import os
 import subprocess
 import sys
 import warnings
 from collections.abc import Iterator
+from typing import Any
 
 from dxn.core.errors import UserError
 
@@ -27,6 +29,16 @@ MAX_MMAP_THRESHOLD = 1 << 30  # bytes
 #     10,000                         6.5   25
 #     50,000                         6.2   80
 SPINS = "2500"
+# Messages of the CPU and of GPUs: of torch, of C++, and of oneDNN, which computes layers.
+OUT_OF_MEMORY = (
+    "out of memory",
+    "DefaultCPUAllocator: can't allocate memory",
+    "CUDNN_STATUS_NOT_SUPPORTED",
+    "std::bad_alloc",
+    "could not create a primitive",
+    "could not execute a primitive",
+    "could not create a memory object",
+)
 MAX_IMPORT = 8 * 10**9  # bytes of address space, more than the import of any build of torch needs
 MAX_TRIM_THRESHOLD = (1 << 31) - 1  # bytes; the largest int
 
@@ -69,6 +81,37 @@ def check_address_space(module: str) -> None:
             f"{limit / 1e9:.1f} GB, in which PyTorch cannot be imported; raise it, or remove it "
             "with ulimit -v unlimited"
         )
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Whether memory was too short, on the CPU or on an accelerator."""
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    if isinstance(error, RuntimeError):
+        return any(text in str(error) for text in OUT_OF_MEMORY) or (
+            "torch" in sys.modules and isinstance(error, sys.modules["torch"].OutOfMemoryError)
+        )
+    return isinstance(error, MemoryError)
+
+
+def choose_bf16(device: Any) -> tuple[bool, str]:
+    """Return whether matrix products in bf16 are faster than in float32, and a note that says why.
+
+    Args:
+        device: The device (torch.device).
+    """
+    import torch  # which must not be imported before `configure`
+
+    if device.type == "cuda":
+        # Older GPUs compute in float32 and round the results.
+        bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+    else:
+        # Without these instructions, products in bf16 are slower.
+        bf16 = device.type == "cpu" and (
+            torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        )
+    has = "has" if bf16 else "has no"
+    return bf16, f"{'bf16' if bf16 else 'float32'}: the device {has} instructions for bf16"
 
 
 def release_memory() -> None:

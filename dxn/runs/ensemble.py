@@ -20,6 +20,7 @@ from dxn.config.schema import Strict, validated
 from dxn.core.display import is_main_process
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import SUMS, link, refuse_links_out, replace_folder, write_sums, write_text
+from dxn.core.tensors import write_tensors
 from dxn.core.untrusted import load_json, load_yaml
 from dxn.models import count_parameters
 from dxn.runs.evaluation import printing as report
@@ -39,7 +40,6 @@ from dxn.runs.settings import Settings, dump_yaml
 from dxn.runs.train import Trained, train_one
 from dxn.stacking.baseline import baseline_figures
 from dxn.tasks import Task
-from dxn.training.checkpoint import write_tensors
 from dxn.weights.checkpoint import read_tensors
 from dxn.weights.own import read_config
 

@@ -28,7 +28,7 @@ from dxn.runs.evaluation.figures import training_figures
 from dxn.runs.prepared import Prepared
 from dxn.runs.saved import model_folder
 from dxn.tasks import Task
-from dxn.training.accelerator import wait_for_all
+from dxn.training.distributed import wait_for_all
 from dxn.training.optim import adamw, cosine
 from dxn.training.trainer import Trainer
 

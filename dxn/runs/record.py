@@ -27,8 +27,7 @@ from dxn.runs.run_config import RunConfig
 from dxn.runs.saved import model_folder
 from dxn.runs.settings import Settings, merge_overrides
 from dxn.tasks import Task
-from dxn.training.accelerator import RESTARTS
-from dxn.training.parent import LAUNCH
+from dxn.training.distributed import LAUNCH, RESTARTS
 
 FOLDER = Path("checkpoints") / "start"
 CONFIG = "config.yaml"

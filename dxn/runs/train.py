@@ -36,9 +36,10 @@ from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card
 from dxn.runs.settings import Settings
 from dxn.stacking.baseline import add_baseline, baseline_figures, warn_about
-from dxn.training.accelerator import is_lost_connection
-from dxn.training.progress import read_log
-from dxn.training.trainer import State, Trainer
+from dxn.training.distributed import is_lost_connection
+from dxn.training.log import read_log
+from dxn.training.state import State
+from dxn.training.trainer import Trainer
 
 LOG = "metrics.jsonl"
 

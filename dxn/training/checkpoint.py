@@ -1,55 +1,43 @@
 """Checkpoints: everything that a bit-exact resume needs, in safetensors instead of pickle.
 
 A checkpoint is a folder with one file of tensors and its SHA-256 sum. The last two are kept. If the
-newest one is damaged, the one before it is used.
+newest one is damaged, the one before it is used. The sum shows damage, but anybody can write a
+file with a valid sum, so the content is checked too.
 """
 
 from __future__ import annotations
 
+import copy
 import json
 import shutil
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 from accelerate import Accelerator
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
+from dxn.config.schema import validated
 from dxn.core.errors import UserError
-from dxn.core.files import SUMS, atomic_file, check_sums, replace_folder, write_sums
-from dxn.core.untrusted import check_file
-from dxn.training.saved import (
-    check_generators,
-    check_log,
-    check_state,
+from dxn.core.files import SUMS, check_sums, replace_folder, write_sums
+from dxn.core.tensors import (
+    check_after_loading,
+    check_before_saving,
     check_weights,
-    optimizer_state,
+    kind,
+    write_tensors,
 )
+from dxn.core.untrusted import check_file
+from dxn.training.state import State
 
 FILE = "training.safetensors"
 PREFIX = "step-"
 DAMAGED = "damaged-"
 KEPT = 2
-
-
-@dataclass(frozen=True)
-class Restored:
-    """The parts of a checkpoint that `load` returns instead of restoring them in place.
-
-    Args:
-        state: Fields of the training's State.
-        log: Tensors of `Progress.pending`.
-        notes: Sentences about damaged checkpoints that were not used.
-    """
-
-    state: dict[str, Any]
-    log: dict[str, Tensor]
-    notes: list[str]
 
 
 def save(
@@ -58,7 +46,7 @@ def save(
     model: nn.Module,
     optimizer: torch.optim.Optimizer,
     ema: AveragedModel | None,
-    state: Mapping[str, Any],
+    state: State,
     generators: Mapping[str, Tensor],
     log: Mapping[str, Tensor],
 ) -> Path:
@@ -69,9 +57,9 @@ def save(
         model: Model whose weights are saved.
         optimizer: Optimizer whose state is saved.
         ema: Moving average of the weights, or None.
-        state: Fields of the training's State. They must be JSON data.
+        state: Position of the training.
         generators: States of the random generators (P, bytes) of all P processes.
-        log: Losses that have not been written to metrics.jsonl yet.
+        log: Losses of the epoch, see `Log.pending`.
 
     Returns:
         The folder of this checkpoint.
@@ -82,19 +70,16 @@ def save(
     tensors = _prefixed("model", model.state_dict())
     if ema is not None:
         tensors |= _prefixed("ema", ema.state_dict())
-    check_finite(tensors)
+    check_before_saving(tensors)
     # The state dict of an optimizer numbers the parameters in the order of its groups. safetensors
     # stores only tensors, so scalars such as the step become tensors.
     for i, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
             tensors[f"optimizer/{i}/{name}"] = torch.as_tensor(value)
-    tensors |= _prefixed("generators", generators)
-    tensors |= _prefixed("log", log)
-    # safetensors stores only contiguous tensors; weights in channels_last format are not.
-    contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    target = folder / f"{PREFIX}{state['step']:09}"
+    tensors |= _prefixed("generators", generators) | _prefixed("log", log)
+    target = folder / f"{PREFIX}{state.step:09}"
     with replace_folder(target) as new:
-        write_tensors(new / FILE, contiguous, {"state": json.dumps(state)})
+        write_tensors(new / FILE, tensors, {"state": json.dumps(state.model_dump())})
         write_sums(new)
     for path in all_checkpoints(folder)[KEPT:]:
         shutil.rmtree(path)
@@ -108,8 +93,8 @@ def load(
     optimizer: torch.optim.Optimizer,
     ema: AveragedModel | None,
     process: int = 0,
-    main: bool = True,
-) -> Restored:
+    say: Callable[[str], None] = print,
+) -> tuple[State, dict[str, Tensor]]:
     """Restore the weights, the optimizer, the moving average and the random generators in place.
 
     Args:
@@ -117,27 +102,33 @@ def load(
         model: Model with the same architecture as the saved one.
         optimizer: Optimizer with the same parameter groups as the saved one.
         ema: Moving average of the weights, or None.
-        process: Index (rank) of this process in distributed training.
-        main: Whether this is the main process, which renames damaged checkpoints.
+        process: Index (rank) of this process in distributed training. The first one renames
+            damaged checkpoints.
+        say: Function that prints a line about a damaged checkpoint.
+
+    Returns:
+        The position of the training, and the tensors of `Log.pending`.
 
     Raises:
         UserError: If there is no checkpoint, none is intact, or the newest one that is intact does
             not fit the model and the optimizer.
     """
-    path, tensors, state, notes = _read_newest(folder, main=main)
+    path, tensors, content = _read_newest(folder, process, say)
     file = path / FILE
-    state = check_state(state, file)
-    weights = _without_prefix("model", tensors)
-    averaged = _without_prefix("ema", tensors)
-    generators = _without_prefix("generators", tensors)
-    log = _without_prefix("log", tensors)
     # Everything is checked before anything is changed.
+    state = validated(State, content, file)
+    for name in State.model_fields.keys() - state.model_fields_set:
+        raise UserError(f"{file}: not valid: {name} is missing")
+    weights = _without_prefix("model", tensors)
     check_weights(weights, model.state_dict(), file)
+    averaged = _without_prefix("ema", tensors)
     if ema is not None and averaged:
         check_weights(averaged, ema.state_dict(), file)
-    entries = optimizer_state(_without_prefix("optimizer", tensors), optimizer, file)
-    own = generator_states(next(model.parameters()).device)
-    check_generators(generators, own, file)
+    entries = _optimizer_state(_without_prefix("optimizer", tensors), optimizer, file)
+    generators = _without_prefix("generators", tensors)
+    device = next(model.parameters()).device
+    _check_generators(generators, generator_states(device), file)
+    log = _without_prefix("log", tensors)
     check_log(log, file)
     model.load_state_dict(weights)
     # A run may turn averaging on or off when it resumes.
@@ -148,11 +139,15 @@ def load(
         ema.module.load_state_dict(model.state_dict())
     # The groups keep the options of the resumed run, such as a new weight decay.
     optimizer.load_state_dict({**optimizer.state_dict(), "state": entries})
+    # If the resumed run has more processes than the saved one, the additional processes use the
+    # states of the first process.
+    row = process if process < len(generators["cpu"]) else 0
     try:
-        _restore_generators(generators, process)
+        # set_rng_state ignores the storage offset of a view and would read row 0, so clone the row.
+        set_generator_states({name: rows[row].clone() for name, rows in generators.items()}, device)
     except RuntimeError as error:
         raise UserError(f"{file}: generators: not a state of a generator") from error
-    return Restored(state, log, notes)
+    return state, log
 
 
 def all_checkpoints(folder: Path) -> list[Path]:
@@ -198,7 +193,7 @@ def generator_states(device: torch.device) -> dict[str, Tensor]:
 def set_generator_states(states: Mapping[str, Tensor], device: torch.device) -> None:
     """Restore the states of `generator_states`."""
     torch.set_rng_state(states["cpu"])
-    if "cuda" in states and torch.cuda.is_available():
+    if "cuda" in states and device.type == "cuda":
         torch.cuda.set_rng_state(states["cuda"], device)
 
 
@@ -216,68 +211,130 @@ def gather_states(states: Mapping[str, Tensor], accelerator: Accelerator) -> dic
     return gathered
 
 
-def write_tensors(
-    path: Path, tensors: dict[str, Tensor], metadata: dict[str, str] | None = None
-) -> None:
-    """Write a safetensors file atomically.
+def check_log(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Check the losses of the epoch in a checkpoint, see `Log.pending`.
 
     Raises:
-        UserError: If there is no space left.
+        UserError: If one is missing or has another shape or type.
     """
-    with atomic_file(path) as partial:
-        # safetensors creates files that only the owner can read. An ordinary new file has the
-        # permissions that the user chose (umask), so that a container can read it, for example.
-        partial.touch()
-        mode = partial.stat().st_mode
-        save_file(tensors, partial, metadata)
-        partial.chmod(mode)
+    for name, is_float, ndim in (("losses", True, 1), ("sizes", False, 1), ("logged", False, 0)):
+        values = tensors.get(name)
+        if values is None or values.is_floating_point() != is_float or values.ndim != ndim:
+            raise UserError(f"{path}: log/{name}: must be a list of numbers, or one for logged")
+    count = len(tensors["losses"])
+    if len(tensors["sizes"]) != count or not 0 <= int(tensors["logged"]) <= count:
+        raise UserError(f"{path}: log/sizes: must have one number per loss")
 
 
-def check_finite(tensors: Mapping[str, Tensor]) -> None:
-    """Raise a UserError if a weight is NaN or infinite."""
-    for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
-            raise UserError(
-                f"the weight {name} is not finite, so nothing was saved; the last checkpoint and "
-                "the best model so far are unchanged; lower optimizer.lr"
-            )
-
-
-def _read_newest(folder: Path, *, main: bool) -> tuple[Path, dict[str, Tensor], Any, list[str]]:
+def _read_newest(
+    folder: Path, process: int, say: Callable[[str], None]
+) -> tuple[Path, dict[str, Tensor], Any]:
     """Read the newest checkpoint that is intact, and put those aside that are damaged."""
     paths = all_checkpoints(folder)
-    notes: list[str] = []
+    reasons: list[str] = []
     for path in paths:
         try:
             tensors, state = read(path)
         except UserError as error:
-            notes.append(f"warning: damaged checkpoint, the one before it is used: {error}")
+            reasons.append(str(error))
             continue
-        damaged = paths[: len(notes)]
-        for each in damaged if main else ():
-            # Otherwise it would be taken for the newest one again.
-            each.replace(each.with_name(DAMAGED + each.name))
-        return path, tensors, state, notes
-    if notes:
-        reasons = "\n".join(note.partition(": ")[2] for note in notes)
-        raise UserError(f"resume: all checkpoints in {folder} are damaged:\n{reasons}")
+        for damaged, reason in zip(paths, reasons, strict=False):
+            say(f"warning: damaged checkpoint, the one before it is used: {reason}")
+            if process == 0:
+                # Otherwise it would be taken for the newest one again.
+                damaged.replace(damaged.with_name(DAMAGED + damaged.name))
+        return path, tensors, state
+    if reasons:
+        listed = "\n".join(reasons)
+        raise UserError(f"resume: all checkpoints in {folder} are damaged:\n{listed}")
     raise UserError(
         f"resume: no checkpoint in {folder}, so the run stopped before its training began; start "
         "it again"
     )
 
 
-def _restore_generators(states: Mapping[str, Tensor], process: int) -> None:
-    """Restore the generators of this process.
+def _optimizer_state(
+    tensors: Mapping[str, Tensor], optimizer: torch.optim.Optimizer, path: Path
+) -> dict[int, dict[str, Tensor]]:
+    """Return the state of an optimizer by the index of the parameter.
 
-    If the resumed run has more processes than the saved one, the additional processes use the
-    states of the first process.
+    Args:
+        tensors: The tensors of the state. Each name has the index of a parameter, such as
+            3/exp_avg.
+        optimizer: Optimizer that receives the state.
+        path: File of the tensors, for messages.
+
+    Raises:
+        UserError: If the state does not belong to this optimizer and its parameters.
     """
-    row = process if process < len(states["cpu"]) else 0
-    # set_rng_state ignores the storage offset of a view and would read row 0, so clone the row.
-    torch.set_rng_state(states["cpu"][row].clone())
-    if "cuda" in states and torch.cuda.is_available():
-        torch.cuda.set_rng_state(states["cuda"][row].clone())
+    check_after_loading(_prefixed("optimizer", tensors), path)
+    entries: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        index, _, key = name.partition("/")
+        if not (index.isascii() and index.isdigit() and len(index) < 10):
+            raise UserError(f"{path}: optimizer/{name}: must start with the index of a parameter")
+        entries.setdefault(int(index), {})[key] = tensor
+    expected = _kinds_of_state(optimizer) if entries else []
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    for i, values in entries.items():
+        shapes = {value.shape for value in values.values() if value.ndim}
+        fits = i < len(parameters) and shapes <= {parameters[i].shape}
+        kinds = {name: (value.dtype, not value.ndim) for name, value in values.items()}
+        if not fits or kinds != expected[i]:
+            raise UserError(
+                f"{path}: the state of the optimizer does not fit the trained weights (parameter "
+                f"{i} has {', '.join(sorted(values))}); resume with the options of the training, "
+                "or start from its model with weights=RUN"
+            )
+    return entries
+
+
+def _kinds_of_state(
+    optimizer: torch.optim.Optimizer,
+) -> list[dict[str, tuple[torch.dtype, bool]]]:
+    """Return the type of each tensor of the state of each parameter, and whether it is a number.
+
+    An optimizer has a state only after a step, so a copy takes one.
+    """
+    trial = copy.copy(getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it
+    trial.state = type(trial.state)(dict)
+    trial.param_groups = []
+    tiny: list[Tensor] = []
+    for group in optimizer.param_groups:
+        # Small ones with the same number of dimensions. The first one keeps its size, because an
+        # optimizer can divide it.
+        parameters = [p.new_zeros(p.shape[:1] + (1,) * (p.ndim - 1)) for p in group["params"]]
+        for each in parameters:
+            each.grad = torch.zeros_like(each)
+        trial.param_groups.append({**group, "params": parameters})
+        tiny += parameters
+    trial.step()
+    states = [trial.state[each] for each in tiny]
+    return [
+        {name: (torch.as_tensor(v).dtype, not torch.as_tensor(v).ndim) for name, v in state.items()}
+        for state in states
+    ]
+
+
+def _check_generators(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], path: Path) -> None:
+    """Check the states of the random generators.
+
+    Args:
+        tensors: The saved states by device, (P, bytes) each.
+        own: The states of this process, (bytes,) each.
+        path: File of the tensors, for messages.
+
+    Raises:
+        UserError: If one is missing or has another size.
+    """
+    for name, state in own.items():
+        saved = tensors.get(name)
+        # A training can move from a CPU to a GPU, whose generator then starts with its seed.
+        if saved is None and name != "cpu":
+            continue
+        is_valid = saved is not None and saved.ndim == 2 and len(saved) > 0
+        if saved is None or not is_valid or kind(saved[0]) != kind(state):
+            raise UserError(f"{path}: generators/{name}: must have one state per row")
 
 
 def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
@@ -285,6 +342,5 @@ def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 
 
 def _without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors whose names start with a prefix, without the prefix."""
     start = f"{prefix}/"
-    return {n.removeprefix(start): tensor for n, tensor in tensors.items() if n.startswith(start)}
+    return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}

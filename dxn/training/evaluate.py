@@ -12,13 +12,12 @@ from torch import Tensor
 
 from dxn.core.display import Display
 from dxn.core.errors import UserError
-from dxn.core.runtime import release_memory
+from dxn.core.runtime import is_out_of_memory, release_memory
 from dxn.data.dataset import TIMEOUT, Samples
 from dxn.data.loader import make_loader
 from dxn.data.order import BatchOrder
 from dxn.models import Ensemble, Model
 from dxn.tasks.task import Task
-from dxn.training.step import is_out_of_memory
 
 Result = TypeVar("Result")
 

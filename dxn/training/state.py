@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from typing import Annotated
 
+from pydantic import ConfigDict, Field, model_validator
+
+from dxn.config.schema import Strict
 from dxn.data.order import Stage
 from dxn.tasks.task import Task
 
 # A rise of the validation loss by more than this fraction of the first one is no fluctuation.
 RISE = 0.1
 
+Count = Annotated[int, Field(ge=0, le=2**53)]
+Seconds = Annotated[float, Field(ge=0)]
+# The loss of an epoch can be infinite, and still be the best one so far.
+Figure = Annotated[float, Field(allow_inf_nan=True)]
 
-@dataclass
-class State:
+
+class State(Strict):
     """Position of a training, without the weights, the optimizer and the random generators.
 
     Args:
@@ -37,29 +44,35 @@ class State:
         seconds: Time spent in training, without validation.
         elapsed: Time spent in training and validation, in seconds.
         validation: Longest time that a validation took, in seconds.
-        compiled: Whether trainer.compile=auto uses torch.compile. None: not decided yet.
     """
 
-    epoch: int = 0
-    batch: int = 0
-    step: int = 0
-    batch_size: int = 0
-    parts: int = 1
-    skipped: int = 0
-    skipped_in_row: int = 0
+    model_config = ConfigDict(frozen=False)
+
+    epoch: Count = 0
+    batch: Count = 0
+    step: Count = 0
+    batch_size: Annotated[int, Field(ge=0, le=2**31)] = 0
+    parts: Annotated[int, Field(ge=1)] = 1
+    skipped: Count = 0
+    skipped_in_row: Count = 0
     monitored: str = ""
-    best: float | None = None
-    best_epoch: int = 0
-    kept_loss: float | None = None
-    first_loss: float | None = None
-    second_loss: float | None = None
-    best_loss: float | None = None
+    best: Figure | None = None
+    best_epoch: Count = 0
+    kept_loss: Figure | None = None
+    first_loss: Figure | None = None
+    second_loss: Figure | None = None
+    best_loss: Figure | None = None
     memorizes: bool = False
-    worse: int = 0
-    seconds: float = 0.0
-    elapsed: float = 0.0
-    validation: float = 0.0
-    compiled: bool | None = None
+    worse: Count = 0
+    seconds: Seconds = 0.0
+    elapsed: Seconds = 0.0
+    validation: Seconds = 0.0
+
+    @model_validator(mode="after")
+    def _check(self) -> State:
+        if self.parts > max(self.batch_size, 1):
+            raise ValueError(f"parts: must be at most batch_size, got {self.parts}")
+        return self
 
     def stage(self, epochs: int) -> Stage:
         """Return what the training has reached at the start of an epoch.
@@ -138,4 +151,4 @@ class State:
     def epochs_within(self, seconds: float) -> int:
         """Return how many epochs begin within a time limit, from the mean duration of an epoch."""
         # At least one, and those that are finished stay finished even if they took too long.
-        return max(self.epoch, math.ceil(seconds * self.epoch / self.elapsed))
+        return max(self.epoch, math.ceil(seconds * self.epoch / max(self.elapsed, 1e-9)))

@@ -1,116 +1,64 @@
-"""What belongs to one optimizer step: the figures of its batches, and the state before it."""
+"""The parts of one optimizer step: the loss of a batch, the moving average, and bad values."""
 
 from __future__ import annotations
 
-import errno
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
-from accelerate.utils.memory import should_reduce_batch_size
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
+from torch.optim.swa_utils import AveragedModel
 
+from dxn.core.dropout import MAX_SEED, Noise
 from dxn.data.dataset import Samples
-from dxn.training.checkpoint import generator_states, set_generator_states
 
-# Messages of the CPU that accelerate does not know: of C++, and of oneDNN, which computes layers.
-OUT_OF_MEMORY = (
-    "std::bad_alloc",
-    "could not create a primitive",
-    "could not execute a primitive",
-    "could not create a memory object",
-)
 MAX_NAMED = 5  # rows in a message
 
 
-@dataclass(frozen=True)
-class BatchLoss:
-    """The loss of a batch, or of a part of one.
+def noise_of(rows: Sequence[int], key: str, device: torch.device) -> Noise:
+    """Return the random numbers of the dropouts. They depend on the step and the samples."""
+    seed = random.Random(key).randrange(MAX_SEED)
+    return Noise.of_step(torch.tensor(rows, device=device), seed)
 
-    Args:
-        total: Weighted sum of the losses of all targets (), detached.
-        weight: Sum of these weights. 1 if `total` is the mean already.
-        size: Number of samples.
-        rows: Rows of the training split, of this process only.
+
+def make_ema(model: nn.Module, decay: float) -> AveragedModel:
+    """Create a moving average of the weights and buffers of a model.
+
+    At step n the decay is min(decay, n / (n + 10)). With the smaller decay at the start, the random
+    initial weights soon disappear from the average. Call `update_parameters(model)` after each
+    optimizer step.
     """
 
-    total: Tensor
-    weight: float
-    size: int
-    rows: Sequence[int] = ()
+    def update(averages: Sequence[Tensor], values: Sequence[Tensor], step: Tensor | int) -> None:
+        n = int(step)
+        weight = 1 - min(decay, n / (n + 10))
+        for average, value in zip(averages, values, strict=True):
+            if average.is_floating_point():
+                average.lerp_(value, weight)
+            else:
+                average.copy_(value)  # a counter
 
-    @property
-    def mean(self) -> Tensor:
-        """Mean loss over the targets ()."""
-        return self.total if self.weight in (0, 1) else self.total / self.weight
-
-    @classmethod
-    def sum(cls, parts: Sequence[BatchLoss]) -> BatchLoss:
-        """Return the loss of all parts together."""
-        if len(parts) == 1:
-            return parts[0]
-        return cls(
-            torch.stack([part.total for part in parts]).sum(),
-            sum(part.weight for part in parts),
-            sum(part.size for part in parts),
-            [row for part in parts for row in part.rows],
-        )
+    ema = AveragedModel(model, multi_avg_fn=update, use_buffers=True)
+    # The first update of an AveragedModel only copies the weights. After it, n_averaged is 1, so
+    # `update` receives step = 1 at the first optimizer step.
+    ema.update_parameters(model)
+    return ema
 
 
-@dataclass(frozen=True)
-class Start:
-    """The state before an optimizer step, to which a training can return within the step.
-
-    Args:
-        batch: Number of finished batches of the epoch.
-        generators: States of the random generators.
-        statistics: Buffers of batch norms, and copies of them.
-    """
-
-    batch: int
-    generators: Mapping[str, Tensor]
-    statistics: Sequence[tuple[Tensor, Tensor]]
-
-    @classmethod
-    def of(cls, statistics: Sequence[Tensor], device: torch.device, batch: int) -> Start:
-        """Copy the present state.
-
-        Args:
-            statistics: Return value of `statistics_of`.
-            device: Device of the training.
-            batch: Number of finished batches of the epoch.
-        """
-        copies = [(buffer, buffer.clone()) for buffer in statistics]
-        return cls(batch, generator_states(device), copies)
-
-    def restore(self, device: torch.device) -> None:
-        """Restore the generators and the statistics in place."""
-        set_generator_states(self.generators, device)
-        self.restore_statistics()
-
-    def restore_statistics(self) -> None:
-        """Restore only the statistics, which a batch that is not finite has damaged."""
-        for buffer, value in self.statistics:
-            buffer.copy_(value)
-
-
-def statistics_of(model: nn.Module) -> list[Tensor]:
-    """Return the buffers of all batch norms, the only ones that the forward pass changes."""
-    norms = [module for module in model.modules() if isinstance(module, _BatchNorm)]
-    return [buffer for norm in norms for buffer in norm.buffers()]
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Whether memory was too short, on the CPU or on an accelerator."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    if isinstance(error, OSError):
-        return error.errno == errno.ENOMEM
-    if not isinstance(error, RuntimeError):
-        return False
-    return should_reduce_batch_size(error) or any(text in str(error) for text in OUT_OF_MEMORY)
+@contextmanager
+def use_ema(model: nn.Module, ema: AveragedModel | None) -> Iterator[None]:
+    """Load the averaged weights into the model inside the context, and restore its own after it."""
+    if ema is None:
+        yield
+        return
+    own = {name: tensor.clone() for name, tensor in model.state_dict().items()}
+    model.load_state_dict(ema.module.state_dict())
+    try:
+        yield
+    finally:
+        model.load_state_dict(own)
 
 
 def name_rows(samples: Samples, epoch: int, rows: Sequence[int]) -> str:
@@ -137,9 +85,5 @@ def _is_finite(value: Any) -> bool:
     if isinstance(value, Tensor):
         return not value.is_floating_point() or bool(torch.isfinite(value).all())
     if isinstance(value, Mapping):
-        return _are_finite(value.values())
-    return not isinstance(value, list | tuple) or _are_finite(value)
-
-
-def _are_finite(values: Iterable[Any]) -> bool:
-    return all(_is_finite(value) for value in values)
+        value = list(value.values())
+    return not isinstance(value, list | tuple) or all(_is_finite(item) for item in value)

@@ -1,30 +1,54 @@
-"""The trainer: the options of a training, and the call that runs it."""
+"""The training loop, read from top to bottom: options, epochs, steps, validation, the end."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import gc
+import math
+import random
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NoReturn, cast
 
 import torch
+from accelerate.utils import broadcast_object_list
+from torch import Tensor
+from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
+from dxn.core.display import duration
+from dxn.core.dropout import keyed, number_layers, selected
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import remove_unfinished
+from dxn.core.runtime import is_out_of_memory, release_memory
 from dxn.data.dataset import Samples
-from dxn.models import Model
+from dxn.data.loader import make_loader
+from dxn.data.order import BatchOrder
+from dxn.models import Model, compiling
+from dxn.models.blocks import set_compiled
 from dxn.tasks.figures import check_own_metrics
+from dxn.tasks.loss import LossSum
 from dxn.tasks.task import Task
-from dxn.training.accelerator import make_accelerator
-from dxn.training.loop import Run
-from dxn.training.options import Compile
-from dxn.training.precision import Precision
-from dxn.training.signals import StopSignals
+from dxn.tokenize.spaced import spaced_rows
+from dxn.training import checkpoint
+from dxn.training.distributed import Precision, StopRequested, StopSignals, make_accelerator
+from dxn.training.evaluate import as_float, predict, score, to_device
+from dxn.training.log import Log, Tracker, TrackerSink, check_trackers
 from dxn.training.state import State
-from dxn.training.stepper import Schedule
-from dxn.training.trackers import Tracker, Trackers, as_names, check_trackers
+from dxn.training.step import make_ema, name_rows, noise_of, use_ema
 
-__all__ = ["Run", "Schedule", "State", "Trainer"]
+# Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.
+Schedule = Callable[[float], float]
+
+# With a time limit, the learning rate follows the clock only if the training is later than planned
+# by this fraction of the limit. Otherwise the first steps, which take longer, would make the
+# weights of a training that fits into its limit depend on the clock.
+GRACE = 0.05
+MIN_PATIENCE = 5  # epochs, if the patience is a fraction of all epochs
+# Number of the dropout masks of a second pass. `Model.embed` numbers its selections from 0.
+SECOND_PASS = 2**20
+MAX_BALANCED = 64  # samples from which a task computes constants of its loss
 
 
 @dataclass(kw_only=True, eq=False)
@@ -37,8 +61,8 @@ class Trainer:
             targets in the batches of all processes.
         seed: Seed of the order of the samples, of augmentation and of dropout.
         device: Device to train on: auto, cpu, cuda or mps.
-        precision: Precision of matrix products: auto, float32 or bf16. auto measures both on this
-            machine and uses bf16 if it is clearly faster.
+        precision: Precision of matrix products: auto, float32 or bf16. auto is bf16 on a GPU or a
+            processor that has instructions for it, otherwise float32.
         max_grad_norm: Maximum norm of the gradient; a larger gradient is scaled down to this norm.
             0 turns clipping off.
         grad_accum_steps: Number of batches whose gradients are added up before an optimizer step.
@@ -70,8 +94,8 @@ class Trainer:
             addition to those by time. 0: only by time.
         max_skipped_steps: Number of optimizer steps in a row that may be skipped because the loss
             or a gradient is not finite, before the training stops. 0: never stop.
-        compile: Use torch.compile: true, false or auto. auto measures the gain if the training
-            takes more than an hour, and compiles if this saves time.
+        compile: Whether to use torch.compile for the blocks of the backbone. The compilation takes
+            about a minute.
         monitor: Name of the metric that selects the best epoch and decides about patience. null:
             that of the task, such as accuracy.
         metrics: Metrics of your own by name: objects that are called with predictions and targets,
@@ -100,21 +124,22 @@ class Trainer:
     checkpoint_minutes: float = 10.0
     checkpoint_every: int = 0
     max_skipped_steps: int = 10
-    compile: Compile = "auto"
+    compile: bool = False
     monitor: str | None = None
     metrics: Mapping[str, Any] = field(default_factory=dict)
     tracker: Tracker | Sequence[Tracker] = ()
 
     def __post_init__(self):
+        values = vars(self)
         for name in ("epochs", "batch_size", "grad_accum_steps", "log_every"):
-            if not getattr(self, name) >= 1:  # NaN is out of range too
-                raise ValueError(f"{name} must be at least 1, got {getattr(self, name)}")
+            if not values[name] >= 1:  # NaN is out of range too
+                raise ValueError(f"{name} must be at least 1, got {values[name]}")
         for name in (
             *("max_grad_norm", "patience", "mixup", "r_drop"),
             *("checkpoint_minutes", "checkpoint_every", "max_skipped_steps"),
         ):
-            if not getattr(self, name) >= 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+            if not values[name] >= 0:
+                raise ValueError(f"{name} must be at least 0, got {values[name]}")
         if self.patience > 1 and self.patience != int(self.patience):
             raise ValueError(
                 "patience must be a whole number of epochs or a fraction below 1, got "
@@ -123,19 +148,20 @@ class Trainer:
         if self.max_minutes is not None and not self.max_minutes > 0:
             raise ValueError(f"max_minutes must be above 0 or null, got {self.max_minutes}")
         for name in ("patience_below", "mixup_below"):
-            fraction = getattr(self, name)
-            if fraction is not None and not 0 < fraction <= 1:
-                raise ValueError(f"{name} must be in (0, 1] or null, got {fraction}")
+            if values[name] is not None and not 0 < values[name] <= 1:
+                raise ValueError(f"{name} must be in (0, 1] or null, got {values[name]}")
         if not 0 <= self.ema_decay < 1:
             raise ValueError(f"ema_decay must be at least 0 and less than 1, got {self.ema_decay}")
-        if self.compile not in (True, False, "auto"):
-            raise ValueError(f"compile must be true, false or auto, got {self.compile}")
         check_own_metrics(self.metrics)
-        check_trackers(as_names(self.tracker))
+        self.trackers: list[Tracker] = (
+            [self.tracker] if isinstance(self.tracker, str) else [*self.tracker]
+        )
+        check_trackers(self.trackers)
         self.accelerator, self.precision_note = make_accelerator(self.device, self.precision)
         self.bf16 = self.accelerator.mixed_precision == "bf16"
         # Only the main process prints and writes files.
         self.main = self.accelerator.is_main_process
+        self.limit = math.inf if self.max_minutes is None else 60 * self.max_minutes  # seconds
 
     def fit(
         self,
@@ -189,42 +215,468 @@ class Trainer:
         if self.main:
             for each in (folder, folder / "checkpoints"):
                 remove_unfinished(each)
-        with StopSignals() as signals:
-            run = Run(
-                settings=self,
-                model=model,
-                task=task,
-                optimizer=optimizer,
-                schedule=schedule,
-                train=train,
-                validation=validation,
-                folder=folder,
-                keep=keep,
-                batch_size=batch_size or self.batch_size * self.accelerator.num_processes,
-                num_workers=num_workers,
-                timeout=timeout,
-                name=name,
-                signals=signals,
-                options=options,
-                resume=resume,
-            )
+        self.task, self.schedule, self.keep = task, schedule, keep
+        self.train, self.validation, self.folder, self.timeout = train, validation, folder, timeout
+        accelerator = self.accelerator
+        self.state = State(batch_size=batch_size or self.batch_size * accelerator.num_processes)
+        # The optimizer and the average refer to the parameters, so these must be on the device.
+        self.model = model.to(accelerator.device)
+        # The average is a deep copy of the model, so it is made before `prepare` replaces
+        # `model.forward` for bf16: a copied wrapper would still refer to the original model.
+        self.ema = make_ema(model, self.ema_decay) if self.ema_decay else None
+        # The schedule multiplies these. Steps overwrite the rates in the groups, so they are stored
+        # before the first step, and before a checkpoint restores overwritten ones.
+        self.base_lrs = [group["lr"] for group in optimizer.param_groups]
+        # With several processes, `wrapped` is the model in DDP; only its forward synchronizes the
+        # gradients. `model` is used for everything else, such as saving and validation.
+        # The annotation of `prepare` does not say that it returns as many objects as it gets.
+        prepared = cast("tuple[Any, Any]", accelerator.prepare(model, optimizer))
+        self.wrapped, self.optimizer = prepared
+        # Collecting these in each step would take as long as clipping the gradients.
+        self.parameters = list(model.parameters())
+        number_layers(model)
+        task.prepare_loss(train[0, row] for row in spaced_rows(len(train), MAX_BALANCED))
+        # BatchOrder also distributes the samples of a batch over the processes, so the loader does
+        # not go through the accelerator.
+        self.order = BatchOrder(
+            train,
+            self.state.batch_size,
+            seed=self.seed,
+            shuffle=True,
+            shard=(accelerator.process_index, accelerator.num_processes),
+        )
+        self.loader = make_loader(self.order, num_workers=num_workers, timeout=timeout)
+        self.steps_per_epoch = math.ceil(len(self.order) / self.grad_accum_steps)
+        self.log = Log(
+            folder,
+            batches=len(self.order),
+            epochs=self.epochs,
+            limit=self.limit,
+            main=self.main,
+            name=name,
+        )
+        with StopSignals() as self.signals:
             # An interrupted training must also remove its progress bar and unwrap the model.
             try:
                 if resume:
-                    run.restore()
+                    self.restore()
                 else:
-                    run.progress.clear_log()
-                    run.save()
-                run.start_trackers()
-                while not run.is_finished:
-                    run.epoch()
+                    self.log.clear()
+                    self.save()
+                self.log.trackers = [
+                    TrackerSink(
+                        each,
+                        folder,
+                        options=options,
+                        say=self.log.print,
+                        resumed_at=self.state.step if resume else None,
+                    )
+                    for each in (self.trackers if self.main else ())
+                ]
+                while not self.is_finished:
+                    self.train_epoch()
                 # It arrived after the last batch. Everything is in the checkpoint of the epoch.
-                if signals.received is not None:
-                    raise Interrupted.by(signals.received)
-                run.say_why_it_stopped()
+                if self.signals.received is not None:
+                    raise Interrupted.by(self.signals.received)
+                self._say_why_it_stopped()
             finally:
-                run.close()
-        return run.state
+                self.log.close()
+                set_compiled(model, False)
+                compiling.on_failure = None
+                # `prepare` replaced model.forward for bf16. A second training would wrap it again.
+                accelerator.unwrap_model(self.wrapped, keep_fp32_wrapper=False)
+                # Otherwise the accelerator keeps references to the model and the optimizer.
+                accelerator.free_memory()
+        return self.state
+
+    def train_epoch(self) -> None:
+        """Train for the rest of this epoch, validate, and save a checkpoint."""
+        state = self.state
+        self.ticked = time.perf_counter()
+        if self.accelerator.num_processes > 1 and not state.batch:
+            # Processes that share a seed would draw the same numbers for different samples. When a
+            # training resumes in the middle of an epoch, the checkpoint has already restored the
+            # generator of this process.
+            key = f"{self.seed}/{state.epoch}/{self.accelerator.process_index}"
+            torch.manual_seed(random.Random(key).getrandbits(63))
+        self.wrapped.train()
+        if self.compile:
+            compiling.on_failure = lambda why: self.log.print(
+                f"note: training without torch.compile: {why}"
+            )
+            set_compiled(self.model, True)
+        parts: Iterator[dict[str, Any]] | None = None
+        while state.batch < len(self.order) and not self.is_out_of_time:
+            if parts is None:
+                # The order of the samples depends only on the seed and the epoch, so a resumed
+                # training can skip the batches that are done.
+                self.order.epoch, self.order.skip = state.epoch, state.batch
+                self.order.stage = state.stage(self.num_epochs)
+                self.order.parts = state.parts
+                parts = iter(self.loader)
+            start = checkpoint.generator_states(self.accelerator.device)
+            is_short = False
+            try:
+                self.train_step(parts)
+            except Exception as error:
+                is_short = is_out_of_memory(error)
+                if not is_short:
+                    raise
+            # Outside of `except`: the traceback keeps the tensors of the failed batch in memory.
+            if is_short:
+                # The step starts again. A new data worker must not inherit the failed iterator.
+                parts = None
+                checkpoint.set_generator_states(start, self.accelerator.device)
+                self._divide_batches()
+        if parts is not None and state.batch == len(self.order):
+            next(parts, None)  # the end, after which the data workers wait for the next epoch
+        state.epoch += 1
+        state.batch = 0
+        try:
+            metrics = self.validate()
+        except StopRequested:
+            # The resumed training validates first, because no batch of the epoch is left.
+            state.epoch -= 1
+            state.batch = len(self.order)
+            self._stop()
+        # The learning rate and the number of epochs depend on the time, and all processes must
+        # agree on it, so the clock of the first process decides.
+        (took,) = broadcast_object_list([self._tick()])
+        state.elapsed += took
+        state.validation = max(state.validation, took)
+        self.log.epochs = self.num_epochs
+        self.log.epoch(metrics, state, shown=self.task.shown(metrics), last=self.is_finished)
+        self.save()
+
+    def train_step(self, parts: Iterator[dict[str, Any]]) -> None:
+        """Take one optimizer step with the gradients of the next batches, if they are finite.
+
+        Args:
+            parts: The parts of the batches of the epoch that are left, `state.parts` per batch.
+
+        Raises:
+            UserError: If too many steps in a row were skipped, or the memory is too small for the
+                state of the optimizer.
+            Interrupted: After a signal.
+        """
+        state = self.state
+        # None instead of zeros: AdamW then skips parameters that received no gradient.
+        self.optimizer.zero_grad(set_to_none=True)
+        # The last batches of an epoch also make a step, even if they are fewer than
+        # grad_accum_steps: gradients must not leak into the next epoch.
+        count = min(self.grad_accum_steps, len(self.order) - state.batch)
+        batches: list[tuple[LossSum, int]] = []  # the loss and the number of samples of each batch
+        rows: list[int] = []
+        for i in range(count * state.parts):
+            part = to_device(next(parts), self.accelerator.device)
+            # The processes exchange the gradients of all parts together.
+            is_last = i == count * state.parts - 1
+            with nullcontext() if is_last else self.accelerator.no_sync(self.wrapped):
+                loss = self.backward(part)
+            own = [] if part.get("#filler") else part["#index"]
+            if i % state.parts == 0:
+                batches.append((loss, len(own)))
+            else:
+                before, size = batches[-1]
+                batches[-1] = (before + loss, size + len(own))
+            rows += own
+        batches, must_stop, must_save, took = self._agree(batches)
+        state.batch += len(batches)
+        state.seconds += took
+        state.elapsed += took
+        factor = self.schedule(self.progress)
+        for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
+            group["lr"] = base_lr * factor
+        state.step += 1
+        first, *others = [loss for loss, _ in batches]
+        self._update(sum(others, start=first), rows)
+        for loss, size in batches:
+            # The learning rate of the first group is logged.
+            lr = self.optimizer.param_groups[0]["lr"]
+            self.log.batch(loss.mean, size, lr=lr, state=state, log_every=self.log_every)
+        if must_save or (self.checkpoint_every and state.step % self.checkpoint_every == 0):
+            self.save()
+        if must_stop:
+            self._stop()
+
+    def backward(self, batch: dict[str, Any]) -> LossSum:
+        """Add the gradients of one batch, or of a part of one, and return its loss."""
+        state, task = self.state, self.task
+        mixing = None
+        if self.mixup and state.is_past_chance(self.mixup_below):
+            # The model mixes the tokens and the task mixes the targets, with the same permutation
+            # and the same share of the partner.
+            share = float(torch.distributions.Beta(self.mixup, self.mixup).sample())
+            order = torch.randperm(batch["#size"]).to(self.accelerator.device)
+            mixing = order, share
+            batch = {**batch, "target": task.mix_targets(batch["target"], order, share)}
+        key = f"{self.seed}/{state.epoch}/{state.step}"
+        with keyed(noise_of(batch["#index"], key, self.accelerator.device)):
+            loss = self._loss(batch, mixing)
+            if batch.get("#filler"):
+                # It only keeps this process in step with the others, which have one more sample.
+                loss = LossSum(0 * loss.total, 0 * loss.weight)
+            # The sum over all targets, if there are other batches in the step.
+            self.accelerator.backward(loss.total if self.adds_up else loss.mean)
+        return LossSum(loss.total.detach(), loss.weight.detach())
+
+    def _loss(self, batch: dict[str, Any], mixing: tuple[Tensor, float] | None) -> LossSum:
+        """Return the loss of a batch, with R-Drop if set (arXiv:2106.14448)."""
+        # Losses are computed in float32 even if the model runs in bf16, which has too few digits
+        # for sums over many terms.
+        if not self.r_drop:
+            return self.task.loss(as_float(self.wrapped(batch, mixing)), batch)
+        # DDP prepares each forward pass that synchronizes gradients for a backward pass of its own.
+        # Both passes have the same one, so only the second pass is prepared.
+        with self.accelerator.no_sync(self.wrapped):
+            output = as_float(self.wrapped(batch, mixing))
+        samples = torch.arange(batch["#size"], device=self.accelerator.device)
+        with selected(samples, SECOND_PASS):
+            other = as_float(self.wrapped(batch, mixing))
+        # The mean of the two losses instead of their sum, so that the weight of the target does not
+        # depend on this option. The paper's code does the same.
+        loss, second = self.task.loss(output, batch), self.task.loss(other, batch)
+        divergence = self.task.divergence(output, other, batch) * loss.weight
+        return LossSum((loss.total + second.total) / 2 + self.r_drop * divergence, loss.weight)
+
+    def _agree(
+        self, batches: list[tuple[LossSum, int]]
+    ) -> tuple[list[tuple[LossSum, int]], bool, bool, float]:
+        """Return the losses over all processes, whether one must stop or save, and the time.
+
+        All processes must take these decisions at the same step. The first one has the clock.
+        """
+        took = self._tick()
+        must_stop = self.signals.received is not None
+        minutes = (time.monotonic() - self.saved_at) / 60
+        must_save = minutes >= self.checkpoint_minutes > 0
+        if self.accelerator.num_processes == 1:
+            return batches, must_stop, must_save, took
+        own = [[float(loss.total), float(loss.weight), float(size)] for loss, size in batches]
+        flags = [float(must_stop), float(must_save and self.main), took if self.main else 0.0]
+        shared = torch.tensor([*own, flags], device=self.accelerator.device)
+        *losses, (stops, saves, seconds) = cast("Tensor", self.accelerator.reduce(shared))
+        batches = [(LossSum(total, weight), int(size)) for total, weight, size in losses]
+        return batches, bool(stops), bool(saves), float(seconds)
+
+    def _update(self, loss: LossSum, rows: Sequence[int]) -> None:
+        """Change the weights and their average, unless the loss or the gradient is not finite.
+
+        Args:
+            loss: Loss of all batches of the step, over all processes.
+            rows: Rows of these batches, of this process only.
+        """
+        state = self.state
+        parameters = [p for p in self.parameters if p.grad is not None]
+        gradients = [cast("Tensor", p.grad) for p in parameters]
+        if self.adds_up:
+            # The step is that of one large batch, however many batches and processes it is divided
+            # into. DDP has already divided the sum over the processes by their number.
+            weight = torch.where(loss.weight > 0, loss.weight, 1.0) / self.accelerator.num_processes
+            for gradient in gradients:
+                gradient.div_(weight)
+        # Of the accumulated gradient, not of each batch: accumulated batches must make the same
+        # step as one large batch.
+        norm = get_total_norm(gradients)
+        # In one number, because each comparison on the CPU waits for the GPU.
+        if bool((norm + loss.total).isfinite()):
+            if self.max_grad_norm:
+                clip_grads_with_norm_(parameters, self.max_grad_norm, norm)
+            try:
+                self.optimizer.step()
+                if self.ema is not None:
+                    self.ema.update_parameters(self.model)
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+                # Some weights may have changed already, so the step cannot be repeated. It needs
+                # the same memory for smaller batches.
+                raise UserError(
+                    "out of memory for the state of the optimizer, whose size does not depend on "
+                    "the batch size; use a smaller model"
+                ) from error
+            state.skipped_in_row = 0
+            return
+        state.skipped += 1
+        state.skipped_in_row += 1
+        what = "gradient" if math.isfinite(float(loss.total)) else "loss"
+        named = name_rows(self.train, state.epoch, rows)
+        where = f"step {state.step} (epoch {state.epoch + 1}), where the {what} is not finite"
+        if self.max_skipped_steps and state.skipped_in_row >= self.max_skipped_steps:
+            raise UserError(
+                f"training stopped: {state.skipped_in_row} optimizer steps in a row were not "
+                f"possible; the last one was {where} ({named}); lower optimizer.lr, or look for "
+                "extreme values with dxn check"
+            )
+        self.log.print(f"warning: no optimizer step at {where} ({named})")
+
+    def _divide_batches(self) -> None:
+        """Compute batches in twice as many parts, because the memory is too small.
+
+        Raises:
+            UserError: If the batches cannot be divided.
+        """
+        self.optimizer.zero_grad(set_to_none=True)
+        gc.collect()
+        release_memory()
+        if self.accelerator.device.type == "cuda":
+            torch.cuda.empty_cache()
+        state = self.state
+        parts = 2 * state.parts
+        advice = "use a smaller model, shorter inputs or a smaller batch_size"
+        if self.accelerator.num_processes > 1:
+            # The other processes wait for the gradients of this one, and cannot go back.
+            raise UserError(f"out of memory in process {self.accelerator.process_index}; {advice}")
+        if self.task.compares_rows:
+            raise UserError(
+                f"out of memory with {state.batch_size} samples per batch; this task compares all "
+                f"samples of a batch, so batches cannot be divided; {advice}"
+            )
+        if parts > state.batch_size:
+            raise UserError(f"out of memory with a single sample; {advice}")
+        state.parts = parts
+        self.log.print(
+            f"note: out of memory; each batch of {state.batch_size} samples is now computed in "
+            f"{parts} parts of at most {math.ceil(state.batch_size / parts)} samples, whose "
+            "gradients are added up"
+        )
+
+    def validate(self) -> dict[str, float]:
+        """Compute the validation metrics, and keep the weights if they are the best so far.
+
+        Returns:
+            The metrics by name. Empty without a validation split.
+        """
+        state, samples = self.state, self.validation
+        # Without torch.compile: validation would need other variants of the kernels.
+        set_compiled(self.model, False)
+        # The averaged weights are validated, because they are the ones that are kept.
+        with use_ema(self.model, self.ema):
+            if samples is None:
+                # Nothing tells which epoch is the best.
+                state.best_epoch = state.epoch
+                self.keep({})
+                return {}
+
+            def show(done: int) -> None:
+                self.log.validation(done, len(samples), state)
+                # Several processes would have to stop at the same sample, so they finish first.
+                if self.accelerator.num_processes == 1 and self.signals.received is not None:
+                    raise StopRequested
+
+            # Every process validates on all samples, so all of them agree on the best epoch without
+            # communication.
+            predictions = predict(
+                self.model,
+                self.task,
+                samples,
+                # Without gradients there is enough memory for twice the batch size.
+                batch_size=2 * math.ceil(state.batch_size / self.accelerator.num_processes),
+                device=self.accelerator.device,
+                bf16=self.bf16,
+                # Fast decoding is enough to compare epochs.
+                draft=True,
+                on_batch=show,
+                timeout=self.timeout,
+            )
+            metrics = score(predictions, samples, self.task)
+            if state.record(metrics, self.task):
+                self.keep(metrics)
+            return metrics
+
+    def save(self) -> None:
+        """Write a checkpoint. Every process must call this, because generator states are gathered.
+
+        Only the main process writes the file.
+        """
+        own = checkpoint.generator_states(self.accelerator.device)
+        generators = checkpoint.gather_states(own, self.accelerator)
+        if self.main:
+            checkpoint.save(
+                self.folder / "checkpoints",
+                model=self.model,
+                optimizer=self.optimizer,
+                ema=self.ema,
+                state=self.state,
+                generators=generators,
+                log=self.log.pending(),
+            )
+        self.saved_at = time.monotonic()
+
+    def restore(self) -> None:
+        """Continue from the last checkpoint."""
+        batch_size = self.state.batch_size
+        self.state, pending = checkpoint.load(
+            self.folder / "checkpoints",
+            model=self.model,
+            optimizer=self.optimizer,
+            ema=self.ema,
+            process=self.accelerator.process_index,
+            say=self.log.print,
+        )
+        self.saved_at = time.monotonic()
+        state = self.state
+        # A resume with other options, such as a lower learning rate, gets all attempts again.
+        state.skipped_in_row = 0
+        if state.batch_size != batch_size:
+            # With resume.force. The batches that are done do not exist in the new order.
+            self.log.print(f"note: epoch {state.epoch + 1} starts again with the new batch size")
+            state.batch_size = batch_size
+            state.batch = 0
+            state.step = state.epoch * self.steps_per_epoch
+        self.log.epochs = self.num_epochs
+        self.log.restore(state, pending)
+
+    @property
+    def adds_up(self) -> bool:
+        """Whether several batches or parts make one step, so each counts by its weight."""
+        return self.accelerator.num_processes * self.grad_accum_steps * self.state.parts > 1
+
+    @property
+    def num_epochs(self) -> int:
+        """Number of epochs: that of the configuration, or an estimate of those that fit."""
+        # The duration of an epoch is known only after the first one.
+        if math.isinf(self.limit) or not self.state.epoch:
+            return self.epochs
+        return min(self.epochs, self.state.epochs_within(self.limit))
+
+    @property
+    def is_out_of_time(self) -> bool:
+        """Whether no step fits into the time limit any more. The first epoch is completed."""
+        return self.state.epoch > 0 and self.state.elapsed >= self.limit - self.state.validation
+
+    @property
+    def patience_left(self) -> float:
+        """Number of epochs that may still bring no improvement before training stops early."""
+        patience = self.patience
+        if not patience or not self.state.is_past_chance(self.patience_below):
+            return math.inf
+        if patience < 1:
+            patience = max(round(patience * self.num_epochs), MIN_PATIENCE)
+        return patience - self.state.worse
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether no epoch is left."""
+        return self.state.epoch >= self.epochs or self.is_out_of_time or self.patience_left <= 0
+
+    @property
+    def progress(self) -> float:
+        """Progress of the training at the next step, which determines the learning rate.
+
+        By the number of steps, or by the clock if not all of them fit into the time limit.
+        """
+        num_steps = self.epochs * self.steps_per_epoch
+        # N steps divide the schedule into N + 1 equal parts. Neither the first step (of a warm-up)
+        # nor the last one (of a decay to 0) has a learning rate of 0, so none is lost even if there
+        # are only a few.
+        by_steps = (self.state.step + 1) / (num_steps + 1)
+        if math.isinf(self.limit):
+            return by_steps
+        seconds = self.limit - self.state.validation
+        grace = GRACE * seconds
+        by_clock = (self.state.elapsed - grace) / max(seconds - grace, 1e-9)
+        return max(by_steps, min(by_clock, num_steps / (num_steps + 1)))
 
     def track(self, folder: Path, metrics: Mapping[str, Any], step: int) -> None:
         """Send the final metrics of a run to the trackers.
@@ -234,12 +686,39 @@ class Trainer:
             metrics: Metrics by name.
             step: Number of optimizer steps of the training.
         """
-        for name in as_names(self.tracker) if self.main else ():
+        for name in self.trackers if self.main else ():
             try:
-                trackers = Trackers([name], folder, resumed_at=step)
+                tracker = TrackerSink(name, folder, resumed_at=step)
             except UserError as error:
                 # The training is finished, and its report must still be written.
                 print(f"warning: {name} does not get the final metrics: {error}")
                 continue
-            trackers.log({**metrics, "step": step})
-            trackers.close()
+            tracker.log({**metrics, "step": step})
+            tracker.close()
+
+    def _tick(self) -> float:
+        """Return the time since the last call in seconds."""
+        now = time.perf_counter()
+        took, self.ticked = now - self.ticked, now
+        return took
+
+    def _stop(self) -> NoReturn:
+        """Save a checkpoint, and end the training because of a signal."""
+        self.save()
+        raise Interrupted.by(self.signals.received)
+
+    def _say_why_it_stopped(self) -> None:
+        """Print the reason if the training ended before the configured number of epochs."""
+        state = self.state
+        if self.patience_left <= 0:
+            figure = self.task.monitored if state.best is not None else "loss"
+            # A task without a loss has no best loss.
+            if figure != "loss" and state.best_loss is not None:
+                figure += " or loss"
+            # At the end, as many epochs without improvement as the patience allows.
+            epochs = round(self.patience_left + state.worse)
+            self.log.print(f"stopped early: no better {figure} in {epochs} epochs")
+        elif state.epoch < self.epochs:
+            epochs = f"{state.epoch} of {self.epochs} epochs"
+            limit = duration(self.limit)
+            self.log.print(f"stopped early: {epochs} fit into the time limit of {limit}")

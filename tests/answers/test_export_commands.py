@@ -23,7 +23,6 @@ PARTS = {"adapters", "input", "prompt", "token"}
         (["push", "run=x", "repo=a/b", "private=maybe"], "private"),
         (["push", "run=x", "repo=a/b", "message=[1]"], "message"),
         (["push", "run=x", "repo=a/b", "license=[1]"], "license"),
-        (["doctor", "measure=maybe"], "measure"),
         (["export", "run=x", "format=[1,2]"], "format"),
         (["serve", "run=x", "compile=maybe"], "compile"),
     ],

@@ -27,7 +27,7 @@ def clock(monkeypatch):
     """A clock that is one second later each time it is read: a batch takes one second."""
     count = itertools.count()
     fake = SimpleNamespace(perf_counter=lambda: float(next(count)), monotonic=time.monotonic)
-    monkeypatch.setattr("dxn.training.loop.time", fake)
+    monkeypatch.setattr("dxn.training.trainer.time", fake)
 
 
 def rates(folder):

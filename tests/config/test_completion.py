@@ -151,13 +151,18 @@ def test_an_unknown_shell_is_refused():
 
 
 def test_doctor_prints_versions_devices_and_formats(capsys):
-    assert main(["doctor", "measure=false"]) == 0
-    out = capsys.readouterr().out
-    for word in ("dxn: ", "torch ", "cpu: ", "images: JPEG", "extra serve", "sound files: WAV"):
-        assert word in out
-    assert "precision" not in out
     assert main(["doctor"]) == 0
-    assert "matrix products measured" in capsys.readouterr().out
+    out = capsys.readouterr().out
+    for word in (
+        "dxn: ",
+        "torch ",
+        "cpu: ",
+        "images: JPEG",
+        "extra serve",
+        "sound files: WAV",
+        "precision: ",
+    ):
+        assert word in out
 
 
 def test_version_prints_the_version(capsys):

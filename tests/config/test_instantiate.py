@@ -202,7 +202,7 @@ REFUSED = [
     "dxn.models.Backbone.__init__",
     "dxn.models.Backbone.__class__",
     "dxn.models.Backbone.forward",
-    "dxn.training.checkpoint.write_tensors",
+    "dxn.core.tensors.write_tensors",
     "dxn.tokenizeX.a",
     "dxn.tokenize.BadMedia",
     "dxn.models.backbone.UserError",

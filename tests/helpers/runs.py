@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from dxn.cli import main
 from dxn.core.files import write_sums
 from dxn.training.checkpoint import FILE, all_checkpoints
-from dxn.training.stepper import Stepper
+from dxn.training.trainer import Trainer
 
 # Options of a run without the parts that are chosen or fitted from the data.
 PLAIN = ["preset=plain", "baseline=none"]
@@ -38,18 +38,17 @@ def table_of(count):
 def interrupt(monkeypatch, *, step):
     """Stop the training after this many optimizer steps, as Ctrl+C does."""
     count = 0
-    take_step = Stepper.step
+    take_step = Trainer.train_step
 
-    def counted(stepper, *progress):
+    def counted(trainer, parts):
         nonlocal count
-        losses = take_step(stepper, *progress)
+        take_step(trainer, parts)
         count += 1
         if count == step:
             raise KeyboardInterrupt
-        return losses
 
     with monkeypatch.context() as patch:
-        patch.setattr(Stepper, "step", counted)
+        patch.setattr(Trainer, "train_step", counted)
         yield
 
 

@@ -42,7 +42,7 @@ class SeriesPreprocessor:
 
 
 class SeriesAdapter(nn.Module):
-    """One token per step; a batch norm gives the model buffers that training changes."""
+    """One token per step."""
 
     modality = "series"
 
@@ -51,10 +51,10 @@ class SeriesAdapter(nn.Module):
         self.dim = dim
         self.prepare = SeriesPreprocessor()
         self.proj = nn.Linear(WIDTH, dim)
-        self.norm = nn.BatchNorm1d(dim)
+        self.norm = nn.LayerNorm(dim)
 
     def forward(self, batch):
-        x = self.norm(self.proj(batch["values"]).transpose(1, 2)).transpose(1, 2)
+        x = self.norm(self.proj(batch["values"]))
         mask = batch["mask"]
         coords = torch.zeros(*mask.shape, 1)
         return Tokens(x, mask, (Span("series", "series", 0, mask.shape[1], coords),))
@@ -101,17 +101,9 @@ def make_model(task, *, seed=0, dropout=0.2, depth=1):
     )
 
 
-def without_batch_norm():
-    """A model with dropout, in which the other samples of a batch have no effect."""
-    model = make_model(make_task())
-    model.adapters["series"].norm = nn.Identity()
-    return model
-
-
 def without_randomness():
-    """A model without dropout, in which the other samples of a batch have no effect."""
+    """A model without dropout."""
     model = make_model(make_task(), dropout=0.0)
-    model.adapters["series"].norm = nn.Identity()
     model.head.pre.dropout = nn.Identity()
     return model
 

@@ -26,9 +26,9 @@ def run(tmp_path_factory):
 
 @pytest.fixture
 def large(monkeypatch):
-    """Every model counts as large, and bf16 as twice as fast as float32."""
+    """Every model counts as large, and the device has instructions for bf16."""
     monkeypatch.setattr(dtypes, "MIN_WEIGHTS", 1)
-    monkeypatch.setattr(dtypes, "_speedup", lambda device: 2.0)
+    monkeypatch.setattr(dtypes, "choose_bf16", lambda device: (True, ""))
 
 
 def kinds(predictor):
@@ -59,7 +59,7 @@ def test_a_large_model_has_packed_bf16_weights(run):
 
 @pytest.mark.usefixtures("large")
 def test_auto_keeps_float32_where_bf16_is_not_faster(run, monkeypatch):
-    monkeypatch.setattr(dtypes, "_speedup", lambda device: 1.1)
+    monkeypatch.setattr(dtypes, "choose_bf16", lambda device: (False, ""))
     predictor = dxn.load(run)
     assert predictor.dtype == "float32"
     assert PackedLinear not in kinds(predictor)

@@ -28,7 +28,7 @@ from helpers.runs import (
 from dxn.cli import main
 from dxn.runs.lock import locked
 from dxn.runs.saved import model_folder
-from dxn.training.loop import Run
+from dxn.training.trainer import Trainer
 
 OPTIONS = [*TINY_DIGITS, "adapters=[text]", "trainer.epochs=2", "trainer.log_every=1"]
 TABLE = [*SMALL, *PLAIN, "adapters.text.vocab_size=60", "trainer.epochs=2", "data.split=split"]
@@ -159,11 +159,11 @@ def test_another_batch_size_starts_the_epoch_again(killed, tmp_path, capsys):
     assert log_of(run)[-1]["step"] == 10
 
 
-def test_the_measured_precision_is_kept(tmp_path, monkeypatch, capsys):
+def test_the_chosen_precision_is_kept(tmp_path, monkeypatch, capsys):
     run = tmp_path / "run"
     with interrupt(monkeypatch, step=2):
         main(["train", *OPTIONS, "trainer.precision=auto", f"run={run}"])
-    monkeypatch.setattr("dxn.training.precision.measure", lambda *_, **__: 100.0)
+    monkeypatch.setattr("dxn.training.distributed.choose_bf16", lambda device: (True, "bf16"))
     capsys.readouterr()
     assert main(["train", f"resume={run}"]) == 0
     assert "precision: float32, as configured" in capsys.readouterr().out
@@ -277,7 +277,7 @@ class Killer:
     @contextmanager
     def at(self, number, folder, monkeypatch):
         """Kill at a write of the end of the second epoch."""
-        validate = Run.validate
+        validate = Trainer.validate
 
         def armed(run):
             if run.state.epoch == 2:
@@ -285,7 +285,7 @@ class Killer:
             return validate(run)
 
         with monkeypatch.context() as patch:
-            patch.setattr(Run, "validate", armed)
+            patch.setattr(Trainer, "validate", armed)
             try:
                 yield
             finally:

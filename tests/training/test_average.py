@@ -9,10 +9,11 @@ import torch
 from helpers.runs import checkpoint_of, same_tensors
 from helpers.training import fit, make_model, make_samples, make_task
 
+from dxn.core.tensors import write_tensors
 from dxn.training import checkpoint as checkpoints
-from dxn.training.ema import make_ema, use_ema
 from dxn.training.evaluate import Predictions, predict, score, to_device
 from dxn.training.optim import adamw
+from dxn.training.step import make_ema, use_ema
 
 CPU = torch.device("cpu")
 
@@ -79,7 +80,7 @@ def test_an_average_that_is_turned_on_later_starts_at_the_restored_weights(tmp_p
 def test_weights_have_the_permissions_of_ordinary_files(tmp_path):
     previous = os.umask(0o027)
     try:
-        checkpoints.write_tensors(tmp_path / "a.safetensors", {"x": torch.zeros(3)})
+        write_tensors(tmp_path / "a.safetensors", {"x": torch.zeros(3)})
     finally:
         os.umask(previous)
     assert stat.S_IMODE((tmp_path / "a.safetensors").stat().st_mode) == 0o640

@@ -1,4 +1,4 @@
-"""torch.compile in a training: equal results, the decision, and a machine that cannot compile."""
+"""torch.compile in a training: equal results, and a machine that cannot compile."""
 
 import copy
 import pickle
@@ -6,14 +6,11 @@ import pickle
 import pytest
 import torch
 from helpers.runs import checkpoint_of, interrupt, same_tensors
-from helpers.training import fit, make_model, make_task, without_time
+from helpers.training import fit, make_model, make_task
 
 from dxn.core.dropout import Noise, keyed, number_layers
 from dxn.models import Backbone, BlockOptions, NormOptions, compiling
 from dxn.models.blocks import blocks_of, set_compiled
-from dxn.training import compiling as choice
-from dxn.training.compiling import Trial
-from dxn.training.trainer import Trainer
 
 
 @pytest.fixture(autouse=True)
@@ -106,68 +103,6 @@ def test_a_compiled_training_is_resumed_bit_for_bit(tmp_path, monkeypatch):
     assert not any(block.compiled for block in blocks_of(resumed))
 
 
-def _decide(monkeypatch, trial, *, seconds=0.0):
-    monkeypatch.setattr(choice, "WARMUP_STEPS", 1)
-    monkeypatch.setattr(choice, "TIMED_STEPS", 2)
-    monkeypatch.setattr(choice, "MIN_SECONDS", seconds)
-    monkeypatch.setattr(choice, "measure", lambda *args, **options: trial)
-
-
-SLOW = Trial(eager=1.0, compiled=1.1, compilation=0.0)
-FAST = Trial(eager=1e6, compiled=1.0, compilation=1.0)
-
-
-@pytest.mark.parametrize(
-    ("trial", "expected"),
-    [(SLOW, "off, torch.compile would save nothing"), (FAST, "on, torch.compile would save")],
-    ids=["slow", "fast"],
-)
-def test_auto_compiles_only_if_this_saves_time(tmp_path, monkeypatch, capfd, trial, expected):
-    _decide(monkeypatch, trial)
-    _, state, _ = fit(tmp_path, epochs=3)
-    assert state.compiled == (trial is FAST)
-    assert f"compile: {expected}" in capfd.readouterr().out
-
-
-def test_auto_does_not_try_in_a_short_training(tmp_path, monkeypatch):
-    _decide(monkeypatch, FAST, seconds=3600.0)
-    _, state, _ = fit(tmp_path, epochs=3)
-    assert state.compiled is False
-
-
-def test_a_time_limit_is_part_of_the_remaining_time(tmp_path, monkeypatch):
-    _decide(monkeypatch, FAST, seconds=30.0)
-    _, state, _ = fit(tmp_path, epochs=3, max_minutes=0.4)
-    assert state.compiled is False
-
-
-def test_a_resumed_training_keeps_the_decision(tmp_path, monkeypatch):
-    _decide(monkeypatch, FAST)
-    options = {"epochs": 3, "checkpoint_every": 1}
-    whole, state, _ = fit(tmp_path / "whole", **options)
-    with interrupt(monkeypatch, step=9), pytest.raises(KeyboardInterrupt):
-        fit(tmp_path / "cut", **options)
-    _decide(monkeypatch, SLOW)
-    resumed, resumed_state, _ = fit(tmp_path / "cut", resume=True, **options)
-    assert without_time(state) == without_time(resumed_state)
-    assert same_tensors(whole.state_dict(), resumed.state_dict())
-
-
-def test_the_trial_changes_neither_the_random_numbers_nor_the_gradients(tmp_path, monkeypatch):
-    monkeypatch.setattr(choice, "REPEATS", 1)
-    real = choice.measure
-    _decide(monkeypatch, SLOW)
-    expected, _, _ = fit(tmp_path / "without", epochs=2)
-
-    def measure(*args, **options):
-        assert real(*args, **options) is not None
-        return SLOW
-
-    monkeypatch.setattr(choice, "measure", measure)
-    model, _, _ = fit(tmp_path / "with", epochs=2)
-    assert same_tensors(model.state_dict(), expected.state_dict())
-
-
 def test_without_a_compiler_the_training_continues_with_a_note(tmp_path, monkeypatch, capfd):
     monkeypatch.setattr(compiling, "BACKEND", _broken)
     model, _, _ = fit(tmp_path / "broken", compile=True, epochs=1)
@@ -178,8 +113,3 @@ def test_without_a_compiler_the_training_continues_with_a_note(tmp_path, monkeyp
 
 def _broken(graph, inputs):
     raise RuntimeError("no C++ compiler found")
-
-
-def test_other_values_of_the_option_are_refused():
-    with pytest.raises(ValueError, match="compile must be true, false or auto, got maybe"):
-        Trainer(device="cpu", compile="maybe")

@@ -12,11 +12,10 @@ from helpers.runs import checkpoint_of, log_of, same_tensors
 from helpers.training import fit, without_randomness, without_time
 
 from dxn.core.errors import Interrupted, UserError
-from dxn.training import stepper as steppers
+from dxn.training import trainer as trainers
 from dxn.training.checkpoint import FILE, all_checkpoints, read
 from dxn.training.optim import sgd
-from dxn.training.stepper import Stepper
-from dxn.training.trainer import Run
+from dxn.training.trainer import Trainer
 
 EVERYTHING = {"ema_decay": 0.9, "mixup": 0.5, "epochs": 3, "log_every": 3}
 BAD = math.nan
@@ -27,15 +26,15 @@ def backward(monkeypatch):
     """Replaces the backward pass by a function of (the original one, the batch, its number)."""
 
     def patch(function):
-        original = Stepper.backward
+        original = Trainer.backward
         count = 0
 
-        def counted(stepper, batch):
+        def counted(trainer, batch):
             nonlocal count
             count += 1
-            return function(lambda changed: original(stepper, changed), batch, count)
+            return function(lambda changed: original(trainer, changed), batch, count)
 
-        monkeypatch.setattr(Stepper, "backward", counted)
+        monkeypatch.setattr(Trainer, "backward", counted)
 
     return patch
 
@@ -56,8 +55,10 @@ def folders(run):
 
 def test_there_is_a_checkpoint_before_the_first_step_and_two_are_kept(tmp_path, monkeypatch):
     seen = []
-    original = Run.save
-    monkeypatch.setattr(Run, "save", lambda run: (original(run), seen.append(folders(tmp_path)))[0])
+    original = Trainer.save
+    monkeypatch.setattr(
+        Trainer, "save", lambda run: (original(run), seen.append(folders(tmp_path)))[0]
+    )
     fit(tmp_path, epochs=3)
     steps = [f"step-{step:09}" for step in (0, 5, 10, 15)]
     assert seen == [steps[:1], *([b, a] for a, b in pairwise(steps))]
@@ -65,8 +66,8 @@ def test_there_is_a_checkpoint_before_the_first_step_and_two_are_kept(tmp_path, 
 
 def test_checkpoints_are_also_written_by_time(tmp_path, monkeypatch):
     steps = []
-    original = Run.save
-    monkeypatch.setattr(Run, "save", lambda run: (original(run), steps.append(run.state.step)))
+    original = Trainer.save
+    monkeypatch.setattr(Trainer, "save", lambda run: (original(run), steps.append(run.state.step)))
     fit(tmp_path, epochs=1, checkpoint_minutes=1e-9)
     assert steps == [0, 1, 2, 3, 4, 5, 5]
 
@@ -74,7 +75,7 @@ def test_checkpoints_are_also_written_by_time(tmp_path, monkeypatch):
 def test_a_training_killed_before_its_first_step_is_resumed(tmp_path, monkeypatch):
     whole, state, _ = fit(tmp_path / "whole", **EVERYTHING)
     with monkeypatch.context() as patch, pytest.raises(ZeroDivisionError):
-        patch.setattr(Run, "epoch", lambda run: 1 / 0)
+        patch.setattr(Trainer, "train_epoch", lambda trainer: 1 / 0)
         fit(tmp_path / "cut", **EVERYTHING)
     resumed, resumed_state, _ = fit(tmp_path / "cut", resume=True, **EVERYTHING)
     assert same_tensors(whole.state_dict(), resumed.state_dict())
@@ -168,15 +169,15 @@ def test_a_signal_during_validation_leaves_the_validation_for_the_resumed_traini
     tmp_path, monkeypatch
 ):
     whole, state, _ = fit(tmp_path / "whole", **EVERYTHING)
-    original = Run._validation_metrics
+    original = Trainer.validate
 
-    def interrupted(run):
-        if run.state.epoch == 2:
+    def interrupted(trainer):
+        if trainer.state.epoch == 2:
             os.kill(os.getpid(), signal.SIGTERM)
-        return original(run)
+        return original(trainer)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted):
-        patch.setattr(Run, "_validation_metrics", interrupted)
+        patch.setattr(Trainer, "validate", interrupted)
         fit(tmp_path / "cut", **EVERYTHING)
     resumed, resumed_state, _ = fit(tmp_path / "cut", resume=True, **EVERYTHING)
     assert same_tensors(whole.state_dict(), resumed.state_dict())
@@ -186,7 +187,7 @@ def test_a_signal_during_validation_leaves_the_validation_for_the_resumed_traini
 
 def test_a_signal_after_the_last_batch_ends_the_training_with_its_code(tmp_path, monkeypatch):
     whole, state, _ = fit(tmp_path / "whole", **EVERYTHING)
-    original = Run.save
+    original = Trainer.save
 
     def interrupted(run):
         original(run)
@@ -194,7 +195,7 @@ def test_a_signal_after_the_last_batch_ends_the_training_with_its_code(tmp_path,
             os.kill(os.getpid(), signal.SIGTERM)
 
     with monkeypatch.context() as patch, pytest.raises(Interrupted) as error:
-        patch.setattr(Run, "save", interrupted)
+        patch.setattr(Trainer, "save", interrupted)
         fit(tmp_path / "cut", **EVERYTHING)
     assert error.value.code == 143
     resumed, resumed_state, _ = fit(tmp_path / "cut", resume=True, **EVERYTHING)
@@ -265,14 +266,15 @@ def test_the_rows_with_values_that_are_not_finite_are_named(tmp_path, capsys, mo
 
 
 def test_an_infinite_gradient_makes_no_step(tmp_path, capsys, monkeypatch):
-    original = Stepper.step
+    original = Trainer.backward
 
-    def step(stepper, *progress):
-        if stepper.state.step == 3:
-            next(p for p in stepper.model.parameters() if p.grad is not None).grad[0] = math.inf
-        return original(stepper, *progress)
+    def backward(trainer, batch):
+        loss = original(trainer, batch)
+        if trainer.state.step == 3:
+            next(p for p in trainer.model.parameters() if p.grad is not None).grad[0] = math.inf
+        return loss
 
-    monkeypatch.setattr(Stepper, "step", step)
+    monkeypatch.setattr(Trainer, "backward", backward)
     _, state, _ = fit(tmp_path, epochs=1, ema_decay=0.9, max_grad_norm=0.0)
     assert state.skipped == 1
     assert "where the gradient is not finite" in capsys.readouterr().out
@@ -289,17 +291,16 @@ def test_a_training_stops_after_too_many_steps_without_a_finite_loss(tmp_path, b
 
 
 def test_weights_that_are_not_finite_are_never_saved(tmp_path, monkeypatch):
-    original = Stepper.step
+    original = Trainer._update
 
-    def step(stepper, *progress):
-        losses = original(stepper, *progress)
-        if stepper.state.step == 7:
+    def update(trainer, *arguments):
+        original(trainer, *arguments)
+        if trainer.state.step == 7:
             with torch.no_grad():
-                next(stepper.model.parameters()).fill_(BAD)
-        return losses
+                next(trainer.model.parameters()).fill_(BAD)
 
-    monkeypatch.setattr(Stepper, "step", step)
-    monkeypatch.setattr(steppers, "name_rows", lambda *_: "rows")
+    monkeypatch.setattr(Trainer, "_update", update)
+    monkeypatch.setattr(trainers, "name_rows", lambda *_: "rows")
     with pytest.raises(UserError):
         fit(tmp_path, epochs=2, checkpoint_every=1)
     newest = all_checkpoints(tmp_path / "checkpoints")[0]

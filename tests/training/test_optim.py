@@ -9,6 +9,7 @@ import torch
 from torch import nn
 
 from dxn.core.errors import UserError
+from dxn.core.runtime import choose_bf16
 from dxn.models import (
     Backbone,
     BlockOptions,
@@ -19,12 +20,10 @@ from dxn.models import (
     NormOptions,
 )
 from dxn.tasks import LinearHead, PreHead
-from dxn.training import precision
+from dxn.training.distributed import make_accelerator
 from dxn.training.optim import EMBEDDING_PREFIXES, adamw, constant, cosine, sgd
-from dxn.training.precision import choose, measure
 
 D = 10
-CPU = torch.device("cpu")
 
 
 class Adapter(nn.Module):
@@ -272,65 +271,18 @@ def test_a_constant_rate_warms_up_too():
 
 
 @pytest.mark.parametrize("kind", ["bf16", "float32"])
-def test_a_configured_precision_is_not_measured(kind, monkeypatch):
-    monkeypatch.setattr(precision, "measure", lambda device: pytest.fail("measured"))
-    assert choose(kind, CPU) == (kind == "bf16", f"{kind}, as configured")
+def test_a_configured_precision_is_used(kind):
+    accelerator, note = make_accelerator("cpu", kind)
+    assert (accelerator.mixed_precision == "bf16") == (kind == "bf16")
+    assert note == f"{kind}, as configured"
 
 
-@pytest.mark.parametrize(
-    ("speedup", "bf16", "sentence"),
-    [
-        (2.34, True, "bf16: bf16 matrix products measured 2.3 times as fast as float32"),
-        (0.012, False, "float32: bf16 matrix products measured 0.012 times as fast as float32"),
-        (1.5, True, "bf16: bf16 matrix products measured 1.5 times as fast as float32"),
-        (1.42, False, "float32: bf16 matrix products measured 1.4 times as fast as float32"),
-        (0.26, False, "float32: bf16 matrix products measured 0.26 times as fast as float32"),
-    ],
-)
-def test_otherwise_the_measurement_decides(speedup, bf16, sentence, monkeypatch):
-    monkeypatch.setattr(precision, "measure", lambda device: speedup)
-    assert choose("auto", CPU) == (bf16, sentence)
-
-
-def test_a_gpu_without_bf16_is_not_measured(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda: False)
-    monkeypatch.setattr(precision, "measure", lambda device: pytest.fail("measured"))
-    expected = (False, "float32: this GPU does not support bf16")
-    assert choose("auto", torch.device("cuda")) == expected
-
-
-def test_load_on_the_machine_does_not_change_the_measurement(monkeypatch):
-    """Products of 3 ms and 1 ms, most of them delayed by something else, and a slow first pair."""
-    kinds = {128: [], 1024: []}
-
-    def seconds(a, b):
-        own = kinds[len(a)]
-        own.append(a.dtype)
-        exact = 3.0 if a.dtype == torch.float32 else 1.0
-        repeat = (len(own) + 1) // 2
-        if repeat == 1:
-            return 100.0  # loads its kernel
-        undisturbed = 3 if a.dtype == torch.float32 else 5
-        return exact if repeat == undisturbed else exact + 7 * repeat
-
-    monkeypatch.setattr(precision, "_seconds", seconds)
-    assert measure(CPU, repeats=5) == 3.0
-    # Both kinds take turns.
-    assert list(kinds.values()) == [[torch.float32, torch.bfloat16] * 6] * 2
-
-
-def test_large_products_are_not_measured_if_small_ones_are_hopeless_in_bf16(monkeypatch):
-    def seconds(a, b):
-        assert len(a) == b.shape[1] == 128
-        return 1.0 if a.dtype == torch.float32 else 60.0
-
-    monkeypatch.setattr(precision, "_seconds", seconds)
-    assert measure(CPU) == pytest.approx(1 / 60)
-
-
-def test_the_measurement_is_a_positive_number_and_keeps_the_number_of_threads():
-    before = torch.get_num_threads()
-    torch.set_num_threads(2)
-    assert 0 < measure(CPU, repeats=1) < math.inf
-    assert torch.get_num_threads() == 2
-    torch.set_num_threads(before)
+@pytest.mark.parametrize("has", [True, False])
+def test_otherwise_the_instructions_of_the_device_decide(has, monkeypatch):
+    monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: has)
+    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    monkeypatch.setattr(torch.cuda, "is_bf16_supported", lambda including_emulation: has)
+    for device in ("cpu", "cuda"):
+        bf16, note = choose_bf16(torch.device(device))
+        assert bf16 == has
+        assert note.startswith("bf16: the device has i" if has else "float32: the device has no i")

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers.runs import TINY_DIGITS, checkpoint_of, log_of, same_tensors
-from helpers.training import fit, without_batch_norm, without_randomness
+from helpers.training import fit, without_randomness
 
 import dxn
 from dxn.training.checkpoint import all_checkpoints
@@ -28,41 +28,40 @@ SCRIPT = """
 import json, sys
 from pathlib import Path
 sys.path.insert(0, "tests")
-from helpers.training import fit, without_batch_norm, without_randomness
+from helpers.training import fit, without_randomness
 from dxn.cli import main
-from dxn.training.accelerator import wait_for_all
+from dxn.training.distributed import wait_for_all
 from dxn.training.optim import sgd
-from dxn.training.stepper import Stepper
+from dxn.training.trainer import Trainer
 
 folder = Path(sys.argv[1])
 
 options = dict(epochs=2, checkpoint_every=1, ema_decay=0.9, mixup=0.5, log_every=1, batch_size=5)
 fit(folder / "whole", **options)
-step = Stepper.step
+step = Trainer.train_step
 
-def interrupted(stepper, *progress):
-    losses = step(stepper, *progress)
-    if stepper.state.step == 7:  # in the middle of the second epoch
-        wait_for_all(stepper.settings.accelerator)
+def interrupted(trainer, parts):
+    step(trainer, parts)
+    if trainer.state.step == 7:  # in the middle of the second epoch
+        wait_for_all(trainer.accelerator)
         raise KeyboardInterrupt
-    return losses
 
-Stepper.step = interrupted
+Trainer.train_step = interrupted
 try:
     fit(folder / "cut", **options)
 except KeyboardInterrupt:
     print("interrupted")
-Stepper.step = step
+Trainer.train_step = step
 fit(folder / "cut", resume=True, **options)
 # One process continues this later, in the middle of the second epoch.
-Stepper.step = interrupted
+Trainer.train_step = interrupted
 exact = {**options, "batch_size": 6, "mixup": 0.0, "optimizer": sgd}
 try:
     fit(folder / "shared", model=without_randomness(), **exact)
 except KeyboardInterrupt:
     pass
-Stepper.step = step
-fit(folder / "twice", model=without_batch_norm(), r_drop=0.7, epochs=1, batch_size=6, optimizer=sgd)
+Trainer.train_step = step
+fit(folder / "twice", r_drop=0.7, epochs=1, batch_size=6, optimizer=sgd)
 # Last, because it ends the process group.
 assert main([*json.loads(sys.argv[2]), f"output={folder}", "name=digits"]) == 0
 """
@@ -73,20 +72,19 @@ from pathlib import Path
 sys.path.insert(0, "tests")
 from helpers.training import fit
 from dxn.core.errors import Interrupted
-from dxn.training import parent
-from dxn.training.stepper import Stepper
+from dxn.training import distributed
+from dxn.training.trainer import Trainer
 
 folder = Path(sys.argv[1])
-parent.INTERVAL, parent.GRACE = 0.1, float(sys.argv[2])
-step = Stepper.step
+distributed.INTERVAL, distributed.GRACE = 0.1, float(sys.argv[2])
+step = Trainer.train_step
 
-def slow(stepper, *progress):
-    losses = step(stepper, *progress)
-    (folder / f"rank-{stepper.rank}").write_text(str(os.getpid()))
+def slow(trainer, parts):
+    step(trainer, parts)
+    (folder / f"rank-{trainer.accelerator.process_index}").write_text(str(os.getpid()))
     time.sleep(0.05)
-    return losses
 
-Stepper.step = slow
+Trainer.train_step = slow
 try:
     fit(folder / "run", epochs=1000, patience=0)
 except Interrupted as error:
@@ -156,7 +154,7 @@ def test_one_process_continues_a_training_of_two_and_loses_no_sample(trained, tm
 def test_two_processes_take_the_steps_of_one_with_r_drop(trained, tmp_path):
     folder, _ = trained
     options = {"r_drop": 0.7, "epochs": 1, "batch_size": 12, "optimizer": sgd}
-    fit(tmp_path / "alone", model=without_batch_norm(), **options)
+    fit(tmp_path / "alone", **options)
     alone, shared = checkpoint_of(tmp_path / "alone"), checkpoint_of(folder / "twice")
     weights = [name for name in alone if name.startswith("model/")]
     for name in weights:

@@ -7,18 +7,17 @@ import torch
 from helpers.runs import log_of
 
 from dxn.core.display import Display, duration, track
-from dxn.training.progress import MAX_LINES, Progress
-from dxn.training.step import BatchLoss
-from dxn.training.trainer import State
+from dxn.training.log import MAX_LINES, Log
+from dxn.training.state import State
 
 
 def test_epochs_are_printed_with_their_metrics_and_the_name_of_the_training(tmp_path, capsys):
-    progress = Progress(tmp_path, batches=2, epochs=3, name="pretraining")
+    log = Log(tmp_path, batches=2, epochs=3, name="pretraining")
     state = State(epoch=0, batch=1, step=1)
-    progress.batch(BatchLoss(torch.tensor(0.5), 1, 4), lr=0.1, state=state, log_every=1)
-    progress.epoch({"accuracy": 0.25}, State(epoch=1, step=1, best_epoch=1))
-    progress.epoch({}, State(epoch=2, step=2, best_epoch=1))
-    progress.close()
+    log.batch(torch.tensor(0.5), 4, lr=0.1, state=state, log_every=1)
+    log.epoch({"accuracy": 0.25}, State(epoch=1, step=1, best_epoch=1))
+    log.epoch({}, State(epoch=2, step=2, best_epoch=1))
+    log.close()
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("pretraining epoch 1/3  train loss 0.5000  validation accuracy 0.2500")
     assert first.endswith("left *")
@@ -27,13 +26,13 @@ def test_epochs_are_printed_with_their_metrics_and_the_name_of_the_training(tmp_
 
 
 def test_an_epoch_with_fewer_batches_than_a_line_has_its_mean_loss_in_the_log(tmp_path):
-    progress = Progress(tmp_path, batches=3, epochs=2)
+    log = Log(tmp_path, batches=3, epochs=2)
     for epoch, losses in enumerate([(0.5, 1.0, 3.0), (0.25, 0.75, 2.0)]):
         for batch, loss in enumerate(losses, start=1):
             state = State(epoch=epoch, batch=batch, step=3 * epoch + batch)
-            progress.batch(BatchLoss(torch.tensor(loss), 1, 4), lr=0.1, state=state, log_every=10)
-        progress.epoch({"loss": 7.0}, State(epoch=epoch + 1, step=3 * (epoch + 1)))
-    progress.close()
+            log.batch(torch.tensor(loss), 4, lr=0.1, state=state, log_every=10)
+        log.epoch({"loss": 7.0}, State(epoch=epoch + 1, step=3 * (epoch + 1)))
+    log.close()
     assert log_of(tmp_path) == [
         {"step": 3, "epoch": 1, "train/epoch_loss": 1.5, "validation/loss": 7.0},
         {"step": 6, "epoch": 2, "train/epoch_loss": 1.0, "validation/loss": 7.0},
@@ -41,18 +40,18 @@ def test_an_epoch_with_fewer_batches_than_a_line_has_its_mean_loss_in_the_log(tm
 
 
 def test_only_the_main_process_prints_and_writes(tmp_path, capsys):
-    progress = Progress(tmp_path, batches=2, epochs=3, main=False)
-    progress.epoch({"accuracy": 0.25}, State(epoch=1, step=1))
-    progress.close()
+    log = Log(tmp_path, batches=2, epochs=3, main=False)
+    log.epoch({"accuracy": 0.25}, State(epoch=1, step=1))
+    log.close()
     assert capsys.readouterr().out == "" and not (tmp_path / "metrics.jsonl").exists()
 
 
 def test_many_short_epochs_print_few_lines_and_always_the_last(tmp_path, capsys):
     epochs = 5 * MAX_LINES
-    progress = Progress(tmp_path, batches=1, epochs=epochs)
+    log = Log(tmp_path, batches=1, epochs=epochs)
     for epoch in range(1, epochs + 1):
-        progress.epoch({}, State(epoch=epoch, step=epoch), last=epoch == epochs)
-    progress.close()
+        log.epoch({}, State(epoch=epoch, step=epoch), last=epoch == epochs)
+    log.close()
     shown = capsys.readouterr().out.splitlines()
     assert len(shown) < MAX_LINES
     assert shown[0].startswith("epoch 1/100 ") and shown[-1].startswith("epoch 100/100 ")
@@ -108,13 +107,13 @@ def test_only_the_main_process_shows_progress(capsys, monkeypatch):
 
 
 def test_progress_within_an_epoch_has_the_loss_the_speed_and_the_time_left(tmp_path, capsys):
-    progress = Progress(tmp_path, batches=4, epochs=3)
-    progress.display.since = -math.inf
+    log = Log(tmp_path, batches=4, epochs=3)
+    log.display.since = -math.inf
     state = State(epoch=0, batch=1, step=1)
-    progress.batch(BatchLoss(torch.tensor(0.5), 1, 4), lr=0.1, state=state, log_every=10)
-    progress.display.since = -math.inf
-    progress.validation(10, 20, State(epoch=1))
-    progress.close()
+    log.batch(torch.tensor(0.5), 4, lr=0.1, state=state, log_every=10)
+    log.display.since = -math.inf
+    log.validation(10, 20, State(epoch=1))
+    log.close()
     first, second = capsys.readouterr().out.splitlines()
     assert first.startswith("epoch 1/3  25 %  loss 0.500  ")
     assert first.endswith(" left") and " samples/s  " in first
@@ -128,11 +127,11 @@ def test_no_batch_waits_for_its_loss(tmp_path):
         def __float__(self):
             raise AssertionError
 
-    progress = Progress(tmp_path, batches=99, epochs=3)
+    log = Log(tmp_path, batches=99, epochs=3)
     for batch in range(1, 50):
         state = State(batch=batch, step=batch)
-        progress.batch(BatchLoss(Loss(), 1, 4), lr=0.1, state=state, log_every=100)
-    progress.close()
+        log.batch(Loss(), 4, lr=0.1, state=state, log_every=100)
+    log.close()
 
 
 def test_tracked_items_are_all_yielded(capsys):

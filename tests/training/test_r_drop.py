@@ -8,7 +8,6 @@ from helpers.training import (
     fit,
     make_model,
     make_task,
-    without_batch_norm,
     without_randomness,
 )
 
@@ -137,7 +136,6 @@ def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path):
             tmp_path / str(steps),
             count=22,
             epochs=1,
-            model=without_batch_norm(),
             task=task,
             optimizer=sgd,
             **options,

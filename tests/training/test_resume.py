@@ -6,7 +6,7 @@ from helpers.training import fit, without_time
 
 from dxn.core.errors import UserError
 from dxn.training.optim import sgd
-from dxn.training.trainer import Run
+from dxn.training.trainer import Trainer
 
 # Every source of randomness and every piece of state at once.
 EVERYTHING = {"ema_decay": 0.9, "mixup": 0.5, "epochs": 3, "log_every": 3}
@@ -71,15 +71,15 @@ def test_a_stopped_training_continues_without_patience(tmp_path):
 def test_a_training_killed_while_it_validates_has_no_row_twice(tmp_path, monkeypatch):
     options = {"epochs": 2, "checkpoint_every": 5}  # the last batch of an epoch saves one too
     fit(tmp_path / "whole", **options)
-    original = Run.save
+    original = Trainer.save
     with monkeypatch.context() as patch:
 
-        def save(run):
-            if run.state.epoch:  # the checkpoint after the first validation is never written
+        def save(trainer):
+            if trainer.state.epoch:  # the checkpoint after the first validation is never written
                 raise KeyboardInterrupt
-            original(run)
+            original(trainer)
 
-        patch.setattr(Run, "save", save)
+        patch.setattr(Trainer, "save", save)
         with pytest.raises(KeyboardInterrupt):
             fit(tmp_path / "cut", **options)
     assert len(log_of(tmp_path / "cut")) == 1

@@ -9,7 +9,7 @@ from tensorboard.backend.event_processing.event_accumulator import EventAccumula
 
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.training.trackers import Trackers, check_trackers
+from dxn.training.log import TrackerSink, check_trackers
 from dxn.training.trainer import Trainer
 
 
@@ -56,11 +56,11 @@ def test_a_training_sends_its_log_and_its_test_metrics_to_both_trackers(tmp_path
 def test_a_resumed_run_continues_the_run_of_mlflow(tmp_path, store):
     folder = tmp_path / "runs" / "first"
     for step in (1, 2):
-        trackers = Trackers(
-            ["mlflow"], folder, options={"a": {"b": 3}}, resumed_at=step - 1 or None
+        tracker = TrackerSink(
+            "mlflow", folder, options={"a": {"b": 3}}, resumed_at=step - 1 or None
         )
-        trackers.log({"step": step, "epoch": 1, "test/accuracy[text+image]": step / 7})
-        trackers.close()
+        tracker.log({"step": step, "epoch": 1, "test/accuracy[text+image]": step / 7})
+        tracker.close()
     (experiment,) = [e for e in store.search_experiments() if e.name == "runs"]
     (run,) = store.search_runs([experiment.experiment_id])
     assert run.data.params == {"a.b": "3"}
@@ -72,10 +72,10 @@ def test_a_resumed_run_continues_the_run_of_mlflow(tmp_path, store):
 def test_tensorboard_hides_what_a_resumed_training_sends_again(tmp_path):
     folder = tmp_path / "run"
     for resumed_at, steps in ((None, (1, 2, 3)), (1, (2, 3))):
-        trackers = Trackers(["tensorboard"], folder, resumed_at=resumed_at)
+        tracker = TrackerSink("tensorboard", folder, resumed_at=resumed_at)
         for step in steps:
-            trackers.log({"step": step, "loss": step / 7})
-        trackers.close()
+            tracker.log({"step": step, "loss": step / 7})
+        tracker.close()
     assert [step for step, _ in scalars(folder, "loss")] == [1, 2, 3]
 
 
@@ -90,9 +90,9 @@ def test_wandb_gets_the_name_the_options_and_the_figures(tmp_path, monkeypatch):
     fake.init = lambda **options: calls.append(options) or run
     fake.config = types.SimpleNamespace(update=lambda values, **_: calls.append(values))
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    trackers = Trackers(["wandb"], tmp_path / "runs" / "first", options={"dim": 16})
-    trackers.log({"step": 3, "epoch": 1, "train/loss": 0.5})
-    trackers.close()
+    tracker = TrackerSink("wandb", tmp_path / "runs" / "first", options={"dim": 16})
+    tracker.log({"step": 3, "epoch": 1, "train/loss": 0.5})
+    tracker.close()
     assert calls[0]["project"] == "runs"
     assert calls[0]["name"] == "first"
     assert calls[1:] == [{"dim": 16}, (3, {"train/loss": 0.5}), "finished"]
@@ -100,16 +100,16 @@ def test_wandb_gets_the_name_the_options_and_the_figures(tmp_path, monkeypatch):
 
 def test_a_tracker_that_fails_is_left_out_and_the_training_continues(tmp_path, monkeypatch):
     lines = []
-    trackers = Trackers(["tensorboard"], tmp_path / "run", say=lines.append)
+    tracker = TrackerSink("tensorboard", tmp_path / "run", say=lines.append)
 
     def fail(*_, **__):
         raise ConnectionError("the server is down\nmore")
 
-    monkeypatch.setattr(trackers.started["tensorboard"], "log", fail)
-    trackers.log({"step": 1, "loss": 1.0})
-    trackers.log({"step": 2, "loss": 1.0})
+    monkeypatch.setattr(tracker.tracker, "log", fail)
+    tracker.log({"step": 1, "loss": 1.0})
+    tracker.log({"step": 2, "loss": 1.0})
     assert lines[1:] == ["warning: tensorboard gets no more figures: the server is down"]
-    trackers.close()
+    tracker.close()
 
 
 def test_a_tracker_that_cannot_start_after_the_training_is_a_warning(tmp_path, monkeypatch, capsys):
@@ -118,7 +118,7 @@ def test_a_tracker_that_cannot_start_after_the_training_is_a_warning(tmp_path, m
     def fail(*_, **__):
         raise ConnectionError("the server is down")
 
-    monkeypatch.setattr("dxn.training.trackers._make", fail)
+    monkeypatch.setattr("dxn.training.log._start", fail)
     trainer.track(tmp_path, {"test/accuracy": 0.5}, 3)
     assert "warning: tensorboard does not get the final metrics" in capsys.readouterr().out
 

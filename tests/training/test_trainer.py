@@ -11,8 +11,8 @@ from helpers.training import fit, make_model, make_samples, make_task
 
 from dxn.data.dataset import Samples
 from dxn.training.optim import adamw, constant, sgd
-from dxn.training.stepper import Stepper
-from dxn.training.trainer import State, Trainer
+from dxn.training.state import State
+from dxn.training.trainer import Trainer
 
 
 def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path):
@@ -20,7 +20,6 @@ def test_accumulated_batches_make_the_step_of_one_large_batch(tmp_path):
     for batch_size, steps in ((22, 1), (11, 2)):
         task = make_task(dropout=0.0)
         model = make_model(task, dropout=0.0)
-        model.adapters["series"].norm = torch.nn.Identity()  # batch norm depends on the batch
         fit(
             tmp_path / str(steps),
             count=22,
@@ -174,7 +173,7 @@ def test_the_data_set_is_told_the_stage_of_the_training(tmp_path, monkeypatch):
 
     monkeypatch.setattr(Samples, "batch", record)
     monkeypatch.setattr(
-        "dxn.training.loop.score",
+        "dxn.training.trainer.score",
         lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5},
     )
     fit(tmp_path, count=10, epochs=4)
@@ -211,16 +210,16 @@ def test_mixup_begins_when_the_validation_loss_has_fallen_or_risen(
     losses, mixed = iter([*early, 1.5]), set()
     task = make_task()
     mix_targets = task.mix_targets
-    backward = Stepper.backward
+    backward = Trainer.backward
 
-    def record(stepper, batch):
-        epoch = stepper.state.epoch
+    def record(trainer, batch):
+        epoch = trainer.state.epoch
         task.mix_targets = lambda *arguments: mixed.add(epoch) or mix_targets(*arguments)
-        return backward(stepper, batch)
+        return backward(trainer, batch)
 
-    monkeypatch.setattr(Stepper, "backward", record)
+    monkeypatch.setattr(Trainer, "backward", record)
     monkeypatch.setattr(
-        "dxn.training.loop.score",
+        "dxn.training.trainer.score",
         lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5},
     )
     fit(tmp_path, count=10, epochs=4, task=task, mixup=0.5, mixup_below=0.5)
@@ -236,7 +235,7 @@ def test_patience_begins_when_the_validation_loss_has_fallen_or_risen(
 ):
     losses = iter([*losses, 1.05, 1.05])
     monkeypatch.setattr(
-        "dxn.training.loop.score",
+        "dxn.training.trainer.score",
         lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5},
     )
     _, state, _ = fit(tmp_path, count=10, epochs=6, patience=2, patience_below=0.5)

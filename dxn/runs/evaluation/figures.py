@@ -13,7 +13,7 @@ from dxn.models import Model, count_parameters
 from dxn.runs.evaluation.printing import Figures
 from dxn.tasks import Task
 from dxn.training.evaluate import Predictions
-from dxn.training.trainer import State
+from dxn.training.state import State
 
 
 def training_figures(state: State, model: Model) -> dict[str, object]:

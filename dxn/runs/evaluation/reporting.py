@@ -28,7 +28,7 @@ from dxn.runs.saved.card import data_name
 from dxn.runs.saved.loading import load_predictor
 from dxn.runs.settings import Settings
 from dxn.training.evaluate import Predictions
-from dxn.training.progress import read_log
+from dxn.training.log import read_log
 
 LOG = "metrics.jsonl"
 METRICS = "metrics.json"

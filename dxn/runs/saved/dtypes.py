@@ -5,26 +5,23 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Mapping
-from functools import cache
 from typing import Literal, TypeAlias, get_args
 
 import torch
 from torch import nn
 
 from dxn.core.errors import UserError
+from dxn.core.runtime import choose_bf16
 from dxn.data.dataset import Samples
 from dxn.models import Model
 from dxn.models.inference import Int8Linear, convert, foreign_parts
 from dxn.runs.predictor.predictor import Predictor
 from dxn.training.evaluate import score
-from dxn.training.precision import measure
 
 Dtype: TypeAlias = Literal["auto", "float32", "bf16", "int8"]
 # A model with fewer weights in linear layers is used as it is: preparing its inputs takes longer
 # than its products.
 MIN_WEIGHTS = 5_000_000
-# bf16 weights need no conversions, unlike a training under autocast, so a small gain is kept.
-MIN_SPEEDUP = 1.2
 MAX_COMPARED = 1000  # rows whose metrics are also computed in float32
 
 
@@ -33,9 +30,9 @@ def set_dtype(model: Model, dtype: Dtype) -> str:
 
     Args:
         model: Model in float32, on its device.
-        dtype: Data type of the weights. auto: bf16 if the model is large and bf16 is measured
-            faster, otherwise float32. int8: int8 in the linear layers of the backbones, and auto
-            for all other weights.
+        dtype: Data type of the weights. auto: bf16 if the model is large and the device has
+            instructions for it, otherwise float32. int8: int8 in the linear layers of the
+            backbones, and auto for all other weights.
 
     Returns:
         The data type that is used: float32, bf16 or int8.
@@ -98,15 +95,7 @@ def _prefers_bf16(model: Model, device: torch.device) -> bool:
     # The code of somebody else may create tensors in float32, which bf16 layers reject.
     if foreign_parts(model):
         return False
-    if device.type == "cuda" and not torch.cuda.is_bf16_supported():
-        return False
-    return _speedup(device) >= MIN_SPEEDUP
-
-
-@cache
-def _speedup(device: torch.device) -> float:
-    """Measure the speedup of bf16 once per process, because it takes a tenth of a second."""
-    return measure(device)
+    return choose_bf16(device)[0]
 
 
 def _num_weights(model: nn.Module) -> int:

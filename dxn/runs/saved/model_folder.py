@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, link, replace_folder, sha256, write_sums, write_text
+from dxn.core.tensors import check_before_saving, write_tensors
 from dxn.data.series.layouts import layout_of
 from dxn.models import Ensemble, Model, module_key
 from dxn.models.ensemble import split_tensors
@@ -27,7 +28,6 @@ from dxn.stacking.mixture import Baseline
 from dxn.tasks import Task
 from dxn.tasks.task import STATE_FILE
 from dxn.tokenize.base import load_adapter, save_adapter
-from dxn.training.checkpoint import check_finite, write_tensors
 from dxn.training.finetune import merged
 from dxn.weights import read_public
 from dxn.weights.build_limit import build_limit
@@ -54,9 +54,8 @@ def save(folder: Path, *, model: Model, nodes: Mapping[str, Any], task: Task, ca
         task: The fitted task.
         card: Model card in Markdown, for README.md.
     """
-    # safetensors stores contiguous tensors only.
-    tensors = {name: t.detach().cpu().contiguous() for name, t in merged(model).items()}
-    check_finite(tensors)
+    tensors = {name: t.detach().cpu() for name, t in merged(model).items()}
+    check_before_saving(tensors)
     # The old folder stays complete until the new one takes its place.
     with replace_folder(folder) as new:
         write_tensors(new / WEIGHTS, tensors)
@@ -92,8 +91,8 @@ def save_baseline(
     if baseline is not None:
         nodes["baseline"] = baseline.sizes()
         for name, tensor in baseline.state_dict().items():
-            tensors[f"baseline.{name}"] = tensor.cpu().contiguous()
-    check_finite(tensors)
+            tensors[f"baseline.{name}"] = tensor.cpu()
+    check_before_saving(tensors)
     with replace_folder(folder) as new:
         for path in folder.iterdir():
             if path.name not in (WEIGHTS, CONFIG, SUMS) and path.is_file():

@@ -210,8 +210,8 @@ def _full(folder: Path) -> Seen:
 
 
 def _fill_after_first_epoch(disk: Path) -> None:
-    loop = importlib.import_module("dxn.training.loop")
-    save = loop.Run.save
+    trainer = importlib.import_module("dxn.training.trainer").Trainer
+    save = trainer.save
 
     def save_and_fill(self: Any) -> None:
         save(self)
@@ -220,7 +220,7 @@ def _fill_after_first_epoch(disk: Path) -> None:
                 while True:
                     file.write(bytes(4096))
 
-    loop.Run.save = save_and_fill
+    trainer.save = save_and_fill
 
 
 def _no_folder(folder: Path) -> Seen:

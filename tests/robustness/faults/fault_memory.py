@@ -34,17 +34,17 @@ def faults(options: argparse.Namespace) -> list[Fault]:
 
 def cap_training(mb: int) -> None:
     """Limit the address space of this process from the first epoch on."""
-    loop = importlib.import_module("dxn.training.loop")
-    epoch = loop.Run.epoch
+    trainer = importlib.import_module("dxn.training.trainer").Trainer
+    epoch = trainer.train_epoch
 
     def capped(self: Any) -> None:
         pages = int(Path("/proc/self/statm").read_text().split()[0])
         limit = pages * resource.getpagesize() + (mb << 20)
         resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-        loop.Run.epoch = epoch
+        trainer.train_epoch = epoch
         epoch(self)
 
-    loop.Run.epoch = capped
+    trainer.train_epoch = capped
 
 
 def _capped(mb: int) -> Callable[[Path], Seen]:
@@ -66,8 +66,8 @@ def fail_backward(*calls: int, after: int | None = None) -> None:
         calls: Numbers of the calls.
         after: All calls after this number fail too.
     """
-    stepper = importlib.import_module("dxn.training.stepper").Stepper
-    original = stepper.backward
+    trainer = importlib.import_module("dxn.training.trainer").Trainer
+    original = trainer.backward
     count = 0
 
     def backward(self: Any, batch: dict[str, Any]) -> Any:
@@ -79,7 +79,7 @@ def fail_backward(*calls: int, after: int | None = None) -> None:
             raise RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory")
         return original(self, batch)
 
-    stepper.backward = backward
+    trainer.backward = backward
 
 
 def _halved(folder: Path) -> Seen:
@@ -118,15 +118,15 @@ def _fail_once(module: str, name: str) -> None:
 
 def _validation(folder: Path) -> Seen:
     def before() -> None:
-        loop = importlib.import_module("dxn.training.loop")
-        validate = loop.Run.validate
+        trainer = importlib.import_module("dxn.training.trainer").Trainer
+        validate = trainer.validate
 
         def fail_in_validation(self: Any) -> Any:
             _fail_once("dxn.models:Model", "forward")
-            loop.Run.validate = validate
+            trainer.validate = validate
             return validate(self)
 
-        loop.Run.validate = fail_in_validation
+        trainer.validate = fail_in_validation
 
     ended = train(folder / "run", before=before)
     note = [line for line in ended.output.splitlines() if "out of memory" in line]

@@ -49,7 +49,7 @@ def faults(options: argparse.Namespace) -> list[Fault]:
 def nan_batch(step: int | None = BAD_STEP) -> None:
     """Replace the sound of the batches of a step by NaN. None: of all steps."""
 
-    def change(stepper: Any, batch: dict[str, Any]) -> None:
+    def change(trainer: Any, batch: dict[str, Any]) -> None:
         for value in batch["audio"].values():
             if torch.is_tensor(value) and value.is_floating_point():
                 value[:] = math.nan
@@ -60,15 +60,15 @@ def nan_batch(step: int | None = BAD_STEP) -> None:
 def infinite_loss() -> None:
     """Make the loss of a step infinite."""
 
-    def change(stepper: Any, batch: dict[str, Any]) -> None:
-        loss = stepper.task.loss
+    def change(trainer: Any, batch: dict[str, Any]) -> None:
+        loss = trainer.task.loss
 
         def infinite(*arguments: Any) -> Any:
-            stepper.task.loss = loss
+            trainer.task.loss = loss
             total, weight = loss(*arguments)
             return LossSum(total * math.inf, weight)
 
-        stepper.task.loss = infinite
+        trainer.task.loss = infinite
 
     _before_backward(change, BAD_STEP)
 
@@ -84,28 +84,29 @@ def infinite_gradient() -> None:
 
 
 def _spoil_gradient(value: float) -> None:
-    stepper = importlib.import_module("dxn.training.stepper").Stepper
-    original = stepper.step
+    trainer = importlib.import_module("dxn.training.trainer").Trainer
+    original = trainer.backward
 
-    def step(self: Any, *progress: float) -> Any:
+    def backward(self: Any, batch: dict[str, Any]) -> Any:
+        loss = original(self, batch)
         if self.state.step == BAD_STEP - 1:
             gradients = [p.grad for p in self.model.parameters() if p.grad is not None]
             gradients[0].view(-1)[0] = value
-        return original(self, *progress)
+        return loss
 
-    stepper.step = step
+    trainer.backward = backward
 
 
 def _before_backward(change: Callable[[Any, dict[str, Any]], None], step: int | None) -> None:
-    stepper = importlib.import_module("dxn.training.stepper").Stepper
-    original = stepper.backward
+    trainer = importlib.import_module("dxn.training.trainer").Trainer
+    original = trainer.backward
 
     def backward(self: Any, batch: dict[str, Any]) -> Any:
         if step is None or self.state.step == step - 1:
             change(self, batch)
         return original(self, batch)
 
-    stepper.backward = backward
+    trainer.backward = backward
 
 
 def _one(hook: Callable[[], None], more: list[str]) -> Callable[[Path], Seen]:

@@ -207,15 +207,14 @@ def kill_at(step: int, number: int = signal.SIGKILL) -> None:
 
 def after_step(action: Callable[[int], object]) -> None:
     """Call a function with the number of steps after each optimizer step of this process."""
-    stepper = importlib.import_module("dxn.training.stepper").Stepper
-    original = stepper.step
+    trainer = importlib.import_module("dxn.training.trainer").Trainer
+    original = trainer.train_step
 
-    def step(self: Any, *progress: float) -> Any:
-        losses = original(self, *progress)
+    def step(self: Any, parts: Any) -> None:
+        original(self, parts)
         action(self.state.step)
-        return losses
 
-    stepper.step = step
+    trainer.train_step = step
 
 
 def slow_steps(seconds: float = 0.05) -> None:

@@ -40,7 +40,7 @@ def faults(options: argparse.Namespace) -> list[Fault]:
         Fault("kill -9 after a validation, before its checkpoint", EQUAL, _after_validation),
         Fault("kill -9 during pretraining", EQUAL, _pretraining),
         Fault("kill -9 during the final evaluation", EQUAL, _during_evaluation),
-        Fault("precision=auto, and the machine now measures another one", "kept", _precision),
+        Fault("precision=auto, and the machine now has another one", "kept", _precision),
         Fault("resume of a finished run", "exit code 0, the same weights", _finished),
         Fault("resume of a finished run with more epochs", "continues", _more_epochs),
     ]
@@ -98,7 +98,7 @@ def _kill_in(module: str, name: str, *, call: int = 1, after: bool = False) -> N
 def _after_validation(folder: Path) -> Seen:
     train(
         folder / "run",
-        before=lambda: _kill_in("dxn.training.loop:Run", "validate", call=2, after=True),
+        before=lambda: _kill_in("dxn.training.trainer:Trainer", "validate", call=2, after=True),
     )
     return finished_equal(folder / "run")
 
@@ -118,12 +118,12 @@ def _during_evaluation(folder: Path) -> Seen:
 
 def _precision(folder: Path) -> Seen:
     auto = ["trainer.precision=auto"]
-    # Two measurements with opposite results.
+    # Two machines, of which the second one has no instructions for bf16.
     run = folder / "run"
     expected = folder / "expected"
-    train(expected, *auto, before=lambda: _measure(2.0))
-    train(run, *auto, before=lambda: (_measure(2.0), kill_at(27)))
-    ended = resumed(run, before=lambda: _measure(0.5))
+    train(expected, *auto, before=lambda: _choose(True))
+    train(run, *auto, before=lambda: (_choose(True), kill_at(27)))
+    ended = resumed(run, before=lambda: _choose(False))
     if ended.code:
         return Seen(False, f"exit code {ended.code}: {ended.said}")
     seen = compare(run, expected)
@@ -131,9 +131,9 @@ def _precision(folder: Path) -> Seen:
     return Seen(seen.passed, f"{seen.text}; {line}")
 
 
-def _measure(speedup: float) -> None:
-    precision = importlib.import_module("dxn.training.precision")
-    setattr(precision, "measure", lambda *arguments, **options: speedup)  # noqa: B010
+def _choose(bf16: bool) -> None:
+    distributed = importlib.import_module("dxn.training.distributed")
+    setattr(distributed, "choose_bf16", lambda device: (bf16, "a test"))  # noqa: B010
 
 
 def _finished(folder: Path) -> Seen:

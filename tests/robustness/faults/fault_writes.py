@@ -77,8 +77,8 @@ def kill_at_write(folder: Path, number: int, *, cut: bool) -> None:
         number: Number of the write.
         cut: Whether the file that was opened last for writing loses half of its content.
     """
-    loop = importlib.import_module("dxn.training.loop")
-    validate = loop.Run.validate
+    trainer = importlib.import_module("dxn.training.trainer").Trainer
+    validate = trainer.validate
     is_on = False
     count = 0
     opened: Path | None = None
@@ -88,15 +88,15 @@ def kill_at_write(folder: Path, number: int, *, cut: bool) -> None:
         is_on = self.state.epoch == 2
         return validate(self)
 
-    loop.Run.validate = validate_and_count
-    train_batches = loop.Run._train_batches
+    trainer.validate = validate_and_count
+    train_epoch = trainer.train_epoch
 
     def stop_counting(self: Any) -> None:
         nonlocal is_on
         is_on = False
-        train_batches(self)
+        train_epoch(self)
 
-    loop.Run._train_batches = stop_counting
+    trainer.train_epoch = stop_counting
 
     def audit(event: str, arguments: tuple[Any, ...]) -> None:
         nonlocal count, opened, is_on

@@ -8,15 +8,15 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
-from dxn.training import accelerator, parent
-from dxn.training.accelerator import is_lost_connection
+from dxn.training import distributed
+from dxn.training.distributed import is_lost_connection
 
 
 @pytest.fixture
 def store(monkeypatch):
     """The store of torchrun, which all restarts of the processes share."""
     shared = HashStore()
-    monkeypatch.setattr(accelerator, "rendezvous", lambda url: iter([(shared, 1, 2)]))
+    monkeypatch.setattr(distributed, "rendezvous", lambda url: iter([(shared, 1, 2)]))
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "True")
     return shared
 
@@ -27,13 +27,13 @@ def test_the_first_start_uses_the_store_of_torchrun(store, monkeypatch, count):
         monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
     else:
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
-    assert accelerator._own_store() == {}
+    assert distributed._own_store() == {}
 
 
 def test_another_launcher_has_no_store(store, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
-    assert accelerator._own_store() == {}
+    assert distributed._own_store() == {}
 
 
 def test_a_restart_does_not_read_the_addresses_before_it(store, monkeypatch):
@@ -41,14 +41,14 @@ def test_a_restart_does_not_read_the_addresses_before_it(store, monkeypatch):
     stores = []
     for count in ("1", "2"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
-        own = accelerator._own_store()
+        own = distributed._own_store()
         assert (own["rank"], own["world_size"]) == (1, 2)
         assert not own["store"].check(["address"])
         own["store"].set("address", count)
         stores.append(own["store"])
     assert [store.get("address") for store in stores] == [b"1", b"2"]
     # All processes of one restart share their part of the store.
-    assert accelerator._own_store()["store"].get("address") == b"2"
+    assert distributed._own_store()["store"].get("address") == b"2"
 
 
 LOST = [
@@ -71,9 +71,9 @@ def test_other_errors_are_no_lost_connection(error):
 
 
 def test_the_parent_is_watched_only_below_torchrun(monkeypatch):
-    monkeypatch.delenv(parent.LAUNCH, raising=False)
-    parent.end_with_launcher()
-    assert parent.__name__ not in [thread.name for thread in threading.enumerate()]
+    monkeypatch.delenv(distributed.LAUNCH, raising=False)
+    distributed.make_accelerator("cpu", "float32")
+    assert distributed.LAUNCH not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_process_without_its_parent_is_asked_to_stop_and_then_ended(monkeypatch):
@@ -83,6 +83,6 @@ def test_a_process_without_its_parent_is_asked_to_stop_and_then_ended(monkeypatc
     monkeypatch.setattr(os, "kill", lambda pid, number: events.append((pid, int(number))))
     monkeypatch.setattr(time, "sleep", events.append)
     monkeypatch.setattr(os, "_exit", lambda code: events.append(("exit", code)))
-    parent._watch(7)
-    wait = parent.INTERVAL
-    assert events == [wait, wait, (os.getpid(), 15), parent.GRACE, ("exit", 143)]
+    distributed._watch(7)
+    wait = distributed.INTERVAL
+    assert events == [wait, wait, (os.getpid(), 15), distributed.GRACE, ("exit", 143)]

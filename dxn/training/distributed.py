@@ -1,0 +1,177 @@
+"""The processes of a training: device, precision and connection of each, and signals to stop."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any, Literal
+
+import torch
+from accelerate import Accelerator, DistributedDataParallelKwargs, PartialState
+from accelerate.state import AcceleratorState
+from accelerate.utils import broadcast_object_list
+from torch.distributed import distributed_c10d
+from torch.distributed.rendezvous import rendezvous
+
+from dxn.core.runtime import choose_bf16
+
+Precision = Literal["auto", "float32", "bf16"]
+
+# Environment variables that torchrun sets.
+LAUNCH = "TORCHELASTIC_RUN_ID"  # all processes of a training have the same
+RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
+PROCESSES = "LOCAL_WORLD_SIZE"  # on this machine
+INTERVAL = 1.0  # seconds between two checks of torchrun, each of which takes microseconds
+# Seconds to save a checkpoint. A process that waits for a dead one does not react to the signal.
+# Checkpoints are written under another name first, so the exit cannot damage one.
+GRACE = 60.0
+# SIGTERM: a container or a batch system stops the job. SIGUSR1: Slurm's warning before the time
+# limit (--signal=USR1@60). SIGHUP: the terminal is closed. SIGINT: Ctrl+C. Windows lacks some.
+SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT")
+
+
+def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, str]:
+    """Create the accelerator of a training.
+
+    Args:
+        device: Device to train on: auto, cpu, cuda or mps.
+        precision: Precision of matrix products: auto, float32 or bf16.
+
+    Returns:
+        The accelerator, and a note that says which precision it uses and why.
+
+    Raises:
+        ValueError: If the device is not available, or there are more processes than GPUs.
+    """
+    if LAUNCH in os.environ:
+        # Before anything waits for the other processes.
+        end_with_launcher()
+    # Accelerate keeps its settings in a singleton. Without the reset, the second training of a
+    # process (in a sweep, for example) would silently use the device and precision of the first.
+    AcceleratorState._reset_state(reset_partial_state=True)
+    # Accelerate runs several processes on CPUs only with cpu=True, so this is also set on a machine
+    # without a GPU.
+    on_cpu = device == "cpu" or (device == "auto" and not torch.accelerator.is_available())
+    if not on_cpu and torch.cuda.is_available():
+        _check_gpus(torch.cuda.device_count())
+    selected = torch.device(PartialState(cpu=on_cpu, **_own_store()).device or "cpu")
+    if device not in ("auto", selected.type):
+        raise ValueError(f"device: {device} is not available on this machine; set device=auto")
+    bf16, note = precision == "bf16", f"{precision}, as configured"
+    if precision == "auto":
+        # Processes on different GPUs must agree.
+        ((bf16, note),) = broadcast_object_list([choose_bf16(selected)])
+    accelerator = Accelerator(
+        cpu=on_cpu,
+        mixed_precision="bf16" if bf16 else "no",
+        # If a whole batch lacks an input, the weights of its adapter receive no gradient. DDP
+        # raises an error in this case by default.
+        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+    )
+    return accelerator, note
+
+
+def wait_for_all(accelerator: Accelerator) -> None:
+    """Wait until all processes of the training have called this."""
+    if accelerator.device.type == "cpu" and accelerator.num_processes > 1:
+        # accelerate names a GPU for each process, and fails if the machine has fewer GPUs.
+        torch.distributed.barrier()
+    else:
+        accelerator.wait_for_everyone()
+
+
+def is_lost_connection(error: BaseException) -> bool:
+    """Whether another process of the training has stopped, or cannot be reached."""
+    return isinstance(error, torch.distributed.DistError) or (
+        isinstance(error, RuntimeError) and "gloo" in str(error).lower()
+    )
+
+
+def end_with_launcher() -> None:
+    """Watch torchrun, which started this process, in a thread.
+
+    torchrun ends the other processes if one of them fails. If torchrun itself is killed with
+    SIGKILL, nobody does: the processes keep the lock of the run folder, or wait forever for one of
+    them that died. So this process gets SIGTERM when torchrun is gone, after which a training saves
+    a checkpoint and stops. A process that is still there after `GRACE` seconds exits at once.
+    """
+    # A thread and not prctl(PR_SET_PDEATHSIG): it works on every operating system, and it can end a
+    # process whose main thread waits in a library and handles no signals.
+    if all(thread.name != LAUNCH for thread in threading.enumerate()):
+        arguments = (os.getppid(),)
+        threading.Thread(target=_watch, args=arguments, name=LAUNCH, daemon=True).start()
+
+
+def _watch(parent: int) -> None:
+    # A process whose parent ends gets another one.
+    while os.getppid() == parent:
+        time.sleep(INTERVAL)
+    os.kill(os.getpid(), signal.SIGTERM)
+    time.sleep(GRACE)
+    os._exit(128 + signal.SIGTERM)
+
+
+def _check_gpus(count: int) -> None:
+    processes = int(os.environ.get(PROCESSES, "1"))
+    if processes > count:
+        raise ValueError(
+            f"device: torchrun started {processes} processes on this machine, which has {count} "
+            f"GPU{'s' if count > 1 else ''}; start at most one process per GPU "
+            f"(--nproc_per_node {count}), or set device=cpu"
+        )
+
+
+def _own_store() -> dict[str, Any]:
+    """Return the arguments of `init_process_group` after torchrun has restarted the processes.
+
+    torchrun keeps its store of addresses at a restart (--max-restarts). Without a prefix, a process
+    could read the address of a process that was killed, and would fail to connect to it.
+    """
+    restarts = os.environ.get(RESTARTS, "0")
+    if restarts == "0" or os.environ.get(HAS_STORE) != "True":
+        return {}
+    store, rank, world_size = next(rendezvous("env://"))
+    own = distributed_c10d.PrefixStore(f"restart-{restarts}", store)
+    return {"store": own, "rank": rank, "world_size": world_size}
+
+
+class StopRequested(Exception):
+    """Leaves the validation after a signal."""
+
+
+class StopSignals:
+    """Context manager that records signals to stop, instead of letting them end the process.
+
+    The training reads `received` after each step. A second Ctrl+C raises KeyboardInterrupt at once.
+    Without the main thread of the process, which alone can handle signals, nothing happens. A
+    signal that the process ignores stays ignored.
+    """
+
+    def __init__(self):
+        self.received: signal.Signals | None = None
+        self._previous: dict[int, Any] = {}
+        self._pid = os.getpid()
+
+    def __enter__(self) -> StopSignals:
+        if threading.current_thread() is threading.main_thread():
+            for number in signal.Signals:
+                # `nohup dxn train` ignores SIGHUP, so that the training survives its terminal.
+                if number.name in SIGNALS and signal.getsignal(number) != signal.SIG_IGN:
+                    self._previous[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        for number, handler in self._previous.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        # Data workers inherit the handler. They end with the training process, not before it.
+        if os.getpid() != self._pid:
+            return
+        if number == signal.SIGINT and self.received == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.received = signal.Signals(number)

@@ -1,0 +1,425 @@
+"""The log of a training: lines on the console, rows of metrics.jsonl, and trackers."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import math
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from accelerate.tracking import (
+    GeneralTracker,
+    MLflowTracker,
+    TensorBoardTracker,
+    WandBTracker,
+)
+from torch import Tensor
+
+from dxn.core.display import Display, duration
+from dxn.core.errors import UserError
+from dxn.core.files import append_line, write_text
+from dxn.core.untrusted import load_json
+from dxn.tasks.figures import defined
+from dxn.training.state import State
+
+# The loss that is shown within an epoch is the mean of this many batches: one batch has too few
+# samples for a steady number.
+SHOWN_LOSSES = 20
+# With more epochs than this, some of those that take less than a second are not printed.
+MAX_LINES = 20
+MIN_SECONDS = 1.0
+
+Tracker = Literal["tensorboard", "mlflow", "wandb"]
+# How to install each tracker. Its name is that of its module.
+INSTALL: dict[Tracker, str] = {
+    "tensorboard": "pip install 'dxn[trackers]'",
+    "mlflow": "pip install 'dxn[trackers]'",
+    "wandb": "pip install wandb",
+}
+IDS = "trackers.json"  # in the run folder: what a resumed run continues
+MLFLOW_FOLDER = "mlruns"  # the folder that MLflow used by itself before it had databases
+MLFLOW_NAME = re.compile(r"[^\w\-. :/]")  # characters that names of metrics may not have
+MAX_REASON = 200  # characters of an error of a library
+
+
+class Log:
+    """Shows the progress of a training, and writes its figures to metrics.jsonl and trackers.
+
+    Args:
+        folder: Folder of the run, which contains metrics.jsonl.
+        batches: Number of batches per epoch.
+        epochs: Number of epochs. The trainer changes it if the time limit allows fewer.
+        limit: Time limit of the training in seconds.
+        main: Whether this process prints and writes.
+        name: Word that is printed before each epoch, such as "pretraining".
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        batches: int,
+        epochs: int,
+        limit: float = math.inf,
+        main: bool = True,
+        name: str = "",
+    ):
+        self.path = folder / "metrics.jsonl"
+        self.batches = batches
+        self.epochs = epochs
+        self.limit = limit
+        self.main = main
+        self.prefix = f"{name} epoch" if name else "epoch"
+        self.display = Display(main=main)
+        self.trackers: list[TrackerSink] = []
+        self.started = time.perf_counter()
+        self.printed = -math.inf  # time of the last line of an epoch
+        # Counts only the batches of this process, because the duration of those before a resume is
+        # unknown.
+        self.batches_done = 0
+        self._start_epoch([], [], 0)
+
+    def pending(self) -> dict[str, Tensor]:
+        """Return the losses of the epoch, of which the first `logged` are in metrics.jsonl.
+
+        A checkpoint contains them, so that a resumed run writes the same lines.
+        """
+        # Those of a checkpoint are on the CPU, and those after it on the device of the training.
+        losses = [loss.cpu() for loss in self.losses]
+        return {
+            "losses": torch.stack(losses) if losses else torch.zeros(0),
+            "sizes": torch.tensor(self.sizes, dtype=torch.long),
+            "logged": torch.tensor(self.logged),
+        }
+
+    def clear(self) -> None:
+        """Remove the log of a training that stopped before its first checkpoint."""
+        if self.main:
+            self.path.unlink(missing_ok=True)
+
+    def restore(self, state: State, pending: Mapping[str, Tensor]) -> None:
+        """Continue from a checkpoint.
+
+        Args:
+            state: State of the checkpoint. Later lines of metrics.jsonl are removed, because the
+                resumed run writes them again.
+            pending: Return value of `pending` at the checkpoint.
+        """
+        self._start_epoch(
+            list(pending["losses"]), pending["sizes"].tolist(), int(pending["logged"])
+        )
+        if not self.main or not self.path.exists():
+            return
+        # Comparing the step is not enough: if a run stops between the line of an epoch and its
+        # checkpoint, the last checkpoint has the same step, and the epoch is validated again.
+        kept = [
+            json.dumps(row)
+            for row in read_log(self.path)
+            if row["step"] <= state.step and row["epoch"] <= state.epoch
+        ]
+        write_text(self.path, "".join(f"{line}\n" for line in kept))
+
+    def batch(self, loss: Tensor, size: int, *, lr: float, state: State, log_every: int) -> None:
+        """Record a batch. After every `log_every` batches, write a row.
+
+        Args:
+            loss: Mean loss () of the batch, over all processes. It stays a tensor until it is
+                printed: float(loss) waits for the GPU.
+            size: Number of samples of the batch.
+            lr: Current learning rate.
+            state: State after the batch.
+            log_every: Number of batches between two rows.
+        """
+        self.losses.append(loss)
+        self.sizes.append(size)
+        self.batches_done += 1
+        self.samples_done += size
+        if self.display.is_due():
+            mean = _mean(self.losses[-SHOWN_LOSSES:], self.sizes[-SHOWN_LOSSES:])
+            rate = self.samples_done / (time.perf_counter() - self.epoch_start)
+            status = f"loss {mean:.3f}  {rate:,.0f} samples/s  {self._left(state)} left"
+            self.display.update(self._title(state.epoch + 1), state.batch, self.batches, status)
+        if len(self.losses) - self.logged < log_every:
+            return
+        sizes = self.sizes[self.logged :]
+        # The interval starts again after each validation, so the rate is that of training alone.
+        rate = sum(sizes) / (time.perf_counter() - self.interval_start)
+        loss_of_interval = _mean(self.losses[self.logged :], sizes)
+        row = {"step": state.step, "epoch": state.epoch, "train/loss": loss_of_interval}
+        self._write({**row, "lr": lr, "samples/s": rate})
+        self.logged = len(self.losses)
+        self.interval_start = time.perf_counter()
+
+    def validation(self, done: int, total: int, state: State) -> None:
+        """Show the progress of a validation.
+
+        Args:
+            done: Number of samples that are done.
+            total: Number of samples of the validation split.
+            state: State after the epoch.
+        """
+        if self.display.is_due():
+            self.display.update(f"{self._title(state.epoch)} validation", done, total)
+
+    def epoch(
+        self,
+        metrics: Mapping[str, float],
+        state: State,
+        *,
+        shown: Collection[str] | None = None,
+        last: bool = False,
+    ) -> None:
+        """Write the training loss and the validation metrics of an epoch, and print them.
+
+        Args:
+            metrics: Validation metrics by name. Empty without a validation split.
+            state: State after the epoch.
+            shown: Names of the metrics that are printed. Default: all of them.
+            last: Whether the training ends with this epoch. It is always printed.
+        """
+        loss = _mean(self.losses, self.sizes)
+        row: dict[str, Any] = {"step": state.step, "epoch": state.epoch, "train/epoch_loss": loss}
+        known = defined(metrics)
+        self._write({**row, **{f"validation/{name}": value for name, value in known.items()}})
+        now = time.perf_counter()
+        if last or self.epochs <= MAX_LINES or now - self.printed >= MIN_SECONDS:
+            names = [name for name in known if shown is None or name in shown]
+            values = "  ".join(f"{name} {known[name]:.4f}" for name in names)
+            validation = f"  validation {values}" if metrics else ""
+            best = " *" if metrics and state.best_epoch == state.epoch else ""
+            left = "" if last else f"  {self._left(state)} left"
+            self.print(f"{self._title(state.epoch)}  train loss {loss:.4f}{validation}{left}{best}")
+            self.printed = now
+        self._start_epoch([], [], 0)
+
+    def print(self, text: str) -> None:
+        """Print a line above the progress bar."""
+        self.display.line(text)
+
+    def close(self) -> None:
+        """Remove the progress bar, and end the runs of the trackers."""
+        self.display.close()
+        for tracker in self.trackers:
+            tracker.close()
+
+    def _title(self, epoch: int) -> str:
+        return f"{self.prefix} {epoch}/{self.epochs}"
+
+    def _left(self, state: State) -> str:
+        """Estimate the time until the last epoch ends, from all the work of this process."""
+        done = state.epoch * self.batches + state.batch
+        # The time of validation is included, so the estimate covers all the remaining work.
+        per_batch = (time.perf_counter() - self.started) / max(self.batches_done, 1)
+        left = per_batch * (self.epochs * self.batches - done)
+        return duration(max(min(left, self.limit - state.elapsed), 0.0))
+
+    def _start_epoch(self, losses: list[Tensor], sizes: list[int], logged: int) -> None:
+        """Start an epoch, or continue one.
+
+        Args:
+            losses: Mean loss of each batch of the epoch.
+            sizes: Number of samples of each batch.
+            logged: Number of batches that are in metrics.jsonl.
+        """
+        self.losses = losses
+        self.sizes = sizes
+        self.logged = logged
+        self.samples_done = 0  # by this process
+        self.epoch_start = self.interval_start = time.perf_counter()
+
+    def _write(self, row: Mapping[str, Any]) -> None:
+        if self.main:
+            append_line(self.path, json.dumps(row))
+            for tracker in self.trackers:
+                tracker.log(row)
+
+
+class TrackerSink:
+    """Sends the rows of metrics.jsonl to a tracker.
+
+    A tracker that fails during the training gets nothing from then on: a server that is down must
+    not end a training.
+
+    Args:
+        name: Name of the tracker.
+        folder: The run folder. The folder that contains it is the experiment.
+        options: Options of the run, which the tracker shows beside the figures.
+        say: Function that prints a line.
+        resumed_at: Step from which an earlier process is continued. What TensorBoard got after it
+            is hidden there, because the training sends it again. None: a new training.
+
+    Raises:
+        UserError: If the tracker cannot start.
+    """
+
+    def __init__(
+        self,
+        name: Tracker,
+        folder: Path,
+        *,
+        options: Mapping[str, Any] | None = None,
+        say: Callable[[str], None] = print,
+        resumed_at: int | None = None,
+    ):
+        self.name: Tracker = name
+        self.say = say
+        path = folder / IDS
+        ids = load_json(path) if path.is_file() else {}
+        old = None if resumed_at is None else ids.get(name)
+        try:
+            with _quiet():
+                self.tracker, identifier, place = _start(name, folder, old, resumed_at)
+                if options and resumed_at is None and name != "tensorboard":
+                    self.tracker.store_init_configuration(dict(_leaves(options)))
+        # Each library has exceptions of its own, also for a server that does not answer.
+        except Exception as error:
+            raise UserError(
+                f"trainer.tracker: {name} cannot start ({_reason(error)}); change its settings, "
+                "or leave it out"
+            ) from error
+        write_text(path, json.dumps({**ids, name: identifier}))
+        say(f"{name}: the figures are {place}")
+        self.has_failed = False
+
+    def log(self, row: Mapping[str, Any]) -> None:
+        """Send a row of metrics.jsonl."""
+        figures = {
+            MLFLOW_NAME.sub("_", name) if self.name == "mlflow" else name: float(value)
+            for name, value in row.items()
+            if name not in ("step", "epoch") and isinstance(value, int | float)
+        }
+        self._try(lambda: self.tracker.log(figures, step=int(row["step"])))
+
+    def close(self) -> None:
+        """Send what is left, and end the run of the tracker."""
+        self._try(self.tracker.finish)
+
+    def _try(self, act: Callable[[], Any]) -> None:
+        if self.has_failed:
+            return
+        try:
+            with _quiet():
+                act()
+        except Exception as error:
+            self.has_failed = True
+            self.say(f"warning: {self.name} gets no more figures: {_reason(error)}")
+
+
+def check_trackers(names: Sequence[Tracker]) -> None:
+    """Check that trackers exist and that their libraries are installed.
+
+    Raises:
+        UserError: If one is missing.
+    """
+    for name in names:
+        if name not in INSTALL:
+            known = ", ".join(INSTALL)
+            raise UserError(f"trainer.tracker: must be a list of {known}, got {name}")
+        if importlib.util.find_spec(name) is None:
+            raise UserError(
+                f"trainer.tracker: {name} is not installed; run {INSTALL[name]}, or leave it out"
+            )
+
+
+def read_log(path: Path) -> list[dict[str, Any]]:
+    """Return the rows of metrics.jsonl.
+
+    Raises:
+        UserError: If a line is damaged. The last line may be incomplete, because the process was
+            killed while it wrote it; it is left out.
+    """
+    lines = path.read_bytes().split(b"\n")
+    rows: list[dict[str, Any]] = []
+    for i, line in enumerate(lines[:-1]):
+        try:
+            row = json.loads(line)
+            rows.append({**row, "step": int(row["step"]), "epoch": int(row["epoch"])})
+        except (ValueError, TypeError, KeyError, OverflowError, RecursionError) as error:
+            raise UserError(
+                f"{path} line {i + 1}: not a row of a log: {line[:60]!r}; remove this line"
+            ) from error
+    return rows
+
+
+def _start(
+    name: Tracker, folder: Path, old: str | None, resumed_at: int | None
+) -> tuple[GeneralTracker, str | None, str]:
+    """Start a tracker.
+
+    Args:
+        name: Its name.
+        folder: The run folder.
+        old: Identifier of its run, if an earlier process has started it.
+        resumed_at: See `TrackerSink`.
+
+    Returns:
+        The tracker, the identifier of its run, and where its figures are.
+    """
+    experiment = folder.absolute().parent.name or folder.absolute().name
+    own = folder / name
+    if name == "tensorboard":
+        # TensorBoard shows the path of the folder as the name of the run.
+        purge_step = None if resumed_at is None else resumed_at + 1
+        tensorboard = TensorBoardTracker("", own, purge_step=purge_step)
+        tensorboard.start()
+        return tensorboard, None, f"in {own}; tensorboard --logdir shows them"
+    if name == "wandb":
+        own.mkdir(parents=True, exist_ok=True)
+        wandb = WandBTracker(experiment, name=folder.name, dir=own, id=old, resume="allow")
+        wandb.start()
+        return wandb, wandb.run.id, f"in {own}"
+    module: Any = importlib.import_module("mlflow")
+    if not module.is_tracking_uri_set():
+        # The default of MLflow is a database, which needs more packages.
+        module.set_tracking_uri(Path(MLFLOW_FOLDER).absolute().as_uri())
+    mlflow = MLflowTracker(experiment, run_id=old, run_name=folder.name)
+    mlflow.start()
+    return mlflow, mlflow.active_run.info.run_id, f"sent to {module.get_tracking_uri()}"
+
+
+def _leaves(options: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield options by dotted name, as texts and numbers."""
+    for name, value in options.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value if isinstance(value, int | float) else str(value)
+
+
+def _reason(error: Exception) -> str:
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[0][:MAX_REASON]
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Hide what a library says about itself, such as the end of a way to store runs."""
+    os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")  # dxn sends nothing by itself
+    # MLflow refuses its own folder of files otherwise, from version 3.
+    os.environ.setdefault("MLFLOW_ALLOW_FILE_STORE", "true")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        yield
+
+
+def _mean(losses: Sequence[Tensor], sizes: Sequence[int]) -> float:
+    """Return the mean loss of samples; NaN if there is no finite loss.
+
+    Args:
+        losses: Mean loss of each batch.
+        sizes: Number of samples of each batch, because the last one of an epoch can be small.
+    """
+    pairs = [(float(loss), size) for loss, size in zip(losses, sizes, strict=True)]
+    # A batch whose loss is not finite makes no optimizer step, so it is left out here too.
+    finite = [(loss, size) for loss, size in pairs if math.isfinite(loss)]
+    total = sum(size for _, size in finite)
+    return sum(loss * size for loss, size in finite) / total if total else math.nan
