@@ -22,7 +22,7 @@ from dxn.runs.evaluation.printing import print_line, print_rule
 from dxn.runs.predictor.output import write_records
 from dxn.runs.settings import Settings
 from dxn.runs.train import Trained
-from dxn.stacking.baseline import BASELINE, TRANSFORMER
+from dxn.stacking.metrics import BASELINE, TRANSFORMER
 
 FOLDER = "sweeps"
 FILE = "sweep.csv"

@@ -222,9 +222,7 @@ def _check_checkpoint(folder: Path, weights: Mapping[str, Tensor]) -> dict[str, 
     wrong = [
         name
         for name, tensor in weights.items()
-        # The baseline is trained after the last checkpoint.
-        if not name.startswith(("baseline.", "mix"))
-        and (name not in own or own[name].shape != tensor.shape)
+        if name not in own or own[name].shape != tensor.shape
     ]
     if wrong and not any(LORA in name for name in own):
         raise UserError(

@@ -23,6 +23,7 @@ from dxn.export.trace import Part
 from dxn.models.inference import restore
 from dxn.runs.predictor.predictor import Predictor
 from dxn.stacking.features import RECIPES
+from dxn.stacking.stacked import counted_inputs, without_baseline
 from dxn.tokenize.base import has_words
 from dxn.tokenize.recipes import recipe
 
@@ -59,8 +60,7 @@ def write_export(
         raise UserError(f"baseline: must be auto or none, got {baseline}")
     restore(predictor.network)
     if baseline == "none":
-        for model in predictor.models:
-            model.set_baseline(None, model.mix)
+        without_baseline(predictor.network)
     exported = make_parts(predictor)
     lines: list[str] = []
     with replace_folder(folder) as new:
@@ -105,8 +105,7 @@ def describe(
 
 def _recipes(predictor: Predictor) -> dict[str, dict[str, Any]]:
     """Return how each input is prepared without dxn."""
-    baselines = [model.baseline for model in predictor.models if model.baseline is not None]
-    counted = {name for baseline in baselines for name in baseline.num_counted}
+    counted = counted_inputs(predictor.network)
     task = predictor.task
     recipes: dict[str, dict[str, Any]] = {}
     for name, adapter in predictor.adapters.items():

@@ -11,13 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens, join
-from dxn.export.counted import counted_scores
-from dxn.export.ports import COUNTED, PRESENT, Port, Tensors
-from dxn.models import InputVectors, Model
+from dxn.export.ports import COUNTED, NONE, PRESENT, Port, Tensors
+from dxn.models import InputVectors, Model, Network
 from dxn.models.backbone import Backbone
 from dxn.models.ensemble import Ensemble
-from dxn.models.past_regression import PastRegression
-from dxn.stacking.features import features_of
+from dxn.stacking.features import Features, features_of
+from dxn.stacking.stacked import Stacked
 from dxn.tasks import Task
 
 EMBEDDING = "embeddings"
@@ -36,7 +35,7 @@ class Graph(nn.Module):
 
     def __init__(
         self,
-        network: Model | Ensemble,
+        network: Network,
         task: Task,
         ports: Sequence[Port],
         *,
@@ -51,22 +50,25 @@ class Graph(nn.Module):
         self.fixed = {name: list(values) for name, values in fixed.items()}
 
     @property
-    def models(self) -> list[Model]:
+    def members(self) -> list[Network]:
         """The members of an ensemble, or the only model."""
-        return self.network.models if isinstance(self.network, Ensemble) else [self.network]
+        return list(self.network.members) if isinstance(self.network, Ensemble) else [self.network]
 
     def forward(self, inputs: Tensors) -> Tensors:
         """Compute the outputs of the task and the embedding (B, E) of each sample."""
         batch = self.batch(inputs)
         outputs: list[Any] = []
         embeddings: list[Tensor] = []
-        for model in self.models:
+        for member in self.members:
+            model = member.models[0]
             encoded, pooled = encode(model, batch)
             output = model.head(encoded, pooled, batch)
-            outputs.append(output if model.mix is None else mixed(model, output, batch))
+            if isinstance(member, Stacked):
+                output = member.mixed(output, features_in_graph(member, batch))
+            outputs.append(output)
             embeddings.append(model.embedding(pooled).float())
         combined = self.task.combine(outputs) if len(outputs) > 1 else outputs[0]
-        results = self.task.exported(self.models[0].head, combined, batch)
+        results = self.task.exported(self.network.models[0].head, combined, batch)
         return {**results, EMBEDDING: torch.cat(embeddings, -1)}
 
     def batch(self, inputs: Tensors) -> dict[str, Any]:
@@ -117,39 +119,31 @@ def encode(model: Model, batch: Mapping[str, Any]) -> tuple[Tokens, Any]:
     return join(encoded), InputVectors(torch.stack(vectors, 1), torch.stack(masks, 1))
 
 
-def mixed(model: Model, output: Tensor, batch: Mapping[str, Any]) -> Tensor:
-    """Return the weighted sum of the outputs of the head and the baseline, see `Model.mixed`."""
-    assert model.mix is not None
-    scaled = model.mix[0] * output.float()
-    if model.baseline is None:
-        return scaled
-    baseline = model.baseline
-    if isinstance(baseline, PastRegression):
-        name = baseline.input
-        other = baseline({name: _summary(model, name, batch)}, output.shape[0])
-        return scaled + model.mix[1] * other
-    scores = baseline.bias.expand(output.shape[0], -1)
-    blocks: Iterator[Any] = iter(baseline.tfidf)
-    for name, counts in baseline.num_counted.items():
-        present = batch[name].get(PRESENT)
-        for number in range(len(counts)):
-            codes = batch[name][f"{COUNTED}{number}"]
-            scores = scores + counted_scores(next(blocks), codes, present)
-    if baseline.dense is not None:
-        features = {name: _summary(model, name, batch) for name in baseline.num_dense}
-        features = baseline.dense_features(features, output.shape[0])
-        scores = scores + baseline.dense_scores(features)
-    return scaled + model.mix[1] * scores
+def features_in_graph(stack: Stacked, batch: Mapping[str, Any]) -> dict[str, Features]:
+    """Return the features that a baseline reads; the counted ones are inputs of the graph.
 
-
-def _summary(model: Model, name: str, batch: Mapping[str, Any]) -> Any:
-    """Return the dense features of an input, NaN where a sample lacks it."""
-    summary = features_of(model.adapter(name), batch[name])
-    assert summary is not None  # the baseline was trained with them
-    present = batch[name].get(PRESENT)
-    if present is None:
-        return summary
-    return replace(summary, dense=summary.dense.masked_fill(~present[:, None], torch.nan))
+    A sample that lacks an input has NaN, and no counted features.
+    """
+    baseline = stack.baseline
+    if baseline is None:
+        return {}
+    result: dict[str, Features] = {}
+    for name in baseline.inputs:
+        part = batch[name]
+        present = part.get(PRESENT)
+        # Counting cannot be traced, so these features are not computed here.
+        blocks = [part[f"{COUNTED}{i}"] for i in range(len(baseline.counted.get(name, ())))]
+        if present is not None:
+            blocks = [torch.where(present[:, None, None], block, NONE) for block in blocks]
+        features = Features("", torch.zeros(0))
+        if baseline.reads_numbers(name):
+            features = features_of(stack.model.adapter(name), part)
+            assert features is not None  # the baseline was trained with them
+            if present is not None:
+                dense = features.dense.masked_fill(~present[:, None], torch.nan)
+                features = replace(features, dense=dense)
+        result[name] = replace(features, counted=tuple(blocks))
+    return result
 
 
 def _without_absent(part: Tokens, batch: Mapping[str, Any]) -> Tokens:

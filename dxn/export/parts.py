@@ -26,6 +26,7 @@ from dxn.models import Ensemble
 from dxn.models.decoding.cache import Memory
 from dxn.models.decoding.decoder import Decoder
 from dxn.runs.predictor.predictor import Predictor
+from dxn.stacking.stacked import counted_inputs
 from dxn.tasks import Writes
 
 SEED = 0  # of the random examples
@@ -70,7 +71,7 @@ def make_parts(predictor: Predictor) -> Exported:
     check_exportable(predictor)
     if predictor.task.streams:
         return Exported([_language(predictor)], "continue_text")
-    examples = make_examples(predictor.model, SEED)
+    examples = make_examples(predictor.model, SEED, counted=counted_inputs(predictor.network))
     graph = make_graph(predictor.network, predictor.task, examples)
     cases = [{name: each.tensors[name] for name in graph.used} for each in examples]
     if isinstance(predictor.task, Writes):

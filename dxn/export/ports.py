@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ from dxn.tokenize.examples import examples
 
 BATCH = "batch"
 PRESENT = "present"  # key of the tensor that tells which samples have an input
-COUNTED = "counted"  # key of the counted features of a baseline, followed by their number
+COUNTED = "counted"  # key of counted features, followed by their number
 NONE = -1  # code that pads counted features
 # Sizes of the example batches. Different ones, because equal sizes become constants of the graph.
 SIZES = (5, 3, 7, 4, 6, 2)
@@ -61,13 +61,16 @@ class Example:
     tensors: Tensors
 
 
-def make_examples(model: Any, seed: int, sizes: Sequence[int] = SIZES) -> list[Example]:
+def make_examples(
+    model: Any, seed: int, sizes: Sequence[int] = SIZES, *, counted: Collection[str] = ()
+) -> list[Example]:
     """Return batches of random samples for a model.
 
     Args:
         model: The model.
         seed: Random seed.
         sizes: Number of samples of each batch.
+        counted: Names of the inputs whose counted features a baseline reads.
 
     Raises:
         UserError: If a preprocessor cannot create random values.
@@ -76,7 +79,9 @@ def make_examples(model: Any, seed: int, sizes: Sequence[int] = SIZES) -> list[E
     names = list(model.inputs)
     rows = [_rows(names, size, rand) for size in sizes]
     inputs = {
-        name: _varied(_drawing(model, name, rand), [len(each[name]) for each in rows])
+        name: _varied(
+            _drawing(model, name, rand, name in counted), [len(each[name]) for each in rows]
+        )
         for name in names
     }
     return [
@@ -145,7 +150,7 @@ class _Drawn:
 
     Args:
         collated: The batch of the model.
-        features: Further inputs of the graph: the counted features of a baseline.
+        features: Further inputs of the graph: counted features.
     """
 
     collated: Tensors
@@ -159,14 +164,16 @@ class _Drawn:
         }
 
 
-def _drawing(model: Any, name: str, rand: random.Random) -> Callable[[int], _Drawn]:
+def _drawing(
+    model: Any, name: str, rand: random.Random, is_counted: bool
+) -> Callable[[int], _Drawn]:
     """Return the function that draws a number of random samples of an input."""
     adapter = model.adapter(name)
     prepare: Preprocessor = adapter.prepare
 
     def draw(count: int) -> _Drawn:
         collated = prepare.collate([prepare(raw) for raw in examples(name, prepare, count, rand)])
-        if model.baseline is None:
+        if not is_counted:
             return _Drawn(collated, {})
         return _Drawn(collated, counted_features(features_of(adapter, collated), count))
 

@@ -39,7 +39,7 @@ class EncoderGraph(nn.Module):
 
     def forward(self, inputs: Tensors) -> Tensors:
         """Return memory_keys and memory_values (L, B, H, M, d), and memory_mask (B, M)."""
-        tokens, _ = encode(self.inner.models[0], self.inner.batch(inputs))
+        tokens, _ = encode(self.inner.network.models[0], self.inner.batch(inputs))
         return memory_of(Memory.from_tokens(tokens), self.decoder)
 
 

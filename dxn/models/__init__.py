@@ -17,7 +17,7 @@ from dxn.models.decoding.search import Hypothesis
 from dxn.models.ensemble import Ensemble
 from dxn.models.fusion import BottleneckFusion, EarlyFusion, LateFusion
 from dxn.models.losses import linear_cross_entropy
-from dxn.models.model import InputVectors, Model, count_parameters, module_key
+from dxn.models.model import InputVectors, Model, Network, count_parameters, module_key
 from dxn.models.options import BlockOptions, NormOptions, PositionOptions
 from dxn.models.recurrent import Recurrent
 from dxn.models.separate import SeparateBackbones, backbone_of, shared_name
@@ -40,6 +40,7 @@ __all__ = [
     "Memory",
     "Mlp",
     "Model",
+    "Network",
     "NormOptions",
     "PositionOptions",
     "Recurrent",

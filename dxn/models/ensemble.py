@@ -8,10 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dxn.models.model import Batch, Model
+from dxn.models.model import Batch, Network
 
 
-class Ensemble(nn.Module):
+class Ensemble(Network):
     """Models whose outputs are combined (deep ensembles, arXiv:1612.01474).
 
     Args:
@@ -19,30 +19,16 @@ class Ensemble(nn.Module):
         combine: Function that combines the output of each member, such as `Task.combine`.
     """
 
-    def __init__(self, members: Sequence[Model], combine: Callable[[Sequence[Any]], Any]):
+    def __init__(self, members: Sequence[Network], combine: Callable[[Sequence[Any]], Any]):
         super().__init__()
-        self.members = nn.ModuleList(members)
+        # Any, because a ModuleList does not know the type of its modules.
+        self.members: Any = nn.ModuleList(members)
         self.combine = combine
-
-    @property
-    def models(self) -> list[Model]:
-        """The members."""
-        return [member for member in self.members if isinstance(member, Model)]
-
-    @property
-    def first(self) -> Model:
-        """The first member, which represents all where only one can be shown."""
-        return self.models[0]
-
-    @property
-    def head(self) -> Any:
-        """The head of the first member, which converts outputs to predictions."""
-        return self.first.head
 
     def forward(self, batch: Batch) -> Any:
         """Return the combined outputs of the members for a batch."""
         # In float32, because members in bf16 would be averaged with three decimal places.
-        outputs = [member(batch) for member in self.models]
+        outputs = [member(batch) for member in self.members]
         return self.combine([_as_float(output) for output in outputs])
 
     def vectors(self, batch: Batch) -> Tensor:
@@ -50,7 +36,7 @@ class Ensemble(nn.Module):
 
         The members were trained independently, so a mean of their embeddings would have no meaning.
         """
-        parts = [member.vectors(batch).float() for member in self.models]
+        parts = [member.vectors(batch).float() for member in self.members]
         return torch.cat(parts, -1)
 
 

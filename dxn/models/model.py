@@ -9,12 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.dropout import selected
-from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens, check_columns, join
 from dxn.models.fusion import Encoder
-from dxn.models.past_regression import PastRegression
-from dxn.stacking.features import model_features
-from dxn.stacking.mixture import Baseline
 
 # A batch has the collated tensors of each input under the name of the input, "#size" (number of
 # samples), "#index" (their row numbers in the data set), and the keys of the task, such as
@@ -60,7 +56,20 @@ class Head(Protocol):
         ...
 
 
-class Model(nn.Module):
+class Network(nn.Module):
+    """A model that predicts, or several whose outputs are combined: their base class."""
+
+    @property
+    def models(self) -> list[Model]:
+        """The models, of which the first one represents all where only one can be shown."""
+        return [module for module in self.modules() if isinstance(module, Model)]
+
+    def vectors(self, batch: Batch) -> Tensor:
+        """Compute the embedding (B, E) of each sample of a batch."""
+        raise NotImplementedError
+
+
+class Model(Network):
     """A complete model, composed of adapters, a fusion, a backbone and a head.
 
     Args:
@@ -70,12 +79,6 @@ class Model(nn.Module):
         fusion: Module that applies the backbone to the Tokens of all inputs.
         backbone: Transformer that processes all inputs.
         head: Module that computes the output of the task.
-
-    Attributes:
-        baseline: Small classical model, whose output is mixed with that of the head. None: no such
-            model.
-        mix: (2,). Factors of the outputs of the head and of the baseline in evaluation mode. None:
-            the output is that of the head.
 
     Raises:
         ValueError: If an input has no adapter, an adapter has no input, or a name is reserved.
@@ -104,9 +107,6 @@ class Model(nn.Module):
         self.fusion = fusion
         self.backbone = backbone
         self.head = head
-        self.baseline: Baseline | PastRegression | None = None
-        self.mix: Tensor | None
-        self.register_buffer("mix", None)
 
     def adapter(self, name: str) -> Any:
         """Return the adapter of the input `name`."""
@@ -170,63 +170,16 @@ class Model(nn.Module):
         return join(list(encoded.values())), InputVectors(x, mask)
 
     def forward(self, batch: Batch, mixing: tuple[Tensor, float] | None = None) -> Any:
-        """Compute the output for a batch: that of the head, in evaluation mode after `mixed`.
+        """Compute the output of the head for a batch.
 
         Args:
             batch: See `embed`.
             mixing: Arguments `order` and `share` of `mix`. Default: no mixup.
         """
-        output = self.head_output(batch, mixing)
-        return output if self.training or self.mix is None else self.mixed(output, batch)
-
-    def head_output(self, batch: Batch, mixing: tuple[Tensor, float] | None = None) -> Any:
-        """Compute the output of the head for a batch. The arguments are those of `forward`."""
         parts = self.embed(batch)
         if mixing is not None:
             parts = [mix(part, *mixing) for part in parts]
         return self.head(*self.encode(parts), batch)
-
-    def set_baseline(self, baseline: Baseline | PastRegression | None, mix: Tensor | None) -> None:
-        """Set the attributes `baseline` and `mix`."""
-        self.baseline = baseline
-        self.mix = mix
-
-    def mixed(self, output: Tensor, batch: Batch) -> Tensor:
-        """Return the weighted sum of the outputs of the head and the baseline (stacking).
-
-        Args:
-            output: (B, K). Output of the head.
-            batch: See `embed`.
-
-        Raises:
-            UserError: If the outputs of both have different sizes.
-        """
-        assert self.mix is not None
-        scaled = self.mix[0] * output.float()
-        if self.baseline is None:
-            return scaled
-        other = self.baseline_output(batch)
-        if other.shape != output.shape:
-            raise UserError(
-                f"baseline: must have {output.shape[1:].numel()} outputs like the head, got "
-                f"{other.shape[1:].numel()}; copy the model folder again"
-            )
-        return scaled + self.mix[1] * other
-
-    def formula(self) -> str:
-        """Return how `mixed` computes the output, such as "0.38 x transformer + 0.64 x baseline".
-
-        Empty if the baseline does not take part.
-        """
-        if self.baseline is None or self.mix is None or not self.mix[1]:
-            return ""
-        own, other = self.mix.tolist()
-        return f"{own:.2f} x transformer + {other:.2f} x baseline ({self.baseline.about})"
-
-    def baseline_output(self, batch: Batch) -> Tensor:
-        """Compute the output (B, K) of the baseline for a batch."""
-        assert self.baseline is not None
-        return self.baseline(model_features(self, batch), batch["#size"])
 
     def vectors(self, batch: Batch) -> Tensor:
         """Compute the embedding (B, E) of each sample of a batch."""

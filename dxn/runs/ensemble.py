@@ -38,7 +38,8 @@ from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card, data_name
 from dxn.runs.settings import Settings, dump_yaml
 from dxn.runs.train import Trained, train_one
-from dxn.stacking.baseline import baseline_figures
+from dxn.stacking import files as stack_files
+from dxn.stacking.metrics import about_stack
 from dxn.tasks import Task
 from dxn.weights.checkpoint import read_tensors
 from dxn.weights.own import read_config
@@ -46,7 +47,10 @@ from dxn.weights.own import read_config
 FILE = "ensemble.json"  # what the members that have not started yet need, besides the configuration
 METRICS = "metrics.json"
 # Files of a model folder that those of an ensemble replace.
-REPLACED = (model_folder.WEIGHTS, model_folder.CONFIG, model_folder.CARD, SUMS)
+REPLACED = (
+    *(model_folder.WEIGHTS, model_folder.CONFIG, model_folder.CARD, SUMS),
+    *(stack_files.FILE, stack_files.TENSORS),
+)
 MEAN = f"mean of the {MEMBERS}"
 
 
@@ -212,7 +216,7 @@ def _write_ensemble(settings: Settings, folder: Path, size: int) -> dict[str, An
     extra = {
         "ensemble": size,
         "shown": best.task.shown(results[ALL]),
-        **baseline_figures(best),
+        **about_stack(best.network),
         "seeds": [settings.values["seed"] + number for number in range(size)],
         # For a sweep, which ranks its settings by the validation metric.
         **_shared_figures(metrics),
@@ -287,19 +291,17 @@ def save_ensemble(folder: Path, members: Sequence[Path]) -> None:
         members: Model folders with the same inputs, tokenizers and labels.
     """
     first, *_ = members
-    # config.yaml was checked when the members were evaluated.
-    configs = [load_yaml(path / model_folder.CONFIG) for path in members]
     tensors: dict[str, Tensor] = {}
     for number, path in enumerate(members):
         for name, tensor in read_tensors(path / model_folder.WEIGHTS).items():
             tensors[f"{MEMBERS}.{number}.{name}"] = tensor
-    nodes = {name: node for name, node in configs[0].items() if name != "baseline"}
-    nodes[MEMBERS] = [{"baseline": config.get("baseline")} for config in configs]
+    nodes = {**load_yaml(first / model_folder.CONFIG), MEMBERS: len(members)}
     with replace_folder(folder) as new:
         for path in first.iterdir():
             if path.name not in REPLACED and path.is_file():
                 link(path, new / path.name)
         write_tensors(new / model_folder.WEIGHTS, tensors)
+        stack_files.join_stacks(new, members)
         (new / model_folder.CONFIG).write_text(dump_yaml(nodes), encoding="utf-8")
         # `write_card` replaces it when the figures are known.
         (new / model_folder.CARD).write_text("", encoding="utf-8")

@@ -28,6 +28,7 @@ from dxn.runs.evaluation.next_commands import next_commands, resume
 from dxn.runs.evaluation.reporting import Recorder, report_of_training
 from dxn.runs.folder import after_restart, has_checkpoint
 from dxn.runs.members import Member
+from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.prepare import prepare, run_finetune
 from dxn.runs.prepared import Prepared
 from dxn.runs.pretrain import pretrain
@@ -35,7 +36,10 @@ from dxn.runs.record import read_decisions
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card
 from dxn.runs.settings import Settings
-from dxn.stacking.baseline import add_baseline, baseline_figures, warn_about
+from dxn.stacking.files import write_stack
+from dxn.stacking.metrics import about_stack, warn_about
+from dxn.stacking.stacked import formula_of
+from dxn.stacking.train import train_stack
 from dxn.training.distributed import is_lost_connection
 from dxn.training.log import read_log
 from dxn.training.state import State
@@ -178,7 +182,7 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
     split = default_split(splits)
     # Without gradients and optimizer state, twice the batch size fits in memory.
     batch_size = 2 * trainer.batch_size
-    add_baseline(run, best, batch_size=batch_size)
+    _stack(run, best, batch_size=batch_size)
     recorder = Recorder()
     results = evaluate_subsets(
         best, splits[split], split, run.folder, batch_size=batch_size, record=recorder
@@ -192,7 +196,7 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
         report.print_line(line)
     extra = {
         **training_figures(state, run.model),
-        **baseline_figures(best),
+        **about_stack(best.network),
         "shown": run.task.shown(results[ALL]),
         "precision": "bf16" if trainer.bf16 else "float32",
         "rows": run.sizes,
@@ -206,7 +210,7 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
         {"validation": _validation_figures(run.folder, state), split: results[ALL]},
         epochs=f"epoch {state.best_epoch} of {state.epoch}",
         others=after_all(results),
-        answers=best.model.formula(),
+        answers=formula_of(best.network),
     )
     model_folder.write_card(run.folder / "model", text)
     # Read back, so that `metrics` is exactly what the file contains, such as lists for tuples.
@@ -215,6 +219,43 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
     report_of_training(run, best, recorder, metrics, remarks=remarks)
     report.print_line(about_files(run))
     return metrics
+
+
+def _stack(run: Prepared, best: Predictor, *, batch_size: int) -> None:
+    """Train a baseline, mix it with the best model of a run, and save it in the model folder."""
+    choice = run.settings.values["baseline"]
+    stack = None
+    if choice == "auto" and _starts_trained(run):
+        report.print_line(
+            "note: no baseline, because the weights are not trained from the start; "
+            "baseline=always trains one and mixes its output with that of the model"
+        )
+    elif choice != "none" and not run.loader.overfit:
+        stack = train_stack(
+            best.model,
+            best.task,
+            best.task_samples(run.data.splits["train"]),
+            run.validation_samples(best.task),
+            batch_size=batch_size,
+            say=report.print_line,
+        )
+    # A run that is resumed after its end already has a stacked model, which is replaced.
+    if stack is not None or best.network is not best.model:
+        write_stack(run.folder / "model", stack)
+    best.network = stack or best.model
+
+
+def _starts_trained(run: Prepared) -> bool:
+    """Whether the user asked for a model whose weights are not all trained from random ones."""
+    values = run.settings.values
+    weights, finetune = values["weights"], run.finetune
+    return bool(
+        weights["source"]
+        or weights["adapters"]
+        or values.get("pretrain")
+        or finetune.freeze is not None
+        or finetune.rank
+    )
 
 
 def _validation_figures(folder: Path, state: State) -> dict[str, float]:

@@ -69,7 +69,7 @@ class Operations:
         batch = self._batch(prepared)
         output = as_float(network(batch))
         check_finite(output, batch, NUMBERED)
-        predicted = task.predict(network.head, output, batch)
+        predicted = task.predict(self.predictor.model.head, output, batch)
         pairs = zip(predicted, prepared.cells, strict=True)
         return [task.answer(each, cells) for each, cells in pairs]
 

@@ -10,8 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dxn.stacking.mixture import TfIdf
-from dxn.tasks.task import ScoreTargets
+from dxn.stacking.modules import TfIdf
+from dxn.stacking.targets import ScoreTargets
 
 # Parts of the training split. Each is scored by a model that was trained on the others.
 NUM_FOLDS = 5

@@ -11,8 +11,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dxn.stacking.mixture import DenseScores
-from dxn.tasks.task import ScoreTargets
+from dxn.stacking.modules import DenseScores
+from dxn.stacking.targets import ScoreTargets
 
 # Landmarks of a kernel. A baseline with 2,000 landmarks of 1,000 numbers takes 8 MB.
 MAX_LANDMARKS = 2000

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 from dxn.stacking.counted import Counted, fit_counted
 from dxn.stacking.dense import Dense, fit_dense
 from dxn.stacking.features import COLUMNS, Features
-from dxn.stacking.mixture import Baseline
+from dxn.stacking.modules import FeatureBaseline
+from dxn.stacking.targets import ScoreTargets
 from dxn.stacking.trees import Boosted, fit_trees
-from dxn.tasks.task import ScoreTargets
 
 # The scores of a linear model are about -1 to 1, too small for probabilities.
 INITIAL_SCALE = 2.0
@@ -50,7 +50,7 @@ def fit_baseline(
     features: Mapping[str, Features],
     targets: ScoreTargets,
     loss_of_rows: Callable[[Tensor, Tensor], Tensor],
-) -> Baseline:
+) -> FeatureBaseline:
     """Train a baseline on the features of a training split.
 
     The scores are scaled so that they minimize the loss of rows on which they were not trained.
@@ -63,7 +63,7 @@ def fit_baseline(
     """
     blocks = [block for summary in features.values() for block in summary.counted]
     counted = fit_counted(blocks, targets) if blocks else None
-    empty = Baseline(
+    empty = FeatureBaseline(
         "",
         dense={name: summary.dense.shape[1] for name, summary in features.items()},
         counted={name: [1] * len(summary.counted) for name, summary in features.items()},
@@ -91,10 +91,10 @@ def fit_baseline(
         dense = None
     kept = [id(part) for part in (counted, dense, trees)]
     sizes = iter([] if counted is None else [len(module.codes) for module in counted.modules])
-    baseline = Baseline(
+    baseline = FeatureBaseline(
         _about(features, dense, trees, targets.are_classes),
         dense=empty.num_dense,
-        counted={name: [next(sizes) for _ in ones] for name, ones in empty.num_counted.items()},
+        counted={name: [next(sizes) for _ in ones] for name, ones in empty.counted.items()},
         num_outputs=targets.values.shape[1],
         num_landmarks=0 if dense is None else len(dense.module.landmarks),
         num_trees=0 if trees is None else len(trees.module.roots),
@@ -195,7 +195,7 @@ def fit_scales(parts: Sequence[Tensor], loss: Loss, prior: Prior) -> list[float]
     return [float(factor) for factor in result.x]
 
 
-def _table_columns(baseline: Baseline, features: Mapping[str, Features]) -> Tensor:
+def _table_columns(baseline: FeatureBaseline, features: Mapping[str, Features]) -> Tensor:
     """Return the indices of the dense features that are columns of a table."""
     columns: list[int] = []
     start = 0

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dxn.stacking.counted import NUM_FOLDS, split_folds
-from dxn.stacking.mixture import MAX_DEPTH, Trees
-from dxn.tasks.task import ScoreTargets
+from dxn.stacking.modules import MAX_DEPTH, Trees
+from dxn.stacking.targets import ScoreTargets
 
 # Trees per output. The number with the lowest loss of rows that were held out is used.
 MAX_TREES = 200

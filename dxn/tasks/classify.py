@@ -36,7 +36,7 @@ from dxn.tasks.probabilities import (
     significant,
 )
 from dxn.tasks.row_scores import ClassScores, RowScores, one_hot
-from dxn.tasks.task import IGNORED, STATE_FILE, Batch, ScoreTargets, Task
+from dxn.tasks.task import IGNORED, STATE_FILE, Batch, Task
 
 
 class Classify(Task):
@@ -179,12 +179,6 @@ class Classify(Task):
     def exported(self, head: nn.Module, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the probabilities (B, K)."""
         return {"probabilities": output.float().softmax(-1)}
-
-    def score_targets(self, values: Sequence[str]) -> ScoreTargets:
-        """Return 1 for the class of each sample, and -1 for the other classes."""
-        # All values are -1 for a class that is not in the training split.
-        true = one_hot(self._encode_all(values), len(self.labels)).float()
-        return ScoreTargets(2 * true - 1, are_classes=True, are_exclusive=True)
 
     def weighted_metrics(
         self, predictions: Sequence[Tensor], truths: Sequence[str], counts: Tensor

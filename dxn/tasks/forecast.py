@@ -15,8 +15,6 @@ from torch import Tensor, nn
 from dxn.config.schema import Strict, validated
 from dxn.core.errors import UserError
 from dxn.core.untrusted import shortened
-from dxn.models.past_regression import PastRegression
-from dxn.tasks.forecast_baseline import fit_past_regression
 from dxn.tasks.forecast_head import ForecastHead, count_tokens
 from dxn.tasks.futures import (
     Future,
@@ -270,24 +268,6 @@ class Forecast(Task):
         series = batch[self.input]
         count = len(self.names)
         return series["loc"][:, None, :count], series["scale"][:, None, :count]
-
-    def make_baseline(
-        self, values: Sequence[Future], adapters: Mapping[str, Any]
-    ) -> PastRegression | None:
-        """Return a ridge regression on the past values, see `fit_past_regression`."""
-        return fit_past_regression(
-            values,
-            adapters[self.input].prepare,
-            input=self.input,
-            horizon=self.horizon,
-            season=self.season,
-            quantiles=self.quantiles,
-        )
-
-    def kept(self, batch: Batch) -> dict[str, Any]:
-        """Return the location and the scale of each sample."""
-        series = batch[self.input]
-        return {self.input: {"loc": series["loc"], "scale": series["scale"]}}
 
     # Results
 

@@ -38,7 +38,7 @@ from dxn.tasks.labels import (
 from dxn.tasks.loss import LossSum
 from dxn.tasks.probabilities import list_names, probability_fields
 from dxn.tasks.row_scores import ClassScores, RowScores, f1_scores
-from dxn.tasks.task import STATE_FILE, Batch, ScoreTargets, Task
+from dxn.tasks.task import STATE_FILE, Batch, Task
 
 
 class Multilabel(Task):
@@ -206,11 +206,6 @@ class Multilabel(Task):
     def recipe(self, head: nn.Module) -> dict[str, Any]:
         """Return the labels, and the probability from which on a sample has one."""
         return {**super().recipe(head), "threshold": self.threshold}
-
-    def score_targets(self, values: Sequence[Sequence[str]]) -> ScoreTargets:
-        """Return 1 for the labels of each sample, and -1 for the other labels."""
-        multi_hot = torch.stack([self.encode(value) for value in values])
-        return ScoreTargets(2 * multi_hot - 1, are_classes=True)
 
     def weighted_metrics(
         self, predictions: Sequence[Tensor], truths: Sequence[Sequence[str]], counts: Tensor

@@ -21,7 +21,7 @@ from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
 from dxn.tasks.loss import LossSum
 from dxn.tasks.number_notes import explain_amounts, explain_format
 from dxn.tasks.row_scores import RowScores
-from dxn.tasks.task import STATE_FILE, Batch, ScoreTargets, Task
+from dxn.tasks.task import STATE_FILE, Batch, Task
 from dxn.tokenize.cells.number_format import NumberFormat, find_format
 
 MAX_TARGET = 1e37  # predictions are computed in float32, whose largest number is 3.4e38
@@ -152,12 +152,6 @@ class Regress(Task):
     def exported(self, head: nn.Module, output: Tensor, batch: Batch) -> dict[str, Tensor]:
         """Return the predicted number (B,) in the original unit, float64."""
         return {"prediction": output.float().squeeze(-1).double() * self.std + self.mean}
-
-    def score_targets(self, values: Sequence[float]) -> ScoreTargets:
-        """Return the standardized numbers (n, 1)."""
-        numbers = torch.tensor(values, dtype=torch.float64)
-        standardized = (numbers - self.mean) / self.std
-        return ScoreTargets(standardized.float()[:, None], are_classes=False)
 
     def metrics(
         self, predictions: Sequence[Tensor], truths: Sequence[float], loss: float

@@ -30,7 +30,6 @@ from dxn.config.schema import Strict, validated
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import load_json
-from dxn.models.past_regression import PastRegression
 from dxn.tasks.figures import OwnMetric, is_higher_better, own_figures
 from dxn.tasks.loss import LossSum
 from dxn.tasks.row_scores import ClassScores, RowScores
@@ -70,22 +69,6 @@ class Window:
 
     ids: Tensor
     chars_per_token: float
-
-
-@dataclass(frozen=True, slots=True)
-class ScoreTargets:
-    """What a baseline learns to predict in place of the output of the head.
-
-    Args:
-        values: (n, K) float. Classes: 1 for each class of a sample and -1 for the others. Otherwise
-            numbers in the space of the output.
-        are_classes: Whether the values are classes.
-        are_exclusive: Whether each sample has exactly one class (softmax).
-    """
-
-    values: Tensor
-    are_classes: bool
-    are_exclusive: bool = False
 
 
 class Task(ABC):
@@ -405,39 +388,6 @@ class Task(ABC):
             JSON-serializable data. Default: the class names, if there are any.
         """
         return {} if self.labels is None else {"labels": list(self.labels)}
-
-    def score_targets(self, values: Sequence[Any]) -> ScoreTargets | None:
-        """Return what a baseline learns, in the space of outputs (n, K).
-
-        Args:
-            values: Parsed targets of the training split.
-
-        Returns:
-            None, the default: a baseline is not possible for this task.
-        """
-        return None
-
-    def make_baseline(
-        self, values: Sequence[Any], adapters: Mapping[str, Any]
-    ) -> PastRegression | None:
-        """Train a baseline of a kind that only this task has.
-
-        Args:
-            values: Parsed targets of the training split.
-            adapters: Fitted adapters, by input name.
-
-        Returns:
-            None, the default: the baseline learns `score_targets` from features of the inputs.
-        """
-        return None
-
-    def kept(self, batch: Batch) -> dict[str, Any]:
-        """Return what `loss` and `predict` read from a batch besides the target.
-
-        Returns:
-            Tensors (B, ...) by the name of an input and their own name. Default: nothing.
-        """
-        return {}
 
     # Results
 

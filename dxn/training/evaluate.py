@@ -16,7 +16,7 @@ from dxn.core.runtime import is_out_of_memory, release_memory
 from dxn.data.dataset import TIMEOUT, Samples
 from dxn.data.loader import make_loader
 from dxn.data.order import BatchOrder
-from dxn.models import Ensemble, Model
+from dxn.models import Network
 from dxn.tasks.task import Task
 
 Result = TypeVar("Result")
@@ -41,7 +41,7 @@ class Predictions:
 
 @torch.inference_mode()
 def predict(
-    model: Model | Ensemble,
+    model: Network,
     task: Task,
     samples: Samples,
     *,
@@ -79,13 +79,14 @@ def predict(
             if finite:
                 check_finite(output, batch, samples)
             # Inside autocast, because a task that generates sequences runs its decoder here.
-            predicted = task.predict(model.head, output, batch, draft=draft)
+            predicted = task.predict(head, output, batch, draft=draft)
         loss = (0.0, 0.0)
         if "target" in batch:
             total, weight = task.loss(output, batch)
             loss = (float(total), float(weight))
         return batch["#index"], predicted, loss
 
+    head = model.models[0].head
     was_training = model.training
     if was_training:
         # Batches without gradients need blocks of other sizes than the training, so they would not
@@ -116,7 +117,7 @@ def predict(
 
 
 def embed(
-    model: Model | Ensemble, samples: Samples, *, batch_size: int, device: torch.device
+    model: Network, samples: Samples, *, batch_size: int, device: torch.device
 ) -> tuple[list[int], Tensor]:
     """Compute the embeddings of all samples in order.
 

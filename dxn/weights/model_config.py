@@ -67,32 +67,6 @@ class Input(Strict):
     adapter: Name
 
 
-class BaselineSizes(Strict):
-    """The arguments of `dxn.stacking.mixture.Baseline`."""
-
-    about: Annotated[str, Field(max_length=1_000)]
-    dense: dict[Name, Count]
-    counted: dict[Name, Annotated[list[Count], Field(max_length=100)]]
-    num_outputs: Count
-    num_landmarks: Annotated[int, Field(ge=0, le=MAX_INTEGER)]
-    num_trees: Annotated[int, Field(ge=0, le=MAX_INTEGER)] = 0
-    num_nodes: Annotated[int, Field(ge=0, le=MAX_INTEGER)] = 0
-
-
-class PastRegressionSizes(Strict):
-    """The arguments of `dxn.models.past_regression.PastRegression`."""
-
-    about: Annotated[str, Field(max_length=1_000)]
-    input: Name
-    shape: Annotated[list[Count], Field(min_length=4, max_length=4)]
-
-
-class Member(Strict):
-    """A member of an ensemble, as far as it differs from the others."""
-
-    baseline: BaselineSizes | PastRegressionSizes | None = None
-
-
 class ModelConfig(Strict):
     """The content of config.yaml."""
 
@@ -102,8 +76,7 @@ class ModelConfig(Strict):
     backbone: Backbone
     head: Node
     share_backbone: bool = True
-    baseline: BaselineSizes | PastRegressionSizes | None = None
-    members: Annotated[list[Member], Field(min_length=2, max_length=MAX_MEMBERS)] | None = None
+    members: Annotated[int, Field(ge=2, le=MAX_MEMBERS)] | None = None
     target: str | None = None
     layout: dict[str, Any] | None = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,8 +35,6 @@ MAX_FILES = 10_000
 # of the layers contain the index of the input: fusion.mix.0.weight.
 INPUT_EMBEDDING = "fusion.input_embedding.weight"
 INPUT_LAYERS = ("fusion.mix.", "backbone.towers.", "head.pre.layers.")
-# Tensors of the baseline of a training, which knows only the targets of that training.
-BASELINE = (r"baseline\..*", "mix$")
 # Keys of config.yaml whose value is a node, a mapping with the key _target_.
 PARTS = ("fusion", "backbone", "head")
 
@@ -128,7 +125,7 @@ def _check_size(
 
 def tensor_map(checkpoint: Checkpoint, architecture: Architecture) -> TensorMap:
     """Return a tensor map that copies each tensor, because the names are the same."""
-    return {name: copied(name) for name in checkpoint.tensors if not _is_ignored(name)}
+    return {name: copied(name) for name in checkpoint.tensors}
 
 
 def reorder_inputs(
@@ -228,14 +225,8 @@ def _folder(checkpoint: Checkpoint) -> Path:
     return checkpoint.folder
 
 
-def _is_ignored(name: str) -> bool:
-    return any(re.fullmatch(pattern, name) for pattern in BASELINE)
-
-
 def _without(node: Options, *names: str) -> Options:
     return {key: value for key, value in node.items() if key not in names}
 
 
-OWN = Family(
-    "a model trained by dxn", matches, architecture, tensor_map, own=True, ignored=BASELINE
-)
+OWN = Family("a model trained by dxn", matches, architecture, tensor_map, own=True)

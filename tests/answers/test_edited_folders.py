@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 from helpers.data import write_table
-from helpers.runs import SMALL, changed_folder, train
+from helpers.runs import SMALL, changed_stack, train
 
 import dxn
 from dxn.core.errors import UserError
@@ -22,7 +22,7 @@ def forecast(tmp_path_factory):
     rows = [{"step": i, "a": math.sin(i / 2), "b": math.cos(i / 3)} for i in range(120)]
     path = write_table(folder / "waves.csv", rows)
     train(folder / "run", *WINDOWS, f"data.path={path}", "target=[a,b]", *OPTIONS)
-    assert dxn.load(folder / "run").model.baseline is not None
+    assert dxn.load(folder / "run").network.baseline is not None
     return folder / "run"
 
 
@@ -33,32 +33,29 @@ def numbers(tmp_path_factory):
     rows = [{"size": i % 17, "price": 3.0 * (i % 17) + i % 2 / 7} for i in range(120)]
     path = write_table(folder / "numbers.csv", rows)
     train(folder / "run", path, "target=price", *OPTIONS)
-    assert dxn.load(folder / "run").model.baseline is not None
+    assert dxn.load(folder / "run").network.baseline is not None
     return folder / "run"
 
 
-def regression(config, weights, *, input="series", steps=CONTEXT, shape=None):
+def regression(entry, tensors, *, input="series", steps=CONTEXT, shape=None):
     """Replace the baseline of a model folder by a regression on past values of this shape."""
     shape = shape or (HORIZON, CHANNELS, QUANTILES)
-    config["baseline"] = {"about": "regression", "input": input, "shape": [steps, *shape]}
-    for name in list(weights):
-        if name.startswith("baseline."):
-            del weights[name]
-    weights["baseline.weight"] = torch.zeros(steps + 1, shape[0])
-    weights["baseline.offsets"] = torch.zeros(shape)
+    entry["baseline"] = {"about": "regression", "input": input, "shape": [steps, *shape]}
+    tensors.clear()
+    tensors["weight"] = torch.zeros(steps + 1, shape[0])
+    tensors["offsets"] = torch.zeros(shape)
 
 
-def linear(config, weights, *, input="size", outputs=1):
+def linear(entry, tensors, *, input="size", outputs=1):
     """Replace the baseline of a model folder by a linear model of one number."""
-    sizes = {"dense": {input: 1}, "counted": {}, "num_outputs": outputs, "num_landmarks": 0}
-    config["baseline"] = {"about": "linear", **sizes}
-    for name in list(weights):
-        if name.startswith("baseline."):
-            del weights[name]
-    weights["baseline.bias"] = torch.zeros(outputs)
+    counts = {"num_landmarks": 0, "num_trees": 0, "num_nodes": 0}
+    sizes = {"dense": {input: 1}, "counted": {}, "num_outputs": outputs}
+    entry["baseline"] = {"about": "linear", **sizes, **counts}
+    tensors.clear()
+    tensors["bias"] = torch.zeros(outputs)
     for name, size in {"mean": (2,), "scale": (2,), "gamma": (), "landmarks": (0, 2)}.items():
-        weights[f"baseline.dense.{name}"] = torch.ones(size)
-    weights["baseline.dense.weight"] = torch.zeros(2, outputs)
+        tensors[f"dense.{name}"] = torch.ones(size)
+    tensors["dense.weight"] = torch.zeros(2, outputs)
 
 
 HEAD = r"must have the output shape \(3, 2, 5\) of the head, got "
@@ -77,7 +74,7 @@ HEAD = r"must have the output shape \(3, 2, 5\) of the head, got "
 def test_a_regression_that_does_not_fit_the_forecast_is_refused(
     changes, message, forecast, tmp_path
 ):
-    folder = changed_folder(forecast, tmp_path, lambda *parts: regression(*parts, **changes))
+    folder = changed_stack(forecast, tmp_path, lambda *parts: regression(*parts, **changes))
     with pytest.raises(UserError, match=message):
         dxn.load(folder)
 
@@ -92,22 +89,22 @@ def test_a_regression_that_does_not_fit_the_forecast_is_refused(
 def test_a_linear_baseline_that_does_not_fit_the_numbers_is_refused(
     changes, message, numbers, tmp_path
 ):
-    folder = changed_folder(numbers, tmp_path, lambda *parts: linear(*parts, **changes))
+    folder = changed_stack(numbers, tmp_path, lambda *parts: linear(*parts, **changes))
     with pytest.raises(UserError, match=message):
         dxn.load(folder)
 
 
 def test_baselines_of_the_other_kind_are_refused(forecast, numbers, tmp_path):
     with pytest.raises(UserError, match=r"got \(1,\)"):
-        folder = changed_folder(forecast, tmp_path / "a", lambda *p: linear(*p, input="series"))
+        folder = changed_stack(forecast, tmp_path / "a", lambda *p: linear(*p, input="series"))
         dxn.load(folder)
     with pytest.raises(UserError, match=r"got \(3, 2, 5\)"):
-        folder = changed_folder(numbers, tmp_path / "b", lambda *p: regression(*p, input="size"))
+        folder = changed_stack(numbers, tmp_path / "b", lambda *p: regression(*p, input="size"))
         dxn.load(folder)
 
 
 def test_a_fitting_baseline_is_loaded(forecast, numbers, tmp_path):
-    series = dxn.load(changed_folder(forecast, tmp_path / "a", regression))
+    series = dxn.load(changed_stack(forecast, tmp_path / "a", regression))
     assert series.predict([[[float(i), 1.0] for i in range(30)]])
-    number = dxn.load(changed_folder(numbers, tmp_path / "b", linear))
+    number = dxn.load(changed_stack(numbers, tmp_path / "b", linear))
     assert number.predict([{"size": 3}])

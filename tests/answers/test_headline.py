@@ -51,7 +51,7 @@ def test_a_model_that_starts_from_other_weights_answers_alone(options, mixed, tm
     assert metrics["test/accuracy"] < 1  # a baseline would answer all rows
     assert not {"answers", "baseline", "mix"} & metrics.keys()
     assert "baseline=always trains one" in " ".join(capsys.readouterr().out.split())
-    assert dxn.load(tmp_path / "run").model.baseline is None
+    assert not list((tmp_path / "run" / "model").glob("stack.*"))
 
 
 def test_a_baseline_beside_given_weights_is_mixed_in_only_if_asked_for(mixed, tmp_path):
@@ -73,7 +73,7 @@ def test_the_final_table_shows_both_parts_and_names_the_one_that_answers(mixed, 
 
 
 def test_a_transformer_that_answers_has_one_row(mixed, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("dxn.stacking.baseline.fit_mix", lambda *_, **__: (0.5, 0.0))
+    monkeypatch.setattr("dxn.stacking.train.fit_mix", lambda *_, **__: (0.5, 0.0))
     metrics = train(tmp_path / "run", mixed[1], "target=label", *OPTIONS)
     output = capsys.readouterr().out
     assert metrics["answers"] == "transformer alone"
@@ -131,4 +131,4 @@ def test_an_ensemble_shows_both_parts(mixed, tmp_path):
     assert metrics["test/accuracy[baseline alone]"] == 1
     lowest, highest = sorted(member[alone] for member in members)
     assert lowest - 0.3 <= metrics[alone] <= highest + 0.3
-    assert yaml.safe_load((tmp_path / "run/model/config.yaml").read_text())["members"]
+    assert yaml.safe_load((tmp_path / "run/model/config.yaml").read_text())["members"] == 2

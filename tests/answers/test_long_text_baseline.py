@@ -2,10 +2,11 @@
 
 import pandas as pd
 import pytest
-from helpers.runs import SMALL, train, weights_of
+from helpers.runs import SMALL, train
+from safetensors.torch import load_file
 
-from dxn.stacking import baseline
 from dxn.stacking import counted as baseline_counted
+from dxn.stacking import train as baseline
 
 OPTIONS = [*SMALL, "adapters=[text]", "trainer.epochs=1", "optimizer.lr=1e-6", "preset=plain"]
 OPTIONS += ["report=false", "target=label", "adapters.text.max_len=10"]
@@ -28,7 +29,9 @@ def test_features_that_are_counted_in_parts_give_the_same_baseline(table, tmp_pa
     parts = train(tmp_path / "parts", table, *OPTIONS)
     name = "test/loss[baseline alone]"
     assert parts[name] == whole[name]
-    one, two = weights_of(tmp_path / "whole"), weights_of(tmp_path / "parts")
+    one, two = (
+        load_file(tmp_path / run / "model" / "stack.safetensors") for run in ("whole", "parts")
+    )
     assert all((one[key] == two[key]).all() for key in one)
 
 

@@ -7,16 +7,14 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.runs import SMALL, train, weights_of
-from safetensors.torch import save_file
+from helpers.runs import SMALL, changed_stack, train
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.core.files import write_sums
+from dxn.stacking.targets import ScoreTargets
 from dxn.stacking.trees import fit_trees
-from dxn.tasks.task import ScoreTargets
 
 ROWS = 400
 NOISE = 8
@@ -63,29 +61,20 @@ def test_unknown_categories_and_missing_cells_have_a_finite_answer(run):
 @pytest.mark.parametrize("name", ["left", "right", "roots", "feature"])
 @pytest.mark.parametrize("value", [-1, 10**12])
 def test_a_tree_with_an_index_out_of_range_is_refused(run, tmp_path, name, value):
-    model = tmp_path / "model"
-    model.mkdir()
-    for path in (run[0] / "model").iterdir():
-        (model / path.name).write_bytes(path.read_bytes())
-    tensors = weights_of(run[0])
-    tensors[f"baseline.trees.{name}"][0] = value
-    save_file(tensors, model / "model.safetensors")
-    write_sums(model)
+    def change(entry, tensors):
+        tensors[f"trees.{name}"][0] = value
+
     with pytest.raises(UserError, match="does not exist"):
-        dxn.load(str(model))
+        dxn.load(changed_stack(run[0], tmp_path, change))
 
 
 def test_nodes_in_a_circle_end(run, tmp_path):
-    model = tmp_path / "model"
-    model.mkdir()
-    for path in (run[0] / "model").iterdir():
-        (model / path.name).write_bytes(path.read_bytes())
-    tensors = weights_of(run[0])
-    tensors["baseline.trees.left"].zero_()
-    tensors["baseline.trees.right"].zero_()
-    save_file(tensors, model / "model.safetensors")
-    write_sums(model)
-    assert np.isfinite(dxn.load(str(model)).predict(a=1.0, kind="x")["prediction"])
+    def change(entry, tensors):
+        tensors["trees.left"].zero_()
+        tensors["trees.right"].zero_()
+
+    model = dxn.load(changed_stack(run[0], tmp_path, change))
+    assert np.isfinite(model.predict(a=1.0, kind="x")["prediction"])
 
 
 CITIES = 80
@@ -122,7 +111,7 @@ def test_two_numbers_with_different_signs_are_learned(classes):
 
 
 def test_two_classes_share_the_trees_of_one_logit(classes):
-    weight = weights_of(classes[0])["baseline.trees.weight"]
+    weight = dxn.load(classes[0]).network.baseline.trees.weight
     assert (weight[:, 0] == -weight[:, 1]).all() and (weight != 0).all()
 
 

@@ -19,14 +19,13 @@ from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.core.files import write_sums
 from dxn.export.compare import compare
-from dxn.export.counted import counted_scores
 from dxn.export.folder import _check_folder
 from dxn.export.formats import load, save
 from dxn.export.ports import counted_features, find_ports, make_examples
 from dxn.export.trace import connected, trace
 from dxn.runs.saved import model_folder
 from dxn.stacking.features import Features
-from dxn.stacking.mixture import TfIdf
+from dxn.stacking.modules import TfIdf
 
 ONCE = ["trainer.epochs=1", "report=false"]
 # torch.export and onnxruntime use interfaces of their own that are deprecated.
@@ -293,10 +292,8 @@ def test_the_scores_of_counted_features_equal_those_of_the_baseline():
     features = counted_features(
         Features("words", torch.zeros(4, 0), (torch.stack([rows, codes]),)), 4
     )
-    scores = counted_scores(module, features["counted0"], None)
+    scores = module(features["counted0"], 4)
     torch.testing.assert_close(scores, module(torch.stack([rows, codes]), 4))
-    present = torch.tensor([True, False, True, True])
-    assert not counted_scores(module, features["counted0"], present)[1].any()
 
 
 def test_sizes_that_differ_become_names_and_others_stay_numbers():

@@ -92,6 +92,22 @@ def changed_folder(run, tmp_path, change):
     return folder
 
 
+def changed_stack(run, tmp_path, change):
+    """A copy of the model folder of a run, after change(entry, tensors) of its stacked model."""
+    folder = tmp_path / "model"
+    shutil.copytree(run / "model", folder)
+    content = json.loads((folder / "stack.json").read_text())
+    tensors = {
+        name.removeprefix("0."): tensor.clone()
+        for name, tensor in load_file(folder / "stack.safetensors").items()
+    }
+    change(content["members"][0], tensors)
+    (folder / "stack.json").write_text(json.dumps(content))
+    save_file({f"0.{n}": t for n, t in tensors.items()}, folder / "stack.safetensors")
+    write_sums(folder)
+    return folder
+
+
 def checkpoint_of(folder):
     """The tensors of a run's last checkpoint."""
     return load_file(all_checkpoints(folder / "checkpoints")[0] / FILE)

@@ -1,22 +1,25 @@
 """baseline=auto: training beside the model, the mix of both, and the model folder."""
 
+import json
 import shutil
 
 import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
-from helpers.runs import SMALL, changed_folder, metrics_of, refused, train, weights_of
+from helpers.runs import SMALL, changed_stack, metrics_of, refused, train, weights_of
 from scipy import sparse
 from sklearn.linear_model import Ridge
 
 import dxn
 from dxn.cli import main
+from dxn.core.files import write_sums
 from dxn.runs.predictor.attention import limits_of
-from dxn.stacking.baseline import BASELINE, TRANSFORMER, warn_about
 from dxn.stacking.counted import NUM_FOLDS, _fit_linear, _merged, split_folds
 from dxn.stacking.features import Features
 from dxn.stacking.fit import Prior, fit_baseline, fit_mix, fit_scales
+from dxn.stacking.metrics import BASELINE, TRANSFORMER, warn_about
+from dxn.stacking.targets import score_targets
 from dxn.tasks import Classify, Multilabel, Regress
 from dxn.training.state import State
 
@@ -151,7 +154,7 @@ def test_counted_and_dense_features_are_learned_together():
         "t": Features("TF-IDF", torch.zeros(size, 0), (torch.stack([torch.arange(size), word]),)),
         "n": Features("columns", number[:, None] + 0.1 * torch.randn(size, 1, generator=g)),
     }
-    learned = task.score_targets([str(value) for value in target])
+    learned = score_targets(task, [str(value) for value in target])
     expected = torch.tensor(target)
     with torch.no_grad():
         baseline = fit_baseline(
@@ -170,7 +173,7 @@ def test_a_baseline_is_the_same_each_time():
     task = Regress()
     values = torch.randn(50, generator=g).tolist()
     task.fit(values)
-    learned = task.score_targets(values)
+    learned = score_targets(task, values)
     expected = learned.values
 
     def fit():
@@ -187,7 +190,7 @@ def test_each_label_has_its_own_scores():
     task = Multilabel()
     values = [["a"], ["a", "b"], []]
     task.fit(values)
-    assert task.score_targets(values).values.tolist() == [[1, -1], [1, 1], [-1, -1]]
+    assert score_targets(task, values).values.tolist() == [[1, -1], [1, 1], [-1, -1]]
 
 
 @pytest.mark.parametrize(
@@ -227,7 +230,7 @@ def test_the_saved_model_contains_the_baseline(run):
     assert model.predict(text="an awful day")["prediction"] == "bad"
     assert model.predict(text="a LOVELY day")["prediction"] == "good"
     answer = model.predict(text="an awful day")
-    model.model.set_baseline(None, None)
+    model.network = model.model
     assert model.predict(text="an awful day")["probabilities"] != answer["probabilities"]
     assert model.embed(text="x").shape == (16,)
 
@@ -256,23 +259,22 @@ def test_the_report_and_the_attention_say_that_a_baseline_decides_too(run, tmp_p
 )
 def test_the_limits_of_the_attention_depend_on_the_factors(mix, limits, run):
     model = dxn.load(run[0])
-    model.model.set_baseline(model.model.baseline, None if mix is None else torch.tensor(mix))
+    if mix is None:
+        model.network = model.model
+    else:
+        model.network.mix.copy_(torch.tensor(mix))
     assert limits_of(model).endswith(limits)
     assert bool(limits_of(model)) == bool(limits)
 
 
-def test_training_mode_ignores_the_baseline(run):
-    model = dxn.load(run[0])
-    batch = model.batch(model.samples([{"text": "an awful day"}]), 0)
+def test_the_model_itself_does_not_know_the_baseline(run):
+    loaded = dxn.load(run[0])
+    batch = loaded.batch(loaded.samples([{"text": "an awful day"}]), 0)
     with torch.inference_mode():
-        alone = model.model.head_output(batch)
-        a, b = model.model.mix
-        expected = a * alone + b * model.model.baseline_output(batch)
-        assert torch.equal(model.model(batch), expected)
-        model.model.train()
-        for module in model.model.children():
-            module.eval()  # no dropout
-        assert torch.equal(model.model(batch), alone)
+        alone = loaded.model(batch)
+        a, b = loaded.network.mix
+        expected = a * alone + b * loaded.network.baseline_output(batch)
+        assert torch.equal(loaded.network(batch), expected)
     assert not torch.equal(expected, alone)
 
 
@@ -315,7 +317,7 @@ def test_baseline_none_trains_the_model_alone(tmp_path):
     table = texts_of(tmp_path / "texts.csv")
     metrics = train(tmp_path / "run", table, "target=label", *TEXTS, "baseline=none")
     assert "test/accuracy[baseline alone]" not in metrics and "baseline" not in metrics
-    assert not any(name.startswith(("baseline", "mix")) for name in weights_of(tmp_path / "run"))
+    assert not list((tmp_path / "run" / "model").glob("stack.*"))
 
 
 def test_numbers_with_missing_cells_have_a_baseline(tmp_path):
@@ -328,13 +330,12 @@ def test_numbers_with_missing_cells_have_a_baseline(tmp_path):
 
 
 def test_a_model_that_is_better_alone_is_saved_without_the_baseline(tmp_path, monkeypatch):
-    monkeypatch.setattr("dxn.stacking.baseline.fit_mix", lambda *_, **__: (0.5, 0.0))
+    monkeypatch.setattr("dxn.stacking.train.fit_mix", lambda *_, **__: (0.5, 0.0))
     table = texts_of(tmp_path / "texts.csv")
     metrics = train(tmp_path / "run", table, "target=label", *TEXTS)
     assert "test/accuracy[baseline alone]" in metrics and metrics["mix"] == [0.5, 0]
-    weights = weights_of(tmp_path / "run")
-    assert [name for name in weights if name.startswith(("baseline", "mix"))] == ["mix"]
-    assert dxn.load(tmp_path / "run").model.mix.tolist() == [0.5, 0]
+    network = dxn.load(tmp_path / "run").network
+    assert network.baseline is None and network.mix.tolist() == [0.5, 0]
 
 
 def test_another_value_is_an_error(tmp_path, capsys):
@@ -343,32 +344,56 @@ def test_another_value_is_an_error(tmp_path, capsys):
 
 
 def test_a_baseline_of_another_size_is_an_error(run, tmp_path, capsys):
-    def change(config, weights):
-        config["baseline"]["counted"]["text"][0] += 1
+    def change(entry, tensors):
+        entry["baseline"]["counted"]["text"][0] += 1
 
-    folder = changed_folder(run[0], tmp_path, change)
+    folder = changed_stack(run[0], tmp_path, change)
     lines = refused(capsys, ["predict", f"run={folder}", "input.text=x"])
-    assert "does not match config.yaml" in lines[0]
+    assert "does not match stack.json" in lines[0]
 
 
 def test_a_baseline_with_another_number_of_outputs_is_an_error(run, tmp_path, capsys):
-    def change(config, weights):
-        config["baseline"]["num_outputs"] = 3
-        for name in weights:
-            if name.startswith("baseline.") and name.endswith(("weight", "bias")):
-                weights[name] = torch.zeros(*weights[name].shape[:-1], 3)
+    def change(entry, tensors):
+        entry["baseline"]["num_outputs"] = 3
+        for name in tensors:
+            if name.endswith(("weight", "bias")):
+                tensors[name] = torch.zeros(*tensors[name].shape[:-1], 3)
 
-    folder = changed_folder(run[0], tmp_path, change)
+    folder = changed_stack(run[0], tmp_path, change)
     lines = refused(capsys, ["predict", f"run={folder}", "input.text=x"])
     assert "must have the output shape (2,) of the head, got (3,)" in lines[0]
 
 
 def test_a_huge_baseline_is_an_error(run, tmp_path, capsys):
-    def change(config, weights):
-        config["baseline"]["num_landmarks"] = 90_000_000
-        config["baseline"]["dense"] = {"text": 90_000_000}
+    def change(entry, tensors):
+        entry["baseline"]["num_landmarks"] = 90_000_000
+        entry["baseline"]["dense"] = {"text": 90_000_000}
 
-    folder = changed_folder(run[0], tmp_path, change)
-    assert "Traceback" not in "\n".join(
-        refused(capsys, ["predict", f"run={folder}", "input.text=x"])
-    )
+    folder = changed_stack(run[0], tmp_path, change)
+    lines = refused(capsys, ["predict", f"run={folder}", "input.text=x"])
+    assert "describes a larger model" in lines[0]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda content: content["members"].append(None), "must have one entry per model (1)"),
+        (lambda content: content.pop("members"), "members is missing"),
+        (lambda content: content["members"][0].update(mix=[1.0]), "mix must have at least 2"),
+    ],
+)
+def test_a_stack_that_does_not_fit_the_model_is_an_error(change, message, run, tmp_path, capsys):
+    folder = shutil.copytree(run[0] / "model", tmp_path / "model")
+    content = json.loads((folder / "stack.json").read_text())
+    change(content)
+    (folder / "stack.json").write_text(json.dumps(content))
+    write_sums(folder)
+    lines = refused(capsys, ["predict", f"run={folder}", "input.text=x"])
+    assert message in lines[0] and "stack.json" in lines[0]
+
+
+def test_a_missing_file_of_the_stack_is_an_error(run, tmp_path, capsys):
+    folder = shutil.copytree(run[0] / "model", tmp_path / "model")
+    (folder / "stack.json").unlink()
+    lines = refused(capsys, ["predict", f"run={folder}", "input.text=x"])
+    assert "stack.json" in lines[0]

@@ -31,8 +31,7 @@ def convert(
 
     Adapters receive raw numbers, such as pixels and dates, and bf16 has only three decimal places.
     Adapters therefore compute in float32, and only their tokens and linear layers use `dtype`. An
-    adapter with a vocabulary receives ids, so it is converted completely. A baseline keeps
-    float32.
+    adapter with a vocabulary receives ids, so it is converted completely.
 
     Args:
         model: Model in float32 on its device, in evaluation mode.
@@ -45,7 +44,7 @@ def convert(
     if pack is None:
         pack = dtype == torch.bfloat16
     for name, module in model.named_children():
-        if name not in ("adapters", "baseline"):
+        if name != "adapters":
             module.to(dtype)
     for adapter in model.adapters.values():
         if isinstance(getattr(adapter, "embedding", None), nn.Embedding):

@@ -29,7 +29,7 @@ from dxn.runs.predictor.table import prediction_records
 from dxn.runs.saved.dtypes import difference
 from dxn.runs.saved.loading import load_predictor
 from dxn.runs.settings import Settings
-from dxn.stacking.baseline import answering, baseline_figures, figures_alone
+from dxn.stacking.metrics import about_stack, answering, metrics_of_parts
 from dxn.tasks import Task
 from dxn.tasks.figures import defined
 from dxn.training.evaluate import Predictions, score
@@ -70,7 +70,7 @@ def evaluate_model(settings: Settings, predictor: Predictor) -> Path:
             about=about,
         )
     extra = {
-        **baseline_figures(predictor),
+        **about_stack(predictor.network),
         "data": about,
         "rows": len(opened),
         "dtype": predictor.dtype,
@@ -171,11 +171,14 @@ def evaluate_subsets(
     chance = predictor.task.chance(predictions.predicted)
     trivial = {**trivial_figures(predictor.task, opened, predictions), **chance}
     title = f"{about or split}: {count(len(samples), 'row')}"
-    alone = {**figures_alone(predictor, samples, batch_size=batch_size), **(extra or {})}
+    alone = {
+        **metrics_of_parts(predictor.network, predictor.task, samples, batch_size=batch_size),
+        **(extra or {}),
+    }
     every = {**parts, **results, **alone, **trivial}
     # With a single input, "all" would not tell which one.
     name = everything[0] if len(everything) == 1 else ALL
-    answers = answering(predictor)
+    answers = answering(predictor.network)
     shown = report.name_answers(every, answers, all_inputs=name)
     intervals = {best: _intervals(predictor.task, opened, predictions, results[best])}
     ends = report.name_answers(intervals, answers, all_inputs=name)

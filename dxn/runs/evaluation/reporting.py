@@ -27,6 +27,7 @@ from dxn.runs.prepared import Prepared
 from dxn.runs.saved.card import data_name
 from dxn.runs.saved.loading import load_predictor
 from dxn.runs.settings import Settings
+from dxn.stacking.stacked import formula_of
 from dxn.training.evaluate import Predictions
 from dxn.training.log import read_log
 
@@ -208,7 +209,7 @@ def evidence(predictor: Predictor, recorder: Recorder) -> Any:
         subsets,
         shown,
         attended,
-        formula="" if predictor.num_members > 1 else predictor.model.formula(),
+        formula=formula_of(predictor.network),
         limits=limits_of(predictor),
     )
 

@@ -14,6 +14,7 @@ from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
 from dxn.models import Backbone, EarlyFusion, Memory, Model, SeparateBackbones
 from dxn.runs.predictor.predictor import Predictor
+from dxn.stacking.stacked import Stacked
 from dxn.tasks import Writes
 from dxn.viz.attention import recorded, rollout, token_shares
 
@@ -111,11 +112,12 @@ def limits_of(predictor: Predictor) -> str:
             f"the answer is the mean of {predictor.num_members} models, and the attention is that "
             "of the first one"
         )
-    formula = predictor.model.formula()
-    if not formula:
+    network = predictor.network
+    if not isinstance(network, Stacked) or not network.formula():
         return ""
+    formula = network.formula()
     # A factor that is printed as 0.00 has no visible effect.
-    if predictor.model.mix is not None and predictor.model.mix[0] < 0.005:
+    if network.mix[0] < 0.005:
         return f"the answer is {formula}, so the attention of the transformer does not explain it"
     return f"the answer is {formula}, and the attention is that of the transformer alone"
 

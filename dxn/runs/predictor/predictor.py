@@ -21,7 +21,7 @@ from dxn.data.reading import Opened, survey_rows
 from dxn.data.rows import OnBad, Rows
 from dxn.data.series.layouts import Layout
 from dxn.data.stream import make_samples
-from dxn.models import Ensemble, Model, count_parameters
+from dxn.models import Network, count_parameters
 from dxn.models.decoding.sampling import Sampler, greedy
 from dxn.runs.predictor.answer import Answer
 from dxn.runs.predictor.python_values import to_cell
@@ -64,7 +64,7 @@ class Predictor:
 
     def __init__(
         self,
-        model: Model | Ensemble,
+        model: Network,
         task: Task,
         *,
         columns: Mapping[str, str] | None = None,
@@ -74,7 +74,8 @@ class Predictor:
     ):
         # The model or ensemble that predicts, and the model whose inside can be shown.
         self.network = model
-        self.model = model.first if isinstance(model, Ensemble) else model
+        self.models = model.models
+        self.model = self.models[0]
         self.task = task
         self.columns = dict(columns or {})
         self.target = target
@@ -123,11 +124,6 @@ class Predictor:
     def inputs(self) -> list[str]:
         """Names of the inputs that the model takes, in order."""
         return list(self.model.inputs)
-
-    @property
-    def models(self) -> list[Model]:
-        """The models whose outputs are combined: one without an ensemble."""
-        return self.network.models if isinstance(self.network, Ensemble) else [self.network]
 
     @property
     def num_members(self) -> int:

@@ -8,7 +8,6 @@ from pathlib import Path
 from textwrap import shorten
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dxn.config.instantiate import build
@@ -16,15 +15,14 @@ from dxn.core.errors import UserError
 from dxn.core.files import SUMS, link, replace_folder, sha256, write_sums, write_text
 from dxn.core.tensors import check_before_saving, write_tensors
 from dxn.data.series.layouts import layout_of
-from dxn.models import Ensemble, Model, module_key
+from dxn.models import Ensemble, Model, Network, module_key
 from dxn.models.ensemble import split_tensors
-from dxn.models.past_regression import PastRegression
 from dxn.runs.build import adapters_of, build_model, by_input
 from dxn.runs.members import MEMBERS
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved.dtypes import Dtype, set_dtype
 from dxn.runs.settings import dump_yaml, plain
-from dxn.stacking.mixture import Baseline
+from dxn.stacking.files import load_stacks
 from dxn.tasks import Task
 from dxn.tasks.task import STATE_FILE
 from dxn.tokenize.base import load_adapter, save_adapter
@@ -62,43 +60,6 @@ def save(folder: Path, *, model: Model, nodes: Mapping[str, Any], task: Task, ca
         (new / CONFIG).write_text(dump_yaml(_portable(nodes)), encoding="utf-8")
         (new / CARD).write_text(card, encoding="utf-8")
         save_fitted(new, adapters_of(model), task)
-        write_sums(new)
-
-
-def save_baseline(
-    folder: Path,
-    baseline: Baseline | PastRegression | None,
-    mix: Tensor,
-    *,
-    trust: Sequence[str] = (),
-) -> None:
-    """Add a baseline and the factors `mix` to a model folder, see `dxn.models.Model`.
-
-    Args:
-        folder: The model folder.
-        baseline: The baseline. None: only the output of the head is scaled.
-        mix: (2,). Factors of the outputs of the head and of the baseline.
-        trust: Top-level packages besides dxn whose code config.yaml may use.
-    """
-    names = ("baseline.", "mix")
-    tensors = {
-        name: tensor
-        for name, tensor in read_tensors(folder / WEIGHTS).items()
-        if not name.startswith(names)
-    }
-    tensors["mix"] = mix.cpu()
-    nodes = {**read_config(folder, trust=tuple(trust)), "baseline": None}
-    if baseline is not None:
-        nodes["baseline"] = baseline.sizes()
-        for name, tensor in baseline.state_dict().items():
-            tensors[f"baseline.{name}"] = tensor.cpu()
-    check_before_saving(tensors)
-    with replace_folder(folder) as new:
-        for path in folder.iterdir():
-            if path.name not in (WEIGHTS, CONFIG, SUMS) and path.is_file():
-                link(path, new / path.name)
-        write_tensors(new / WEIGHTS, tensors)
-        (new / CONFIG).write_text(dump_yaml(nodes), encoding="utf-8")
         write_sums(new)
 
 
@@ -144,7 +105,7 @@ def load(
         refuse_non_finite(name, tensor, folder / WEIGHTS)
     try:
         with build_limit(tensors, folder / CONFIG):
-            model, task = _build_any(folder, nodes, tensors, trust)
+            network, task = _build_any(folder, nodes, tensors, trust)
         layout = None if nodes.get("layout") is None else layout_of(nodes["layout"])
     except UserError as error:
         if str(folder) in str(error):
@@ -163,30 +124,27 @@ def load(
             f"{shorten(str(error), MAX_REASON)}); copy the whole folder again"
         ) from error
     columns = {name: spec.get("column") or name for name, spec in nodes["inputs"].items()}
-    model = model.to(device).eval()
-    members = model.models if isinstance(model, Ensemble) else [model]
-    used = [set_dtype(member, dtype) for member in members]
+    network = network.to(device).eval()
+    used = [set_dtype(model, dtype) for model in network.models]
     return Predictor(
-        model, task, columns=columns, target=nodes.get("target"), layout=layout, dtype=used[0]
+        network, task, columns=columns, target=nodes.get("target"), layout=layout, dtype=used[0]
     )
 
 
 def _build_any(
     folder: Path, nodes: Mapping[str, Any], tensors: Mapping[str, Tensor], trust: Sequence[str]
-) -> tuple[Model | Ensemble, Task]:
+) -> tuple[Network, Task]:
     """Build the model or the ensemble of a model folder, and its task."""
-    specs = nodes.get(MEMBERS)
-    if not specs:
-        return _build(folder, nodes, tensors, trust)
-    parts = split_tensors(tensors, len(specs))
-    built = [
-        _build(folder, {**nodes, **spec}, part, trust)
-        for spec, part in zip(specs, parts, strict=True)
-    ]
+    count = nodes.get(MEMBERS)
+    if not count:
+        model, task = _build(folder, nodes, tensors, trust)
+        return load_stacks(folder, [model], task)[0], task
+    built = [_build(folder, nodes, part, trust) for part in split_tensors(tensors, count)]
     task = built[0][1]
     if type(task).combine is Task.combine:
         raise UserError(f"{folder / CONFIG}: {task.name} models cannot be combined")
-    return Ensemble([model for model, _ in built], task.combine), task
+    networks = load_stacks(folder, [model for model, _ in built], task)
+    return Ensemble(networks, task.combine), task
 
 
 def _build(
@@ -210,36 +168,8 @@ def _build(
     inputs = {name: spec["adapter"] for name, spec in nodes["inputs"].items()}
     task.bind(by_input(adapters, inputs))
     model = build_model(nodes, task, adapters, inputs, trust=trust)
-    sizes = nodes.get("baseline")
-    baseline = None
-    if sizes is not None:
-        baseline = PastRegression(**sizes) if "shape" in sizes else Baseline(**sizes)
-    model.set_baseline(baseline, torch.zeros(2) if "mix" in tensors else None)
     _load_weights(model, tensors, folder)
-    fault = _baseline_fault(model, task)
-    if fault:
-        raise UserError(f"{folder / CONFIG}: baseline: {fault}; copy the model folder again")
     return model, task
-
-
-def _baseline_fault(model: Model, task: Task) -> str:
-    """Return why the output of a model, as far as it needs a baseline, cannot be computed."""
-    if model.mix is None:
-        return ""
-    is_learned = type(task).score_targets is not Task.score_targets
-    if not is_learned and type(task).make_baseline is Task.make_baseline:
-        return f"{task.name} has none"
-    baseline = model.baseline
-    if baseline is None:
-        return ""
-    unknown = [name for name in baseline.input_names if name not in model.inputs]
-    if unknown:
-        return f"names the input {unknown[0]!r}, which the model does not have"
-    # The head of a plug-in can lack it. `Model.mixed` compares the shapes of all outputs.
-    shape = getattr(model.head, "output_shape", baseline.output_shape)
-    if baseline.output_shape != shape:
-        return f"must have the output shape {shape} of the head, got {baseline.output_shape}"
-    return baseline.fault({name: model.adapter(name) for name in baseline.input_names})
 
 
 def from_public(

@@ -17,6 +17,7 @@ from dxn.core.errors import UserError
 from dxn.core.files import replace_folder
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved.model_folder import from_public
+from dxn.stacking.stacked import stacks_of
 from dxn.tasks import Classify
 from dxn.tokenize.base import VocabularyAdapter
 from dxn.tokenize.examples import examples
@@ -75,7 +76,7 @@ def _check(predictor: Predictor, folder: Path) -> None:
         reason = f"it has several inputs ({', '.join(predictor.inputs)})"
     elif predictor.num_members > 1:
         reason = "it is an ensemble; save one of its members"
-    elif predictor.model.mix is not None:
+    elif stacks_of(predictor.network):
         reason = "its answers are those of a mixture with a baseline; train with baseline=none"
     elif predictor.dtype != "float32":
         reason = f"its weights are {predictor.dtype}; load it without dtype"

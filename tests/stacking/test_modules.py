@@ -13,8 +13,8 @@ from dxn.core.errors import UserError
 from dxn.stacking.counted import fit_counted
 from dxn.stacking.dense import fit_dense, fit_ridge
 from dxn.stacking.features import Features
-from dxn.stacking.mixture import Baseline, DenseScores, TfIdf
-from dxn.tasks.task import ScoreTargets
+from dxn.stacking.modules import DenseScores, FeatureBaseline, TfIdf
+from dxn.stacking.targets import ScoreTargets
 
 N, F, K = 23, 5, 3
 
@@ -34,7 +34,7 @@ def classes_of(seed=0, size=N):
 
 
 def baseline_of(**options):
-    baseline = Baseline(
+    baseline = FeatureBaseline(
         "test", dense={"a": 2, "b": 1}, counted={"c": [4]}, num_outputs=K, **options
     )
     g = torch.Generator().manual_seed(0)
@@ -221,7 +221,7 @@ def test_autocast_does_not_change_the_output():
 
 def test_sizes_describe_the_module():
     baseline = baseline_of(num_landmarks=7)
-    copy = Baseline(**baseline.sizes())
+    copy = FeatureBaseline(**baseline.sizes())
     copy.load_state_dict(baseline.state_dict())
     assert torch.equal(copy(features_of(), N), baseline(features_of(), N))
 

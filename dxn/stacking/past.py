@@ -1,14 +1,16 @@
-"""The training of the baseline of forecasts: ridge regression on the past values."""
+"""The baseline of forecasts: a linear function of the past values, trained by ridge regression."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from dxn.models.past_regression import PastRegression, filled, past_features
+from dxn.stacking.features import Features
+from dxn.stacking.modules import Baseline
+from dxn.tasks import Forecast
 from dxn.tasks.futures import Future, fitted, seasonal_naive
 
 # Past steps that are read. The time is cubic in their number.
@@ -24,6 +26,88 @@ PENALTIES = [10.0**exponent for exponent in torch.arange(-4, 3.1, 0.5).tolist()]
 # A window whose future is farther from its last value, in its own standard deviations, counts less:
 # the standard deviation of a window that is nearly constant says nothing about its future.
 FAR = 10.0
+
+
+class PastRegression(Baseline):
+    """Predicts quantiles of the next values of each channel from its past values by a matrix.
+
+    The last value is subtracted from the past values and added to the forecast, as in NLinear
+    (arXiv:2205.13504, section 3.2), so a shift of the values shifts the forecast.
+
+    Args:
+        about: Name of the model.
+        input: Name of the input with the past values.
+        shape: Numbers of past steps T, future steps H, channels K and quantiles Q.
+    """
+
+    weight: Tensor
+    offsets: Tensor
+
+    def __init__(self, about: str, *, input: str, shape: Sequence[int]):
+        super().__init__()
+        self.about = about
+        self.input = input
+        self.shape = list(shape)
+        self.inputs = [input]
+        self.counted = {}
+        self.output_shape = tuple(shape[1:])
+        steps, horizon, channels, quantiles = shape
+        # The last row is that of the constant feature.
+        self.register_buffer("weight", torch.zeros(steps + 1, horizon))
+        self.register_buffer("offsets", torch.zeros(horizon, channels, quantiles))
+
+    def sizes(self) -> dict[str, Any]:
+        """Return the arguments of the constructor as plain data."""
+        return {"about": self.about, "input": self.input, "shape": list(self.shape)}
+
+    def reads_numbers(self, name: str) -> bool:
+        """See `Baseline.reads_numbers`."""
+        return True
+
+    def problem(self, adapters: Mapping[str, Any]) -> str:
+        """See `Baseline.problem`."""
+        window = getattr(adapters[self.input].prepare, "window", 0)
+        if self.shape[0] <= window:
+            return ""
+        return f"must read at most {window} past values of {self.input}, got {self.shape[0]}"
+
+    def forward(self, features: Mapping[str, Features], size: int) -> Tensor:
+        """Return the quantiles (B, H, K, Q) in the unit of the past values."""
+        steps = features[self.input].steps
+        assert steps is not None
+        with torch.autocast(self.weight.device.type, enabled=False):
+            x, last = past_features(steps.float()[..., : self.shape[2]], self.shape[0])
+            values = (x @ self.weight + last).transpose(1, 2)  # (B, H, K)
+        return values[..., None] + self.offsets
+
+
+def past_features(steps: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return what a regression reads of past values, and the values that it continues.
+
+    Args:
+        steps: (B, T, K). Values at each step, NaN where unknown. The last one is at index T - 1.
+        count: Number of steps that are read.
+
+    Returns:
+        The last steps of each channel minus its last value, followed by 1, (B, K, count + 1), and
+        the last values (B, K, 1). An unknown value is that of the step before.
+    """
+    x = filled(steps.transpose(1, 2))[..., -count:]
+    last = x[..., -1:].nan_to_num(0.0)
+    # Steps before the first known value have the last value, like a constant series.
+    x = (x - last).nan_to_num(0.0)
+    return torch.cat([x, torch.ones_like(last)], -1), last
+
+
+def filled(x: Tensor) -> Tensor:
+    """Replace each NaN of x (..., T) by the last value before it, if there is one."""
+    shift = 1
+    # With each step, the longest gap that is filled doubles.
+    while shift < x.shape[-1]:
+        before = torch.cat([torch.full_like(x[..., :shift], torch.nan), x[..., :-shift]], -1)
+        x = torch.where(x.isnan(), before, x)
+        shift *= 2
+    return x
 
 
 class Windows(NamedTuple):
@@ -57,13 +141,7 @@ class Products(NamedTuple):
 
 
 def fit_past_regression(
-    futures: Sequence[Future],
-    prepare: Any,
-    *,
-    input: str,
-    horizon: int,
-    season: int,
-    quantiles: Sequence[float],
+    task: Forecast, futures: Sequence[Future], prepare: Any
 ) -> PastRegression | None:
     """Train a ridge regression of the future values of a channel on its past values.
 
@@ -72,22 +150,19 @@ def fit_past_regression(
     training windows.
 
     Args:
+        task: The fitted task.
         futures: Targets of the training split, in the order of time, with their histories.
         prepare: Preprocessor of the series.
-        input: Name of the series.
-        horizon: Number of future steps H.
-        season: Season length in steps.
-        quantiles: Probabilities of the quantiles.
 
     Returns:
         None if there are not enough windows.
     """
-    windows = _read(futures, prepare, horizon)
+    windows = _read(futures, prepare, task.horizon)
     parts = [list(part) for part in torch.arange(len(windows.x)).tensor_split(NUM_PARTS)]
     if min(map(len, parts)) < 2:
         return None
     products = [_products(windows, torch.stack(part)) for part in parts]
-    simple = _simple_forecasts(windows.x.shape[-1] - 1, horizon, season)
+    simple = _simple_forecasts(windows.x.shape[-1] - 1, task.horizon, task.season)
     errors = torch.zeros(len(simple), len(PENALTIES), dtype=torch.float64)
     for stop in range(1, NUM_PARTS):
         for i, candidates in enumerate(_candidates(_sum(products[:stop]), simple)):
@@ -102,13 +177,13 @@ def fit_past_regression(
         error = windows.y[rows] - windows.x[rows] @ candidates[penalty].float()
         residuals.append(error.where(windows.known[rows], torch.nan))
     (candidates,) = _candidates(_sum(products), chosen)
-    levels = torch.tensor(quantiles)
+    levels = torch.tensor(task.quantiles)
     offsets = torch.cat(residuals).nanquantile(levels, 0)  # (Q, K, H)
     steps = windows.x.shape[-1] - 1
     baseline = PastRegression(
         f"ridge regression on the last {steps} values",
-        input=input,
-        shape=(steps, horizon, windows.y.shape[1], len(quantiles)),
+        input=task.input,
+        shape=(steps, task.horizon, windows.y.shape[1], len(task.quantiles)),
     )
     baseline.weight.copy_(candidates[penalty])
     baseline.offsets.copy_(offsets.permute(2, 1, 0).nan_to_num(0.0))

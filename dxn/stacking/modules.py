@@ -1,7 +1,8 @@
-"""A small classical model that is computed from the same batches as the transformer."""
+"""The classical models beside a transformer, as modules that need no training any more."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,11 +58,32 @@ class TfIdf(nn.Module):
         return rows, columns, values * squares.rsqrt()[rows]
 
     def forward(self, counted: Tensor, size: int) -> Tensor:
-        """Return scores (size, K)."""
+        """Return scores (size, K). `counted` is a block of `Features`, in one of its two forms."""
+        if counted.ndim == 3:
+            return self._padded(*counted.unbind(-1))
         rows, columns, values = self.entries(counted, size)
         # The entries are sorted by row, as embedding_bag needs it.
         offsets = torch.searchsorted(rows, torch.arange(size, device=rows.device))
         return F.embedding_bag(columns, self.weight, offsets, mode="sum", per_sample_weights=values)
+
+    def _padded(self, codes: Tensor, counts: Tensor) -> Tensor:
+        """Return the scores (B, K) of codes (B, n) that occur `counts` (B, n) times.
+
+        No operation has a result whose size depends on values, as a graph needs it.
+        """
+        columns = torch.zeros_like(codes)
+        # A binary search, because torch.searchsorted has no counterpart in ONNX.
+        for bit in reversed(range(math.ceil(math.log2(max(len(self.codes), 2))))):
+            step = columns + 2**bit
+            clamped = step.clamp(max=len(self.codes) - 1)
+            is_after = (step < len(self.codes)) & (self.codes[clamped] <= codes)
+            columns = torch.where(is_after, step, columns)
+        is_known = self.codes[columns] == codes
+        values = (1 + counts.clamp(min=1).float().log()) * self.idf[columns] * is_known
+        squares = values.square().sum(1, keepdim=True)
+        # A sample without known features has the scores 0.
+        scale = torch.where(squares > 0, squares, 1.0).rsqrt()
+        return ((values * scale)[:, None] @ self.weight[columns])[:, 0]
 
 
 class DenseScores(nn.Module):
@@ -165,6 +187,50 @@ class Trees(nn.Module):
 
 
 class Baseline(nn.Module):
+    """Base class of the classical models. Their output is in the space of the head's output.
+
+    Attributes:
+        about: Name of the model, such as "TF-IDF + linear SVM".
+        counted: Number of known features of each block of counted features, by input name.
+        inputs: Names of the inputs that are read.
+        output_shape: Shape of the output of a sample.
+    """
+
+    about: str
+    counted: Mapping[str, Sequence[int]]
+    inputs: Sequence[str]
+    output_shape: tuple[int, ...]
+
+    def sizes(self) -> dict[str, Any]:
+        """Return the arguments of the constructor as plain data."""
+        raise NotImplementedError
+
+    def reads_numbers(self, name: str) -> bool:
+        """Whether the model reads other features of an input than counted ones."""
+        raise NotImplementedError
+
+    def problem(self, adapters: Mapping[str, Any]) -> str:
+        """Return what is wrong with values that may come from an untrusted folder. "": nothing.
+
+        Args:
+            adapters: Adapters of the inputs, by input name.
+        """
+        raise NotImplementedError
+
+    def forward(self, features: Mapping[str, Features], size: int) -> Tensor:
+        """Return the output (B, *output_shape).
+
+        Args:
+            features: Features of each input, by input name. Inputs that no sample has are left out.
+            size: Number of samples B.
+
+        Raises:
+            UserError: If there are other features than in the training.
+        """
+        raise NotImplementedError
+
+
+class FeatureBaseline(Baseline):
     """The sum of the scores of all counted features and of all numbers.
 
     Args:
@@ -191,8 +257,10 @@ class Baseline(nn.Module):
         super().__init__()
         self.about = about
         self.num_dense = {name: count for name, count in dense.items() if count}
-        self.num_counted = {name: list(counts) for name, counts in counted.items() if counts}
-        sizes = [count for counts in self.num_counted.values() for count in counts]
+        self.counted = {name: list(counts) for name, counts in counted.items() if counts}
+        self.inputs = list({**self.num_dense, **self.counted})
+        self.output_shape = (num_outputs,)
+        sizes = [count for counts in self.counted.values() for count in counts]
         self.tfidf = nn.ModuleList(TfIdf(size, num_outputs) for size in sizes)
         self.dense = None
         self.trees = None
@@ -210,60 +278,39 @@ class Baseline(nn.Module):
         return {
             "about": self.about,
             "dense": dict(self.num_dense),
-            "counted": {name: list(counts) for name, counts in self.num_counted.items()},
+            "counted": {name: list(counts) for name, counts in self.counted.items()},
             "num_outputs": len(self.bias),
             "num_landmarks": 0 if self.dense is None else len(self.dense.landmarks),
             "num_trees": 0 if self.trees is None else len(self.trees.roots),
             "num_nodes": 0 if self.trees is None else len(self.trees.value),
         }
 
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the inputs that are read."""
-        return list({**self.num_dense, **self.num_counted})
+    def reads_numbers(self, name: str) -> bool:
+        """See `Baseline.reads_numbers`."""
+        return name in self.num_dense
 
-    @property
-    def output_shape(self) -> tuple[int, ...]:
-        """Shape of the output of a sample."""
-        return tuple(self.bias.shape)
-
-    def fault(self, adapters: Mapping[str, Any]) -> str:
-        """Return what is wrong with sizes that may come from a stranger's folder. Empty: nothing.
-
-        Args:
-            adapters: Adapters of the inputs, by input name.
-        """
+    def problem(self, adapters: Mapping[str, Any]) -> str:
+        """See `Baseline.problem`."""
         if self.trees is None or self.trees.is_valid(self.num_features):
             return ""
         return "a tree names a node or feature that does not exist"
 
-    def dense_scores(self, x: Tensor) -> Tensor:
-        """Return the scores (B, K) of the features that `dense_features` returns."""
-        assert self.dense is not None
-        scores = self.dense(x)
-        return scores if self.trees is None else scores + self.trees(x)
-
     def forward(self, features: Mapping[str, Features], size: int) -> Tensor:
-        """Return the output (B, K), in the space of the head's output.
-
-        Args:
-            features: Features of each input, by input name. Inputs that no sample has are left out.
-            size: Number of samples B.
-
-        Raises:
-            UserError: If an adapter returns other features than in the training.
-        """
+        """See `Baseline.forward`."""
         # In float32: standardized numbers and distances need more digits than bf16 has.
         with torch.autocast(self.bias.device.type, enabled=False):
             output = self.bias.expand(size, -1)
             tfidf = iter(self.tfidf)
-            for name, counts in self.num_counted.items():
+            for name, counts in self.counted.items():
                 blocks = features[name].counted if name in features else [None] * len(counts)
                 for block, module in zip(_checked(name, blocks, len(counts)), tfidf, strict=False):
                     if block is not None:
                         output = output + module(block, size)
             if self.dense is not None:
-                output = output + self.dense_scores(self.dense_features(features, size))
+                x = self.dense_features(features, size)
+                output = output + self.dense(x)
+                if self.trees is not None:
+                    output = output + self.trees(x)
         return output
 
     def dense_features(self, features: Mapping[str, Features], size: int) -> Tensor:

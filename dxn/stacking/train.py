@@ -1,0 +1,186 @@
+"""The training of a classical model beside a trained one, and the factors of both."""
+
+from __future__ import annotations
+
+import copy
+import time
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from dxn.core.display import duration
+from dxn.data.dataset import Samples
+from dxn.models.model import Batch, Model
+from dxn.stacking.features import Features, model_features
+from dxn.stacking.fit import fit_baseline, fit_mix
+from dxn.stacking.metrics import output_of_parts, task_batch
+from dxn.stacking.modules import Baseline
+from dxn.stacking.past import fit_past_regression
+from dxn.stacking.stacked import Stacked
+from dxn.stacking.targets import score_targets
+from dxn.tasks import Forecast, Task
+from dxn.training.evaluate import run_batches
+
+# A transformer that is trained on more rows needs no baseline, and the baseline would take minutes.
+MAX_ROWS = 50_000
+MIN_ROWS = 10  # fewer cannot be divided into the rows that train a model and those that score it
+# Dense features of all rows: 800 MB in float32.
+MAX_NUMBERS = 200_000_000
+# Counted features of all rows, of about 37 million characters. Training needs 61 bytes for each.
+MAX_COUNTED = 120_000_000
+MAX_PROBED = 64  # rows from which the number of counted features of all rows is estimated
+
+
+def train_stack(
+    model: Model,
+    task: Task,
+    train: Samples,
+    validation: Samples | None,
+    *,
+    batch_size: int,
+    say: Callable[[str], None],
+) -> Stacked | None:
+    """Train a baseline, and mix its output with that of a trained model.
+
+    Args:
+        model: The model, whose adapters compute the features.
+        task: Its task.
+        train: Samples of the training split.
+        validation: Samples of the validation split, which determine the factors. None: the model
+            answers alone.
+        batch_size: Number of samples per batch.
+        say: Prints a line.
+
+    Returns:
+        None if the number of rows, the task or the inputs allow no baseline.
+    """
+    targets = train.opened.targets
+    if targets is None or not MIN_ROWS <= len(train.opened) < MAX_ROWS:
+        return None
+    started = time.perf_counter()
+    with torch.no_grad():
+        if isinstance(task, Forecast):
+            baseline = fit_past_regression(task, targets, model.adapter(task.input).prepare)
+        else:
+            baseline = _learn_scores(model, task, train, batch_size=batch_size, say=say)
+    if baseline is None:
+        return None
+    say(f"baseline: {baseline.about}, trained {duration(time.perf_counter() - started)}")
+    stack = Stacked(model, baseline, (1.0, 0.0)).to(next(model.parameters()).device).eval()
+    if validation is None:
+        say(
+            "note: the transformer answers; there is no validation split that could show how to "
+            "mix it with the baseline"
+        )
+        return stack
+    own, other = _mix(stack, task, validation, batch_size=batch_size)
+    stack.mix.copy_(torch.tensor([own, other]))
+    if other:
+        say(
+            f"note: the mixture answers: {stack.formula()}; its factors have the lowest validation "
+            "loss"
+        )
+    else:
+        say(
+            f"note: the transformer answers, scaled by {own:.2f}; the baseline does not lower the "
+            "validation loss"
+        )
+    return stack
+
+
+def _learn_scores(
+    model: Model, task: Task, train: Samples, *, batch_size: int, say: Callable[[str], None]
+) -> Baseline | None:
+    """Train a baseline on features of the inputs; None if the task or the inputs have none."""
+    _limit_counted(model, train, batch_size=batch_size, say=say)
+    rows, features = collect(model, train, batch_size=batch_size)
+    if not any(each.counted or each.dense.shape[1] for each in features.values()):
+        return None
+    learned = score_targets(task, [(train.opened.targets or ())[row] for row in rows])
+    if learned is None:
+        return None
+    target = task_batch(task, train, rows)["target"]
+
+    def loss_of_rows(output: Tensor, chosen: Tensor) -> Tensor:
+        return task.loss(output, {"#size": len(chosen), "target": target[chosen]}).mean
+
+    return fit_baseline(features, learned, loss_of_rows)
+
+
+def _limit_counted(
+    model: Model, samples: Samples, *, batch_size: int, say: Callable[[str], None]
+) -> None:
+    """Keep as many samples as have MAX_COUNTED counted features, spread over all of them."""
+    few = copy.copy(samples)
+    few.keep(MAX_PROBED)
+    _, features = collect(model, few, batch_size=batch_size)
+    counted = [block for each in features.values() for block in each.counted]
+    per_sample = sum(block.shape[1] for block in counted) / len(few)
+    count = max(int(MAX_COUNTED / max(per_sample, 1)), MIN_ROWS)
+    if count < len(samples):
+        say(
+            f"note: the baseline learns from {count:,} of {len(samples):,} rows, because the texts "
+            "are long"
+        )
+        samples.keep(count)
+
+
+def _mix(stack: Stacked, task: Task, samples: Samples, *, batch_size: int) -> tuple[float, float]:
+    """Return the factors of the model and of the baseline with the lowest loss, see `fit_mix`."""
+    rows, outputs, baseline_outputs, batch = output_of_parts(stack, task, samples, batch_size)
+    learned = score_targets(task, [(samples.opened.targets or ())[row] for row in rows])
+    return fit_mix(
+        outputs,
+        baseline_outputs,
+        lambda output: task.loss(output, batch).mean,
+        are_classes=learned is not None and learned.are_classes,
+        are_forecasts=isinstance(task, Forecast),
+    )
+
+
+def collect(
+    model: Model, samples: Samples, *, batch_size: int
+) -> tuple[list[int], dict[str, Features]]:
+    """Compute the features of all samples, without augmentation.
+
+    Returns:
+        The row of each sample in its split, and the features on the CPU, by input name. Samples
+        that lack an input have NaN. Both are empty if the features would need too much memory.
+    """
+
+    def run(batch: Batch) -> tuple[list[int], dict[str, Features]]:
+        return batch["#index"], {n: _compact(f) for n, f in model_features(model, batch).items()}
+
+    device = next(model.parameters()).device
+    rows: list[int] = []
+    parts: dict[str, list[tuple[int, Features]]] = {}
+    with torch.inference_mode():
+        for index, features in run_batches(run, samples, batch_size, device=device):
+            for name, each in features.items():
+                parts.setdefault(name, []).append((len(rows), each))
+            rows += index
+            width = sum(each[0][1].dense.shape[1] for each in parts.values())
+            if width * len(samples) > MAX_NUMBERS:
+                return [], {}
+    # In the order of the model, although the first batch can lack an input.
+    joined = {name: _joined(parts[name], len(rows)) for name in model.inputs if name in parts}
+    return rows, joined
+
+
+def _compact(features: Features) -> Features:
+    """Return features on the CPU, the counted ones in int32: half of the memory."""
+    counted = tuple(block.int().cpu() for block in features.counted)
+    return Features(features.about, features.dense.float().cpu(), counted)
+
+
+def _joined(parts: Sequence[tuple[int, Features]], size: int) -> Features:
+    """Join the features of batches, each with the number of the samples before it."""
+    first = parts[0][1]
+    dense = torch.full((size, first.dense.shape[1]), torch.nan)
+    blocks: list[list[Tensor]] = [[] for _ in first.counted]
+    for start, features in parts:
+        dense[start : start + len(features.dense)] = features.dense
+        for block, (rows, codes) in zip(blocks, features.counted, strict=True):
+            block.append(torch.stack([rows + start, codes]))
+    return Features(first.about, dense, tuple(torch.cat(block, 1) for block in blocks))
