@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from accelerate import Accelerator
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -67,16 +66,18 @@ def save(
     Raises:
         UserError: If a weight is not finite, or there is no space left.
     """
-    tensors = _prefixed("model", model.state_dict())
-    if ema is not None:
-        tensors |= _prefixed("ema", ema.state_dict())
-    check_before_saving(tensors)
+    averaged = {} if ema is None else ema.state_dict()
+    tensors: dict[str, Tensor] = {}
+    for group, values in (("model", model.state_dict()), ("ema", averaged)):
+        check_before_saving(values)
+        tensors |= {f"{group}/{name}": tensor for name, tensor in values.items()}
     # The state dict of an optimizer numbers the parameters in the order of its groups. safetensors
     # stores only tensors, so scalars such as the step become tensors.
     for i, values in optimizer.state_dict()["state"].items():
         for name, value in values.items():
             tensors[f"optimizer/{i}/{name}"] = torch.as_tensor(value)
-    tensors |= _prefixed("generators", generators) | _prefixed("log", log)
+    for group, values in (("generators", generators), ("log", log)):
+        tensors |= {f"{group}/{name}": tensor for name, tensor in values.items()}
     target = folder / f"{PREFIX}{state.step:09}"
     with replace_folder(target) as new:
         write_tensors(new / FILE, tensors, {"state": json.dumps(state.model_dump())})
@@ -119,6 +120,8 @@ def load(
     state = validated(State, content, file)
     for name in State.model_fields.keys() - state.model_fields_set:
         raise UserError(f"{file}: not valid: {name} is missing")
+    if state.parts > state.batch_size:
+        raise UserError(f"{file}: parts: must be at most batch_size, got {state.parts}")
     weights = _without_prefix("model", tensors)
     check_weights(weights, model.state_dict(), file)
     averaged = _without_prefix("ema", tensors)
@@ -197,20 +200,6 @@ def set_generator_states(states: Mapping[str, Tensor], device: torch.device) -> 
         torch.cuda.set_rng_state(states["cuda"], device)
 
 
-def gather_states(states: Mapping[str, Tensor], accelerator: Accelerator) -> dict[str, Tensor]:
-    """Return the generator states of all P processes, (P, bytes) each.
-
-    This is a collective operation: every process must call it.
-    """
-    gathered: dict[str, Tensor] = {}
-    for name, state in states.items():
-        # NCCL can only gather tensors on the GPU.
-        rows = accelerator.gather(state[None].to(accelerator.device))
-        assert isinstance(rows, Tensor)
-        gathered[name] = rows.cpu()
-    return gathered
-
-
 def check_log(tensors: Mapping[str, Tensor], path: Path) -> None:
     """Check the losses of the epoch in a checkpoint, see `Log.pending`.
 
@@ -267,7 +256,7 @@ def _optimizer_state(
     Raises:
         UserError: If the state does not belong to this optimizer and its parameters.
     """
-    check_after_loading(_prefixed("optimizer", tensors), path)
+    check_after_loading({f"optimizer/{name}": t for name, t in tensors.items()}, path)
     entries: dict[int, dict[str, Tensor]] = {}
     for name, tensor in tensors.items():
         index, _, key = name.partition("/")
@@ -335,10 +324,6 @@ def _check_generators(tensors: Mapping[str, Tensor], own: Mapping[str, Tensor], 
         is_valid = saved is not None and saved.ndim == 2 and len(saved) > 0
         if saved is None or not is_valid or kind(saved[0]) != kind(state):
             raise UserError(f"{path}: generators/{name}: must have one state per row")
-
-
-def _prefixed(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{prefix}/{name}": tensor for name, tensor in tensors.items()}
 
 
 def _without_prefix(prefix: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:

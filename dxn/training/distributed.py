@@ -6,6 +6,8 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import FrameType
 from typing import Any, Literal
 
@@ -58,7 +60,8 @@ def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, st
     on_cpu = device == "cpu" or (device == "auto" and not torch.accelerator.is_available())
     if not on_cpu and torch.cuda.is_available():
         _check_gpus(torch.cuda.device_count())
-    selected = torch.device(PartialState(cpu=on_cpu, **_own_store()).device or "cpu")
+    store = own_store() if os.environ.get(RESTARTS, "0") != "0" else {}
+    selected = torch.device(PartialState(cpu=on_cpu, **store).device or "cpu")
     if device not in ("auto", selected.type):
         raise ValueError(f"device: {device} is not available on this machine; set device=auto")
     bf16, note = precision == "bf16", f"{precision}, as configured"
@@ -125,53 +128,48 @@ def _check_gpus(count: int) -> None:
         )
 
 
-def _own_store() -> dict[str, Any]:
+def own_store() -> dict[str, Any]:
     """Return the arguments of `init_process_group` after torchrun has restarted the processes.
 
     torchrun keeps its store of addresses at a restart (--max-restarts). Without a prefix, a process
     could read the address of a process that was killed, and would fail to connect to it.
     """
-    restarts = os.environ.get(RESTARTS, "0")
-    if restarts == "0" or os.environ.get(HAS_STORE) != "True":
+    if os.environ.get(HAS_STORE) != "True":
         return {}
     store, rank, world_size = next(rendezvous("env://"))
-    own = distributed_c10d.PrefixStore(f"restart-{restarts}", store)
+    own = distributed_c10d.PrefixStore(f"restart-{os.environ[RESTARTS]}", store)
     return {"store": own, "rank": rank, "world_size": world_size}
 
 
-class StopRequested(Exception):
-    """Leaves the validation after a signal."""
+@contextmanager
+def stop_signals() -> Iterator[list[signal.Signals]]:
+    """Record signals to stop, instead of letting them end the process.
 
+    A second Ctrl+C raises KeyboardInterrupt at once. Without the main thread of the process, which
+    alone can handle signals, nothing happens. A signal that the process ignores stays ignored.
 
-class StopSignals:
-    """Context manager that records signals to stop, instead of letting them end the process.
-
-    The training reads `received` after each step. A second Ctrl+C raises KeyboardInterrupt at once.
-    Without the main thread of the process, which alone can handle signals, nothing happens. A
-    signal that the process ignores stays ignored.
+    Yields:
+        The list of the signals that have arrived. The training reads it after each step.
     """
+    received: list[signal.Signals] = []
+    pid = os.getpid()
 
-    def __init__(self):
-        self.received: signal.Signals | None = None
-        self._previous: dict[int, Any] = {}
-        self._pid = os.getpid()
-
-    def __enter__(self) -> StopSignals:
-        if threading.current_thread() is threading.main_thread():
-            for number in signal.Signals:
-                # `nohup dxn train` ignores SIGHUP, so that the training survives its terminal.
-                if number.name in SIGNALS and signal.getsignal(number) != signal.SIG_IGN:
-                    self._previous[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        for number, handler in self._previous.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number: int, frame: FrameType | None) -> None:
+    def handle(number: int, frame: FrameType | None) -> None:
         # Data workers inherit the handler. They end with the training process, not before it.
-        if os.getpid() != self._pid:
+        if os.getpid() != pid:
             return
-        if number == signal.SIGINT and self.received == signal.SIGINT:
+        if number == signal.SIGINT and signal.SIGINT in received:
             raise KeyboardInterrupt
-        self.received = signal.Signals(number)
+        received.append(signal.Signals(number))
+
+    previous: dict[signal.Signals, Any] = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in signal.Signals:
+            # `nohup dxn train` ignores SIGHUP, so that the training survives its terminal.
+            if number.name in SIGNALS and signal.getsignal(number) != signal.SIG_IGN:
+                previous[number] = signal.signal(number, handle)
+    try:
+        yield received
+    finally:
+        for number, handler in previous.items():
+            signal.signal(number, handler)

@@ -66,6 +66,8 @@ class Finetune:
             UserError: If the model has fewer than `freeze` blocks, or a target matches no linear
                 layer.
         """
+        if self.freeze is None and not self.rank:
+            return
         depth = len(getattr(model.backbone, "blocks", ()))
         if isinstance(self.freeze, int) and self.freeze > depth:
             raise UserError(f"finetune.freeze: the backbone has {depth} blocks, got {self.freeze}")

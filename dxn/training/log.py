@@ -31,7 +31,7 @@ from dxn.core.untrusted import load_json
 from dxn.tasks.figures import defined
 from dxn.training.state import State
 
-# The loss that is shown within an epoch is the mean of this many batches: one batch has too few
+# The loss that is shown within an epoch is the mean of this many steps: one step has too few
 # samples for a steady number.
 SHOWN_LOSSES = 20
 # With more epochs than this, some of those that take less than a second are not printed.
@@ -58,6 +58,7 @@ class Log:
         folder: Folder of the run, which contains metrics.jsonl.
         batches: Number of batches per epoch.
         epochs: Number of epochs. The trainer changes it if the time limit allows fewer.
+        log_every: Number of optimizer steps between two rows.
         limit: Time limit of the training in seconds.
         main: Whether this process prints and writes.
         name: Word that is printed before each epoch, such as "pretraining".
@@ -69,6 +70,7 @@ class Log:
         *,
         batches: int,
         epochs: int,
+        log_every: int,
         limit: float = math.inf,
         main: bool = True,
         name: str = "",
@@ -76,6 +78,7 @@ class Log:
         self.path = folder / "metrics.jsonl"
         self.batches = batches
         self.epochs = epochs
+        self.log_every = log_every
         self.limit = limit
         self.main = main
         self.prefix = f"{name} epoch" if name else "epoch"
@@ -101,11 +104,6 @@ class Log:
             "logged": torch.tensor(self.logged),
         }
 
-    def clear(self) -> None:
-        """Remove the log of a training that stopped before its first checkpoint."""
-        if self.main:
-            self.path.unlink(missing_ok=True)
-
     def restore(self, state: State, pending: Mapping[str, Tensor]) -> None:
         """Continue from a checkpoint.
 
@@ -128,27 +126,27 @@ class Log:
         ]
         write_text(self.path, "".join(f"{line}\n" for line in kept))
 
-    def batch(self, loss: Tensor, size: int, *, lr: float, state: State, log_every: int) -> None:
-        """Record a batch. After every `log_every` batches, write a row.
+    def step(self, loss: Tensor, size: int, batches: int, lr: float, state: State) -> None:
+        """Record an optimizer step. After every `log_every` steps, write a row.
 
         Args:
-            loss: Mean loss () of the batch, over all processes. It stays a tensor until it is
+            loss: Mean loss () of the step, over all processes. It stays a tensor until it is
                 printed: float(loss) waits for the GPU.
-            size: Number of samples of the batch.
-            lr: Current learning rate.
-            state: State after the batch.
-            log_every: Number of batches between two rows.
+            size: Number of samples of the step.
+            batches: Number of batches of the step.
+            lr: Learning rate of the step.
+            state: State after the step.
         """
         self.losses.append(loss)
         self.sizes.append(size)
-        self.batches_done += 1
+        self.batches_done += batches
         self.samples_done += size
         if self.display.is_due():
             mean = _mean(self.losses[-SHOWN_LOSSES:], self.sizes[-SHOWN_LOSSES:])
             rate = self.samples_done / (time.perf_counter() - self.epoch_start)
             status = f"loss {mean:.3f}  {rate:,.0f} samples/s  {self._left(state)} left"
             self.display.update(self._title(state.epoch + 1), state.batch, self.batches, status)
-        if len(self.losses) - self.logged < log_every:
+        if len(self.losses) - self.logged < self.log_every:
             return
         sizes = self.sizes[self.logged :]
         # The interval starts again after each validation, so the rate is that of training alone.
@@ -226,9 +224,9 @@ class Log:
         """Start an epoch, or continue one.
 
         Args:
-            losses: Mean loss of each batch of the epoch.
-            sizes: Number of samples of each batch.
-            logged: Number of batches that are in metrics.jsonl.
+            losses: Mean loss of each step of the epoch.
+            sizes: Number of samples of each step.
+            logged: Number of steps that are in metrics.jsonl.
         """
         self.losses = losses
         self.sizes = sizes
@@ -415,11 +413,11 @@ def _mean(losses: Sequence[Tensor], sizes: Sequence[int]) -> float:
     """Return the mean loss of samples; NaN if there is no finite loss.
 
     Args:
-        losses: Mean loss of each batch.
-        sizes: Number of samples of each batch, because the last one of an epoch can be small.
+        losses: Mean loss of each step.
+        sizes: Number of samples of each step, because the last one of an epoch can be small.
     """
     pairs = [(float(loss), size) for loss, size in zip(losses, sizes, strict=True)]
-    # A batch whose loss is not finite makes no optimizer step, so it is left out here too.
+    # A step whose loss is not finite is not taken, so it is left out here too.
     finite = [(loss, size) for loss, size in pairs if math.isfinite(loss)]
     total = sum(size for _, size in finite)
     return sum(loss * size for loss, size in finite) / total if total else math.nan

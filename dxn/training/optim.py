@@ -49,12 +49,11 @@ def adamw(
     Raises:
         ValueError: If an option is out of range.
     """
-    _check_rates(lr, weight_decay, layer_decay)
-    pair = _checked_betas(betas, eps)
+    _check(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay, betas=betas, eps=eps)
 
     def make(model: nn.Module) -> torch.optim.AdamW:
         groups = _groups(model, lr, weight_decay, layer_decay)
-        return torch.optim.AdamW(groups, lr=lr, betas=pair, eps=eps, fused=True)
+        return torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
 
     return make
 
@@ -91,11 +90,8 @@ def muon(
     Raises:
         ValueError: If an option is out of range.
     """
-    _check_rates(lr, weight_decay, layer_decay)
-    pair = _checked_betas(betas, eps)
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
-    _check_at_least_0("scale", scale)
+    _check(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay, betas=betas, eps=eps)
+    _check(momentum=momentum, scale=scale)
 
     def make(model: nn.Module) -> Muon:
         matrices = _muon_parameters(model)
@@ -105,7 +101,14 @@ def muon(
                 chosen = [p for p in group["params"] if matrices.get(id(p), 0) == number]
                 if chosen:
                     groups.append({**group, "params": chosen, "num_matrices": number})
-        return Muon(groups, lr=lr, betas=pair, eps=eps, momentum=momentum, scale=scale)
+        return Muon(
+            groups,
+            lr=lr,
+            betas=(betas[0], betas[1]),
+            eps=eps,
+            momentum=momentum,
+            scale=scale,
+        )
 
     return make
 
@@ -134,9 +137,7 @@ def sgd(
     Raises:
         ValueError: If an option is out of range.
     """
-    _check_rates(lr, weight_decay, layer_decay)
-    if not 0 <= momentum < 1:
-        raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
+    _check(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay, momentum=momentum)
     if nesterov and not momentum:
         raise ValueError("nesterov needs a momentum above 0, got momentum=0")
 
@@ -155,17 +156,31 @@ def _groups(
     Raises:
         UserError: If no parameter is trainable.
     """
-    decayed = _decayed_parameters(model)
+    decayed: set[int] = set()
+    for module in model.modules():
+        # The type of the layer decides. The number of dimensions cannot: embeddings and positional
+        # embeddings are matrices too.
+        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.RNNBase):
+            for name, parameter in module.named_parameters(recurse=False):
+                if name.startswith("weight"):
+                    decayed.add(id(parameter))
     depth = len(getattr(getattr(model, "backbone", None), "blocks", ()))
     groups: dict[tuple[float, float], list[nn.Parameter]] = {}
-    for name, parameter in model.named_parameters():
-        if parameter.requires_grad:
-            # The exponent is the distance from the head, which is layer depth + 1.
-            rate = lr * layer_decay ** (depth + 1 - _layer(name, depth))
-            # One group for all parameters with the same rate and decay: each group is one call of
-            # the fused kernel.
-            decay = weight_decay if id(parameter) in decayed else 0.0
-            groups.setdefault((rate, decay), []).append(parameter)
+    for full_name, parameter in model.named_parameters():
+        if not parameter.requires_grad:
+            continue
+        # The layer determines the learning rate. 0: adapters and embeddings. 1 to depth: the
+        # blocks. depth + 1: everything after the blocks.
+        name, layer = shared_name(full_name), depth + 1
+        if name.startswith("backbone.blocks."):
+            layer = int(name.split(".")[2]) + 1
+        elif name.startswith(EMBEDDING_PREFIXES):
+            layer = 0
+        rate = lr * layer_decay ** (depth + 1 - layer)
+        # One group for all parameters with the same rate and decay: each group is one call of the
+        # fused kernel.
+        decay = weight_decay if id(parameter) in decayed else 0.0
+        groups.setdefault((rate, decay), []).append(parameter)
     if not groups:
         raise UserError(
             "optimizer: no parameter is trainable, because all weights are frozen; set "
@@ -192,7 +207,7 @@ def cosine(*, warmup: float = 0.1, final: float = 0.0) -> Callable[[float], floa
     Raises:
         ValueError: If an option is out of range.
     """
-    _check_warmup(warmup)
+    _check(warmup=warmup)
     if not 0 <= final <= 1:
         raise ValueError(f"final must be in [0, 1], got {final}")
 
@@ -218,21 +233,8 @@ def constant(*, warmup: float = 0.0) -> Callable[[float], float]:
     Raises:
         ValueError: If warmup is out of range.
     """
-    _check_warmup(warmup)
+    _check(warmup=warmup)
     return lambda progress: min(progress / warmup, 1.0) if warmup else 1.0
-
-
-def _decayed_parameters(model: nn.Module) -> set[int]:
-    """Return the ids of the weight matrices of linear, convolutional and recurrent layers."""
-    decayed: set[int] = set()
-    for module in model.modules():
-        # The type of the layer decides. The number of dimensions cannot: embeddings and positional
-        # embeddings are matrices too.
-        if isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d | nn.RNNBase):
-            for name, parameter in module.named_parameters(recurse=False):
-                if name.startswith("weight"):
-                    decayed.add(id(parameter))
-    return decayed
 
 
 def _muon_parameters(model: nn.Module) -> dict[int, int]:
@@ -257,39 +259,25 @@ def _muon_parameters(model: nn.Module) -> dict[int, int]:
     return numbers
 
 
-def _layer(name: str, depth: int) -> int:
-    """Return the layer of a parameter, which determines its learning rate.
-
-    0: adapters and embeddings. 1 to depth: the blocks. depth + 1: everything after the blocks.
-    """
-    name = shared_name(name)
-    if name.startswith("backbone.blocks."):
-        return int(name.split(".")[2]) + 1
-    return 0 if name.startswith(EMBEDDING_PREFIXES) else depth + 1
-
-
-def _checked_betas(betas: Sequence[float], eps: float) -> tuple[float, float]:
-    """Check the options of AdamW, and return a tuple, because a configuration contains lists."""
+def _check(
+    *,
+    betas: Sequence[float] = (0.0, 0.0),
+    layer_decay: float = 1.0,
+    momentum: float = 0.0,
+    warmup: float = 0.0,
+    **others: float,
+) -> None:
+    """Raise a ValueError if an option is out of range. `others` must be at least 0."""
+    # NaN is in no range.
+    for name, value in others.items():
+        if not value >= 0:
+            raise ValueError(f"{name} must be at least 0, got {value}")
     if len(betas) != 2 or not all(0 <= beta < 1 for beta in betas):
         raise ValueError(f"betas must be two numbers from 0 to below 1, got {list(betas)}")
-    _check_at_least_0("eps", eps)
-    return betas[0], betas[1]
-
-
-def _check_rates(lr: float, weight_decay: float, layer_decay: float) -> None:
-    _check_at_least_0("lr", lr)
-    _check_at_least_0("weight_decay", weight_decay)
     if not 0 < layer_decay <= 1:
         raise ValueError(f"layer_decay must be above 0 and at most 1, got {layer_decay}")
-
-
-def _check_at_least_0(name: str, value: float) -> None:
-    # NaN is not at least 0 either.
-    if not value >= 0:
-        raise ValueError(f"{name} must be at least 0, got {value}")
-
-
-def _check_warmup(warmup: float) -> None:
+    if not 0 <= momentum < 1:
+        raise ValueError(f"momentum must be at least 0 and less than 1, got {momentum}")
     if not 0 <= warmup < 1:
         raise ValueError(
             f"warmup must be at least 0 and less than 1 (a fraction of the training), got {warmup}"

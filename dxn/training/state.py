@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from typing import Annotated
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import ConfigDict, Field
 
 from dxn.config.schema import Strict
 from dxn.data.order import Stage
@@ -67,12 +67,6 @@ class State(Strict):
     seconds: Seconds = 0.0
     elapsed: Seconds = 0.0
     validation: Seconds = 0.0
-
-    @model_validator(mode="after")
-    def _check(self) -> State:
-        if self.parts > max(self.batch_size, 1):
-            raise ValueError(f"parts: must be at most batch_size, got {self.parts}")
-        return self
 
     def stage(self, epochs: int) -> Stage:
         """Return what the training has reached at the start of an epoch.

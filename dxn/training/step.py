@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -11,16 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from dxn.core.dropout import MAX_SEED, Noise
 from dxn.data.dataset import Samples
 
 MAX_NAMED = 5  # rows in a message
-
-
-def noise_of(rows: Sequence[int], key: str, device: torch.device) -> Noise:
-    """Return the random numbers of the dropouts. They depend on the step and the samples."""
-    seed = random.Random(key).randrange(MAX_SEED)
-    return Noise.of_step(torch.tensor(rows, device=device), seed)
 
 
 def make_ema(model: nn.Module, decay: float) -> AveragedModel:

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NoReturn, cast
+from typing import Any, Literal, cast
 
 import torch
 from accelerate.utils import broadcast_object_list
@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dxn.core.display import duration
-from dxn.core.dropout import keyed, number_layers, selected
+from dxn.core.dropout import MAX_SEED, Noise, keyed, number_layers, selected
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import remove_unfinished
 from dxn.core.runtime import is_out_of_memory, release_memory
@@ -32,11 +32,11 @@ from dxn.tasks.loss import LossSum
 from dxn.tasks.task import Task
 from dxn.tokenize.spaced import spaced_rows
 from dxn.training import checkpoint
-from dxn.training.distributed import Precision, StopRequested, StopSignals, make_accelerator
+from dxn.training.distributed import Precision, make_accelerator, stop_signals
 from dxn.training.evaluate import as_float, predict, score, to_device
 from dxn.training.log import Log, Tracker, TrackerSink, check_trackers
 from dxn.training.state import State
-from dxn.training.step import make_ema, name_rows, noise_of, use_ema
+from dxn.training.step import make_ema, name_rows, use_ema
 
 # Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.
 Schedule = Callable[[float], float]
@@ -87,7 +87,7 @@ class Trainer:
         r_drop: Weight of the R-Drop loss (arXiv:2106.14448). Each batch is computed twice with
             different dropout, and the loss includes the divergence of the two outputs. A step then
             takes twice the time. 0 turns it off.
-        log_every: Number of batches between two lines of metrics.jsonl.
+        log_every: Number of optimizer steps between two lines of metrics.jsonl.
         checkpoint_minutes: Minutes between two checkpoints within an epoch. There is also one at
             the start, and one at the end of each epoch. 0: only these.
         checkpoint_every: Number of optimizer steps between two checkpoints within an epoch, in
@@ -156,7 +156,8 @@ class Trainer:
         self.trackers: list[Tracker] = (
             [self.tracker] if isinstance(self.tracker, str) else [*self.tracker]
         )
-        check_trackers(self.trackers)
+        if self.trackers:
+            check_trackers(self.trackers)
         self.accelerator, self.precision_note = make_accelerator(self.device, self.precision)
         self.bf16 = self.accelerator.mixed_precision == "bf16"
         # Only the main process prints and writes files.
@@ -251,17 +252,20 @@ class Trainer:
             folder,
             batches=len(self.order),
             epochs=self.epochs,
+            log_every=self.log_every,
             limit=self.limit,
             main=self.main,
             name=name,
         )
-        with StopSignals() as self.signals:
+        with stop_signals() as self.signals:
             # An interrupted training must also remove its progress bar and unwrap the model.
             try:
                 if resume:
                     self.restore()
                 else:
-                    self.log.clear()
+                    if self.main:
+                        # That of a training that stopped before its first checkpoint.
+                        self.log.path.unlink(missing_ok=True)
                     self.save()
                 self.log.trackers = [
                     TrackerSink(
@@ -276,8 +280,8 @@ class Trainer:
                 while not self.is_finished:
                     self.train_epoch()
                 # It arrived after the last batch. Everything is in the checkpoint of the epoch.
-                if self.signals.received is not None:
-                    raise Interrupted.by(self.signals.received)
+                if self.signals:
+                    raise Interrupted.by(self.signals[-1])
                 self._say_why_it_stopped()
             finally:
                 self.log.close()
@@ -334,11 +338,12 @@ class Trainer:
         state.batch = 0
         try:
             metrics = self.validate()
-        except StopRequested:
+        except Interrupted:
             # The resumed training validates first, because no batch of the epoch is left.
             state.epoch -= 1
             state.batch = len(self.order)
-            self._stop()
+            self.save()
+            raise
         # The learning rate and the number of epochs depend on the time, and all processes must
         # agree on it, so the clock of the first process decides.
         (took,) = broadcast_object_list([self._tick()])
@@ -364,40 +369,46 @@ class Trainer:
         self.optimizer.zero_grad(set_to_none=True)
         # The last batches of an epoch also make a step, even if they are fewer than
         # grad_accum_steps: gradients must not leak into the next epoch.
-        count = min(self.grad_accum_steps, len(self.order) - state.batch)
-        batches: list[tuple[LossSum, int]] = []  # the loss and the number of samples of each batch
+        num_batches = min(self.grad_accum_steps, len(self.order) - state.batch)
+        num_parts = num_batches * state.parts
+        losses: list[LossSum] = []
         rows: list[int] = []
-        for i in range(count * state.parts):
+        for i in range(num_parts):
             part = to_device(next(parts), self.accelerator.device)
             # The processes exchange the gradients of all parts together.
-            is_last = i == count * state.parts - 1
+            is_last = i == num_parts - 1
             with nullcontext() if is_last else self.accelerator.no_sync(self.wrapped):
-                loss = self.backward(part)
-            own = [] if part.get("#filler") else part["#index"]
-            if i % state.parts == 0:
-                batches.append((loss, len(own)))
-            else:
-                before, size = batches[-1]
-                batches[-1] = (before + loss, size + len(own))
-            rows += own
-        batches, must_stop, must_save, took = self._agree(batches)
-        state.batch += len(batches)
+                losses.append(self.backward(part))
+            if not part.get("#filler"):
+                rows += part["#index"]
+        loss, size = sum(losses[1:], start=losses[0]), len(rows)
+        must_stop = bool(self.signals)
+        minutes = (time.monotonic() - self.saved_at) / 60
+        must_save = minutes >= self.checkpoint_minutes > 0
+        took = self._tick()
+        if self.accelerator.num_processes > 1:
+            # All processes take these decisions at the same step. The first one has the clock.
+            flags = [must_stop, must_save and self.main, took if self.main else 0.0]
+            own = torch.tensor([*map(float, (*loss, size, *flags))], device=self.accelerator.device)
+            summed = cast("Tensor", self.accelerator.reduce(own))
+            loss = LossSum(summed[0], summed[1])
+            size, must_stop, must_save, took = summed[2:].tolist()
+        state.batch += num_batches
         state.seconds += took
         state.elapsed += took
         factor = self.schedule(self.progress)
         for group, base_lr in zip(self.optimizer.param_groups, self.base_lrs, strict=True):
             group["lr"] = base_lr * factor
         state.step += 1
-        first, *others = [loss for loss, _ in batches]
-        self._update(sum(others, start=first), rows)
-        for loss, size in batches:
-            # The learning rate of the first group is logged.
-            lr = self.optimizer.param_groups[0]["lr"]
-            self.log.batch(loss.mean, size, lr=lr, state=state, log_every=self.log_every)
-        if must_save or (self.checkpoint_every and state.step % self.checkpoint_every == 0):
+        self._update(loss, rows)
+        # The learning rate of the first group is logged.
+        lr = self.optimizer.param_groups[0]["lr"]
+        self.log.step(loss.mean, int(size), num_batches, lr, state)
+        is_due = self.checkpoint_every and state.step % self.checkpoint_every == 0
+        if must_stop or must_save or is_due:
             self.save()
         if must_stop:
-            self._stop()
+            raise Interrupted.by(self.signals[-1] if self.signals else None)
 
     def backward(self, batch: dict[str, Any]) -> LossSum:
         """Add the gradients of one batch, or of a part of one, and return its loss."""
@@ -410,8 +421,10 @@ class Trainer:
             order = torch.randperm(batch["#size"]).to(self.accelerator.device)
             mixing = order, share
             batch = {**batch, "target": task.mix_targets(batch["target"], order, share)}
-        key = f"{self.seed}/{state.epoch}/{state.step}"
-        with keyed(noise_of(batch["#index"], key, self.accelerator.device)):
+        # The random numbers of the dropouts depend on the step and the samples.
+        seed = random.Random(f"{self.seed}/{state.epoch}/{state.step}").randrange(MAX_SEED)
+        samples = torch.tensor(batch["#index"], device=self.accelerator.device)
+        with keyed(Noise.of_step(samples, seed)):
             loss = self._loss(batch, mixing)
             if batch.get("#filler"):
                 # It only keeps this process in step with the others, which have one more sample.
@@ -438,26 +451,6 @@ class Trainer:
         loss, second = self.task.loss(output, batch), self.task.loss(other, batch)
         divergence = self.task.divergence(output, other, batch) * loss.weight
         return LossSum((loss.total + second.total) / 2 + self.r_drop * divergence, loss.weight)
-
-    def _agree(
-        self, batches: list[tuple[LossSum, int]]
-    ) -> tuple[list[tuple[LossSum, int]], bool, bool, float]:
-        """Return the losses over all processes, whether one must stop or save, and the time.
-
-        All processes must take these decisions at the same step. The first one has the clock.
-        """
-        took = self._tick()
-        must_stop = self.signals.received is not None
-        minutes = (time.monotonic() - self.saved_at) / 60
-        must_save = minutes >= self.checkpoint_minutes > 0
-        if self.accelerator.num_processes == 1:
-            return batches, must_stop, must_save, took
-        own = [[float(loss.total), float(loss.weight), float(size)] for loss, size in batches]
-        flags = [float(must_stop), float(must_save and self.main), took if self.main else 0.0]
-        shared = torch.tensor([*own, flags], device=self.accelerator.device)
-        *losses, (stops, saves, seconds) = cast("Tensor", self.accelerator.reduce(shared))
-        batches = [(LossSum(total, weight), int(size)) for total, weight, size in losses]
-        return batches, bool(stops), bool(saves), float(seconds)
 
     def _update(self, loss: LossSum, rows: Sequence[int]) -> None:
         """Change the weights and their average, unless the loss or the gradient is not finite.
@@ -561,8 +554,8 @@ class Trainer:
             def show(done: int) -> None:
                 self.log.validation(done, len(samples), state)
                 # Several processes would have to stop at the same sample, so they finish first.
-                if self.accelerator.num_processes == 1 and self.signals.received is not None:
-                    raise StopRequested
+                if self.accelerator.num_processes == 1 and self.signals:
+                    raise Interrupted.by(self.signals[-1])
 
             # Every process validates on all samples, so all of them agree on the best epoch without
             # communication.
@@ -589,8 +582,11 @@ class Trainer:
 
         Only the main process writes the file.
         """
-        own = checkpoint.generator_states(self.accelerator.device)
-        generators = checkpoint.gather_states(own, self.accelerator)
+        generators: dict[str, Tensor] = {}  # (P, bytes) each, of all P processes
+        for name, own in checkpoint.generator_states(self.accelerator.device).items():
+            # NCCL can only gather tensors on the GPU.
+            rows = self.accelerator.gather(own[None].to(self.accelerator.device))
+            generators[name] = cast("Tensor", rows).cpu()
         if self.main:
             checkpoint.save(
                 self.folder / "checkpoints",
@@ -701,11 +697,6 @@ class Trainer:
         now = time.perf_counter()
         took, self.ticked = now - self.ticked, now
         return took
-
-    def _stop(self) -> NoReturn:
-        """Save a checkpoint, and end the training because of a signal."""
-        self.save()
-        raise Interrupted.by(self.signals.received)
 
     def _say_why_it_stopped(self) -> None:
         """Print the reason if the training ended before the configured number of epochs."""

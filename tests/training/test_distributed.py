@@ -21,19 +21,10 @@ def store(monkeypatch):
     return shared
 
 
-@pytest.mark.parametrize("count", [None, "0"])
-def test_the_first_start_uses_the_store_of_torchrun(store, monkeypatch, count):
-    if count is None:
-        monkeypatch.delenv("TORCHELASTIC_RESTART_COUNT", raising=False)
-    else:
-        monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
-    assert distributed._own_store() == {}
-
-
 def test_another_launcher_has_no_store(store, monkeypatch):
     monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", "1")
     monkeypatch.setenv("TORCHELASTIC_USE_AGENT_STORE", "False")
-    assert distributed._own_store() == {}
+    assert distributed.own_store() == {}
 
 
 def test_a_restart_does_not_read_the_addresses_before_it(store, monkeypatch):
@@ -41,14 +32,14 @@ def test_a_restart_does_not_read_the_addresses_before_it(store, monkeypatch):
     stores = []
     for count in ("1", "2"):
         monkeypatch.setenv("TORCHELASTIC_RESTART_COUNT", count)
-        own = distributed._own_store()
+        own = distributed.own_store()
         assert (own["rank"], own["world_size"]) == (1, 2)
         assert not own["store"].check(["address"])
         own["store"].set("address", count)
         stores.append(own["store"])
     assert [store.get("address") for store in stores] == [b"1", b"2"]
     # All processes of one restart share their part of the store.
-    assert distributed._own_store()["store"].get("address") == b"2"
+    assert distributed.own_store()["store"].get("address") == b"2"
 
 
 LOST = [

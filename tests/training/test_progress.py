@@ -12,9 +12,9 @@ from dxn.training.state import State
 
 
 def test_epochs_are_printed_with_their_metrics_and_the_name_of_the_training(tmp_path, capsys):
-    log = Log(tmp_path, batches=2, epochs=3, name="pretraining")
+    log = Log(tmp_path, log_every=1, batches=2, epochs=3, name="pretraining")
     state = State(epoch=0, batch=1, step=1)
-    log.batch(torch.tensor(0.5), 4, lr=0.1, state=state, log_every=1)
+    log.step(torch.tensor(0.5), 4, 1, 0.1, state)
     log.epoch({"accuracy": 0.25}, State(epoch=1, step=1, best_epoch=1))
     log.epoch({}, State(epoch=2, step=2, best_epoch=1))
     log.close()
@@ -26,11 +26,11 @@ def test_epochs_are_printed_with_their_metrics_and_the_name_of_the_training(tmp_
 
 
 def test_an_epoch_with_fewer_batches_than_a_line_has_its_mean_loss_in_the_log(tmp_path):
-    log = Log(tmp_path, batches=3, epochs=2)
+    log = Log(tmp_path, log_every=10, batches=3, epochs=2)
     for epoch, losses in enumerate([(0.5, 1.0, 3.0), (0.25, 0.75, 2.0)]):
         for batch, loss in enumerate(losses, start=1):
             state = State(epoch=epoch, batch=batch, step=3 * epoch + batch)
-            log.batch(torch.tensor(loss), 4, lr=0.1, state=state, log_every=10)
+            log.step(torch.tensor(loss), 4, 1, 0.1, state)
         log.epoch({"loss": 7.0}, State(epoch=epoch + 1, step=3 * (epoch + 1)))
     log.close()
     assert log_of(tmp_path) == [
@@ -40,7 +40,7 @@ def test_an_epoch_with_fewer_batches_than_a_line_has_its_mean_loss_in_the_log(tm
 
 
 def test_only_the_main_process_prints_and_writes(tmp_path, capsys):
-    log = Log(tmp_path, batches=2, epochs=3, main=False)
+    log = Log(tmp_path, log_every=10, batches=2, epochs=3, main=False)
     log.epoch({"accuracy": 0.25}, State(epoch=1, step=1))
     log.close()
     assert capsys.readouterr().out == "" and not (tmp_path / "metrics.jsonl").exists()
@@ -48,7 +48,7 @@ def test_only_the_main_process_prints_and_writes(tmp_path, capsys):
 
 def test_many_short_epochs_print_few_lines_and_always_the_last(tmp_path, capsys):
     epochs = 5 * MAX_LINES
-    log = Log(tmp_path, batches=1, epochs=epochs)
+    log = Log(tmp_path, log_every=10, batches=1, epochs=epochs)
     for epoch in range(1, epochs + 1):
         log.epoch({}, State(epoch=epoch, step=epoch), last=epoch == epochs)
     log.close()
@@ -107,10 +107,10 @@ def test_only_the_main_process_shows_progress(capsys, monkeypatch):
 
 
 def test_progress_within_an_epoch_has_the_loss_the_speed_and_the_time_left(tmp_path, capsys):
-    log = Log(tmp_path, batches=4, epochs=3)
+    log = Log(tmp_path, log_every=10, batches=4, epochs=3)
     log.display.since = -math.inf
     state = State(epoch=0, batch=1, step=1)
-    log.batch(torch.tensor(0.5), 4, lr=0.1, state=state, log_every=10)
+    log.step(torch.tensor(0.5), 4, 1, 0.1, state)
     log.display.since = -math.inf
     log.validation(10, 20, State(epoch=1))
     log.close()
@@ -127,10 +127,10 @@ def test_no_batch_waits_for_its_loss(tmp_path):
         def __float__(self):
             raise AssertionError
 
-    log = Log(tmp_path, batches=99, epochs=3)
+    log = Log(tmp_path, log_every=100, batches=99, epochs=3)
     for batch in range(1, 50):
         state = State(batch=batch, step=batch)
-        log.batch(Loss(), 4, lr=0.1, state=state, log_every=100)
+        log.step(Loss(), 4, 1, 0.1, state)
     log.close()
 
 
