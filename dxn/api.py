@@ -23,7 +23,7 @@ import numpy as np
 from dxn.config.checks import prepare
 from dxn.config.compose import compose
 from dxn.config.groups import options as options_of
-from dxn.core.display import count
+from dxn.core.display import notebook_html
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder
 from dxn.core.printable import quoted
@@ -33,7 +33,6 @@ from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED
 from dxn.runs.ensemble import run_training
 from dxn.runs.evaluation.printing import (
     ALL,
-    Figures,
     format_number,
     name_answers,
     now,
@@ -44,7 +43,6 @@ from dxn.runs.paths import is_run
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import hub, model_folder
 from dxn.runs.saved.dtypes import Dtype
-from dxn.viz.notebook import render
 
 # A path, several paths, the name of a data source, a data frame, or a mapping of splits to them.
 Data: TypeAlias = Any
@@ -103,38 +101,24 @@ class Run:
         return path if path.is_file() else None
 
     def __repr__(self) -> str:
-        split, table = self._table()
-        rows = list(table)
-        # Without the rows of single inputs, which come before that of all inputs.
-        kept = {row: table[row] for row in rows[rows.index(ALL) :]} if ALL in table else {}
+        split, table = self.table
         shown = [str(self.folder)]
-        for row, figures in self._named(kept).items():
-            values = [f"{name} {format_number(value)}" for name, value in figures.items()]
+        rows = list(table)
+        answers = self.metrics.get("answers")
+        everything = ALL if answers is None else f"{answers} (answers)"
+        # Without the rows of single inputs, which come before that of all inputs.
+        for row in rows[rows.index(everything) :] if everything in table else ():
+            values = [f"{name} {value}" for name, value in table[row].items()]
             shown.append(f"{split}, {row}: {', '.join(values)}")
         return f"Run({'; '.join(shown)})"
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the metrics by subset of the inputs."""
-        split, figures = self._table()
-        table = self._named(figures)
-        names = list(dict.fromkeys(name for figures in table.values() for name in figures))
-        rows = [
-            {"name": row, "cells": [_cell(figures.get(name)) for name in names]}
-            for row, figures in table.items()
-        ]
-        sizes = self.metrics.get("rows", {})
-        return render(
-            "run",
-            folder=str(self.folder),
-            rows=", ".join(f"{name} {count(n, 'row')}" for name, n in sizes.items()),
-            names=names,
-            split=split,
-            table=rows,
-            report=str(self.report or ""),
-        )
+        return notebook_html(self)
 
-    def _table(self) -> tuple[str, dict[str, dict[str, float]]]:
-        """Return the split of the evaluation, and its metrics by row of the final table."""
+    @property
+    def table(self) -> tuple[str, dict[str, dict[str, str]]]:
+        """The split of the evaluation, and its metrics as texts by row of the final table."""
         split = ""
         table: dict[str, dict[str, float]] = {}
         for key, value in self.metrics.items():
@@ -145,10 +129,12 @@ class Run:
                 continue
             split = match["split"]
             table.setdefault(match["rows"] or ALL, {})[match["name"]] = value
-        return split, table
-
-    def _named(self, table: Figures) -> Figures:
-        return name_answers(table, self.metrics.get("answers"))
+        named = name_answers(table, self.metrics.get("answers"))
+        texts = {
+            row: {name: format_number(value) for name, value in metrics.items()}
+            for row, metrics in named.items()
+        }
+        return split, texts
 
 
 def train(
@@ -407,7 +393,3 @@ def _paths(files: dict[str, Path]) -> list[str]:
     if list(files) == [UNDIVIDED]:
         return [f"{PATH}={files[UNDIVIDED]}"]
     return [f"data.{split}={path}" for split, path in files.items()]
-
-
-def _cell(value: float | None) -> str:
-    return "" if value is None else format_number(value)

@@ -15,11 +15,11 @@ from PIL import Image
 import dxn
 from dxn.api import data_overrides, to_overrides
 from dxn.cli import main
-from dxn.core.display import Display
+from dxn.core.display import Display, is_notebook
 from dxn.core.errors import UserError
 from dxn.data.sources.memory import table_of, tables_of, write_tables
 from dxn.data.tables.read import read_table
-from dxn.viz.notebook import heatmap, live
+from dxn.viz.notebook import heatmap
 
 WRITES_REPORTS = True  # see conftest.py
 SMALL = {
@@ -242,7 +242,7 @@ def test_a_notebook_gets_one_line_of_progress_that_is_removed_at_the_end(monkeyp
 
 
 def test_a_test_process_is_no_notebook():
-    assert not live.is_notebook()
+    assert not is_notebook()
 
 
 def test_the_package_shows_only_its_interface_with_types():

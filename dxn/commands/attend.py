@@ -2,28 +2,26 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
-from torch import Tensor
 
 from dxn import viz
+from dxn.core.files import write_text
 from dxn.core.tokens import Tokens
+from dxn.core.untrusted import load_json
 from dxn.runs.evaluation.printing import print_line
 from dxn.runs.predictor.attention import attention_on
-from dxn.runs.predictor.drawing import describe_sample, shown_inputs
 from dxn.runs.predictor.predictor import Predictor, Sample
 from dxn.runs.predictor.samples import read_sample
 from dxn.runs.saved.loading import load_predictor
 from dxn.runs.settings import Settings
-from dxn.viz.answers import answer_line, listed_probabilities
-from dxn.viz.attention import token_names
-from dxn.viz.drawers import Shown
-from dxn.viz.written import list_pictures, remove_pictures
+
+LIST = ".attend.json"  # names of the pictures of the last call; packages can add drawers
 
 
 def run(settings: Settings) -> int:
@@ -80,77 +78,75 @@ def draw_attention(
     """
     samples = predictor.samples([sample])
     found = attention_on(predictor, predictor.batch(samples, 0), list(sample))
-    maps, encoded, written = found.maps, found.encoded, found.written
+    written = found.written
     if written is not None:
         answer: Mapping[str, Any] | None = {"prediction": written.text}
     else:
         answer = predictor.predict(**sample) if predictor.task.answers else None
     shares = found.shares.cpu().numpy()
     raws = {name: column[samples.rows[0]] for name, column in samples.opened.raws.items()}
-    shown = shown_inputs(predictor.adapters, raws, sources=sample)
-    names = token_names(encoded, shown)
+    view = viz.sample.SampleView.of(found.encoded, predictor.adapters, raws, sample)
     folder.mkdir(parents=True, exist_ok=True)
     remove_pictures(folder)
-    result = AttentionReport(_shares_by_input(encoded, shares))
-    described = describe_sample(sample)
-    about = described
+    result = AttentionReport(_shares_by_input(found.encoded, shares))
+    described = viz.sample.describe_sample(sample)
+    line = "" if answer is None else viz.sample.answer_line(answer)
+    about = "; ".join(
+        filter(None, [line and f"answer: {line}", described, model_name and f"model: {model_name}"])
+    )
     if answer is not None:
-        result.notes.append(f"answer: {answer_line(answer)}")
-        about = f"answer: {answer_line(answer)}; {described}"
-    about = f"{about}; model: {model_name}" if model_name else about
+        result.notes.append(f"answer: {line}")
     if found.limits:
         result.notes.append(f"note: {found.limits}")
     if written is not None:
         weights = written.mean.cpu().numpy()
         result.files.extend(
-            viz.alignment.cross_attention_pictures(
-                weights, written.words, encoded, names, shown, folder, about=about
-            )
+            viz.attention.reading_pictures(view, weights, written.words, folder, about=about)
         )
     if found.obstacle:
         result.notes.append(f"no heads.png and no shares.png: {found.obstacle}")
     else:
-        _draw_encoder(maps, encoded, shares, names, shown, folder, about, result)
+        viz.attention.heads_picture(view, found.maps, folder / "heads.png", about=about)
+        viz.attention.shares_picture(view, shares, folder / "shares.png", about=about)
+        files, notes = viz.attention.word_pictures(view, found.maps, folder, about=about)
+        result.files.extend([folder / "heads.png", folder / "shares.png", *files])
+        result.notes.extend(notes)
     list_pictures(folder, result.files)
+    heading = {
+        "answer": line,
+        "probabilities": [] if answer is None else viz.sample.listed_probabilities(answer),
+        "sample": described,
+        "model": model_name,
+        "note": found.limits,
+    }
     page = folder / "attention.html"
-    notes = viz.page.write_page(
-        maps,
-        encoded,
-        names,
-        shown,
-        page,
-        shares=shares,
-        written=None if written is None else (written.words, written.weights),
-        heading=viz.page.Heading(
-            answer="" if answer is None else answer_line(answer),
-            probabilities=[] if answer is None else listed_probabilities(answer),
-            sample=described,
-            model=model_name,
-            note=found.limits,
-        ),
+    weights_of_words = None if written is None else (written.words, written.weights)
+    notes = viz.page.attention_page(
+        view, shares, found.maps, page, heading=heading, written=weights_of_words
     )
     result.notes.extend(notes)
     result.files.append(page)
     return result
 
 
-def _draw_encoder(
-    maps: Sequence[Tensor],
-    encoded: Tokens,
-    shares: np.ndarray,
-    names: Sequence[str],
-    shown: Mapping[str, Shown],
-    folder: Path,
-    about: str,
-    result: AttentionReport,
-) -> None:
-    """Draw the attention of the encoder, and add the files and notes to the result."""
-    pictures = viz.attention_pictures
-    _draw_heads(maps, encoded, names, folder / "heads.png", about)
-    pictures.shares_picture(shown, encoded, shares, folder / "shares.png", about=about)
-    files, notes = pictures.word_pictures(maps, encoded, names, shown, folder, about=about)
-    result.files.extend([folder / "heads.png", folder / "shares.png", *files])
-    result.notes.extend(notes)
+def remove_pictures(folder: Path) -> None:
+    """Remove the pictures of an earlier call from a folder, and no others.
+
+    Raises:
+        UserError: If the list of these pictures is damaged.
+    """
+    path = folder / LIST
+    names = load_json(path) if path.exists() else []
+    for name in names if isinstance(names, list) else []:
+        # The folder may come from an untrusted source, so a name may not lead out of it.
+        if isinstance(name, str) and name.endswith(".png") and Path(name).name == name:
+            (folder / name).unlink(missing_ok=True)
+    path.unlink(missing_ok=True)
+
+
+def list_pictures(folder: Path, files: Sequence[Path]) -> None:
+    """Write the names of the pictures of this call for `remove_pictures`."""
+    write_text(folder / LIST, json.dumps([file.name for file in files]))
 
 
 def _shares_by_input(encoded: Tokens, shares: Any) -> dict[str, float]:
@@ -160,19 +156,3 @@ def _shares_by_input(encoded: Tokens, shares: Any) -> dict[str, float]:
         share = float(shares[span.start : span.stop].sum())
         totals[span.name] = totals.get(span.name, 0.0) + share
     return totals
-
-
-def _draw_heads(
-    maps: Sequence[Tensor], encoded: Tokens, names: Sequence[str], path: Path, about: str
-) -> None:
-    """Draw heads.png without the columns of padding."""
-    real = encoded.mask[0].cpu()
-    real_names = [name for name, is_real in zip(names, real.tolist(), strict=True) if is_real]
-    counts: dict[str, int] = {}
-    for span in encoded.spans:
-        count = int(real[span.start : span.stop].sum())
-        if count:
-            counts[span.name] = counts.get(span.name, 0) + count
-    is_real_column = encoded.mask[0]
-    real_maps = [block[:, :, is_real_column][..., is_real_column] for block in maps]
-    viz.attention_pictures.heads_picture(real_maps, real_names, path, parts=counts, about=about)

@@ -7,13 +7,13 @@ from typing import Any
 
 import torch
 
+from dxn import viz
 from dxn.core.errors import UserError
 from dxn.core.randomness import named_draws
 from dxn.core.tokens import join
 from dxn.data.rows import InputSpec
 from dxn.runs.build import assign_inputs, build_adapters, by_input, preprocessors_of
 from dxn.runs.evaluation.printing import print_line
-from dxn.runs.predictor.drawing import describe_sample, draw_tokens
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.samples import read_sample
 from dxn.runs.saved.loading import load_predictor
@@ -83,9 +83,10 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
         lines.append(f"{name}: {adapter.dim}×{tokens.x.shape[1]}  {about}")
     joined = join(parts)
     lines.append(f"matrix: {joined.x.shape[2]}×{joined.x.shape[1]}, one column per token")
-    described = describe_sample(sample)
+    described = viz.sample.describe_sample(sample)
     about = f"{described}; model: {values['run']}" if values["run"] else described
-    draw_tokens(adapters, raws, joined, Path(values["output"]), about=about, sources=sample)
+    view = viz.sample.SampleView.of(joined, adapters, raws, sample)
+    viz.tokens.token_picture(view, Path(values["output"]), about=about)
     return [*lines, f"picture: {values['output']}"]
 
 

@@ -1,17 +1,18 @@
-"""What commands print: progress as a bar or as lines of a log file, durations and counts."""
+"""What commands print: progress as a bar or as lines of a log file, numbers and durations."""
 
 from __future__ import annotations
 
+import importlib
 import os
+import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from dxn.core.printable import printable
-from dxn.viz.notebook import LiveLine, is_notebook
 
 # rich is imported when something is printed: a single prediction ends before.
 if TYPE_CHECKING:
@@ -26,6 +27,8 @@ BAR_INTERVAL = 0.5
 # has a line soon, and the log of a long run stays short.
 LINE_INTERVALS = (10.0, 20.0, 30.0)
 LAST_INTERVAL = 60.0
+
+EDGE = 0.0005  # smallest number that is written without an exponent
 
 _is_silent: ContextVar[bool] = ContextVar("silent", default=False)
 
@@ -69,9 +72,9 @@ class Display:
         )
 
     @cached_property
-    def live(self) -> LiveLine | None:
+    def live(self) -> Any:
         """The progress in the output of a notebook cell; None without a notebook."""
-        return LiveLine() if self.main and is_notebook() else None
+        return _notebook().LiveLine() if self.main and is_notebook() else None
 
     @cached_property
     def has_bar(self) -> bool:
@@ -164,6 +167,25 @@ def track(items: Iterable[Item], total: int, title: str) -> Iterator[Item]:
         display.close()
 
 
+def is_notebook() -> bool:
+    """Whether the process is the kernel of a notebook, such as Jupyter, VS Code or Colab."""
+    # IPython on a terminal has another shell, and a terminal shows a bar already.
+    if "IPython" not in sys.modules or "ipykernel" not in sys.modules:
+        return False
+    shell: Any = importlib.import_module("IPython").get_ipython()
+    return hasattr(shell, "kernel")
+
+
+def notebook_html(value: Any) -> str:
+    """Return what a notebook shows of a result, see `dxn.viz.notebook`."""
+    return _notebook().html_of(value)
+
+
+def _notebook() -> Any:
+    # Drawings know the core, and not the other way round, so they are imported on first use.
+    return importlib.import_module("dxn.viz.notebook")
+
+
 def is_main_process() -> bool:
     """Whether this process is the first one of those that torchrun starts."""
     return os.environ.get("RANK", "0") == "0"
@@ -201,3 +223,24 @@ def duration(seconds: float) -> str:
     if whole >= 3600:
         return f"{whole // 3600} h {whole % 3600 // 60} min"
     return f"{whole // 60} min {whole % 60} s" if whole >= 60 else f"{whole} s"
+
+
+def number(value: float, digits: int = 4) -> str:
+    """Return a number with at most this many significant digits, such as 0.8125 or 123,400."""
+    rounded = float(f"{value:.{digits}g}")
+    if rounded and (abs(rounded) < EDGE or abs(rounded) >= 1e9):
+        return f"{rounded:.{digits}g}"
+    return f"{rounded:,.{digits + 4}f}".rstrip("0").rstrip(".")
+
+
+def percent(share: float) -> str:
+    """Return a share as a percentage, with one decimal below 10 % and above 99 %.
+
+    Only a share of exactly 0 or 1 is written as 0% or 100%.
+    """
+    if 0 < share < EDGE:
+        return "<0.1%"
+    if 1 - EDGE < share < 1:
+        return ">99.9%"
+    is_close = 0 < share < 0.0995 or 0.9905 < share < 1
+    return f"{share:.1%}" if is_close else f"{share:.0%}"

@@ -9,12 +9,7 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from dxn.viz.notebook import heatmap, render
-
-# The picture of a matrix in a notebook, in pixels.
-MIN_HEIGHT = 96
-TOKEN_WIDTH = 12
-MAX_WIDTH = 768
+from dxn.core.display import notebook_html
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,29 +91,7 @@ class Tokens:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the inputs, and the matrix of the first sample."""
-        length = int(self.mask[:1].sum())
-        spans = [
-            {
-                "name": span.name,
-                "modality": span.modality,
-                "columns": len(span),
-                "tokens": int(self.mask[:1, span.start : span.stop].sum()),
-            }
-            for span in self.spans
-        ]
-        height = max(MIN_HEIGHT, self.x.shape[2])
-        return render(
-            "tokens",
-            samples="1 sample" if len(self) == 1 else f"{len(self):,} samples",
-            dim=self.x.shape[2],
-            columns=self.x.shape[1],
-            spans=spans,
-            tokens=length,
-            picture=heatmap(self[0].detach().float().cpu()) if length else "",
-            height=height,
-            # Wide enough to tell the columns apart.
-            width=min(max(TOKEN_WIDTH * length, height), MAX_WIDTH),
-        )
+        return notebook_html(self)
 
     def with_x(self, x: Tensor) -> Tokens:
         """Return the same columns with x (B, N, D) as their embeddings."""

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-import torch
 from torch import Tensor
 
 from dxn.report.intervals import (
@@ -24,7 +23,6 @@ BINS = 10  # of a reliability diagram
 THRESHOLDS = [i / 100 for i in range(100)]
 Z = 1.96  # quantile of the normal distribution for a 95% interval
 MAX_MATRIX = 30  # classes; a larger table is too wide to read
-MAX_PAIRS = 12  # confused classes that are listed
 
 
 @dataclass(frozen=True)
@@ -131,24 +129,6 @@ def class_figures(scores: ClassScores, names: Sequence[str]) -> list[ClassFigure
             )
         )
     return figures
-
-
-def confusion(scores: ClassScores) -> np.ndarray:
-    """Return counts (K, K) for a model that predicts one class: rows are true classes."""
-    size = scores.true.shape[1]
-    # A row of an unknown class has no true class.
-    known = scores.true.any(1)
-    true = scores.true[known].long().argmax(1)
-    predicted = scores.probabilities[known].argmax(1)
-    counts = torch.bincount(true * size + predicted, minlength=size * size)
-    return counts.reshape(size, size).numpy()
-
-
-def confused(counts: np.ndarray) -> list[tuple[int, int, int]]:
-    """Return the most frequent (true class, predicted class, rows), without right answers."""
-    errors = counts * (1 - np.eye(len(counts), dtype=int))
-    pairs = [(int(i), int(j), int(errors[i, j])) for i, j in np.argwhere(errors)]
-    return sorted(pairs, key=lambda pair: -pair[2])[:MAX_PAIRS]
 
 
 def calibration(scores: ClassScores) -> Calibration:

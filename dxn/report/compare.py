@@ -9,11 +9,12 @@ from typing import Any
 
 from markupsafe import Markup
 
-from dxn.report import charts, saved, tables
+from dxn.core.display import number
+from dxn.report import saved, tables
 from dxn.report.intervals import Paired, paired
-from dxn.report.page import write_page
 from dxn.report.saved import Saved
-from dxn.viz.numbers import number
+from dxn.viz.charts import line_chart
+from dxn.viz.html import write_page
 
 PREFIX = "validation/"
 SIGNIFICANT = 0.05
@@ -106,7 +107,11 @@ def write_comparison(runs: Sequence[Compared], path: Path) -> None:
         ]
         if points:
             lines[run.name] = tuple(zip(*points, strict=True))
-    overlay: Markup | None = charts.overlay_chart(lines, first.monitored) if lines else None
+    overlay: Markup | None = None
+    if lines:
+        title = f"validation {first.monitored}"
+        alt = f"{title} of {', '.join(lines)} over the epochs"
+        overlay = line_chart(title, alt, lines, ("epoch", first.monitored)).svg()
     differences = differing(runs)
     content = {
         "title": f"Comparison of {len(runs)} runs",
@@ -119,7 +124,8 @@ def write_comparison(runs: Sequence[Compared], path: Path) -> None:
         "options": differences,
         "notes": notes(runs),
     }
-    write_page("compare.html", path, content)
+    templates = Path(__file__).with_name("templates")
+    write_page(templates / "compare.html", path, [templates / "page.js"], **content)
 
 
 def _test(first: Compared, other: Compared) -> Test:

@@ -9,13 +9,12 @@ from typing import Any
 
 from markupsafe import Markup
 
+from dxn.core.display import number, percent
 from dxn.tasks import Task
 from dxn.tasks.row_scores import ClassScores, RowScores
-from dxn.viz.answers import answer_line, listed_probabilities
-from dxn.viz.drawers import Shown
-from dxn.viz.drawers.html import escaped
-from dxn.viz.fragments import fragment
-from dxn.viz.numbers import number, percent
+from dxn.viz.drawers import Shown, get_drawer
+from dxn.viz.html import escaped
+from dxn.viz.sample import answer_line, listed_probabilities
 
 PER_GROUP = 8  # rows of a group
 CANDIDATES = 4 * PER_GROUP  # rows that are looked at, because rows with equal inputs are shown once
@@ -246,7 +245,7 @@ def written(
 def fragments(inputs: Mapping[str, Shown], budget: Budget) -> list[tuple[str, Markup]]:
     """Return the name and the HTML of each input, at most MAX_INPUTS of them."""
     items = list(inputs.items())[:MAX_INPUTS]
-    return [(name, budget.spend(fragment(each))) for name, each in items]
+    return [(name, budget.spend(get_drawer(each.modality).fragment(each))) for name, each in items]
 
 
 def marked(output: str, truth: str) -> Markup:

@@ -7,20 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeGuard
 
-from dxn.core.display import count, duration
-from dxn.report import charts, saved, sections, tables
+from dxn.core.display import count, duration, number, percent
+from dxn.report import saved, sections, tables
 from dxn.report.evidence import Evidence, RunInfo, Subset
 from dxn.report.glossary import INTERVAL, MEANINGS
 from dxn.report.intervals import metric_intervals
-from dxn.report.page import write_page
 from dxn.report.saved import Facts, Saved
 from dxn.tasks import Task
-from dxn.viz.curves import best_epoch, shown_rows
-from dxn.viz.numbers import number, percent
+from dxn.viz.curves import best_epoch, curve_charts, shown_rows
+from dxn.viz.html import write_page
+from dxn.viz.page import SCRIPT
 
 __all__ = ["Evidence", "RunInfo", "Subset", "write_report"]
 
 FILE = "report.html"
+TEMPLATES = Path(__file__).with_name("templates")
 MAX_CONFIG = 200_000  # characters
 # The data counts as imbalanced if the most frequent class has this many times the rows of the
 # rarest one.
@@ -54,7 +55,7 @@ def write_report(info: RunInfo, evidence: Evidence) -> Path:
     }
     content["sections"] = _sections(content)
     path = info.folder / FILE
-    write_page("run.html", path, content)
+    write_page(TEMPLATES / "run.html", path, [TEMPLATES / "page.js", SCRIPT], **content)
     return path
 
 
@@ -219,7 +220,7 @@ def _results(
         }
         table = tables.metrics_table(shown, task.monitored, new.interval, single, about)
     best = best_epoch(info.log, task)
-    curves = charts.curve_charts(shown_rows(info.log, task), best) if info.log else []
+    charts = curve_charts(shown_rows(info.log, task), best=best) if info.log else []
     glossary = (
         [(name, MEANINGS[name]) for name in table.metrics if name in MEANINGS] if table else []
     )
@@ -228,7 +229,7 @@ def _results(
     return {
         "table": table,
         "glossary": glossary,
-        "curves": curves,
+        "curves": [(chart.title, chart.svg()) for chart in charts],
         "training": _training(info, evidence),
         "remarks": new.facts.remarks,
         **sections.plots(task, evidence),

@@ -4,56 +4,38 @@ from __future__ import annotations
 
 import json
 import math
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-import numpy as np
-from markupsafe import Markup
-from PIL import Image
+from matplotlib.axes import Axes
 
-from dxn.core.display import count
-from dxn.report import attention as attending
-from dxn.report import charts, classes, examples, tables
+from dxn.core.display import count, percent
+from dxn.report import classes, examples, tables
 from dxn.report.evidence import Evidence, Subset
 from dxn.tasks import Task, Writes
+from dxn.viz.chart import Chart, finish
+from dxn.viz.charts import line_chart, task_charts
+from dxn.viz.confusion import confused_pairs, confusion_counts
 from dxn.viz.drawers import Shown
-from dxn.viz.drawers.html import picture
-from dxn.viz.numbers import percent
-from dxn.viz.plots import draw_task
+from dxn.viz.figure import COLORS, GREY
+from dxn.viz.html import json_script
+from dxn.viz.media import reduced
+from dxn.viz.page import shares_data
+from dxn.viz.sample import SampleView
 
 ATTENDED = 4  # samples whose attention is drawn
-PLOT_SIDE = 900  # pixels of a plot that only matplotlib can draw
-# Plots of `Task.plots` that the report draws itself.
-OWN_PLOTS = ("confusion", "scatter")
+# Charts of `Task.plots` that the report shows as a table.
+TABLES = ("confusion",)
+MAX_PAIRS = 12  # confused classes that are listed
 
 
 def plots(task: Task, evidence: Evidence) -> dict[str, Any]:
     """Return the charts of the predictions."""
     last = evidence.subsets[-1] if evidence.subsets else None
-    if last is None or not last.truths or task.plots is None:
-        return {"charts": [], "pictures": []}
-    predicted, truths = last.predictions.predicted, last.truths
-    if task.plots == "scatter":
-        answers = [float(task.answer(each)["prediction"]) for each in predicted]
-        true = [float(truth) for truth in truths]
-        errors = [a - t for a, t in zip(answers, true, strict=True)]
-        drawn = [
-            ("Predicted and true values", charts.scatter_chart(answers, true)),
-            ("Errors", charts.error_chart(errors)),
-        ]
-        return {"charts": drawn, "pictures": []}
-    if task.plots in OWN_PLOTS:
-        return {"charts": [], "pictures": []}
-    with tempfile.TemporaryDirectory() as folder:
-        path = draw_task(task, predicted, truths, Path(folder))
-        if path is None:
-            return {"charts": [], "pictures": []}
-        pixels = np.asarray(Image.open(path).convert("RGB"))
-    name = task.plots.capitalize()
-    html = picture(pixels, f"plot of the {task.plots}", drawing=True, side=PLOT_SIDE)
-    return {"charts": [], "pictures": [(name, Markup(html))]}
+    if last is None or task.plots in TABLES:
+        return {"charts": []}
+    found = task_charts(task, last.predictions.predicted, last.truths)
+    return {"charts": [(each.title, each.svg()) for each in found.charts] if found else []}
 
 
 def classes_and_probabilities(task: Task, last: Subset | None) -> dict[str, Any]:
@@ -76,15 +58,16 @@ def classes_and_probabilities(task: Task, last: Subset | None) -> dict[str, Any]
     found = classes.calibration(scores)
     content = {**empty, "per_class": rows, "more_per_class": left_out}
     if scores.threshold is None:
-        counts = classes.confusion(scores)
+        answers = [task.answer(each)["prediction"] for each in last.predictions.predicted]
+        counts = confusion_counts(names, answers, last.truths)
         content["matrix"] = tables.matrix(counts, names)
         content["pairs"] = [
-            {"true": names[i], "predicted": names[j], "rows": count(n, "row")}
-            for i, j, n in classes.confused(counts)
+            {"true": names[i], "predicted": names[j], "rows": count(int(counts[i, j]), "row")}
+            for i, j in confused_pairs(counts)[:MAX_PAIRS]
         ]
     content["calibration"] = {
         "about": _calibrated(found, is_exclusive=scores.threshold is None),
-        "svg": charts.calibration_chart(found),
+        "svg": _calibration_chart(found).svg(),
         "rows": [
             (
                 tables.share(each.confidence),
@@ -97,6 +80,30 @@ def classes_and_probabilities(task: Task, last: Subset | None) -> dict[str, Any]
     }
     content["thresholds"] = [_effect(effect) for effect in classes.threshold_effects(scores, names)]
     return content
+
+
+def _calibration_chart(found: classes.Calibration) -> Chart:
+    """Return the accuracy over the probability, with the interval of each bin."""
+    x = [each.confidence for each in found.bins]
+    y = [each.accuracy for each in found.bins]
+    below = [max(each.accuracy - each.interval[0], 0) for each in found.bins]
+    above = [max(each.interval[1] - each.accuracy, 0) for each in found.bins]
+
+    def draw(axis: Axes) -> None:
+        axis.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="perfectly calibrated")
+        style: dict[str, Any] = {"fmt": "o", "color": COLORS[0], "capsize": 3, "markersize": 4}
+        axis.errorbar(x, y, yerr=[below, above], label="this model, 95% interval", **style)
+        axis.set(xlabel="probability", ylabel="share that is right")
+        axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+        finish(axis)
+
+    gap = found.confidence - found.accuracy
+    tendency = "too confident" if gap > 0 else "too cautious"
+    alt = (
+        f"calibration: mean probability {found.confidence:.3f}, share that is right "
+        f"{found.accuracy:.3f}, so the model is {tendency} by {abs(gap):.3f}"
+    )
+    return Chart("Calibration", alt, draw)
 
 
 def _calibrated(found: classes.Calibration, *, is_exclusive: bool) -> str:
@@ -123,7 +130,14 @@ def _effect(effect: classes.ThresholdEffect) -> dict[str, Any]:
     return {
         "title": effect.title,
         "about": effect.about,
-        "svg": charts.threshold_chart(effect),
+        "svg": line_chart(
+            effect.title,
+            f"{effect.title}: {', '.join(effect.lines)} over the threshold",
+            {name: (classes.THRESHOLDS, values) for name, values in effect.lines.items()},
+            ("threshold", ""),
+            vertical=effect.current,
+            is_share=True,
+        ).svg(),
         "lines": json.dumps(lines),
         "best": best,
         "start": round(100 * start),
@@ -177,17 +191,22 @@ def _attention(
         attended = evidence.attended(positions[last.predictions.rows[i]], list(inputs))
         if attended is None:
             continue
-        parts = attending.attention(*attended, inputs)
+        encoded, shares = attended
+        data = shares_data(SampleView(encoded, inputs), shares)
+        for each in data["inputs"]:
+            # The examples have players, and small pictures are enough to see where the colors are.
+            each.pop("sound", None)
+            if "source" in each:
+                each["source"] = reduced(each["source"])
         predicted = last.predictions.predicted[i]
         answer = evidence.task.answer(predicted, {n: each.source for n, each in inputs.items()})
+        script = f'<script type="application/json">{json_script(data)}</script>'
         found.append(
             {
                 "prediction": examples.target_text(answer["prediction"]),
                 "truth": examples.target_text(last.truths[i]),
                 "where": last.origins[i],
-                "parts": [
-                    {"name": p.name, "share": p.share, "html": budget.spend(p.html)} for p in parts
-                ],
+                "html": budget.spend(f"<dxn-attention>{script}</dxn-attention>"),
             }
         )
     return found

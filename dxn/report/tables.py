@@ -10,9 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from dxn.core.display import number, percent
 from dxn.report.classes import MAX_MATRIX, ClassFigures
 from dxn.report.intervals import Interval
-from dxn.viz.numbers import number, percent
 
 ALL = "all"
 KEY = re.compile(r"(?P<metric>[^\[\]]+)(?:\[(?P<row>.*)\])?", re.DOTALL)

@@ -28,6 +28,7 @@ from dxn.serve.options import ServeOptions
 from dxn.serve.refusal import INTERNAL, Refusal, report
 from dxn.serve.service import Service
 from dxn.serve.texts import GENERATED
+from dxn.viz.page import SCRIPT
 
 STATIC = Path(__file__).with_name("static")
 RESULTS = "results"
@@ -146,6 +147,10 @@ def make_app(
     @app.get("/docs", include_in_schema=False)
     async def docs() -> Response:
         return FileResponse(STATIC / "docs.html", headers={"Cache-Control": "no-cache"})
+
+    @app.get("/static/attention.js", include_in_schema=False)
+    async def attention() -> Response:
+        return FileResponse(SCRIPT, media_type="text/javascript")
 
     app.mount("/static", StaticFiles(directory=STATIC), name="static")
     _handle_errors(app)

@@ -8,13 +8,12 @@ from typing import Any
 import torch
 
 from dxn.runs.predictor.attention import MAX_WEIGHTS, Attention, attention_on
-from dxn.runs.predictor.drawing import shown_inputs
 from dxn.runs.predictor.predictor import Predictor
 from dxn.serve.prepare import Prepared
 from dxn.serve.texts import GENERATED
 from dxn.training.evaluate import to_device
-from dxn.viz.attention import token_names
 from dxn.viz.page import shares_data
+from dxn.viz.sample import SampleView
 
 
 @torch.inference_mode()
@@ -38,11 +37,9 @@ def attention_data(predictor: Predictor, prepared: Prepared, found: Attention) -
     does not call this function.
     """
     # Without sources: a drawer may open a source that looks like a path.
-    shown = shown_inputs(predictor.adapters, prepared.raws(0))
-    names = token_names(found.encoded, shown)
-    data = shares_data(found.encoded, names, shown, found.shares.cpu().numpy())
+    view = SampleView.of(found.encoded, predictor.adapters, prepared.raws(0))
     return {
-        **data,
+        **shares_data(view, found.shares.cpu().numpy()),
         "note": found.limits,
         GENERATED: None if found.written is None else found.written.text,
     }

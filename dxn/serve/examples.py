@@ -118,10 +118,8 @@ def _file_of(name: str, cell: Any, prepare: Preprocessor) -> bytes | None:
             prepare.read(cell)  # it must be a file of the kind that the model reads
             return path.read_bytes()
         # An array of built-in data. Its drawer may know how to write it as a file.
-        write = getattr(get_drawer(prepare.modality), "file", None)
-        if write is None or not reads_files(prepare):
-            return None
-        raw = prepare.read(cell)
-        return None if raw is None else write(Shown(prepare.modality, raw, prepare, name=name))
+        raw = prepare.read(cell) if reads_files(prepare) else None
+        shown = Shown(prepare.modality, raw, prepare, name=name)
+        return None if raw is None else get_drawer(prepare.modality).file(shown)
     except (OSError, BadMedia, UserError):
         return None

@@ -1,11 +1,11 @@
-"""Pictures of a run, of the tokens of a sample, and of what a model attends to.
+"""Drawings: the tokens of a sample, charts of a run, and what a model attends to.
 
 The modules that draw need matplotlib, whose import takes most of a second. They are imported here
 on first use, so that commands that draw nothing do not wait for it:
 
     from dxn import viz
 
-    viz.curves.draw_curves(rows, path)
+    viz.tokens.token_picture(viz.sample.SampleView.of(tokens, adapters, raws), path)
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dxn.viz import alignment, attention_pictures, curves, page, pictures, plots
+    from dxn.viz import attention, chart, charts, curves, drawers, page, sample, tokens
 
-__all__ = ["alignment", "attention_pictures", "curves", "page", "pictures", "plots"]
+__all__ = ["attention", "chart", "charts", "curves", "drawers", "page", "sample", "tokens"]
 
 
 def __getattr__(name: str) -> ModuleType:

@@ -12,9 +12,8 @@ from matplotlib.collections import LineCollection
 from matplotlib.colors import to_rgba
 from torch import Tensor
 
-from dxn.viz.figures import BLUE, new_figure, save, set_title
+from dxn.viz.figure import BLUE, new_figure, save, set_title, shortened
 from dxn.viz.fonts import text_width
-from dxn.viz.labels import shortened
 
 MAX_COLORS = 8  # heads; with more, their colors could not be distinguished
 MIN_ARC = 0.1  # smallest weight that is drawn, relative to the largest one of the block

@@ -1,112 +1,297 @@
-"""Recorded attention weights of a model, and their rollout."""
+"""Pictures of attention: by head, by input, from words to other inputs, and of a decoder."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import PowerNorm
+from torch import Tensor
 
-from dxn.core.tokens import Tokens
-from dxn.models import Backbone
-from dxn.viz.drawers import Shown, get_drawer
+from dxn.core.display import percent
+from dxn.viz.arcs import arcs_picture
+from dxn.viz.drawers import Thumbnails
+from dxn.viz.figure import (
+    color_bar,
+    file_names,
+    heat_colors,
+    heat_scale,
+    new_figure,
+    packed_axes,
+    save,
+    set_title,
+    shortened,
+)
+from dxn.viz.sample import InputTokens, SampleView
 
-# Poolings that use the first real token: the class token, or the first token of the input.
-FIRST_TOKEN_POOLS = ("cls", "leading", "leading_cat", "first")
-
-
-@contextmanager
-def recorded(backbone: Backbone) -> Iterator[list[Tensor]]:
-    """Record the attention weights of every block that runs inside the context.
-
-    Yields:
-        A list to which each block appends one tensor (B, H, N, N). Rows are queries, columns keys.
-    """
-    maps: list[Tensor] = []
-
-    def record(module: nn.Module, args: tuple[Any, ...]) -> None:
-        # The fused attention kernels do not return the weights, so they are computed a second time
-        # from the inputs of the module, by its method `weights`.
-        x, groups, *_ = args
-        weights: Any = module.weights
-        maps.append(weights(x, groups[0]))
-
-    hooks = []
-    for block in backbone.blocks:
-        attn: Any = block.attn
-        hooks.append(attn.register_forward_pre_hook(record))
-    try:
-        # One group with all samples, so that the maps have the columns of the batch.
-        with backbone.unpacked():
-            yield maps
-    finally:
-        for hook in hooks:
-            hook.remove()
+LABEL_INCHES = 0.11  # room for the name of a token beside a map
+MAX_SIDE = 3.0  # inches of a map; with more tokens than fit, only some have their name
+MIN_SIDE = 1.5
+MAX_INCHES = 20.0  # of all maps side by side
+MAX_ARC_WORDS = 40  # words; with more, the line of words would be wider than a screen
+MAX_COPIES = 16  # words; each one has its own copy of an input
 
 
-def rollout(maps: Sequence[Tensor]) -> Tensor:
-    """Compute the attention rollout (arXiv:2005.00928, section 4.1).
+def heads_picture(view: SampleView, maps: Sequence[Tensor], path: Path, *, about: str = "") -> None:
+    """Write a PNG with the attention maps of a sample without padding: a grid of blocks and heads.
+
+    All maps have the same color scale. It is a square root, because the weights of a map that
+    attends to many tokens are small beside the largest weight of the figure.
 
     Args:
-        maps: One tensor (B, H, N, N) per block. Rows are queries, columns keys.
-
-    Returns:
-        (B, N, N). Share of each input token (column) in each output token (row). Rows sum to 1.
+        view: The sample.
+        maps: One tensor (1, H, N, N) per block. Rows are queries, columns keys.
+        path: File to write.
+        about: Line below the title, such as the answer of the model.
     """
-    n = maps[0].shape[-1]
-    identity = torch.eye(n, dtype=maps[0].dtype, device=maps[0].device)
-    total = identity
-    # The identity models the residual connection: half of the output of a block is its input, and
-    # half is the attention, averaged over the heads.
-    for weights in maps:
-        total = (weights.mean(1) + identity) / 2 @ total
-    return total
+    is_real = view.tokens.mask[0].cpu().numpy()
+    names = [name for name, real in zip(view.names, is_real, strict=True) if real]
+    parts: dict[str, int] = {}
+    for span in view.tokens.spans:
+        if count := int(is_real[span.start : span.stop].sum()):
+            parts[span.name] = parts.get(span.name, 0) + count
+    # NumPy has no bf16, so convert to float32.
+    weights = np.stack([block[0].float().cpu().numpy() for block in maps])
+    weights = weights[:, :, is_real][..., is_real]
+    depth, heads, n, _ = weights.shape
+    # At least three times the weight of uniform attention, which has a light color then.
+    scale = PowerNorm(0.5, 0, max(float(weights.max()), 3 / n))
+    # A large model has many heads and blocks.
+    room = MAX_INCHES / max(heads, depth)
+    side = min(max(MIN_SIDE, LABEL_INCHES * n), max(MIN_SIDE, min(MAX_SIDE, room)))
+    figure = new_figure(max(side * heads + 2.6, 6), side * depth + 2.2)
+    grid = figure.subplots(depth, heads, squeeze=False)
+    for block, row in enumerate(grid):
+        for head, axis in enumerate(row):
+            axis.imshow(weights[block, head], cmap=heat_colors(), norm=scale)
+            _separate(axis, parts)
+            if block == 0:
+                axis.set_title(f"head {head + 1}", fontsize=9)
+            if head == 0:
+                axis.set_ylabel(f"block {block + 1}", fontsize=9)
+                _label_tokens(axis.set_yticks, names, parts, side)
+            if block == depth - 1:
+                _label_tokens(axis.set_xticks, names, parts, side, rotation=90)
+    color_bar(figure, grid, scale, "attention\nweight")
+    title = "Attention of each head: a row shows what its token attends to"
+    set_title(figure, title, f"{about}{'; ' if about else ''}all maps have the same color scale")
+    save(figure, path)
 
 
-def token_shares(maps: Sequence[Tensor], mask: Tensor, pool: str) -> Tensor:
-    """Compute the share of each token in the pooled vector, by rollout.
+def shares_picture(view: SampleView, shares: np.ndarray, path: Path, *, about: str = "") -> None:
+    """Write a PNG of the inputs of a sample, each token colored by its attention share.
 
     Args:
-        maps: One tensor (B, H, N, N) per block.
-        mask: (B, N) bool. True at real tokens.
-        pool: Kind of pooling. For a pooling of the first or the last token, the shares are the row
-            of this token in the rollout. For all others, they are the mean row of the real tokens.
+        view: The sample.
+        shares: (N,). Shares of all columns, see `token_shares`. Each input has its own color scale
+            beside it, because an image has many more tokens than a text, with smaller shares. Its
+            title contains the sum of its shares.
+        path: File to write.
+        about: Line below the title, such as the answer of the model.
+    """
+    parts = view.parts
+    sizes = [part.drawer.size(part.shown, shaded=True) for part in parts]
+    figure, axes = packed_axes(sizes)
+    for axis, part in zip(axes, parts, strict=True):
+        values = shares[part.columns]
+        # The scale includes tokens without a position, which are not drawn.
+        scale = heat_scale(values)
+        part.drawer.draw_shares(axis, part.shown, part.placed, values[part.is_placed], scale)
+        title = f"{part.name}: {percent(float(values.sum()))} of the attention"
+        axis.set_title(title, loc="left", fontsize=10)
+        color_bar(figure, axis, scale, f"% of all,\nper {part.drawer.unit}")
+    scales = "; each input has its own color scale" if len(parts) > 1 else ""
+    set_title(figure, "What the model attends to", f"{about}{scales}")
+    save(figure, path)
+
+
+def across_picture(
+    weights: np.ndarray,
+    words: Sequence[str],
+    parts: Sequence[InputTokens],
+    path: Path,
+    *,
+    about: str = "",
+) -> None:
+    """Write a PNG of the attention of words to other inputs: one copy of each input per word.
+
+    Args:
+        weights: (T, N). Attention weights of each word on all columns. The copies of an input have
+            the same color scale. Their titles contain the sum of the weights of the word on it.
+        words: The T words.
+        parts: The inputs. Their drawers must have thumbnails.
+        path: File to write.
+        about: Line below the title, such as the answer of the model.
+    """
+    sizes = [_thumbnails(part) for part in parts]
+    # One panel per input, with its own numbers of columns and rows.
+    columns = [min(size.per_row, len(words)) for size in sizes]
+    rows = [-(-len(words) // count) for count in columns]
+    heights = [size.height * count + 0.4 for size, count in zip(sizes, rows, strict=True)]
+    width = max(size.width * count for size, count in zip(sizes, columns, strict=True)) + 1
+    figure = new_figure(max(width, 6), sum(heights) + 0.8)
+    title = "What each word attends to in the last block, mean over its heads"
+    set_title(figure, title, about)
+    panels = figure.subfigures(len(parts), 1, height_ratios=heights, squeeze=False)[:, 0]
+    for i, (panel, part) in enumerate(zip(panels, parts, strict=True)):
+        axes = list(panel.subplots(rows[i], columns[i], squeeze=False).flat)
+        # The last row may have more axes than words.
+        for axis in axes[len(words) :]:
+            axis.set_axis_off()
+        part_weights = weights[:, part.columns]
+        scale = heat_scale(part_weights)
+        for axis, word, row in zip(axes, shortened(words), part_weights, strict=False):
+            part.drawer.draw_shares(axis, part.shown, part.coords, row, scale, small=True)
+            axis.set_title(f"{word}: {percent(float(row.sum()))}", fontsize=8)
+        color_bar(panel, axes, scale, f"attention\nper {part.drawer.unit}")
+        caption = [f"{part.name}: share of the attention of each word", sizes[i].caption]
+        panel.supxlabel("; ".join(filter(None, caption)), fontsize=8, x=0.02, ha="left")
+    save(figure, path)
+
+
+def word_pictures(
+    view: SampleView, maps: Sequence[Tensor], folder: Path, *, about: str = ""
+) -> tuple[list[Path], list[str]]:
+    """Write arcs.png and across.png of a sample for each input that is a text.
+
+    Args:
+        view: The sample.
+        maps: One tensor (1, H, N, N) per block, of all columns.
+        folder: Folder to write to.
+        about: Line below the titles, such as the answer of the model.
 
     Returns:
-        (B, N). Each row sums to 1. Padding has 0.
+        The files that were written, and notes about what was left out.
     """
-    # The rows are normalized again below, because this removes the share of the padding.
-    total = rollout(maps) * mask[:, None]
-    if pool in FIRST_TOKEN_POOLS:
-        # argmax returns the first of equal values: the first real token.
-        row = mask.int().argmax(1)
-    elif pool == "last":
-        row = mask.shape[1] - 1 - mask.flip(1).int().argmax(1)
-    else:
-        weights = mask[..., None] / mask.sum(1)[:, None, None]
-        shares = (total * weights).sum(1)
-        return shares / shares.sum(1, keepdim=True)
-    shares = total[torch.arange(len(mask), device=mask.device), row]
-    return shares / shares.sum(1, keepdim=True)
+    texts = [_named(part, view) for part in view.parts if part.drawer.reads_words]
+    others = [part for part in view.parts if part.drawer.thumbnails is not None]
+    written: list[Path] = []
+    notes: list[str] = []
+    arcs_files = file_names([text.name for text in texts], "arcs.png")
+    across_files = file_names([text.name for text in texts], "across.png")
+    for text in texts:
+        file = arcs_files[text.name]
+        if len(text.columns) > MAX_ARC_WORDS:
+            notes.append(
+                f"no {file}: it has room for {MAX_ARC_WORDS} tokens, "
+                f"the input has {len(text.columns)}"
+            )
+        else:
+            block_maps = [block[:1, :, text.columns][..., text.columns] for block in maps]
+            arcs_picture(block_maps, view.names_of(text), folder / file, about=about)
+            written.append(folder / file)
+        # Special tokens, such as the end of the text, have no position in it and are left out.
+        columns = text.columns[text.is_placed]
+        drawn = columns[:MAX_COPIES]
+        if others and len(drawn):
+            file = across_files[text.name]
+            weights = maps[-1][0].float().mean(0).cpu().numpy()[drawn]
+            names = [view.names[int(i)] for i in drawn]
+            across_picture(weights, names, others, folder / file, about=about)
+            written.append(folder / file)
+            if len(columns) > MAX_COPIES:
+                notes.append(f"{file}: the first {MAX_COPIES} of {len(columns)} tokens")
+    return written, notes
 
 
-def token_names(tokens: Tokens, inputs: Mapping[str, Shown]) -> list[str]:
-    """Return the names of the N columns of the first sample, padding included.
+def reading_pictures(
+    view: SampleView,
+    weights: np.ndarray,
+    words: Sequence[str],
+    folder: Path,
+    *,
+    about: str = "",
+) -> list[Path]:
+    """Write one picture per input of what each generated token attends to.
 
-    The drawer of an input names its tokens, for example with subwords or times. Tokens that it
-    returns None for are numbered. Columns of a text that are not subwords have the name "".
+    The drawer of an input chooses the kind of picture and its file name. If several inputs have the
+    same file name, the name of the input is put in front.
+
+    Args:
+        view: The encoded sample, which the decoder attends to.
+        weights: (T, N). Attention weight of each generated token on each column, padding included.
+        words: The T generated tokens as strings.
+        folder: Folder to write to.
+        about: Line below the titles, such as the answer of the model.
+
+    Returns:
+        The files that were written.
     """
-    names: list[str] = []
-    for span in tokens.spans:
-        numbered = [f"{span.name} {i + 1}" for i in range(len(span))]
-        shown = inputs.get(span.name)
-        if shown is None:
-            names += numbered
-            continue
-        coords = span.coords[0].cpu().numpy()
-        drawer_names = get_drawer(shown.modality).token_names(shown, coords)
-        for name, number in zip(drawer_names, numbered, strict=True):
-            names.append(number if name is None else name)
-    return names
+    inputs_by_file: dict[str, list[str]] = {}
+    for part in view.parts:
+        inputs_by_file.setdefault(part.drawer.reading_file, []).append(part.name)
+    # Inputs of the same modality have the same drawer, and thus the same file name.
+    files: dict[str, str] = {}
+    for file, sharing in inputs_by_file.items():
+        files |= file_names(sharing, file)
+    # With several kinds of columns, such as a class token and an input, the title of each picture
+    # says which share of the attention it shows.
+    is_real = view.tokens.mask[0].cpu().numpy()
+    num_spans = sum(is_real[span.start : span.stop].any() for span in view.tokens.spans)
+    written: list[Path] = []
+    for part in view.parts:
+        part_weights = weights[:, part.columns]
+        title = f"What each word of the answer attends to in {part.name}"
+        if num_spans > 1:
+            title += f" ({percent(float(part_weights.sum(1).mean()))} of its attention)"
+        path = folder / files[part.name]
+        names = view.names_of(part)
+        part.drawer.draw_reading(
+            part.shown, part_weights, words, names, part.coords, path, title=title, about=about
+        )
+        written.append(path)
+    return written
+
+
+def _named(part: InputTokens, view: SampleView) -> InputTokens:
+    """Return the tokens of an input that have a name."""
+    has_name = np.array([bool(name) for name in view.names_of(part)], dtype=bool)
+    return replace(part, columns=part.columns[has_name], coords=part.coords[has_name])
+
+
+def _separate(axis: Axes, parts: Mapping[str, int]) -> None:
+    """Draw lines between the inputs, and remove the ticks."""
+    axis.set_xticks([])
+    axis.set_yticks([])
+    for edge in np.cumsum(list(parts.values()))[:-1]:
+        axis.axhline(edge - 0.5, color="black", linewidth=0.5)
+        axis.axvline(edge - 0.5, color="black", linewidth=0.5)
+    axis.tick_params(length=2)
+    axis.spines[:].set_linewidth(0.5)
+
+
+def _label_tokens(
+    set_ticks: Callable[..., Any],
+    names: Sequence[str],
+    parts: Mapping[str, int],
+    side: float,
+    **style: Any,
+) -> None:
+    """Label the rows or columns of a map with their tokens.
+
+    If there is no room for all tokens, the first one of each input and every k-th one after it have
+    a label. With several inputs, the label contains the name of the input.
+    """
+    every = -(-len(names) // int(side / LABEL_INCHES))
+    ticks: list[int] = []
+    labels: list[str] = []
+    start = 0
+    for part, count in parts.items():
+        for i in range(start, start + count, every):
+            # The first label of an input needs room for itself, too.
+            if not ticks or i == start or i - ticks[-1] >= every:
+                ticks.append(i)
+                is_named = len(parts) == 1 or names[i].startswith(part)
+                labels.append(names[i] if is_named else f"{part}: {names[i]}")
+        start += count
+    set_ticks(ticks, shortened(labels, 32), fontsize=6.5, **style)
+
+
+def _thumbnails(part: InputTokens) -> Thumbnails:
+    size = part.drawer.thumbnails
+    assert size is not None, f"{part.name} has no thumbnails"
+    return size

@@ -1,18 +1,18 @@
-"""The plot of a classification: a confusion matrix, and the most confused pairs of many classes."""
+"""Charts of a classification: a confusion matrix, and the most confused pairs of many classes."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from dxn.viz.figures import BLUE, GREY, is_dark, new_figure, save, set_title
+from dxn.viz.chart import Chart
+from dxn.viz.figure import BLUE, GREY, is_dark, separate_cells, shortened
 from dxn.viz.fonts import text_width
-from dxn.viz.labels import shortened
 
 NUMBERED_CLASSES = 20  # with more classes, the cells are too small for numbers
 MATRIX_CLASSES = 60  # with more classes, there is no room for their names
@@ -38,10 +38,16 @@ def confusion_counts(
     return counts
 
 
-def draw_confusion(
-    counts: np.ndarray, labels: Sequence[str], path: Path, *, about: str = ""
-) -> None:
-    """Plot a confusion matrix. The color of a cell is its share of the true class.
+def about_counts(counts: np.ndarray) -> str:
+    """Return a line about a confusion matrix, such as how many of the predictions are right."""
+    about = f"{int(np.trace(counts)):,} of {int(counts.sum()):,} right"
+    if len(counts) <= MATRIX_CLASSES and (counts.sum(1) < FEW).any():
+        about += f"; grey: classes with fewer than {FEW} samples"
+    return about
+
+
+def confusion_charts(counts: np.ndarray, labels: Sequence[str]) -> list[Chart]:
+    """Return the charts of a confusion matrix. The color of a cell is its share of the true class.
 
     Up to NUMBERED_CLASSES classes, the cells contain the counts. With more, the pairs of classes
     that are confused most are listed, and with more than MATRIX_CLASSES, only these.
@@ -49,35 +55,21 @@ def draw_confusion(
     Args:
         counts: (K, K). Rows are true classes, columns predicted ones.
         labels: Names of the K classes.
-        path: File to write.
-        about: Name of the run and the split, below the title.
     """
     k = len(labels)
     names = shortened(labels)
-    right = int(np.trace(counts))
-    about = f"{about}{', ' if about else ''}{right:,} of {int(counts.sum()):,} right"
-    if k <= MATRIX_CLASSES and (counts.sum(1) < FEW).any():
-        about += f"; grey: classes with fewer than {FEW} samples"
-    if k <= NUMBERED_CLASSES:
-        size = _matrix_size(k, names, CELL, NAME_SIZE)
-        figure = new_figure(*size)
-        axes = [None, figure.subplots()]
-    else:
+    alt = about_counts(counts)
+    charts: list[Chart] = []
+    if k > NUMBERED_CLASSES:
         rows = max(min(MAX_PAIRS, len(confused_pairs(counts))), 1)
-        top = 0.24 * rows + 0.9
-        if k > MATRIX_CLASSES:
-            figure = new_figure(8.5, top + 0.6)
-            axes = [figure.subplots(), None]
-        else:
-            width, height = _matrix_size(k, names, SMALL_CELL, 6.5)
-            figure = new_figure(max(width, 8.5), top + height)
-            axes = list(figure.subplots(2, 1, height_ratios=[top, height]))
-    set_title(figure, "Confusion matrix" if axes[1] else "Most confused classes", about)
-    if axes[0] is not None:
-        _draw_pairs(axes[0], counts, names)
-    if axes[1] is not None:
-        _draw_matrix(axes[1], counts, names, numbered=k <= NUMBERED_CLASSES)
-    save(figure, path)
+        draw = partial(_draw_pairs, counts=counts, names=names)
+        charts.append(Chart("Most confused classes", alt, draw, (8.5, 0.24 * rows + 0.9)))
+    if k <= MATRIX_CLASSES:
+        numbered = k <= NUMBERED_CLASSES
+        size = _matrix_size(k, names, *((CELL, NAME_SIZE) if numbered else (SMALL_CELL, 6.5)))
+        draw = partial(_draw_matrix, counts=counts, names=names, numbered=numbered)
+        charts.append(Chart("Confusion matrix", alt, draw, size))
+    return charts
 
 
 def confused_pairs(counts: np.ndarray) -> list[tuple[int, int]]:
@@ -93,8 +85,8 @@ def _matrix_size(k: int, names: Sequence[str], cell: float, points: float) -> tu
     """Return the width and height in inches of a figure with one matrix."""
     longest = max(text_width(name, points) for name in names) / 72
     side = max(cell * k, 2.2)
-    # The room for the names with their counts, the color bar and the title.
-    return side + longest + 2.1, side + longest + 1.5
+    # The room for the names with their counts, and the color bar.
+    return side + longest + 2.1, side + longest + 0.9
 
 
 def _draw_matrix(axis: Axes, counts: np.ndarray, names: Sequence[str], *, numbered: bool) -> None:
@@ -116,11 +108,8 @@ def _draw_matrix(axis: Axes, counts: np.ndarray, names: Sequence[str], *, number
     axis.set_xlabel("predicted class", fontsize=NAME_SIZE + 1)
     axis.set_ylabel("true class (n samples)", fontsize=NAME_SIZE + 1)
     axis.tick_params(length=0)
-    # Lines between the cells: without them, a name is hard to follow to its cell.
-    axis.set_xticks(np.arange(k + 1) - 0.5, minor=True)
-    axis.set_yticks(np.arange(k + 1) - 0.5, minor=True)
-    axis.grid(which="minor", color="#e2e8f0", linewidth=0.5)
-    axis.tick_params(which="minor", length=0)
+    # Without lines between the cells, a name is hard to follow to its cell.
+    separate_cells(axis, k, k)
     if not numbered:
         return
     for i, j in np.argwhere(counts):

@@ -1,17 +1,18 @@
-"""The learning curves of a run: one panel for each family of metrics, over the epochs."""
+"""The learning curves of a run: one chart for each family of metrics, over the epochs."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from functools import partial
 from typing import Any
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from dxn.viz.figures import GREY, new_figure, plain_numbers, save, set_title
-from dxn.viz.numbers import number
+from dxn.core.display import number
+from dxn.viz.chart import Chart
+from dxn.viz.figure import COLORS, GREY, LINE, plain_numbers
 
 Row = Mapping[str, Any]
 
@@ -33,50 +34,32 @@ FAMILIES = {
 }
 UNIT = "metrics from 0 to 1"
 LOSS = "loss"
-PANEL_INCHES = 4.3
-PER_ROW = 3
 MARKED_POINTS = 40  # with more points, dots would hide the line
 
 
-def draw_curves(
-    rows: Sequence[Row], path: Path, *, best: tuple[int, str] | None = None, about: str = ""
-) -> None:
-    """Plot the losses and the validation metrics over the epochs.
+def curve_charts(rows: Sequence[Row], *, best: tuple[int, str] | None = None) -> list[Chart]:
+    """Return the losses and the validation metrics over the epochs, one chart per family.
 
     Args:
         rows: Rows of metrics.jsonl.
-        path: File to write.
         best: Epoch of the weights that were saved, and the metric that selected it.
-        about: Name of the run, below the title.
     """
-    panels = families_of(rows)
-    lines = -(-len(panels) // PER_ROW)
-    columns = -(-len(panels) // lines)  # four panels are two by two
-    figure = new_figure(max(PANEL_INCHES * columns, 5), 3.3 * lines + 0.6)
-    set_title(figure, "Learning curves", about)
-    axes = list(figure.subplots(lines, columns, squeeze=False).flat)
-    for axis in axes[len(panels) :]:
-        axis.set_axis_off()
-    for axis, family in zip(axes, panels, strict=False):
-        draw_family(axis, rows, family, best=best)
-    save(figure, path)
+    charts: list[Chart] = []
+    for family in families_of(rows):
+        title = LOSS if family == LOSS else f"validation: {family}"
+        draw = partial(_draw_family, rows=rows, family=family, best=best)
+        charts.append(Chart(title, f"learning curves: {title}", draw))
+    return charts
 
 
-def draw_family(
-    axis: Axes, rows: Sequence[Row], family: str, *, best: tuple[int, str] | None = None
+def _draw_family(
+    axis: Axes, *, rows: Sequence[Row], family: str, best: tuple[int, str] | None
 ) -> None:
-    """Plot the losses or a family of metrics over the epochs.
-
-    Args:
-        axis: Axis to draw in.
-        rows: Rows of metrics.jsonl.
-        family: One of `families_of(rows)`.
-        best: Epoch of the weights that were saved, and the metric that selected it.
-    """
+    """Plot the losses or a family of metrics over the epochs."""
     per_epoch = _steps_per_epoch(rows)
     for i, name in enumerate(families_of(rows)[family]):
-        # The loss of the training is in each panel's first color, that of the validation next.
-        _draw_line(axis, rows, name, per_epoch, color=f"C{i}")
+        # The loss of the training is in each chart's first color, that of the validation next.
+        _draw_line(axis, rows, name, per_epoch, color=COLORS[i % len(COLORS)])
     _finish(axis, family, in_epochs=per_epoch is not None, best=best)
 
 
@@ -167,8 +150,6 @@ def _finish(axis: Axes, family: str, *, in_epochs: bool, best: tuple[int, str] |
             axis.plot([epoch], [value], "o", color="black", markersize=5, fillstyle="none")
         label = f"saved: epoch {epoch}" + ("" if value is None else f", {metric} {number(value)}")
         axis.plot([], [], "--", color=GREY, linewidth=1, label=label)
-    title = LOSS if family == LOSS else f"validation: {family}"
-    axis.set_title(title, loc="left", fontsize=10)
     axis.set_xlabel("epoch" if in_epochs else "step")
     if family == UNIT:
         axis.set_ylim(-0.02, 1.02)
@@ -177,7 +158,7 @@ def _finish(axis: Axes, family: str, *, in_epochs: bool, best: tuple[int, str] |
     # Epochs are whole numbers; half an epoch would be misleading.
     axis.yaxis.set_major_formatter(plain_numbers(max(map(abs, axis.get_ylim()))))
     axis.xaxis.set_major_locator(MaxNLocator(8, integer=True, min_n_ticks=1))
-    axis.grid(axis="y", color="#e2e8f0", linewidth=0.6)
+    axis.grid(axis="y", color=LINE, linewidth=0.6)
     axis.set_axisbelow(True)
     axis.spines[["top", "right"]].set_visible(False)
     if axis.lines:

@@ -1,122 +1,88 @@
-"""Write the attention of a sample as a single interactive HTML page."""
+"""The attention of a sample as JSON data, and as a page. attention.js draws both."""
 
 from __future__ import annotations
 
 import base64
-import hashlib
-import json
-import re
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from markupsafe import Markup
 from torch import Tensor
 
-from dxn.core.files import write_text
-from dxn.core.printable import valid_text
-from dxn.core.tokens import Span, Tokens
-from dxn.viz.attention import rollout
-from dxn.viz.drawers import Shown, get_drawer
+from dxn.viz.drawers import get_drawer
+from dxn.viz.figure import HEAT_COLORS
+from dxn.viz.html import TEMPLATES, json_script, write_page
+from dxn.viz.rollout import rollout
+from dxn.viz.sample import SampleView, coords_of
 
 # One byte each, and a third more in base64. Browsers open larger pages slowly.
 MAX_WEIGHTS = 4_000_000
-TEMPLATE = Path(__file__).with_name("page.html")
+SCRIPT = Path(__file__).with_name("attention.js")
 
 
-@dataclass(frozen=True)
-class Heading:
-    """The text at the top of the page.
+def shares_data(view: SampleView, shares: np.ndarray) -> dict[str, Any]:
+    """Return the attention of a sample as JSON data for the element <dxn-attention>.
 
     Args:
-        answer: The answer of the model in one line. "": the model gives no answer.
-        probabilities: The most probable classes and their probabilities.
-        sample: Description of the sample.
-        model: Name of the model.
-        note: What also decides about the answer, and has no attention.
+        view: The encoded sample.
+        shares: (N,). Share of each column in the answer, see `token_shares`.
+
+    Returns:
+        The share, name and position of each real column, and the inputs. `attention_page` adds the
+        weights of each block and head.
     """
+    is_real = view.tokens.mask[0].cpu().numpy()
+    return {
+        "colors": HEAT_COLORS,
+        "shares": [float(f"{share:.4g}") for share in shares[is_real]],
+        "tokens": _columns(view),
+        "inputs": _inputs(view),
+    }
 
-    answer: str = ""
-    probabilities: Sequence[tuple[str, float]] = ()
-    sample: str = ""
-    model: str = ""
-    note: str = ""
 
-
-def write_page(
+def attention_page(
+    view: SampleView,
+    shares: np.ndarray,
     maps: Sequence[Tensor],
-    tokens: Tokens,
-    names: Sequence[str],
-    inputs: Mapping[str, Shown],
     path: Path,
     *,
-    shares: np.ndarray,
-    heading: Heading = Heading(),
+    heading: Mapping[str, Any],
     written: tuple[Sequence[str], Tensor] | None = None,
 ) -> list[str]:
-    """Write the attention of the first sample as an HTML page.
+    """Write the attention of a sample as an interactive HTML page.
 
     If there are more than MAX_WEIGHTS weights, the page contains only the mean over the heads of
     each block. If these are still too many, it contains only the rollout. For the cross-attention
     of a generated text, the page then contains only the mean over all blocks and heads.
 
     Args:
-        maps: One tensor (B, H, N, N) per block. Empty if only the decoder has attention.
-        tokens: Encoded tokens.
-        names: Names of the N columns, see `dxn.viz.attention.token_names`.
-        inputs: The inputs by name.
+        view: The encoded sample.
+        shares: (N,). Share of each column in the answer, which the page shows first.
+        maps: One tensor (1, H, N, N) per block. Empty if only the decoder has attention.
         path: File to write.
-        shares: (N,). Share of each column in the answer, see `token_shares`. The page shows them
-            first.
-        heading: The text at the top of the page.
+        heading: The text at the top: "answer" in one line ("": none), "probabilities" of the most
+            probable classes, "sample", "model", and "note" about what has no attention.
         written: The T tokens of a generated text, and their cross-attention weights (L, H, T, N)
             for the L blocks and H heads of the decoder.
 
     Returns:
         Notes about the weights that were left out.
     """
-    is_real = tokens.mask[0].cpu()
+    is_real = view.tokens.mask[0].cpu()
     notes: list[str] = []
     data = {
+        **shares_data(view, shares),
         **_encoder_weights(maps, is_real, notes),
-        "heading": asdict(heading),
-        **shares_data(tokens, names, inputs, shares),
+        "heading": heading,
         "written": None if written is None else _answer_weights(*written, is_real, notes),
         "notes": notes,
     }
-    # A script element ends at "</script", which a text could contain. In JSON, \u003c is the same
-    # character.
-    text = json.dumps(data, ensure_ascii=False).replace("<", "\\u003c")
-    template = TEMPLATE.read_text(encoding="utf-8")
-    # The data last, because a text in it can contain {{digest}}.
-    page = template.replace("{{digest}}", _digest(template)).replace("{{data}}", text)
-    write_text(path, valid_text(page))
+    template = TEMPLATES / "attention.html"
+    title = f"{heading['answer']}: attention" if heading["answer"] else "Attention"
+    write_page(template, path, [SCRIPT], title=title, data=Markup(json_script(data)))
     return notes
-
-
-def _digest(template: str) -> str:
-    """Return the hash of the page's script. With it, the browser runs no other script.
-
-    A text from data that became an element by a mistake could therefore not run code.
-    """
-    (script,) = re.findall(r"<script>(.*?)</script>", template, re.DOTALL)
-    return base64.b64encode(hashlib.sha256(script.encode()).digest()).decode("ascii")
-
-
-def shares_data(
-    tokens: Tokens, names: Sequence[str], inputs: Mapping[str, Shown], shares: np.ndarray
-) -> dict[str, Any]:
-    """Return share, name and position of each real column, and the inputs, as JSON data.
-
-    The arguments are those of `write_page`.
-    """
-    is_real = tokens.mask[0].cpu().numpy()
-    return {
-        "shares": [float(f"{share:.4g}") for share in shares[is_real]],
-        "tokens": _columns(tokens, names, inputs),
-        "inputs": _inputs(tokens, inputs),
-    }
 
 
 def _encoder_weights(maps: Sequence[Tensor], is_real: Tensor, notes: list[str]) -> dict[str, Any]:
@@ -170,44 +136,36 @@ def _answer_weights(
     }
 
 
-def _columns(
-    tokens: Tokens, names: Sequence[str], inputs: Mapping[str, Shown]
-) -> list[dict[str, Any]]:
+def _columns(view: SampleView) -> list[dict[str, Any]]:
     """Return the name, the input and the position of each real column.
 
     The position is that of `Drawer.boxes`. It is None for a token that has none.
     """
     columns: list[dict[str, Any]] = []
-    for span in tokens.spans:
-        boxes = _boxes(span, inputs)
-        for i in range(len(span)):
-            if tokens.mask[0, span.start + i]:
-                box = [] if boxes is None else boxes[i].tolist()
-                is_placed = bool(box) and not any(np.isnan(box))
+    for span in view.tokens.spans:
+        boxes = np.zeros((len(span), 0))
+        if span.name in view.inputs:
+            shown = view.inputs[span.name]
+            boxes = get_drawer(shown.modality).boxes(shown, coords_of(span))
+        for i, box in enumerate(boxes):
+            if view.tokens.mask[0, span.start + i]:
+                is_placed = len(box) > 0 and not np.isnan(box).any()
                 columns.append(
                     {
-                        "name": names[span.start + i] or f"{span.name} {i + 1}",
+                        "name": view.names[span.start + i] or f"{span.name} {i + 1}",
                         "input": span.name,
                         # Three digits: a thousandth of a pixel, or a millisecond.
-                        "coords": [round(value, 3) for value in box] if is_placed else None,
+                        "coords": [round(v, 3) for v in box.tolist()] if is_placed else None,
                     }
                 )
     return columns
 
 
-def _boxes(span: Span, inputs: Mapping[str, Shown]) -> np.ndarray | None:
-    """Return the positions of the columns of a span in the page. None: it is no input."""
-    if span.name not in inputs:
-        return None
-    shown = inputs[span.name]
-    return get_drawer(shown.modality).boxes(shown, span.coords[0].cpu().numpy())
-
-
-def _inputs(tokens: Tokens, inputs: Mapping[str, Shown]) -> list[dict[str, Any]]:
+def _inputs(view: SampleView) -> list[dict[str, Any]]:
     """Return the data of the raw inputs, in the order of the columns."""
     pages: list[dict[str, Any]] = []
-    for span in tokens.spans:
-        shown = inputs.get(span.name)
+    for span in view.tokens.spans:
+        shown = view.inputs.get(span.name)
         if shown is not None:
             drawer = get_drawer(shown.modality)
             about = {"name": span.name, "modality": shown.modality, "unit": drawer.unit}

@@ -17,7 +17,7 @@ from dxn.cli import main
 from dxn.core.files import write_text
 from dxn.report.examples import Budget, marked
 from dxn.report.run import MAX_CONFIG
-from dxn.viz.drawers import html as parts
+from dxn.viz import media as parts
 
 WRITES_REPORTS = True  # see conftest.py
 CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
@@ -141,7 +141,9 @@ def test_text_from_data_is_never_an_element(reviews):
     for path in (reviews / "a" / "report.html", reviews / "b" / "report.html"):
         page = Page(path)
         assert NASTY in "".join(page.text)
-        assert len(page.all("script")) == 1
+        scripts = [attrs["type"] for attrs in page.all("script")]
+        assert set(scripts) == {"module", "application/json"}
+        assert scripts.count("module") == 2
         assert not page.all("b")
         assert not any("onerror" in attrs for _, attrs in page.tags)
 
@@ -420,6 +422,7 @@ def try_page(page, path, width):
     # Nothing is wider than the screen; wide tables scroll in their own box.
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     assert not [url for url in requests if not url.startswith(("data:", path.as_uri()))]
+    assert page.locator("dxn-attention").first.locator(".legend").count() >= 1
     output = page.locator(".slider output").first
     before = output.inner_text()
     page.locator(".slider input").first.press("End")

@@ -1,7 +1,5 @@
 """A decoder's attention drawn: words against words, over time, over an image, over a strip."""
 
-import re
-
 import numpy as np
 import pytest
 import torch
@@ -11,14 +9,22 @@ from hypothesis import strategies as st
 from matplotlib.colors import Normalize
 
 from dxn.core.tokens import Span, Tokens
-from dxn.viz.alignment import cross_attention_pictures
+from dxn.viz.attention import reading_pictures
 from dxn.viz.drawers import Shown
-from dxn.viz.drawers.audio import COLUMNS, draw_rows, timeline
-from dxn.viz.drawers.image import draw_copies, rgb
-from dxn.viz.drawers.panel import DARKEST, Panel, heat_pixels
-from dxn.viz.drawers.sound import sound_panel, spectrogram
-from dxn.viz.drawers.text import draw_alignment
-from dxn.viz.figures import heat_scale
+from dxn.viz.drawers.audio import sound_panel, spectrogram
+from dxn.viz.drawers.drawer import draw_alignment
+from dxn.viz.drawers.image import rgb
+from dxn.viz.drawers.panel import (
+    COLUMNS,
+    DARKEST,
+    Panel,
+    draw_copies,
+    draw_rows,
+    heat_pixels,
+    timeline,
+)
+from dxn.viz.figure import heat_scale
+from dxn.viz.sample import SampleView
 
 WORDS = ["the", "$5$ cup", "</s>", "مرحبا", "\x00end"]
 RATE = 8000
@@ -27,7 +33,7 @@ FRAMES = np.stack([np.arange(7) * 0.1, np.arange(7) * 0.1 + 0.1], 1)
 CELLS = np.array([[y, x, y + 11, x + 13] for y in (0, 11) for x in (0, 13, 26)], dtype=float)
 GRAY = np.full((22, 39), 200, dtype=np.uint8)
 HOTTEST = [238, 63, 30]  # the end of the colors of attention
-PICTURE = Panel(rgb(GRAY), 39, 22)
+PICTURE = Panel(np.repeat(GRAY[..., None], 3, 2), 39, 22)
 PANEL = sound_panel(audio(torch.from_numpy(SOUND), RATE))
 
 
@@ -77,7 +83,7 @@ def test_a_row_over_time_is_hot_at_the_time_that_was_read(tmp_path):
 def test_the_patch_that_was_read_has_a_color_and_the_others_are_grey(tmp_path):
     weights = np.zeros((1, 6))
     weights[0, 5] = 1  # bottom right
-    draw_copies(weights, ["cup"], PICTURE, CELLS, tmp_path / "c.png")
+    draw_copies(weights, ["cup"], PICTURE, CELLS, tmp_path / "c.png", per_row=6, width=1.7)
     pixels = pixels_of(tmp_path / "c.png")
     light = DARKEST + (1 - DARKEST) * 200 / 255
     hot = (np.abs(pixels - light * np.array(HOTTEST)).sum(2) < 9).nonzero()
@@ -111,8 +117,9 @@ def test_equal_weights_do_not_look_like_strong_attention():
 
 def test_many_copies_of_an_image_are_wrapped(tmp_path):
     weights = near_identity(5, 6)
-    draw_copies(weights, WORDS, PICTURE, CELLS, tmp_path / "wide.png", per_row=5)
-    draw_copies(weights, WORDS, PICTURE, CELLS, tmp_path / "tall.png", per_row=2)
+    for name, per_row in (("wide.png", 5), ("tall.png", 2)):
+        path = tmp_path / name
+        draw_copies(weights, WORDS, PICTURE, CELLS, path, per_row=per_row, width=1.7)
     wide, tall = (pixels_of(tmp_path / name).shape for name in ("wide.png", "tall.png"))
     assert tall[0] > 2 * wide[0] and wide[1] > 1.7 * tall[1]
 
@@ -141,43 +148,11 @@ def test_overlapping_frames_keep_the_larger_weight_and_bands_of_one_frame_are_ad
 
 
 def test_images_of_any_number_of_channels_become_rgb():
-    assert rgb(GRAY).shape == rgb(GRAY[..., None]).shape == (22, 39, 3)
-    four = np.dstack([GRAY, GRAY // 2, GRAY // 4, GRAY])
-    np.testing.assert_array_equal(rgb(four), four[..., :3])
-    np.testing.assert_array_equal(rgb(np.dstack([GRAY, GRAY // 2]))[..., 2], GRAY)
-
-
-ROWS = "one row per word and at least one"
-WRONG = {
-    "read words": (
-        lambda path: draw_alignment(np.ones((2, 3)), ["a", "b"], ["c", "d"], path),
-        f"weights must be (2, 2), {ROWS}, got (2, 3)",
-    ),
-    "written words": (
-        lambda path: draw_rows(np.ones((3, 7)), ["a", "b"], PANEL, FRAMES, path),
-        f"weights must be (2, 7), {ROWS}, got (3, 7)",
-    ),
-    "no words": (
-        lambda path: draw_copies(np.ones((0, 6)), [], PICTURE, CELLS, path),
-        f"weights must be (0, 6), {ROWS}, got (0, 6)",
-    ),
-    "boxes": (
-        lambda path: draw_copies(np.ones((1, 7)), ["a"], PICTURE, FRAMES, path),
-        "coords must be (N, 4), got (7, 2)",
-    ),
-    "seconds": (
-        lambda path: draw_rows(np.ones((1, 6)), ["a"], PANEL, CELLS, path),
-        "coords must be (N, 2), got (6, 4)",
-    ),
-}
-
-
-@pytest.mark.parametrize("name", WRONG)
-def test_shapes_that_do_not_match_are_refused(tmp_path, name):
-    draw, message = WRONG[name]
-    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
-        draw(tmp_path / "x.png")
-    assert not (tmp_path / "x.png").exists()
+    gray = torch.from_numpy(GRAY)
+    assert rgb(gray[None]).shape == (22, 39, 3)
+    four = torch.stack([gray, gray // 2, gray // 4, gray])
+    np.testing.assert_array_equal(rgb(four), four[:3].permute(1, 2, 0))
+    np.testing.assert_array_equal(rgb(torch.stack([gray, gray // 2]))[..., 2], GRAY)
 
 
 # One picture per input
@@ -206,13 +181,13 @@ FRONT = torch.zeros(3, 10, 11, dtype=torch.uint8)
 
 def test_padding_and_class_tokens_are_not_drawn(tmp_path, monkeypatch):
     calls = {}
-    for module, name in (("text", "draw_alignment"), ("image", "draw_copies")):
+    for module, name in (("drawer", "draw_alignment"), ("panel", "draw_copies")):
         target = f"dxn.viz.drawers.{module}.{name}"
         monkeypatch.setattr(target, lambda *a, _name=name, **k: calls.update({_name: (a, k)}))
     inputs = {"title": text("a cup"), "front": image(FRONT)}
-    files = cross_attention_pictures(
-        WEIGHTS, ["x", "y"], mixed_tokens(), NAMES, inputs, tmp_path, about="answer: x y"
-    )
+    view = SampleView(mixed_tokens(), inputs)
+    view.__dict__["names"] = NAMES
+    files = reading_pictures(view, WEIGHTS, ["x", "y"], tmp_path, about="answer: x y")
     assert [path.name for path in files] == ["alignment.png", "cells.png"]
     (weights, words, read, _), style = calls["draw_alignment"]
     np.testing.assert_array_equal(weights, WEIGHTS[:, 1:3])
@@ -230,11 +205,13 @@ def test_the_title_of_a_single_input_has_no_share(tmp_path, monkeypatch):
     tokens = Tokens(torch.zeros(1, 2, D), torch.ones(1, 2, dtype=torch.bool), (span,))
     titles = []
     monkeypatch.setattr(
-        "dxn.viz.drawers.text.draw_alignment", lambda *_, title, about: titles.append(title)
+        "dxn.viz.drawers.drawer.draw_alignment", lambda *_, title, about: titles.append(title)
     )
     weights = np.full((1, 2), 0.5)
     inputs = {"text": text("a cup")}
-    cross_attention_pictures(weights, ["x"], tokens, ["a", "cup"], inputs, tmp_path)
+    view = SampleView(tokens, inputs)
+    view.__dict__["names"] = ["a", "cup"]
+    reading_pictures(view, weights, ["x"], tmp_path)
     assert titles == ["What each word of the answer attends to in text"]
 
 
@@ -244,9 +221,8 @@ def test_inputs_of_one_modality_have_a_file_each(tmp_path):
     tokens = Tokens(torch.zeros(1, 14, D), torch.ones(1, 14, dtype=torch.bool), spans)
     sound = torch.from_numpy(SOUND)
     inputs = {"left": audio(sound, RATE), "right": audio(sound, RATE)}
-    names = [""] * 14
     weights = np.full((2, 14), 1 / 14)
-    files = cross_attention_pictures(weights, ["x", "y"], tokens, names, inputs, tmp_path)
+    files = reading_pictures(SampleView(tokens, inputs), weights, ["x", "y"], tmp_path)
     assert [path.name for path in files] == ["left_time.png", "right_time.png"]
     assert all(path.stat().st_size > 1000 for path in files)
 
@@ -254,6 +230,8 @@ def test_inputs_of_one_modality_have_a_file_each(tmp_path):
 def test_an_unknown_modality_has_a_picture_of_words_against_tokens(tmp_path):
     inputs = {"title": text("a cup"), "front": Shown("sketch", object(), None)}
     tokens = mixed_tokens("sketch")
-    files = cross_attention_pictures(WEIGHTS, ["x", "y"], tokens, NAMES, inputs, tmp_path)
+    view = SampleView(tokens, inputs)
+    view.__dict__["names"] = NAMES
+    files = reading_pictures(view, WEIGHTS, ["x", "y"], tmp_path)
     assert [path.name for path in files] == ["alignment.png", "strip.png"]
     assert is_hottest(pixels_of(tmp_path / "strip.png")).any()

@@ -167,13 +167,13 @@ def make_writer(*, inputs=INPUTS, backbone=None, decoder="transformer", fusion=N
 
 def page_of(folder):
     text = (folder / "attention.html").read_text(encoding="utf-8")
-    return json.loads(re.findall(r'id="data">(.*?)</script>', text, re.S)[0])
+    return json.loads(re.findall(r'application/json">(.*?)</script>', text, re.S)[0])
 
 
 @pytest.fixture
 def unsaved(monkeypatch):
     """Figures are made but not painted, which takes most of the time."""
-    modules = ("attention_pictures", "arcs", "drawers.text", "drawers.image", "drawers.audio")
+    modules = ("attention", "arcs", "drawers.drawer", "drawers.panel")
     for module in modules:
         monkeypatch.setattr(f"dxn.viz.{module}.save", lambda figure, path: None)
 
@@ -266,11 +266,11 @@ def test_each_word_has_the_weights_with_which_it_was_chosen(tmp_path, unsaved, m
     answer_with(monkeypatch, predictor, written)
     calls = []
     monkeypatch.setattr(
-        "dxn.viz.alignment.cross_attention_pictures",
+        "dxn.viz.attention.reading_pictures",
         lambda *args, **_: calls.append(args) or [],
     )
     drawn = draw_attention(predictor, {"text": "a red bell"}, tmp_path)
-    read, words, *_ = calls[0]
+    _, read, words, *_ = calls[0]
     assert drawn.notes[0] == "answer: a red mug"
     assert words == ["a", "red", "mug", "[EOS]"]
     assert read.argmax(1).tolist() == [i % read.shape[1] for i in range(4)]

@@ -30,20 +30,19 @@ from dxn.models import (
     NormOptions,
     PositionOptions,
 )
-from dxn.runs.predictor.drawing import describe_sample
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Classify
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
 from dxn.tokenize.text.options import TokenizerOptions
-from dxn.viz.attention import recorded, rollout, token_names, token_shares
-from dxn.viz.attention_pictures import (
+from dxn.viz.attention import (
     across_picture,
     arcs_picture,
     heads_picture,
     shares_picture,
     word_pictures,
 )
-from dxn.viz.spans import InputTokens
+from dxn.viz.rollout import recorded, rollout, token_shares
+from dxn.viz.sample import InputTokens, SampleView, describe_sample
 
 B, H, N, D, DEPTH = 2, 3, 5, 12, 2
 MASK = torch.tensor([[True] * 5, [True, True, True, False, False]])
@@ -162,7 +161,19 @@ def test_every_column_has_a_name():
     }
     expected = ["a", "cup", "", "class 1", "0.25 s"]
     expected += ["row 1, col 1", "row 1, col 2", "price 1"]
-    assert token_names(tokens, inputs) == expected
+    assert SampleView(tokens, inputs).names == expected
+
+
+class Named(SampleView):
+    """A sample whose columns have these names."""
+
+    def __init__(self, tokens, names):
+        super().__init__(tokens, {})
+        self.__dict__["names"] = names
+
+
+def parts_of(**counts):
+    return spans_of(*((name, name, [(NAN,)] * count) for name, count in counts.items()))
 
 
 def test_all_maps_have_the_same_color_scale(tmp_path, drawn):
@@ -171,7 +182,8 @@ def test_all_maps_have_the_same_color_scale(tmp_path, drawn):
     maps = [torch.full((1, 2, n, n), 1 / n) for _ in range(2)]
     maps[0][0, 1] = torch.eye(n)
     names = [f"t{i}" for i in range(n)]
-    heads_picture(maps, names, tmp_path / "heads.png", parts={"text": n}, about="answer: 7")
+    view = Named(parts_of(text=n), names)
+    heads_picture(view, maps, tmp_path / "heads.png", about="answer: 7")
     *axes, _ = drawn[0].axes  # the last one is the color bar
     scales = {(axis.images[0].norm.vmin, axis.images[0].norm.vmax) for axis in axes}
     assert scales == {(0, 1)}
@@ -187,7 +199,8 @@ def test_all_maps_have_the_same_color_scale(tmp_path, drawn):
 def test_maps_are_labelled_with_tokens(tmp_path, drawn, n, labels):
     names = [f"word {i}" for i in range(n - 1)]
     maps = [torch.full((1, 1, n, n), 1 / n)]
-    heads_picture(maps, ["cls", *names], tmp_path / "h.png", parts={"cls": 1, "text": n - 1})
+    view = Named(parts_of(cls=1, text=n - 1), ["cls", *names])
+    heads_picture(view, maps, tmp_path / "h.png")
     ticks = [label.get_text() for label in drawn[0].axes[0].get_xticklabels()]
     assert ticks[:2] == ["cls", "text: word 0"]
     assert labels - 3 <= len(ticks) <= labels + 1
@@ -239,8 +252,7 @@ def uniform(n):
 def test_a_long_text_has_no_arcs_and_a_limited_number_of_copies(tmp_path):
     n = 41
     tokens, inputs = long_text(n)
-    names = token_names(tokens, inputs)
-    written, notes = word_pictures(uniform(n + 2), tokens, names, inputs, tmp_path)
+    written, notes = word_pictures(SampleView(tokens, inputs), uniform(n + 2), tmp_path)
     assert [path.name for path in written] == ["across.png"]
     assert notes == [
         "no arcs.png: it has room for 40 tokens, the input has 41",
@@ -250,9 +262,8 @@ def test_a_long_text_has_no_arcs_and_a_limited_number_of_copies(tmp_path):
 
 def test_an_input_without_words_has_no_word_pictures(tmp_path):
     tokens, inputs = long_text(3)
-    names = token_names(tokens, inputs)
     del inputs["text"]
-    assert word_pictures(uniform(5), tokens, names, inputs, tmp_path) == ([], [])
+    assert word_pictures(SampleView(tokens, inputs), uniform(5), tmp_path) == ([], [])
 
 
 def test_columns_without_a_name_are_no_words(tmp_path, monkeypatch):
@@ -260,10 +271,10 @@ def test_columns_without_a_name_are_no_words(tmp_path, monkeypatch):
     inputs = {"text": text("ab", ["a", "b"])}
     drawn = []
     monkeypatch.setattr(
-        "dxn.viz.attention_pictures.arcs_picture",
+        "dxn.viz.attention.arcs_picture",
         lambda maps, words, path, about: drawn.append(words),
     )
-    word_pictures(uniform(3), tokens, token_names(tokens, inputs), inputs, tmp_path)
+    word_pictures(SampleView(tokens, inputs), uniform(3), tmp_path)
     assert drawn == [["a", "b"]]
 
 
@@ -278,8 +289,7 @@ def test_several_texts_have_a_file_each(tmp_path):
         "body": text("cup", ["cup"]),
         "price": Shown("gauge", 3.5, None),
     }
-    names = token_names(tokens, inputs)
-    written, notes = word_pictures(uniform(4), tokens, names, inputs, tmp_path)
+    written, notes = word_pictures(SampleView(tokens, inputs), uniform(4), tmp_path)
     assert [path.name for path in written] == [
         "title_arcs.png",
         "title_across.png",
@@ -311,7 +321,8 @@ def test_each_input_has_its_share_and_its_color_bar(tmp_path, drawn):
     picture = image(torch.zeros(1, 2, 2, dtype=torch.uint8))
     inputs = {"front": picture, "back": picture}
     shares = np.array([0.25, 0.5, 0.25])
-    shares_picture(inputs, tokens, shares, tmp_path / "shares.png", about="answer: 7")
+    view = SampleView(tokens, inputs)
+    shares_picture(view, shares, tmp_path / "shares.png", about="answer: 7")
     front, back, first, second = drawn[0].axes
     assert title(front) == "front: 50% of the attention"
     assert title(back) == "back: 25% of the attention"

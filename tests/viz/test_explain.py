@@ -29,14 +29,13 @@ from PIL import Image
 from dxn.core.tokens import Tokens, join
 from dxn.tokenize import AudioAdapter
 from dxn.tokenize.audio.options import PatchOptions
-from dxn.viz import figures
-from dxn.viz.drawers import DRAWERS, Shown, get_drawer, registry
-from dxn.viz.drawers.generic import GenericDrawer
+from dxn.viz import drawers, figure
+from dxn.viz.drawers import DRAWERS, Drawer, Shown, get_drawer
 from dxn.viz.drawers.panel import overlaps
 from dxn.viz.drawers.text_layout import lay_out
-from dxn.viz.labels import file_names
-from dxn.viz.packing import pack
-from dxn.viz.pictures import token_picture
+from dxn.viz.figure import file_names, pack
+from dxn.viz.sample import SampleView
+from dxn.viz.tokens import token_picture
 
 
 def boxes(axis):
@@ -74,7 +73,7 @@ def test_the_inputs_and_their_matrix_are_drawn(tmp_path, drawn):
         "image": image(torch.randint(0, 256, (3, 4, 6), dtype=torch.uint8)),
         "audio": audio(torch.randn(1009), 8009),
     }
-    token_picture(inputs, joined, tmp_path / "all.png", about="sample 7")
+    token_picture(SampleView(joined, inputs), tmp_path / "all.png", about="sample 7")
     axes = {title(axis): axis for axis in drawn[0].axes if title(axis)}
     matrix_title = "matrix D×N = 7×14: text 3 + image 6 + audio 5"
     assert list(axes) == [
@@ -97,7 +96,7 @@ def test_the_inputs_and_their_matrix_are_drawn(tmp_path, drawn):
 
 def test_the_name_of_a_narrow_input_is_above_its_columns(tmp_path, drawn):
     joined = join([tokens_at("text", [(0, 1)]), tokens_at("audio", frames(300, 0.01, 0.01))])
-    token_picture({"text": text("7")}, joined, tmp_path / "part.png")
+    token_picture(SampleView(joined, {"text": text("7")}), tmp_path / "part.png")
     matrix = next(axis for axis in drawn[0].axes if title(axis).startswith("matrix"))
     top = matrix.child_axes[0]
     assert [label.get_text() for label in top.get_xticklabels()] == ["text", "audio"]
@@ -110,7 +109,7 @@ def test_the_columns_of_a_wide_table_have_one_label(tmp_path, drawn, count, summ
     cells = [tokens_at(name, [(NAN, NAN)], modality="number") for name in names]
     joined = join([*cells, tokens_at("text", [(0, 4)])])
     inputs = {name: Shown("number", 2.5, None, name=name) for name in names}
-    token_picture(inputs | {"text": text("four")}, joined, tmp_path / "wide.png")
+    token_picture(SampleView(joined, inputs | {"text": text("four")}), tmp_path / "wide.png")
     matrix = next(axis for axis in drawn[0].axes if title(axis).startswith("matrix"))
     labels = [label.get_text() for label in matrix.child_axes[0].get_xticklabels()]
     if summary is None:
@@ -134,7 +133,7 @@ def test_several_inputs_of_one_modality_are_drawn_separately(tmp_path, drawn):
     )
     picture = torch.zeros(1, 4, 6, dtype=torch.uint8)
     inputs = {"title": text("mug"), "price / $unit": text("abcde"), "back": image(picture)}
-    token_picture(inputs, joined, tmp_path / "named.png")
+    token_picture(SampleView(joined, inputs), tmp_path / "named.png")
     titles = [title(axis) for axis in drawn[0].axes if title(axis)]
     assert titles[:2] == ["title: 1 token", "price / $unit: 2 tokens"]
     assert titles[2].startswith("back: 6 tokens")
@@ -143,7 +142,7 @@ def test_several_inputs_of_one_modality_are_drawn_separately(tmp_path, drawn):
 
 def test_text_has_a_box_behind_the_letters_of_each_subword(tmp_path, drawn):
     tokens = tokens_at("text", [(NAN, NAN), (0, 1), (1, 6)])
-    token_picture({"text": text("ab cde")}, tokens, tmp_path / "text.png")
+    token_picture(SampleView(tokens, {"text": text("ab cde")}), tmp_path / "text.png")
     (first, second, third), colors = boxes(drawn[0].axes[0])
     ab, cde = lay_out("ab cde", 500)
     assert (ab.text, cde.text) == ("ab", "cde")
@@ -188,13 +187,15 @@ def test_a_text_from_right_to_left_starts_at_the_right():
 
 def test_words_are_drawn_joined_by_spaces(tmp_path, drawn):
     tokens = tokens_at("text", [(0, 3), (4, 7)])
-    token_picture({"text": text(["big", "cat"])}, tokens, tmp_path / "words.png")
+    token_picture(SampleView(tokens, {"text": text(["big", "cat"])}), tmp_path / "words.png")
     assert len(words(drawn[0].axes[0])) == 2
 
 
 def test_a_long_text_is_cut_and_the_title_says_where(tmp_path, drawn):
     raw = "yes " * 2000
-    token_picture({"text": text(raw)}, tokens_at("text", [(0, 3)]), tmp_path / "long.png")
+    token_picture(
+        SampleView(tokens_at("text", [(0, 3)]), {"text": text(raw)}), tmp_path / "long.png"
+    )
     note = title(drawn[0].axes[0])
     assert note.startswith("text: 1 token, first ")
     assert note.endswith(" of 8,000 characters drawn")
@@ -202,7 +203,9 @@ def test_a_long_text_is_cut_and_the_title_says_where(tmp_path, drawn):
 
 @pytest.mark.parametrize("raw", ["", "七つ नौ 여덟 😀", "$x^{", "a\x00\t\u200bb\n", "سبعة שבע"])
 def test_text_of_any_script_is_drawn_without_a_warning(tmp_path, caplog, raw):
-    token_picture({"text": text(raw)}, tokens_at("text", [(0, len(raw))]), tmp_path / "any.png")
+    token_picture(
+        SampleView(tokens_at("text", [(0, len(raw))]), {"text": text(raw)}), tmp_path / "any.png"
+    )
     assert size(tmp_path / "any.png")
     assert caplog.records == []
 
@@ -210,7 +213,7 @@ def test_text_of_any_script_is_drawn_without_a_warning(tmp_path, caplog, raw):
 def test_an_image_has_a_box_per_patch_in_its_own_pixels(tmp_path, drawn):
     pixels = torch.zeros(1, 6, 10, dtype=torch.uint8)
     tokens = tokens_at("image", grid(6, 10, 2))
-    token_picture({"image": image(pixels)}, tokens, tmp_path / "image.png")
+    token_picture(SampleView(tokens, {"image": image(pixels)}), tmp_path / "image.png")
     axis = drawn[0].axes[0]
     paths = axis.collections[0].get_paths()
     assert len(paths) == 15
@@ -223,7 +226,7 @@ def test_overlapping_patches_are_counted_by_their_centers(tmp_path, drawn):
     places = [(y, x, y + 4, x + 4) for y in (0, 2) for x in (0, 2, 4)]
     tokens = tokens_at("image", places)
     picture = image(torch.zeros(1, 6, 8, dtype=torch.uint8))
-    token_picture({"image": picture}, tokens, tmp_path / "overlap.png")
+    token_picture(SampleView(tokens, {"image": picture}), tmp_path / "overlap.png")
     axis = drawn[0].axes[0]
     assert "2×3 patches of 4×4 pixels, they overlap" in title(axis)
     assert axis.lines[0].get_xydata().tolist() == [[2, 2], [4, 2], [6, 2], [2, 4], [4, 4], [6, 4]]
@@ -245,7 +248,7 @@ def test_sound_is_drawn_as_the_spectrogram_that_the_tokens_are_made_of(tmp_path,
     tokens = adapter.tokens([(raw.numpy(), 8000)])
     shown = Shown("audio", raw, adapter.prepare, adapter)
     with torch.no_grad():
-        token_picture({"audio": shown}, tokens, tmp_path / "patches.png")
+        token_picture(SampleView(tokens, {"audio": shown}), tmp_path / "patches.png")
     axis = drawn[0].axes[0]
     features = adapter.prepare.features(raw)
     assert axis.images[0].get_array().shape == (64, len(features), 3)
@@ -277,13 +280,15 @@ def test_a_waveform_is_drawn_where_tokens_are_samples(tmp_path, drawn):
     shown = Shown("audio", raw, adapter.prepare, adapter)
     with torch.no_grad():
         tokens = adapter.tokens([(raw.numpy(), 8000)])
-        token_picture({"audio": shown}, tokens, tmp_path / "wave.png")
+        token_picture(SampleView(tokens, {"audio": shown}), tmp_path / "wave.png")
     assert drawn[0].axes[0].get_ylabel() == "amplitude"
 
 
 def test_many_frames_are_thinned_with_a_note(tmp_path, drawn):
     inputs = {"audio": audio(torch.randn(997 * 83), 8300)}
-    token_picture(inputs, tokens_at("audio", frames(997, 0.01, 0.01)), tmp_path / "audio.png")
+    token_picture(
+        SampleView(tokens_at("audio", frames(997, 0.01, 0.01)), inputs), tmp_path / "audio.png"
+    )
     axis = drawn[0].axes[0]
     assert title(axis) == "audio: 997 tokens, every 9th is outlined"
     assert len(axis.collections[0].get_paths()) == 111
@@ -292,7 +297,7 @@ def test_many_frames_are_thinned_with_a_note(tmp_path, drawn):
 def test_padding_is_not_drawn(tmp_path, drawn):
     padded = tokens_at("text", [(0, 2), (2, 5), (NAN, NAN)])
     padded = Tokens(padded.x, torch.tensor([[True, True, False]]), padded.spans)
-    token_picture({"text": text("seven")}, padded, tmp_path / "padded.png")
+    token_picture(SampleView(padded, {"text": text("seven")}), tmp_path / "padded.png")
     assert title(drawn[0].axes[0]) == "text: 2 tokens"
     matrix = next(axis for axis in drawn[0].axes if title(axis).startswith("matrix"))
     assert matrix.images[0].get_array().shape == (7, 2)
@@ -308,7 +313,7 @@ def test_small_panels_share_a_row_and_a_wide_one_has_its_own():
 def test_an_unknown_modality_is_drawn_as_a_strip_of_numbered_cells(tmp_path, drawn):
     tokens = tokens_at("price", [(0,), (1,), (NAN,)], modality="gauge")
     shown = Shown("gauge", [3.5, 4.0], None)
-    token_picture({"price": shown}, tokens, tmp_path / "strip.png")
+    token_picture(SampleView(tokens, {"price": shown}), tmp_path / "strip.png")
     axis = drawn[0].axes[0]
     assert title(axis) == "price: 3 tokens, 1 without a position"
     assert [(patch.get_x(), patch.get_y()) for patch in axis.patches] == [(0, 0), (1, 0)]
@@ -316,38 +321,34 @@ def test_an_unknown_modality_is_drawn_as_a_strip_of_numbered_cells(tmp_path, dra
 
 
 def test_a_generic_strip_has_the_colors_of_its_shares():
-    figure = figures.new_figure(4, 2)
+    picture = figure.new_figure(4, 2)
     shown = Shown("gauge", None, None)
     shares = np.array([0, 0.2, 0.4])
-    GenericDrawer().draw_shares(
-        figure.subplots(), shown, np.zeros((3, 1)), shares, Normalize(0, 0.4)
-    )
-    colors = [to_hex(patch.get_facecolor()) for patch in figure.axes[0].patches]
-    assert colors == [figures.HEAT_COLORS[0], figures.HEAT_COLORS[2], figures.HEAT_COLORS[4]]
+    Drawer().draw_shares(picture.subplots(), shown, np.zeros((3, 1)), shares, Normalize(0, 0.4))
+    colors = [to_hex(patch.get_facecolor()) for patch in picture.axes[0].patches]
+    assert colors == [figure.HEAT_COLORS[0], figure.HEAT_COLORS[2], figure.HEAT_COLORS[4]]
 
 
-def test_every_drawer_offers_what_the_protocol_asks_for():
-    names = ["draw_tokens", "draw_shares", "draw_thumbnail", "draw_reading", "token_names", "page"]
+def test_every_drawer_says_what_its_pictures_are_called():
     for modality in [*DRAWERS, "unknown"]:
         drawer = get_drawer(modality)
-        assert all(callable(getattr(drawer, name)) for name in [*names, "size", "boxes"])
+        assert isinstance(drawer, Drawer)
         assert drawer.reading_file.endswith(".png")
-        assert isinstance(drawer.reads_words, bool)
         assert drawer.unit
 
 
-class GaugeDrawer(GenericDrawer):
+class GaugeDrawer(Drawer):
     reading_file = "gauge.png"
 
 
 def test_a_modality_gets_its_drawer_from_the_registry_or_an_entry_point(monkeypatch):
-    assert type(get_drawer("gauge")) is GenericDrawer
-    point = EntryPoint("gauge", f"{__name__}:GaugeDrawer", registry.GROUP)
-    monkeypatch.setattr(registry, "entry_points", lambda group: [point])
-    registry._installed.cache_clear()
+    assert type(get_drawer("gauge")) is Drawer
+    point = EntryPoint("gauge", f"{__name__}:GaugeDrawer", drawers.GROUP)
+    monkeypatch.setattr(drawers, "entry_points", lambda group: [point])
+    drawers._installed.cache_clear()
     assert type(get_drawer("gauge")).__name__ == "GaugeDrawer"
-    registry._installed.cache_clear()
-    monkeypatch.setitem(DRAWERS, "sketch", f"{__name__}.GaugeDrawer")
+    drawers._installed.cache_clear()
+    monkeypatch.setitem(DRAWERS, "sketch", GaugeDrawer)
     assert type(get_drawer("sketch")).__name__ == "GaugeDrawer"
 
 
@@ -379,7 +380,9 @@ def test_an_image_is_drawn_from_its_file_with_more_pixels_at_the_same_place(tmp_
     Image.fromarray(np.zeros((60, 90, 3), np.uint8)).save(tmp_path / "photo.png")
     raw = torch.zeros(3, 6, 9, dtype=torch.uint8)
     shown = Shown("image", raw, SimpleNamespace(), None, str(tmp_path / "photo.png"))
-    token_picture({"image": shown}, tokens_at("image", grid(6, 9, 3)), tmp_path / "x.png")
+    token_picture(
+        SampleView(tokens_at("image", grid(6, 9, 3)), {"image": shown}), tmp_path / "x.png"
+    )
     drawn_image = drawn[0].axes[0].images[0]
     assert drawn_image.get_array().shape == (60, 90, 3)
     assert drawn_image.get_extent() == [0, 9, 6, 0]

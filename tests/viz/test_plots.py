@@ -9,20 +9,22 @@ import sklearn.metrics
 from helpers.drawing import cut_off, headline, pixels_of, texts, title
 from matplotlib.font_manager import fontManager
 
+from dxn.core.display import number, percent
 from dxn.tasks import Classify
 from dxn.tasks.entities import Entity
-from dxn.viz import curves, fonts, plots
-from dxn.viz.answers import answer_line, listed_probabilities
+from dxn.viz import curves, fonts
+from dxn.viz.chart import write_png
+from dxn.viz.charts import error_chart, input_chart, scatter_chart, task_charts
 from dxn.viz.confusion import (
     MATRIX_CLASSES,
+    about_counts,
     confused_pairs,
+    confusion_charts,
     confusion_counts,
-    draw_confusion,
 )
-from dxn.viz.figures import new_figure, save, set_title, wrapped
+from dxn.viz.figure import new_figure, save, set_title, shortened, wrapped
 from dxn.viz.fonts import DEFAULT_FONT, families, legible, text_width
-from dxn.viz.labels import shortened
-from dxn.viz.numbers import number, percent
+from dxn.viz.sample import answer_line, listed_probabilities
 
 ROWS = [
     {"step": 3, "epoch": 1, "train/loss": 2.0, "lr": 1e-3},
@@ -32,10 +34,24 @@ ROWS = [
 ]
 
 
+def draw_curves(rows, path, best=None, about=""):
+    write_png(curves.curve_charts(rows, best=best), path, title="Learning curves", about=about)
+
+
+def draw_confusion(counts, labels, path, about=""):
+    charts = confusion_charts(counts, labels)
+    about = ", ".join(filter(None, [about, about_counts(counts)]))
+    write_png(charts, path, title=charts[-1].title, about=about, per_row=1)
+
+
+def draw(chart, path):
+    write_png([chart], path, title=chart.title)
+
+
 def test_curves_have_epochs_on_all_axes_and_mark_the_saved_one(tmp_path, drawn):
     best = curves.best_epoch(ROWS, Classify())
     assert best == (2, "accuracy")
-    curves.draw_curves(ROWS, tmp_path / "curves.png", best=best, about="label/2026")
+    draw_curves(ROWS, tmp_path / "curves.png", best=best, about="label/2026")
     losses, metrics = drawn[0].axes
     assert [title(axis) for axis in drawn[0].axes] == ["loss", "validation: metrics from 0 to 1"]
     assert [axis.get_xlabel() for axis in drawn[0].axes] == ["epoch", "epoch"]
@@ -63,7 +79,7 @@ def test_the_loss_of_short_epochs_is_their_mean(tmp_path, drawn):
         {"step": 3, "epoch": 1, "train/epoch_loss": 2.0, "validation/loss": 1.9},
         {"step": 6, "epoch": 2, "train/epoch_loss": 1.5, "validation/loss": 1.4},
     ]
-    curves.draw_curves(rows, tmp_path / "curves.png")
+    draw_curves(rows, tmp_path / "curves.png")
     (losses,) = drawn[0].axes
     assert losses.lines[0].get_xydata().tolist() == [[1, 2.0], [2, 1.5]]
     assert losses.lines[0].get_label() == "train loss"
@@ -72,7 +88,7 @@ def test_the_loss_of_short_epochs_is_their_mean(tmp_path, drawn):
 def test_metrics_of_different_scales_have_panels_of_their_own(tmp_path, drawn):
     values = {"bleu": 30.0, "chrf": 55.0, "wer": 0.7, "exact_match": 0.1, "rmse": 9e5, "r2": -0.5}
     row = {"step": 5, "epoch": 1, **{f"validation/{name}": v for name, v in values.items()}}
-    curves.draw_curves([row], tmp_path / "curves.png")
+    draw_curves([row], tmp_path / "curves.png")
     shown = {}
     for axis in drawn[0].axes:
         lines = axis.get_legend().get_texts() if axis.get_legend() else []
@@ -86,7 +102,7 @@ def test_metrics_of_different_scales_have_panels_of_their_own(tmp_path, drawn):
 
 @pytest.mark.parametrize("rows", [[], [{"step": 2, "epoch": 1, "train/loss": 2.0}]])
 def test_curves_without_validation_are_over_steps_and_have_no_empty_panel(tmp_path, drawn, rows):
-    curves.draw_curves(rows, tmp_path / "curves.png")
+    draw_curves(rows, tmp_path / "curves.png")
     assert [axis.get_xlabel() for axis in drawn[0].axes] == ["step"]
 
 
@@ -196,20 +212,22 @@ class Asking:
     ],
 )
 def test_a_task_gets_the_plot_that_it_asks_for(tmp_path, plot, predicted, truths, file):
-    path = plots.draw_task(Asking(plot), predicted, truths, tmp_path)
+    charts = task_charts(Asking(plot), predicted, truths)
+    path = charts and charts.write(tmp_path)
     assert path == (file and tmp_path / file)
     assert [p.name for p in tmp_path.iterdir()] == ([file] if file else [])
 
 
-def test_a_plot_that_does_not_exist_is_an_error(tmp_path):
+def test_a_plot_that_does_not_exist_is_an_error():
     message = r"^asking\.plots must be one of confusion, scatter, forecast, got 'pie'$"
     with pytest.raises(ValueError, match=message):
-        plots.draw_task(Asking("pie"), [0], ["a"], tmp_path)
+        task_charts(Asking("pie"), [0], ["a"])
 
 
 def test_bars_are_sorted_from_single_inputs_to_all_and_from_low_to_high(tmp_path, drawn):
     scores = {"all": 0.9, "text+image": 0.8, "image": 0.5, "text": 0.6, "all but text": 0.7}
-    plots.input_bars(scores, "accuracy", tmp_path / "bars.png", about="run, test")
+    chart = input_chart(scores, "accuracy")
+    write_png([chart], tmp_path / "bars.png", title=chart.title, about="run, test")
     axis = drawn[0].axes[0]
     names = [label.get_text() for label in axis.get_yticklabels()]
     assert names == ["image", "text", "all but text", "text+image", "all"]
@@ -223,7 +241,7 @@ def test_bars_are_sorted_from_single_inputs_to_all_and_from_low_to_high(tmp_path
     [{"text": -0.7, "all": 0.2}, {"text": -0.7, "all": -0.1}, {"text": 0.0, "all": 0.0}],
 )
 def test_bars_below_zero_are_inside_the_picture(tmp_path, drawn, scores):
-    plots.input_bars(scores, "r2", tmp_path / "bars.png")
+    draw(input_chart(scores, "r2"), tmp_path / "bars.png")
     low, high = drawn[0].axes[0].get_xlim()
     assert low <= min(scores.values()) and max(scores.values()) < high
     assert cut_off(drawn[0]) < 0.01
@@ -232,7 +250,7 @@ def test_bars_below_zero_are_inside_the_picture(tmp_path, drawn, scores):
 @pytest.mark.parametrize("true", [[3.0, 5.0, 11.0], [7.0], [250_000.0, 1e6]])
 def test_a_scatter_plot_has_the_same_range_and_numbers_on_both_axes(tmp_path, drawn, true):
     predicted = [value * 1.5 for value in true]
-    plots.scatter(predicted, true, tmp_path / "numbers.png")
+    draw(scatter_chart(predicted, true), tmp_path / "numbers.png")
     axis = drawn[0].axes[0]
     dots = axis.collections[0].get_offsets()
     assert dots.tolist() == [[t, t * 1.5] for t in true]
@@ -245,19 +263,26 @@ def test_a_scatter_plot_has_the_same_range_and_numbers_on_both_axes(tmp_path, dr
 
 def test_many_points_are_drawn_as_their_density(tmp_path, drawn):
     values = np.random.default_rng(0).normal(size=3000)
-    plots.scatter([*values, float("nan")], [*values, 1.0], tmp_path / "numbers.png")
+    draw(scatter_chart([*values, float("nan")], [*values, 1.0]), tmp_path / "numbers.png")
     assert drawn[0].axes[0].collections[0].get_array().sum() == 3000
 
 
 def test_drawing_does_not_change_the_global_state_of_matplotlib(tmp_path):
-    plots.scatter([3.0], [5.0], tmp_path / "numbers.png")
+    draw(scatter_chart([3.0], [5.0]), tmp_path / "numbers.png")
     pyplot = sys.modules.get("matplotlib.pyplot")
     assert pyplot is None or pyplot.get_fignums() == []
 
 
 def test_pictures_are_drawn_on_white(tmp_path):
-    plots.scatter([3.0], [5.0], tmp_path / "numbers.png")
+    draw(scatter_chart([3.0], [5.0]), tmp_path / "numbers.png")
     assert pixels_of(tmp_path / "numbers.png")[0, 0].tolist() == [255, 255, 255]
+
+
+def test_a_chart_is_also_an_element_of_a_page_in_its_colors():
+    svg = scatter_chart([3.0, 4.0], [5.0, 2.0]).svg()
+    assert svg.startswith('<svg role="img" aria-label="predictions over true values')
+    assert "var(--chart-1)" in svg and "#2b6cb0" not in svg and "predicted = true" in svg
+    assert "distribution of the errors, mean 1" in error_chart([0.5, 1.5]).svg()
 
 
 # Texts

@@ -5,10 +5,9 @@ import torch
 from matplotlib.colors import Normalize
 
 from dxn.tokenize import VideoAdapter
-from dxn.viz.drawers.drawer import InputAttention, Shown
-from dxn.viz.drawers.registry import get_drawer
+from dxn.viz.drawers import Shown, get_drawer
 from dxn.viz.drawers.video import PER_ROW, VideoDrawer, strip_of
-from dxn.viz.figures import new_figure
+from dxn.viz.figure import new_figure
 
 
 def shown_of(raw, **options):
@@ -67,9 +66,10 @@ def test_all_pictures_can_be_drawn(tmp_path):
     assert note == ", 3 steps of 3 frames, the first one is drawn, 12 tokens each"
     shares = np.full(len(coords), 1 / len(coords))
     drawer.draw_shares(axis, shown, coords, shares, Normalize(0, 1))
-    drawer.draw_thumbnail(axis, shown, coords, shares, Normalize(0, 1))
-    attention = InputAttention(np.stack([shares] * 3), ["a", "b", "c"], ["x"] * len(coords), coords)
-    drawer.draw_reading(shown, attention, tmp_path / "frames.png", title="a title")
+    drawer.draw_shares(axis, shown, coords, shares, Normalize(0, 1), small=True)
+    path = tmp_path / "frames.png"
+    weights, names = np.stack([shares] * 3), ["x"] * len(coords)
+    drawer.draw_reading(shown, weights, ["a", "b", "c"], names, coords, path, title="a title")
     assert (tmp_path / "frames.png").stat().st_size > 1000
     width, height = drawer.size(shown, shaded=False)
     assert drawer.size(shown, shaded=True)[1] > 2 * height

@@ -18,10 +18,9 @@ from dxn.data.reading import Opened, RawRow
 from dxn.report.intervals import Interval, metric_intervals
 from dxn.runs.evaluation import printing as report
 from dxn.runs.evaluation.data import open_evaluation_data
-from dxn.runs.evaluation.figures import draw
+from dxn.runs.evaluation.figures import draw, draw_tokens
 from dxn.runs.evaluation.printing import ALL
 from dxn.runs.monitoring import own_metrics_of
-from dxn.runs.predictor.drawing import draw_tokens
 from dxn.runs.predictor.input_groups import Groups, evaluated_groups
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
@@ -312,7 +311,4 @@ def _write_predictions(
     """Write predictions.csv, and draw the tokens of the first sample as an example."""
     records = prediction_records(predictions, samples.opened, predictor.task)
     write_records(folder / "predictions.csv", records, separator=predictor.task.separator)
-    first = samples.rows[0]
-    raws = {name: column[first] for name, column in samples.opened.raws.items()}
-    tokens = predictor.tokens_of(samples, 0)
-    draw_tokens(predictor.adapters, raws, tokens, folder / "plots" / "tokens.png")
+    draw_tokens(predictor, samples, folder / "plots" / "tokens.png")

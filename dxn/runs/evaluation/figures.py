@@ -11,6 +11,7 @@ from dxn.core.display import count
 from dxn.data.dataset import Samples
 from dxn.models import Model, count_parameters
 from dxn.runs.evaluation.printing import Figures
+from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Task
 from dxn.training.evaluate import Predictions
 from dxn.training.state import State
@@ -56,12 +57,23 @@ def draw(
         lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
         best = viz.curves.best_epoch(lines, task)
         lines = viz.curves.shown_rows(lines, task)
-        viz.curves.draw_curves(lines, folder / "curves.png", best=best, about=run)
+        charts = viz.curves.curve_charts(lines, best=best)
+        viz.chart.write_png(charts, folder / "curves.png", title="Learning curves", about=run)
     targets = samples.opened.targets
-    if targets is not None and task.plots is not None:
+    if targets is not None:
         truths = [targets[row] for row in predictions.rows]
-        viz.plots.draw_task(task, predictions.predicted, truths, folder, about=about)
+        if charts_of_task := viz.charts.task_charts(task, predictions.predicted, truths):
+            charts_of_task.write(folder, about=about)
     bars = {name: figures.get(task.monitored, math.nan) for name, figures in results.items()}
     # A single bar compares nothing.
     if len(bars) > 1 and all(map(math.isfinite, bars.values())):
-        viz.plots.input_bars(bars, task.monitored, folder / "inputs.png", about=about)
+        chart = viz.charts.input_chart(bars, task.monitored)
+        viz.chart.write_png([chart], folder / "inputs.png", title=chart.title, about=about)
+
+
+def draw_tokens(predictor: Predictor, samples: Samples, path: Path) -> None:
+    """Draw the inputs of the first sample with their tokens, and the D×N matrix."""
+    first = samples.rows[0]
+    raws = {name: column[first] for name, column in samples.opened.raws.items()}
+    tokens = predictor.tokens_of(samples, 0)
+    viz.tokens.token_picture(viz.sample.SampleView.of(tokens, predictor.adapters, raws), path)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from dxn import report as pages
+from dxn import viz
 from dxn.core.errors import UserError
 from dxn.core.untrusted import check_file, load_json
 from dxn.data.dataset import Samples
@@ -20,7 +21,6 @@ from dxn.runs.evaluation.evaluate import subsets
 from dxn.runs.evaluation.next_commands import report_again
 from dxn.runs.paths import is_run
 from dxn.runs.predictor.attention import MAX_WEIGHTS, attention_on, limits_of
-from dxn.runs.predictor.drawing import shown_inputs
 from dxn.runs.predictor.input_groups import evaluated_groups, input_lines
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.prepared import Prepared
@@ -217,7 +217,7 @@ def evidence(predictor: Predictor, recorder: Recorder) -> Any:
 def _shown(predictor: Predictor, opened: Opened, row: int) -> Any:
     raws = {name: column[row] for name, column in opened.raws.items()}
     sources = {name: cells[row] for name, cells in opened.cells.items()}
-    return shown_inputs(predictor.adapters, raws, sources=sources)
+    return viz.sample.shown_inputs(predictor.adapters, raws, sources)
 
 
 def _predict(

@@ -16,14 +16,14 @@ from dxn.models import Backbone, EarlyFusion, Memory, Model, SeparateBackbones
 from dxn.runs.predictor.predictor import Predictor
 from dxn.stacking.stacked import Stacked
 from dxn.tasks import Writes
-from dxn.viz.attention import recorded, rollout, token_shares
+from dxn.viz.rollout import recorded, rollout, token_shares
 
 # Attention weights of a sample that a web page may need, 4 bytes each.
 MAX_WEIGHTS = 50_000_000
 
 
 @dataclass(frozen=True)
-class Answer:
+class Written:
     """The text that a model generated for one sample, with its cross-attention weights.
 
     Args:
@@ -59,7 +59,7 @@ class Attention:
 
     maps: list[Tensor]
     encoded: Tokens
-    written: Answer | None
+    written: Written | None
     shares: Tensor
     obstacle: str = ""
     limits: str = ""
@@ -122,7 +122,7 @@ def limits_of(predictor: Predictor) -> str:
     return f"the answer is {formula}, and the attention is that of the transformer alone"
 
 
-def answer_of(predictor: Predictor, encoded: Tokens) -> Answer:
+def answer_of(predictor: Predictor, encoded: Tokens) -> Written:
     """Generate the text, and compute the cross-attention weights of each of its tokens.
 
     Args:
@@ -150,7 +150,7 @@ def answer_of(predictor: Predictor, encoded: Tokens) -> Answer:
     # A text of max_len - 1 tokens (BOS takes one position) was cut off before EOS was generated.
     if len(hypothesis.ids) == head.decoder.max_len - 1:
         words, weights = words[:-1], weights[:, :, :-1]
-    return Answer(task.tokenizer.decode(hypothesis.ids), words, weights)
+    return Written(task.tokenizer.decode(hypothesis.ids), words, weights)
 
 
 def _backbone_of(model: Model, names: Sequence[str]) -> Any:
@@ -183,7 +183,7 @@ def obstacle_of(model: Model, names: Sequence[str]) -> str:
 
 
 def _shares_of(
-    maps: Sequence[Tensor], encoded: Tokens, written: Answer | None, pool: str
+    maps: Sequence[Tensor], encoded: Tokens, written: Written | None, pool: str
 ) -> Tensor:
     """Return the share (N,) of each column in the pooled vector or in the generated text."""
     if written is None:

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
+from dxn.core.display import notebook_html
 from dxn.core.errors import UserError
 from dxn.core.runtime import threads
 from dxn.core.tokens import Tokens, join
@@ -23,7 +24,6 @@ from dxn.data.series.layouts import Layout
 from dxn.data.stream import make_samples
 from dxn.models import Network, count_parameters
 from dxn.models.decoding.sampling import Sampler, greedy
-from dxn.runs.predictor.answer import Answer
 from dxn.runs.predictor.python_values import to_cell
 from dxn.runs.predictor.vocabulary import nearest_tokens, vocabulary_adapter
 from dxn.runs.predictor.writing import continue_prompts, write_for_samples
@@ -31,7 +31,6 @@ from dxn.tasks import ClassifiesByExample, Task, Writes
 from dxn.tasks.probabilities import list_names
 from dxn.tokenize.base import Preprocessor, reads_files
 from dxn.training.evaluate import Predictions, embed, predict, to_device
-from dxn.viz.notebook import render
 from dxn.weights import read_public
 
 if TYPE_CHECKING:
@@ -42,6 +41,13 @@ MAX_LABELS = 5  # class names in the representation of a model
 
 # One sample: raw values by input name. Missing inputs are left out or None.
 Sample = Mapping[str, Any]
+
+
+class Answer(dict[str, Any]):
+    """A dict with the prediction, which a notebook shows as a table of probabilities."""
+
+    def _repr_html_(self) -> str:
+        return notebook_html(self)
 
 
 class Predictor:
@@ -107,18 +113,7 @@ class Predictor:
 
     def _repr_html_(self) -> str:
         """Return what a notebook shows: the inputs with their columns, and the labels."""
-        rows = [
-            {"name": n, "modality": p.modality, "column": self.columns.get(n, "")}
-            for n, p in self.preprocessors.items()
-        ]
-        return render(
-            "predictor",
-            task=self.task.name,
-            target=self.target or "",
-            parameters=f"{count_parameters(self.network):,}",
-            inputs=rows,
-            labels=list_names(self.labels, MAX_LABELS) if self.labels else "",
-        )
+        return notebook_html(self)
 
     @property
     def inputs(self) -> list[str]:

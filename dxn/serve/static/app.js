@@ -1,6 +1,5 @@
 // The page of dxn serve. It has no build step, and uses only files of this server.
 import { showAnswer, showText } from "./answer.js";
-import { showAttention } from "./attention.js";
 import { curlOf, pythonOf } from "./code.js";
 import { at, make, plain } from "./elements.js";
 import { makeField } from "./fields.js";
@@ -157,7 +156,9 @@ async function attend(values, signal) {
   const box = at("attention");
   try {
     const { results } = await request("attend", { values, signal });
-    showAttention(box, results[0]);
+    box.replaceChildren();
+    make(box, "h3", "What the model attends to");
+    make(box, "dxn-attention", null).data = results[0];
   } catch (error) {
     if (error.name === "AbortError") throw error;
     // An answer without attention is no failure: a recurrent model has none.

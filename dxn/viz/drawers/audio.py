@@ -2,108 +2,68 @@
 
 from __future__ import annotations
 
-import base64
-import io
-from collections.abc import Sequence
-from pathlib import Path
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
-import soundfile
-from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
+import torch
 
-from dxn.viz.drawers.drawer import InputAttention, Shown, Thumbnails, check_weights
-from dxn.viz.drawers.html import picture, player
-from dxn.viz.drawers.panel import (
-    Panel,
-    draw_boxes,
-    draw_heat,
-    draw_panel,
-    page_panel,
-    shrink_axes,
-    thinned,
-)
-from dxn.viz.drawers.sound import sound_panel, waveform
-from dxn.viz.figures import color_bar, heat_colors, heat_scale, new_figure, save, set_title
-from dxn.viz.labels import font_size, shortened
+from dxn.viz.drawers.drawer import Shown, Thumbnails
+from dxn.viz.drawers.panel import COLUMNS, Panel, PanelDrawer, Ticks
+from dxn.viz.html import data_url
+from dxn.viz.media import flac, player
 
-COLUMNS = 800  # resolution of a drawn time axis, about one column per pixel
-MAX_INCHES = 20.0  # height of all rows of a `draw_rows` picture, about 2200 pixels
-MAX_MARKS = 120  # frames with an outline; more would be narrower than a few pixels
+WINDOW = 0.032  # seconds; a usual window length for speech
+DYNAMIC_RANGE = 70.0  # decibels; points that are quieter than this below the loudest are white
+MIN_RANGE = 10.0  # decibels; digital silence has no range
+QUIET_PERCENTILE = 2
+WAVE_ROWS = 160  # pixels of the height of a drawn waveform
+# Values of a log-mel spectrogram per decibel: natural and decimal logarithms of the power.
+PER_DECIBEL = {"mel": math.log(10) / 10, "kaldi": math.log(10) / 10, "whisper": 1 / 40}
+HERTZ = (100, 200, 500, 1000, 2000, 4000, 8000, 16000)  # labels of a mel axis, where there is room
 
 
-class AudioDrawer:
+class AudioDrawer(PanelDrawer):
     """Draws a waveform (T,). Coordinates are (start, stop) in seconds."""
 
-    unit = "token"
-    reads_words = False
     reading_file = "time.png"
     thumbnails = Thumbnails(width=2.6, height=1.6, per_row=4, caption="seconds, Hz")
+    max_marks = 120
 
     def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
         return 4.7, 2.6
 
-    def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
-        boxes = self.boxes(shown, coords)
+    def panel(self, shown: Shown) -> Panel:
+        return sound_panel(shown)
+
+    def note(self, shown: Shown, coords: np.ndarray) -> str:
         starts = np.unique(coords[:, 0])
-        is_marked, left_unmarked = thinned(coords[:, 0], MAX_MARKS)
-        note = draw_boxes(axis, sound_panel(shown), boxes[is_marked])
         bands = len(coords) // max(len(starts), 1)
-        parts = f", {len(starts)} frames × {bands} bands" if bands > 1 else ""
-        return f"{parts}{left_unmarked}{note}"
-
-    def draw_shares(
-        self, axis: Axes, shown: Shown, coords: np.ndarray, shares: np.ndarray, scale: Normalize
-    ) -> None:
-        draw_heat(axis, sound_panel(shown), self.boxes(shown, coords), shares, scale)
-
-    def draw_thumbnail(
-        self, axis: Axes, shown: Shown, coords: np.ndarray, weights: np.ndarray, scale: Normalize
-    ) -> None:
-        draw_heat(axis, sound_panel(shown), self.boxes(shown, coords), weights, scale)
-        shrink_axes(axis)
-
-    def draw_reading(
-        self,
-        shown: Shown,
-        attention: InputAttention,
-        path: Path,
-        *,
-        title: str = "",
-        about: str = "",
-    ) -> None:
-        panel = sound_panel(shown)
-        weights, words, coords = attention.weights, attention.words, attention.coords
-        draw_rows(weights, words, panel, coords, path, title=title, about=about)
+        return f", {len(starts)} frames × {bands} bands" if bands > 1 else ""
 
     def token_names(self, shown: Shown, coords: np.ndarray) -> list[str | None]:
         starts = np.unique(coords[~np.isnan(coords).any(1), 0])
         # Frames that start within the same hundredth of a second need a third decimal.
         digits = 3 if len(starts) > 1 and np.diff(starts).min() < 0.0095 else 2
         times = [f"{start:.{digits}f} s" for start in coords[:, 0].tolist()]
-        bands = _bands(shown, coords)
+        bands = _bands(coords)
         if bands.max(initial=0) == 0:
             return list(times)
         return [f"{time}, band {band + 1}" for time, band in zip(times, bands, strict=True)]
 
     def page(self, shown: Shown) -> dict[str, Any]:
-        sound = base64.b64encode(self.file(shown)).decode("ascii")
-        return {**page_panel(sound_panel(shown)), "sound": f"data:audio/flac;base64,{sound}"}
+        return {**super().page(shown), "sound": data_url("audio/flac", self.file(shown))}
 
     def file(self, shown: Shown) -> bytes:
         """Return the sound as the content of a FLAC file."""
-        samples, rate = waveform(shown)
-        # FLAC is lossless, half as long as WAV, and every browser plays it.
-        content = io.BytesIO()
-        soundfile.write(content, np.clip(samples, -1, 1), rate, format="FLAC", subtype="PCM_16")
-        return content.getvalue()
+        return flac(*waveform(shown))
 
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
         """Return the boxes (N, 4) in seconds and frequency bins from the top."""
         height = sound_panel(shown).height
         grid = getattr(shown.adapter, "grid", None)
-        bands = _bands(shown, coords)
+        bands = _bands(coords)
         if grid is None or bands.max(initial=0) == 0:
             low, high = np.zeros(len(coords)), np.full(len(coords), height)
         else:
@@ -112,93 +72,184 @@ class AudioDrawer:
         # Bins rise from the bottom, and boxes are counted from the top.
         return np.stack([height - high, coords[:, 0], height - low, coords[:, 1]], 1)
 
+    def describe(self, shown: Shown) -> str:
+        seconds = sound_panel(shown).width
+        return f"spectrogram of {shown.name or 'audio'}, {seconds:.1f} seconds"
+
     def fragment(self, shown: Shown) -> str:
         """Return a player with the spectrogram as HTML."""
-        name = shown.name or "audio"
-        panel = sound_panel(shown)
-        seen = picture(panel.pixels, f"spectrogram of {name}, {panel.width:.1f} seconds")
-        return f'<div class="sound">{seen}{player(*waveform(shown), name)}</div>'
+        sound = player(*waveform(shown), shown.name or "audio")
+        return f'<div class="sound">{super().fragment(shown)}{sound}</div>'
 
 
-def draw_rows(
-    weights: np.ndarray,
-    words: Sequence[str],
-    panel: Panel,
-    coords: np.ndarray,
-    path: Path,
-    *,
-    title: str = "",
-    about: str = "",
-) -> None:
-    """Write a PNG of a spectrogram with one row of attention weights per word below it.
+def sound_panel(shown: Shown) -> Panel:
+    """Return the log-mel spectrogram that the tokens are made of, as a panel.
 
-    Args:
-        weights: (T, N). Attention weights.
-        words: Labels of the T rows.
-        panel: The spectrogram. Its width is in seconds.
-        coords: (N, 2). Start and stop of each token in seconds, or NaN.
-        path: File to write.
-        title: Title of the picture.
-        about: Line below the title.
-
-    Raises:
-        ValueError: If the shapes do not match.
+    Tokens of a waveform have the waveform instead. If the preprocessor is not known, the panel is a
+    power spectrogram. The horizontal axis is in seconds. Loud points are dark.
     """
-    check_weights(weights, words, len(coords), coords=coords, coords_width=2)
-    # Heights in inches: 1.9 for the spectrogram, 1.3 for the title and the labels of the time axis.
-    row_height = min(0.22, MAX_INCHES / len(words))
-    rows_height = max(row_height * len(words), 0.4)
-    figure = new_figure(9, 1.9 + rows_height + 1.3)
-    set_title(figure, title, about)
-    top, bottom = figure.subplots(2, 1, height_ratios=[1.9, rows_height], sharex=True)
-    draw_panel(top, panel)
-    top.set(xlabel="")
-    rows = timeline(weights, coords, panel.width)
-    scale = heat_scale(rows)
-    bottom.imshow(
-        rows,
-        cmap=heat_colors(),
-        norm=scale,
-        aspect="auto",
-        interpolation="nearest",
-        extent=(0, panel.width, len(words) - 0.5, -0.5),
+    prepare = shown.preprocessor
+    if not hasattr(prepare, "spectrogram"):
+        return _power_panel(*waveform(shown))
+    if prepare.spectrogram is None:
+        return _waveform_panel(*waveform(shown))
+    options = prepare.spectrogram.options
+    values = prepare.features(shown.raw).cpu().numpy().T  # (F, frames)
+    levels = _levels(values / PER_DECIBEL[options.frontend])
+    bins, frames = levels.shape
+    seconds = frames * prepare.seconds
+    hertz = _mel_bins(options, prepare.sample_rate, bins)
+    y_ticks = [
+        (bins - float(np.interp(value, hertz, np.arange(bins) + 0.5)), _hertz(value))
+        for value in _spread(HERTZ, hertz)
+    ]
+    return Panel(
+        _grey(levels),
+        seconds,
+        bins,
+        x_ticks=_time_ticks(seconds),
+        y_ticks=y_ticks,
+        x_label="seconds",
+        y_label="Hz (mel), dark: loud",
     )
-    bottom.set_yticks(range(len(words)), shortened(words), fontsize=font_size(row_height))
-    bottom.tick_params(axis="y", length=0)
-    bottom.set(xlabel=panel.x_label, xlim=(0, panel.width))
-    color_bar(figure, [top, bottom], scale, "attention\nweight")
-    save(figure, path)
 
 
-def timeline(weights: np.ndarray, coords: np.ndarray, seconds: float) -> np.ndarray:
-    """Convert the weights of tokens to rows over time.
+def waveform(shown: Shown) -> tuple[np.ndarray, int]:
+    """Return the samples (S,) and the sampling rate in Hz."""
+    return shown.raw.cpu().numpy(), shown.preprocessor.sample_rate
 
-    The weights of tokens with the same interval, such as the frequency bands of one frame, are
-    added up. Where different intervals overlap, the result is the maximum.
 
-    Args:
-        weights: (T, N). Attention weights of N tokens.
-        coords: (N, 2). Start and stop of each token in seconds, or NaN.
-        seconds: Duration of the rows.
+def spectrogram(samples: np.ndarray, rate: int) -> np.ndarray:
+    """Compute the power spectrogram of a waveform (S,) in decibels.
 
     Returns:
-        (T, COLUMNS).
+        uint8 (F, T), lowest frequency first. 255 is the loudest point.
     """
-    is_placed = ~np.isnan(coords).any(1)
-    intervals, index = np.unique(coords[is_placed], axis=0, return_inverse=True)
-    summed = np.zeros((len(weights), len(intervals)))
-    # `summed.T[index] += ...` would count each interval only once; add.at adds up repeated indices.
-    # Some versions of NumPy return an index of shape (N, 1).
-    np.add.at(summed.T, index.reshape(-1), weights[:, is_placed].T)
-    rows = np.zeros((len(weights), COLUMNS))
-    for i, (start, stop) in enumerate(intervals * COLUMNS / seconds):
-        # A token that is shorter than a column still fills one column.
-        part = rows[:, int(start) : max(round(stop), int(start) + 1)]
-        np.maximum(part, summed[:, i : i + 1], out=part)
-    return rows
+    # n_fft must be even and at least 2, also for very low sampling rates.
+    n_fft = max(2 * round(WINDOW * rate / 2), 2)
+    # Long recordings have a larger hop, so that the picture has at most about COLUMNS frames.
+    hop_length = max(n_fft // 4, -(-len(samples) // COLUMNS))
+    spectrum = torch.stft(
+        torch.as_tensor(samples, dtype=torch.float32),
+        n_fft,
+        hop_length,
+        window=torch.hann_window(n_fft),
+        pad_mode="constant",  # reflection fails for waveforms that are shorter than the window
+        return_complex=True,
+    )
+    # 1e-10: silence has a power of 0, whose logarithm is not finite.
+    return _levels(10 * (spectrum.abs() ** 2).clamp(min=1e-10).log10().numpy())
 
 
-def _bands(shown: Shown, coords: np.ndarray) -> np.ndarray:
+def _levels(decibels: np.ndarray) -> np.ndarray:
+    """Convert decibels to 0 to 255, where 255 is the loudest point.
+
+    0 is DYNAMIC_RANGE below it, or less if the recording has no quieter points, such as noise.
+    """
+    loudest = float(decibels.max())
+    quietest = max(loudest - DYNAMIC_RANGE, float(np.percentile(decibels, QUIET_PERCENTILE)))
+    relative = (decibels - quietest) / max(loudest - quietest, MIN_RANGE)
+    return np.clip(relative * 255, 0, 255).astype(np.uint8)
+
+
+def _grey(levels: np.ndarray) -> np.ndarray:
+    """Return uint8 pixels (F, T, 3): loud points are dark, low frequencies are at the bottom."""
+    return np.repeat((255 - levels[::-1])[..., None], 3, 2)
+
+
+def _power_panel(samples: np.ndarray, rate: int) -> Panel:
+    levels = spectrogram(samples, rate)
+    seconds = len(samples) / rate
+    bins = len(levels)
+    y_ticks = [
+        (bins * (1 - 2 * value / rate), _hertz(value)) for value in _steps(rate / 2, count=4)
+    ]
+    return Panel(
+        _grey(levels),
+        seconds,
+        bins,
+        x_ticks=_time_ticks(seconds),
+        y_ticks=y_ticks,
+        x_label="seconds",
+        y_label="Hz, dark: loud",
+    )
+
+
+def _waveform_panel(samples: np.ndarray, rate: int) -> Panel:
+    """Return a panel of the waveform: each column spans its smallest to its largest sample."""
+    columns = min(COLUMNS, len(samples))
+    largest = float(np.abs(samples).max(initial=0)) or 1.0
+    levels = np.zeros((WAVE_ROWS, columns), dtype=np.uint8)
+    for i, part in enumerate(np.array_split(samples / largest, columns)):
+        low, high = ((1 + np.array([part.min(), part.max()])) / 2 * (WAVE_ROWS - 1)).astype(int)
+        levels[low : high + 1, i] = 255
+    seconds = len(samples) / rate
+    y_ticks = [
+        (WAVE_ROWS * (1 - share) / 2, f"{share * largest:.2g}") for share in (-0.75, 0, 0.75)
+    ]
+    return Panel(
+        _grey(levels),
+        seconds,
+        WAVE_ROWS,
+        x_ticks=_time_ticks(seconds),
+        y_ticks=y_ticks,
+        x_label="seconds",
+        y_label="amplitude",
+    )
+
+
+def _mel_bins(options: Any, sample_rate: int, bins: int) -> np.ndarray:
+    """Return the center frequencies (F,) in hertz of the bins of a log-mel spectrogram."""
+    to_mel, to_hertz = _slaney() if options.frontend == "whisper" else _htk()
+    # Kaldi has its own lower limit of 20 Hz.
+    low = 20.0 if options.frontend == "kaldi" else options.f_min
+    high = sample_rate / 2 if options.frontend == "kaldi" else options.f_max or sample_rate / 2
+    edges = np.linspace(to_mel(low), to_mel(high), bins + 2)
+    return np.array([to_hertz(mel) for mel in edges[1:-1]])
+
+
+def _htk() -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """Return the mel scale of HTK and Kaldi, and its inverse."""
+    return (
+        lambda hertz: 2595 * math.log10(1 + hertz / 700),
+        lambda mel: 700 * (10 ** (mel / 2595) - 1),
+    )
+
+
+def _slaney() -> tuple[Callable[[float], float], Callable[[float], float]]:
+    """Return the mel scale of Slaney's Auditory Toolbox, and its inverse.
+
+    It is linear up to 1,000 Hz (15 mel) and logarithmic above.
+    """
+    step = math.log(6.4) / 27
+    return (
+        lambda hertz: hertz * 3 / 200 if hertz < 1000 else 15 + math.log(hertz / 1000) / step,
+        lambda mel: mel * 200 / 3 if mel < 15 else 1000 * math.exp(step * (mel - 15)),
+    )
+
+
+def _spread(values: Sequence[float], hertz: np.ndarray) -> list[float]:
+    """Return those frequencies that are on the axis."""
+    return [value for value in values if hertz[0] <= value <= hertz[-1]]
+
+
+def _hertz(value: float) -> str:
+    return f"{value / 1000:g}k" if value >= 1000 else f"{value:g}"
+
+
+def _time_ticks(seconds: float) -> Ticks:
+    return [(value, f"{value:g}") for value in _steps(seconds, count=6)]
+
+
+def _steps(stop: float, *, count: int) -> list[float]:
+    """Return 0 and multiples of 1, 2 or 5 times a power of ten up to `stop`: about `count`."""
+    size = 10.0 ** math.floor(math.log10(stop / count))
+    step = next(size * k for k in (1, 2, 5, 10) if size * k * count >= stop)
+    # Rounded, because multiples of 0.1 are not exact.
+    return [round(i * step, 9) for i in range(int(stop / step + 1e-9) + 1)]
+
+
+def _bands(coords: np.ndarray) -> np.ndarray:
     """Return the index (N,) of the frequency band of each token: 0 is the lowest.
 
     The columns are ordered by time, and at the same time from low to high bands.

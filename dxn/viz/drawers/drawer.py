@@ -1,20 +1,38 @@
-"""The protocol of a drawer, which draws the raw inputs of one modality."""
+"""The base class of drawers, which draw the raw inputs of one modality."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import Normalize
+from matplotlib.patches import Rectangle
 
-if TYPE_CHECKING:
-    from matplotlib.axes import Axes
-    from matplotlib.colors import Normalize
-
+from dxn.viz.figure import (
+    color_bar,
+    font_size,
+    heat_colors,
+    heat_scale,
+    new_figure,
+    save,
+    separate_cells,
+    set_title,
+    shortened,
+)
+from dxn.viz.fonts import text_width
+from dxn.viz.html import escaped
 
 MAX_PATH = 500  # characters
+CELL_COLOR = "#bee3f8"
+CELL_EDGE = "#a0aec0"
+PER_ROW = 32  # cells per row
+MIN_COLUMNS = 8  # cells that fit in the width at least, so that few cells are not stretched
+MAX_NUMBERED = 256  # cells; with more, the numbers would be too small to read
+MAX_INCHES = 20.0  # longest side of a picture, about 2200 pixels
 
 
 @dataclass(frozen=True)
@@ -56,67 +74,63 @@ class Thumbnails:
     caption: str = ""
 
 
-@dataclass(frozen=True)
-class InputAttention:
-    """The attention of a generated text to one input.
-
-    Args:
-        weights: (T, N). Attention weight of each generated token on each token of the input.
-        words: The T generated tokens as strings.
-        names: Names of the N tokens of the input.
-        coords: (N, k). Position of each token in the raw input, see `Drawer`.
-    """
-
-    weights: np.ndarray
-    words: Sequence[str]
-    names: Sequence[str]
-    coords: np.ndarray
-
-
-class Drawer(Protocol):
+class Drawer:
     """Draws the raw inputs of one modality, with their tokens marked or colored.
+
+    This class draws one numbered cell per token, for any modality. A subclass replaces what it can
+    draw better.
 
     In all methods, `coords` (N, k) is the position of each of N tokens in the raw input, in the
     units of `Span.coords`. Tokens without a position, such as an end-of-text token, have a row of
     NaN. `draw_tokens` and `draw_shares` are called without these tokens.
 
-    `scale` maps shares and weights to the colors of `dxn.viz.figures.heat_colors`. The caller
-    draws the color bar.
+    `scale` maps shares and weights to the colors of `dxn.viz.figure.heat_colors`. The caller draws
+    the color bar.
 
-    The properties may be class attributes. A drawer that draws several inputs in one panel also has
-    the method `join(inputs: Mapping[str, Shown]) -> Shown`, which returns them as one input. The
-    method `fragment(shown: Shown) -> str` is optional too: it returns the input as HTML for the
-    report of a run, in which everything from data is escaped (`dxn.viz.drawers.html`).
-    The optional method `file(shown: Shown) -> bytes` returns the input as the content of a file
-    that its preprocessor can read.
+    Attributes:
+        unit: Name of a token in the label of a color bar, such as "patch".
+        reads_words: Whether the tokens are parts of a text, so that attention between them is drawn
+            too.
+        joins_inputs: Whether neighboring inputs of this drawer are drawn together, see `join`.
+        reading_file: Name of the file that `draw_reading` writes.
+        thumbnails: Size of the copies that `draw_shares` draws with `small`. None: no copies.
     """
 
-    @property
-    def unit(self) -> str:
-        """Name of a token in the label of a color bar, such as "patch"."""
-        ...
-
-    @property
-    def reads_words(self) -> bool:
-        """Whether the tokens are parts of a text, so that attention between them is drawn too."""
-        ...
-
-    @property
-    def reading_file(self) -> str:
-        """Name of the file that `draw_reading` writes."""
-        ...
-
-    @property
-    def thumbnails(self) -> Thumbnails | None:
-        """Size of the copies that `draw_thumbnail` draws. None: no copies are drawn."""
-        ...
+    unit: str = "token"
+    reads_words: bool = False
+    joins_inputs: bool = False
+    reading_file: str = "strip.png"
+    thumbnails: Thumbnails | None = Thumbnails(width=2.6, height=0.6, per_row=4)
 
     def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
         """Return the width and height in inches of what `draw_tokens` draws.
 
         With `shaded`, of what `draw_shares` draws.
         """
-        ...
+        return 5.2, 1.0
+
+    def paint(
+        self,
+        axis: Axes,
+        shown: Shown,
+        coords: np.ndarray,
+        colors: Sequence[Any],
+        *,
+        small: bool = False,
+    ) -> str:
+        """Draw the input with each token in its color, see `draw_tokens` and `draw_shares`."""
+        columns = min(PER_ROW, max(len(colors), MIN_COLUMNS))
+        rows = max(-(-len(colors) // columns), 1)
+        for i, color in enumerate(colors):
+            row, column = divmod(i, columns)
+            draw_cell(axis, column, row, color)
+            if not small and len(colors) <= MAX_NUMBERED:
+                style: dict[str, Any] = {"ha": "center", "va": "center", "fontsize": 7}
+                axis.text(column + 0.5, row + 0.5, str(i + 1), **style)
+        # Reversed limits: the first row is at the top.
+        axis.set(xlim=(0, columns), ylim=(rows, 0))
+        axis.set_axis_off()
+        return ""
 
     def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
         """Draw the input with its tokens marked.
@@ -125,24 +139,31 @@ class Drawer(Protocol):
             A note about the tokens or about parts that are not drawn, which continues the title. ""
             if there is nothing to say.
         """
-        ...
+        return self.paint(axis, shown, coords, [CELL_COLOR] * len(coords))
 
     def draw_shares(
-        self, axis: Axes, shown: Shown, coords: np.ndarray, shares: np.ndarray, scale: Normalize
+        self,
+        axis: Axes,
+        shown: Shown,
+        coords: np.ndarray,
+        shares: np.ndarray,
+        scale: Normalize,
+        *,
+        small: bool = False,
     ) -> None:
-        """Draw the input with each token colored by its share (N,) of the attention."""
-        ...
+        """Draw the input with each token colored by its share (N,) of the attention.
 
-    def draw_thumbnail(
-        self, axis: Axes, shown: Shown, coords: np.ndarray, weights: np.ndarray, scale: Normalize
-    ) -> None:
-        """Draw a small copy of the input, colored by the weights (N,) of its tokens."""
-        ...
+        With `small`, draw a small copy without anything beside it.
+        """
+        self.paint(axis, shown, coords, list(heat_colors()(scale(shares))), small=small)
 
     def draw_reading(
         self,
         shown: Shown,
-        attention: InputAttention,
+        weights: np.ndarray,
+        words: Sequence[str],
+        names: Sequence[str],
+        coords: np.ndarray,
         path: Path,
         *,
         title: str = "",
@@ -152,12 +173,15 @@ class Drawer(Protocol):
 
         Args:
             shown: The input.
-            attention: Attention of the generated text to this input.
+            weights: (T, N). Attention weight of each generated token on each token of the input.
+            words: The T generated tokens as strings.
+            names: Names of the N tokens of the input.
+            coords: (N, k). Their positions.
             path: File to write.
             title: Title of the picture.
             about: Line below the title, such as the answer of the model.
         """
-        ...
+        draw_alignment(weights, words, names, path, title=title, about=about)
 
     def token_names(self, shown: Shown, coords: np.ndarray) -> list[str | None]:
         """Return the names of all N columns of the input, padding included.
@@ -165,10 +189,10 @@ class Drawer(Protocol):
         None: the caller numbers the token. "": the token has no name, and it is not drawn in
         pictures of words.
         """
-        ...
+        return [None] * len(coords)
 
     def page(self, shown: Shown) -> dict[str, Any]:
-        """Return the data that the HTML page needs to show the input. It must be JSON data.
+        """Return the data with which attention.js shows the input. It must be JSON data.
 
         The value of "kind" decides how the page shows the input:
 
@@ -178,7 +202,7 @@ class Drawer(Protocol):
           data URL of a sound. `boxes` places the tokens on it.
         - "list": the names of the tokens.
         """
-        ...
+        return {"kind": "list"}
 
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
         """Return the position of each token in what `page` shows, NaN for tokens without one.
@@ -186,7 +210,67 @@ class Drawer(Protocol):
         (N, 2), start and stop in characters; or (N, 4), top, left, bottom and right in the units of
         "width" and "height"; or (N, 0) for a list.
         """
-        ...
+        return np.zeros((len(coords), 0))
+
+    def fragment(self, shown: Shown) -> str:
+        """Return the input as HTML without scripts, in which everything from data is escaped."""
+        return f'<p class="note">no preview of the kind {escaped(shown.modality)}</p>'
+
+    def file(self, shown: Shown) -> bytes | None:
+        """Return the input as the content of a file that its preprocessor can read; None: none."""
+        return None
+
+    def join(self, inputs: Mapping[str, Shown]) -> Shown:
+        """Return neighboring inputs as one, for a drawer with `joins_inputs`."""
+        raise NotImplementedError
+
+
+def draw_cell(axis: Axes, column: float, row: float, color: Any) -> None:
+    """Draw a cell of width and height 1."""
+    style: dict[str, Any] = {"edgecolor": CELL_EDGE, "linewidth": 0.5}
+    axis.add_patch(Rectangle((column, row), 1, 1, facecolor=color, **style))
+
+
+def draw_alignment(
+    weights: np.ndarray,
+    words: Sequence[str],
+    read: Sequence[str],
+    path: Path,
+    *,
+    title: str = "",
+    about: str = "",
+) -> None:
+    """Write a PNG of attention between words: one row per query, one column per key.
+
+    Args:
+        weights: (T, N). Attention weights.
+        words: Labels of the T rows, the words that attend.
+        read: Labels of the N columns, the words that are attended to.
+        path: File to write.
+        title: Title of the picture.
+        about: Line below the title.
+    """
+    rows = shortened(words)
+    columns = shortened(read)
+    cell = min(0.3, MAX_INCHES / max(len(words), len(read)))
+    size = font_size(cell * 1.1)
+    left = max(text_width(row, size) for row in rows) / 72 + 0.3
+    top = max(text_width(column, size) for column in columns) / 72 + 0.3
+    # The last inch is for the color bar; 0.8 inches are for the title.
+    width = max(cell * len(read) + left, 4) + 1.0
+    figure = new_figure(width, max(cell * len(words) + top, 1.6) + 0.8)
+    axis = figure.subplots()
+    scale = heat_scale(weights)
+    style: dict[str, Any] = {"cmap": heat_colors(), "norm": scale, "interpolation": "nearest"}
+    axis.imshow(weights, aspect="equal", **style)
+    axis.set_yticks(range(len(rows)), rows, fontsize=size)
+    axis.set_xticks(range(len(columns)), columns, rotation=90, fontsize=size)
+    axis.xaxis.tick_top()
+    axis.tick_params(length=0)
+    separate_cells(axis, len(columns), len(rows))
+    set_title(figure, title, about)
+    color_bar(figure, axis, scale, "attention\nweight")
+    save(figure, path)
 
 
 def is_file(source: Any) -> bool:
@@ -198,26 +282,3 @@ def is_file(source: Any) -> bool:
         return Path(source).is_file()
     except (OSError, ValueError):
         return False
-
-
-def check_weights(
-    weights: np.ndarray,
-    words: Sequence[str],
-    num_tokens: int,
-    *,
-    coords: np.ndarray | None = None,
-    coords_width: int = 0,
-) -> None:
-    """Check the shapes of the arguments of a picture.
-
-    Raises:
-        ValueError: If `weights` is not (len(words), num_tokens) with at least one row and one
-            column, or `coords` is not (num_tokens, coords_width).
-    """
-    if coords is not None and (coords.ndim != 2 or coords.shape[1] != coords_width):
-        raise ValueError(f"coords must be (N, {coords_width}), got {coords.shape}")
-    expected = (len(words), num_tokens)
-    if weights.shape != expected or 0 in expected:
-        raise ValueError(
-            f"weights must be {expected}, one row per word and at least one, got {weights.shape}"
-        )

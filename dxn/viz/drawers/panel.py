@@ -1,11 +1,10 @@
-"""A panel: a picture with one box per token, such as an image or a spectrogram."""
+"""Drawers whose picture has one box per token: images, spectrograms, frames and curves."""
 
 from __future__ import annotations
 
-import base64
-import io
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,13 +14,29 @@ from matplotlib.colors import Normalize
 from matplotlib.patches import Rectangle
 from PIL import Image
 
-from dxn.viz.figures import ORANGE, heat_colors
+from dxn.viz.drawers.drawer import MAX_INCHES, Drawer, Shown
+from dxn.viz.figure import (
+    ORANGE,
+    color_bar,
+    font_size,
+    heat_colors,
+    heat_scale,
+    new_figure,
+    save,
+    set_title,
+    shortened,
+)
+from dxn.viz.html import data_url
+from dxn.viz.media import encoded, picture
 
-PAGE_SIDE = 640  # pixels of the longer side of a picture in the HTML page, which embeds it
+PAGE_SIDE = 640  # pixels of the longer side of a picture in an HTML page, which embeds it
 SHADED_SIDE = 400  # pixels of the longer side, at least, of a picture that is colored by attention
 # Black becomes this brightness (0 to 1) below the colors of attention, and would hide them.
 DARKEST = 0.5
 MAX_DOTS = 100  # centers of overlapping patches; with more, dots would cover the picture
+GAP = 0.06  # between a picture and its colored copy, relative to the picture
+MAX_RATIO = 4.0  # pictures that are longer than this get less than their share of the figure
+COLUMNS = 800  # resolution of a drawn time axis, about one column per pixel
 
 Ticks = Sequence[tuple[float, str]]  # position and label
 
@@ -32,8 +47,8 @@ class Panel:
 
     Args:
         pixels: uint8 (H, W, 3).
-        width: Width in the units of the boxes: pixels or seconds.
-        height: Height in the units of the boxes: pixels or frequency bins.
+        width: Width in the units of the boxes: pixels, seconds or time steps.
+        height: Height in the units of the boxes: pixels, frequency bins or channels.
         x_ticks: Positions and labels on the horizontal axis. Empty: the axes are not drawn.
         y_ticks: Positions and labels on the vertical axis, which points down.
         x_label: Label of the horizontal axis.
@@ -49,22 +64,132 @@ class Panel:
     y_label: str = ""
 
 
-def shrink_axes(axis: Axes) -> None:
-    """Adapt the axes to a thumbnail: no labels, and small ticks."""
-    axis.set(xlabel="", ylabel="")
-    axis.tick_params(labelsize=6, length=2)
+class PanelDrawer(Drawer):
+    """Draws a picture with a box around each token. A subclass makes the picture in `panel`.
+
+    Attributes:
+        original: Where `draw_shares` draws the picture without colors, which hide some of it:
+            "left", "above", or "" for nowhere.
+        max_marks: Number of different starts of tokens that are outlined, because more outlines
+            would be narrower than a few pixels. None: all.
+        copy_inches: Width of a copy of the picture, one for each word that a model writes.
+        copies_per_row: Maximum number of copies per row.
+        is_drawing: Whether the picture has few colors.
+    """
+
+    original: str = ""
+    max_marks: int | None = None
+    copy_inches: float = 1.7
+    copies_per_row: int = 6
+    is_drawing: bool = False
+
+    def panel(self, shown: Shown) -> Panel:
+        """Return the picture."""
+        raise NotImplementedError
+
+    def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
+        """Return the boxes (N, 4) of tokens in the units of the panel, NaN for padding."""
+        return coords
+
+    def note(self, shown: Shown, coords: np.ndarray) -> str:
+        """Return a note about the tokens, which continues the title."""
+        return ""
+
+    def describe(self, shown: Shown) -> str:
+        """Return a description for readers who do not see the picture."""
+        return f"{shown.name or shown.modality} of the sample"
+
+    def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
+        boxes = self.boxes(shown, coords)
+        is_marked, unmarked = thinned(coords[:, 0], self.max_marks)
+        overlap = draw_boxes(axis, self.panel(shown), boxes[is_marked & ~np.isnan(boxes[:, 0])])
+        axis.set_anchor("W")
+        return f"{self.note(shown, coords)}{unmarked}{overlap}"
+
+    def draw_shares(
+        self,
+        axis: Axes,
+        shown: Shown,
+        coords: np.ndarray,
+        shares: np.ndarray,
+        scale: Normalize,
+        *,
+        small: bool = False,
+    ) -> None:
+        panel = self.panel(shown)
+        draw_heat(axis, panel, self.boxes(shown, coords), shares, scale)
+        if small:
+            axis.set(xlabel="", ylabel="")
+            axis.tick_params(labelsize=6, length=2)
+        elif self.original:
+            left, top = 0.0, 0.0
+            right, bottom = float(panel.width), float(panel.height)
+            if self.original == "left":
+                left, right = -(1 + GAP) * panel.width, -GAP * panel.width
+            else:
+                top, bottom = -(1 + GAP) * panel.height, -GAP * panel.height
+            axis.imshow(panel.pixels, extent=(left, right, bottom, top))
+            axis.set(xlim=(left, panel.width), ylim=(panel.height, top), anchor="W")
+
+    def draw_reading(
+        self,
+        shown: Shown,
+        weights: np.ndarray,
+        words: Sequence[str],
+        names: Sequence[str],
+        coords: np.ndarray,
+        path: Path,
+        *,
+        title: str = "",
+        about: str = "",
+    ) -> None:
+        panel = self.panel(shown)
+        if panel.x_ticks:
+            draw_rows(weights, words, panel, coords[:, :2], path, title=title, about=about)
+            return
+        draw_copies(
+            weights,
+            words,
+            panel,
+            self.boxes(shown, coords),
+            path,
+            per_row=self.copies_per_row,
+            width=self.copy_inches,
+            title=title,
+            about=about,
+        )
+
+    def page(self, shown: Shown) -> dict[str, Any]:
+        panel = self.panel(shown)
+        image = Image.fromarray(np.ascontiguousarray(panel.pixels))
+        image.thumbnail((PAGE_SIDE, PAGE_SIDE))
+        return {
+            "kind": "boxes",
+            "source": data_url("image/png", encoded(image, "PNG", optimize=True)),
+            "width": panel.width,
+            "height": panel.height,
+            "x_ticks": list(panel.x_ticks),
+            "y_ticks": list(panel.y_ticks),
+            "x_label": panel.x_label,
+            "y_label": panel.y_label,
+        }
+
+    def fragment(self, shown: Shown) -> str:
+        return picture(self.panel(shown).pixels, self.describe(shown), drawing=self.is_drawing)
 
 
-def thinned(starts: np.ndarray, max_marks: int) -> tuple[np.ndarray, str]:
+def thinned(starts: np.ndarray, max_marks: int | None) -> tuple[np.ndarray, str]:
     """Return which tokens to outline, so that not too many of them cover a picture.
 
     Args:
         starts: Start of each token (N,). Tokens with the same start are outlined together.
-        max_marks: Number of different starts that may be outlined.
+        max_marks: Number of different starts that may be outlined. None: all.
 
     Returns:
         A mask (N,), and a note about the tokens that are left out.
     """
+    if max_marks is None:
+        return np.ones(len(starts), dtype=bool), ""
     unique = np.unique(starts)
     every = -(-len(unique) // max_marks) or 1
     note = f", every {every}th is outlined" if every > 1 else ""
@@ -160,27 +285,122 @@ def overlaps(boxes: np.ndarray) -> bool:
     return False
 
 
-def page_panel(panel: Panel) -> dict[str, Any]:
-    """Return the data of a panel for the HTML page."""
-    picture = Image.fromarray(np.ascontiguousarray(panel.pixels))
-    picture.thumbnail((PAGE_SIDE, PAGE_SIDE))
-    return {
-        "kind": "boxes",
-        "source": png_source(picture),
-        "width": panel.width,
-        "height": panel.height,
-        "x_ticks": list(panel.x_ticks),
-        "y_ticks": list(panel.y_ticks),
-        "x_label": panel.x_label,
-        "y_label": panel.y_label,
-    }
+def draw_copies(
+    weights: np.ndarray,
+    words: Sequence[str],
+    panel: Panel,
+    boxes: np.ndarray,
+    path: Path,
+    *,
+    per_row: int,
+    width: float,
+    title: str = "",
+    about: str = "",
+) -> None:
+    """Write a PNG with one small copy of a picture per word (arXiv:1502.03044, figure 3).
+
+    Args:
+        weights: (T, N). Attention weights. All copies have the same color scale.
+        words: Titles of the T copies.
+        panel: The picture.
+        boxes: (N, 4). Top, left, bottom and right of each token, or NaN.
+        path: File to write.
+        per_row: Maximum number of copies per row.
+        width: Width of a copy in inches.
+        title: Title of the picture.
+        about: Line below the title.
+    """
+    columns = min(per_row, len(words))
+    rows = -(-len(words) // columns)
+    # Extreme aspect ratios are limited. The 0.3 inches are for the title of a copy, the last inch
+    # for the color bar.
+    copy_height = width * min(max(panel.height / panel.width, 1 / MAX_RATIO), MAX_RATIO) + 0.3
+    figure = new_figure(width * columns + 1, copy_height * rows + 0.7)
+    set_title(figure, title, about)
+    axes = list(figure.subplots(rows, columns, squeeze=False).flat)
+    # All axes, because the last row may have empty ones.
+    for axis in axes:
+        axis.set_axis_off()
+    scale = heat_scale(weights)
+    for axis, word, row in zip(axes, shortened(words), weights, strict=False):
+        draw_heat(axis, panel, boxes, row, scale)
+        axis.set_title(word, fontsize=9)
+    color_bar(figure, axes, scale, "attention\nper patch")
+    save(figure, path)
 
 
-def png_source(picture: Image.Image) -> str:
-    """Encode a picture as a data URL, so that the HTML page needs no other file."""
-    file = io.BytesIO()
-    picture.save(file, "PNG", optimize=True)
-    return f"data:image/png;base64,{base64.b64encode(file.getvalue()).decode('ascii')}"
+def draw_rows(
+    weights: np.ndarray,
+    words: Sequence[str],
+    panel: Panel,
+    coords: np.ndarray,
+    path: Path,
+    *,
+    title: str = "",
+    about: str = "",
+) -> None:
+    """Write a PNG of a panel over time with one row of attention weights per word below it.
+
+    Args:
+        weights: (T, N). Attention weights.
+        words: Labels of the T rows.
+        panel: The picture. Its width is a time.
+        coords: (N, 2). Start and stop of each token in the same unit, or NaN.
+        path: File to write.
+        title: Title of the picture.
+        about: Line below the title.
+    """
+    # Heights in inches: 1.9 for the picture, 1.3 for the title and the labels of the time axis.
+    row_height = min(0.22, MAX_INCHES / len(words))
+    rows_height = max(row_height * len(words), 0.4)
+    figure = new_figure(9, 1.9 + rows_height + 1.3)
+    set_title(figure, title, about)
+    top, bottom = figure.subplots(2, 1, height_ratios=[1.9, rows_height], sharex=True)
+    draw_panel(top, panel)
+    top.set(xlabel="")
+    rows = timeline(weights, coords, panel.width)
+    scale = heat_scale(rows)
+    bottom.imshow(
+        rows,
+        cmap=heat_colors(),
+        norm=scale,
+        aspect="auto",
+        interpolation="nearest",
+        extent=(0, panel.width, len(words) - 0.5, -0.5),
+    )
+    bottom.set_yticks(range(len(words)), shortened(words), fontsize=font_size(row_height))
+    bottom.tick_params(axis="y", length=0)
+    bottom.set(xlabel=panel.x_label, xlim=(0, panel.width))
+    color_bar(figure, [top, bottom], scale, "attention\nweight")
+    save(figure, path)
+
+
+def timeline(weights: np.ndarray, coords: np.ndarray, duration: float) -> np.ndarray:
+    """Convert the weights of tokens to rows over time.
+
+    The weights of tokens with the same interval, such as the frequency bands of one frame, are
+    added up. Where different intervals overlap, the result is the maximum.
+
+    Args:
+        weights: (T, N). Attention weights of N tokens.
+        coords: (N, 2). Start and stop of each token, or NaN.
+        duration: Duration of the rows in the same unit.
+
+    Returns:
+        (T, COLUMNS).
+    """
+    is_placed = ~np.isnan(coords).any(1)
+    intervals, index = np.unique(coords[is_placed], axis=0, return_inverse=True)
+    summed = np.zeros((len(weights), len(intervals)))
+    # `summed.T[index] += ...` would count each interval only once; add.at adds up repeated indices.
+    # Some versions of NumPy return an index of shape (N, 1).
+    np.add.at(summed.T, index.reshape(-1), weights[:, is_placed].T)
+    rows = np.zeros((len(weights), COLUMNS))
+    for i, (start, stop) in enumerate(intervals * COLUMNS / duration):
+        # A token that is shorter than a column still fills one column.
+        part = rows[:, int(start) : max(round(stop), int(start) + 1)]
+        np.maximum(part, summed[:, i : i + 1], out=part)
+    return rows
 
 
 def _pixels(start: float, stop: float) -> slice:

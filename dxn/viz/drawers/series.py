@@ -5,22 +5,15 @@ from __future__ import annotations
 import io
 import math
 from collections.abc import Sequence
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
 from PIL import Image
 
-from dxn.viz.drawers.audio import draw_rows
-from dxn.viz.drawers.drawer import InputAttention, Shown, Thumbnails
-from dxn.viz.drawers.html import picture
-from dxn.viz.drawers.panel import Panel, draw_boxes, draw_heat, page_panel, shrink_axes, thinned
-from dxn.viz.figures import new_figure
+from dxn.viz.drawers.drawer import Shown, Thumbnails
+from dxn.viz.drawers.panel import Panel, PanelDrawer
+from dxn.viz.figure import new_figure
 
 MAX_CHANNELS = 16  # curves in one picture; further channels would be too flat
-MAX_MARKS = 120  # patches with an outline; more would be narrower than a few pixels
 INCHES = 5.2  # width of the picture of the curves
 PIXELS = 160  # per inch
 COLOR = "#2c5282"
@@ -29,50 +22,24 @@ MARKER = 4.0  # size of a point in points
 MISSING_COLOR = "#e2e8f0"  # time steps at which a channel has no value
 
 
-class SeriesDrawer:
+class SeriesDrawer(PanelDrawer):
     """Draws a series (T, C). Coordinates are (start, stop) in time steps, and the channel."""
 
     unit = "patch"
-    reads_words = False
     reading_file = "time.png"
     thumbnails = Thumbnails(width=2.6, height=1.6, per_row=4, caption="time steps")
+    max_marks = 120
+    is_drawing = True
 
     def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
         return INCHES, _height(shown) + 0.7
 
-    def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
-        is_marked, left_unmarked = thinned(coords[:, 0], MAX_MARKS)
-        boxes = self.boxes(shown, coords)
-        is_marked &= ~np.isnan(boxes[:, 0])
-        note = draw_boxes(axis, series_panel(shown), boxes[is_marked])
-        channels = shown.raw.shape[1]
-        hidden = channels - MAX_CHANNELS
-        left_out = f", {hidden} more channels are not drawn" if hidden > 0 else ""
-        return f"{left_unmarked}{left_out}{note}"
+    def panel(self, shown: Shown) -> Panel:
+        return series_panel(shown)
 
-    def draw_shares(
-        self, axis: Axes, shown: Shown, coords: np.ndarray, shares: np.ndarray, scale: Normalize
-    ) -> None:
-        draw_heat(axis, series_panel(shown), self.boxes(shown, coords), shares, scale)
-
-    def draw_thumbnail(
-        self, axis: Axes, shown: Shown, coords: np.ndarray, weights: np.ndarray, scale: Normalize
-    ) -> None:
-        draw_heat(axis, series_panel(shown), self.boxes(shown, coords), weights, scale)
-        shrink_axes(axis)
-
-    def draw_reading(
-        self,
-        shown: Shown,
-        attention: InputAttention,
-        path: Path,
-        *,
-        title: str = "",
-        about: str = "",
-    ) -> None:
-        panel = series_panel(shown)
-        weights, words, coords = attention.weights, attention.words, attention.coords[:, :2]
-        draw_rows(weights, words, panel, coords, path, title=title, about=about)
+    def note(self, shown: Shown, coords: np.ndarray) -> str:
+        hidden = shown.raw.shape[1] - MAX_CHANNELS
+        return f", {hidden} more channels are not drawn" if hidden > 0 else ""
 
     def token_names(self, shown: Shown, coords: np.ndarray) -> list[str | None]:
         names: list[str | None] = []
@@ -84,9 +51,6 @@ class SeriesDrawer:
             # Counted from 1, and the last step is included.
             names.append(f"steps {int(row[0]) + 1} to {int(row[1])}{channel}")
         return names
-
-    def page(self, shown: Shown) -> dict[str, Any]:
-        return page_panel(series_panel(shown))
 
     def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
         """Return the boxes (N, 4) in time steps and in channels from the top."""
@@ -101,11 +65,9 @@ class SeriesDrawer:
         boxes[boxes[:, 0] >= count] = np.nan  # channels that are not drawn
         return boxes
 
-    def fragment(self, shown: Shown) -> str:
-        """Return the curves as HTML."""
+    def describe(self, shown: Shown) -> str:
         steps, channels = shown.raw.shape
-        alt = f"{shown.name or 'series'}: {steps} time steps, {channels} channels"
-        return picture(series_panel(shown).pixels, alt, drawing=True)
+        return f"{shown.name or 'series'}: {steps} time steps, {channels} channels"
 
 
 def series_panel(shown: Shown) -> Panel:

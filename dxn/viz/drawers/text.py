@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.collections import PatchCollection, PathCollection
-from matplotlib.colors import Normalize
 from matplotlib.font_manager import FontProperties
 from matplotlib.patches import Rectangle
 from matplotlib.textpath import TextPath
 
-from dxn.viz.drawers.drawer import InputAttention, Shown, check_weights
-from dxn.viz.drawers.html import paragraph
+from dxn.viz.drawers.drawer import Drawer, Shown
 from dxn.viz.drawers.text_layout import LINE, SIZE, Word, lay_out
-from dxn.viz.figures import color_bar, heat_colors, heat_scale, new_figure, save, set_title
-from dxn.viz.fonts import families, text_width
-from dxn.viz.labels import font_size, shortened
+from dxn.viz.fonts import families
+from dxn.viz.media import paragraph
 
 SOFT_COLORS = ("#bee3f8", "#fefcbf", "#c6f6d5", "#fed7d7", "#e9d8fd")
 WIDTH = 640.0  # points of a line of text
@@ -29,13 +25,11 @@ MAX_LINES = 24
 MAX_CHARACTERS = 4000  # more than MAX_LINES lines of narrow letters
 UNDECODED = "\ufffd"  # what a tokenizer decodes an incomplete character to
 THIN = 1.5  # points; width of a token without characters
-MAX_INCHES = 20.0  # longest side of an alignment picture, about 2200 pixels
 
 
-class TextDrawer:
+class TextDrawer(Drawer):
     """Draws text, a str or a list of words. Coordinates are (start, stop) in characters."""
 
-    unit = "token"
     reads_words = True
     reading_file = "alignment.png"
     thumbnails = None  # a line of text is too wide for one copy per word
@@ -46,32 +40,21 @@ class TextDrawer:
         # At least two lines: the color bar beside a single line would have no room for its numbers.
         return _width(words) / 72, max(lines, 2 if shaded else 1) * LINE / 72
 
+    def paint(
+        self,
+        axis: Axes,
+        shown: Shown,
+        coords: np.ndarray,
+        colors: Sequence[Any],
+        *,
+        small: bool = False,
+    ) -> str:
+        return _draw_text(axis, joined(shown.raw), coords, colors)
+
     def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
         # Alternating colors show where a token ends and the next one starts.
         colors = [SOFT_COLORS[i % len(SOFT_COLORS)] for i in range(len(coords))]
-        return _draw_text(axis, joined(shown.raw), coords, colors)
-
-    def draw_shares(
-        self, axis: Axes, shown: Shown, coords: np.ndarray, shares: np.ndarray, scale: Normalize
-    ) -> None:
-        _draw_text(axis, joined(shown.raw), coords, list(heat_colors()(scale(shares))))
-
-    def draw_thumbnail(
-        self, axis: Axes, shown: Shown, coords: np.ndarray, weights: np.ndarray, scale: Normalize
-    ) -> None:
-        self.draw_shares(axis, shown, coords, weights, scale)
-
-    def draw_reading(
-        self,
-        shown: Shown,
-        attention: InputAttention,
-        path: Path,
-        *,
-        title: str = "",
-        about: str = "",
-    ) -> None:
-        weights, words, names = attention.weights, attention.words, attention.names
-        draw_alignment(weights, words, names, path, title=title, about=about)
+        return self.paint(axis, shown, coords, colors)
 
     def token_names(self, shown: Shown, coords: np.ndarray) -> list[str | None]:
         prepare = shown.preprocessor
@@ -97,57 +80,6 @@ class TextDrawer:
     def fragment(self, shown: Shown) -> str:
         """Return the text as HTML."""
         return paragraph(joined(shown.raw))
-
-
-def draw_alignment(
-    weights: np.ndarray,
-    words: Sequence[str],
-    read: Sequence[str],
-    path: Path,
-    *,
-    title: str = "",
-    about: str = "",
-) -> None:
-    """Write a PNG of attention between words: one row per query, one column per key.
-
-    Args:
-        weights: (T, N). Attention weights.
-        words: Labels of the T rows, the words that attend.
-        read: Labels of the N columns, the words that are attended to.
-        path: File to write.
-        title: Title of the picture.
-        about: Line below the title.
-
-    Raises:
-        ValueError: If the shapes do not match.
-    """
-    check_weights(weights, words, len(read))
-    rows = shortened(words)
-    columns = shortened(read)
-    cell = min(0.3, MAX_INCHES / max(len(words), len(read)))
-    size = font_size(cell * 1.1)
-    left = max(text_width(row, size) for row in rows) / 72 + 0.3
-    top = max(text_width(column, size) for column in columns) / 72 + 0.3
-    # The last inch is for the color bar; 0.8 inches are for the title.
-    width = max(cell * len(read) + left, 4) + 1.0
-    figure = new_figure(width, max(cell * len(words) + top, 1.6) + 0.8)
-    axis = figure.subplots()
-    scale = heat_scale(weights)
-    style: dict[str, Any] = {"cmap": heat_colors(), "norm": scale, "interpolation": "nearest"}
-    axis.imshow(weights, aspect="equal", **style)
-    axis.set_yticks(range(len(rows)), rows, fontsize=size)
-    axis.set_xticks(range(len(columns)), columns, rotation=90, fontsize=size)
-    axis.xaxis.tick_top()
-    axis.tick_params(length=0)
-    # The major ticks are at the centers of the cells. Minor ticks are between the cells, and their
-    # grid separates the cells.
-    axis.set_xticks(np.arange(len(columns) + 1) - 0.5, minor=True)
-    axis.set_yticks(np.arange(len(rows) + 1) - 0.5, minor=True)
-    axis.grid(which="minor", color="#e2e8f0", linewidth=0.5)
-    axis.tick_params(which="minor", length=0)
-    set_title(figure, title, about)
-    color_bar(figure, axis, scale, "attention\nweight")
-    save(figure, path)
 
 
 def joined(raw: str | Sequence[str]) -> str:

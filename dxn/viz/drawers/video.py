@@ -4,22 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from fractions import Fraction
-from pathlib import Path
-from typing import Any
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
 
-from dxn.viz.drawers.drawer import InputAttention, Shown, Thumbnails
-from dxn.viz.drawers.html import CLIP_RATE, clip, mp4
-from dxn.viz.drawers.image import draw_copies, pixels_of, rgb
-from dxn.viz.drawers.panel import Panel, draw_boxes, draw_heat, page_panel
+from dxn.viz.drawers.drawer import Shown, Thumbnails
+from dxn.viz.drawers.image import grid_places, rgb
+from dxn.viz.drawers.panel import GAP, Panel, PanelDrawer
+from dxn.viz.media import CLIP_RATE, clip, mp4
 
 WIDTH = 7.0  # inches of a strip
-COPY_WIDTH = 3.4  # inches of a small copy
 PER_ROW = 8  # frames per row of a strip
-GAP = 0.06  # between two frames, relative to the width of a frame
 WHITE = 255
 FILE_QUALITY = 12  # of H.264; differences are hardly visible
 
@@ -46,92 +40,49 @@ class Strip:
         return coords[:, 2:] + np.tile(corner, 2)
 
 
-class VideoDrawer:
+class VideoDrawer(PanelDrawer):
     """Draws a uint8 tensor (T, C, H, W), with the first frame of each tubelet.
 
     Coordinates are (start, stop) in frames, and (top, left, bottom, right) in pixels.
     """
 
-    unit = "token"
-    reads_words = False
     reading_file = "frames.png"
-    thumbnails = Thumbnails(width=COPY_WIDTH, height=1.3, per_row=2)
+    thumbnails = Thumbnails(width=3.4, height=1.3, per_row=2)
+    original = "above"
+    copy_inches = 3.4
+    copies_per_row = 2
 
     def size(self, shown: Shown, *, shaded: bool) -> tuple[float, float]:
-        panel = strip_of(shown).panel
+        panel = self.panel(shown)
         height = WIDTH * panel.height / panel.width
         # The shaded picture has the original above it.
         return WIDTH, (2 + GAP) * height if shaded else height
 
-    def draw_tokens(self, axis: Axes, shown: Shown, coords: np.ndarray) -> str:
-        strip = strip_of(shown)
-        note = draw_boxes(axis, strip.panel, strip.boxes(coords))
-        axis.set_anchor("W")
+    def panel(self, shown: Shown) -> Panel:
+        return strip_of(shown).panel
+
+    def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
+        return strip_of(shown).boxes(coords)
+
+    def note(self, shown: Shown, coords: np.ndarray) -> str:
         steps = len(np.unique(coords[:, 0]))
         places = len(coords) // max(steps, 1)
         frames = _frames_per_step(shown)
         of_frames = f" of {frames} frames, the first one is drawn" if frames > 1 else ""
         patches = f", {places} tokens each" if places > 1 else ""
-        return f", {steps} steps{of_frames}{patches}{note}"
-
-    def draw_shares(
-        self, axis: Axes, shown: Shown, coords: np.ndarray, shares: np.ndarray, scale: Normalize
-    ) -> None:
-        strip = strip_of(shown)
-        panel = strip.panel
-        draw_heat(axis, panel, strip.boxes(coords), shares, scale)
-        # The original above: the colors hide some of it.
-        top = -(1 + GAP) * panel.height
-        axis.imshow(panel.pixels, extent=(0, panel.width, -GAP * panel.height, top))
-        axis.set(xlim=(0, panel.width), ylim=(panel.height, top), anchor="W")
-
-    def draw_thumbnail(
-        self, axis: Axes, shown: Shown, coords: np.ndarray, weights: np.ndarray, scale: Normalize
-    ) -> None:
-        strip = strip_of(shown)
-        draw_heat(axis, strip.panel, strip.boxes(coords), weights, scale)
-
-    def draw_reading(
-        self,
-        shown: Shown,
-        attention: InputAttention,
-        path: Path,
-        *,
-        title: str = "",
-        about: str = "",
-    ) -> None:
-        strip = strip_of(shown)
-        draw_copies(
-            attention.weights,
-            attention.words,
-            strip.panel,
-            strip.boxes(attention.coords),
-            path,
-            per_row=2,
-            width=COPY_WIDTH,
-            title=title,
-            about=about,
-        )
+        return f", {steps} steps{of_frames}{patches}"
 
     def token_names(self, shown: Shown, coords: np.ndarray) -> list[str | None]:
-        tops = np.unique(coords[np.isfinite(coords[:, 2]), 2])
-        lefts = np.unique(coords[np.isfinite(coords[:, 3]), 3])
-        has_patches = len(tops) * len(lefts) > 1
+        places = grid_places(coords[:, 2:])
+        has_patches = len(set(places) - {None}) > 1
         names: list[str | None] = []
-        for start, _, top, left, *_ in coords:
-            if np.isnan(start):
+        for start, place in zip(coords[:, 0], places, strict=True):
+            if place is None:
                 names.append(None)
                 continue
-            row, column = np.searchsorted(tops, top) + 1, np.searchsorted(lefts, left) + 1
-            place = f", row {row}, col {column}" if has_patches else ""
-            names.append(f"frame {int(start) + 1}{place}")
+            where = f", row {place[0]}, col {place[1]}" if has_patches else ""
+            names.append(f"frame {int(start) + 1}{where}")
         return names
-
-    def page(self, shown: Shown) -> dict[str, Any]:
-        return page_panel(strip_of(shown).panel)
-
-    def boxes(self, shown: Shown, coords: np.ndarray) -> np.ndarray:
-        return strip_of(shown).boxes(coords)
 
     def file(self, shown: Shown) -> bytes:
         """Return the frames that the model reads as the content of an MP4 file."""
@@ -146,7 +97,7 @@ class VideoDrawer:
 
 def _frames(shown: Shown) -> np.ndarray:
     """Return the frames uint8 (T, H, W, 3)."""
-    return np.stack([rgb(pixels_of(frame)) for frame in shown.raw])
+    return np.stack([rgb(frame) for frame in shown.raw])
 
 
 def strip_of(shown: Shown) -> Strip:
@@ -155,7 +106,7 @@ def strip_of(shown: Shown) -> Strip:
     if shown.preprocessor is not None:
         times = shown.preprocessor(shown.raw)["times"].numpy()
     starts = times[:: _frames_per_step(shown)]
-    frames = [rgb(pixels_of(shown.raw[int(start)])) for start in starts]
+    frames = [rgb(shown.raw[int(start)]) for start in starts]
     height, width = frames[0].shape[:2]
     gap = max(round(GAP * width), 1)
     columns = min(len(frames), PER_ROW)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, groupby
 from pathlib import Path
@@ -13,12 +13,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from dxn.core.tokens import Span, Tokens
-from dxn.viz.drawers import Shown
-from dxn.viz.figures import save, set_title, wrapped
+from dxn.viz.figure import SPACE, packed_axes, save, set_title, shortened, wrapped
 from dxn.viz.fonts import text_width
-from dxn.viz.labels import shortened
-from dxn.viz.packing import SPACE, packed_axes
-from dxn.viz.spans import InputTokens, drawn_inputs
+from dxn.viz.sample import InputTokens, SampleView
 
 MATRIX_INCHES = (3.9, 2.9)
 NAME_SIZE = 9  # points
@@ -44,18 +41,15 @@ class _Label:
     count: int
 
 
-def token_picture(
-    inputs: Mapping[str, Shown], tokens: Tokens, path: Path, *, about: str = ""
-) -> None:
-    """Write a PNG of the first sample: each input with its tokens marked, and the matrix.
+def token_picture(view: SampleView, path: Path, *, about: str = "") -> None:
+    """Write a PNG of a sample: each input with its tokens marked, and the D×N matrix.
 
     Args:
-        inputs: The inputs by name. Columns of an input that is missing here are only in the matrix.
-        tokens: Tokens of the sample.
+        view: The sample. Columns that belong to no input are only in the matrix.
         path: File to write.
         about: Name of the sample or the model, below the title.
     """
-    parts = drawn_inputs(tokens, inputs)
+    parts, tokens = view.parts, view.tokens
     sizes = [part.drawer.size(part.shown, shaded=False) for part in parts]
     labels = _labels(tokens, parts)
     upright = _need_upright(labels)

@@ -1,20 +1,17 @@
-"""Parts of HTML pages that show raw inputs. Everything that comes from data is escaped."""
+"""Texts, pictures, sounds and clips as parts of HTML pages. What comes from data is escaped."""
 
 from __future__ import annotations
 
 import base64
-import html
 import io
-from collections.abc import Mapping
 from fractions import Fraction
-from typing import Any
 
 import av
 import numpy as np
 import soundfile
 from PIL import Image
 
-from dxn.core.printable import printable
+from dxn.viz.html import data_url, escaped
 
 MAX_SHOWN = 600  # characters of a text that are visible at once
 MAX_TEXT = 4000  # characters of a text in the page; the rest is left out
@@ -26,19 +23,6 @@ MAX_SECONDS = 8.0  # of a recording
 MAX_RATE = 16_000  # Hz; enough for speech
 MAX_FRAMES = 64  # of a clip
 CLIP_RATE = 8  # frames per second at which a clip is played
-
-
-def escaped(text: str) -> str:
-    """Return a text for HTML, also inside of quotation marks, with control characters as escapes.
-
-    Lines and tabs stay as they are.
-    """
-    return html.escape(printable(text))
-
-
-def text_of(page: Mapping[str, Any]) -> str:
-    """Return the text in the data that `Drawer.page` returns for a text."""
-    return str(page["text"])
 
 
 def paragraph(text: str) -> str:
@@ -81,10 +65,10 @@ def picture_source(pixels: np.ndarray, *, drawing: bool = False, side: int = SID
     image = Image.fromarray(np.ascontiguousarray(pixels))
     image.thumbnail((side, side))
     if drawing:
-        return _source("image/png", _encoded(image.quantize(COLORS), "PNG", optimize=True))
+        return data_url("image/png", encoded(image.quantize(COLORS), "PNG", optimize=True))
     if max(image.size) < SMALL:  # a small PNG is exact and as small as a JPEG
-        return _source("image/png", _encoded(image, "PNG", optimize=True))
-    return _source("image/jpeg", _encoded(image, "JPEG", quality=QUALITY))
+        return data_url("image/png", encoded(image, "PNG", optimize=True))
+    return data_url("image/jpeg", encoded(image, "JPEG", quality=QUALITY))
 
 
 def reduced(source: str, *, side: int = SIDE) -> str:
@@ -103,20 +87,28 @@ def player(samples: np.ndarray, rate: int, label: str) -> str:
         label: Name of the recording.
     """
     seconds = len(samples) / rate
-    samples = np.clip(samples[: round(MAX_SECONDS * rate)], -1, 1)
+    samples = samples[: round(MAX_SECONDS * rate)]
     step = -(-rate // MAX_RATE)
     if step > 1:
         # The mean of neighbors is a low-pass filter that is good enough to listen to.
         samples = samples[: len(samples) // step * step].reshape(-1, step).mean(1)
-    file = io.BytesIO()
-    # FLAC is lossless, half as long as WAV, and every browser plays it.
-    soundfile.write(file, samples, rate // step, format="FLAC", subtype="PCM_16")
+    source = data_url("audio/flac", flac(samples, rate // step))
     note = f"first {MAX_SECONDS:g} of {seconds:.0f} seconds"
     cut = f'<p class="note">{note}</p>' if seconds > MAX_SECONDS else ""
     return (
-        f'<audio controls preload="metadata" aria-label="{escaped(label)}" '
-        f'src="{_source("audio/flac", file.getvalue())}"></audio>{cut}'
+        f'<audio controls preload="metadata" aria-label="{escaped(label)}" src="{source}"></audio>'
+        f"{cut}"
     )
+
+
+def flac(samples: np.ndarray, rate: int) -> bytes:
+    """Return samples (S,) as the content of a FLAC file, which every browser plays.
+
+    FLAC is lossless, and half as long as WAV.
+    """
+    content = io.BytesIO()
+    soundfile.write(content, np.clip(samples, -1, 1), rate, format="FLAC", subtype="PCM_16")
+    return content.getvalue()
 
 
 def clip(frames: np.ndarray, label: str) -> str:
@@ -127,11 +119,11 @@ def clip(frames: np.ndarray, label: str) -> str:
         label: Name of the clip.
     """
     step = -(-len(frames) // MAX_FRAMES)
-    content = mp4(frames[::step], rate=CLIP_RATE, quality=26)
+    source = data_url("video/mp4", mp4(frames[::step], rate=CLIP_RATE, quality=26))
     # Muted and without autoplay: a page that moves by itself is hard to read.
     return (
         f'<video controls loop muted playsinline aria-label="{escaped(label)}" '
-        f'src="{_source("video/mp4", content)}"></video>'
+        f'src="{source}"></video>'
     )
 
 
@@ -163,11 +155,8 @@ def cell(value: str) -> str:
     return f'<span class="cell" dir="auto">{escaped(value[:MAX_SHOWN])}</span>'
 
 
-def _encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+def encoded(image: Image.Image, kind: str, **options: object) -> bytes:
+    """Return a picture as the content of a file of this kind, such as "PNG"."""
     file = io.BytesIO()
     image.save(file, kind, **options)
     return file.getvalue()
-
-
-def _source(kind: str, content: bytes) -> str:
-    return f"data:{kind};base64,{base64.b64encode(content).decode('ascii')}"

@@ -1,12 +1,15 @@
-"""Figures: how they are created, titled and saved, and the colors that all pictures share."""
+"""Figures: how they are created, titled, labelled and saved, and the colors of all pictures."""
 
 from __future__ import annotations
 
 import functools
+import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.cm import ScalarMappable
 from matplotlib.colors import Colormap, LinearSegmentedColormap, Normalize
@@ -14,22 +17,28 @@ from matplotlib.figure import Figure, SubFigure
 from matplotlib.text import Text
 from matplotlib.ticker import EngFormatter, Formatter, FuncFormatter, MaxNLocator
 
+from dxn.core.display import number
 from dxn.viz.fonts import DEFAULT_FONT, families, legible, text_width
-from dxn.viz.numbers import number
-from dxn.viz.written import SOFTWARE
 
 BLUE = "#2b6cb0"
 ORANGE = "#dd6b20"
 GREY = "#718096"
+LINE = "#e2e8f0"
+COLORS = ("#1f77b4", "#ff7f0e", "#2ca02c", "#d62728", "#9467bd")  # the cycle of matplotlib
 
 # The colors of attention, from none to the largest share. Black text is readable on all of them,
-# and no grey picture contains them. page.html has the same colors.
+# and no grey picture contains them.
 HEAT_COLORS = ("#ffffff", "#fff1bf", "#fed66f", "#fd9d43", "#ee3f1e")
 TITLE_SIZE = 11
 ABOUT_SIZE = 8.5
 LARGE = 10_000  # numbers from here on have a suffix: 10k
 MAX_LAYOUTS = 12  # most figures need one or two
 MARGIN = 0.12  # inches on each side of the title
+MAX_LABEL = 24  # characters of a label; longer labels would take most of the picture
+PACKED_WIDTH = 10.4  # inches of a picture of several panels
+TITLE_INCHES = 0.7  # height of the title of such a picture
+SPACE = (0.9, 0.7)  # inches for the labels beside a panel, and for the title above it
+SOFTWARE = "dxn"  # stored in each PNG
 
 
 @functools.cache
@@ -142,3 +151,97 @@ def is_dark(color: tuple[float, ...]) -> bool:
     """Return whether white text is easier to read on a color (RGB, 0 to 1) than black text."""
     # Relative luminance (ITU-R BT.709), without the gamma correction, which is accurate enough.
     return float(np.dot(color[:3], (0.2126, 0.7152, 0.0722))) < 0.5
+
+
+def shortened(words: Sequence[str], length: int = MAX_LABEL) -> list[str]:
+    """Convert words to labels that can be drawn, and cut long ones."""
+    labels: list[str] = []
+    for word in words:
+        label = legible(word)
+        labels.append(label if len(label) <= length else f"{label[: length - 1].rstrip()}…")
+    return labels
+
+
+def font_size(inches: float) -> float:
+    """Return the size in points, 3 to 9, of labels in rows of this height."""
+    # One inch is 72 points. 45 of them leave space between the lines.
+    return max(min(9.0, 45 * inches), 3.0)
+
+
+def file_names(names: Sequence[str], file: str) -> dict[str, str]:
+    """Return a file name for each input: `file` for a single input, otherwise INPUT_`file`."""
+    if len(names) == 1:
+        return {names[0]: file}
+    result: dict[str, str] = {}
+    for i, name in enumerate(names, 1):
+        # The name of an input can be a column of a table, such as "price / unit".
+        safe = re.sub(r"[^\w.-]+", "_", name)
+        candidate = f"{safe}_{file}"
+        # Two names can become equal, such as "a b" and "a/b".
+        result[name] = f"{safe}_{i}_{file}" if candidate in result.values() else candidate
+    return result
+
+
+def pack(sizes: Sequence[tuple[float, float]], width: float = PACKED_WIDTH) -> list[list[int]]:
+    """Distribute panels over rows, in their order.
+
+    Args:
+        sizes: Width and height of each panel in inches.
+        width: Width of a row in inches. A wider panel has a row of its own.
+
+    Returns:
+        The indices of the panels of each row.
+    """
+    rows: list[list[int]] = []
+    room = 0.0
+    for i, (needed, _) in enumerate(sizes):
+        if rows and needed <= room:
+            rows[-1].append(i)
+        else:
+            rows.append([i])
+            room = width
+        room -= needed
+    return rows
+
+
+def packed_axes(
+    sizes: Sequence[tuple[float, float]], *, stretch_last: bool = False
+) -> tuple[Figure, list[Axes]]:
+    """Create a figure with one axis per panel, packed into rows.
+
+    Args:
+        sizes: Width and height of each panel in inches, without labels.
+        stretch_last: Whether the last panel takes the rest of its row.
+    """
+    outer = [(width + SPACE[0], height + SPACE[1]) for width, height in sizes]
+    rows = pack(outer)
+    heights = [max(outer[i][1] for i in row) for row in rows]
+    width = min(max(sum(outer[i][0] for i in row) for row in rows), PACKED_WIDTH)
+    figure = new_figure(max(width, 6.0), sum(heights) + TITLE_INCHES)
+    parts = figure.subfigures(len(rows), 1, height_ratios=heights, squeeze=False)[:, 0]
+    axes: dict[int, Axes] = {}
+    for part, row in zip(parts, rows, strict=True):
+        widths = [outer[i][0] for i in row]
+        # A row that is not full ends with an empty axis, so that panels keep their size.
+        rest = width - sum(widths)
+        if stretch_last and row is rows[-1]:
+            widths[-1] += rest
+        elif rest > 0.5:
+            widths.append(rest)
+        grid = part.subplots(1, len(widths), width_ratios=widths, squeeze=False)[0]
+        for axis in grid[len(row) :]:
+            axis.set_axis_off()
+        axes |= dict(zip(row, grid, strict=False))
+    return figure, [axes[i] for i in range(len(sizes))]
+
+
+def separate_cells(axis: Axes, columns: int, rows: int) -> None:
+    """Draw lines between the cells of a matrix.
+
+    The major ticks are at the centers of the cells. Minor ticks are between the cells, and their
+    grid separates the cells.
+    """
+    axis.set_xticks(np.arange(columns + 1) - 0.5, minor=True)
+    axis.set_yticks(np.arange(rows + 1) - 0.5, minor=True)
+    axis.grid(which="minor", color=LINE, linewidth=0.5)
+    axis.tick_params(which="minor", length=0)

@@ -1,0 +1,286 @@
+"""The charts of an evaluation: predictions against targets, forecasts, and sets of inputs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.colors import LogNorm
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+
+from dxn.core.display import number
+from dxn.viz.chart import Chart, finish, write_png
+from dxn.viz.confusion import about_counts, confusion_charts, confusion_counts
+from dxn.viz.figure import BLUE, COLORS, GREY, ORANGE, plain_numbers, shortened
+
+if TYPE_CHECKING:
+    from dxn.tasks import Task
+
+SET_LENGTH = 40  # characters of the name of a set of inputs, which is longer than a class name
+MAX_DOTS = 1500  # of a scatter plot; with more points, their density is drawn
+MAX_FORECASTS = 3
+# A longer history is cut: the forecast would be too narrow to see.
+HISTORY_HORIZONS = 4
+BAND_ALPHAS = (0.16, 0.3)  # of the widest band, and of each one inside
+Answer = Mapping[str, Any]  # result of `Task.answer`
+
+
+@dataclass(frozen=True)
+class TaskCharts:
+    """The charts of the predictions of a task.
+
+    Args:
+        file: Name of their picture.
+        title: Title of the picture.
+        charts: The charts.
+        note: What the line below the title says about them. "": nothing.
+        per_row: Number of charts per row.
+    """
+
+    file: str
+    title: str
+    charts: Sequence[Chart]
+    note: str = ""
+    per_row: int = 1
+
+    def write(self, folder: Path, *, about: str = "") -> Path:
+        """Write the picture, with the name of the run and the split below its title."""
+        path = folder / self.file
+        about = ", ".join(filter(None, [about, self.note]))
+        write_png(self.charts, path, title=self.title, about=about, per_row=self.per_row)
+        return path
+
+
+def task_charts(task: Task, predicted: Sequence[Any], truths: Sequence[Any]) -> TaskCharts | None:
+    """Return the charts that `task.plots` names; None if it names none, or there are no rows.
+
+    Args:
+        task: The task. Its method `answer` converts predictions to class names or numbers.
+        predicted: Predictions, in the format of `Task.predict`.
+        truths: Parsed targets of the same rows.
+
+    Raises:
+        ValueError: If there are no charts of that name.
+    """
+    if task.plots is None or not len(truths):
+        return None
+    if task.plots not in TASK_CHARTS:
+        names = ", ".join(TASK_CHARTS)
+        raise ValueError(f"{task.name}.plots must be one of {names}, got {task.plots!r}")
+    answers = [task.answer(prediction) for prediction in predicted]
+    return TASK_CHARTS[task.plots](task.labels or (), answers, truths)
+
+
+def scatter_chart(predicted: Sequence[float], true: Sequence[float]) -> Chart:
+    """Return predictions over true values, with a line where both are equal.
+
+    Both axes have the same range and the same scale. Many points are drawn as their density.
+    """
+    points = np.stack([np.asarray(true, dtype=float), np.asarray(predicted, dtype=float)], 1)
+    points = points[np.isfinite(points).all(1)]
+    many = len(points) > MAX_DOTS
+
+    def draw(axis: Axes) -> None:
+        low = float(points.min(initial=0 if not len(points) else np.inf))
+        high = float(points.max(initial=1 if not len(points) else -np.inf))
+        margin = 0.04 * (high - low) or 0.5  # a single point gets an axis of length 1
+        limits = (low - margin, high + margin)
+        axis.plot(limits, limits, color=ORANGE, linewidth=1.2, label="predicted = true", zorder=3)
+        if many:
+            style: dict[str, Any] = {"gridsize": 40, "cmap": "Blues", "norm": LogNorm()}
+            extent = (*limits, *limits)
+            cells = axis.hexbin(*points.T, extent=extent, mincnt=1, linewidths=0.1, **style)
+            bar = axis.figure.colorbar(cells, ax=axis, shrink=0.8, label="rows")
+            bar.formatter = FuncFormatter(lambda value, _: f"{value:,.0f}")
+        else:
+            # Dots of few points are solid, dots of many let those below them show.
+            alpha = 0.8 if len(points) < 100 else 0.4
+            axis.scatter(*points.T, s=14, alpha=alpha, color=BLUE, edgecolors="none")
+        axis.set(xlabel="true", ylabel="predicted", xlim=limits, ylim=limits, aspect="equal")
+        for one in (axis.xaxis, axis.yaxis):
+            one.set_major_locator(MaxNLocator(6))
+            one.set_major_formatter(plain_numbers(max(abs(low), abs(high))))
+        finish(axis, grid=False, legend="upper left")
+
+    alt = "predictions over true values, with a line where both are equal"
+    return Chart("Predicted and true values", alt, draw, (5.8 if many else 5, 4.6))
+
+
+def error_chart(errors: Sequence[float]) -> Chart:
+    """Return the distribution of prediction minus true value."""
+    values = np.asarray(errors, dtype=float)
+    values = values[np.isfinite(values)]
+
+    def draw(axis: Axes) -> None:
+        axis.hist(values, bins=min(40, max(len(values) // 5, 5)), color=COLORS[0])
+        axis.axvline(0, color=GREY, linestyle="--", linewidth=1)
+        axis.set(xlabel="prediction minus true value", ylabel="rows")
+        axis.xaxis.set_major_locator(MaxNLocator(5))
+        if len(values):
+            axis.xaxis.set_major_formatter(plain_numbers(float(np.abs(values).max())))
+        finish(axis, legend=None)
+
+    mean = float(values.mean()) if len(values) else 0.0
+    return Chart("Errors", f"distribution of the errors, mean {mean:.4g}", draw, (5, 4.6))
+
+
+def input_chart(scores: Mapping[str, float], metric: str) -> Chart:
+    """Return a metric by set of inputs as bars: single inputs at the bottom, all at the top.
+
+    Args:
+        scores: Value of the metric by set of inputs. A set is "all", "all but c", "a+b" or "a".
+        metric: Name of the metric.
+    """
+    order = sorted(scores, key=lambda name: (_set_rank(name), scores[name]))
+
+    def draw(axis: Axes) -> None:
+        colors = [(GREY, BLUE, ORANGE)[_set_rank(name)] for name in order]
+        bars = axis.barh(range(len(order)), [scores[name] for name in order], color=colors)
+        axis.set_yticks(range(len(order)), shortened(order, SET_LENGTH))
+        low = min(0.0, *scores.values())
+        high = max(0.0, *scores.values())
+        values = [f"{scores[name]:.3f}" if high < 10 else number(scores[name]) for name in order]
+        axis.bar_label(bars, values, padding=3)
+        margin = 0.15 * (high - low or 1)  # room for the value next to the bar
+        axis.set(xlabel=metric, xlim=(low - margin if low else 0, high + margin))
+        axis.axvline(0, color="black", linewidth=0.8)
+        axis.tick_params(axis="y", length=0)
+        axis.spines[["top", "right", "left"]].set_visible(False)
+
+    alt = ", ".join(f"{name} {number(scores[name])}" for name in reversed(order))
+    return Chart(f"{metric} with each set of inputs", alt, draw, (7, 0.36 * len(order) + 0.9))
+
+
+def line_chart(
+    title: str,
+    alt: str,
+    lines: Mapping[str, tuple[Sequence[float], Sequence[float]]],
+    labels: tuple[str, str],
+    *,
+    vertical: float | None = None,
+    is_share: bool = False,
+) -> Chart:
+    """Return one line per name, such as a metric of several runs over the epochs.
+
+    Args:
+        title: Title of the chart.
+        alt: Description.
+        lines: Horizontal and vertical values by name.
+        labels: Labels of the horizontal and vertical axis.
+        vertical: Position of a dotted vertical line.
+        is_share: Whether both axes are from 0 to 1; otherwise the horizontal one has integers.
+    """
+
+    def draw(axis: Axes) -> None:
+        for i, (name, (x, y)) in enumerate(lines.items()):
+            marker = "." if len(x) < 30 else ""
+            color = COLORS[i % len(COLORS)]
+            axis.plot(x, y, marker=marker, linewidth=1.5, color=color, label=name)
+        if vertical is not None:
+            axis.axvline(vertical, color=GREY, linestyle=":", linewidth=1)
+        axis.set(xlabel=labels[0], ylabel=labels[1])
+        if is_share:
+            axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+        else:
+            axis.xaxis.set_major_locator(MaxNLocator(6, integer=True))
+        finish(axis)
+
+    return Chart(title, alt, draw)
+
+
+def forecast_charts(answers: Sequence[Answer], truths: Sequence[Any]) -> list[Chart]:
+    """Return a few forecasts, evenly spaced over all of them: the median and bands of quantiles.
+
+    The history and the true values are drawn, too. Only the first channel is drawn.
+
+    Args:
+        answers: Results of `Forecast.answer`: the values of each quantile by its probability.
+        truths: The `Future` of each forecast, with its history.
+    """
+    chosen = np.unique(np.linspace(0, len(truths) - 1, MAX_FORECASTS).round().astype(int))
+    charts = []
+    for i in chosen:
+        start = f"from {truths[i].start}" if truths[i].start else f"forecast {i + 1}"
+        draw = _forecast(answers[i]["quantiles"], truths[i])
+        charts.append(Chart(start, f"forecast {start}", draw, (8, 2.1)))
+    return charts
+
+
+def _forecast(quantiles: Mapping[str, Any], truth: Any) -> Callable[[Axes], None]:
+    by_level = {float(level): _first_channel(values) for level, values in quantiles.items()}
+
+    def draw(axis: Axes) -> None:
+        levels = sorted(by_level)
+        horizon = len(by_level[levels[0]])
+        history = truth.history[-HISTORY_HORIZONS * horizon :, 0].numpy()
+        true = truth.values[:, 0].numpy()
+        ahead = np.arange(1, horizon + 1)
+        axis.plot(np.arange(1 - len(history), 1), history, color=GREY, label="history")
+        # With the last value of the history in front, both lines are connected.
+        x, y = np.r_[0, ahead[: len(true)]], np.r_[history[-1], true]
+        axis.plot(x, y, color="black", label="true")
+        pairs = [(low, high) for low, high in zip(levels, levels[::-1], strict=True) if low < high]
+        for k, (low, high) in enumerate(pairs):
+            label = f"{100 * low:g}% to {100 * high:g}%"
+            alpha = BAND_ALPHAS[min(k, 1)]
+            style = {"color": BLUE, "alpha": alpha, "linewidth": 0, "label": label}
+            axis.fill_between(ahead, by_level[low], by_level[high], **style)
+        axis.plot(ahead, by_level[0.5], color=ORANGE, linewidth=1.6, label="median")
+        axis.axvline(0.5, color=GREY, linewidth=0.6, linestyle=":")
+        axis.yaxis.set_major_formatter(plain_numbers(max(abs(low) for low in axis.get_ylim())))
+        axis.tick_params(labelsize=8)
+        axis.xaxis.set_major_locator(MaxNLocator(integer=True))
+        axis.set_xlabel("time steps after the end of the history", fontsize=8)
+        axis.margins(x=0.01)
+        finish(axis, grid=False, legend=None)
+        # Beside the curves: no corner of a chart is free for every series.
+        axis.legend(frameon=False, fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5))
+
+    return draw
+
+
+def _confusion(
+    labels: Sequence[str], answers: Sequence[Answer], truths: Sequence[Any]
+) -> TaskCharts:
+    counts = confusion_counts(labels, [answer["prediction"] for answer in answers], truths)
+    charts = confusion_charts(counts, labels)
+    return TaskCharts("confusion.png", charts[-1].title, charts, about_counts(counts))
+
+
+def _scatter(labels: Sequence[str], answers: Sequence[Answer], truths: Sequence[Any]) -> TaskCharts:
+    numbers = [float(answer["prediction"]) for answer in answers]
+    true = [float(truth) for truth in truths]
+    errors = [a - t for a, t in zip(numbers, true, strict=True)]
+    charts = [scatter_chart(numbers, true), error_chart(errors)]
+    return TaskCharts("predicted_vs_true.png", charts[0].title, charts, per_row=2)
+
+
+def _forecasts(
+    labels: Sequence[str], answers: Sequence[Answer], truths: Sequence[Any]
+) -> TaskCharts:
+    channel = truths[0].names[0] if truths[0].names else ""
+    title = f"Forecasts of {channel}" if channel else "Forecasts"
+    return TaskCharts("forecasts.png", title, forecast_charts(answers, truths))
+
+
+TASK_CHARTS: dict[str, Callable[..., TaskCharts]] = {
+    "confusion": _confusion,
+    "scatter": _scatter,
+    "forecast": _forecasts,
+}
+
+
+def _set_rank(name: str) -> int:
+    """Return the rank of a set of inputs: 0 for a single input, 1 for several, 2 for all."""
+    if name == "all":
+        return 2
+    return 1 if "+" in name or name.startswith("all but ") else 0
+
+
+def _first_channel(values: Sequence[Any]) -> np.ndarray:
+    array = np.array(values, dtype=float)
+    return array if array.ndim == 1 else array[:, 0]

@@ -1,0 +1,204 @@
+"""One sample to draw: its tokens, its raw inputs, and one line about it and its answer."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dxn.core.display import number, percent
+from dxn.core.tokens import Span, Tokens
+from dxn.viz.drawers import Drawer, Shown, get_drawer, is_file
+
+MAX_TEXT = 60  # characters of a text in the description of a sample
+MAX_DESCRIBED = 8  # inputs in the description of a sample
+MAX_ANSWER = 120  # characters of an answer in a title
+MAX_LISTED = 5  # classes whose probabilities are listed
+
+
+@dataclass(frozen=True)
+class InputTokens:
+    """The real tokens of one input.
+
+    Args:
+        name: Name of the input.
+        shown: The input.
+        columns: (n,). Columns of the tokens in the D×N matrix.
+        coords: (n, k). Position of each token in the raw input, in the units of `Span.coords`. NaN
+            for a token without a position, such as an end-of-text token.
+    """
+
+    name: str
+    shown: Shown
+    columns: np.ndarray
+    coords: np.ndarray
+
+    @property
+    def drawer(self) -> Drawer:
+        """Drawer of the modality of the input."""
+        return get_drawer(self.shown.modality)
+
+    @property
+    def is_placed(self) -> np.ndarray:
+        """(n,) bool. True for tokens that have a position in the raw input."""
+        return np.logical_not(np.isnan(self.coords).any(axis=1))
+
+    @property
+    def placed(self) -> np.ndarray:
+        """(m, k). Coordinates of the tokens that have a position."""
+        return self.coords[self.is_placed]
+
+
+@dataclass(frozen=True)
+class SampleView:
+    """The tokens of one sample, and the raw inputs that they were made of.
+
+    Args:
+        tokens: Tokens whose first sample is drawn, with N columns.
+        inputs: The inputs by name. Columns of an input that is missing here belong to no input,
+            such as class tokens.
+    """
+
+    tokens: Tokens
+    inputs: Mapping[str, Shown]
+
+    @classmethod
+    def of(
+        cls,
+        tokens: Tokens,
+        adapters: Mapping[str, Any],
+        raws: Mapping[str, Any],
+        sources: Mapping[str, Any] | None = None,
+    ) -> SampleView:
+        """Return the view of a sample without the inputs that it lacks.
+
+        Args:
+            tokens: Tokens of the sample.
+            adapters: Adapter of each input, by input name.
+            raws: Raw value of each input, by input name.
+            sources: What the inputs were read from, by input name.
+        """
+        return cls(tokens, shown_inputs(adapters, raws, sources))
+
+    @cached_property
+    def names(self) -> list[str]:
+        """Names of the N columns, padding included.
+
+        The drawer of an input names its tokens, for example with subwords or times. Tokens that it
+        returns None for are numbered. Columns of a text that are not subwords have the name "".
+        """
+        names: list[str] = []
+        for span in self.tokens.spans:
+            own: Sequence[str | None] = [None] * len(span)
+            if span.name in self.inputs:
+                shown = self.inputs[span.name]
+                own = get_drawer(shown.modality).token_names(shown, coords_of(span))
+            names += [
+                f"{span.name} {i + 1}" if name is None else name for i, name in enumerate(own)
+            ]
+        return names
+
+    @cached_property
+    def parts(self) -> list[InputTokens]:
+        """The inputs that have real tokens, in the order of their columns.
+
+        Class tokens and registers do not belong to an input, so they are left out. Neighbors whose
+        drawer draws several inputs in one panel are joined.
+        """
+        parts: list[InputTokens] = []
+        for span in self.tokens.spans:
+            if span.name in self.inputs:
+                is_real = self.tokens.mask[0, span.start : span.stop].cpu().numpy()
+                if is_real.any():
+                    columns = span.start + is_real.nonzero()[0]
+                    coords = coords_of(span)[is_real]
+                    parts.append(InputTokens(span.name, self.inputs[span.name], columns, coords))
+        results: list[InputTokens] = []
+        for _, group in groupby(parts, key=lambda part: type(part.drawer)):
+            members = list(group)
+            results += [_joined(members)] if members[0].drawer.joins_inputs else members
+        return results
+
+    def names_of(self, part: InputTokens) -> list[str]:
+        """Return the names of the tokens of a part."""
+        return [self.names[int(i)] for i in part.columns]
+
+
+def shown_inputs(
+    adapters: Mapping[str, Any],
+    raws: Mapping[str, Any],
+    sources: Mapping[str, Any] | None = None,
+) -> dict[str, Shown]:
+    """Return the raw inputs of a sample for the drawers, see `SampleView.of`."""
+    shown: dict[str, Shown] = {}
+    for name, raw in raws.items():
+        if raw is not None and name in adapters:
+            prepare = adapters[name].prepare
+            source = (sources or {}).get(name)
+            shown[name] = Shown(prepare.modality, raw, prepare, adapters[name], source, name)
+    return shown
+
+
+def coords_of(span: Span) -> np.ndarray:
+    """Return the coordinates (n, k) of the columns of a span in the first sample."""
+    return span.coords[0].cpu().numpy()
+
+
+def describe_sample(sample: Mapping[str, Any]) -> str:
+    """Describe a sample in one line: its first texts, and the names of its files."""
+    parts: list[str] = []
+    for name, value in sample.items():
+        text = " ".join(map(str, value)) if isinstance(value, list) else value
+        if isinstance(text, str | Path) and is_file(text):
+            parts.append(f"{name}: {Path(text).name}")
+        elif isinstance(text, str):
+            short = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+            parts.append(f"{name}: “{short}”")
+    if len(parts) > MAX_DESCRIBED + 1:
+        parts[MAX_DESCRIBED:] = [f"{len(parts) - MAX_DESCRIBED} more"]
+    return "; ".join(parts)
+
+
+def answer_line(answer: Mapping[str, Any]) -> str:
+    """Return a prediction in one line, with its probability if the model gives one.
+
+    Args:
+        answer: Result of `Task.answer`.
+    """
+    prediction = answer["prediction"]
+    probabilities = answer.get("probabilities") or {}
+    if "entities" in answer:
+        entities = [f"{each['text']} ({each['label']})" for each in answer["entities"]]
+        line = ", ".join(entities) or "no entities"
+    elif isinstance(prediction, list):
+        line = ", ".join(_named(part, probabilities) for part in prediction) or "none"
+    else:
+        line = _named(prediction, probabilities)
+    return line if len(line) <= MAX_ANSWER else f"{line[: MAX_ANSWER - 1]}…"
+
+
+def listed_probabilities(answer: Mapping[str, Any]) -> list[tuple[str, float]]:
+    """Return the largest probabilities and their classes, largest first."""
+    probabilities = answer.get("probabilities") or {}
+    order = sorted(probabilities.items(), key=lambda item: -item[1])
+    return [(str(name), float(share)) for name, share in order[:MAX_LISTED]]
+
+
+def _named(prediction: Any, probabilities: Mapping[str, float]) -> str:
+    share = probabilities.get(str(prediction))
+    if share is not None:
+        return f"{prediction} ({percent(share)})"
+    return number(prediction) if isinstance(prediction, float) else str(prediction)
+
+
+def _joined(members: Sequence[InputTokens]) -> InputTokens:
+    columns = np.concatenate([part.columns for part in members])
+    index = np.arange(len(columns), dtype=np.float32)
+    name = f"{len(members)} columns" if len(members) > 1 else members[0].name
+    shown = members[0].drawer.join({part.name: part.shown for part in members})
+    return InputTokens(name, shown, columns, np.stack([index, index + 1], 1))
