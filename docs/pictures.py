@@ -26,7 +26,7 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from dxn.models.attention import attend, attention_weights
-from dxn.viz.figures import BLUE, GREY, ORANGE, new_figure, save, set_title
+from dxn.viz.figure import BLUE, GREY, ORANGE, new_figure, save, set_title
 
 DOCS = Path(__file__).parent
 IMAGES = DOCS / "images"

@@ -36,7 +36,7 @@ from dxn.data.loader import make_loader  # noqa: E402
 from dxn.data.order import BatchOrder  # noqa: E402
 from dxn.models import count_parameters  # noqa: E402
 from dxn.runs import build as parts  # noqa: E402
-from dxn.viz.figures import BLUE, GREY, ORANGE, new_figure, save  # noqa: E402
+from dxn.viz.figure import BLUE, GREY, ORANGE, new_figure, save  # noqa: E402
 
 EXPERIMENTS = {
     "transformer": "translate",

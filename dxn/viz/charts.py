@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -16,9 +16,6 @@ from dxn.core.display import number
 from dxn.viz.chart import Chart, finish, write_png
 from dxn.viz.confusion import about_counts, confusion_charts, confusion_counts
 from dxn.viz.figure import BLUE, COLORS, GREY, ORANGE, plain_numbers, shortened
-
-if TYPE_CHECKING:
-    from dxn.tasks import Task
 
 SET_LENGTH = 40  # characters of the name of a set of inputs, which is longer than a class name
 MAX_DOTS = 1500  # of a scatter plot; with more points, their density is drawn
@@ -55,7 +52,7 @@ class TaskCharts:
         return path
 
 
-def task_charts(task: Task, predicted: Sequence[Any], truths: Sequence[Any]) -> TaskCharts | None:
+def task_charts(task: Any, predicted: Sequence[Any], truths: Sequence[Any]) -> TaskCharts | None:
     """Return the charts that `task.plots` names; None if it names none, or there are no rows.
 
     Args:

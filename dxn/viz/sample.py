@@ -173,7 +173,7 @@ def answer_line(answer: Mapping[str, Any]) -> str:
     prediction = answer["prediction"]
     probabilities = answer.get("probabilities") or {}
     if "entities" in answer:
-        entities = [f"{each['text']} ({each['label']})" for each in answer["entities"]]
+        entities = ["{text} ({label})".format(**each) for each in answer["entities"]]
         line = ", ".join(entities) or "no entities"
     elif isinstance(prediction, list):
         line = ", ".join(_named(part, probabilities) for part in prediction) or "none"

@@ -14,7 +14,7 @@ from helpers.runs import SMALL, refused, table_of, train
 import dxn
 from dxn.cli import main
 from dxn.config.instantiate import build
-from dxn.viz import attention_pictures
+from dxn.viz import attention
 
 OPTIONS = [*SMALL, "preset=plain", "baseline=none", "trainer.epochs=1"]
 
@@ -164,7 +164,7 @@ def test_attend_removes_the_pictures_of_its_last_call_and_no_others(
 ):
     folder = tmp_path / "attend"
     command = ["attend", f"run={text_run}", f"output={folder}", "input.text=apple"]
-    draw = attention_pictures.word_pictures
+    draw = attention.word_pictures
 
     def with_own(*arguments, **options):
         files, notes = draw(*arguments, **options)
@@ -173,7 +173,7 @@ def test_attend_removes_the_pictures_of_its_last_call_and_no_others(
         return [*files, own], notes
 
     with monkeypatch.context() as patch:
-        patch.setattr(attention_pictures, "word_pictures", with_own)
+        patch.setattr(attention, "word_pictures", with_own)
         assert main(command) == 0
     assert (folder / "mine.png").exists()
     (folder / "holiday.png").write_bytes(b"of the user")

@@ -9,8 +9,8 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
+from dxn.commands.attend import list_pictures, remove_pictures
 from dxn.config.keys import TOP
-from dxn.viz.written import list_pictures, remove_pictures
 
 CONF = Path(dxn.__file__).parent / "conf"
 # Parts with types of their own, and values of any type.
