@@ -110,8 +110,8 @@ def write_png(
     save(figure, path)
 
 
-def finish(axis: Axes, *, grid: bool = True, legend: str | None = "best") -> None:
-    """Draw the grid and the legend of a chart, and no box around it."""
+def finish(axis: Axes, *, grid: bool = True, legend: Any = "best") -> None:
+    """Draw the grid and the legend (at a place, or None) of a chart, and no box around it."""
     if grid:
         axis.grid(color=LINE, linewidth=0.6)
         axis.set_axisbelow(True)
