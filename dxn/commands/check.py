@@ -6,21 +6,13 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from dxn.config.instantiate import build
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.inspect.check import check, remove_earlier, write_bad
-from dxn.runs.build import (
-    assign_inputs,
-    build_adapters,
-    build_task,
-    by_input,
-    decide_task,
-    find_formats,
-    fit_adapters,
-    open_source,
-    preprocessors_of,
-)
+from dxn.runs.build import build_adapters, by_input, find_formats, fit_adapters
 from dxn.runs.evaluation.printing import next_step, print_line
+from dxn.runs.plan import assign_inputs, decide_task, open_source, preprocessors_of
 from dxn.runs.settings import Settings
 from dxn.tasks.auto import Auto
 
@@ -31,7 +23,7 @@ def run(settings: Settings) -> int:
     trust = settings.trust
     output = Path(config["output"])
     remove_earlier(output)
-    task = build_task(config, trust)
+    task = build(config["head"], key="head", trust=trust)
     preprocessors = preprocessors_of(config, trust)
     source = open_source(config, preprocessors, trust, needs_target=task.needs_target)
     decided, errors = None, []
@@ -44,7 +36,8 @@ def run(settings: Settings) -> int:
             errors = [str(error)]
     task = decided or task
     inputs = assign_inputs(config, source.inputs, preprocessors, source.column)
-    adapters = build_adapters(inputs, trust)
+    nodes = {each.adapter: config["adapters"][each.node] for each in inputs.values()}
+    adapters = build_adapters(nodes, trust)
     for note in find_formats(adapters, inputs, source):
         print_line(f"note: {note}")
 
@@ -54,7 +47,7 @@ def run(settings: Settings) -> int:
         if not isinstance(task, Auto):
             task.bind(named)  # raises UserError if it needs other inputs
 
-    named = by_input(adapters, inputs.adapters)
+    named = by_input(adapters, {name: each.adapter for name, each in inputs.items()})
     prepare = {name: adapter.prepare for name, adapter in named.items()}
     result = check(source, prepare, task=decided, fit=fit, errors=errors)
     # At once, because a table can have 100,000 columns, and rich takes a while for each call.

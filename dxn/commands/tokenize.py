@@ -11,9 +11,9 @@ from dxn import viz
 from dxn.core.errors import UserError
 from dxn.core.randomness import named_draws
 from dxn.core.tokens import join
-from dxn.data.rows import InputSpec
-from dxn.runs.build import assign_inputs, build_adapters, by_input, preprocessors_of
+from dxn.runs.build import build_adapters
 from dxn.runs.evaluation.printing import print_line
+from dxn.runs.plan import adapter_nodes, preprocessors_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.samples import read_sample
 from dxn.runs.saved.loading import load_predictor
@@ -53,11 +53,9 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
     else:
         preprocessors = preprocessors_of(values, settings.trust)
         sample = read_sample(values["input"], preprocessors)
-        # There is no table, so the inputs take the place of its columns.
-        specs = {name: InputSpec(name, preprocessors[name].modality) for name in sample}
-        inputs = assign_inputs(values, specs, preprocessors, lambda name: [sample[name]])
-        built = build_adapters(inputs, settings.trust, seed=values["seed"])
-        adapters = by_input(built, inputs.adapters)
+        nodes = adapter_nodes(values)
+        used = {name: nodes[name] for name in nodes if name in sample}
+        adapters: dict[str, Any] = build_adapters(used, settings.trust, seed=values["seed"])
     if not sample:
         raise UserError("input: needs a value, such as input=photo.jpg or input.NAME=...")
     lines: list[str] = []

@@ -17,14 +17,13 @@ from dxn.config.schema import validated
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.files import UNFINISHED, check_sums
-from dxn.core.untrusted import check_file, load_json, load_yaml
+from dxn.core.untrusted import check_file, load_json
 from dxn.runs import record as start
 from dxn.runs.evaluation.printing import print_line
-from dxn.runs.members import member_folders
-from dxn.runs.paths import is_run
-from dxn.runs.pretrain import FOLDER as PRETRAINING
+from dxn.runs.paths import is_run, member_folders
 from dxn.runs.saved import model_folder
 from dxn.runs.settings import Settings
+from dxn.runs.train import PRETRAINING
 from dxn.training import checkpoint
 from dxn.training.log import read_log
 from dxn.training.state import State
@@ -133,19 +132,17 @@ def _check_start(folder: Path, settings: Settings | None, result: Verified) -> N
     if not path.is_dir():
         result.problems.append(f"{path}: not found, so this run cannot be resumed")
         return
-    if result.attempt(lambda: start.read_decisions(folder)) is None:
+    plan = result.attempt(lambda: start.read_plan(folder))
+    if plan is None:
         return
-    problems = len(result.problems)
-    config = result.attempt(lambda: load_yaml(path / start.CONFIG))
-    # .hydra/config.yaml has no checksum, but the start of the run has the same content.
-    if config is not None and settings is not None and config != settings.values:
+    # .hydra/config.yaml has no checksum, but the plan has the same content.
+    if settings is not None and plan.config != settings.values:
         result.problems.append(
-            f"{folder / '.hydra' / start.CONFIG}: differs from {path / start.CONFIG}; copy that "
-            "file to it"
+            f"{folder / '.hydra' / 'config.yaml'}: differs from {path / start.PLAN}; copy its "
+            "config to it"
         )
-    result.attempt(lambda: load_json(path / start.DATA))
-    if len(result.problems) == problems:
-        result.checked.append(f"{path}: checksums, configuration and fingerprint of the data")
+        return
+    result.checked.append(f"{path}: checksums, configuration and fingerprint of the data")
 
 
 def _check_training(folder: Path, result: Verified, trust: Sequence[str]) -> None:

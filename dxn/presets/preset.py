@@ -9,21 +9,20 @@ import copy
 import math
 import statistics
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
+from typing import Any
 
 import torch
 from accelerate.utils import broadcast_object_list
 
 from dxn.config.instantiate import build, expand_defaults
 from dxn.config.keys import assign, lookup
+from dxn.config.no_effect import overriding
 from dxn.core.tokens import Span, Tokens
 from dxn.data.rows import Source
 from dxn.presets.advice import MUON, Advice, Facts, advise
-from dxn.runs.build import Inputs
-from dxn.runs.no_effect import overriding
-from dxn.runs.settings import Settings
 from dxn.tasks import Task
 from dxn.tasks.forecast import MANY_WINDOWS
 from dxn.tokenize.base import Preprocessor, is_shareable
@@ -44,56 +43,54 @@ MINUTES, MANY_MINUTES = 5.0, 15.0
 INPUT_DROPOUT = 0.3  # with several inputs, or several columns of a small table
 LEARNING = 0.5  # validation loss, relative to the first epoch, of a model that is not at chance
 SMALL_TABLE = 1_000  # rows of a table up to which one block with hidden cells is better
+# By modality: weights, and the number of training rows from which training from scratch can be as
+# good. A few thousand photos are far too few to learn what edges and objects look like.
+RECOMMENDED = {"image": ("google/vit-base-patch16-224", 5000)}
 
 
-def with_preset(
-    settings: Settings,
+def choose_options(
+    config: Mapping[str, Any],
+    chosen: frozenset[str],
     task: Task,
     source: Source,
-    inputs: Inputs,
+    nodes: Mapping[str, str],
     preprocessors: Mapping[str, Preprocessor],
     device: torch.device,
-) -> tuple[Settings, list[str]]:
-    """Return the settings with the options of the preset, and lines to print.
+    trust: Sequence[str] = (),
+) -> tuple[dict[str, Any], list[str]]:
+    """Return the configuration with the options of the preset, and lines to print.
 
-    Nothing is changed with preset=plain, for a resumed run, with weights or pretraining, and for
-    a task that has no preset.
+    Nothing is changed with preset=plain, with pretraining, and for a task that has no preset.
 
     Args:
-        settings: The settings.
+        config: The configuration of a training that starts from random weights.
+        chosen: Dotted keys and groups that the user or the experiment set.
         task: The task.
         source: The data source.
-        inputs: The inputs of the model.
+        nodes: Key of the adapter of each input in the configuration, by input name.
         preprocessors: Preprocessor of each adapter, by adapter key in the configuration.
         device: Device of the training, whose speed is measured for long texts.
+        trust: Top-level packages besides dxn whose code the configuration may use.
     """
-    config = settings.values
-    starts_trained = config["weights"]["source"] or config["weights"]["adapters"]
-    if (
-        config["preset"] != AUTO
-        or settings.is_resumed
-        or starts_trained
-        or config.get("pretrain")
-        or task.preset is None
-        or not source.splits.get("train")
-    ):
-        return settings, []
-    values = copy.deepcopy(config)
+    values = copy.deepcopy(dict(config))
+    is_used = config["preset"] == AUTO and not config.get("pretrain") and task.preset is not None
+    if not is_used or not source.splits.get("train"):
+        return values, []
     used: list[Advice] = []
-    for advice in _all_advice(settings, task, source, inputs, preprocessors, device):
+    for advice in _all_advice(config, chosen, task, source, nodes, preprocessors, device, trust):
         exists, old = lookup(values, advice.key)
         keys = [advice.key] if advice.limits is None else [advice.key, advice.limits]
-        is_free = not any(is_chosen(key, settings.chosen) for key in keys)
+        is_free = not any(is_chosen(key, chosen) for key in keys)
         is_free = is_free and overriding(values, advice.key) is None
         if exists and old != advice.value and is_free:
             assign(values, advice.key, advice.value)
             used.append(advice)
     # Another optimizer has other arguments.
-    values = expand_defaults(values, settings.trust)
+    values = expand_defaults(values, trust)
     # Interpolations have been resolved already.
-    if not is_chosen("trainer.batch_size", settings.chosen):
+    if not is_chosen("trainer.batch_size", chosen):
         values["trainer"]["batch_size"] = values["batch_size"]
-    return replace(settings, values=values), _lines(used)
+    return values, _lines(used)
 
 
 def is_chosen(key: str, chosen: frozenset[str]) -> bool:
@@ -104,33 +101,53 @@ def is_chosen(key: str, chosen: frozenset[str]) -> bool:
     return any(name in above or name.startswith(f"{key}.") for name in chosen)
 
 
+def recommended_weights(modalities: Collection[str], rows: int) -> str | None:
+    """Return a sentence that recommends public weights, or None.
+
+    Args:
+        modalities: Modality of each input of the model.
+        rows: Number of training rows.
+    """
+    # For several modalities there is no single checkpoint.
+    if len(set(modalities)) != 1:
+        return None
+    modality = next(iter(modalities))
+    source, enough = RECOMMENDED.get(modality, ("", 0))
+    if rows >= enough:
+        return None
+    return f"few {modality}s: public weights usually help, but need a GPU: weights={source}"
+
+
 def _all_advice(
-    settings: Settings,
+    config: Mapping[str, Any],
+    chosen: frozenset[str],
     task: Task,
     source: Source,
-    inputs: Inputs,
+    nodes: Mapping[str, str],
     preprocessors: Mapping[str, Preprocessor],
     device: torch.device,
+    trust: Sequence[str],
 ) -> Iterator[Advice]:
     train = source.splits["train"]
     is_forecast = task.preset == "windows"
     if is_forecast and len(train) < MANY_WINDOWS:
         return
-    keys = inputs.chosen
-    num_files = sum(is_shareable(preprocessors[key]) for key in keys.values())
-    facts = Facts(len(train), len(keys), num_files, is_forecast=is_forecast)
-    minutes = _max_minutes(settings, facts)
+    num_files = sum(is_shareable(preprocessors[key]) for key in nodes.values())
+    facts = Facts(len(train), len(nodes), num_files, is_forecast=is_forecast)
+    minutes = _minutes(facts)
+    if is_chosen("trainer.max_minutes", chosen):
+        minutes = config["trainer"].get("max_minutes")
 
     def epochs_within_limit(tokens: float) -> float:
         if minutes is None:
             return math.inf
-        seconds = seconds_per_token(settings, device) * tokens * len(train)
+        seconds = seconds_per_token(config, device, trust) * tokens * len(train)
         return 60 * minutes / (OVERHEAD * seconds)
 
     facts = replace(facts, epochs_within_limit=epochs_within_limit)
     yield from _training_advice(facts, is_validated=bool(source.splits.get("validation")))
-    for key in dict.fromkeys(keys.values()):
-        names = [name for name in keys if keys[name] == key and name in train.cells]
+    for key in dict.fromkeys(nodes.values()):
+        names = [name for name in nodes if nodes[name] == key and name in train.cells]
         cells = [cell for name in names for cell in train.cells[name]]
         yield from advise(preprocessors[key], cells, replace(facts, prefix=f"adapters.{key}"))
 
@@ -176,21 +193,15 @@ def _minutes(facts: Facts) -> float:
     return MANY_MINUTES if facts.rows >= MANY or facts.num_files > 1 else MINUTES
 
 
-def _max_minutes(settings: Settings, facts: Facts) -> float | None:
-    """Return the time limit of the user, or otherwise that of the preset."""
-    if is_chosen("trainer.max_minutes", settings.chosen):
-        return settings.values["trainer"].get("max_minutes")
-    return _minutes(facts)
-
-
-def seconds_per_token(settings: Settings, device: torch.device) -> float:
+def seconds_per_token(
+    config: Mapping[str, Any], device: torch.device, trust: Sequence[str] = ()
+) -> float:
     """Measure the time of a training step of the backbone per token of a batch."""
     size, length = MEASURED
     # The weights of the model must not depend on this measurement.
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        node = settings.values["backbone"]
-        backbone = build(node, key="backbone", trust=settings.trust).to(device)
-        x = torch.randn(size, length, settings.values["dim"], device=device)
+        backbone = build(config["backbone"], key="backbone", trust=trust).to(device)
+        x = torch.randn(size, length, config["dim"], device=device)
         mask = torch.ones(size, length, dtype=torch.bool, device=device)
         tokens = Tokens(x, mask, (Span("x", "x", 0, length, torch.zeros(size, length, 1)),))
         times = []

@@ -29,10 +29,9 @@ from dxn.runs.evaluation.data import open_data_of_run
 from dxn.runs.evaluation.evaluate import ALL, after_all, by_split, evaluate_subsets
 from dxn.runs.evaluation.next_commands import resume
 from dxn.runs.evaluation.reporting import Recorder, report_of_ensemble
-from dxn.runs.folder import ensemble_folder, has_checkpoint
-from dxn.runs.lock import locked
-from dxn.runs.members import MEMBERS, Member, member_folder
+from dxn.runs.folder import ensemble_folder, has_checkpoint, locked
 from dxn.runs.monitoring import build_metrics
+from dxn.runs.paths import MEMBERS, Member, member_folder
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.card import Card, data_name

@@ -17,8 +17,6 @@ from dxn.weights import PublicModel
 class InitialWeights:
     """The checkpoints that a training starts from.
 
-    Without checkpoints, `prepare` and `fill` do nothing, so that callers need no special case.
-
     Args:
         main: Checkpoint of the backbone, and of all adapters without a checkpoint of their own.
         adapters: Checkpoints of single adapters, by adapter key.

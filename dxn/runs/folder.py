@@ -1,8 +1,11 @@
-"""The run folder of a training."""
+"""The run folder of a training: its name, its lock, and how a restarted process finds it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import os
+import socket
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,18 +15,19 @@ from accelerate.utils import broadcast_object_list
 from dxn.config.environment import fill
 from dxn.core.display import is_main_process
 from dxn.core.errors import UserError
-from dxn.core.files import new_folder
-from dxn.data.rows import Source
+from dxn.core.files import new_folder, open_own
 from dxn.runs.evaluation import printing as report
-from dxn.runs.members import MEMBERS, member_folders
+from dxn.runs.paths import MEMBERS, member_folders
 from dxn.runs.record import is_restart, launch, started_by
 from dxn.runs.settings import Settings
 from dxn.training.checkpoint import all_checkpoints
 
+try:
+    import fcntl
+except ImportError:  # Windows has no such locks
+    fcntl = None
 
-def run_name(config: Mapping[str, Any], source: Source) -> str:
-    """Return the option `name`, or the name of the data set or its target column."""
-    return str(config["name"] or source.name or source.target or "run")
+LOCK = ".lock"
 
 
 def run_folder(config: Mapping[str, Any], name: str, *, main: bool) -> Path:
@@ -115,3 +119,40 @@ def ensemble_folder(settings: Settings) -> Path:
             "choose another folder"
         )
     return folder
+
+
+@contextmanager
+def locked(folder: Path, *, main: bool) -> Iterator[None]:
+    """Hold the lock of a run folder. The operating system releases it when the process ends.
+
+    It is a lock of the process (POSIX): data workers that outlive a killed training do not hold it.
+
+    Args:
+        folder: The run folder. It is created if necessary.
+        main: Whether this is the main process, which alone takes the lock.
+
+    Raises:
+        UserError: If another process holds the lock, or its file is a link.
+    """
+    if not main or fcntl is None:
+        yield
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / LOCK
+    with open_own(path) as file:
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            file.seek(0)
+            owner = file.read(200).strip() or "another process"
+            raise UserError(
+                f"run: {folder} is in use by {owner}; wait until it ends, or choose another folder"
+            ) from error
+        except OSError:  # a network drive without locks
+            yield
+            return
+        file.truncate(0)
+        file.write(f"process {os.getpid()} on {socket.gethostname()}\n")
+        file.flush()
+        yield
+        # The file stays. Two processes could hold locks of two files, if one of them deleted it.

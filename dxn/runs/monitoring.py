@@ -13,8 +13,9 @@ from dxn.config.hints import similar
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
 from dxn.core.untrusted import load_yaml
+from dxn.data.dataset import Samples
+from dxn.models import Model
 from dxn.runs.paths import is_run
-from dxn.runs.prepared import Prepared
 from dxn.runs.settings import FOLDER, Settings
 from dxn.tasks import Task
 from dxn.tasks.figures import NOT_MONITORED, OwnMetric, check_own_metrics
@@ -46,30 +47,38 @@ def use_metrics(task: Task, trainer: Trainer, own: Mapping[str, OwnMetric]) -> N
         task.monitor(trainer.monitor)
 
 
-def check_metrics(run: Prepared) -> None:
+def check_metrics(
+    model: Model, task: Task, samples: Samples | None, monitor: str | None, timeout: float | None
+) -> None:
     """Compute all metrics of a few validation rows with the untrained model.
 
     A metric that does not exist or fails would otherwise be noticed after the first epoch.
+
+    Args:
+        model: The model.
+        task: Its task.
+        samples: The validation split. None: there is none.
+        monitor: Name of the metric that the user wants to select the best epoch. None: that of the
+            task.
+        timeout: Number of seconds that preparing one sample may take. None: no limit.
 
     Raises:
         UserError: If the monitored metric does not exist or is not defined for the validation
             split, or a metric of the user fails or has the name of another one.
     """
-    task, name = run.task, run.trainer.monitor
-    samples = run.validation_samples(task)
-    if samples is None or (name is None and not task.own_metrics):
+    if samples is None or (monitor is None and not task.own_metrics):
         return
     samples.keep(min(MAX_SAMPLES, len(samples)))
     # The loader draws random numbers, and this check must not change the training.
     with torch.random.fork_rng(devices=[]):
         predictions = predict(
-            run.model,
+            model,
             task,
             samples,
             batch_size=MAX_SAMPLES,
             device=torch.device("cpu"),
             draft=True,
-            timeout=run.loader.timeout,
+            timeout=timeout,
         )
     figures = score(predictions, samples, task)
     targets = samples.opened.targets if task.needs_target else None
@@ -79,19 +88,19 @@ def check_metrics(run: Prepared) -> None:
         if own in built_in or own == "loss":
             raise UserError(f"metrics.{own}: head={task.name} has a metric of this name; rename it")
     names = [each for each in figures if each not in NOT_MONITORED]
-    if name is None:
+    if monitor is None:
         return
-    if name not in names:
-        close = similar(name, names)
+    if monitor not in names:
+        close = similar(monitor, names)
         raise UserError(
-            f"trainer.monitor: head={task.name} has no metric {name!r}; choose one of "
+            f"trainer.monitor: head={task.name} has no metric {monitor!r}; choose one of "
             f"{', '.join(names)}{f'; did you mean {close}?' if close else ''}"
         )
     values = {repr(target) for target in samples.opened.targets or ()}
-    if math.isnan(figures[name]) and len(values) == 1:
+    if math.isnan(figures[monitor]) and len(values) == 1:
         raise UserError(
-            f"trainer.monitor: {name} is not defined for the validation split, because all of its "
-            f"targets are {values.pop()}; choose another metric, or another split"
+            f"trainer.monitor: {monitor} is not defined for the validation split, because all of "
+            f"its targets are {values.pop()}; choose another metric, or another split"
         )
 
 

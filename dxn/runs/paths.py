@@ -1,19 +1,67 @@
-"""Find the run folder that `run=`, `resume=` or `weights=` names. Nothing here imports torch."""
+"""The run folder that `run=`, `resume=` or `weights=` names, and the members of an ensemble in it.
+
+Nothing here imports torch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from dxn.config.hints import similar
 from dxn.core.errors import UserError
-from dxn.runs.members import is_member
 from dxn.runs.saved.hub import download, is_hub
 from dxn.runs.settings import FOLDER
 
+MEMBERS = "members"
 LATEST = "latest"
 RUNS = Path("outputs")  # default of the key `output` of dxn train
 MAX_DEPTH = 3  # a sweep has a folder of runs below that of its name
+
+
+@dataclass(frozen=True)
+class Member:
+    """What the training of a member takes from its ensemble.
+
+    Args:
+        number: Number of the member, from 0.
+        size: Number of members.
+        folder: Run folder of the ensemble.
+    """
+
+    number: int
+    size: int
+    folder: Path
+
+    @property
+    def fitted_in(self) -> Path | None:
+        """The run whose tokenizers and labels this member uses. None: it fits its own."""
+        return member_folder(self.folder, 0) if self.number else None
+
+    def with_time(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Return a configuration with this member's share of the time limit."""
+        trainer = values["trainer"]
+        limit = trainer.get("max_minutes")
+        share = {} if limit is None else {"max_minutes": limit / self.size}
+        return {**values, "trainer": {**trainer, **share}}
+
+
+def member_folder(folder: Path, number: int) -> Path:
+    """Return the run folder of a member."""
+    return folder / MEMBERS / str(number)
+
+
+def member_folders(folder: Path) -> list[Path]:
+    """Return the run folders of the members in a run folder; none if it is no ensemble."""
+    paths = [path for path in (folder / MEMBERS).glob("*") if path.name.isdecimal()]
+    return sorted(paths, key=lambda path: int(path.name))
+
+
+def is_member(folder: Path) -> bool:
+    """Whether a run folder is that of a member of an ensemble."""
+    return folder.parent.name == MEMBERS
 
 
 def trained_run(text: str) -> tuple[Path, str | None]:

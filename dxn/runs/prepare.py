@@ -1,88 +1,164 @@
-"""Prepare a training: read the data, fit and build all parts, and check them before writing."""
+"""Prepare a training: plan it, build all parts, and check them before anything is written."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Mapping, Sequence
+import importlib
+import tempfile
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from accelerate.utils import broadcast_object_list
 
 from dxn.config.instantiate import build
-from dxn.config.keys import lookup
+from dxn.config.no_effect import refuse_without_effect
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder
 from dxn.core.randomness import named_draws
-from dxn.data.dataset import LoaderOptions
+from dxn.data.dataset import LoaderOptions, Samples
+from dxn.data.inspect.check import Truncation
 from dxn.data.inspect.fingerprint import fingerprint
 from dxn.data.inspect.quality import find_warnings
+from dxn.data.reading import Opened
+from dxn.data.rows import Source
+from dxn.data.stream import make_samples
 from dxn.models import Model, count_parameters
-from dxn.presets.preset import with_preset
+from dxn.presets.preset import choose_options, recommended_weights
 from dxn.runs.build import (
-    assign_inputs,
+    adapters_of,
     build_adapters,
     build_model,
-    build_pretraining_task,
-    build_task,
     by_input,
-    check_combinations,
-    decide_task,
     find_formats,
     fit_adapters,
-    open_source,
+    fitted_files,
+    load_fitted,
     open_splits,
-    preprocessors_of,
-    without_target,
 )
 from dxn.runs.evaluation import printing as report
 from dxn.runs.evaluation.data import print_paths
-from dxn.runs.filling import InitialWeights
-from dxn.runs.folder import refuse_other_run, run_folder, run_name
-from dxn.runs.lock import locked
-from dxn.runs.members import Member
+from dxn.runs.folder import locked, refuse_other_run, run_folder
 from dxn.runs.monitoring import check_metrics, use_metrics
-from dxn.runs.no_effect import refuse_without_effect
-from dxn.runs.prepared import Prepared
+from dxn.runs.paths import Member
+from dxn.runs.plan import (
+    assign_inputs,
+    check_combinations,
+    check_unvalidated,
+    decide_task,
+    open_source,
+    preprocessors_of,
+    read_pretraining,
+    without_target,
+)
 from dxn.runs.record import (
-    Decisions,
+    FOLDER,
+    Plan,
+    SplitFingerprint,
     check_config,
     check_data,
     launch,
-    read_fitted,
-    read_loaded,
+    read_plan,
     write_changes,
-    write_start,
+    write_plan,
 )
-from dxn.runs.settings import Settings
-from dxn.runs.weights import read_initial_weights, with_weights
+from dxn.runs.settings import Settings, merge_overrides
+from dxn.tasks import Task
+from dxn.tokenize.base import Preprocessor
 from dxn.training.finetune import Finetune
-from dxn.training.trainer import Schedule, Trainer
-from dxn.weights.recommended import recommended_weights
+from dxn.training.trainer import Trainer
 
-# Options that depend on the metrics of the validation split.
-NEED_VALIDATION = (
-    *("trainer.patience_below", "trainer.mixup_below", "loader.input_dropout_below"),
-    "trainer.monitor",
-)
+# Parts that need no data. A wrong option of them is reported before the data is read.
+PARTS = ("finetune", "loader", "optimizer", "scheduler")
 
 
-class Parts(NamedTuple):
-    """The parts of a training that need no data, see `Prepared`."""
+@dataclass(frozen=True)
+class Training:
+    """A training that is ready to start.
 
-    finetune: Finetune
+    Args:
+        settings: The settings, with the options of the plan.
+        plan: What settings, weights and data determine.
+        folder: The run folder.
+        trainer: The trainer.
+        source: The data set.
+        splits: Its splits, with all files read and all targets parsed.
+        task: The fitted task.
+        pretraining: The task of pretraining. None: no pretraining.
+        model: The model, with initial weights if there are any.
+        loader: Options for loading samples.
+        finetune: Freezes weights and adds LoRA weights.
+        truncations: Inputs of the training split that are truncated, by input name.
+        warnings: Problems of the data that do not stop the training.
+    """
+
+    settings: Settings
+    plan: Plan
+    folder: Path
+    trainer: Trainer
+    source: Source
+    splits: Mapping[str, Opened]
+    task: Task
+    pretraining: Task | None
+    model: Model
     loader: LoaderOptions
-    make_optimizer: Callable[[Model], torch.optim.Optimizer]
-    schedule: Schedule
+    finetune: Finetune
+    truncations: Mapping[str, Truncation]
+    warnings: Sequence[str] = ()
+
+    @property
+    def preprocessors(self) -> dict[str, Preprocessor]:
+        """The preprocessor of each input, by input name."""
+        # The model's own adapters, because loading weights can replace statistics of its inputs.
+        return {name: self.model.adapter(name).prepare for name in self.model.inputs}
+
+    @property
+    def overrides(self) -> tuple[str, ...]:
+        """The options of the training as the user typed them, with those of resuming it."""
+        if not self.settings.is_resumed:
+            return self.settings.overrides
+        saved = Settings.load(self.folder, self.settings.trust)
+        return merge_overrides(saved.overrides, self.settings.overrides)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Number of rows of each split."""
+        return {name: len(split) for name, split in self.splits.items()}
+
+    def training_samples(self, task: Task) -> Samples:
+        """Return the augmented samples of the training split for a task.
+
+        With loader.overfit, these are a few samples, without augmentation.
+        """
+        loader = self.loader
+        return self._samples(
+            task,
+            "train",
+            augment=not loader.overfit,
+            input_dropout=loader.dropped_inputs(),
+            repeats=loader.repeats,
+        )
+
+    def validation_samples(self, task: Task) -> Samples | None:
+        """Return the samples that select the best epoch; None if there is no validation split."""
+        # Overfitting shows whether the model can memorize, so it is validated on what it learns.
+        split = "train" if self.loader.overfit else "validation"
+        return self._samples(task, split) if split in self.splits else None
+
+    def _samples(self, task: Task, split: str, **options: Any) -> Samples:
+        opened = self.splits[split]
+        samples = make_samples(task, opened, self.preprocessors, seed=self.trainer.seed, **options)
+        if self.loader.overfit:
+            samples.keep(self.loader.overfit)
+        return samples
 
 
 def prepare(
     settings: Settings, trainer: Trainer, stack: ExitStack, member: Member | None = None
-) -> Prepared:
-    """Read the data, fit and build all parts, and only then create the run folder.
+) -> Training:
+    """Plan a training, build all parts, and only then create the run folder.
 
     Args:
         settings: The settings.
@@ -94,209 +170,220 @@ def prepare(
         UserError: If the settings, the data or the weights cannot be used.
     """
     trust = settings.trust
-    resume = settings.is_resumed
+    is_new = not settings.is_resumed
+    config = copy.deepcopy(settings.values)
+    seed = config["seed"]
     num_processes = trainer.accelerator.num_processes
-    batch_size = trainer.batch_size * num_processes
-    if resume:
-        folder = Path(settings.values["resume"]["run"])
-        stack.enter_context(locked(folder, main=trainer.main))
-        batch_size = check_config(folder, settings, num_processes)
-    # A resumed run takes its weights from its own checkpoint, and its saved configuration contains
-    # the options that the initial weights determined.
-    start = InitialWeights() if resume else read_initial_weights(settings)
-    settings = with_weights(settings, start)
-    if not resume:
-        refuse_without_effect(settings)
-    config = settings.values
-    # All parts that need no data are built first: reading the data can take minutes, and a wrong
-    # option should be reported before.
-    task = build_task(config, trust)
-    check_combinations(_of_ensemble(config, member), task, trust)
-    pretraining = build_pretraining_task(config, trust)
-    _build_parts(config, trust)  # a wrong option
 
-    preprocessors = preprocessors_of(config, trust)
-    if resume:
+    # The run that continues. It takes its weights from its own checkpoint, and its saved
+    # configuration contains the options that weights, data and preset determined.
+    old = None
+    batch_size = None
+    if settings.is_resumed:
+        folder = Path(config["resume"]["run"])
+        stack.enter_context(locked(folder, main=trainer.main))
+        old = read_plan(folder)
+        batch_size = check_config(old, settings, num_processes)
+
+    # The options that the weights determine.
+    weights = None
+    if is_new and (config["weights"]["source"] or config["weights"]["adapters"]):
+        # Most trainings start from random weights, and need none of the families of checkpoints.
+        families = importlib.import_module("dxn.runs.weights")
+        weights = families.read_initial_weights(settings)
+        config = families.with_weights(settings, weights)
+    if is_new:
+        refuse_without_effect(config, settings.overrides)
+
+    # What can be checked before the data is read, which can take minutes.
+    size = 1 if member is None else member.size
+    task = build(config["head"], key="head", trust=trust)
+    check_combinations(config, task, trust, ensemble=max(size, config["ensemble"]))
+    pretraining = read_pretraining(config, trust)
+    for name in PARTS:
+        build(config[name], key=name, trust=trust)
+
+    # The options that the data determines: the task, the inputs, and those of the preset.
+    readers = preprocessors_of(config, trust)
+    if not is_new:
         print_paths(config["data"])
-    source = open_source(config, preprocessors, trust, needs_target=task.needs_target)
-    task, head, source = decide_task(task, config, source)
-    settings = replace(settings, values={**config, "head": head})
-    # Once more, now that head=auto has been replaced by the task that fits the targets.
-    check_combinations(_of_ensemble(settings.values, member), task, trust)
+    source = open_source(config, readers, trust, needs_target=task.needs_target)
+    task, config["head"], source = decide_task(task, config, source)
+    check_combinations(config, task, trust, ensemble=max(size, config["ensemble"]))
     if not task.needs_target:
         source = without_target(source)
-    inputs = assign_inputs(config, source.inputs, preprocessors, source.column)
+    inputs = assign_inputs(config, source.inputs, readers, source.column)
     if not source.splits.get("validation") and not config["loader"]["overfit"]:
-        _check_unvalidated(config)
-    device = trainer.accelerator.device
-    settings, chosen = with_preset(settings, task, source, inputs, preprocessors, device)
-    if member is not None and not resume:
-        settings = replace(settings, values=member.with_time(settings.values))
-    if chosen or member is not None:
-        config = settings.values
-        trainer = _rebuilt(trainer, config["trainer"], trust)
-        batch_size = trainer.batch_size * num_processes
-        inputs = assign_inputs(config, source.inputs, preprocessors, source.column)
-    if settings.values["head"] != head:
+        check_unvalidated(config)
+    lines: list[str] = []
+    head = config["head"]
+    if is_new and weights is None:
+        config, lines = choose_options(
+            config,
+            settings.chosen,
+            task,
+            source,
+            {name: each.node for name, each in inputs.items()},
+            readers,
+            trainer.accelerator.device,
+            trust,
+        )
+    if is_new and member is not None:
+        config = member.with_time(config)
+    if config["trainer"] != settings.values["trainer"]:
+        trainer = build(config["trainer"], key="trainer", trust=trust)
+    if config["head"] != head:
         # The preset has chosen options of the task. Its notes about the targets are the same.
-        task, _, _ = decide_task(build_task(config, trust), config, source)
-    finetune, loader, make_optimizer, schedule = _build_parts(config, trust)
-    seed = config["seed"]
-    adapters = build_adapters(inputs, trust, seed=seed)
-    name = run_name(config, source)
+        task, _, _ = decide_task(build(config["head"], key="head", trust=trust), config, source)
+    settings = replace(settings, values=config)
+    name = str(config["name"] or source.name or source.target or "run")
     # Each process has another time, and the time of the first one names the folder.
     (folder,) = broadcast_object_list([run_folder(config, name, main=trainer.main)])
-    start.prepare(adapters, task)
-    if resume:
-        # Training a tokenizer again can give another one: ties of a unigram model are broken by the
-        # order of a hash table.
-        read_fitted(folder, adapters, task)
-    elif member is not None and member.fitted_in is not None:
-        read_fitted(member.fitted_in, adapters, task)
+    plan = Plan(
+        config=config,
+        name=name,
+        inputs=inputs,
+        target=source.target if task.needs_target else None,
+        layout=None if source.layout is None else dict(source.layout),
+        precision="bf16" if trainer.bf16 else "float32",
+        batch_size=batch_size or trainer.batch_size * num_processes,
+        launch=launch() if old is None else old.launch,
+    )
+
+    # The adapters and the data.
+    adapters = build_adapters(plan.adapters, trust, seed=seed)
+    named = by_input(adapters, plan.adapter_keys)
+    if weights is not None:
+        weights.prepare(adapters, task)
+    # Training a tokenizer again can give another one: ties of a unigram model are broken by the
+    # order of a hash table.
+    fitted = folder if old is not None else None if member is None else member.fitted_in
+    if fitted is not None:
+        _read_fitted(fitted, adapters, task, seed)
     # After the labels have been read, which contain the metric that was monitored before.
     use_metrics(task, trainer, settings.metrics)
-
     for note in find_formats(adapters, inputs, source):
         report.print_line(f"note: {note}")
-    named = by_input(adapters, inputs.adapters)
-    prepare_input = {name: adapter.prepare for name, adapter in named.items()}
-    data = open_splits(
-        source,
-        prepare_input,
-        task,
-        cache_gb=loader.cache_gb,
-        num_workers=loader.num_workers,
+    preprocessors = {name: adapter.prepare for name, adapter in named.items()}
+    loader = build(config["loader"], key="loader")
+    splits = open_splits(
+        source, preprocessors, task, cache_gb=loader.cache_gb, num_workers=loader.num_workers
     )
-    rows = fingerprint(data.splits)
-    if resume:
-        check_data(folder, settings, rows)
-    train = data.splits["train"]
+    data = fingerprint(splits)
+    if old is not None:
+        check_data(old, data, settings)
+    train = splits["train"]
     texts = task.vocabulary_texts(train.targets or ())
     fit_adapters(adapters, inputs, train, texts, seed=seed)
     task.bind(named)
-    if not resume and (member is None or member.fitted_in is None):
+    if fitted is None:
         task.fit(train.targets or ())
+    if num_processes > 1 and fitted is None:
+        own = fitted_files(adapters, task)
+        (files,) = broadcast_object_list([own])
+        if files != own:  # another process has trained another tokenizer, see above
+            _use_files(files, adapters, task, seed)
+            task.bind(named)
     if pretraining is not None:
         pretraining.bind(named)
-    truncations = report.truncations(train, prepare_input)
-    report.describe(data, task, inputs, truncations)
-    warnings = find_warnings(source, data.splits, task)
-    for warning in warnings:
-        report.print_line(f"warning: {warning}")
-    for line in chosen:
+    truncations = report.truncations(train, preprocessors)
+    report.describe(source, splits, task, plan, truncations)
+    warnings = find_warnings(source, splits, task)
+    for line in [*(f"warning: {warning}" for warning in warnings), *lines]:
         report.print_line(line)
-    if not start.checkpoints and not resume:
-        modalities = [spec.modality for spec in inputs.specs.values()]
+    if is_new and weights is None:
+        modalities = [each.modality for each in inputs.values()]
         advice = recommended_weights(modalities, len(train))
         if advice is not None:
             report.print_line(f"note: {advice}")
 
-    model = build_model(settings.values, task, adapters, inputs.adapters, trust=trust, seed=seed)
-    for notice in start.fill(model, task):
-        report.print_line(notice)
-    if start.checkpoints:
+    # The model.
+    model = build_model(config, task, adapters, plan.adapter_keys, trust=trust, seed=seed)
+    loaded = [] if old is None else old.loaded
+    if weights is not None:
+        for notice in weights.fill(model, task):
+            report.print_line(notice)
         # A checkpoint can contain other statistics of the inputs than those of the data.
         task.bind(named)
-    loaded = read_loaded(folder) if resume else start.loaded(model)
+        loaded = sorted(weights.loaded(model))
+    prints = {name: SplitFingerprint(**each) for name, each in data.items()}
+    plan = plan.model_copy(update={"data": prints, "loaded": loaded})
+    finetune = build(config["finetune"], key="finetune", trust=trust)
     # Pretraining trains all weights. The fine-tuning options are for the training after it, but a
     # wrong one should be reported before.
-    if pretraining is None:
-        run_finetune(finetune, model, loaded, seed)
-    else:
-        run_finetune(finetune, copy.deepcopy(model), loaded, seed)
-    prepared = Prepared(
+    run_finetune(finetune, model if pretraining is None else copy.deepcopy(model), plan)
+    run = Training(
         settings=settings,
-        trainer=trainer,
+        plan=plan,
         folder=folder,
-        name=name,
-        data=data,
-        inputs=inputs,
+        trainer=trainer,
+        source=source,
+        splits=splits,
         task=task,
         pretraining=pretraining,
         model=model,
-        finetune=finetune,
-        make_optimizer=make_optimizer,
-        schedule=schedule,
-        batch_size=batch_size,
         loader=loader,
-        seed=trainer.seed,
+        finetune=finetune,
         truncations=truncations,
-        loaded=loaded,
         warnings=warnings,
     )
     # Also of a resumed run: a function of a Python program is not in its configuration.
-    check_metrics(prepared)
-    if not resume and not config["run"]:
-        # Only now, so that a training that is refused leaves no folder. Another training can have
-        # started in the same moment, so only the creation decides about the name.
+    check_metrics(model, task, run.validation_samples(task), trainer.monitor, loader.timeout)
+
+    # The run folder. Only now, so that a training that is refused leaves none.
+    if is_new and not config["run"]:
+        # Another training can have started in the same moment, so only the creation decides about
+        # the name.
         if trainer.main:
             folder = new_folder(folder)
         (folder,) = broadcast_object_list([folder])
-        prepared = replace(prepared, folder=folder)
-    if not resume and trainer.main:
+        run = replace(run, folder=folder)
+    if is_new and trainer.main:
         stack.enter_context(locked(folder, main=True))
         # Another training may have started in the same folder since the first check.
         refuse_other_run(folder)
-        decisions = Decisions(
-            precision="bf16" if trainer.bf16 else "float32", batch_size=batch_size, launch=launch()
-        )
-        write_start(
-            folder,
-            settings,
-            decisions,
-            data=rows,
-            model=model,
-            task=task,
-            loaded=loaded,
-        )
-    if resume and trainer.main:
-        write_changes(folder, settings, batch_size, rows)
+        write_plan(folder, plan, settings, fitted_files(adapters_of(model), task))
+    elif trainer.main:
+        write_changes(folder, plan, settings)
     report.print_line(f"run folder: {folder}")
     report.print_line(f"precision: {trainer.precision_note}; device: {trainer.accelerator.device}")
     report.print_line(_size(model))
-    return prepared
+    return run
 
 
-def _check_unvalidated(config: Mapping[str, Any]) -> None:
-    """Refuse options that would have no effect without a validation split."""
-    for key in NEED_VALIDATION:
-        _, value = lookup(config, key)
-        if value is not None:
-            raise UserError(
-                f"{key}: got {value}, but there is no validation split, whose metrics this option "
-                f"needs; add one, or set {key}=null"
-            )
-
-
-def _of_ensemble(config: Mapping[str, Any], member: Member | None) -> Mapping[str, Any]:
-    """Return the configuration with the option of the ensemble, which that of a member lacks."""
-    return config if member is None else {**config, "ensemble": member.size}
-
-
-def _build_parts(config: Mapping[str, Any], trust: Sequence[str]) -> Parts:
-    """Build the parts that need no data."""
-    return Parts(
-        build(config["finetune"], key="finetune", trust=trust),
-        build(config["loader"], key="loader"),
-        build(config["optimizer"], key="optimizer", trust=trust),
-        build(config["scheduler"], key="scheduler", trust=trust),
-    )
-
-
-def _rebuilt(trainer: Trainer, node: Mapping[str, Any], trust: Sequence[str]) -> Trainer:
-    """Return a trainer with other options. The precision is not measured again."""
-    if node["precision"] != "auto":
-        return build(node, key="trainer", trust=trust)
-    measured = "bf16" if trainer.bf16 else "float32"
-    new: Trainer = build({**node, "precision": measured}, key="trainer", trust=trust)
-    new.precision_note = trainer.precision_note
-    return new
-
-
-def run_finetune(finetune: Finetune, model: Model, loaded: set[str], seed: int) -> None:
+def run_finetune(finetune: Finetune, model: Model, plan: Plan) -> None:
     """Freeze weights and add LoRA weights."""
-    with named_draws(seed, "finetune"):
-        finetune(model, loaded)
+    with named_draws(plan.config["seed"], "finetune"):
+        finetune(model, set(plan.loaded))
+
+
+def _read_fitted(folder: Path, adapters: Mapping[str, Any], task: Task, seed: int) -> None:
+    """Read what adapters and task learned from the training split of a run.
+
+    Raises:
+        UserError: If a file is missing or damaged, or does not fit the configuration.
+    """
+    path = folder / FOLDER
+    try:
+        load_fitted(path, adapters, task, seed=seed)
+    except (UserError, MemoryError):
+        raise
+    # Everything comes from the files, so any other failure means that they contradict each other.
+    except Exception as error:
+        raise UserError(
+            f"{path}: its files do not fit the configuration ({type(error).__name__}: {error}); "
+            "copy the whole run folder again"
+        ) from error
+
+
+def _use_files(
+    files: Mapping[str, bytes], adapters: Mapping[str, Any], task: Task, seed: int
+) -> None:
+    """Use the fitted adapters and the fitted task of the first process."""
+    with tempfile.TemporaryDirectory() as name:
+        for file, content in files.items():
+            (Path(name) / file).write_bytes(content)
+        load_fitted(Path(name), adapters, task, seed=seed)
 
 
 def _size(model: Model) -> str:

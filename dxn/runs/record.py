@@ -1,7 +1,7 @@
-"""What a run decided when it started, so that a resumed run continues in the same way.
+"""The plan of a run: what it decided when it started, so that it continues in the same way.
 
-The folder checkpoints/start contains the configuration, the fitted tokenizers and labels, the
-precision that was measured, and a fingerprint of the data.
+The folder checkpoints/start of a run folder contains the plan, and the fitted tokenizers and
+labels.
 """
 
 from __future__ import annotations
@@ -13,27 +13,20 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 
 from dxn.config.keys import leaves, lookup
 from dxn.config.schema import Strict, validated
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, check_sums, link, replace_folder, write_sums
-from dxn.core.untrusted import load_json, load_yaml
-from dxn.data.inspect.fingerprint import Fingerprint, differences
-from dxn.models import Model
-from dxn.runs.build import adapters_of
+from dxn.core.untrusted import load_json
+from dxn.data.inspect.fingerprint import differences
 from dxn.runs.run_config import RunConfig
-from dxn.runs.saved import model_folder
 from dxn.runs.settings import Settings, merge_overrides
-from dxn.tasks import Task
 from dxn.training.distributed import LAUNCH, RESTARTS
 
 FOLDER = Path("checkpoints") / "start"
-CONFIG = "config.yaml"
-DECISIONS = "decisions.json"
-DATA = "data.json"
-LOADED = "loaded.json"  # names of the tensors that were loaded from a checkpoint
+PLAN = "plan.json"
 # Keys that have no effect on the weights, or only on the end of the training.
 MAY_CHANGE = (
     *("resume", "run", "output", "name", "trust", "report"),
@@ -48,21 +41,24 @@ MAY_CHANGE = (
 )
 
 
-class Decisions(Strict):
-    """Decisions that a resumed run does not take again.
+class Input(Strict):
+    """An input of a model.
 
     Args:
-        precision: Precision of matrix products, which is measured by default.
-        batch_size: Number of samples per batch over all processes.
-        launch: Identifies the torchrun that started the run. Empty without torchrun.
+        column: Column of the data that contains its values.
+        modality: Its modality.
+        adapter: Key of its adapter in the model. Several inputs may share one adapter.
+        node: Key of the options of this adapter in the configuration. Inputs with equal keys can
+            have separate adapters with the same options.
     """
 
-    precision: Literal["float32", "bf16"]
-    batch_size: PositiveInt
-    launch: str = ""
+    column: str
+    modality: str
+    adapter: str
+    node: str
 
 
-class SavedFingerprint(Strict):
+class SplitFingerprint(Strict):
     """The fingerprint of one split."""
 
     rows: int
@@ -71,52 +67,109 @@ class SavedFingerprint(Strict):
     set: str
 
 
-class SavedData(Strict):
-    """The content of data.json."""
+class Plan(Strict):
+    """Everything that the settings, the data and the weights determine, as plain data.
 
-    splits: dict[str, SavedFingerprint]
+    Args:
+        config: All options, with those that the weights, the data and the preset determine.
+        name: Name of the run, which is the title of its model card.
+        inputs: The inputs by name, in the order of the model.
+        target: Target column. None: the task needs none.
+        layout: How tables were rearranged, see `dxn.data.rows.Source`.
+        precision: Precision of matrix products, which is measured by default.
+        batch_size: Number of samples per batch over all processes.
+        data: Fingerprint of each split.
+        loaded: Names of the tensors that were loaded from a checkpoint.
+        launch: Identifies the torchrun that started the run. Empty without torchrun.
+    """
+
+    config: dict[str, Any]
+    name: str
+    inputs: dict[str, Input]
+    target: str | None
+    layout: dict[str, Any] | None
+    precision: Literal["float32", "bf16"]
+    batch_size: PositiveInt
+    data: dict[str, SplitFingerprint] = Field(default_factory=dict)
+    loaded: list[str] = Field(default_factory=list)
+    launch: str = ""
+
+    @property
+    def adapters(self) -> dict[str, dict[str, Any]]:
+        """The options of each adapter, by its key in the model."""
+        nodes = self.config["adapters"]
+        return {each.adapter: nodes[each.node] for each in self.inputs.values()}
+
+    @property
+    def adapter_keys(self) -> dict[str, str]:
+        """The key of the adapter of each input, by input name."""
+        return {name: each.adapter for name, each in self.inputs.items()}
+
+    def model_nodes(self, head: Mapping[str, Any], target: str | None) -> dict[str, Any]:
+        """Return the content of config.yaml in the model folder.
+
+        Args:
+            head: Node of the task: that of the training, or that of its pretraining.
+            target: Target column of this task.
+        """
+        config = self.config
+        return {
+            "inputs": {n: each.model_dump(exclude={"node"}) for n, each in self.inputs.items()},
+            "target": target,
+            "layout": self.layout,
+            "adapters": self.adapters,
+            "fusion": config["fusion"],
+            "share_backbone": config["share_backbone"],
+            "backbone": config["backbone"],
+            "head": head,
+        }
 
 
-class SavedNames(Strict):
-    """The content of loaded.json."""
-
-    names: list[str]
-
-
-def write_start(
-    folder: Path,
-    settings: Settings,
-    decisions: Decisions,
-    *,
-    data: Mapping[str, Fingerprint],
-    model: Model,
-    task: Task,
-    loaded: set[str],
-) -> None:
-    """Write the files of a new run that resuming needs besides checkpoints.
+def write_plan(folder: Path, plan: Plan, settings: Settings, fitted: Mapping[str, bytes]) -> None:
+    """Write the configuration and the plan of a new run.
 
     Args:
         folder: The run folder.
-        settings: The settings.
-        decisions: The decisions of this start.
-        data: Fingerprint of the data.
-        model: The model, with its fitted adapters.
-        task: The fitted task.
-        loaded: Names of the tensors that were loaded from a checkpoint.
+        plan: The plan.
+        settings: The settings, whose secrets are not written.
+        fitted: The files of the fitted adapters and the fitted task.
     """
     settings.save(folder)
     with replace_folder(folder / FOLDER) as new:
-        model_folder.save_fitted(new, adapters_of(model), task)
-        (new / CONFIG).write_text(settings.yaml(), encoding="utf-8")
-        (new / DECISIONS).write_text(decisions.model_dump_json(), encoding="utf-8")
-        (new / DATA).write_text(json.dumps(data), encoding="utf-8")
-        if loaded:
-            (new / LOADED).write_text(json.dumps(sorted(loaded)), encoding="utf-8")
+        for name, content in fitted.items():
+            (new / name).write_bytes(content)
+        (new / PLAN).write_text(_plan_text(plan, settings), encoding="utf-8")
         write_sums(new)
 
 
-def read_decisions(folder: Path) -> Decisions:
-    """Return the decisions of a run, after checking the files of its start.
+def write_changes(folder: Path, plan: Plan, settings: Settings) -> None:
+    """Save the options of a resumed run, so that the next resume continues with them.
+
+    Args:
+        folder: The run folder.
+        plan: The plan of the resumed run.
+        settings: Its settings.
+    """
+    start = folder / FOLDER
+    # The next resume must be asked again, and it may be a resume of a copy of this folder.
+    values = {**settings.values, "resume": {"run": None, "force": False}}
+    saved = Settings.load(folder, settings.trust)
+    overrides = merge_overrides(saved.overrides, settings.overrides)
+    settings = replace(settings, values=values, overrides=overrides)
+    text = _plan_text(plan, settings)
+    if (start / PLAN).read_text(encoding="utf-8") == text:
+        return
+    settings.save(folder)
+    with replace_folder(start) as new:
+        for path in start.iterdir():
+            if path.name not in (PLAN, SUMS):
+                link(path, new / path.name)
+        (new / PLAN).write_text(text, encoding="utf-8")
+        write_sums(new)
+
+
+def read_plan(folder: Path) -> Plan:
+    """Return the plan of a run, after checking the files of its start.
 
     Raises:
         UserError: If a file is missing or damaged.
@@ -127,18 +180,19 @@ def read_decisions(folder: Path) -> Decisions:
             f"resume: {start} is missing, so the run stopped before its training began; start it "
             "again"
         )
-    unlisted = [name for name in (CONFIG, DECISIONS, DATA) if name not in check_sums(start)]
-    if unlisted:
+    if PLAN not in check_sums(start):
         # A cut or empty list would otherwise hide damage.
-        raise UserError(f"{start / SUMS}: must list {unlisted[0]}; copy the whole folder again")
-    return validated(Decisions, load_json(start / DECISIONS), start / DECISIONS)
+        raise UserError(f"{start / SUMS}: must list {PLAN}; copy the whole folder again")
+    plan = validated(Plan, load_json(start / PLAN, allow_nan=True), start / PLAN)
+    validated(RunConfig, plan.config, start / PLAN)
+    return plan
 
 
-def check_config(folder: Path, settings: Settings, num_processes: int) -> int:
+def check_config(old: Plan, settings: Settings, num_processes: int) -> int:
     """Compare the settings with those of the start of the run.
 
     Args:
-        folder: The run folder.
+        old: Its plan.
         settings: The settings of the resumed run.
         num_processes: Number of processes of the resumed run.
 
@@ -148,43 +202,36 @@ def check_config(folder: Path, settings: Settings, num_processes: int) -> int:
     Raises:
         UserError: If an option changed, and resume.force is not set.
     """
-    decisions = read_decisions(folder)
-    path = folder / FOLDER / CONFIG
-    old = load_yaml(path)
-    validated(RunConfig, old, path)
     # Written and read in the same way as the old ones, so that equal values are equal.
     new = settings.plain()
-    keys = [key for key in dict.fromkeys([*leaves(old), *leaves(new)]) if not _may_change(key)]
+    keys = [k for k in dict.fromkeys([*leaves(old.config), *leaves(new)]) if not _may_change(k)]
     changed = [
-        f"{key} was {lookup(old, key)[1]!r} and is now {lookup(new, key)[1]!r}"
+        f"{key} was {lookup(old.config, key)[1]!r} and is now {lookup(new, key)[1]!r}"
         for key in keys
-        if lookup(old, key) != lookup(new, key)
+        if lookup(old.config, key) != lookup(new, key)
     ]
-    batch_size = decisions.batch_size
+    batch_size = old.batch_size
     # A run that continues with another number of processes keeps its batches. Only a user who
     # asks for another number of samples per process changes them.
-    if old["batch_size"] != new["batch_size"]:
+    if old.config["batch_size"] != new["batch_size"]:
         batch_size = new["batch_size"] * num_processes
-    if batch_size != decisions.batch_size:
+    if batch_size != old.batch_size:
         changed.append(
-            f"batch_size: {decisions.batch_size} samples per batch over all processes, and now "
+            f"batch_size: {old.batch_size} samples per batch over all processes, and now "
             f"{batch_size}"
         )
     stop_if_changed(changed, settings, "the configuration")
     return batch_size
 
 
-def check_data(folder: Path, settings: Settings, data: Mapping[str, Fingerprint]) -> None:
-    """Compare the data with that of the start of the run.
+def check_data(old: Plan, data: Mapping[str, Any], settings: Settings) -> None:
+    """Compare the fingerprint of the data with that of the start of the run.
 
     Raises:
         UserError: If it changed, and resume.force is not set.
     """
-    path = folder / FOLDER / DATA
-    old = load_json(path)
-    validated(SavedData, {"splits": old}, path)
-    # Through JSON, as the old one.
-    stop_if_changed(differences(old, json.loads(json.dumps(data))), settings, "the data")
+    before = {name: split.model_dump() for name, split in old.data.items()}
+    stop_if_changed(differences(before, data), settings, "the data")
 
 
 def stop_if_changed(changes: Sequence[str], settings: Settings, what: str) -> None:
@@ -194,69 +241,6 @@ def stop_if_changed(changes: Sequence[str], settings: Settings, what: str) -> No
             f"resume: {what} changed since the run started: {'; '.join(changes)}; undo the change, "
             "train a new run, or set resume.force=true to continue nevertheless"
         )
-
-
-def write_changes(
-    folder: Path, settings: Settings, batch_size: int, data: Mapping[str, Fingerprint]
-) -> None:
-    """Save the options of a resumed run, so that the next resume continues with them.
-
-    Args:
-        folder: The run folder.
-        settings: The settings of the resumed run.
-        batch_size: Number of samples per batch over all processes.
-        data: Fingerprint of the data.
-    """
-    start = folder / FOLDER
-    # The next resume must be asked again, and it may be a resume of a copy of this folder.
-    values = {**settings.values, "resume": {"run": None, "force": False}}
-    saved = Settings.load(folder, settings.trust)
-    overrides = merge_overrides(saved.overrides, settings.overrides)
-    settings = replace(settings, values=values, overrides=overrides)
-    decisions = read_decisions(folder).model_copy(update={"batch_size": batch_size})
-    files = {
-        CONFIG: settings.yaml(),
-        DECISIONS: decisions.model_dump_json(),
-        DATA: json.dumps(data),
-    }
-    if all((start / name).read_text(encoding="utf-8") == text for name, text in files.items()):
-        return
-    settings.save(folder)
-    with replace_folder(start) as new:
-        for path in start.iterdir():
-            if path.name not in (*files, SUMS):
-                link(path, new / path.name)
-        for name, text in files.items():
-            (new / name).write_text(text, encoding="utf-8")
-        write_sums(new)
-
-
-def read_loaded(folder: Path) -> set[str]:
-    """Return the names of the tensors that were loaded from a checkpoint when the run started."""
-    # The file exists only if the run started from a checkpoint.
-    path = folder / FOLDER / LOADED
-    if not path.exists():
-        return set()
-    return set(validated(SavedNames, {"names": load_json(path)}, path).names)
-
-
-def read_fitted(folder: Path, adapters: Mapping[str, Any], task: Task) -> None:
-    """Read what adapters and task learned from the training split, such as vocabularies.
-
-    Raises:
-        UserError: If a file is missing or damaged, or does not fit the configuration.
-    """
-    path = folder / FOLDER
-    try:
-        model_folder.load_fitted(path, adapters, task)
-    except (UserError, MemoryError):
-        raise
-    # Everything comes from the files, so any other failure means that they contradict each other.
-    except Exception as error:
-        raise UserError(
-            f"{path}: its files do not fit the configuration ({type(error).__name__}: {error}); "
-            "copy the whole run folder again"
-        ) from error
 
 
 def launch() -> str:
@@ -271,8 +255,14 @@ def is_restart() -> bool:
 
 def started_by(folder: Path, launched: str) -> bool:
     """Whether a folder is the run of this torchrun."""
-    path = folder / FOLDER / DECISIONS
-    return bool(launched) and path.is_file() and read_decisions(folder).launch == launched
+    path = folder / FOLDER / PLAN
+    return bool(launched) and path.is_file() and read_plan(folder).launch == launched
+
+
+def _plan_text(plan: Plan, settings: Settings) -> str:
+    # Values of the environment can be secrets. The configuration is that of .hydra/config.yaml.
+    content = {**plan.model_dump(), "config": settings.plain()}
+    return json.dumps(content, indent=1, ensure_ascii=False)
 
 
 def _may_change(key: str) -> bool:

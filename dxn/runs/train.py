@@ -10,10 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 
 from dxn.config.instantiate import build
 from dxn.core.errors import Interrupted, UserError
-from dxn.core.randomness import seed_of
+from dxn.core.files import write_text
+from dxn.core.randomness import named_draws, seed_of
+from dxn.models import Model, count_parameters
+from dxn.runs.build import adapters_of, make_head
 from dxn.runs.evaluation import printing as report
 from dxn.runs.evaluation.conclusion import (
     about_epochs,
@@ -27,25 +31,36 @@ from dxn.runs.evaluation.figures import training_figures
 from dxn.runs.evaluation.next_commands import next_commands, resume
 from dxn.runs.evaluation.reporting import Recorder, report_of_training
 from dxn.runs.folder import after_restart, has_checkpoint
-from dxn.runs.members import Member
+from dxn.runs.paths import Member
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.prepare import prepare, run_finetune
-from dxn.runs.prepared import Prepared
-from dxn.runs.pretrain import pretrain
-from dxn.runs.record import read_decisions
+from dxn.runs.prepare import Training, prepare, run_finetune
+from dxn.runs.record import read_plan
 from dxn.runs.saved import model_folder
-from dxn.runs.saved.card import Card
+from dxn.runs.saved.card import Card, data_name
 from dxn.runs.settings import Settings
 from dxn.stacking.files import write_stack
 from dxn.stacking.metrics import about_stack, warn_about
 from dxn.stacking.stacked import formula_of
 from dxn.stacking.train import train_stack
-from dxn.training.distributed import is_lost_connection
+from dxn.tasks import Task
+from dxn.training.distributed import is_lost_connection, wait_for_all
 from dxn.training.log import read_log
+from dxn.training.optim import adamw, cosine
 from dxn.training.state import State
 from dxn.training.trainer import Trainer
 
 LOG = "metrics.jsonl"
+PRETRAINING = "pretrain"  # folder of the pretraining in the run folder
+# Options of the trainer that are for the main task only, because they are tuned to its targets and
+# its metric. Pretraining runs all of its epochs and does not average weights, and a masked sample
+# has no target that mixup could mix.
+MAIN_TASK_ONLY = {
+    "patience": 0,
+    "max_minutes": None,
+    "ema_decay": 0.0,
+    "mixup": 0.0,
+    "r_drop": 0.0,
+}
 
 
 @dataclass(frozen=True)
@@ -80,12 +95,61 @@ def train_one(settings: Settings, member: Member | None = None) -> Trained:
         Interrupted: If the user interrupts the training. The message says how to continue it.
     """
     settings = after_restart(settings)
+    node = settings.values["trainer"]
+    if settings.is_resumed and node["precision"] == "auto":
+        # The precision that the run measured when it started.
+        precision = read_plan(Path(settings.values["resume"]["run"])).precision
+        node = {**node, "precision": precision}
     # The trainer first, because it starts the process group.
-    trainer: Trainer = build(_trainer_node(settings), key="trainer", trust=settings.trust)
+    trainer: Trainer = build(node, key="trainer", trust=settings.trust)
+    run = None
     with ExitStack() as stack:
         try:
             run = prepare(settings, trainer, stack, member)
-            return _train_and_evaluate(run.trainer, run)
+            trainer, task, config = run.trainer, run.task, run.plan.config
+            # A run that was interrupted during pretraining has no checkpoint of the main task yet.
+            # It resumes pretraining, and the main task starts from the beginning.
+            is_resumed = settings.is_resumed
+            if run.pretraining is not None:
+                is_resumed = is_resumed and has_checkpoint(run.folder)
+                if not is_resumed:
+                    pretrain(run, run.pretraining)
+                run_finetune(run.finetune, run.model, run.plan)
+            card = card_of(run, run.model, task, config["head"], run.plan.name)
+            torch.manual_seed(seed_of(config["seed"], "training"))
+            state = trainer.fit(
+                run.model,
+                task,
+                # After fine-tuning: frozen weights are not optimized, and LoRA weights are.
+                optimizer=build(config["optimizer"], key="optimizer", trust=settings.trust)(
+                    run.model
+                ),
+                schedule=build(config["scheduler"], key="scheduler", trust=settings.trust),
+                train=run.training_samples(task),
+                validation=run.validation_samples(task),
+                folder=run.folder,
+                keep=lambda figures: save_best(run, run.folder, run.model, card, figures),
+                resume=is_resumed,
+                batch_size=run.plan.batch_size,
+                num_workers=run.loader.num_workers,
+                timeout=run.loader.timeout,
+                options=run.settings.plain(),
+            )
+            if not state.best_epoch:
+                raise UserError(
+                    f"the validation {task.monitored} and loss were NaN in all {state.epoch} "
+                    "epochs, so there is no best epoch; lower optimizer.lr, and look for extreme "
+                    "values with dxn check"
+                )
+            trainer.accelerator.end_training()
+            # Only the main process evaluates: metrics such as F1 need all predictions in one
+            # process.
+            metrics = evaluate(run, state, card) if trainer.main else {}
+        except KeyboardInterrupt as error:
+            if run is None:
+                raise
+            stopped = error if isinstance(error, Interrupted) else Interrupted()
+            raise Interrupted(f"{stopped}; {_how_to_continue(run)}", stopped.code) from None
         except RuntimeError as error:
             if not is_lost_connection(error):
                 raise
@@ -94,98 +158,134 @@ def train_one(settings: Settings, member: Member | None = None) -> Trained:
                 "process of this training, whose own message says why; continue from the last "
                 "checkpoint with resume="
             ) from error
-
-
-def _trainer_node(settings: Settings) -> dict[str, Any]:
-    """Return the configuration of the trainer, with the precision that a run measured before."""
-    node = settings.values["trainer"]
-    if not settings.is_resumed or node.get("precision", "auto") != "auto":
-        return node
-    decisions = read_decisions(Path(settings.values["resume"]["run"]))
-    return {**node, "precision": decisions.precision}
-
-
-def _train_and_evaluate(trainer: Trainer, run: Prepared) -> Trained:
-    card = run.card(run.model, run.task, run.settings.values["head"], run.name)
-    try:
-        state = _train(trainer, run, card)
-        # Only the main process evaluates: metrics such as F1 need all predictions in one
-        # process.
-        trainer.accelerator.end_training()
-        metrics = _evaluate(trainer, run, state, card) if trainer.main else {}
-    except Interrupted as error:
-        raise Interrupted(f"{error}; {_how_to_continue(run)}", error.code) from None
-    except KeyboardInterrupt:
-        raise Interrupted(f"interrupted; {_how_to_continue(run)}") from None
     return Trained(
         folder=run.folder,
         metrics=metrics,
-        monitored=run.task.monitored,
-        higher_is_better=run.task.higher_is_better,
+        monitored=task.monitored,
+        higher_is_better=task.higher_is_better,
         next_commands=next_commands(run),
     )
 
 
-def _train(trainer: Trainer, run: Prepared, card: Card) -> State:
-    """Pretrain if the run has pretraining, then train, and save the best epoch in model/."""
-    # A run that was interrupted during pretraining has no checkpoint of the main task yet. It
-    # resumes pretraining, and the main task starts from the beginning.
-    resume = run.settings.is_resumed and (has_checkpoint(run.folder) or run.pretraining is None)
-    if run.pretraining is not None:
-        if not resume:
-            pretrain(run, run.pretraining)
-        run_finetune(run.finetune, run.model, run.loaded, run.settings.values["seed"])
+def pretrain(run: Training, task: Task) -> None:
+    """Train the adapters, the fusion and the backbone of the run's model in place.
 
-    def save_best(figures: Mapping[str, float]) -> None:
-        if trainer.main:
-            run.save_model(run.folder / "model", run.model, card, figures)
+    The node `pretrain` of the configuration (conf/pretrain/masked.yaml) has the number of epochs,
+    the peak learning rate, the warmup (the fraction of the steps in which the learning rate
+    increases from 0) and the task. All other options are those of the main training.
 
-    torch.manual_seed(seed_of(run.settings.values["seed"], "training"))
+    Pretraining has its own log and checkpoints in RUN/pretrain. It continues from its last
+    checkpoint if the run is resumed. Afterwards, the model has the weights of its best epoch.
+
+    Args:
+        run: The prepared run. The head of its model is not changed.
+        task: Task to pretrain on, bound to the model's adapters.
+    """
+    config = run.plan.config
+    options = config["pretrain"]
+    folder = run.folder / PRETRAINING
+    node = {**config["trainer"], **MAIN_TASK_ONLY, "epochs": options["epochs"]}
+    # Processes of accelerate share one precision, so a second measurement could change that of the
+    # main task.
+    node["precision"] = run.plan.precision
+    trainer: Trainer = build(node, key="trainer", trust=run.settings.trust)
+    model = run.model
+    adapters = adapters_of(model)
+    with named_draws(config["seed"], "pretrain.task"):
+        head = make_head(task, adapters, model.inputs, model.fusion)
+    student = Model(
+        adapters, inputs=model.inputs, fusion=model.fusion, backbone=model.backbone, head=head
+    )
+    card = card_of(run, student, task, options["task"], f"{run.plan.name}, pretraining")
+    torch.manual_seed(seed_of(config["seed"], PRETRAINING))
     state = trainer.fit(
-        run.model,
-        run.task,
-        # After fine-tuning: frozen weights are not optimized, and LoRA weights are.
-        optimizer=run.make_optimizer(run.model),
-        schedule=run.schedule,
-        train=run.training_samples(run.task),
-        validation=run.validation_samples(run.task),
-        folder=run.folder,
-        keep=save_best,
-        resume=resume,
-        batch_size=run.batch_size,
+        student,
+        task,
+        optimizer=adamw(lr=options["lr"])(student),
+        schedule=cosine(warmup=options["warmup"]),
+        train=run.training_samples(task),
+        validation=run.validation_samples(task),
+        folder=folder,
+        keep=lambda figures: save_best(run, folder, student, card, figures),
+        resume=run.settings.is_resumed,
+        batch_size=run.plan.batch_size,
         num_workers=run.loader.num_workers,
         timeout=run.loader.timeout,
-        options=run.settings.plain(),
+        name="pretraining",
     )
-    if not state.best_epoch:
-        raise UserError(
-            f"the validation {run.task.monitored} and loss were NaN in all {state.epoch} epochs, "
-            "so there is no best epoch; lower optimizer.lr, and look for extreme values with dxn "
-            "check"
-        )
-    return state
+    wait_for_all(trainer.accelerator)  # until the main process has written the weights
+    # The weights of the best epoch, which need not be the last one.
+    best = load_file(folder / "model" / model_folder.WEIGHTS)
+    with torch.no_grad():
+        for name, tensor in model.state_dict().items():
+            if name in best and not name.startswith("head."):
+                tensor.copy_(best[name])
+    if trainer.main:
+        metrics = training_figures(state, student)
+        write_text(folder / "metrics.json", json.dumps(metrics, indent=1))
 
 
-def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict[str, Any]:
+def card_of(run: Training, model: Model, task: Task, head: Mapping[str, Any], title: str) -> Card:
+    """Return the model card, which also contains the configuration of the model.
+
+    Args:
+        run: The training.
+        model: The model to save: that of the run, or that of pretraining.
+        task: The task of its head.
+        head: Configuration node of the task.
+        title: Title of the card.
+    """
+    targets = run.splits["train"].targets or ()
+    return Card(
+        title=title,
+        nodes=run.plan.model_nodes(head, run.plan.target if task.needs_target else None),
+        task=task,
+        about_target=task.describe(targets) if task.needs_target else "",
+        data=data_name(run.plan.config["data"], run.source.name),
+        sizes=run.sizes,
+        overrides=run.overrides,
+        parameters=count_parameters(model),
+    )
+
+
+def save_best(
+    run: Training, folder: Path, model: Model, card: Card, figures: Mapping[str, float]
+) -> None:
+    """Save the model of the best epoch so far, in the main process.
+
+    Args:
+        run: The training.
+        folder: The run folder, or that of its pretraining.
+        model: The model to save.
+        card: Its card.
+        figures: Validation metrics of this epoch.
+    """
+    if not run.trainer.main:
+        return
+    text = card.markdown({"validation": figures}, epochs="the best epoch so far")
+    model_folder.save(folder / "model", model=model, nodes=card.nodes, task=card.task, card=text)
+
+
+def evaluate(run: Training, state: State, card: Card) -> dict[str, Any]:
     """Evaluate the saved model, and write metrics.json and the final model card.
 
     The model folder is loaded in the same way as by `dxn.load`, so that the metrics are those of
     the files that the user gets.
     """
+    trainer = run.trainer
     for line in about_epochs(state, run):
         report.print_line(line)
-    splits = run.data.splits
     best = model_folder.load(
         run.folder / "model", device=str(trainer.accelerator.device), trust=run.settings.trust
     )
     best.task.own_metrics = run.task.own_metrics
-    split = default_split(splits)
+    split = default_split(run.splits)
     # Without gradients and optimizer state, twice the batch size fits in memory.
     batch_size = 2 * trainer.batch_size
     _stack(run, best, batch_size=batch_size)
     recorder = Recorder()
     results = evaluate_subsets(
-        best, splits[split], split, run.folder, batch_size=batch_size, record=recorder
+        best, run.splits[split], split, run.folder, batch_size=batch_size, record=recorder
     )
     remarks = [
         *warn_about(results, best.task, state, max_minutes=trainer.max_minutes),
@@ -198,10 +298,10 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
         **training_figures(state, run.model),
         **about_stack(best.network),
         "shown": run.task.shown(results[ALL]),
-        "precision": "bf16" if trainer.bf16 else "float32",
+        "precision": run.plan.precision,
         "rows": run.sizes,
-        "skipped": {name: opened.skipped for name, opened in splits.items()},
-        "missing": {name: dict(opened.missing) for name, opened in splits.items()},
+        "skipped": {name: opened.skipped for name, opened in run.splits.items()},
+        "missing": {name: dict(opened.missing) for name, opened in run.splits.items()},
         "truncated": {name: asdict(truncation) for name, truncation in run.truncations.items()},
     }
     path: Path = run.folder / "metrics.json"
@@ -221,7 +321,7 @@ def _evaluate(trainer: Trainer, run: Prepared, state: State, card: Card) -> dict
     return metrics
 
 
-def _stack(run: Prepared, best: Predictor, *, batch_size: int) -> None:
+def _stack(run: Training, best: Predictor, *, batch_size: int) -> None:
     """Train a baseline, mix it with the best model of a run, and save it in the model folder."""
     choice = run.settings.values["baseline"]
     stack = None
@@ -234,7 +334,7 @@ def _stack(run: Prepared, best: Predictor, *, batch_size: int) -> None:
         stack = train_stack(
             best.model,
             best.task,
-            best.task_samples(run.data.splits["train"]),
+            best.task_samples(run.splits["train"]),
             run.validation_samples(best.task),
             batch_size=batch_size,
             say=report.print_line,
@@ -245,7 +345,7 @@ def _stack(run: Prepared, best: Predictor, *, batch_size: int) -> None:
     best.network = stack or best.model
 
 
-def _starts_trained(run: Prepared) -> bool:
+def _starts_trained(run: Training) -> bool:
     """Whether the user asked for a model whose weights are not all trained from random ones."""
     values = run.settings.values
     weights, finetune = values["weights"], run.finetune
@@ -269,8 +369,7 @@ def _validation_figures(folder: Path, state: State) -> dict[str, float]:
     return figures
 
 
-def _how_to_continue(run: Prepared) -> str:
-    # Pretraining can always be resumed: it starts again if it has no checkpoint either.
-    if has_checkpoint(run.folder) or run.pretraining is not None:
+def _how_to_continue(run: Training) -> str:
+    if has_checkpoint(run.folder) or has_checkpoint(run.folder / PRETRAINING):
         return f"continue with: {resume(run.folder, run.settings)}"
     return "there is no checkpoint yet, so start the training again"

@@ -9,14 +9,13 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from dxn.config.instantiate import expand_defaults, merge_options
 from dxn.config.keys import assign, leaves, lookup
 from dxn.core.errors import UserError
-from dxn.runs.build import adapter_nodes, preprocessors_of
 from dxn.runs.filling import InitialWeights
+from dxn.runs.plan import adapter_nodes, preprocessors_of
 from dxn.runs.settings import Settings
 from dxn.weights import PublicModel, read_public
 
@@ -100,14 +99,12 @@ def read_initial_weights(settings: Settings) -> InitialWeights:
     return InitialWeights(main=main, adapters=adapters, strict=weights["strict"])
 
 
-def with_weights(settings: Settings, start: InitialWeights) -> Settings:
-    """Return the settings with the options that the checkpoints determine.
+def with_weights(settings: Settings, start: InitialWeights) -> Config:
+    """Return the configuration with the options that the checkpoints determine.
 
     Raises:
         UserError: One line for each option that the user set to another value.
     """
-    if not start.checkpoints:
-        return settings
     merger = _OptionMerger(settings)
     # The residual stream has one width, so every checkpoint must fit all other parts.
     dims = {p.checkpoint.source: p.architecture.dim for p in start.checkpoints}
@@ -123,7 +120,7 @@ def with_weights(settings: Settings, start: InitialWeights) -> Settings:
     # All conflicts at once, so that the user can correct the command in one step.
     if merger.faults:
         raise UserError("\n".join(merger.faults))
-    return replace(settings, values=merger.values)
+    return merger.values
 
 
 class _OptionMerger:

@@ -139,8 +139,8 @@ def test_all_splits_and_inputs_share_the_memory(folder):
     source = Source(splits, {"image": InputSpec("image", "image")}, target="target")
     prepare = images()
     task = Classify()
-    data = open_splits(source, {"image": prepare}, task, cache_gb=6 * PICTURE_BYTES / 1e9)
-    kept = {name: stored(split.raws["image"]) for name, split in data.splits.items()}
+    opened = open_splits(source, {"image": prepare}, task, cache_gb=6 * PICTURE_BYTES / 1e9)
+    kept = {name: stored(split.raws["image"]) for name, split in opened.items()}
     assert kept == {"train": "####", "validation": "##..", "test": "...."}
 
 

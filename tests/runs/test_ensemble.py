@@ -16,8 +16,7 @@ from dxn.core.files import write_sums
 from dxn.models import Ensemble
 from dxn.models.ensemble import split_tensors
 from dxn.runs.ensemble import MEAN
-from dxn.runs.members import Member
-from dxn.runs.paths import trained_run
+from dxn.runs.paths import Member, trained_run
 from dxn.tasks import Classify, Contrastive, Multilabel, Regress, Tag
 
 OPTIONS = [*SMALL, *TEXT, "trainer.epochs=2", "preset=plain", "baseline=none", "ensemble=2"]
@@ -92,8 +91,9 @@ def test_members_differ_in_their_weights_and_share_splits_tokenizers_and_labels(
         paths = [folder / "model" / name for folder in (first, second, run)]
         texts = {path.read_text() for path in paths if path.exists()}
         assert len(texts) <= 1
-    data = [folder / "checkpoints" / "start" / "data.json" for folder in (first, second)]
-    assert data[0].read_text() == data[1].read_text()
+    plans = [folder / "checkpoints" / "start" / "plan.json" for folder in (first, second)]
+    one, other = (json.loads(path.read_text()) for path in plans)
+    assert one["data"] == other["data"]
 
 
 def test_the_model_folder_has_the_weights_of_all_members(run):

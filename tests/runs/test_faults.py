@@ -26,7 +26,7 @@ from helpers.runs import (
 )
 
 from dxn.cli import main
-from dxn.runs.lock import locked
+from dxn.runs.folder import locked
 from dxn.runs.saved import model_folder
 from dxn.training.trainer import Trainer
 
@@ -197,7 +197,7 @@ def test_an_empty_list_of_checksums_does_not_hide_damage(killed, tmp_path, capsy
     run = shutil.copytree(killed[0], tmp_path / "run")
     (run / "checkpoints" / name / "SHA256SUMS").write_text("")
     if name == "start":
-        expected = "start/SHA256SUMS: must list config.yaml"
+        expected = "start/SHA256SUMS: must list plan.json"
         assert expected in refused(capsys, ["train", f"resume={run}"])[0]
     else:
         assert main(["train", f"resume={run}"]) == 0

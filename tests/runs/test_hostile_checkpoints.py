@@ -146,20 +146,40 @@ def rewrite(path, change):
 
 
 START = {
-    "decisions.json": ['{"precision": "float64", "batch_size": 11}', "[]", '{"batch_size": 0}'],
-    "config.yaml": ["batch_size: 11\n", "[]\n", "data: {path: /etc/passwd}\n"],
-    "data.json": ["[]", '{"train": 3}', '{"train": {"rows": 1, "columns": []}}', "{}"],
-    "loaded.json": ["3", "[1]", "{}"],
+    "plan.json": ["[]", "{}", "text"],
     "labels.json": ["[]", "{}", '{"task": "classify", "labels": [1, 2]}'],
     "tokenizer.json": ["{}", "[]", "text"],
 }
 CASES = [(name, text) for name, texts in START.items() for text in texts]
+PLAN = [
+    ("precision", "float64"),
+    ("batch_size", 0),
+    ("config", {"batch_size": 11}),
+    ("config", {"data": {"path": "/etc/passwd"}}),
+    ("data", {"train": 3}),
+    ("data", {"train": {"rows": 1, "columns": []}}),
+    ("data", {}),
+    ("loaded", 3),
+    ("loaded", [1]),
+    ("inputs", []),
+    ("inputs", {"text": {"column": "text", "modality": "text", "adapter": 1, "node": "text"}}),
+]
 
 
 @pytest.mark.parametrize(("name", "text"), CASES)
 def test_a_hostile_start_with_valid_checksums_is_refused(copy, capsys, name, text):
     start = copy / "checkpoints" / "start"
     (start / name).write_text(text)
+    write_sums(start)
+    refused(capsys, ["train", f"resume={copy}"])
+
+
+@pytest.mark.parametrize(("name", "value"), PLAN)
+def test_a_hostile_plan_with_valid_checksums_is_refused(copy, capsys, name, value):
+    start = copy / "checkpoints" / "start"
+    plan = json.loads((start / "plan.json").read_text())
+    assert name in plan
+    (start / "plan.json").write_text(json.dumps({**plan, name: value}))
     write_sums(start)
     refused(capsys, ["train", f"resume={copy}"])
 

@@ -284,7 +284,7 @@ def test_a_projection_of_another_width_makes_no_random_layer(made, tmp_path):
 def composed(*asked):
     """The configuration with what its weights decide, as a training makes it."""
     settings = compose("train", ["data=table", "data.path=any", *asked])
-    return with_weights(settings, read_initial_weights(settings)).values
+    return with_weights(settings, read_initial_weights(settings))
 
 
 def test_options_that_the_weights_do_not_decide_stay_free(made):
@@ -540,7 +540,7 @@ def test_a_named_backbone_is_what_its_checkpoint_needs(name):
     named = ["data=table", "data.path=any", f"backbone={name}", f"adapters=[{modality}]"]
     settings = compose("train", named)
     c = settings.values
-    filled = with_weights(settings, InitialWeights(main=public)).values  # no conflict
+    filled = with_weights(settings, InitialWeights(main=public))  # no conflict
     assert c["dim"] == architecture.dim
     for group, expected in (("backbone", architecture.backbone), ("fusion", architecture.fusion)):
         for key in leaves(expected):

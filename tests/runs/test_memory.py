@@ -63,7 +63,7 @@ def pixels_of(samples: Samples, i):
 def test_a_photo_has_the_same_pixels_in_training_evaluation_and_prediction(photos, run, split):
     folder, prepared = run
     model = dxn.load(folder)
-    opened = prepared.data.splits[split]
+    opened = prepared.splits[split]
     in_training = Samples(opened, prepared.preprocessors)
     in_evaluation = model.task_samples(opened)
     for i, cell in enumerate(opened.cells["image"]):
@@ -76,7 +76,7 @@ def test_training_photos_keep_pixels_for_the_random_crop(run):
     _, prepared = run
     sides = {
         name: max(raw.shape[1] for raw in split.raws["image"])
-        for name, split in prepared.data.splits.items()
+        for name, split in prepared.splits.items()
     }
     assert sides == {"train": 44, "validation": 24, "test": 24}  # 24 / 0.3**0.5 = 43.8
 

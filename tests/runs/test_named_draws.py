@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from dxn.core.randomness import named_draws
-from dxn.data.rows import InputSpec
-from dxn.runs.build import Inputs, build_adapters, build_model
+from dxn.runs.build import build_adapters, build_model
 from dxn.tasks import Classify
 
 D = 4
@@ -20,8 +19,7 @@ NODES = {
 def weights(nodes, *, seed=3, **options):
     """The initial weights of a model whose inputs have these adapters."""
     names = {name: name for name in nodes}
-    specs = {name: InputSpec(name, node["_target_"]) for name, node in nodes.items()}
-    adapters = build_adapters(Inputs(specs, names, nodes, names), seed=seed)
+    adapters = build_adapters(nodes, seed=seed)
     task = Classify()
     task.fit(["a", "b", "c"])
     return build_model({**NODES, **options}, task, adapters, names, seed=seed).state_dict()

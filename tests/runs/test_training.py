@@ -34,8 +34,7 @@ def test_a_run_writes_the_documented_files(trained):
         *(f"checkpoints/step-{step:09}/training.safetensors" for step in (5, 10)),
         *(f"checkpoints/step-{step:09}/SHA256SUMS" for step in (5, 10)),
         *("checkpoints/start/tokenizer.json", "checkpoints/start/labels.json"),
-        *("checkpoints/start/config.yaml", "checkpoints/start/decisions.json"),
-        *("checkpoints/start/data.json", "checkpoints/start/SHA256SUMS"),
+        *("checkpoints/start/plan.json", "checkpoints/start/SHA256SUMS"),
         *(
             "model/model.safetensors",
             "model/config.yaml",

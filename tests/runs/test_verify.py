@@ -145,8 +145,8 @@ PROBLEMS = {
         "pretrain/checkpoints/step-000000005/training.safetensors: the file changed",
     ),
     "the fingerprint": (
-        lambda run: (run / "checkpoints/start/data.json").unlink(),
-        "start/data.json: file not found, although SHA256SUMS lists it",
+        lambda run: (run / "checkpoints/start/plan.json").unlink(),
+        "start/plan.json: file not found, although SHA256SUMS lists it",
     ),
     "the start": (
         lambda run: shutil.rmtree(run / "checkpoints/start"),

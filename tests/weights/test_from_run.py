@@ -206,7 +206,7 @@ def test_low_rank_updates_and_layer_decay_work_as_with_public_weights(runs, tmp_
 
 def composed(*overrides):
     settings = compose("train", ["data=table", "data.path=any", *overrides])
-    return with_weights(settings, read_initial_weights(settings)).values
+    return with_weights(settings, read_initial_weights(settings))
 
 
 def test_a_recurrent_backbone_and_its_fusion_are_taken_from_the_run(runs):

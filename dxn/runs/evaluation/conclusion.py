@@ -10,13 +10,13 @@ import torch
 
 from dxn.core.display import duration
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.prepared import Prepared
+from dxn.runs.prepare import Training
 from dxn.tasks import Task
 from dxn.training.evaluate import score
 from dxn.training.state import State
 
 
-def about_epochs(state: State, run: Prepared) -> list[str]:
+def about_epochs(state: State, run: Training) -> list[str]:
     """Return how long the training took, and which epoch was saved."""
     took = f"trained {duration(state.seconds)}"
     if state.kept_loss is None:
@@ -50,7 +50,7 @@ def about_split(split: str) -> list[str]:
     return []
 
 
-def about_overfitting(run: Prepared, best: Predictor, batch_size: int) -> list[str]:
+def about_overfitting(run: Training, best: Predictor, batch_size: int) -> list[str]:
     """Return how many of these few samples the model has learned, with loader.overfit."""
     samples = run.validation_samples(best.task)
     if not run.loader.overfit or samples is None:
@@ -72,7 +72,7 @@ def about_overfitting(run: Prepared, best: Predictor, batch_size: int) -> list[s
     ]
 
 
-def about_files(run: Prepared) -> str:
+def about_files(run: Training) -> str:
     """Return where the results are."""
     names = ["model/", "plots/", "metrics.json"]
     # A resumed run can have the report of an earlier end.

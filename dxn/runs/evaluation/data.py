@@ -15,8 +15,8 @@ from dxn.data.rows import TARGET, Rows, Source
 from dxn.data.sources.table import JOINED
 from dxn.data.splits.split import SPLITS, UNDIVIDED
 from dxn.data.tables.read import as_list
-from dxn.runs.build import open_source
 from dxn.runs.evaluation import printing as report
+from dxn.runs.plan import open_source
 from dxn.runs.predictor.input_rows import (
     is_table,
     open_rows_for_use,

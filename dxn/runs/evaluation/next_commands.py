@@ -14,7 +14,7 @@ from dxn.data.reading import Opened
 from dxn.runs.evaluation.data import default_split
 from dxn.runs.predictor.attention import obstacle_of
 from dxn.runs.predictor.input_rows import has_many_samples
-from dxn.runs.prepared import Prepared
+from dxn.runs.prepare import Training
 from dxn.runs.settings import UNUSED_IN_RUN, Settings
 
 MAX_INPUTS = 6  # in the sample of a command
@@ -71,13 +71,13 @@ def sample_options(opened: Opened) -> list[str]:
     return min(usable, key=lambda words: (-len(words), len(shlex.join(words))), default=[])
 
 
-def next_commands(run: Prepared) -> list[list[str]]:
+def next_commands(run: Training) -> list[list[str]]:
     """Return the words of the commands that a user may want after a training.
 
     The most important command is the last one.
     """
     model = [f"run={run.folder}", *code_options(run.settings)]
-    opened = run.data.splits[default_split(run.data.splits)]
+    opened = run.splits[default_split(run.splits)]
     sample = sample_options(opened)
     if run.task.streams:  # a language model
         return [["generate", *model, *_prompt(opened)]]

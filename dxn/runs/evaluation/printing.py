@@ -22,9 +22,10 @@ from dxn.data.inspect.check import Truncation, count_truncated
 from dxn.data.inspect.quality import check_known_targets
 from dxn.data.raws import memory_lines, take_rows
 from dxn.data.reading import Opened
+from dxn.data.rows import Source
 from dxn.report.intervals import Interval
-from dxn.runs.build import Data, Inputs
 from dxn.runs.predictor.input_groups import MAX_LINES, input_lines
+from dxn.runs.record import Plan
 from dxn.tasks import Task
 from dxn.tasks.figures import defined
 from dxn.tasks.probabilities import list_names
@@ -83,29 +84,34 @@ def format_number(value: float, largest: float | None = None) -> str:
     return f"{value:.{min(max(5 - digits, 1), 4)}f}"
 
 
-def describe(data: Data, task: Task, inputs: Inputs, truncations: Mapping[str, Truncation]) -> None:
+def describe(
+    source: Source,
+    splits: Mapping[str, Opened],
+    task: Task,
+    plan: Plan,
+    truncations: Mapping[str, Truncation],
+) -> None:
     """Print the inputs, the target, the splits and the truncated inputs of a training."""
-    source = data.source
-    for line in input_lines(inputs.specs):
+    for line in input_lines(plan.inputs):
         print_line(line)
     if source.target is not None and task.needs_target:
         print_line(f"target: {source.target} ({task.name})")
     for note in source.notes:
         print_line(f"note: {note}")
-    for name, split in data.splits.items():
+    for name, split in splits.items():
         print_line(f"{name}: {count(len(split), 'row')}{_missing_and_skipped(split)}")
         # A drawn split of very few rows can consist of rare classes.
         if len(split) >= MIN_CHECKED:
             check_known_targets(task, split.targets or (), name)
         print_unknown(task, split.targets or (), name)
     if task.needs_target:
-        print_line(f"target values: {task.describe(data.splits['train'].targets or ())}")
-    for line in memory_lines([split.raws for split in data.splits.values()]):
+        print_line(f"target values: {task.describe(splits['train'].targets or ())}")
+    for line in memory_lines([split.raws for split in splits.values()]):
         print_line(line)
     for name, truncation in truncations.items():
-        key = inputs.adapters[name]
+        key = plan.inputs[name].adapter
         # The adapter of a user may have another option that limits the length.
-        advice = f"; set adapters.{key}.max_len" if "max_len" in inputs.nodes[key] else ""
+        advice = f"; set adapters.{key}.max_len" if "max_len" in plan.adapters[key] else ""
         print_line(f"note: {name}: {truncation}{advice}")
 
 

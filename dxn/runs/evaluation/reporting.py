@@ -23,7 +23,7 @@ from dxn.runs.paths import is_run
 from dxn.runs.predictor.attention import MAX_WEIGHTS, attention_on, limits_of
 from dxn.runs.predictor.input_groups import evaluated_groups, input_lines
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.prepared import Prepared
+from dxn.runs.prepare import Training
 from dxn.runs.saved.card import data_name
 from dxn.runs.saved.loading import load_predictor
 from dxn.runs.settings import Settings
@@ -60,7 +60,7 @@ class Recorder:
 
 
 def report_of_training(
-    run: Prepared,
+    run: Training,
     best: Predictor,
     recorder: Recorder,
     metrics: Mapping[str, Any],
@@ -80,18 +80,18 @@ def report_of_training(
     if not run.settings.values.get("report", True):
         return
     with _as_warning(run.folder, run.settings):
-        splits = run.data.splits
+        splits = run.splits
         targets = {name: each.targets or () for name, each in splits.items()}
         needs_target = best.task.needs_target
         facts = pages.saved.Facts(
-            inputs=input_lines(run.inputs.specs),
+            inputs=input_lines(run.plan.inputs),
             targets={n: best.task.describe(t) for n, t in targets.items()} if needs_target else {},
             classes=pages.saved.count_classes(best.task, targets) if needs_target else {},
             warnings=list(run.warnings),
             remarks=[_without_label(line) for line in remarks],
             environment=pages.saved.environment(str(run.trainer.accelerator.device)),
         )
-        target = run.data.source.target if needs_target else None
+        target = run.source.target if needs_target else None
         info = _info(run.folder, run.settings, run.overrides, metrics, facts, best, target)
         pages.run.write_report(info, evidence(best, recorder))
 

@@ -11,7 +11,7 @@ from dxn.data.reading import Opened
 from dxn.data.rows import InputSpec
 from dxn.data.sources.memory import is_dataset, is_frame, is_series, table_of
 from dxn.data.sources.table import rows_of_table
-from dxn.runs.build import by_modality
+from dxn.runs.plan import by_modality
 from dxn.runs.predictor.input_rows import open_rows_for_use
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import identify

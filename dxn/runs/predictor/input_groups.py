@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from dxn.data.rows import InputSpec
+from dxn.runs.record import Input
 from dxn.tokenize.base import Preprocessor, is_shareable
 
 # With more inputs than this, a table with one row per input would fill the screen.
@@ -35,7 +35,7 @@ def evaluated_groups(preprocessors: Mapping[str, Preprocessor], inputs: Sequence
     return groups
 
 
-def input_lines(specs: Mapping[str, InputSpec]) -> list[str]:
+def input_lines(specs: Mapping[str, Input]) -> list[str]:
     """Return the lines that describe the inputs of a training, one for many columns."""
     by_modality: dict[str, list[str]] = {}
     for spec in specs.values():

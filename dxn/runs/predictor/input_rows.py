@@ -16,8 +16,8 @@ from dxn.data.rows import TARGET, InputSpec, OnBad, Rows
 from dxn.data.sources.confine import confined
 from dxn.data.sources.detect import table_format, tables_in
 from dxn.data.sources.table import rows_of_table, table
-from dxn.runs.build import by_modality
 from dxn.runs.evaluation.printing import print_line
+from dxn.runs.plan import by_modality
 from dxn.runs.predictor.input_groups import named
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tokenize.base import Preprocessor, accepts, reads_files

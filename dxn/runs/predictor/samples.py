@@ -9,7 +9,7 @@ from typing import Any
 from dxn.core.errors import UserError
 from dxn.data.columns.infer import infer_modality
 from dxn.data.tables.decoding import read_text
-from dxn.runs.build import by_modality
+from dxn.runs.plan import by_modality
 from dxn.runs.predictor.input_rows import has_many_samples, inputs_beside
 from dxn.tokenize.base import Preprocessor, reads_files
 

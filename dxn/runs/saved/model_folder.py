@@ -17,15 +17,14 @@ from dxn.core.tensors import check_before_saving, write_tensors
 from dxn.data.series.layouts import layout_of
 from dxn.models import Ensemble, Model, Network, module_key
 from dxn.models.ensemble import split_tensors
-from dxn.runs.build import adapters_of, build_model, by_input
-from dxn.runs.members import MEMBERS
+from dxn.runs.build import adapters_of, build_model, by_input, load_fitted, save_fitted
+from dxn.runs.paths import MEMBERS
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved.dtypes import Dtype, set_dtype
 from dxn.runs.settings import dump_yaml, plain
 from dxn.stacking.files import load_stacks
 from dxn.tasks import Task
 from dxn.tasks.task import STATE_FILE
-from dxn.tokenize.base import load_adapter, save_adapter
 from dxn.training.finetune import merged
 from dxn.weights import read_public
 from dxn.weights.build_limit import build_limit
@@ -239,20 +238,6 @@ def model_folder(folder: Path) -> Path:
         if not (folder / name).exists():
             raise UserError(f"{folder}: not a run folder or model folder; {name} is missing")
     return folder
-
-
-def save_fitted(folder: Path, adapters: Mapping[str, Any], task: Task) -> None:
-    """Write what adapters and task learned from the training split, such as vocabularies."""
-    for key, adapter in adapters.items():
-        save_adapter(adapter, folder, key)
-    task.save(folder)
-
-
-def load_fitted(folder: Path, adapters: Mapping[str, Any], task: Task) -> None:
-    """Read the files of `save_fitted` into adapters and task that are not fitted yet."""
-    for key, adapter in adapters.items():
-        load_adapter(adapter, folder, key)
-    task.load(folder)
 
 
 def _load_weights(module: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:

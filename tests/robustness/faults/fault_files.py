@@ -46,9 +46,9 @@ def faults(options: argparse.Namespace) -> list[Fault]:
         for name, change in {
             "tokenizer.json missing": lambda path: (path / "tokenizer.json").unlink(),
             "tokenizer.json of another run": _other_tokenizer,
-            "config.yaml changed": lambda path: _append(path / "config.yaml", "seed: 4\n"),
-            "decisions.json cut": lambda path: _keep(path / "decisions.json", 10),
-            "data.json missing": lambda path: (path / "data.json").unlink(),
+            "plan.json changed": lambda path: _append(path / "plan.json", " "),
+            "plan.json cut": lambda path: _keep(path / "plan.json", 10),
+            "plan.json missing": lambda path: (path / "plan.json").unlink(),
             "SHA256SUMS missing": lambda path: (path / "SHA256SUMS").unlink(),
             "SHA256SUMS empty": lambda path: (path / "SHA256SUMS").write_bytes(b""),
             "the folder missing": shutil.rmtree,

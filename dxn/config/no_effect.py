@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dxn.config.keys import lookup
 from dxn.core.errors import UserError
-from dxn.runs.settings import Settings
 
 TOKENIZER = ("tokenizer.kind", "tokenizer.lowercase", "vocab_size")
 # An option, its values with which others have no effect, and the ends of their keys. None stands
@@ -42,18 +41,22 @@ def overriding(values: Mapping[str, Any], key: str) -> str | None:
     return None
 
 
-def refuse_without_effect(settings: Settings) -> None:
+def refuse_without_effect(values: Mapping[str, Any], overrides: Sequence[str]) -> None:
     """Refuse options of the command that have no effect.
 
     Those of an experiment or of a file are ignored: the user may have replaced them on purpose.
+
+    Args:
+        values: The configuration.
+        overrides: The overrides as the user typed them.
 
     Raises:
         UserError: One line per option.
     """
     faults: list[str] = []
-    for text in settings.overrides:
+    for text in overrides:
         key, _, value = text.lstrip("+").partition("=")
-        other = overriding(settings.values, key)
+        other = overriding(values, key)
         if other is not None and value != "null":
             faults.append(f"{key}: has no effect with {other}, got {value}; leave one of them out")
     if faults:
