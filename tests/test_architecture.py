@@ -40,6 +40,8 @@ KNOW_MODALITIES = (
     "presets",
     "stacking/features",
     "export/programs",
+    "export/examples.py",
+    "export/recipes.py",
 )
 # "category" is also a usual name of a target column.
 COLUMN_NAMES = {("data/columns/target.py", "category")}

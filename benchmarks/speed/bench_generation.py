@@ -118,7 +118,7 @@ def _translator(peer: Any) -> Model:
     adapter = TextAdapter(
         DIM, max_len=64, pos_embed="sinusoidal", embedding=EmbeddingOptions(scale=True)
     )
-    adapter.use_tokenizer(_tokenizer(VOCAB))
+    adapter.use_vocabulary(_tokenizer(VOCAB))
     adapter.embedding.weight = peer.model.shared.weight
     backbone = Backbone(DIM, **options)
     decoder_backbone = Backbone(DIM, causal=True, cross=True, **options)

@@ -28,8 +28,8 @@ from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
 from dxn.tokenize import AudioAdapter, ImageAdapter
 from dxn.tokenize.audio.options import SpectrogramOptions
-from dxn.tokenize.text.preprocessor import TextPreprocessor
-from dxn.tokenize.text.tokenizer import train_tokenizer
+from dxn.tokenize.text.tokenizer import TextTokenizer
+from dxn.tokenize.text.vocabulary import train_tokenizer
 
 DOCUMENTS = 10_000
 BATCH = 64
@@ -61,7 +61,7 @@ def text_ids(options: Options) -> Work:
 
     def ours() -> list[tuple[Tensor, Tensor]]:
         # A new preprocessor, which has not seen these texts.
-        prepare = TextPreprocessor(tokenizer, max_len=MAX_LEN)
+        prepare = TextTokenizer(tokenizer, max_len=MAX_LEN)
         opened = open_rows(Rows({"text": texts}, [""] * len(texts)), {"text": prepare})
         loader = make_loader(BatchOrder(Samples(opened, {"text": prepare}), BATCH), num_workers=0)
         return [(batch["text"]["ids"], batch["text"]["mask"]) for batch in loader]
@@ -92,7 +92,7 @@ def text_ids(options: Options) -> Work:
 def jpeg_folder(options: Options) -> Work:
     """A folder of JPEG files to batches of uint8 pixels, read again in each call."""
     paths = make_photos(options.folder)
-    prepare = ImageAdapter(image_size=SIDE, resize=_crop()).prepare
+    prepare = ImageAdapter(image_size=SIDE, resize=_crop()).tokenizer
     # No file fits into this memory, so every call reads all of them.
     opened = open_rows(
         Rows({"image": paths}, [""] * len(paths)), {"image": prepare}, budget=CacheBudget(0)
@@ -136,7 +136,7 @@ def wav_folder(options: Options) -> Work:
     """16 kHz WAV files of 1 to 10 s to batches of Kaldi's log-mel, as AST needs them."""
     paths = make_clips(options.folder)
     spectrogram = SpectrogramOptions(frontend="kaldi", n_mels=128, num_frames=1024)
-    prepare = AudioAdapter(sample_rate=RATE, spectrogram=spectrogram).prepare
+    prepare = AudioAdapter(sample_rate=RATE, spectrogram=spectrogram).tokenizer
     extractor = transformers.ASTFeatureExtractor(do_normalize=False)
 
     def ast(batch: list[str]) -> Tensor:
@@ -162,7 +162,7 @@ def wav_folder(options: Options) -> Work:
 def wav_folder_mel(options: Options) -> Work:
     """The same files to batches of the default log-mel."""
     paths = make_clips(options.folder)
-    prepare = AudioAdapter(sample_rate=RATE).prepare
+    prepare = AudioAdapter(sample_rate=RATE).tokenizer
     mel = torchaudio.transforms.MelSpectrogram(
         RATE, n_fft=400, hop_length=160, n_mels=64, f_max=RATE / 2, pad_mode="constant"
     )

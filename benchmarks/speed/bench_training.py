@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from dxn.models import Backbone, EarlyFusion, Model
 from dxn.tasks.heads import LinearHead, PreHead
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
-from dxn.tokenize.base import fit_adapter
 from dxn.training.evaluate import to_device
 
 # Forward and backward pass: the gradients of inputs and of weights cost as much as the output each.
@@ -88,12 +87,12 @@ def mixed(options: Options) -> Work:
     }
     raws = _raws()
     for name, adapter in adapters.items():
-        raws[name] = [adapter.prepare.read(raw) for raw in raws[name]]
-        fit_adapter(adapter, raws[name])
+        raws[name] = [adapter.tokenizer.reader.read(raw) for raw in raws[name]]
+        adapter.fit(raws[name])
     batch: dict[str, Any] = {"#size": MIXED.batch}
     for name, adapter in adapters.items():
-        samples = [adapter.prepare(raw) for raw in raws[name]]
-        batch[name] = adapter.prepare.collate(samples)
+        samples = [adapter.tokenizer(raw) for raw in raws[name]]
+        batch[name] = adapter.tokenizer.collate(samples)
         batch[name]["rows"] = torch.arange(MIXED.batch)
     model = Model(
         adapters,

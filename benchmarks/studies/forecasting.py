@@ -128,7 +128,7 @@ def measure(name: str, folder: Path, seeds: Sequence[int]) -> dict[str, list[flo
     case = CASES[name]
     path = write_series(name, folder)
     source = timeline(
-        str(path), preprocessors={"series": SeriesAdapter(8).prepare}, target=case.column
+        str(path), preprocessors={"series": SeriesAdapter(8).tokenizer}, target=case.column
     )
     with path.open(newline="", encoding="utf-8") as file:
         cells = [row[case.column] for row in csv.DictReader(file)]

@@ -138,7 +138,7 @@ def make_training(experiment: str, folder: str) -> Training:
     inputs = parts.assign_inputs(config, source.inputs, preprocessors, source.column)
     adapters: dict[str, Any] = dict(parts.build_adapters(inputs))
     named = parts.by_input(adapters, inputs.adapters)
-    by_input = {name: adapter.prepare for name, adapter in named.items()}
+    by_input = {name: adapter.tokenizer for name, adapter in named.items()}
     train = parts.open_splits(source, by_input, task).splits["train"]
     parts.fit_adapters(adapters, inputs, train, task.vocabulary_texts(train.targets or ()))
     task.bind(named)

@@ -28,7 +28,7 @@ def run(settings: Settings) -> int:
     """Draw the attention of a model on one sample."""
     values = settings.values
     predictor = load_predictor(settings)
-    sample = read_sample(values["input"], predictor.preprocessors, predictor.columns)
+    sample = read_sample(values["input"], predictor.readers, predictor.columns)
     folder = Path(values["output"])
     name = str(values["run"] or values["weights"]["source"])
     result = draw_attention(predictor, sample, folder, model_name=name)

@@ -12,7 +12,7 @@ from dxn.core.errors import UserError
 from dxn.data.inspect.check import check, remove_earlier, write_bad
 from dxn.runs.build import build_adapters, by_input, find_formats, fit_adapters
 from dxn.runs.evaluation.printing import next_step, print_line
-from dxn.runs.plan import assign_inputs, decide_task, open_source, preprocessors_of
+from dxn.runs.plan import assign_inputs, decide_task, open_source, readers_of
 from dxn.runs.settings import Settings
 from dxn.tasks.auto import Auto
 
@@ -24,8 +24,8 @@ def run(settings: Settings) -> int:
     output = Path(config["output"])
     remove_earlier(output)
     task = build(config["head"], key="head", trust=trust)
-    preprocessors = preprocessors_of(config, trust)
-    source = open_source(config, preprocessors, trust, needs_target=task.needs_target)
+    readers = readers_of(config, trust)
+    source = open_source(config, readers, trust, needs_target=task.needs_target)
     decided, errors = None, []
     # A data set without a target can be checked too, for example to train head=language on it.
     if source.target is not None:
@@ -35,7 +35,7 @@ def run(settings: Settings) -> int:
             # The rest of the data is checked nevertheless, so that all problems are listed.
             errors = [str(error)]
     task = decided or task
-    inputs = assign_inputs(config, source.inputs, preprocessors, source.column)
+    inputs = assign_inputs(config, source.inputs, readers, source.column)
     nodes = {each.adapter: config["adapters"][each.node] for each in inputs.values()}
     adapters = build_adapters(nodes, trust)
     for note in find_formats(adapters, inputs, source):
@@ -48,7 +48,7 @@ def run(settings: Settings) -> int:
             task.bind(named)  # raises UserError if it needs other inputs
 
     named = by_input(adapters, {name: each.adapter for name, each in inputs.items()})
-    prepare = {name: adapter.prepare for name, adapter in named.items()}
+    prepare = {name: adapter.tokenizer for name, adapter in named.items()}
     result = check(source, prepare, task=decided, fit=fit, errors=errors)
     # At once, because a table can have 100,000 columns, and rich takes a while for each call.
     print_line("\n".join(result.lines()))

@@ -29,7 +29,7 @@ def run(settings: Settings) -> int:
     predictor = load_predictor(settings)
     if is_single:
         samples = predictor.samples(
-            [read_sample(values["input"], predictor.preprocessors, predictor.columns)]
+            [read_sample(values["input"], predictor.readers, predictor.columns)]
         )
     else:
         only = check_only(values["only"], predictor)

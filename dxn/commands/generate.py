@@ -34,7 +34,7 @@ def run(settings: Settings) -> int:
         prompt=prompts,
         inputs=None
         if inputs is None
-        else read_sample(inputs, predictor.preprocessors, predictor.columns),
+        else read_sample(inputs, predictor.readers, predictor.columns),
         count=values["count"],
         max_new=values["max_new"],
         sampler=sampler,

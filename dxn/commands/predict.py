@@ -12,7 +12,6 @@ from dxn.runs.predictor.samples import read_sample
 from dxn.runs.predictor.table import answer_lines, prediction_records, record_line
 from dxn.runs.saved.loading import load_predictor
 from dxn.runs.settings import Settings
-from dxn.tokenize.base import remark
 
 MAX_PRINTED = 20  # rows; a file has all of them
 
@@ -27,7 +26,7 @@ def run(settings: Settings) -> int:
     is_single = not has_many_samples(values["input"])
     if is_single:
         samples = predictor.samples(
-            [read_sample(values["input"], predictor.preprocessors, predictor.columns)]
+            [read_sample(values["input"], predictor.readers, predictor.columns)]
         )
     else:
         # Samples without a task: a target column in a new table has no effect.
@@ -36,7 +35,7 @@ def run(settings: Settings) -> int:
     opened, task = samples.opened, predictor.task
     if is_single:
         for name, raws in opened.raws.items():
-            if note := remark(predictor.preprocessors[name], raws[0]):
+            if note := predictor.preprocessors[name].remark(raws[0]):
                 print_line(f"note: {name}: {note}")
         inputs = {name: cells[0] for name, cells in opened.cells.items()}
         for line in answer_lines(task.answer(predictions.predicted[0], inputs)):

@@ -13,12 +13,11 @@ from dxn.core.randomness import named_draws
 from dxn.core.tokens import join
 from dxn.runs.build import build_adapters
 from dxn.runs.evaluation.printing import print_line
-from dxn.runs.plan import adapter_nodes, preprocessors_of
+from dxn.runs.plan import adapter_nodes, readers_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.samples import read_sample
 from dxn.runs.saved.loading import load_predictor
 from dxn.runs.settings import Settings
-from dxn.tokenize.base import describe_columns, find_format, fit_adapter
 from dxn.tokenize.media import BadMedia
 
 
@@ -48,11 +47,11 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
     """
     values = settings.values
     if predictor is not None:
-        sample = read_sample(values["input"], predictor.preprocessors, predictor.columns)
+        sample = read_sample(values["input"], predictor.readers, predictor.columns)
         adapters = {name: predictor.adapters[name] for name in predictor.inputs if name in sample}
     else:
-        preprocessors = preprocessors_of(values, settings.trust)
-        sample = read_sample(values["input"], preprocessors)
+        readers = readers_of(values, settings.trust)
+        sample = read_sample(values["input"], readers)
         nodes = adapter_nodes(values)
         used = {name: nodes[name] for name in nodes if name in sample}
         adapters: dict[str, Any] = build_adapters(used, settings.trust, seed=values["seed"])
@@ -63,7 +62,7 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
     raws: dict[str, Any] = {}
     for name, adapter in adapters.items():
         if predictor is None:
-            find_format(adapter.prepare, [sample[name]])
+            adapter.tokenizer.reader.learn([sample[name]])
         raw = raws[name] = _read(adapter, name, sample[name])
         if raw is None:
             raise UserError(
@@ -73,11 +72,11 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
         # A tokenizer that is trained on one text contains exactly the tokens of this text.
         if predictor is None:
             with named_draws(values["seed"], f"fit of adapters.{name}"):
-                fit_adapter(adapter, [raw])
+                adapter.fit([raw])
         adapter.eval()  # without dropout, the same command draws the same picture
-        tokens = adapter(adapter.prepare.collate([adapter.prepare(raw)])).renamed(name)
+        tokens = adapter(adapter.tokenizer.collate([adapter.tokenizer(raw)])).renamed(name)
         parts.append(tokens)
-        about = describe_columns(adapter, raw)  # such as the subwords of a text
+        about = adapter.describe(raw)  # such as the subwords of a text
         lines.append(f"{name}: {adapter.dim}×{tokens.x.shape[1]}  {about}")
     joined = join(parts)
     lines.append(f"matrix: {joined.x.shape[2]}×{joined.x.shape[1]}, one column per token")
@@ -90,6 +89,6 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
 
 def _read(adapter: Any, name: str, source: Any) -> Any:
     try:
-        return adapter.prepare.read(source)
+        return adapter.tokenizer.reader.read(source)
     except BadMedia as error:
         raise UserError(f"input.{name}: {source}: {error}") from error

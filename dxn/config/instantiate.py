@@ -20,7 +20,7 @@ from dxn.core.errors import UserError
 Plain = Mapping[str, Any]
 
 # Arguments that the calling code passes to `build`. They are not keys of the configuration.
-FROM_CALLER = frozenset({"inputs", "preprocessors", "adapters"})
+FROM_CALLER = frozenset({"inputs", "readers", "adapters"})
 SPECIAL = ("_target_", "_partial_")
 
 

@@ -16,7 +16,7 @@ from dxn.data.raws import CACHE_GB, RawColumn, digest_of, is_present, num_tokens
 from dxn.data.reading import Opened
 from dxn.data.rows import TARGET
 from dxn.tasks.task import Task
-from dxn.tokenize.base import Preprocessor, encodes_batches, is_path, reads_files
+from dxn.tokenize.base import Tokenizer
 from dxn.tokenize.spaced import evenly_spaced
 from dxn.training.input_dropout import InputDropout
 
@@ -108,7 +108,7 @@ class Samples(Dataset):
 
     Args:
         opened: Opened rows.
-        preprocessors: Preprocessor of each input, by input name.
+        preprocessors: Tokenizer of each input, by input name.
         task: Task that encodes the targets. Default: samples have no targets.
         seed: Seed of all random choices.
         augment: Whether to augment samples, as in training.
@@ -120,7 +120,7 @@ class Samples(Dataset):
     def __init__(
         self,
         opened: Opened,
-        preprocessors: Mapping[str, Preprocessor],
+        preprocessors: Mapping[str, Tokenizer],
         *,
         task: Task | None = None,
         seed: int = 0,
@@ -196,7 +196,7 @@ class Samples(Dataset):
         cells = self.opened.cells
         inputs = [name for name in self.inputs if name in cells]
         values = [(cells[name][row], self.preprocessors[name]) for name in inputs]
-        files = [value for value, prepare in values if is_path(prepare, value)]
+        files = [value for value, prepare in values if prepare.reader.is_path(value)]
         return self.opened.origin[row] + (f" ({', '.join(files)})" if files else "")
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
@@ -223,9 +223,9 @@ class Samples(Dataset):
         for name in together:
             having = [draft for draft in drafts if name in draft.sample]
             if having:
-                prepare: Any = self.preprocessors[name]
                 raws = [draft.sample[name] for draft in having]
-                encoded[name] = prepare.encode_batch(raws, [draft.rand for draft in having])
+                rands = [draft.rand for draft in having]
+                encoded[name] = self.preprocessors[name].batch(raws, rands)
         return self.collate([self._finished(draft) for draft in drafts], encoded)
 
     def _encoded_together(self) -> list[str]:
@@ -234,14 +234,7 @@ class Samples(Dataset):
         if self.task is not None and type(self.task).encode_sample is not Task.encode_sample:
             return []
         # A file can take long to read, so the time limit applies to each of them.
-        # The inputs of a sample draw random numbers in turn, from one generator.
-        draws = self.augment and len(self.inputs) > 1
-        return [
-            name
-            for name in self.inputs
-            if encodes_batches(self.preprocessors[name], augment=draws)
-            and not reads_files(self.preprocessors[name])
-        ]
+        return [name for name in self.inputs if not self.preprocessors[name].reader.files]
 
     def _draft(
         self, key: tuple[int, int], together: Container[str] = (), stage: Stage = Stage()
@@ -260,7 +253,8 @@ class Samples(Dataset):
         # All inputs and the target draw from one generator. Their order is fixed, so that a sample
         # is reproducible.
         sample: dict[str, Any] = {}
-        for name in present:
+        # Files come first, because `batch` prepares all other inputs together.
+        for name in sorted(present, key=lambda name: not self.preprocessors[name].reader.files):
             raw = self.opened.raws[name][row]
             sample[name] = raw if name in together else self.preprocessors[name](raw, rand)
         # For a task that is random in validation, where `rand` is None. There the seed is the same

@@ -19,8 +19,7 @@ from dxn.core.display import track
 from dxn.core.errors import UserError
 from dxn.core.runtime import release_memory
 from dxn.data.sources.confine import OutsidePath
-from dxn.tokenize.base import Preprocessor, num_tokens, reads_files
-from dxn.tokenize.media import BadMedia
+from dxn.tokenize.base import BadMedia, Tokenizer
 
 GB = 1e9
 # Default of loader.cache_gb. 4,000 photos need half of it with image_size=224, and the whole
@@ -89,13 +88,13 @@ class RawColumn(Sequence[Any]):
 
     Args:
         name: Name of the input, for error messages.
-        prepare: Preprocessor that reads the values.
+        prepare: Tokenizer that reads the values.
         values: A raw value, Unloaded or None per row.
         source_bytes: Bytes of the files that are in memory anyway, such as those of an archive.
     """
 
     def __init__(
-        self, name: str, prepare: Preprocessor, values: Sequence[Any], *, source_bytes: int = 0
+        self, name: str, prepare: Tokenizer, values: Sequence[Any], *, source_bytes: int = 0
     ):
         self.name = name
         self.prepare = prepare
@@ -137,7 +136,7 @@ class RawColumn(Sequence[Any]):
         problem = "was changed or deleted"
         if file_version(value.source) == value.version:
             try:
-                return self.prepare.read(value.source)
+                return self.prepare.reader.read(value.source)
             except BadMedia as error:
                 problem = f"cannot be read any more ({error})"
         # The first reading has checked the file, so the problem is new.
@@ -148,14 +147,14 @@ class RawColumn(Sequence[Any]):
 
 
 def read_column(
-    name: str, cells: Sequence[Any], prepare: Preprocessor, budget: CacheBudget
+    name: str, cells: Sequence[Any], prepare: Tokenizer, budget: CacheBudget
 ) -> tuple[Sequence[Any], dict[int, str]]:
     """Read one input of all rows.
 
     Args:
         name: Name of the input.
         cells: What the values are read from, one per row. None where it is missing.
-        prepare: Preprocessor of the input.
+        prepare: Tokenizer of the input.
         budget: Memory for decoded files.
 
     Returns:
@@ -174,7 +173,7 @@ def read_column(
             reasons[i] = str(raw)
             raw = None
         raws.append(raw)
-    if not reads_files(prepare):
+    if not prepare.reader.files:
         return raws, reasons
     return RawColumn(name, prepare, raws, source_bytes=_bytes_in_memory(sources)), reasons
 
@@ -210,10 +209,10 @@ def is_present(column: Sequence[Any], row: int) -> bool:
     return _stored(column, row) is not None
 
 
-def num_tokens_of(column: Sequence[Any], row: int, prepare: Preprocessor) -> float:
+def num_tokens_of(column: Sequence[Any], row: int, prepare: Tokenizer) -> float:
     """Return the approximate number of tokens of a row, without reading its file again."""
     value = _stored(column, row)
-    return value.num_tokens if isinstance(value, Unloaded) else num_tokens(prepare, value)
+    return value.num_tokens if isinstance(value, Unloaded) else prepare.length(value)
 
 
 def digest_of(column: Sequence[Any], row: int) -> bytes:
@@ -310,12 +309,12 @@ def _size(num_bytes: float) -> str:
 
 
 def _read_sources(
-    sources: Mapping[Any, Any], prepare: Preprocessor, budget: CacheBudget
+    sources: Mapping[Any, Any], prepare: Tokenizer, budget: CacheBudget
 ) -> dict[Any, Any]:
     """Read sources by key. A value is a raw value, `Unloaded`, or the error of a bad source."""
 
     # Values that are not read from files are in memory anyway, as the cells of the table.
-    is_limited = reads_files(prepare)
+    is_limited = prepare.reader.files
 
     def read(source: Any) -> tuple[Any, Any]:
         if isinstance(source, OutsidePath):
@@ -323,7 +322,7 @@ def _read_sources(
         # The version before reading: a change during the reading is detected later.
         version = file_version(source) if is_limited else None
         try:
-            return prepare.read(source), version
+            return prepare.reader.read(source), version
         except BadMedia as error:
             # Return an error as a value: each row that shares this source gets a fault. A new one,
             # because the traceback of the old one keeps the decoded part of the file in memory.
@@ -343,7 +342,7 @@ def _read_sources(
         fits = not is_raw or not is_limited or budget.take(size_of(raw))
         values[key] = raw
         if not fits:
-            values[key] = Unloaded(source, version, num_tokens(prepare, raw), digest(raw))
+            values[key] = Unloaded(source, version, prepare.length(raw), digest(raw))
     if is_limited and len(sources) >= MANY_FILES:
         release_memory()
     return values

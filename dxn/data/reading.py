@@ -13,7 +13,7 @@ from dxn.core.errors import UserError
 from dxn.data.raws import CacheBudget, is_present, present_rows, read_column, take_rows
 from dxn.data.rows import TARGET, OnBad, Rows
 from dxn.tasks.task import Task
-from dxn.tokenize.base import Preprocessor, has_words, is_path
+from dxn.tokenize.base import Tokenizer
 
 # Characters. A longer cell is not a path, so error messages do not contain it.
 MAX_PATH = 500
@@ -80,7 +80,7 @@ class Opened:
 
 def open_rows(
     rows: Rows,
-    preprocessors: Mapping[str, Preprocessor],
+    preprocessors: Mapping[str, Tokenizer],
     *,
     task: Task | None = None,
     on_bad: OnBad = "error",
@@ -95,7 +95,7 @@ def open_rows(
 
     Args:
         rows: The split.
-        preprocessors: Preprocessor of each input, by input name. Other inputs are ignored.
+        preprocessors: Tokenizer of each input, by input name. Other inputs are ignored.
         task: Task that parses the targets. Default: targets stay raw cells.
         on_bad: "error" raises an error for a bad row, "skip" leaves it out, and "missing" uses
             those of its inputs that can be read.
@@ -132,7 +132,7 @@ def open_rows(
 
 def survey_rows(
     rows: Rows,
-    preprocessors: Mapping[str, Preprocessor],
+    preprocessors: Mapping[str, Tokenizer],
     *,
     task: Task | None = None,
     on_bad: OnBad = "missing",
@@ -166,7 +166,7 @@ def survey_rows(
     # After the targets are parsed, which can be positions in the text.
     if words_of is not None:
         for name, preprocessor in preprocessors.items():
-            if name in raws and has_words(preprocessor):
+            if name in raws and preprocessor.reader.words:
                 raws[name] = [words_of(raw) if isinstance(raw, str) else raw for raw in raws[name]]
     left_out = _rows_to_leave_out(bad, raws, on_bad)
     kept = [i for i in range(len(rows)) if i not in left_out]
@@ -188,7 +188,7 @@ def survey_rows(
 
 
 def _read_column(
-    name: str, rows: Rows, preprocessor: Preprocessor, budget: CacheBudget
+    name: str, rows: Rows, preprocessor: Tokenizer, budget: CacheBudget
 ) -> tuple[Sequence[Any], list[Fault]]:
     """Read one input.
 
@@ -199,7 +199,7 @@ def _read_column(
     column, reasons = read_column(name, cells, preprocessor, budget)
     faults: list[Fault] = []
     for i, reason in reasons.items():
-        path = _path_of(cells[i]) if is_path(preprocessor, cells[i]) else ""
+        path = _path_of(cells[i]) if preprocessor.reader.is_path(cells[i]) else ""
         faults.append(Fault(i, rows.origin[i], reason, name, path))
     return column, faults
 

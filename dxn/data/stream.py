@@ -6,7 +6,7 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Container, Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -17,8 +17,8 @@ from dxn.data.order import Stage
 from dxn.data.reading import Opened
 from dxn.tasks.target_tokenizer import ENDS, token_of
 from dxn.tasks.task import Task, Window
-from dxn.tokenize.base import Preprocessor, VocabularyPreprocessor
-from dxn.tokenize.text.tokenizer import encode
+from dxn.tokenize.base import Tokenizer
+from dxn.tokenize.text.vocabulary import encode
 from dxn.training.input_dropout import InputDropout
 
 
@@ -31,7 +31,7 @@ class Stream(Samples):
 
     Args:
         opened: Opened rows.
-        preprocessors: Preprocessor of each input, by input name. The preprocessor of the task's
+        preprocessors: Tokenizer of each input, by input name. The preprocessor of the task's
             only required input must have a tokenizer.
         task: Task that encodes and collates the targets.
         seed: Seed of the random positions.
@@ -45,7 +45,7 @@ class Stream(Samples):
     def __init__(
         self,
         opened: Opened,
-        preprocessors: Mapping[str, Preprocessor],
+        preprocessors: Mapping[str, Tokenizer],
         *,
         task: Task,
         seed: int = 0,
@@ -55,19 +55,18 @@ class Stream(Samples):
         (self.name,) = task.required_inputs
         preprocessor = preprocessors[self.name]
         super().__init__(opened, {self.name: preprocessor}, task=task, seed=seed, augment=augment)
-        vocabulary = cast("VocabularyPreprocessor", preprocessor)
         # Samples.__init__ sets self.rows to the rows that have a text. At the end of this method it
         # becomes the list of windows, which __len__ and __getitem__ use.
         self.texts = self.rows
         raws = [opened.raws[self.name][row] for row in self.rows]
         # `starts` are the indices of the first tokens of the texts.
-        self.ids, self.starts = _token_ids(raws, vocabulary)
+        self.ids, self.starts = _token_ids(raws, preprocessor)
         if len(self.ids) < 2:
             raise UserError(
                 f"{opened.origin[0]}: language modelling needs at least 2 tokens per split, got "
                 f"{len(self.ids)}; use more text"
             )
-        self.max_len = vocabulary.max_len
+        self.max_len = preprocessor.max_len
         texts = (" ".join(raw) if isinstance(raw, list) else raw for raw in raws)
         self.num_chars = sum(len(text) for text in texts)
         num_predicted = len(self.ids) - 1
@@ -120,7 +119,7 @@ class Stream(Samples):
 def make_samples(
     task: Task,
     opened: Opened,
-    preprocessors: Mapping[str, Preprocessor],
+    preprocessors: Mapping[str, Tokenizer],
     *,
     seed: int = 0,
     augment: bool = False,
@@ -147,15 +146,14 @@ def make_samples(
     )
 
 
-def _token_ids(
-    raws: Sequence[Any], preprocessor: VocabularyPreprocessor
-) -> tuple[Tensor, list[int]]:
+def _token_ids(raws: Sequence[Any], preprocessor: Tokenizer) -> tuple[Tensor, list[int]]:
     """Return the token ids of all texts, and the index at which each text starts.
 
     EOS tokens separate the texts if the tokenizer has such a token.
     """
-    tokenizer = preprocessor.tokenizer
-    end = token_of(tokenizer, ENDS)
+    vocabulary = preprocessor.vocabulary
+    assert vocabulary is not None  # the task has checked it
+    end = token_of(vocabulary, ENDS)
     ids: list[int] = []
     starts: list[int] = []
     for raw in raws:
@@ -164,7 +162,7 @@ def _token_ids(
         # Do not add special tokens such as [CLS] around each text: the texts form one stream.
         is_words = isinstance(raw, list)
         starts.append(len(ids))
-        ids += encode(tokenizer, raw, is_pretokenized=is_words, add_special_tokens=False).ids
+        ids += encode(vocabulary, raw, is_pretokenized=is_words, add_special_tokens=False).ids
     return torch.tensor(ids), starts
 
 
@@ -176,8 +174,8 @@ def _text_sample(ids: Tensor) -> dict[str, Tensor]:
     count = len(ids)
     return {
         "ids": ids,
+        "mask": torch.ones(count, dtype=torch.bool),
         "coords": torch.full((count, 2), torch.nan),
         # -1 marks tokens without a word, because the stream is not divided into words.
         "words": torch.full((count,), -1),
-        "num_cut": torch.tensor(0),
     }

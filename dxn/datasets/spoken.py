@@ -16,8 +16,8 @@ from dxn.data.rows import TARGET, InputSpec, Rows, Source
 from dxn.data.splits.split import UNDIVIDED, complete_splits, divide_table
 from dxn.data.tables.read import Table, read_table
 from dxn.datasets.checks import check_counts, check_lengths
-from dxn.tokenize.audio.file import audio_rate, read_audio
-from dxn.tokenize.media import BadMedia
+from dxn.tokenize.audio.reader import audio_rate, read_audio
+from dxn.tokenize.base import BadMedia
 
 # Fractions of training, validation and test clips, if the table does not define the splits.
 FRACTIONS = (0.8, 0.1, 0.1)

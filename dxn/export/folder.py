@@ -19,13 +19,12 @@ from dxn.export.compare import Agreement, compare
 from dxn.export.formats import SUFFIXES, save
 from dxn.export.parts import Exported, make_parts
 from dxn.export.ports import Port
+from dxn.export.recipes import INPUTS
 from dxn.export.trace import Part
 from dxn.models.inference import restore
 from dxn.runs.predictor.predictor import Predictor
 from dxn.stacking.features import RECIPES
 from dxn.stacking.stacked import counted_inputs, without_baseline
-from dxn.tokenize.base import has_words
-from dxn.tokenize.recipes import recipe
 
 ABOUT = "preprocess.json"
 EXAMPLE = "example.npz"
@@ -109,10 +108,11 @@ def _recipes(predictor: Predictor) -> dict[str, dict[str, Any]]:
     task = predictor.task
     recipes: dict[str, dict[str, Any]] = {}
     for name, adapter in predictor.adapters.items():
-        recipes[name] = recipe(adapter.prepare)
+        make = INPUTS.get(adapter.modality)
+        recipes[name] = {} if make is None else make(adapter.tokenizer)
         if name in counted:
             recipes[name] |= RECIPES[adapter.modality]
-        if task.wants_words and has_words(adapter.prepare):
+        if task.wants_words and adapter.reader.words:
             recipes[name]["words"] = task.word_pattern
     return recipes
 

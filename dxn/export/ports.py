@@ -10,9 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from dxn.export.examples import examples
 from dxn.stacking.features import Features, features_of
-from dxn.tokenize.base import Preprocessor
-from dxn.tokenize.examples import examples
+from dxn.tokenize.base import Tokenizer
 
 BATCH = "batch"
 PRESENT = "present"  # key of the tensor that tells which samples have an input
@@ -34,7 +34,7 @@ class Port:
     """An input or output of a graph.
 
     Args:
-        name: Name, such as "text.ids": that of the input and of the tensor of its preprocessor.
+        name: Name, such as "text.ids": that of the input and of the tensor of its tokenizer.
         dtype: Data type, such as "int64".
         shape: Size of each axis. A text is the name of a size that can vary.
     """
@@ -169,10 +169,11 @@ def _drawing(
 ) -> Callable[[int], _Drawn]:
     """Return the function that draws a number of random samples of an input."""
     adapter = model.adapter(name)
-    prepare: Preprocessor = adapter.prepare
+    tokenizer: Tokenizer = adapter.tokenizer
 
     def draw(count: int) -> _Drawn:
-        collated = prepare.collate([prepare(raw) for raw in examples(name, prepare, count, rand)])
+        raws = examples(name, tokenizer, count, rand)
+        collated = tokenizer.collate([tokenizer(raw) for raw in raws])
         if not is_counted:
             return _Drawn(collated, {})
         return _Drawn(collated, counted_features(features_of(adapter, collated), count))

@@ -16,7 +16,6 @@ from dxn.models.backbone import Backbone
 from dxn.models.decoding.cache import KVCache, Memory
 from dxn.models.decoding.decoder import Decoder
 from dxn.models.positions import token_index
-from dxn.tokenize.base import VocabularyAdapter
 
 # Lengths of the previous tokens and of the new tokens in the cases that are traced and checked.
 # The first ones are above 1, because torch.export would make a size of 1 a constant.
@@ -173,13 +172,13 @@ def language_cases(model: Model) -> list[Tensors]:
         UserError: If an embedding depends on previous tokens.
     """
     adapter: Any = next(iter(model.adapters.values()))
-    if not isinstance(adapter, VocabularyAdapter) or getattr(adapter, "lookback", None) != 0:
+    if not adapter.has_vocabulary or adapter.lookback != 0:
         raise UserError(
             "export: the embedding of a token must not depend on the tokens before it; train "
             "without adapters.text.ngrams and conv_kernel"
         )
     backbone: Backbone = model.backbone
-    vocabulary, limit = adapter.embedding.num_embeddings, adapter.prepare.max_len
+    vocabulary, limit = adapter.embedding.num_embeddings, adapter.tokenizer.max_len
     cases: list[Tensors] = []
     for size, (past, new) in enumerate(_lengths(limit), 2):
         case = _step(backbone, size, past, new, vocabulary)

@@ -1,4 +1,4 @@
-"""Options that adapters recommend for the data of a training (preset=auto).
+"""What the rules of preset=auto know about a training, and what they return.
 
 docs/presets.md lists the rules with the measurements behind them.
 """
@@ -6,15 +6,10 @@ docs/presets.md lists the rules with the measurements behind them.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-from dxn.tokenize.base import Preprocessor
-from dxn.tokenize.spaced import evenly_spaced
-
-# Cells of an input that are inspected.
-MAX_CELLS = 200
 # Key and value of the choice of optimizer=muon.
 MUON = ("optimizer._target_", "dxn.training.optim.muon")
 
@@ -57,18 +52,3 @@ class Facts:
     prefix: str = ""
     is_forecast: bool = False
     epochs_within_limit: Callable[[float], float] = lambda tokens: math.inf
-
-
-def advise(prepare: Preprocessor, cells: Sequence[Any], facts: Facts) -> list[Advice]:
-    """Return what an adapter recommends for the cells of its inputs. Default: nothing.
-
-    Args:
-        prepare: The preprocessor of the adapter.
-        cells: Cells of the training split, None where a value is missing.
-        facts: What is known about the training.
-    """
-    make = getattr(prepare, "advise", None)
-    present = [cell for cell in cells if cell is not None]
-    if make is None or not present:
-        return []
-    return make(list(evenly_spaced(present, MAX_CELLS)), facts)

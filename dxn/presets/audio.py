@@ -1,4 +1,4 @@
-"""Options that the audio adapter recommends (preset=auto)."""
+"""Options of the audio adapter that suit the data (preset=auto)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dxn.presets.advice import Advice, Facts
-from dxn.tokenize.audio.file import audio_rate, audio_seconds
-from dxn.tokenize.media import BadMedia
+from dxn.tokenize.audio.reader import audio_rate, audio_seconds
+from dxn.tokenize.base import BadMedia
 
 MAX_RATE = 22_050  # hertz; higher frequencies rarely distinguish classes
 MIN_RATE = 4_000

@@ -1,4 +1,4 @@
-"""Options that the image adapter recommends (preset=auto)."""
+"""Options of the image adapter that suit the data (preset=auto)."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dxn.presets.advice import MUON, Advice, Facts
-from dxn.tokenize.image.file import image_size, is_gray
-from dxn.tokenize.media import BadMedia
+from dxn.tokenize.base import BadMedia
+from dxn.tokenize.image.reader import image_size, is_gray
 
 SMALL = 40  # pixels of the longer side up to which every pixel matters
 LARGE = 64  # pixels to which larger images are reduced without a pretrained model

@@ -9,7 +9,7 @@ import copy
 import math
 import statistics
 import time
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import groupby
 from typing import Any
@@ -22,12 +22,25 @@ from dxn.config.keys import assign, lookup
 from dxn.config.no_effect import overriding
 from dxn.core.tokens import Span, Tokens
 from dxn.data.rows import Source
-from dxn.presets.advice import MUON, Advice, Facts, advise
+from dxn.presets.advice import MUON, Advice, Facts
+from dxn.presets.audio import advise_audio
+from dxn.presets.image import advise_images
+from dxn.presets.series import advise_series
+from dxn.presets.text import advise_text
 from dxn.tasks import Task
 from dxn.tasks.forecast import MANY_WINDOWS
-from dxn.tokenize.base import Preprocessor, is_shareable
+from dxn.tokenize.base import Reader
+from dxn.tokenize.spaced import evenly_spaced
 
 AUTO = "auto"
+# By modality, from some cells of the training split, which are not None. Others can be added.
+RULES: dict[str, Callable[[Sequence[Any], Facts], list[Advice]]] = {
+    "text": advise_text,
+    "image": advise_images,
+    "audio": advise_audio,
+    "series": advise_series,
+}
+MAX_CELLS = 200  # of an input that a rule inspects
 # Samples and tokens of the batch with which the speed of a backbone is measured, and repeats.
 MEASURED = 16, 128
 REPEATS = 4
@@ -54,7 +67,7 @@ def choose_options(
     task: Task,
     source: Source,
     nodes: Mapping[str, str],
-    preprocessors: Mapping[str, Preprocessor],
+    readers: Mapping[str, Reader],
     device: torch.device,
     trust: Sequence[str] = (),
 ) -> tuple[dict[str, Any], list[str]]:
@@ -68,7 +81,7 @@ def choose_options(
         task: The task.
         source: The data source.
         nodes: Key of the adapter of each input in the configuration, by input name.
-        preprocessors: Preprocessor of each adapter, by adapter key in the configuration.
+        readers: Reader of each adapter, by adapter key in the configuration.
         device: Device of the training, whose speed is measured for long texts.
         trust: Top-level packages besides dxn whose code the configuration may use.
     """
@@ -77,7 +90,7 @@ def choose_options(
     if not is_used or not source.splits.get("train"):
         return values, []
     used: list[Advice] = []
-    for advice in _all_advice(config, chosen, task, source, nodes, preprocessors, device, trust):
+    for advice in _all_advice(config, chosen, task, source, nodes, readers, device, trust):
         exists, old = lookup(values, advice.key)
         keys = [advice.key] if advice.limits is None else [advice.key, advice.limits]
         is_free = not any(is_chosen(key, chosen) for key in keys)
@@ -124,7 +137,7 @@ def _all_advice(
     task: Task,
     source: Source,
     nodes: Mapping[str, str],
-    preprocessors: Mapping[str, Preprocessor],
+    readers: Mapping[str, Reader],
     device: torch.device,
     trust: Sequence[str],
 ) -> Iterator[Advice]:
@@ -132,7 +145,7 @@ def _all_advice(
     is_forecast = task.preset == "windows"
     if is_forecast and len(train) < MANY_WINDOWS:
         return
-    num_files = sum(is_shareable(preprocessors[key]) for key in nodes.values())
+    num_files = sum(not readers[key].tabular for key in nodes.values())
     facts = Facts(len(train), len(nodes), num_files, is_forecast=is_forecast)
     minutes = _minutes(facts)
     if is_chosen("trainer.max_minutes", chosen):
@@ -149,7 +162,11 @@ def _all_advice(
     for key in dict.fromkeys(nodes.values()):
         names = [name for name in nodes if nodes[name] == key and name in train.cells]
         cells = [cell for name in names for cell in train.cells[name]]
-        yield from advise(preprocessors[key], cells, replace(facts, prefix=f"adapters.{key}"))
+        present = [cell for cell in cells if cell is not None]
+        rules = RULES.get(readers[key].modality)
+        if present and rules is not None:
+            shown = list(evenly_spaced(present, MAX_CELLS))
+            yield from rules(shown, replace(facts, prefix=f"adapters.{key}"))
 
 
 def _training_advice(facts: Facts, *, is_validated: bool) -> Iterator[Advice]:

@@ -1,4 +1,4 @@
-"""Options that the series adapter recommends (preset=auto)."""
+"""Options of the series adapter that suit the data (preset=auto)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from dxn.presets.advice import Advice, Facts
-from dxn.tokenize.media import BadMedia
-from dxn.tokenize.series.file import read_series
+from dxn.tokenize.base import BadMedia
 from dxn.tokenize.series.options import usual_patch_size
+from dxn.tokenize.series.reader import read_series
 
 # Tokens of a sample whose channels have tokens of their own: more would take too long.
 MAX_TOKENS = 192

@@ -1,4 +1,4 @@
-"""Options that the text adapter recommends (preset=auto)."""
+"""Options of the text adapter that suit the data (preset=auto)."""
 
 from __future__ import annotations
 

@@ -20,16 +20,7 @@ from dxn.data.rows import Source
 from dxn.models import Model, SeparateBackbones
 from dxn.runs.record import Input
 from dxn.tasks import Task
-from dxn.tokenize.base import (
-    Adapter,
-    Preprocessor,
-    VocabularyAdapter,
-    find_format,
-    fit_adapter,
-    load_adapter,
-    save_adapter,
-    without_augment,
-)
+from dxn.tokenize.base import Adapter, Tokenizer
 
 Config = Mapping[str, Any]
 
@@ -66,15 +57,15 @@ def find_formats(
     notes: list[str] = []
     for key, adapter in adapters.items():
         names = _inputs_of(key, inputs)
-        cells = [cell for name in names for cell in source.column(name)]
-        if note := find_format(adapter.prepare, cells):
+        cells = [cell for name in names for cell in source.column(name) if cell is not None]
+        if note := adapter.tokenizer.reader.learn(cells):
             notes.append(f"{', '.join(names)}: {note}")
     return notes
 
 
 def open_splits(
     source: Source,
-    preprocessors: Mapping[str, Preprocessor],
+    preprocessors: Mapping[str, Tokenizer],
     task: Task,
     *,
     cache_gb: float = CACHE_GB,
@@ -84,7 +75,7 @@ def open_splits(
 
     Args:
         source: The data set.
-        preprocessors: Preprocessor of each input, by input name.
+        preprocessors: Tokenizer of each input, by input name.
         task: Task that parses the targets.
         cache_gb: Maximum number of gigabytes of decoded files that are kept in memory.
         num_workers: Number of processes that read the other files again, see `Opened`.
@@ -94,7 +85,7 @@ def open_splits(
             data.on_bad=error.
     """
     budget = CacheBudget(cache_gb)
-    plain = {name: without_augment(prepare) for name, prepare in preprocessors.items()}
+    plain = {name: tokenizer.plain() for name, tokenizer in preprocessors.items()}
     splits: dict[str, Opened] = {}
     for name, rows in source.splits.items():
         if len(rows):
@@ -142,15 +133,14 @@ def fit_adapters(
                 f"{' or '.join(names)}; remove {key} from adapters=[...]"
             )
         # Only a vocabulary can be shared with the targets; other adapters cannot read texts.
-        has_vocabulary = isinstance(adapter, VocabularyAdapter)
         with named_draws(seed, f"fit of adapters.{key}"):
-            fit_adapter(adapter, [*raws, *texts] if has_vocabulary and texts else raws)
+            adapter.fit([*raws, *texts] if adapter.has_vocabulary and texts else raws)
 
 
 def save_fitted(folder: Path, adapters: Mapping[str, Any], task: Task) -> None:
     """Write what adapters and task learned from the training split, such as vocabularies."""
     for key, adapter in adapters.items():
-        save_adapter(adapter, folder, key)
+        adapter.save(folder, key)
     task.save(folder)
 
 
@@ -158,7 +148,7 @@ def load_fitted(folder: Path, adapters: Mapping[str, Any], task: Task, *, seed: 
     """Read the files of `save_fitted` into adapters and task that are not fitted yet."""
     for key, adapter in adapters.items():
         with named_draws(seed, f"fit of adapters.{key}"):
-            load_adapter(adapter, folder, key)
+            adapter.load(folder, key)
     task.load(folder)
 
 

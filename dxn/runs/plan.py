@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -15,7 +16,7 @@ from dxn.data.splits.unlabeled import without_unlabeled
 from dxn.models.pooling import WITH_CLASS
 from dxn.runs.record import Input
 from dxn.tasks import Auto, Task
-from dxn.tokenize.base import ADAPTERS, Preprocessor, is_shareable, layout_of
+from dxn.tokenize.base import ADAPTERS, READERS, Adapter, Reader
 
 Config = Mapping[str, Any]
 
@@ -38,29 +39,41 @@ def adapter_nodes(config: Config) -> dict[str, Config]:
     return {key: chosen[key] for key in sorted(chosen, key=order.index)}
 
 
-def preprocessors_of(config: Config, trust: Sequence[str] = ()) -> dict[str, Preprocessor]:
-    """Return the preprocessor of every chosen adapter, by adapter key.
+def readers_of(config: Config, trust: Sequence[str] = ()) -> dict[str, Reader]:
+    """Return a reader of every chosen adapter, by adapter key.
 
     Data sources need them to infer the modality of each column, before it is known which adapters
-    the model has.
+    the model has. No adapter is built.
+
+    Raises:
+        UserError: If a user-defined adapter has no reader.
     """
-    return {
-        key: build(node, key=f"adapters.{key}", trust=trust).prepare
-        for key, node in adapter_nodes(config).items()
-    }
+    built_in = {path: READERS[modality] for modality, path in ADAPTERS.items()}
+    readers: dict[str, Reader] = {}
+    for key, node in adapter_nodes(config).items():
+        target = node["_target_"]
+        if target in built_in:
+            module, _, name = built_in[target].rpartition(".")
+            readers[key] = vars(importlib.import_module(module))[name]()
+            continue
+        adapter: Any = resolve(target, key=f"adapters.{key}", trust=trust)
+        if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
+            raise UserError(f"adapters.{key}: {target} must be a subclass of dxn.tokenize.Adapter")
+        readers[key] = adapter.reader()
+    return readers
 
 
-def by_modality(preprocessors: Mapping[str, Preprocessor]) -> dict[str, Preprocessor]:
-    """Return one preprocessor per modality: that of the first adapter of this modality."""
-    result: dict[str, Preprocessor] = {}
-    for prepare in preprocessors.values():
-        result.setdefault(prepare.modality, prepare)
+def by_modality(readers: Mapping[str, Reader]) -> dict[str, Reader]:
+    """Return one reader per modality: that of the first adapter of this modality."""
+    result: dict[str, Reader] = {}
+    for reader in readers.values():
+        result.setdefault(reader.modality, reader)
     return result
 
 
 def open_source(
     config: Config,
-    preprocessors: Mapping[str, Preprocessor],
+    readers: Mapping[str, Reader],
     trust: Sequence[str] = (),
     *,
     needs_target: bool = True,
@@ -69,12 +82,12 @@ def open_source(
 
     Args:
         config: Configuration with the node `data`.
-        preprocessors: Preprocessors by any key, such as the adapter key or the input name.
+        readers: Readers by any key, such as the adapter key or the input name.
         trust: Top-level packages besides dxn whose code the node may use.
         needs_target: Whether a validation or test split without targets is left out.
     """
     node = config["data"]
-    source = build(node, key="data", trust=trust, preprocessors=by_modality(preprocessors))
+    source = build(node, key="data", trust=trust, readers=by_modality(readers))
     return without_unlabeled(source, node) if needs_target else source
 
 
@@ -120,7 +133,7 @@ def without_target(source: Source) -> Source:
 def assign_inputs(
     config: Config,
     specs: Mapping[str, InputSpec],
-    preprocessors: Mapping[str, Preprocessor],
+    readers: Mapping[str, Reader],
     column: Callable[[str], Sequence[Any]],
 ) -> dict[str, Input]:
     """Choose the adapter of each input, and sort the inputs by the order of their adapters.
@@ -133,7 +146,7 @@ def assign_inputs(
     Args:
         config: Configuration of the training.
         specs: Modality and column of each input.
-        preprocessors: Preprocessors by adapter key.
+        readers: Readers by adapter key.
         column: Function that returns the cells of an input.
 
     Raises:
@@ -141,26 +154,26 @@ def assign_inputs(
     """
     nodes: dict[str, str] = {}
     for name, spec in specs.items():
-        candidates = [key for key, p in preprocessors.items() if p.modality == spec.modality]
+        candidates = [key for key, r in readers.items() if r.modality == spec.modality]
         if candidates:
             nodes[name] = name if name in candidates else candidates[0]
     if not nodes:
         data = ", ".join(f"{name} ({spec.modality})" for name, spec in specs.items()) or "none"
-        chosen = ", ".join(preprocessors)
+        chosen = ", ".join(readers)
         raise UserError(
             f"adapters: none fits the inputs of the data: {data}; got adapters=[{chosen}]"
         )
-    order = list(preprocessors)
+    order = list(readers)
     names = sorted(nodes, key=lambda name: order.index(nodes[name]))
     # Inputs that share the adapter of this key. It is known first, because an adapter of an input
     # must not get the key of a shared one.
     shared: dict[str, str] = {}
     first: dict[str, Hashable] = {}
     for name in names:
-        node, prepare = nodes[name], preprocessors[nodes[name]]
-        if not config.get("share_adapters", True) or not is_shareable(prepare):
+        node, reader = nodes[name], readers[nodes[name]]
+        if not config.get("share_adapters", True) or reader.tabular:
             continue
-        layout = layout_of(prepare, column(name))
+        layout = reader.layout([cell for cell in column(name) if cell is not None])
         if layout is None or first.setdefault(node, layout) == layout:
             shared[name] = node
     inputs: dict[str, Input] = {}

@@ -49,8 +49,8 @@ from dxn.runs.plan import (
     check_unvalidated,
     decide_task,
     open_source,
-    preprocessors_of,
     read_pretraining,
+    readers_of,
     without_target,
 )
 from dxn.runs.record import (
@@ -66,7 +66,7 @@ from dxn.runs.record import (
 )
 from dxn.runs.settings import Settings, merge_overrides
 from dxn.tasks import Task
-from dxn.tokenize.base import Preprocessor
+from dxn.tokenize.base import Tokenizer
 from dxn.training.finetune import Finetune
 from dxn.training.trainer import Trainer
 
@@ -109,10 +109,10 @@ class Training:
     warnings: Sequence[str] = ()
 
     @property
-    def preprocessors(self) -> dict[str, Preprocessor]:
-        """The preprocessor of each input, by input name."""
+    def preprocessors(self) -> dict[str, Tokenizer]:
+        """The tokenizer of each input, by input name."""
         # The model's own adapters, because loading weights can replace statistics of its inputs.
-        return {name: self.model.adapter(name).prepare for name in self.model.inputs}
+        return {name: self.model.adapter(name).tokenizer for name in self.model.inputs}
 
     @property
     def overrides(self) -> tuple[str, ...]:
@@ -204,7 +204,7 @@ def prepare(
         build(config[name], key=name, trust=trust)
 
     # The options that the data determines: the task, the inputs, and those of the preset.
-    readers = preprocessors_of(config, trust)
+    readers = readers_of(config, trust)
     if not is_new:
         print_paths(config["data"])
     source = open_source(config, readers, trust, needs_target=task.needs_target)
@@ -264,7 +264,7 @@ def prepare(
     use_metrics(task, trainer, settings.metrics)
     for note in find_formats(adapters, inputs, source):
         report.print_line(f"note: {note}")
-    preprocessors = {name: adapter.prepare for name, adapter in named.items()}
+    preprocessors = {name: adapter.tokenizer for name, adapter in named.items()}
     loader = build(config["loader"], key="loader")
     splits = open_splits(
         source, preprocessors, task, cache_gb=loader.cache_gb, num_workers=loader.num_workers

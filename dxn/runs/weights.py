@@ -15,7 +15,7 @@ from dxn.config.instantiate import expand_defaults, merge_options
 from dxn.config.keys import assign, leaves, lookup
 from dxn.core.errors import UserError
 from dxn.runs.filling import InitialWeights
-from dxn.runs.plan import adapter_nodes, preprocessors_of
+from dxn.runs.plan import adapter_nodes, readers_of
 from dxn.runs.settings import Settings
 from dxn.weights import PublicModel, read_public
 
@@ -80,7 +80,7 @@ def read_initial_weights(settings: Settings) -> InitialWeights:
         )
     chosen = adapter_nodes(settings.values)
     adapters: dict[str, PublicModel] = {}
-    modalities = {key: p.modality for key, p in preprocessors_of(settings.values, trust).items()}
+    modalities = {key: p.modality for key, p in readers_of(settings.values, trust).items()}
     for key, source in weights.get("adapters", {}).items():
         if not source:  # null cancels the value of an experiment
             continue
@@ -185,7 +185,7 @@ def _set_adapter_options(
     Raises:
         UserError: If the main checkpoint has weights for none of the adapters.
     """
-    modalities = {k: p.modality for k, p in preprocessors_of(merger.values, trust).items()}
+    modalities = {k: p.modality for k, p in readers_of(merger.values, trust).items()}
     if start.main is not None:
         known = start.main.architecture.adapters
         if not any(start.main.adapter_key(key, m) for key, m in modalities.items()):

@@ -18,8 +18,7 @@ from dxn.runs.evaluation.data import rows_of_run
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.settings import Settings
 from dxn.serve.prepare import takes_text
-from dxn.tokenize.base import Preprocessor, is_path, reads_files
-from dxn.tokenize.media import BadMedia
+from dxn.tokenize.base import BadMedia, Tokenizer
 from dxn.viz.drawers import Shown, get_drawer
 
 MAX_BYTES = 5_000_000  # of a file; all examples are in memory
@@ -83,9 +82,9 @@ def _example(rows: Rows, row: int, predictor: Predictor) -> Example:
     return Example(texts, files, "" if target is None else str(target)[:MAX_NAME])
 
 
-def _text_of(cell: Any, prepare: Preprocessor) -> str | None:
+def _text_of(cell: Any, prepare: Tokenizer) -> str | None:
     """Return a cell as a text; None if it is a file."""
-    if is_path(prepare, cell) or isinstance(cell, bytes) or not takes_text(prepare):
+    if prepare.reader.is_path(cell) or isinstance(cell, bytes) or not takes_text(prepare):
         return None
     if isinstance(cell, np.ndarray | Tensor):
         # A series of one channel is shorter without its second axis.
@@ -104,21 +103,21 @@ def _rounded(value: Any) -> Any:
     return float(f"{value:.{DIGITS}g}") if isinstance(value, float) else value
 
 
-def _file_of(name: str, cell: Any, prepare: Preprocessor) -> bytes | None:
+def _file_of(name: str, cell: Any, prepare: Tokenizer) -> bytes | None:
     """Return the content of the file of a cell; None if it is too large or has no file format."""
     if isinstance(cell, bytes):
         return cell if len(cell) <= MAX_BYTES else None
     try:
         if isinstance(cell, OutsidePath):
             return None
-        if is_path(prepare, cell):
+        if prepare.reader.is_path(cell):
             path = Path(cell)
             if not path.is_file() or path.stat().st_size > MAX_BYTES:
                 return None
-            prepare.read(cell)  # it must be a file of the kind that the model reads
+            prepare.reader.read(cell)  # it must be a file of the kind that the model reads
             return path.read_bytes()
         # An array of built-in data. Its drawer may know how to write it as a file.
-        raw = prepare.read(cell) if reads_files(prepare) else None
+        raw = prepare.reader.read(cell) if prepare.reader.files else None
         shown = Shown(prepare.modality, raw, prepare, name=name)
         return None if raw is None else get_drawer(prepare.modality).file(shown)
     except (OSError, BadMedia, UserError):

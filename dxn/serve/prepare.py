@@ -11,7 +11,7 @@ from typing import Any
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.runs.predictor.predictor import Predictor
-from dxn.tokenize.base import Preprocessor, is_path, reads_files
+from dxn.tokenize.base import Tokenizer
 
 BASE64 = "base64"  # key of the object that contains a file in a JSON request
 MAX_SHOWN = 60  # characters of a value in a message
@@ -46,9 +46,9 @@ class Prepared:
         return {name: column[row] for name, column in self.samples.opened.raws.items()}
 
 
-def takes_text(prepare: Preprocessor) -> bool:
+def takes_text(prepare: Tokenizer) -> bool:
     """Whether an input can be written as a text, unlike a picture."""
-    return not is_path(prepare, "")
+    return not prepare.reader.is_path("")
 
 
 def to_cells(sample: Mapping[str, Any], predictor: Predictor, where: str) -> dict[str, Any]:
@@ -116,15 +116,15 @@ def prepare_samples(cells: Sequence[Mapping[str, Any]], predictor: Predictor) ->
     return Prepared(cells, items, opened)
 
 
-def _to_cell(value: Any, prepare: Preprocessor, name: str) -> Any:
+def _to_cell(value: Any, prepare: Tokenizer, name: str) -> Any:
     if isinstance(value, Mapping):
         value = _decoded(value, name)
     if isinstance(value, bytes):
-        return value if reads_files(prepare) else _as_text(value, name)
+        return value if prepare.reader.files else _as_text(value, name)
     if isinstance(value, str):
         _check_unicode(value, name)
         # The preprocessor would open the file. A path on this machine is no business of a client.
-        if is_path(prepare, value):
+        if prepare.reader.is_path(value):
             raise UserError(
                 f"{name}: must be the content of a file, and not a path or URL, which is never "
                 f"opened; got the text {_shown(value)}; send the file as multipart/form-data, or "
@@ -133,7 +133,7 @@ def _to_cell(value: Any, prepare: Preprocessor, name: str) -> Any:
         return value
     if isinstance(value, list):
         # A preprocessor may read a list of paths, so an input of files takes only numbers.
-        _check_list(value, name, only_numbers=reads_files(prepare))
+        _check_list(value, name, only_numbers=prepare.reader.files)
         return value
     if isinstance(value, bool | int | float):
         return value

@@ -15,7 +15,7 @@ from dxn.serve.generation import GENERATION, PROMPT
 from dxn.serve.prepare import takes_text
 from dxn.serve.refusal import KINDS
 from dxn.serve.texts import Writer
-from dxn.tokenize.base import Preprocessor, choices, is_shareable, media_type, reads_files
+from dxn.tokenize.base import Tokenizer
 
 MAX_LABELS = 1000  # class names in the description
 # Status codes of a request without a body, beside 401 and 503.
@@ -118,17 +118,17 @@ def _inputs(predictor: Predictor) -> list[dict[str, Any]]:
     return [_input(key, prepare, predictor) for key, prepare in predictor.preprocessors.items()]
 
 
-def _input(name: str, prepare: Preprocessor, predictor: Predictor) -> dict[str, Any]:
+def _input(name: str, prepare: Tokenizer, predictor: Predictor) -> dict[str, Any]:
     """Return how an input is entered."""
-    known = choices(prepare)
+    known = prepare.choices
     return {
         "name": name,
         "kind": prepare.modality,
         "takes_text": takes_text(prepare),
-        "takes_file": reads_files(prepare),
+        "takes_file": prepare.reader.files,
         # The columns of a table are short, other texts can have many lines.
-        "is_short": not is_shareable(prepare),
-        "accept": media_type(prepare),
+        "is_short": prepare.reader.tabular,
+        "accept": prepare.reader.media,
         "column": predictor.columns.get(name, name),
         "choices": list(known) if len(known) <= MAX_LABELS else [],
     }

@@ -20,7 +20,7 @@ from dxn.serve.prepare import Prepared
 from dxn.serve.refusal import Refusal
 from dxn.tasks import Writes
 from dxn.tasks.target_tokenizer import ENDS, token_of
-from dxn.tokenize.text.tokenizer import encode
+from dxn.tokenize.text.vocabulary import encode
 from dxn.training.evaluate import to_device
 
 GENERATED = "generated"  # key of a generated text, also in the files of dxn generate
@@ -152,7 +152,7 @@ class Writer:
     def check_prompt(self, prompt: str) -> None:
         """Raise UserError if the model cannot continue this prompt."""
         adapter = vocabulary_adapter(self.predictor.adapters, None)
-        tokenizer = adapter.prepare.tokenizer
+        tokenizer = adapter.tokenizer.vocabulary
         if token_of(tokenizer, ENDS) is None and not _ids(tokenizer, prompt):
             raise UserError(
                 "prompt: must not be empty, because this model's tokenizer has no end token to "
@@ -173,7 +173,7 @@ class Writer:
 
     def _for_prompts(self, rows: Sequence[TextRow]) -> list[str]:
         assert self.language is not None
-        tokenizer = vocabulary_adapter(self.predictor.adapters, None).prepare.tokenizer
+        tokenizer = vocabulary_adapter(self.predictor.adapters, None).tokenizer.vocabulary
         end = token_of(tokenizer, ENDS)
         prompts = [_ids(tokenizer, row.prompt) for row in rows]
         # In training, the end token separates texts, so a new text starts after it.

@@ -66,7 +66,7 @@ class PastRegression(Baseline):
 
     def problem(self, adapters: Mapping[str, Any]) -> str:
         """See `Baseline.problem`."""
-        window = getattr(adapters[self.input].prepare, "window", 0)
+        window = adapters[self.input].tokenizer.window
         if self.shape[0] <= window:
             return ""
         return f"must read at most {window} past values of {self.input}, got {self.shape[0]}"
@@ -152,7 +152,7 @@ def fit_past_regression(
     Args:
         task: The fitted task.
         futures: Targets of the training split, in the order of time, with their histories.
-        prepare: Preprocessor of the series.
+        prepare: Tokenizer of the series.
 
     Returns:
         None if there are not enough windows.

@@ -61,7 +61,7 @@ def train_stack(
     started = time.perf_counter()
     with torch.no_grad():
         if isinstance(task, Forecast):
-            baseline = fit_past_regression(task, targets, model.adapter(task.input).prepare)
+            baseline = fit_past_regression(task, targets, model.adapter(task.input).tokenizer)
         else:
             baseline = _learn_scores(model, task, train, batch_size=batch_size, say=say)
     if baseline is None:

@@ -30,7 +30,8 @@ from dxn.tasks.loss import LossSum
 from dxn.tasks.probabilities import significant
 from dxn.tasks.row_scores import RowScores
 from dxn.tasks.task import STATE_FILE, Batch, Task
-from dxn.tokenize.base import Adapter, has_steps
+from dxn.tokenize.base import Adapter
+from dxn.tokenize.series.tokenizer import SeriesTokenizer
 
 Residual = Literal["season", "last", "none"]
 Read = Literal["tokens", "pooled"]
@@ -168,7 +169,11 @@ class Forecast(Task):
         Raises:
             UserError: If there is not exactly one input with time steps.
         """
-        candidates = [name for name, adapter in adapters.items() if has_steps(adapter.prepare)]
+        candidates = [
+            name
+            for name, adapter in adapters.items()
+            if isinstance(adapter.tokenizer, SeriesTokenizer)
+        ]
         if len(candidates) != 1:
             found = ", ".join(candidates) or f"none among {', '.join(adapters)}"
             raise UserError(
@@ -215,7 +220,7 @@ class Forecast(Task):
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Adapter]) -> ForecastHead:
         """Build the output layer, which reads all tokens of the series or the pooled vector."""
         adapter: Any = adapters[self.input]
-        adapter.prepare.continue_from(self.context[0])
+        adapter.tokenizer.continue_from(self.context[0])
         num_tokens = 0 if self.read == "pooled" else count_tokens(adapter, self.context)
         num_channels = self.context[1] if num_tokens and not adapter.is_joint else 1
         width = num_tokens // num_channels * dim if num_tokens else pooled_dim
@@ -228,7 +233,7 @@ class Forecast(Task):
             num_tokens=num_tokens,
             num_channels=num_channels,
             season={"season": self.season, "last": 1, "none": 0}[self.residual or "season"],
-            history=adapter.prepare.history,
+            history=adapter.tokenizer.history,
         )
 
     def loss(self, output: Tensor, batch: Batch) -> LossSum:

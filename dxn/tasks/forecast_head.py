@@ -99,5 +99,4 @@ def last_tokens(tokens: Tokens, count: int) -> Tensor:
 @torch.no_grad()
 def count_tokens(adapter: Any, shape: tuple[int, int]) -> int:
     """Return the number of tokens of a series with T steps and C channels."""
-    prepare = adapter.prepare
-    return adapter(prepare.collate([prepare(torch.zeros(shape))])).x.shape[1]
+    return adapter(adapter.tokenizer.batch([torch.zeros(shape)])).x.shape[1]

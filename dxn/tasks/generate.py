@@ -23,7 +23,6 @@ from dxn.tasks.row_scores import RowScores
 from dxn.tasks.target_tokenizer import TargetTokenizer
 from dxn.tasks.task import IGNORED, Batch, Task
 from dxn.tasks.text_metrics import sentence_chrf, text_metrics, weighted_text_metrics
-from dxn.tokenize.base import VocabularyAdapter
 from dxn.tokenize.cells.number_format import are_numbers
 from dxn.tokenize.text.options import TokenizerOptions
 
@@ -134,14 +133,14 @@ class Generate(Task):
         """
         if not self.share_tokenizer:
             return
-        candidates = [name for name, a in adapters.items() if isinstance(a, VocabularyAdapter)]
+        candidates = [name for name, a in adapters.items() if a.has_vocabulary]
         if not candidates:
             raise UserError(
                 f"head.share_tokenizer: no input has a vocabulary, got {', '.join(adapters)}; "
                 "set head.share_tokenizer=false"
             )
         self.shared_input = candidates[0]
-        self.tokenizer.use_tokenizer(adapters[self.shared_input].prepare.tokenizer)
+        self.tokenizer.use_tokenizer(adapters[self.shared_input].tokenizer.vocabulary)
 
     def fit(self, values: Sequence[str]) -> None:
         """Train the tokenizer on the texts, if it is neither loaded from a file nor shared."""

@@ -15,7 +15,6 @@ from dxn.core.tokens import Tokens
 from dxn.models.losses import linear_cross_entropy
 from dxn.tasks.loss import LossSum
 from dxn.tasks.task import IGNORED, Batch, Task, Window
-from dxn.tokenize.base import VocabularyAdapter, check_columns_are_tokens
 
 # Adapter options that change or merge tokens. A language model predicts every token unchanged.
 INCOMPATIBLE = (
@@ -128,11 +127,11 @@ class Language(Task):
                 f"head=language: needs exactly one input, got {names}; choose one adapter"
             )
         ((name, adapter),) = adapters.items()
-        if not isinstance(adapter, VocabularyAdapter):
+        if not adapter.has_vocabulary:
             raise UserError(
                 f"head=language: needs an input with a vocabulary, got {names}; use a text adapter"
             )
-        check_columns_are_tokens(adapter, self.name)
+        adapter.check_columns_are_tokens(self.name)
         self.input = name
 
     @property

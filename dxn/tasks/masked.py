@@ -15,7 +15,7 @@ from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
 from dxn.tasks.loss import LossSum
 from dxn.tasks.task import Batch, Task
-from dxn.tokenize.base import Masking, make_masking
+from dxn.tokenize.base import Masking
 
 SMALLEST = 1e-9  # avoids a division by zero if nothing of an input is masked
 
@@ -175,7 +175,7 @@ class Masked(Task):
         self.maskings = {}
         for name, adapter in adapters.items():
             ratio = self.mask_ratio.get(name, self.mask_ratio.get(adapter.modality))
-            masking = make_masking(adapter, ratio=ratio, span=self.span)
+            masking = adapter.masking(ratio=ratio, span=self.span)
             if masking is None and ratio:
                 raise UserError(
                     f"head.mask_ratio.{name}: must be 0, because this input cannot be masked (for "
@@ -256,7 +256,7 @@ class Masked(Task):
             if not count:
                 continue
             losses[f"loss_{name}"] = total / count
-            if masking.is_classification:
+            if masking.num_outputs is None:  # token ids
                 num_ids += count
                 num_correct += correct
         results = {"loss": sum(losses.values()) / max(len(losses), 1), **losses}

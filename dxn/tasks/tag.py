@@ -41,7 +41,6 @@ from dxn.tasks.probabilities import mean_probabilities
 from dxn.tasks.row_scores import RowScores
 from dxn.tasks.spans import Span, read_spans, tags_of
 from dxn.tasks.task import IGNORED, STATE_FILE, Batch, Task
-from dxn.tokenize.base import check_columns_are_tokens, has_words
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,13 +162,13 @@ class Tag(Task):
         Raises:
             UserError: If no input consists of words.
         """
-        candidates = [name for name, adapter in adapters.items() if has_words(adapter.prepare)]
+        candidates = [name for name, adapter in adapters.items() if adapter.reader.words]
         if not candidates:
             raise UserError(
                 f"head=tag: needs an input that consists of words, got {', '.join(adapters)}; "
                 "use a text adapter"
             )
-        check_columns_are_tokens(adapters[candidates[0]], self.name)
+        adapters[candidates[0]].check_columns_are_tokens(self.name)
         self.input = candidates[0]
 
     @property

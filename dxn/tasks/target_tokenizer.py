@@ -15,7 +15,7 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import check_probability
 from dxn.tokenize.text.options import TokenizerOptions
 from dxn.tokenize.text.split import SubwordSplitter
-from dxn.tokenize.text.tokenizer import (
+from dxn.tokenize.text.vocabulary import (
     check_vocab_size,
     encode,
     load_tokenizer,

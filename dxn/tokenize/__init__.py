@@ -1,6 +1,6 @@
-"""Adapters, which convert raw text, images and audio to Tokens.
+"""Readers, tokenizers and adapters, which convert any kind of data to Tokens.
 
-`adapter.py` defines the protocols of an adapter and the registry of the built-in adapters.
+`base.py` defines their base classes.
 """
 
 from dxn.tokenize.audio.adapter import AudioAdapter
@@ -10,14 +10,7 @@ from dxn.tokenize.audio.options import (
     PatchOptions,
     SpectrogramOptions,
 )
-from dxn.tokenize.base import (
-    ADAPTERS,
-    Adapter,
-    Masking,
-    Preprocessor,
-    VocabularyAdapter,
-    VocabularyPreprocessor,
-)
+from dxn.tokenize.base import ADAPTERS, Adapter, BadMedia, Masking, Reader, Tokenizer, pad
 from dxn.tokenize.cells.category import CategoryAdapter, CategoryMasking
 from dxn.tokenize.cells.cell import CellMasking
 from dxn.tokenize.cells.date import DateAdapter
@@ -25,7 +18,6 @@ from dxn.tokenize.cells.number import NumberAdapter, PeriodicOptions
 from dxn.tokenize.image.adapter import ImageAdapter
 from dxn.tokenize.image.options import ImageAugment, ImageNormalization, ResizeOptions
 from dxn.tokenize.masking import AudioMasking, ImageMasking, TextMasking
-from dxn.tokenize.media import BadMedia
 from dxn.tokenize.series.adapter import SeriesAdapter
 from dxn.tokenize.series.masking import SeriesMasking
 from dxn.tokenize.series.options import SeriesAugment
@@ -37,7 +29,7 @@ from dxn.tokenize.text.options import (
     TextAugment,
     TokenizerOptions,
 )
-from dxn.tokenize.text.tokenizer import train_tokenizer
+from dxn.tokenize.text.vocabulary import train_tokenizer
 from dxn.tokenize.video.adapter import VideoAdapter
 from dxn.tokenize.video.masking import VideoMasking
 from dxn.tokenize.video.options import VideoAugment, VideoSampling
@@ -65,7 +57,7 @@ __all__ = [
     "NumberAdapter",
     "PatchOptions",
     "PeriodicOptions",
-    "Preprocessor",
+    "Reader",
     "ResizeOptions",
     "SeriesAdapter",
     "SeriesAugment",
@@ -74,12 +66,12 @@ __all__ = [
     "TextAdapter",
     "TextAugment",
     "TextMasking",
+    "Tokenizer",
     "TokenizerOptions",
     "VideoAdapter",
     "VideoAugment",
     "VideoMasking",
     "VideoSampling",
-    "VocabularyAdapter",
-    "VocabularyPreprocessor",
+    "pad",
     "train_tokenizer",
 ]

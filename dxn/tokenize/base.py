@@ -1,58 +1,33 @@
-"""The protocols of an adapter, its preprocessor and its masking, and the adapter registry.
+"""The base classes of a modality: `Reader`, `Tokenizer` and `Adapter`.
 
-An adapter converts one kind of raw input to `Tokens`. A user-defined adapter implements the members
-of `Preprocessor` and `Adapter` below, and the optional members that it needs. Callers access an
-optional member only through a function of this module, which returns the default if it is missing:
-
-| optional member of a preprocessor | default | function |
-|---|---|---|
-| `reads_files: bool` | False | `reads_files(prepare)` |
-| `is_path(text) -> bool` | `reads_files` | `is_path(prepare, value)` |
-| `media_type: str` | "" | `media_type(prepare)` |
-| `shareable: bool` | True | `is_shareable(prepare)` |
-| `has_words: bool` | False | `has_words(prepare)` |
-| `has_steps: bool` | False | `has_steps(prepare)` |
-| `num_tokens(raw) -> float` | 1.0 | `num_tokens(prepare, raw)` |
-| `accepts(values) -> float` | 0.0 | `accepts(prepare, values)` |
-| `layout_of(cells) -> Hashable` | None | `layout_of(prepare, cells)` |
-| `find_format(cells)` | nothing to find | `find_format(prepare, cells)` |
-| `summarize(raws, sources) -> str` | "" | `summarize(prepare, raws, sources)` |
-| `advise(cells, facts) -> list[Advice]` | [] | `advise` of dxn.presets.advice |
-| `without_augment() -> Preprocessor` | itself | `without_augment(prepare)` |
-| `truncated(sample) -> (kept, total) or None` | None | `truncated(prepare, sample)` |
-| `encode_batch(raws, rands) -> batch` | one by one | `encodes_batches(prepare, ...)` |
-| `augments: bool` | True | `encodes_batches(prepare, ...)` |
-| `examples(count, rand) -> list[raw]` | error | `examples` of dxn.tokenize.examples |
-| `recipe() -> dict` | {} | `recipe` of dxn.tokenize.recipes |
-
-| optional member of an adapter | default | function |
-|---|---|---|
-| `fit(raws) -> Self` | nothing to fit | `fit_adapter(adapter, raws)` |
-| `describe(raw) -> str` | "" | `describe_columns(adapter, raw)` |
-| `masking(*, ratio, span) -> Masking or None` | None | `make_masking(adapter, ...)` |
-| `lookback: int` | all previous tokens | `LanguageModel` of dxn.models |
-| `tokens_per_column: int` | 1 | `check_columns_are_tokens(adapter, task)` |
-| `save(folder, name)` | only weights | `save_adapter(adapter, folder, name)` |
-| `load(folder, name)` | only weights | `load_adapter(adapter, folder, name)` |
+A reader turns a cell of a table into a raw value, a tokenizer turns a raw value into tensors, and
+an adapter turns a batch of these tensors into `Tokens`. A new modality defines one of each. All
+members have a default except `Reader.read`, `Tokenizer.__call__` and `Adapter.forward`.
 """
 
 from __future__ import annotations
 
+import difflib
+import functools
+import json
 import random
 from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 from urllib.parse import quote
 
-from tokenizers import Tokenizer
+import torch
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
-from dxn.tokenize.media import BadMedia
 
-# Import paths instead of classes, because the adapters import this module.
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer as Vocabulary
+
+# Import paths instead of classes: a command imports only the adapters that it uses.
 ADAPTERS: dict[str, str] = {
     "text": "dxn.tokenize.TextAdapter",
     "image": "dxn.tokenize.ImageAdapter",
@@ -64,112 +39,192 @@ ADAPTERS: dict[str, str] = {
     "date": "dxn.tokenize.DateAdapter",
 }
 
+READERS: dict[str, str] = {
+    "text": "dxn.tokenize.text.reader.TextReader",
+    "image": "dxn.tokenize.image.reader.ImageReader",
+    "audio": "dxn.tokenize.audio.reader.AudioReader",
+    "video": "dxn.tokenize.video.reader.VideoReader",
+    "series": "dxn.tokenize.series.reader.SeriesReader",
+    "number": "dxn.tokenize.cells.number.NumberReader",
+    "category": "dxn.tokenize.cells.category.CategoryReader",
+    "date": "dxn.tokenize.cells.date.DateReader",
+}
+
+MASKED = "masked"  # key of samples and batches: True at the columns to predict
+# Keys of a masked sample that are concatenated over the masked columns of all samples of a batch.
+JOINED = ("masked_target", "masked_valid")
+# What the adapters have learned besides their weights. One file for all of them: a table can have
+# thousands of columns. It has one line per adapter, so that it can be appended to.
+STATE_FILE = "adapters.jsonl"
 MAX_FILE_NAME = 200  # bytes of the key of an adapter in the name of its file
+SIMILAR = 0.8  # similarity of names from which one is a misspelling of the other
+
+Sample = dict[str, Tensor]
+Batch = dict[str, Tensor]
 
 
-class Preprocessor(Protocol):
-    """The part of an adapter that runs in data workers: picklable, without learned weights.
+class BadMedia(ValueError):
+    """An image, clip or text is invalid or exceeds a limit. The message is the reason."""
+
+
+class Reader:
+    """Turns a cell of a table into a raw value. It has no weights.
+
+    A reader is also asked what is in a column, before there is a model. So the class can be
+    instantiated without arguments.
 
     Attributes:
-        modality: Modality of the adapter.
+        modality: Name of the modality, such as "text".
+        files: Whether a str is the path of a file, relative to the folder of the table.
+        media: Kind of these files, as HTML forms name it, such as "image/*".
+        words: Whether a cell can be a list of words.
+        tabular: Whether it reads cells of a table, such as numbers. Each of these inputs has an
+            adapter of its own, because columns have different units. They are also printed and
+            evaluated together.
     """
 
-    modality: str
+    modality: ClassVar[str]
+    files: ClassVar[bool] = False
+    media: ClassVar[str] = ""
+    words: ClassVar[bool] = False
+    tabular: ClassVar[bool] = False
 
-    def read(self, source: Any) -> Any:
-        """Read a cell of a data set (path, bytes, array or str) as a raw value.
+    def __init_subclass__(cls) -> None:
+        _check_members(cls, Reader)
+
+    def read(self, cell: Any) -> Any:
+        """Read a cell (path, bytes, array or str) as a raw value.
 
         None means that there is no value: the cell says so, such as "N/A", or it is a video without
         the sound track that is to be read.
 
         Raises:
-            BadMedia: If the source is invalid or exceeds a limit. The message is the reason.
+            BadMedia: If the cell is invalid or exceeds a limit. The message is the reason.
         """
-        ...
+        raise NotImplementedError
 
-    def __call__(self, raw: Any, rand: random.Random | None = None) -> dict[str, Tensor]:
+    def score(self, cells: Sequence[Any]) -> float:
+        """Score from 0 to 1 how likely a column of non-missing cells has this modality."""
+        return 0.0
+
+    def is_path(self, cell: Any) -> bool:
+        """Whether a cell is the path of a file."""
+        return self.files and isinstance(cell, str)
+
+    def learn(self, cells: Sequence[Any]) -> str:
+        """Find out how the non-missing cells of a column are written, such as the decimal mark.
+
+        It is called before the cells of a training are read, because a single cell can be
+        ambiguous. The cells of new data are read in the format of the training.
+
+        Returns:
+            A sentence about cells that are read differently than they look; "" if there are none.
+        """
+        return ""
+
+    def layout(self, cells: Sequence[Any]) -> Hashable:
+        """Return what the non-missing cells of all inputs of an adapter must have in common.
+
+        Such as the number of channels. An input with another layout gets an adapter of its own.
+        """
+        return None
+
+    def describe(self, raws: Sequence[Any], cells: Sequence[Any]) -> str:
+        """Describe the values of a split in one line for `dxn check`. Default: "".
+
+        Args:
+            raws: Raw values. Getting one can read a file, so do not keep a list of all of them.
+            cells: What the raw values were read from.
+        """
+        return ""
+
+
+class Tokenizer:
+    """Turns a raw value into tensors. It is picklable, runs in data workers, and has no weights.
+
+    Attributes:
+        reader: Reader of the raw values.
+        fill: Value of the padding, by key of a sample. Default: 0.
+        vocabulary: `tokenizers.Tokenizer`, if the tokens are from a vocabulary. It is empty until
+            the adapter is fitted.
+        max_len: Maximum number of tokens from the vocabulary.
+        choices: Values that a user can choose from. Empty: any value is possible.
+    """
+
+    reader: Reader
+    fill: ClassVar[Mapping[str, float]] = MappingProxyType({})
+    vocabulary: Any = None
+    max_len: int = 0
+    choices: Sequence[str] = ()
+
+    def __init_subclass__(cls) -> None:
+        _check_members(cls, Tokenizer)
+
+    @property
+    def modality(self) -> str:
+        """Name of the modality."""
+        return self.reader.modality
+
+    def __call__(self, raw: Any, rand: random.Random | None = None) -> Sample:
         """Convert a raw value to one sample.
 
         Args:
-            raw: Value that `read` returned.
+            raw: Value that the reader returned.
             rand: Random generator of the augmentation. None: no augmentation.
         """
-        ...
+        raise NotImplementedError
 
-    def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Collate samples to a padded batch, including the keys that the masking adds."""
-        ...
+    def batch(
+        self, raws: Sequence[Any], rands: Sequence[random.Random | None] | None = None
+    ) -> Batch:
+        """Convert raw values to a batch. Texts override it, because it is faster for all together.
 
+        Args:
+            raws: Raw values.
+            rands: Random generator of each value. Default: no augmentation.
+        """
+        rands = [None] * len(raws) if rands is None else rands
+        return self.collate([self(raw, rand) for raw, rand in zip(raws, rands, strict=True)])
 
-class Adapter(Protocol):
-    """An `nn.Module` that embeds one modality: its batches become `Tokens`.
+    def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> Batch:
+        """Collate samples to a batch, see `pad`."""
+        return pad(samples, self.fill)
 
-    Attributes:
-        modality: Name of the modality, such as "text".
-        dim: Width D of a token.
-        prepare: Preprocessor whose batches the adapter embeds.
-    """
+    def length(self, raw: Any) -> float:
+        """Return the approximate number of tokens, used to batch samples of similar length.
 
-    modality: str
-    dim: int
+        It must not depend on `Adapter.fit` if files are read, because the length of a file that
+        does not fit into memory is stored when it is read for the first time.
+        """
+        # Only comparisons matter, so a constant means that all samples have the same length.
+        return 1.0
 
-    @property
-    def prepare(self) -> Preprocessor: ...
+    def cut(self, raw: Any) -> tuple[int, int] | None:
+        """Return (kept, total) numbers of tokens of a value that is truncated, otherwise None."""
+        return None
 
-    def __call__(self, batch: Mapping[str, Tensor]) -> Tokens:
-        """Embed a collated batch as Tokens (B, N, D) with one span, named after the modality."""
-        ...
+    def plain(self) -> Tokenizer:
+        """Return a tokenizer whose reader does not depend on augmentation.
 
+        Validation and test samples are read with it, so that they are equal to those of a
+        prediction.
+        """
+        return self
 
-@runtime_checkable
-class VocabularyAdapter(Protocol):
-    """An adapter whose tokens come from a vocabulary, so that a model can predict them.
-
-    `isinstance` checks only for the method `use_tokenizer`, because an adapter has no `embedding`
-    before it is fitted.
-    """
-
-    modality: str
-    dim: int
-    embedding: nn.Embedding
-
-    @property
-    def prepare(self) -> VocabularyPreprocessor: ...
-
-    def use_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Use this tokenizer and create the embedding of its tokens."""
-        ...
-
-    @classmethod
-    def __subclasshook__(cls, other: type) -> bool:
-        # The default check of runtime_checkable uses inspect.getattr_static, which does not find
-        # `embedding`: an nn.Module stores its submodules in a dictionary.
-        return hasattr(other, "use_tokenizer") if cls is VocabularyAdapter else NotImplemented
+    def remark(self, raw: Any) -> str:
+        """Return what is unusual about a raw value, such as an unknown category. Default: ""."""
+        return ""
 
 
-class VocabularyPreprocessor(Preprocessor, Protocol):
-    """A preprocessor with a tokenizer.
-
-    Attributes:
-        tokenizer: Tokenizer of the texts.
-        max_len: Maximum number of tokens of a text.
-    """
-
-    tokenizer: Tokenizer
-    max_len: int
-
-
-class Masking(Protocol):
-    """Hides a part of a sample for masked pretraining; picklable, runs in data workers.
+class Masking:
+    """Hides a part of a sample for masked pretraining. It is picklable and runs in data workers.
 
     Attributes:
         num_outputs: Number K of values to predict per column. None: token ids are predicted by
             comparing the output with the adapter's embedding.
-        is_classification: Whether token ids are predicted.
     """
 
-    num_outputs: int | None
-    is_classification: bool
+    num_outputs: int | None = None
 
     def __call__(self, sample: Mapping[str, Tensor], rand: random.Random) -> dict[str, Tensor]:
         """Return a copy of the sample in which the content of the masked columns is replaced.
@@ -179,232 +234,184 @@ class Masking(Protocol):
         `masked_target`: token ids (m,), or values (m, K) together with `masked_valid` (m, K) bool,
         False at padding.
         """
-        ...
+        raise NotImplementedError
 
 
-def reads_files(prepare: Preprocessor) -> bool:
-    """Whether a str cell is a file path, relative to the folder of the table."""
-    return getattr(prepare, "reads_files", False)
+class Adapter(nn.Module):
+    """Embeds one modality: a batch of its tokenizer becomes `Tokens`.
 
-
-def media_type(prepare: Preprocessor) -> str:
-    """Return the kind of files that it reads, as HTML forms name it, such as "image/*"."""
-    return getattr(prepare, "media_type", "")
-
-
-def is_shareable(prepare: Preprocessor) -> bool:
-    """Whether several inputs can share the adapter.
-
-    If not, such as for the columns of a table, whose numbers have different units, each input has
-    an adapter of its own. These are inputs that the rows of a table describe together, so they are
-    also printed and evaluated together.
+    Attributes:
+        reader: Class of the readers, which is asked what is in a column.
+        modality: Name of the modality.
+        dim: Width D of a token.
+        tokenizer: Tokenizer whose batches are embedded.
+        embedding: Embedding of the tokens of a vocabulary, after `fit`.
+        lookback: Number of previous tokens on which the embedding of a token depends. None: all.
+        tokens_per_column: Number of tokens whose mean is one column.
     """
-    return getattr(prepare, "shareable", True)
+
+    reader: ClassVar[type[Reader]]
+    modality: ClassVar[str]
+    dim: int
+    tokenizer: Tokenizer
+    embedding: nn.Embedding
+    lookback: int | None = None
+    tokens_per_column: int = 1
+
+    def __init_subclass__(cls) -> None:
+        _check_members(cls, Adapter)
+        if hasattr(cls, "reader"):
+            cls.modality = cls.reader.modality
+
+    def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
+        """Embed a batch as Tokens (B, N, D) with one span, named after the modality."""
+        raise NotImplementedError
+
+    def fit(self, raws: Sequence[Any]) -> Self:
+        """Learn from raw values of the training split, for example train a vocabulary.
+
+        Args:
+            raws: Raw values. A file that does not fit into memory is read each time that its item
+                is used, so use only as many as are needed.
+        """
+        return self
+
+    @property
+    def has_vocabulary(self) -> bool:
+        """Whether the tokens are from a vocabulary, so that a model can predict them."""
+        return self.tokenizer.vocabulary is not None
+
+    def check_columns_are_tokens(self, task: str) -> None:
+        """Refuse columns that are means of several tokens, for a task about each token.
+
+        Raises:
+            UserError: If a column has several tokens.
+        """
+        if self.tokens_per_column > 1:
+            raise UserError(
+                f"head={task}: needs one column per token; set adapters.text.embedding.pool=1"
+            )
+
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Use this vocabulary and create the embedding, if `has_vocabulary`."""
+        raise TypeError(f"{type(self).__name__} has no vocabulary")
+
+    def masking(self, *, ratio: float | None = None, span: int = 5) -> Masking | None:
+        """Create the masking for masked pretraining. None: not supported, or ratio is 0.
+
+        Call it after `fit`, because a masking copies what was learned.
+
+        Args:
+            ratio: Fraction of the columns to mask. Default: the adapter's own ratio.
+            span: Number of consecutive columns that are masked together, where neighbors are
+                similar.
+        """
+        return None
+
+    def describe(self, raw: Any) -> str:
+        """Describe the columns of one raw value in one line. Default: ""."""
+        return ""
+
+    def tokens(self, cells: Sequence[Any]) -> Tokens:
+        """Read cells and embed them as one batch of Tokens.
+
+        Raises:
+            BadMedia: If a cell cannot be read, or has no value.
+        """
+        raws = [self.tokenizer.reader.read(cell) for cell in cells]
+        for cell, raw in zip(cells, raws, strict=True):
+            if raw is None:
+                raise BadMedia(f"has no {self.modality} to read, got {cell!r}")
+        # Not `batch`, whose coordinates can be NaN.
+        return self(self.tokenizer.collate([self.tokenizer(raw) for raw in raws]))
+
+    def state(self) -> dict[str, Any]:
+        """Return what `fit` learned besides the weights, JSON-serializable."""
+        return {}
+
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Use what `state` returned, before the weights are loaded.
+
+        Raises:
+            ValueError: If it is not valid. It can come from an untrusted source.
+        """
+
+    def save(self, folder: Path, name: str) -> None:
+        """Write the state to a model folder; name is the key of the adapter."""
+        if type(self).state is not Adapter.state:
+            with (folder / STATE_FILE).open("a", encoding="utf-8") as file:
+                file.write(json.dumps({name: self.state()}, ensure_ascii=False) + "\n")
+
+    def load(self, folder: Path, name: str) -> None:
+        """Load what `save` wrote.
+
+        Raises:
+            UserError: If the file is missing or damaged.
+        """
+        if type(self).state is Adapter.state:
+            return
+        path = folder / STATE_FILE
+        try:
+            status = path.stat()
+            state = _read_states(path, status.st_mtime_ns, status.st_size)[name]
+        except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+            raise UserError(f"{path}: has no valid state of the input {name!r}") from error
+        if not isinstance(state, dict):
+            raise UserError(f"{path}: {name}: must be a mapping, got {type(state).__name__}")
+        try:
+            self.load_state(state)
+        except KeyError as error:
+            raise UserError(f"{path}: {name}: has no {error}; copy the model again") from error
+        # PyTorch raises an OverflowError or a RuntimeError for an integer of hundreds of digits.
+        except (ValueError, TypeError, RuntimeError, OverflowError) as error:
+            raise UserError(f"{path}: {name}: {error}; copy the model again") from error
 
 
-def layout_of(prepare: Preprocessor, cells: Sequence[Any]) -> Hashable:
-    """Return what the cells of all inputs of an adapter must have in common, such as channels."""
-    find = getattr(prepare, "layout_of", None)
-    return None if find is None else find([cell for cell in cells if cell is not None])
+def pad(samples: Sequence[Mapping[str, Tensor]], fill: Mapping[str, float]) -> Batch:
+    """Collate samples to a batch: each key is padded at the end of all its axes, and stacked.
 
-
-def find_format(prepare: Preprocessor, cells: Sequence[Any]) -> str:
-    """Find out how the cells of a column are written, such as the decimal separator.
-
-    It is called before the cells of a training are read, because a single cell can be ambiguous.
-    The cells of new data are read in the format of the training.
+    Args:
+        samples: Samples with the same keys.
+        fill: Value of the padding, by key. Default: 0.
 
     Returns:
-        A sentence about cells that are read differently than they look; "" if there are none.
+        Tensors (B, ...). `masked` has the shape (B, N), as the columns have. `masked_target` and
+        `masked_valid` are concatenated over the masked columns of all samples.
     """
-    find = getattr(prepare, "find_format", None)
-    present = [cell for cell in cells if cell is not None]
-    return "" if find is None else find(present) or ""
+    batch: Batch = {}
+    for key in samples[0]:
+        values = [sample[key] for sample in samples]
+        if key in JOINED:
+            batch[key] = torch.cat(values)
+            continue
+        shapes = [value.shape for value in values]
+        if len(set(shapes)) == 1:
+            batch[key] = torch.stack(values)
+        else:
+            largest = [max(lengths) for lengths in zip(*shapes, strict=True)]
+            batch[key] = values[0].new_full((len(values), *largest), fill.get(key, 0))
+            for row, value in zip(batch[key], values, strict=True):
+                row[tuple(map(slice, value.shape))] = value
+        if key == MASKED:
+            batch[key] = batch[key].flatten(1)
+    return batch
 
 
-def is_path(prepare: Preprocessor, value: Any) -> bool:
-    """Whether a cell is a file path. A preprocessor that reads files may accept other texts too."""
-    if not reads_files(prepare) or not isinstance(value, str):
-        return False
-    check = getattr(prepare, "is_path", None)
-    return True if check is None else check(value)
-
-
-def has_words(prepare: Preprocessor) -> bool:
-    """Whether it accepts a list of words and returns `words` (n,), the word index of each token."""
-    return getattr(prepare, "has_words", False)
-
-
-def has_steps(prepare: Preprocessor) -> bool:
-    """Whether raw values are series: float tensors (T, C) with C channels at T time steps.
-
-    NaN is a missing value. The preprocessor then has the method `history(batch)`, which returns the
-    normalized values (B, T, C) of a collated batch with the last step of each sample at index -1,
-    and its batches contain `loc` and `scale` (B, C), with which values are denormalized. A task
-    that continues the series calls `continue_from(steps)`: every sample then has the last `steps`
-    time steps, after missing values if the series is shorter.
-    """
-    return getattr(prepare, "has_steps", False)
-
-
-def check_columns_are_tokens(adapter: Any, task: str) -> None:
-    """Refuse an adapter whose columns are means of several tokens, for a task about each token.
-
-    Raises:
-        UserError: If a column has several tokens.
-    """
-    if getattr(adapter, "tokens_per_column", 1) > 1:
-        raise UserError(
-            f"head={task}: needs one column per token; set adapters.text.embedding.pool=1"
-        )
-
-
-def num_tokens(prepare: Preprocessor, raw: Any) -> float:
-    """Return the approximate number of tokens, used to batch samples of similar length.
-
-    It must not depend on `fit` if the preprocessor reads files, because the length of a file that
-    does not fit into memory is stored when it is read for the first time.
-    """
-    # Only comparisons matter, so a constant means that all samples have the same length.
-    count = getattr(prepare, "num_tokens", None)
-    return 1.0 if count is None else count(raw)
-
-
-def accepts(prepare: Preprocessor, values: Sequence[Any]) -> float:
-    """Score from 0 to 1 how likely the non-missing values of a column have this modality."""
-    accept = getattr(prepare, "accepts", None)
-    return 0.0 if accept is None else accept(values)
-
-
-def summarize(prepare: Preprocessor, raws: Sequence[Any], sources: Sequence[Any]) -> str:
-    """Summarize the raw values of a split and their sources in one line. Default: "".
+def raws_of(reader: Reader, values: Iterable[Any], kind: type) -> Iterator[Any]:
+    """Yield raw values, reading those that are still cells, so that `fit` takes both.
 
     Args:
-        prepare: The preprocessor.
-        raws: Raw values. Reading one can read a file, so do not keep a list of all of them.
-        sources: What the raw values were read from.
-    """
-    summary = getattr(prepare, "summarize", None)
-    return "" if summary is None else summary(raws, sources)
-
-
-def remark(prepare: Preprocessor, raw: Any) -> str:
-    """Return what is unusual about a raw value, such as a category that is not known. Default: "".
-
-    Args:
-        prepare: The preprocessor.
-        raw: Value that its `read` returned.
-    """
-    remark_of = getattr(prepare, "remark", None)
-    return "" if remark_of is None or raw is None else remark_of(raw)
-
-
-def choices(prepare: Preprocessor) -> Sequence[str]:
-    """Return the values that a user can choose from. Default: none, any value is possible."""
-    return getattr(prepare, "choices", ())
-
-
-def without_augment(prepare: Preprocessor) -> Preprocessor:
-    """Return a preprocessor whose `read` does not depend on augmentation.
-
-    Validation and test samples are read with it, so that they are equal to those of a prediction,
-    whose preprocessor has no augmentation.
-    """
-    make = getattr(prepare, "without_augment", None)
-    return prepare if make is None else make()
-
-
-def truncated(prepare: Preprocessor, sample: Mapping[str, Tensor]) -> tuple[int, int] | None:
-    """Return (kept, total) numbers of tokens of a truncated sample; None if it is complete."""
-    count = getattr(prepare, "truncated", None)
-    return None if count is None else count(sample)
-
-
-def encodes_batches(prepare: Preprocessor, *, augment: bool) -> bool:
-    """Whether raw values can be prepared together, which is faster.
-
-    The preprocessor then has the method `encode_batch(raws, rands)`, which returns the same batch
-    as `collate` of `prepare(raw, rand)`, except that coordinates can be NaN: they explain a model,
-    but do not affect its output. With `augments = False`, it draws no random numbers.
-
-    Args:
-        prepare: The preprocessor.
-        augment: Whether samples are augmented, and other inputs draw from the same generators.
-    """
-    if not hasattr(prepare, "encode_batch"):
-        return False
-    return not augment or not getattr(prepare, "augments", True)
-
-
-def raws_of(prepare: Preprocessor, values: Iterable[Any], kind: type) -> Iterator[Any]:
-    """Yield raw values, reading those that are still sources, so that `fit` takes both.
-
-    Args:
-        prepare: The preprocessor.
-        values: Raw values, or sources such as paths, as `tokens` takes them.
+        reader: The reader.
+        values: Raw values, or cells such as paths.
         kind: Type of the raw values.
 
     Raises:
-        BadMedia: If a source cannot be read.
+        BadMedia: If a cell cannot be read.
     """
     for value in values:
-        raw = value if isinstance(value, kind) else prepare.read(value)
+        raw = value if isinstance(value, kind) else reader.read(value)
         if raw is not None:  # a missing value, such as the sound of a silent video
             yield raw
-
-
-def fit_adapter(adapter: Adapter, raws: Sequence[Any]) -> None:
-    """Fit the adapter to raw values of the training split, for example train its tokenizer.
-
-    Args:
-        adapter: The adapter.
-        raws: Raw values. A file that does not fit into memory is read each time that its item is
-            used, so use only as many as are needed.
-    """
-    fit = getattr(adapter, "fit", None)
-    if fit is not None:
-        fit(raws)
-
-
-def describe_columns(adapter: Adapter, raw: Any) -> str:
-    """Describe the columns of one raw value for a report. Default: ""."""
-    describe = getattr(adapter, "describe", None)
-    return "" if describe is None else describe(raw)
-
-
-def make_masking(adapter: Adapter, *, ratio: float | None = None, span: int = 5) -> Masking | None:
-    """Create the adapter's masking. None: the adapter does not support it, or ratio is 0.
-
-    Args:
-        adapter: Adapter that is already fitted, because a masking copies the fitted statistics.
-        ratio: Fraction of the columns to mask. Default: the adapter's own ratio.
-        span: Number of consecutive columns that are masked together. The text and image
-            adapters ignore it.
-    """
-    make = getattr(adapter, "masking", None)
-    return None if make is None else make(ratio=ratio, span=span)
-
-
-def to_tokens(adapter: Adapter, sources: Sequence[Any]) -> Tokens:
-    """Read, preprocess, collate and embed sources as one batch of Tokens.
-
-    Raises:
-        BadMedia: If a source cannot be read, or has no value.
-    """
-    prepare = adapter.prepare
-    raws = [prepare.read(source) for source in sources]
-    for source, raw in zip(sources, raws, strict=True):
-        if raw is None:
-            raise BadMedia(f"has no {prepare.modality} to read, got {source!r}")
-    samples = [prepare(raw) for raw in raws]
-    return adapter(prepare.collate(samples))
-
-
-def save_adapter(adapter: Adapter, folder: Path, name: str) -> None:
-    """Save the adapter's files other than weights, such as a tokenizer; name is the adapter key."""
-    save = getattr(adapter, "save", None)
-    if save is not None:
-        save(folder, name)
 
 
 def file_of_adapter(folder: Path, name: str, suffix: str) -> Path:
@@ -423,9 +430,26 @@ def file_of_adapter(folder: Path, name: str, suffix: str) -> Path:
     return folder / f"{stem}.{suffix}"
 
 
-def load_adapter(adapter: Adapter, folder: Path, name: str) -> None:
-    """Load the files that `save_adapter` wrote."""
-    # Before the weights, because a tokenizer determines the shape of the embedding.
-    load = getattr(adapter, "load", None)
-    if load is not None:
-        load(folder, name)
+# Each of thousands of columns asks for its own line.
+@functools.lru_cache(maxsize=1)
+def _read_states(path: Path, modified: int, size: int) -> dict[str, Any]:
+    states: dict[str, Any] = {}
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            states.update(json.loads(line))
+    return states
+
+
+def _check_members(cls: type, base: type) -> None:
+    """Refuse a class with a public member that is nearly one of the base class."""
+    known = [name for name in (*vars(base), *base.__annotations__) if not name.startswith("_")]
+    for name in vars(cls):
+        if name.startswith("_") or hasattr(base, name) or name in known:
+            continue
+        similar = difflib.get_close_matches(name, known, 1, SIMILAR)
+        # A name such as `use_vocabulary` contains the whole name of a member.
+        if similar and similar[0] not in name.replace("_", " ").split():
+            raise TypeError(
+                f"{cls.__name__}.{name} is not a member of {base.__name__}; did you mean "
+                f"{similar[0]}? Otherwise choose a less similar name"
+            )

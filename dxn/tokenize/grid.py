@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
-
-MASKED = "masked"  # key of samples and batches: True at the columns to predict
 
 
 @dataclass(frozen=True)
@@ -103,24 +101,6 @@ def patch_boxes(grid: PatchGrid, frame: Tensor, sizes: Tensor, mask: Tensor) -> 
     return box.masked_fill(~mask.flatten(1)[..., None], torch.nan)
 
 
-def collate_grids(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """Collate the keys that a masking adds to samples. Without a masking, return an empty dict.
-
-    Returns:
-        masked (B, N) bool and hidden (B, ...) bool, padded with False; masked_target (M, ...) and
-        masked_valid (M, ...), concatenated over the M masked columns of all samples.
-    """
-    batch: dict[str, Tensor] = {}
-    if MASKED in samples[0]:
-        batch[MASKED] = _pad_bool([sample[MASKED] for sample in samples]).flatten(1)
-        batch["masked_target"] = torch.cat([sample["masked_target"] for sample in samples])
-    if "masked_valid" in samples[0]:
-        batch["masked_valid"] = torch.cat([sample["masked_valid"] for sample in samples])
-    if "hidden" in samples[0]:
-        batch["hidden"] = _pad_bool([sample["hidden"] for sample in samples])
-    return batch
-
-
 def as_pair(size: int | Sequence[int], *, name: str, axes: str) -> tuple[int, int]:
     """Convert one number, or a pair of numbers, to a pair.
 
@@ -136,14 +116,3 @@ def as_pair(size: int | Sequence[int], *, name: str, axes: str) -> tuple[int, in
     if len(pair) != 2 or min(pair) < 1:
         raise ValueError(f"{name} must be one positive number or [{axes}], got {size}")
     return pair
-
-
-def _pad_bool(grids: Sequence[Tensor]) -> Tensor:
-    """Stack grids with the same number of axes and any size, padded with False at the end."""
-    shapes = [grid.shape for grid in grids]
-    shape = [max(lengths) for lengths in zip(*shapes, strict=True)]
-    padded = torch.zeros(len(grids), *shape, dtype=torch.bool)
-    for row, grid in zip(padded, grids, strict=True):
-        # Not pad_sequence, which pads only the first axis: grids differ along all axes.
-        row[tuple(slice(n) for n in grid.shape)] = grid
-    return padded

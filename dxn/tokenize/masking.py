@@ -14,11 +14,12 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
+from dxn.tokenize.base import Masking
 from dxn.tokenize.grid import PatchGrid
 
 
 @dataclass(frozen=True)
-class TextMasking:
+class TextMasking(Masking):
     """Masks tokens as in BERT (arXiv:1810.04805, section 3.1).
 
     Of the tokens to predict, 80% are replaced by the mask token, 10% are replaced by a random
@@ -40,7 +41,6 @@ class TextMasking:
     num_copies: int = 1
 
     num_outputs = None
-    is_classification = True
 
     def __call__(self, sample: Mapping[str, Tensor], rand: random.Random) -> dict[str, Tensor]:
         """Return the sample with masked ids, masked (n,) or (num_copies, n), and masked_target.
@@ -78,7 +78,7 @@ class TextMasking:
 
 
 @dataclass(frozen=True)
-class ImageMasking:
+class ImageMasking(Masking):
     """Hides patches at random and predicts their normalized pixels (arXiv:2111.06377, section 4).
 
     Args:
@@ -92,8 +92,6 @@ class ImageMasking:
     grid: PatchGrid
     mean: Tensor
     std: Tensor
-
-    is_classification = False
 
     @property
     def num_outputs(self) -> int:
@@ -130,7 +128,7 @@ class ImageMasking:
 
 
 @dataclass(frozen=True)
-class AudioMasking:
+class AudioMasking(Masking):
     """Hides runs of consecutive columns and predicts their features.
 
     A single hidden frame would be easy to predict, because neighboring frames are similar. With
@@ -153,8 +151,6 @@ class AudioMasking:
     mean: Tensor
     std: Tensor
     stem_pads_end: bool = False
-
-    is_classification = False
 
     @property
     def num_outputs(self) -> int:

@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dxn.tokenize.base import BadMedia
 from dxn.tokenize.spaced import evenly_spaced
 
 IMAGE_SUFFIXES = (
@@ -35,8 +36,8 @@ ADTS = (b"\xff\xf1", b"\xff\xf9")
 MP4_PARTS = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 AUDIO_BRANDS = (b"M4A ", b"M4B ")  # kinds of MP4 files without pictures
 AVIF_BRANDS = (b"avif", b"avis")  # pictures in the same container
-# Score of `accepts` for a file whose sound track is read. An adapter that reads the pictures of the
-# file has a score of 1, so it is preferred.
+# Score of a file whose sound track is read. The reader of its pictures has a score of 1, so that it
+# is preferred.
 SOUND_TRACK_SCORE = 0.5
 # A URL in a table may have been joined to a folder as if it were a path, which removes one slash.
 URL = re.compile(r"(^|/)https?:/", re.IGNORECASE)
@@ -49,10 +50,6 @@ BASE64_SIGNATURES = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "ZkxhQ", "T2dnU",
 # Characters that contain the signature of a file, a multiple of 4.
 MAX_HEADER = 64
 MAX_INSPECTED = 2000  # values are enough to recognize the modality of a column
-
-
-class BadMedia(ValueError):
-    """An image, clip or text is invalid or exceeds a limit. The message is the reason."""
 
 
 def embedded_file(text: str, num_chars: int | None = None) -> bytes | None:

@@ -138,7 +138,7 @@ def shown_inputs(
     shown: dict[str, Shown] = {}
     for name, raw in raws.items():
         if raw is not None and name in adapters:
-            prepare = adapters[name].prepare
+            prepare = adapters[name].tokenizer
             source = (sources or {}).get(name)
             shown[name] = Shown(prepare.modality, raw, prepare, adapters[name], source, name)
     return shown

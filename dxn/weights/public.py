@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.models import module_key, shared_name
-from dxn.tokenize.base import ADAPTERS, Adapter, VocabularyAdapter
+from dxn.tokenize.base import ADAPTERS, Adapter
 from dxn.weights.checkpoint import Checkpoint, refuse_non_finite
 from dxn.weights.family import Architecture, Family, TensorMap, TensorSource
 from dxn.weights.own import reorder_inputs
@@ -141,7 +141,7 @@ class PublicModel:
         """
         for key, adapter in adapters.items():
             is_in_checkpoint = self.adapter_key(key, adapter.modality) is not None
-            if not is_in_checkpoint or not isinstance(adapter, VocabularyAdapter):
+            if not is_in_checkpoint or not adapter.has_vocabulary:
                 continue
             # Without the tokenizer, the tokens of the rows of the embedding are unknown.
             tokenizer = self.checkpoint.tokenizer()
@@ -150,7 +150,7 @@ class PublicModel:
                     f"weights: {self.checkpoint.source}: no tokenizer in the folder of the "
                     "weights; add tokenizer.json, vocab.txt, or vocab.json and merges.txt"
                 )
-            adapter.use_tokenizer(tokenizer)
+            adapter.use_vocabulary(tokenizer)
 
     @torch.no_grad()
     def fill(
@@ -303,7 +303,7 @@ class _AdapterNames:
 
     def __init__(self, public: PublicModel, model: nn.Module):
         adapters: Any = model.get_submodule("adapters")
-        self.vocabulary = {key for key, a in adapters.items() if isinstance(a, VocabularyAdapter)}
+        self.vocabulary = {key for key, a in adapters.items() if a.has_vocabulary}
         self.known = public.tensor_map
         self.sources = {
             key: public.adapter_key(key, adapter.modality) for key, adapter in adapters.items()

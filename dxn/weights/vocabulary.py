@@ -18,7 +18,7 @@ from dxn.config.schema import Strict, validated
 from dxn.core.errors import UserError
 from dxn.core.tokenizer_check import MAX_BYTES
 from dxn.core.untrusted import check_file, read_text
-from dxn.tokenize.text.tokenizer import load_tokenizer
+from dxn.tokenize.text.vocabulary import load_tokenizer
 from dxn.weights.files import read_json
 
 # Special tokens of BERT.

@@ -29,7 +29,7 @@ def test_tags_of_a_cell_have_a_token_each(separator, tmp_path, capsys):
     model = run_of(tmp_path, combinations(separator), "adapters=[category,number]")
     note = f"note: cell: read as several values separated by {separator.strip()!r}"
     assert capsys.readouterr().out.count(note) == 1
-    assert sorted(model.adapters["cell"].prepare.values) == sorted(GENRES)
+    assert sorted(model.adapters["cell"].tokenizer.choices) == sorted(GENRES)
     tokens = model.tokens(cell=separator.join(["Drama", "Horror", "Comedy"]))
     assert int(tokens.mask.sum()) == 3
 
@@ -40,7 +40,7 @@ def test_cells_of_many_tags_are_not_too_long(tmp_path):
     cells = ["|".join(rand.sample(tags, rand.choice([1, 3, 25]))) for _ in range(200)]
     assert max(map(len, cells)) > 400
     model = run_of(tmp_path, cells)
-    assert sorted(model.adapters["cell"].prepare.values) == sorted(tags)
+    assert sorted(model.adapters["cell"].tokenizer.choices) == sorted(tags)
 
 
 @pytest.mark.parametrize(
@@ -53,7 +53,7 @@ def test_cells_of_many_tags_are_not_too_long(tmp_path):
 )
 def test_values_with_a_separator_stay_one_value(values, tmp_path):
     model = run_of(tmp_path, values * 20, "adapters=[category,number]")
-    assert sorted(model.adapters["cell"].prepare.values) == sorted(values)
+    assert sorted(model.adapters["cell"].tokenizer.choices) == sorted(values)
 
 
 def test_the_baseline_learns_from_single_tags(tmp_path):
@@ -79,7 +79,7 @@ def test_the_exported_program_reads_the_tags(format, tmp_path):
 
 def test_a_country_called_na_is_a_value(tmp_path, capsys):
     model = run_of(tmp_path, ["DE", "FR", "NA", "JP"] * 15, "adapters=[category,number]")
-    assert "NA" in model.adapters["cell"].prepare.values
+    assert "NA" in model.adapters["cell"].tokenizer.choices
     assert "note: cell: NA: read as a code" in capsys.readouterr().out
     answers = [model.predict(cell=value)["probabilities"] for value in ("NA", "DE")]
     assert answers[0] != answers[1]
@@ -90,4 +90,4 @@ def test_other_cells_without_a_value_are_counted_and_explained(word, tmp_path, c
     model = run_of(tmp_path, ["small", "large", word, "medium"] * 15, "adapters=[category,number]")
     output = capsys.readouterr().out
     assert f"note: cell: 15 cells such as {word!r} are read as missing" in output
-    assert word not in model.adapters["cell"].prepare.values
+    assert word not in model.adapters["cell"].tokenizer.choices

@@ -16,6 +16,7 @@ from dxn.data.raws import CacheBudget
 from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
 from dxn.tokenize import ImageAdapter
+from dxn.tokenize.image.reader import ImageReader
 
 
 def png(seed, size=9):
@@ -80,39 +81,37 @@ def test_a_class_folder_can_be_a_link_inside_of_the_data(tmp_path, capsys):
 
 
 def test_the_pixels_of_damaged_pictures_are_not_kept():
-    class Counting:
+    class Counting(ImageReader):
         """Counts the pictures that are in memory when the last file is read."""
 
-        modality, reads_files = "image", True
         count = 0
-        prepare = ImageAdapter(8).prepare
 
-        def read(self, source: bytes) -> Tensor:
-            if source == b"last":
+        def read(self, cell: bytes) -> Tensor:
+            if cell == b"last":
                 gc.collect()
                 kept = [x for x in gc.get_objects() if isinstance(x, Image.Image)]
                 self.count = len(kept)
-                source = png(0)
-            return self.prepare.read(source)
+                cell = png(0)
+            return super().read(cell)
 
-    prepare = Counting()
+    tokenizer = ImageAdapter(8).tokenizer
+    tokenizer.reader = reader = Counting()
     files = [png(i, 300)[:-40_000] for i in range(40)]
     rows = Rows({"image": [*files, b"last"]}, [str(i) for i in range(41)])
-    opened = open_rows(rows, {"image": prepare}, on_bad="skip")  # pyright: ignore
+    opened = open_rows(rows, {"image": tokenizer}, on_bad="skip")
     assert len(opened) == 1 and len(opened.bad) == 40
-    assert prepare.count < 20
+    assert reader.count < 20
 
 
 def test_a_slow_file_does_not_let_all_others_be_read_meanwhile():
-    class Slow:
+    class Slow(ImageReader):
         """Reads the last file only if few others were read while the first one was."""
 
-        modality, reads_files = "image", True
         num_read = most = 0
 
-        def read(self, source: bytes) -> Tensor:
+        def read(self, cell: bytes) -> Tensor:
             self.num_read += 1
-            if source == b"first":
+            if cell == b"first":
                 while self.num_read < 8:  # others are read meanwhile
                     pass
                 for _ in range(1000):
@@ -120,11 +119,12 @@ def test_a_slow_file_does_not_let_all_others_be_read_meanwhile():
                 self.most = self.num_read
             return torch.zeros(1)
 
-    prepare = Slow()
+    tokenizer = ImageAdapter(8).tokenizer
+    tokenizer.reader = reader = Slow()
     files = [b"first", *(str(i).encode() for i in range(500))]
     rows = Rows({"image": files}, [str(i) for i in range(501)])
-    open_rows(rows, {"image": prepare})  # pyright: ignore[reportArgumentType]
-    assert prepare.num_read == 501 and prepare.most < 40
+    open_rows(rows, {"image": tokenizer})
+    assert reader.num_read == 501 and reader.most < 40
 
 
 def test_a_file_that_two_inputs_read_counts_once():

@@ -127,8 +127,8 @@ def encoded(image, kind, **options):
 
 
 def read(source, channels=3):
-    prepare = ImageAdapter(8, image_size=None, in_channels=channels).prepare
-    return prepare.read(source)
+    prepare = ImageAdapter(8, image_size=None, in_channels=channels).tokenizer
+    return prepare.reader.read(source)
 
 
 @pytest.mark.parametrize("suffix", ["tif", "tiff", "TIF", "avif", "ppm", "jfif"])

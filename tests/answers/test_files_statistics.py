@@ -82,8 +82,8 @@ def test_the_mean_of_sounds_is_that_of_all_classes(tmp_path):
 def test_the_mean_of_series_is_that_of_all_classes_also_of_large_values():
     values = [1e6 + 1000 * (i >= 10_000) for i in range(12_500)]
     adapter = SeriesAdapter(8).fit([torch.full((2, 1), value) for value in values])
-    assert adapter.prepare.mean[0] == pytest.approx(1e6 + 200, abs=20)
-    assert adapter.prepare.std[0] == pytest.approx(400, abs=20)
+    assert adapter.tokenizer.mean[0] == pytest.approx(1e6 + 200, abs=20)
+    assert adapter.tokenizer.std[0] == pytest.approx(400, abs=20)
 
 
 def test_the_options_chosen_from_the_data_see_all_classes(tmp_path, capsys):
@@ -141,7 +141,7 @@ def test_a_long_sound_counts_more_for_the_sample_rate_than_a_short_one(tmp_path,
 
 def pictures_of(adapter, sizes):
     raws = [torch.full((3, *size), 9, dtype=torch.uint8) for size in sizes]
-    return adapter.prepare.collate([adapter.prepare(raw) for raw in raws])
+    return adapter.tokenizer.collate([adapter.tokenizer(raw) for raw in raws])
 
 
 def test_half_of_the_patches_are_dropped_from_pictures_of_any_size():
@@ -173,5 +173,5 @@ def test_a_zoomed_picture_has_the_interpolation_that_was_chosen():
     for name in ("bilinear", "bicubic"):
         resize = ResizeOptions(interpolation=name)
         adapter = ImageAdapter(8, image_size=16, resize=resize, augment=ImageAugment(zoom=0.5))
-        results.append(adapter.prepare(picture, random.Random(1))["pixels"])
+        results.append(adapter.tokenizer(picture, random.Random(1))["pixels"])
     assert not results[0].equal(results[1])

@@ -18,7 +18,7 @@ def table_of(path, texts):
 def vector_of_a_new_word(folder):
     """The embedding of the token that a new word becomes."""
     adapter = dxn.load(folder).adapters["text"]
-    (token,) = adapter.prepare("zyzzyva")["ids"].tolist()
+    (token,) = adapter.tokenizer("zyzzyva")["ids"].tolist()
     return adapter.embedding.weight[token].detach()
 
 
@@ -38,4 +38,4 @@ def test_the_words_of_a_table_of_few_texts_are_kept(tmp_path):
     texts = [f"w{i} v{i}" for i in range(40)]
     train(tmp_path / "run", table_of(tmp_path / "texts.csv", texts), *OPTIONS, "trainer.epochs=1")
     adapter = dxn.load(tmp_path / "run").adapters["text"]
-    assert sum(f"w{i}" in adapter.prepare.tokenizer.get_vocab() for i in range(40)) >= 30
+    assert sum(f"w{i}" in adapter.tokenizer.vocabulary.get_vocab() for i in range(40)) >= 30

@@ -68,7 +68,7 @@ def test_positions_are_interpolated_once_for_an_image_of_any_size(trained, shape
     image = picture(*shape)
     found = model.predict(image=image)["probabilities"]
     adapter = model.model.adapter("image")
-    pixels = model.model.adapter("image").prepare.read(image)[None] / 255
+    pixels = model.model.adapter("image").tokenizer.reader.read(image)[None] / 255
     pixels = (pixels - adapter.mean[:, None, None]) / adapter.std[:, None, None]
     options = {"interpolate_pos_encoding": True} if "ViT (trans" in trained.name else {}
     with torch.inference_mode():
@@ -105,8 +105,8 @@ def test_a_sound_that_is_cut_has_the_first_positions(tmp_path):
         read_public(str(tmp_path)).fill(model)
         models.append(model)
     full, cut = models
-    batch = full.adapter("audio").prepare.collate(
-        [full.adapter("audio").prepare(torch.randn(8000)) for _ in range(2)]
+    batch = full.adapter("audio").tokenizer.collate(
+        [full.adapter("audio").tokenizer(torch.randn(8000)) for _ in range(2)]
     )
     batch = {"audio": {**batch, "rows": torch.arange(2)}, "#size": 2}
     with torch.inference_mode():

@@ -88,8 +88,8 @@ def test_an_adapter_is_fitted_to_what_it_reads(tmp_path):
     assert image.mean.tolist() == pytest.approx([0.2] * 3)
     assert AudioAdapter(dim=16, sample_rate=8000).fit([str(sound)]).std.max() < 10
     categories = CategoryAdapter(dim=16).fit(["red", "blue", "red"])
-    assert len(categories.prepare.values) == 2
-    assert NumberAdapter(dim=16).fit(["1,000", "3,000"]).prepare.center == 2000
-    assert DateAdapter(dim=16).fit(["2024-01-01", "2024-01-03"]).prepare.scale == 1
+    assert len(categories.tokenizer.choices) == 2
+    assert NumberAdapter(dim=16).fit(["1,000", "3,000"]).tokenizer.center == 2000
+    assert DateAdapter(dim=16).fit(["2024-01-01", "2024-01-03"]).tokenizer.scale == 1
     assert SeriesAdapter(dim=16).fit([[1.0, 2.0, 3.0]]).tokens([[4.0, 5.0]]).x.shape[0] == 1
     assert TextAdapter(dim=16).fit(["a film"]).tokens(["a film"]).x.shape[0] == 1

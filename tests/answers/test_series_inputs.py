@@ -36,7 +36,7 @@ def table(tmp_path_factory):
 def test_series_with_other_channels_have_adapters_of_their_own(table, tmp_path):
     train(tmp_path / "run", str(table), "target=label", *OPTIONS)
     model = dxn.load(tmp_path / "run")
-    channels = {name: a.prepare.num_channels for name, a in model.adapters.items()}
+    channels = {name: a.tokenizer.reader.num_channels for name, a in model.adapters.items()}
     assert channels == {"pulse": 1, "motion": 3, "heat": 1, "turns": 3}
     assert model.adapters["pulse"] is model.adapters["heat"]
     answer = model.predict(pulse=series(1, 12, 1), motion=series(1, 9, 3))

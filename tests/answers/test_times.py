@@ -7,7 +7,7 @@ import pytest
 
 from dxn.data import table
 from dxn.data.series.layouts import Long
-from dxn.tokenize import SeriesAdapter
+from dxn.tokenize.series.reader import SeriesReader
 from tests.helpers.newcomer import printed, write_csv
 
 UTC = datetime.UTC
@@ -64,7 +64,7 @@ def read_long(folder, times, **options):
     source = table(
         folder / "t.csv",
         long=Long("id", "when", "x", **options),
-        preprocessors={"series": SeriesAdapter(dim=8).prepare},
+        readers={"series": SeriesReader()},
         series="values",
         fractions=[1.0],
     )

@@ -23,7 +23,7 @@ def test_each_column_writes_and_reads_its_own_state_once(tmp_path, monkeypatch):
     for i in range(COLUMNS):
         adapter = NumberAdapter(dim=4)
         adapter.load(tmp_path, f"c{i}")
-        centers.append(adapter.prepare.center)
+        centers.append(adapter.tokenizer.center)
     assert centers == [i + 1.0 for i in range(COLUMNS)]
     assert len(parsed) == COLUMNS
 
@@ -33,7 +33,7 @@ def test_the_last_state_of_a_column_counts_and_a_missing_one_is_named(tmp_path):
         NumberAdapter(dim=4).fit([center - 1, center + 1]).save(tmp_path, 'a "b"\n')
         adapter = NumberAdapter(dim=4)
         adapter.load(tmp_path, 'a "b"\n')
-        assert adapter.prepare.center == center
+        assert adapter.tokenizer.center == center
     with pytest.raises(UserError, match="no valid state of the input 'other'"):
         NumberAdapter(dim=4).load(tmp_path, "other")
 

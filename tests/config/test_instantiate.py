@@ -193,7 +193,7 @@ REFUSED = [
     "dxn.models.attention.torch.load",
     "dxn.models.torch.hub.load",
     "dxn.tokenize.media.io.open",
-    "dxn.tokenize.image.file.threading.Thread",
+    "dxn.tokenize.image.reader.threading.Thread",
     "dxn.tokenize.media.Path",
     "dxn.models./tmp/x.Y",
     "dxn.models...os.system",

@@ -28,9 +28,9 @@ def preprocessors():
     spectrogram = SpectrogramOptions(n_mels=5, max_seconds=2.0)
     audio = AudioAdapter(8, sample_rate=SMALL_RATE, spectrogram=spectrogram)
     return {
-        "text": text.prepare,
-        "image": ImageAdapter(8, image_size=None, patch_size=2).prepare,
-        "audio": audio.prepare,
+        "text": text.tokenizer,
+        "image": ImageAdapter(8, image_size=None, patch_size=2).tokenizer,
+        "audio": audio.tokenizer,
     }
 
 
@@ -160,7 +160,7 @@ def test_truncated_texts_are_counted():
         train={"text": [*TRUNCATED, None], "target": ["a"] * 4},
         test={"text": ["one two"], "target": ["a"]},
     )
-    lines = report_of(source, {"text": adapter.prepare}).lines()
+    lines = report_of(source, {"text": adapter.tokenizer}).lines()
     # 4 of 5 and 4 of 8 tokens are read.
     line = "  text: 2 of 3 samples are truncated to 4 tokens "
     line += "(median: 65% of a truncated sample is kept)"
@@ -171,24 +171,24 @@ def test_truncated_texts_are_counted():
 def test_adapters_can_be_fitted_on_what_was_opened():
     adapter = text_adapter()
     source = source_of(train={"text": TRUNCATED, "target": ["a"] * 3})
-    assert "truncated" not in " ".join(report_of(source, {"text": adapter.prepare}).lines())
+    assert "truncated" not in " ".join(report_of(source, {"text": adapter.tokenizer}).lines())
 
     def fit(splits):
         adapter.fit(splits["train"].raws["text"])
 
-    report = report_of(source, {"text": adapter.prepare}, fit=fit)
+    report = report_of(source, {"text": adapter.tokenizer}, fit=fit)
     assert report.truncations["train"]["text"].count == 2
 
 
 def test_truncation_is_counted_for_opened_rows_too():
     adapter = text_adapter().fit(TRUNCATED)
     rows = source_of(train={"text": TRUNCATED}).splits["train"]
-    opened = open_rows(rows, {"text": adapter.prepare})
-    truncation = count_truncated(opened, {"text": adapter.prepare})["text"]
+    opened = open_rows(rows, {"text": adapter.tokenizer})
+    truncation = count_truncated(opened, {"text": adapter.tokenizer})["text"]
     assert (truncation.count, truncation.total, truncation.max_len) == (2, 3, 4)
     assert truncation.median_read == pytest.approx((4 / 5 + 4 / 8) / 2)
     longer = text_adapter(max_len=8).fit(TRUNCATED)
-    assert count_truncated(opened, {"text": longer.prepare}) == {}
+    assert count_truncated(opened, {"text": longer.tokenizer}) == {}
 
 
 # Duplicates

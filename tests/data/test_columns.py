@@ -1,4 +1,4 @@
-"""What a column means: the preprocessors decide, the user overrides, and everything is noted."""
+"""What a column means: the readers decide, the user overrides, and everything is noted."""
 
 import random
 from pathlib import Path
@@ -19,7 +19,7 @@ WORDS = [["two", "words"], ["one"], ["a", "b"], ["c"], ["d"]]
 
 
 @pytest.fixture(scope="module")
-def preprocessors():
+def readers():
     return by_modality()
 
 
@@ -45,12 +45,12 @@ SHOP = table_of(
 )
 
 
-def choose(table, preprocessors, *, target=None, split=None, new_groups=(), **named):
+def choose(table, readers, *, target=None, split=None, new_groups=(), **named):
     """The chosen columns and the notes."""
     notes = []
     columns = choose_columns(
         table,
-        preprocessors,
+        readers,
         named=named,
         target=target,
         excluded=[split],
@@ -84,24 +84,24 @@ def columns_of(columns):
         ([], None),
     ],
 )
-def test_a_column_goes_to_the_preprocessor_that_accepts_it(preprocessors, values, modality):
-    assert infer_modality(values, preprocessors) == modality
+def test_a_column_goes_to_the_preprocessor_that_accepts_it(readers, values, modality):
+    assert infer_modality(values, readers) == modality
 
 
-def test_names_of_files_are_not_texts_where_no_adapter_reads_the_files(preprocessors):
-    only_text = {"text": preprocessors["text"]}
+def test_names_of_files_are_not_texts_where_no_adapter_reads_the_files(readers):
+    only_text = {"text": readers["text"]}
     assert infer_modality(photos("front"), only_text) is None
     assert infer_modality(["visit us", "see www.example.com", "bye now"], only_text) == "text"
 
 
-def test_a_modality_of_the_user_takes_part(preprocessors):
-    columns, notes = choose(SHOP, {**preprocessors, "number": Numbers()})
+def test_a_modality_of_the_user_takes_part(readers):
+    columns, notes = choose(SHOP, {**readers, "number": Numbers()})
     assert columns_of(columns)["price"] == ("number", "price")
     assert not any("not used" in note for note in notes)
 
 
-def test_four_photos_two_texts_and_a_sound_need_no_names(preprocessors):
-    columns, notes = choose(SHOP, preprocessors)
+def test_four_photos_two_texts_and_a_sound_need_no_names(readers):
+    columns, notes = choose(SHOP, readers)
     assert columns_of(columns) == {
         "title": ("text", "title"),
         "description": ("text", "description"),
@@ -118,17 +118,17 @@ def test_four_photos_two_texts_and_a_sound_need_no_names(preprocessors):
     ]
 
 
-def test_the_only_column_of_a_modality_has_its_own_name(preprocessors):
+def test_the_only_column_of_a_modality_has_its_own_name(readers):
     table = table_of(words=REVIEWS, photo=photos("x"), label=list("abaab"))
-    columns, _ = choose(table, preprocessors)
+    columns, _ = choose(table, readers)
     assert columns_of(columns) == {"words": ("text", "words"), "photo": ("image", "photo")}
 
 
 # Named columns
 
 
-def test_naming_some_inputs_leaves_the_others_inferred(preprocessors):
-    columns, notes = choose(SHOP, preprocessors, text="title", image=["back", "front"])
+def test_naming_some_inputs_leaves_the_others_inferred(readers):
+    columns, notes = choose(SHOP, readers, text="title", image=["back", "front"])
     assert columns_of(columns) == {
         "title": ("text", "title"),
         "back": ("image", "back"),
@@ -141,9 +141,9 @@ def test_naming_some_inputs_leaves_the_others_inferred(preprocessors):
     )
 
 
-def test_null_means_inferred_and_an_empty_list_means_none(preprocessors):
-    inferred, _ = choose(SHOP, preprocessors, image=None)
-    without, notes = choose(SHOP, preprocessors, image=[])
+def test_null_means_inferred_and_an_empty_list_means_none(readers):
+    inferred, _ = choose(SHOP, readers, image=None)
+    without, notes = choose(SHOP, readers, image=[])
     assert list(inferred.inputs) == [
         *("title", "description", "front", "back", "left", "right", "sound")
     ]
@@ -152,15 +152,15 @@ def test_null_means_inferred_and_an_empty_list_means_none(preprocessors):
     assert f"not used: {unused}, price (numbers)" in notes
 
 
-def test_a_named_column_need_not_be_accepted(preprocessors):
-    columns, notes = choose(SHOP, preprocessors, text=["price"])
+def test_a_named_column_need_not_be_accepted(readers):
+    columns, notes = choose(SHOP, readers, text=["price"])
     assert columns_of(columns)["price"] == ("text", "price")
     assert not any("price" in note for note in notes)
 
 
-def test_the_column_of_the_splits_is_no_input(preprocessors):
+def test_the_column_of_the_splits_is_no_input(readers):
     table = table_of(words=REVIEWS, part=["b", "a", "c", "e", "d"], label=list("abaab"))
-    columns, notes = choose(table, preprocessors, split="part")
+    columns, notes = choose(table, readers, split="part")
     assert columns_of(columns) == {"words": ("text", "words")}
     assert not any("part" in note for note in notes)
 
@@ -194,13 +194,13 @@ def test_inputs_have_unique_names_in_the_order_of_their_modalities(columns, name
 # Cells
 
 
-def test_paths_are_relative_to_the_table_and_other_cells_stay(preprocessors):
+def test_paths_are_relative_to_the_table_and_other_cells_stay(readers):
     table = table_of(
         photo=["x.png", "../y.png", "/elsewhere/z.png", b"\x89PNG", None],
         words=[["a", "b"], [], "plain", 5, True],
     )
-    columns, _ = choose(table, preprocessors, image="photo", text="words", target=[])
-    rows = to_rows(table, columns, preprocessors)
+    columns, _ = choose(table, readers, image="photo", text="words", target=[])
+    rows = to_rows(table, columns, readers)
     folder = Path("data")
     assert rows.cells["photo"] == [
         str(folder / "x.png"),
@@ -213,32 +213,32 @@ def test_paths_are_relative_to_the_table_and_other_cells_stay(preprocessors):
     assert rows.origin[4] == "my.csv row 6"
 
 
-def test_a_single_target_column_stays_raw(preprocessors):
+def test_a_single_target_column_stays_raw(readers):
     table = table_of(words=REVIEWS, label=["1", 2.5, ["a"], None, "a|b"])
-    columns, _ = choose(table, preprocessors)
-    assert to_rows(table, columns, preprocessors).cells["target"] == ["1", 2.5, ["a"], None, "a|b"]
+    columns, _ = choose(table, readers)
+    assert to_rows(table, columns, readers).cells["target"] == ["1", 2.5, ["a"], None, "a|b"]
 
 
-def test_several_target_columns_are_values_by_column(preprocessors):
+def test_several_target_columns_are_values_by_column(readers):
     table = table_of(words=REVIEWS[:3], colour=["red", None, "blue"], size=["big", "small", None])
-    columns, _ = choose(table, preprocessors, target=["colour", "size"])
-    assert to_rows(table, columns, preprocessors).cells["target"] == [
+    columns, _ = choose(table, readers, target=["colour", "size"])
+    assert to_rows(table, columns, readers).cells["target"] == [
         {"colour": "red", "size": "big"},
         {"size": "small"},
         {"colour": "blue"},
     ]
 
 
-def test_without_a_target_the_columns_to_choose_from_are_noted(preprocessors):
+def test_without_a_target_the_columns_to_choose_from_are_noted(readers):
     table = table_of(words=REVIEWS, colour=["red", "red", "blue", "blue", "red"])
-    columns, notes = choose(table, preprocessors)
+    columns, notes = choose(table, readers)
     assert columns.target == []
-    assert "target" not in to_rows(table, columns, preprocessors).cells
+    assert "target" not in to_rows(table, columns, readers).cells
     assert "no target: none of the columns words, colour was chosen" in notes
 
 
-def test_an_empty_list_of_targets_means_none(preprocessors):
-    columns, notes = choose(SHOP, preprocessors, target=[])
+def test_an_empty_list_of_targets_means_none(readers):
+    columns, notes = choose(SHOP, readers, target=[])
     assert columns.target == []
     assert notes == ["not used: price (numbers), label (categories)"]
 
@@ -256,24 +256,24 @@ def test_an_empty_list_of_targets_means_none(preprocessors):
         ([f"{i}.pdf" for i in range(5)], "file names, which no adapter in use reads"),
     ],
 )
-def test_an_unused_column_is_noted_with_the_reason(preprocessors, values, reason):
-    _, notes = choose(table_of(words=REVIEWS, other=values, label=list("abaab")), preprocessors)
+def test_an_unused_column_is_noted_with_the_reason(readers, values, reason):
+    _, notes = choose(table_of(words=REVIEWS, other=values, label=list("abaab")), readers)
     assert f"not used: other ({reason})" in notes
 
 
-def test_texts_without_a_text_adapter_are_noted(preprocessors):
+def test_texts_without_a_text_adapter_are_noted(readers):
     table = table_of(words=REVIEWS, photo=photos("x"), label=list("abaab"))
-    _, notes = choose(table, {"image": preprocessors["image"]})
+    _, notes = choose(table, {"image": readers["image"]})
     assert "not used: words (texts, which no adapter in use reads)" in notes
 
 
-def test_identifiers_are_an_input_only_if_there_is_no_other(preprocessors):
+def test_identifiers_are_an_input_only_if_there_is_no_other(readers):
     codes = [f"SKU-{i}" for i in range(20)]
     texts = [f"a text with number {i}" for i in range(20)]
-    columns, notes = choose(table_of(sku=codes, words=texts, label=list("ab" * 10)), preprocessors)
+    columns, notes = choose(table_of(sku=codes, words=texts, label=list("ab" * 10)), readers)
     assert columns_of(columns) == {"words": ("text", "words")}
     assert "not used: sku (identifiers)" in notes
-    columns, _ = choose(table_of(sku=codes, label=list("ab" * 10)), preprocessors)
+    columns, _ = choose(table_of(sku=codes, label=list("ab" * 10)), readers)
     assert columns_of(columns) == {"sku": ("text", "sku")}
 
 
@@ -322,14 +322,14 @@ SMALL = table_of(text=REVIEWS, label=list("abaab"))
         ),
     ],
 )
-def test_columns_that_do_not_fit_are_explained(preprocessors, table, options, message):
+def test_columns_that_do_not_fit_are_explained(readers, table, options, message):
     with pytest.raises(UserError) as caught:
-        choose(table, preprocessors, **options)
+        choose(table, readers, **options)
     assert str(caught.value) == message
 
 
-def test_an_unknown_modality_that_is_null_is_ignored(preprocessors):
-    columns, _ = choose(SMALL, {"text": preprocessors["text"]}, image=None)
+def test_an_unknown_modality_that_is_null_is_ignored(readers):
+    columns, _ = choose(SMALL, {"text": readers["text"]}, image=None)
     assert columns.inputs == {"text": InputSpec("text", "text")}
 
 
@@ -337,9 +337,9 @@ def test_an_unknown_modality_that_is_null_is_ignored(preprocessors):
 
 
 @pytest.fixture(scope="module")
-def cells(preprocessors):
-    adapters = (NumberAdapter(8), CategoryAdapter(8), DateAdapter(8))
-    return {**preprocessors, **{adapter.modality: adapter.prepare for adapter in adapters}}
+def cells(readers):
+    adapters = (NumberAdapter, CategoryAdapter, DateAdapter)
+    return {**readers, **{adapter.modality: adapter.reader() for adapter in adapters}}
 
 
 def shop(count=120, **more):
@@ -494,8 +494,8 @@ def test_a_wrong_exclusion_is_explained(cells, options, message):
     assert str(caught.value).startswith(message)
 
 
-def test_a_path_that_says_that_there_is_none_is_missing(preprocessors):
+def test_a_path_that_says_that_there_is_none_is_missing(readers):
     table = table_of(photo=["x.png", "N/A", "-", None], label=list("abab"))
-    columns, _ = choose(table, preprocessors, image="photo")
-    cells = to_rows(table, columns, preprocessors).cells["photo"]
+    columns, _ = choose(table, readers, image="photo")
+    cells = to_rows(table, columns, readers).cells["photo"]
     assert cells == [str(Path("data/x.png")), None, None, None]

@@ -13,7 +13,8 @@ from dxn.data.reading import survey_rows
 from dxn.data.sources.confine import OutsidePath, confined
 from dxn.tokenize import ImageAdapter
 
-PREPROCESSORS = {"image": ImageAdapter(dim=8, image_size=8, patch_size=4).prepare}
+TOKENIZERS = {"image": ImageAdapter(dim=8, image_size=8, patch_size=4).tokenizer}
+READERS = {"image": TOKENIZERS["image"].reader}
 LEADS = "leads out of the data folder .* set data.confine=false"
 
 
@@ -34,9 +35,9 @@ def data(tmp_path):
 def problems(data, cell, **options):
     rows = [{"image": "a/1.png", "label": "x"}, {"image": cell, "label": "y"}]
     path = write_table(data / "t.jsonl", rows)
-    source = table(path, preprocessors=PREPROCESSORS, fractions=None, image="image", **options)
+    source = table(path, readers=READERS, fractions=None, image="image", **options)
     (rows,) = source.splits.values()
-    return [str(fault) for fault in survey_rows(rows, PREPROCESSORS).bad]
+    return [str(fault) for fault in survey_rows(rows, TOKENIZERS).bad]
 
 
 @pytest.mark.parametrize(
@@ -67,20 +68,20 @@ def test_a_pipe_is_not_waited_for(data):
     os.mkfifo(data / "pipe.csv")
     assert "file not found" in problems(data, "pipe.png")[0]
     with pytest.raises(UserError, match="must be a regular file"):
-        table(str(data / "pipe.csv"), preprocessors=PREPROCESSORS)
+        table(str(data / "pipe.csv"), readers=READERS)
 
 
 def test_a_link_out_of_a_folder_of_classes_is_a_bad_file(data):
     for name in ("link.png", "inside.png"):
         (data / name).rename(data / "a" / name)
     (data / "out").unlink()
-    source = folder(str(data), preprocessors=PREPROCESSORS, fractions=None)
+    source = folder(str(data), readers=READERS, fractions=None)
     (rows,) = source.splits.values()
     with pytest.raises(UserError, match=f"a/link.png: .*{LEADS}"):
-        open_rows(rows, PREPROCESSORS)
-    allowed = folder(str(data), preprocessors=PREPROCESSORS, fractions=None, confine=False)
+        open_rows(rows, TOKENIZERS)
+    allowed = folder(str(data), readers=READERS, fractions=None, confine=False)
     (rows,) = allowed.splits.values()
-    assert len(open_rows(rows, PREPROCESSORS)) == 4
+    assert len(open_rows(rows, TOKENIZERS)) == 4
 
 
 def test_a_table_and_a_text_of_a_folder_cannot_be_links_out_of_it(data):
@@ -88,14 +89,14 @@ def test_a_table_and_a_text_of_a_folder_cannot_be_links_out_of_it(data):
     write_table(outside, [{"image": "a/1.png", "label": "x"}])
     (data / "t.csv").symlink_to(outside)
     with pytest.raises(UserError, match=f"t.csv: {LEADS}"):
-        table(str(data), preprocessors=PREPROCESSORS)
+        table(str(data), readers=READERS)
     # The user named this file himself.
-    assert table(str(data / "t.csv"), preprocessors=PREPROCESSORS, image="image")
+    assert table(str(data / "t.csv"), readers=READERS, image="image")
     (data.parent / "outside.txt").write_text("a few words\n" * 9)
     (data / "t.txt").symlink_to(data.parent / "outside.txt")
     with pytest.raises(UserError, match=f"t.txt: {LEADS}"):
-        text_files(str(data), preprocessors=by_modality())
-    assert text_files(str(data), preprocessors=by_modality(), confine=False)
+        text_files(str(data), readers=by_modality())
+    assert text_files(str(data), readers=by_modality(), confine=False)
 
 
 def test_a_folder_with_the_same_start_is_outside():

@@ -12,6 +12,7 @@ from helpers.data import by_modality, sizes
 from dxn.core.errors import UserError
 from dxn.data import InputSpec
 from dxn.data import folder as read_folder
+from dxn.tokenize import Reader
 
 # The contents are not decoded here; that is the work of open_rows.
 CATS = {f"cat/{i:02}.png": f"cat {i}".encode() for i in range(11)}
@@ -19,8 +20,8 @@ DOGS = {f"dog/{i:02}.JPG": f"dog {i}".encode() for i in range(7)}
 PETS = {**CATS, **DOGS}
 
 
-def folder(path, *, preprocessors=None, **options):
-    return read_folder(path, preprocessors=preprocessors or by_modality(), **options)
+def folder(path, *, readers=None, **options):
+    return read_folder(path, readers=readers or by_modality(), **options)
 
 
 def unpacked(place: Path, files: dict[str, bytes]) -> str:
@@ -70,16 +71,16 @@ def test_the_preprocessors_decide_what_the_files_are(tmp_path):
 
 
 def test_a_modality_of_the_user_can_be_in_folders(tmp_path):
-    class Scans:
+    class Scans(Reader):
         modality = "scan"
-        reads_files = True
+        files = True
 
-        def accepts(self, values):
-            return sum(str(value).endswith(".dcm") for value in values) / len(values)
+        def score(self, cells):
+            return sum(str(cell).endswith(".dcm") for cell in cells) / len(cells)
 
     files = {"ill/a.dcm": b"1", "well/b.dcm": b"2", "well/readme.txt": b""}
-    preprocessors = {**by_modality(), "scan": Scans()}
-    source = folder(unpacked(tmp_path, files), preprocessors=preprocessors)
+    readers = {**by_modality(), "scan": Scans()}
+    source = folder(unpacked(tmp_path, files), readers=readers)
     assert source.inputs == {"scan": InputSpec("files", "scan")}
     assert len(classes(source)) == 2
 

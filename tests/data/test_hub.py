@@ -16,8 +16,8 @@ from PIL import Image
 from dxn.core.errors import UserError
 from dxn.data import hub as read_hub
 from dxn.tasks import infer_task
-from dxn.tokenize.audio.file import read_audio
-from dxn.tokenize.image.file import read_image
+from dxn.tokenize.audio.reader import read_audio
+from dxn.tokenize.image.reader import read_image
 
 TEXTS = [f"text of number {i}" for i in range(11)]
 
@@ -40,7 +40,7 @@ def home(tmp_path):
 
 
 def hub(*names, **options):
-    return read_hub(*names, preprocessors=by_modality(), **options)
+    return read_hub(*names, readers=by_modality(), **options)
 
 
 def save(place, features=None, **columns):

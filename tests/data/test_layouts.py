@@ -191,9 +191,9 @@ def test_the_layout_of_the_training_is_applied_to_a_new_table(tmp_path):
     lines += [f"p{i // 3},{i % 3},{i},{'ab'[i // 3 % 2]}" for i in range(60)]
     path = tmp_path / "long.csv"
     path.write_text("\n".join(lines), encoding="utf-8")
-    prepare = SeriesAdapter(8).prepare
+    prepare = SeriesAdapter(8).tokenizer
     long = Long("patient", "hour", "hr")
-    source = table(str(path), preprocessors={"series": prepare}, target="outcome", long=long)
+    source = table(str(path), readers={"series": prepare.reader}, target="outcome", long=long)
     assert source.layout == long.node()
     assert sum(map(len, source.splits.values())) == 20
     assert set(source.inputs) == {"series"}
@@ -201,7 +201,7 @@ def test_the_layout_of_the_training_is_applied_to_a_new_table(tmp_path):
     rows = rows_of_table(
         str(path),
         source.inputs,
-        {"series": prepare},
+        {"series": prepare.reader},
         target="outcome",
         layout=layout_of(source.layout),
     )

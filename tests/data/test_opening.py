@@ -7,14 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 import soundfile
-from helpers.data import SMALL_RATE, by_modality
+from helpers.data import SMALL_RATE, tokenizers
 from PIL import Image
 
 from dxn.core.errors import UserError
 from dxn.data.reading import open_rows, survey_rows
 from dxn.data.rows import Rows
 from dxn.tasks import Classify, Language, Multilabel, Regress, Tag
-from dxn.tokenize import TextAdapter
+from dxn.tokenize import Reader, TextAdapter, Tokenizer
 
 ADVICE = (
     "; correct the data, or set data.on_bad=skip or data.on_bad=missing "
@@ -24,7 +24,7 @@ ADVICE = (
 
 @pytest.fixture(scope="module")
 def preprocessors():
-    return by_modality()
+    return tokenizers()
 
 
 @pytest.fixture(scope="module")
@@ -59,23 +59,27 @@ def text_rows(texts, targets=None):
     return Rows(cells, [f"my.csv row {i + 2}" for i in range(len(texts))])
 
 
-class Counting:
-    """A preprocessor that counts what it reads."""
+class CountingReader(Reader):
+    """Counts what is read."""
 
     modality = "any"
 
     def __init__(self):
-        self.read_sources = Counter()
+        self.counts = Counter()
 
-    def read(self, source):
-        self.read_sources[source] += 1
-        return source
+    def read(self, cell):
+        self.counts[cell] += 1
+        return cell
+
+
+class Counting(Tokenizer):
+    """A tokenizer that must not be called when rows are opened."""
+
+    def __init__(self):
+        self.reader = CountingReader()
 
     def __call__(self, raw, rand=None):
         raise AssertionError("opening prepares no samples")
-
-    def collate(self, samples):
-        raise AssertionError("opening collates no samples")
 
 
 # Bad files
@@ -110,7 +114,7 @@ def test_a_bad_row_stops_with_its_origin_its_file_and_the_reason(
 def test_a_text_is_not_repeated_as_if_it_were_a_path():
     rows = text_rows(["  \n "])
     with pytest.raises(UserError) as caught:
-        open_rows(rows, {"text": TextAdapter(8).prepare})
+        open_rows(rows, {"text": TextAdapter(8).tokenizer})
     assert str(caught.value) == f"my.csv row 2: text: blank text{ADVICE}"
 
 
@@ -200,7 +204,7 @@ def test_a_file_is_read_once_however_many_rows_share_it():
     prepare = Counting()
     cells = ["a.png", "b.png", None, "a.png", b"bytes", b"bytes", "a.png"]
     opened = open_rows(Rows({"any": cells}, list("abcdefg")), {"any": prepare}, on_bad="skip")
-    assert prepare.read_sources == {"a.png": 1, "b.png": 1, b"bytes": 1}
+    assert prepare.reader.counts == {"a.png": 1, "b.png": 1, b"bytes": 1}
     assert opened.raws["any"] == [cell for cell in cells if cell is not None]
 
 
@@ -235,7 +239,7 @@ def test_ids_and_printable_cells_follow_the_rows_that_are_left(files, media):
         "unused": [1, 2, 3],
     }
     rows = Rows(cells, ["row 1", "row 2", "row 3"], ids={"code": ["x", "y", "z"]})
-    preprocessors = {**media, "text": TextAdapter(8).prepare}
+    preprocessors = {**media, "text": TextAdapter(8).tokenizer}
     opened = open_rows(rows, preprocessors, on_bad="skip")
     assert opened.ids == {"code": ["y", "z"]}
     assert opened.cells == {

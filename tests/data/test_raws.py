@@ -30,37 +30,44 @@ from dxn.data.reading import open_rows
 from dxn.data.rows import InputSpec, Rows, Source
 from dxn.runs.build import open_splits
 from dxn.tasks import Classify, Tag
-from dxn.tokenize import AudioAdapter, ImageAdapter, ImageAugment, SpectrogramOptions, TextAdapter
+from dxn.tokenize import (
+    AudioAdapter,
+    ImageAdapter,
+    ImageAugment,
+    SpectrogramOptions,
+    TextAdapter,
+    Tokenizer,
+)
+from dxn.tokenize.image.reader import ImageReader
 
 SIDE = 8  # pixels of the reduced images
 PICTURE_BYTES = 3 * SIDE * SIDE
 
 
-class Counting:
-    """A preprocessor that counts which files it reads."""
+class Counting(Tokenizer):
+    """A tokenizer that counts which files its reader reads."""
 
-    modality = "image"
-    reads_files = True
-
-    def __init__(self, prepare):
-        self.prepare = prepare
-        self.reads = Counter()
-
-    def read(self, source):
-        self.reads[source] += 1
-        return self.prepare.read(source)
+    def __init__(self, tokenizer):
+        self.tokenizer = tokenizer
+        self.reader = CountingReader()
+        self.reader.read_image = tokenizer.reader.read
+        self.reads = self.reader.reads
 
     def __call__(self, raw, rand=None):
-        return self.prepare(raw, rand)
+        return self.tokenizer(raw, rand)
 
-    def collate(self, samples):
-        return self.prepare.collate(samples)
-
-    def num_tokens(self, raw):
+    def length(self, raw):
         return float(raw[0, 0, 0])
 
-    def summarize(self, raws, sources):
-        return self.prepare.summarize(raws, sources)
+
+class CountingReader(ImageReader):
+    def __init__(self):
+        super().__init__()
+        self.reads = Counter()
+
+    def read(self, cell):
+        self.reads[cell] += 1
+        return self.read_image(cell)
 
 
 @pytest.fixture
@@ -74,7 +81,7 @@ def folder(tmp_path):
 
 
 def images():
-    return ImageAdapter(8, image_size=SIDE, patch_size=4, augment=ImageAugment(flip=True)).prepare
+    return ImageAdapter(8, image_size=SIDE, patch_size=4, augment=ImageAugment(flip=True)).tokenizer
 
 
 def rows_of(folder, names="0123456", **columns):
@@ -92,7 +99,7 @@ def opened_with(folder, pictures, names="0123456", **columns):
     prepare = Counting(images())
     rows = rows_of(folder, names, **columns)
     # Rows without a picture need another input.
-    preprocessors = {"image": prepare, "text": TextAdapter(8).prepare}
+    preprocessors = {"image": prepare, "text": TextAdapter(8).tokenizer}
     return open_rows(rows, preprocessors, budget=budget_for(pictures)), prepare
 
 
@@ -126,7 +133,7 @@ def test_a_file_that_is_not_in_memory_is_read_when_it_is_used(folder):
     opened, prepare = opened_with(folder, 2)
     column = opened.raws["image"]
     for i in range(7):
-        assert torch.equal(column[i], images().read(str(folder / f"{i}.png")))
+        assert torch.equal(column[i], images().reader.read(str(folder / f"{i}.png")))
     assert [prepare.reads[str(folder / f"{i}.png")] for i in range(7)] == [1, 1, 2, 2, 2, 2, 2]
     assert all(
         torch.equal(one, other) for one, other in zip(column[3:6], list(column)[3:6], strict=True)
@@ -150,13 +157,13 @@ def test_the_bytes_of_an_archive_count_but_are_never_dropped(folder):
     budget = CacheBudget((sum(map(len, files)) + 2 * PICTURE_BYTES) / 1e9)
     column = open_rows(rows, {"image": images()}, budget=budget).raws["image"]
     assert stored(column) == "##.."
-    assert torch.equal(column[3], images().read(files[3]))
+    assert torch.equal(column[3], images().reader.read(files[3]))
     column = open_rows(rows, {"image": images()}, budget=CacheBudget(0)).raws["image"]
     assert stored(column) == "...."
 
 
 def test_inputs_that_do_not_read_files_stay_in_memory():
-    text = TextAdapter(8).prepare
+    text = TextAdapter(8).tokenizer
     rows = Rows({"text": ["a fox", ["a", "fox"]]}, ["row 1", "row 2"])
     opened = open_rows(rows, {"text": text}, budget=CacheBudget(0))
     assert opened.raws["text"] == ["a fox", ["a", "fox"]]
@@ -206,7 +213,7 @@ def test_a_task_that_ignores_the_raw_values_reads_no_file(folder):
 
 def test_tags_are_compared_with_the_words_beside_files(folder):
     rows = rows_of(folder, "01", text=[["a", "b"], ["c"]], target=[["N", "V"], ["N", "V"]])
-    preprocessors = {"text": TextAdapter(8).prepare, "image": images()}
+    preprocessors = {"text": TextAdapter(8).tokenizer, "image": images()}
     opened = open_rows(rows, preprocessors, task=Tag(), on_bad="skip", budget=CacheBudget(0))
     assert opened.origin == ["my.csv row 2"]
 
@@ -230,7 +237,7 @@ def preprocessors_of_all():
     spectrogram = SpectrogramOptions(n_mels=5)
     text = TextAdapter(8, vocab_size=300).fit(["a red fox", "a blue bird"])
     audio = AudioAdapter(8, sample_rate=SMALL_RATE, spectrogram=spectrogram)
-    return {"text": text.prepare, "image": images(), "audio": audio.prepare}
+    return {"text": text.tokenizer, "image": images(), "audio": audio.tokenizer}
 
 
 @pytest.mark.parametrize("num_workers", [0, 2, None])
@@ -303,7 +310,7 @@ def test_workers_are_started_only_if_files_are_read(folder, monkeypatch):
 
     def workers(pictures, batch_size=1, **options):
         opened, prepare = opened_with(folder, pictures, "01234", text=["a"] * 5)
-        preprocessors = {"image": prepare, "text": TextAdapter(8).prepare}
+        preprocessors = {"image": prepare, "text": TextAdapter(8).tokenizer}
         return default_workers(BatchOrder(Samples(opened, preprocessors, **options), batch_size))
 
     assert workers(9) == 0

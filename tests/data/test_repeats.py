@@ -6,7 +6,7 @@ import pytest
 import torch
 from helpers import training
 from helpers.runs import checkpoint_of, interrupt, same_tensors
-from helpers.training import SeriesPreprocessor, fit, make_rows, make_task
+from helpers.training import SeriesTokenizer, fit, make_rows, make_task
 
 from dxn.core.dropout import Noise
 from dxn.data import LoaderOptions
@@ -19,7 +19,7 @@ from dxn.training.step import name_rows
 
 
 def samples_of(count=7, **options):
-    preprocessors = {"series": SeriesPreprocessor()}
+    preprocessors = {"series": SeriesTokenizer()}
     options = {"augment": True, "seed": 3, **options}
     return Samples(make_rows(count), preprocessors, task=make_task(), **options)
 
@@ -78,7 +78,7 @@ def test_rows_that_are_not_usable_are_left_out_of_every_copy():
     opened = make_rows(5)
     opened.raws["series"][2] = None
     samples = Samples(
-        opened, {"series": SeriesPreprocessor()}, task=make_task(), augment=True, repeats=2
+        opened, {"series": SeriesTokenizer()}, task=make_task(), augment=True, repeats=2
     )
     assert [samples.describe(i) for i in range(len(samples))] == [
         f"row {i}" for i in (0, 1, 3, 4, 0, 1, 3, 4)
@@ -89,7 +89,7 @@ def test_the_length_of_a_row_is_computed_once(monkeypatch):
     calls = []
     samples = samples_of(repeats=5)
     prepare = samples.preprocessors["series"]
-    monkeypatch.setattr(prepare, "num_tokens", lambda raw: calls.append(raw) or len(raw))
+    monkeypatch.setattr(prepare, "length", lambda raw: calls.append(raw) or len(raw))
     order = BatchOrder(samples, 4, shuffle=True)
     assert len(calls) == 7
     assert order.lengths == [len(raw) for raw in samples.opened.raws["series"]] * 5
@@ -101,7 +101,7 @@ def test_a_stream_has_more_windows_at_random_positions():
     task = Language()
     task.bind({"text": adapter})
     opened = replace(make_rows(1), raws={"text": [text]}, targets=None)
-    prepare = {"text": adapter.prepare}
+    prepare = {"text": adapter.tokenizer}
     once = make_samples(task, opened, prepare, augment=True)
     samples = make_samples(task, opened, prepare, augment=True, repeats=6)
     assert len(samples) == 6 * len(once)
@@ -118,7 +118,7 @@ def repeating(monkeypatch):
     def make(count, task, *, seed=0, augment=False):
         if not augment:
             return original(count, task, seed=seed)
-        preprocessors = {"series": SeriesPreprocessor()}
+        preprocessors = {"series": SeriesTokenizer()}
         rows = make_rows(count, seed=seed)
         return Samples(rows, preprocessors, task=task, seed=seed, augment=True, repeats=3)
 

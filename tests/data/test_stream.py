@@ -26,7 +26,7 @@ END = 4  # [PAD] [UNK] [MASK] [BOS] [EOS] are the special tokens of a tokenizer 
 
 
 def text_files(*paths, **options):
-    return read_files(*paths, preprocessors=by_modality(), **options)
+    return read_files(*paths, readers=by_modality(), **options)
 
 
 def adapter_of(max_len, texts=(LETTERS,), **options):
@@ -38,14 +38,14 @@ def stream_of(*rows, max_len=5, adapter=None, name="text", **options):
     adapter = adapter or adapter_of(max_len)
     task = Language()
     task.bind({name: adapter})
-    preprocessors = {name: adapter.prepare}
+    preprocessors = {name: adapter.tokenizer}
     origin = [f"row {i}" for i in range(len(rows))]
     opened = open_rows(Rows({name: rows}, origin), preprocessors, task=task)
     return Stream(opened, preprocessors, task=task, **options)
 
 
 def ids_in(stream, text):
-    tokenizer = stream.preprocessors[stream.name].tokenizer
+    tokenizer = stream.preprocessors[stream.name].vocabulary
     return tokenizer.encode(text, add_special_tokens=False).ids
 
 
@@ -155,7 +155,7 @@ def test_without_an_end_token_rows_follow_each_other(tmp_path):
     path = tmp_path / "tokenizer.json"
     tokenizer.save(str(path))
     adapter = TextAdapter(dim=8, tokenizer=TokenizerOptions(path=str(path)))
-    assert token_of(adapter.prepare.tokenizer, ENDS) is None
+    assert token_of(adapter.tokenizer.vocabulary, ENDS) is None
     assert stream_of("a b", "b a b", adapter=adapter).ids.tolist() == [1, 2, 2, 1, 2]
 
 
@@ -170,7 +170,7 @@ def test_rows_without_a_text_are_not_in_the_stream():
     adapter = adapter_of(5)
     task = Language()
     task.bind({"text": adapter})
-    preprocessors = {"text": adapter.prepare}
+    preprocessors = {"text": adapter.tokenizer}
     rows = Rows({"text": ["ab", None, "cd"], "image": [None] * 3}, ["1", "2", "3"])
     opened = open_rows(rows, preprocessors, task=task, on_bad="skip")
     stream = Stream(opened, preprocessors, task=task)
@@ -352,7 +352,7 @@ def test_an_adapter_that_reads_text_is_required(tmp_path):
     write_files(tmp_path, a="abc")
     images = {"image": by_modality()["image"]}
     with pytest.raises(UserError) as caught:
-        read_files(str(tmp_path), preprocessors=images)
+        read_files(str(tmp_path), readers=images)
     assert str(caught.value) == (
         "adapters: no adapter in use reads text, got image; set adapters=text"
     )

@@ -23,14 +23,14 @@ ROWS = [
 
 
 @pytest.fixture(scope="module")
-def preprocessors():
+def readers():
     return by_modality()
 
 
 @pytest.fixture
-def table(preprocessors):
-    """`dxn.data.table` with the preprocessors that its caller sets."""
-    return lambda *paths, **options: read_source(*paths, preprocessors=preprocessors, **options)
+def table(readers):
+    """`dxn.data.table` with the readers that its caller sets."""
+    return lambda *paths, **options: read_source(*paths, readers=readers, **options)
 
 
 def write(path: Path, text: str) -> str:
@@ -257,13 +257,13 @@ def test_on_bad_is_part_of_the_source(tmp_path, table):
     assert table(write_table(tmp_path / "my.csv", ROWS), on_bad="skip").on_bad == "skip"
 
 
-def test_columns_are_inferred_from_all_splits_together(tmp_path, preprocessors):
+def test_columns_are_inferred_from_all_splits_together(tmp_path, readers):
     # The test table on its own has no text: its three cells are blank.
     tables = {
         "train": read_table(Path(write(tmp_path / "train.csv", GOOD))),
         "test": read_table(Path(write(tmp_path / "test.csv", "text,label\n,b\n,a\n,b\n"))),
     }
-    source = from_tables(tables, preprocessors, columns={}, fractions=(1.0,), on_bad="missing")
+    source = from_tables(tables, readers, columns={}, fractions=(1.0,), on_bad="missing")
     assert source.splits["test"].cells == {"text": [None] * 3, "target": ["b", "a", "b"]}
 
 
@@ -273,10 +273,10 @@ def test_columns_are_inferred_from_all_splits_together(tmp_path, preprocessors):
 SPECS = {"title": InputSpec("head", "text"), "image": InputSpec("photo", "image")}
 
 
-def test_rows_to_predict_have_the_inputs_of_the_training_data(tmp_path, preprocessors):
+def test_rows_to_predict_have_the_inputs_of_the_training_data(tmp_path, readers):
     rows = [{"photo": f"{i}.png", "note": f"other text {i}", "head": "Blue"} for i in range(3)]
     path = write_table(tmp_path / "new.csv", rows)
-    found = rows_of_table(path, SPECS, preprocessors, target="colour")
+    found = rows_of_table(path, SPECS, readers, target="colour")
     assert found.cells == {
         "title": ["Blue"] * 3,
         "image": [str(tmp_path / f"{i}.png") for i in range(3)],
@@ -288,16 +288,16 @@ def test_rows_to_predict_have_the_inputs_of_the_training_data(tmp_path, preproce
     ("target", "cells"),
     [("colour", ["red"]), ("colour + size", [{"colour": "red", "size": "big"}])],
 )
-def test_rows_to_predict_keep_a_target_that_they_have(tmp_path, preprocessors, target, cells):
+def test_rows_to_predict_keep_a_target_that_they_have(tmp_path, readers, target, cells):
     row = {"photo": "a.png", "head": "Blue", "colour": "red", "size": "big"}
     path = write_table(tmp_path / "new.csv", [row])
-    assert rows_of_table(path, SPECS, preprocessors, target=target).cells["target"] == cells
+    assert rows_of_table(path, SPECS, readers, target=target).cells["target"] == cells
 
 
-def test_rows_to_predict_without_the_column_of_an_input_are_refused(tmp_path, preprocessors):
+def test_rows_to_predict_without_the_column_of_an_input_are_refused(tmp_path, readers):
     path = write_table(tmp_path / "new.csv", [{"photo": "a.png", "heads": "Blue"}])
     with pytest.raises(UserError) as caught:
-        rows_of_table(path, SPECS, preprocessors)
+        rows_of_table(path, SPECS, readers)
     assert str(caught.value) == (
         "new.csv: no column 'head', which is the input 'title' of the model; its columns are "
         "photo, heads; did you mean 'heads'? (columns.head=heads reads the input from another "
@@ -306,13 +306,13 @@ def test_rows_to_predict_without_the_column_of_an_input_are_refused(tmp_path, pr
 
 
 @pytest.mark.parametrize("key", ["title", "head"])
-def test_a_column_of_the_training_can_be_mapped_to_another_column(tmp_path, preprocessors, key):
+def test_a_column_of_the_training_can_be_mapped_to_another_column(tmp_path, readers, key):
     row = {"photo": "a.png", "name": "Blue", "shade": "red", "head2": "x"}
     path = write_table(tmp_path / "new.csv", [row])
     columns = {key: "name", "colour": "shade"}
     notes = []
     rows = rows_of_table(
-        path, SPECS, preprocessors, target="colour", columns=columns, notes=notes, keep=["shade"]
+        path, SPECS, readers, target="colour", columns=columns, notes=notes, keep=["shade"]
     )
     assert rows.cells["title"] == ["Blue"]
     assert rows.cells["target"] == ["red"]
@@ -320,22 +320,20 @@ def test_a_column_of_the_training_can_be_mapped_to_another_column(tmp_path, prep
     assert notes == []
 
 
-def test_mapped_targets_keep_the_labels_of_the_training(tmp_path, preprocessors):
+def test_mapped_targets_keep_the_labels_of_the_training(tmp_path, readers):
     row = {"photo": "a.png", "head": "Blue", "shade": "red", "size": "big"}
     path = write_table(tmp_path / "new.csv", [row])
-    rows = rows_of_table(
-        path, SPECS, preprocessors, target="colour + size", columns={"colour": "shade"}
-    )
+    rows = rows_of_table(path, SPECS, readers, target="colour + size", columns={"colour": "shade"})
     assert rows.cells["target"] == [{"colour": "red", "size": "big"}]
 
 
-def test_surplus_columns_are_noted_and_ids_are_kept(tmp_path, preprocessors):
+def test_surplus_columns_are_noted_and_ids_are_kept(tmp_path, readers):
     rows = [
         {"photo": f"{i}.png", "head": "Blue", "sku": f"S{i}", "nr": i, "weight": f"{i}.5", "x": "y"}
         for i in range(3)
     ]
     notes = []
-    found = rows_of_table(write_table(tmp_path / "n.csv", rows), SPECS, preprocessors, notes=notes)
+    found = rows_of_table(write_table(tmp_path / "n.csv", rows), SPECS, readers, notes=notes)
     assert found.ids == {"sku": ["S0", "S1", "S2"], "nr": ["0", "1", "2"]}
     assert notes == ["not used: weight, x (not columns of the training)"]
     assert found.take([2]).ids == {"sku": ["S2"], "nr": ["2"]}
@@ -357,17 +355,17 @@ def test_surplus_columns_are_noted_and_ids_are_kept(tmp_path, preprocessors):
         ({"sep": "::"}, "sep: must be one character, got '::'"),
     ],
 )
-def test_options_for_rows_to_predict_are_explained(tmp_path, preprocessors, options, message):
+def test_options_for_rows_to_predict_are_explained(tmp_path, readers, options, message):
     path = write_table(tmp_path / "new.csv", [{"photo": "a.png", "head": "Blue"}])
     with pytest.raises(UserError) as caught:
-        rows_of_table(path, SPECS, preprocessors, **options)
+        rows_of_table(path, SPECS, readers, **options)
     assert str(caught.value) == message
 
 
-def test_a_table_to_predict_without_rows_is_named(tmp_path, preprocessors):
+def test_a_table_to_predict_without_rows_is_named(tmp_path, readers):
     path = write(tmp_path / "new.csv", "photo,head\n")
     with pytest.raises(UserError, match=r"new\.csv: the table has no rows"):
-        rows_of_table(path, SPECS, preprocessors)
+        rows_of_table(path, SPECS, readers)
 
 
 # Errors
@@ -585,20 +583,18 @@ def test_a_split_column_contradicts_separate_files(tmp_path, table):
     )
 
 
-def test_a_column_of_speakers_is_an_input_only_if_the_test_split_has_known_ones(
-    tmp_path, preprocessors
-):
+def test_a_column_of_speakers_is_an_input_only_if_the_test_split_has_known_ones(tmp_path, readers):
     people = ["ann", "bob", "cleo", "dan"]
     rows = [
         {"words": f"{REVIEWS[i % 5]} {i}", "mood": "ab"[i % 2], "speaker": people[i // 10 % 4]}
         for i in range(80)
     ]
-    cells = {**preprocessors, "category": CategoryAdapter(8).prepare}
+    cells = {**readers, "category": CategoryAdapter.reader()}
     for is_test, expected in ((lambda row: row["speaker"] == "dan", False), (is_odd, True)):
         for row in rows:
             row["split"] = "test" if is_test(row) else "train"
         path = write_table(tmp_path / "my.csv", rows)
-        source = read_source(path, preprocessors=cells, target="mood")
+        source = read_source(path, readers=cells, target="mood")
         assert ("speaker" in source.inputs) == expected
 
 

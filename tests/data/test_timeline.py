@@ -20,15 +20,16 @@ from dxn.data.series.timeline import timeline
 from dxn.data.series.windows import running_scales
 from dxn.data.tables.read import read_table
 from dxn.tasks.futures import seasonal_scale
-from dxn.tokenize import SeriesAdapter, TextAdapter
+from dxn.tokenize.series.reader import SeriesReader
+from dxn.tokenize.text.reader import TextReader
 
 DRAWS_PICTURES = True  # see conftest.py
 SERIES = ["adapters=[series]", "adapters.series.patch_size=3"]
 SEASON = 7
 
 
-def preprocessors():
-    return {"text": TextAdapter(8).prepare, "series": SeriesAdapter(8).prepare}
+def readers():
+    return {"text": TextReader(), "series": SeriesReader()}
 
 
 def rows_of(count=101, *, start="2024-01-01", **extra):
@@ -44,7 +45,7 @@ def rows_of(count=101, *, start="2024-01-01", **extra):
 
 def source_of(tmp_path, rows, **options):
     path = write_table(tmp_path / "t.csv", rows)
-    return timeline(path, preprocessors=preprocessors(), **options)
+    return timeline(path, readers=readers(), **options)
 
 
 def note_with(source, words):
@@ -257,7 +258,7 @@ def test_several_series_without_their_id_are_noticed(tmp_path):
 def test_a_series_adapter_is_needed(tmp_path):
     path = write_table(tmp_path / "t.csv", rows_of(20))
     with pytest.raises(UserError, match=r"needs an adapter that reads series.*got text"):
-        timeline(path, preprocessors={"text": TextAdapter(8).prepare}, target="sales")
+        timeline(path, readers={"text": TextReader()}, target="sales")
 
 
 @pytest.mark.parametrize(
@@ -345,7 +346,7 @@ def test_a_new_table_is_read_in_the_number_format_of_the_training(tmp_path):
 
     written = [f"{1000 + i},5".replace("1", "1.", 1) for i in range(30)]  # 1.000,5 and so on
     path = write_table(tmp_path / "train.csv", rows(written))
-    source = timeline(path, preprocessors={"series": SeriesAdapter(8).prepare}, target="sales")
+    source = timeline(path, readers={"series": SeriesReader()}, target="sales")
     layout = layout_of(source.layout)
     # On their own, these cells would be read as 1.5 and so on.
     table = read_table(Path(write_table(tmp_path / "new.csv", rows(["1.500"] * 9 + ["2.500"]))))

@@ -9,7 +9,7 @@ from dxn.core.errors import UserError
 from dxn.data import table
 from dxn.data.tables.read import read_table
 from dxn.data.tables.ts import read_ts
-from dxn.tokenize import SeriesAdapter
+from dxn.tokenize.series.reader import SeriesReader
 
 HEADER = "#comment\n@problemName Walks\n@timeStamps false\n@classLabel true a b\n@data\n"
 
@@ -80,8 +80,7 @@ def write_archive(folder, name="Walks"):
 
 def test_a_folder_of_an_archive_is_a_data_set_with_its_official_splits(tmp_path):
     write_archive(tmp_path)
-    adapter = SeriesAdapter(8)
-    source = table(str(tmp_path), preprocessors={"series": adapter.prepare}, fractions=None)
+    source = table(str(tmp_path), readers={"series": SeriesReader()}, fractions=None)
     assert {name: len(rows) for name, rows in source.splits.items()} == {"train": 8, "test": 4}
     assert source.target == "label"
     assert source.inputs["series"].column == "values"
@@ -92,4 +91,4 @@ def test_two_archives_in_a_folder_are_not_mixed(tmp_path):
     write_archive(tmp_path)
     write_archive(tmp_path, "Runs")
     with pytest.raises(UserError, match="must contain one table"):
-        table(str(tmp_path), preprocessors={"series": SeriesAdapter(8).prepare})
+        table(str(tmp_path), readers={"series": SeriesReader()})

@@ -16,8 +16,8 @@ from dxn.core.errors import UserError
 from dxn.data import InputSpec
 from dxn.datasets import digits
 from dxn.datasets.digits import HIGH_TONES, LOW_TONES, SAMPLE_RATE, WORDS, dial, load_digits
-from dxn.tokenize.audio.file import read_audio
-from dxn.tokenize.image.file import read_image
+from dxn.tokenize.audio.reader import read_audio
+from dxn.tokenize.image.reader import read_image
 
 VIEWS = ("text", "image", "audio")
 

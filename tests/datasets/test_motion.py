@@ -192,7 +192,7 @@ def test_the_yaml_builds_the_same_data_and_the_rows_can_be_opened():
     rows = build(node, key="data").splits["train"]
     expected = small(num_train=3, seed=5, size=19).splits["train"].cells
     assert rows.cells["target"] == expected["target"]
-    opened = open_rows(rows, {"video": VideoAdapter(8).prepare})
+    opened = open_rows(rows, {"video": VideoAdapter(8).tokenizer})
     assert opened.raws["video"][2].shape == (16, 3, 19, 19)
 
 

@@ -104,7 +104,7 @@ def test_each_row_is_a_picture_and_a_sentence_of_the_grammar():
 
 def test_the_rows_can_be_opened():
     rows = small(size=37).splits["validation"]
-    prepare = ImageAdapter(8, image_size=None, patch_size=2).prepare
+    prepare = ImageAdapter(8, image_size=None, patch_size=2).tokenizer
     opened = open_rows(rows, {"image": prepare})
     assert opened.targets == list(rows.cells["target"])
     assert opened.raws["image"][3].shape == (3, 37, 37)

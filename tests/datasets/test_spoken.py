@@ -192,7 +192,7 @@ def test_the_rows_can_be_opened(folder):
     rows = small(folder / "clips.csv").splits["validation"]
     spectrogram = SpectrogramOptions(n_mels=5)
     adapter = AudioAdapter(8, sample_rate=CLIP_RATE, spectrogram=spectrogram)
-    opened = open_rows(rows, {"audio": adapter.prepare})
+    opened = open_rows(rows, {"audio": adapter.tokenizer})
     assert opened.targets == list(rows.cells["target"])
     expected = rows.cells["audio"][3][0]
     np.testing.assert_array_equal(np.asarray(opened.raws["audio"][3]), expected)

@@ -19,7 +19,6 @@ from torchvision.transforms.functional import to_tensor
 import dxn
 from dxn.cli import main
 from dxn.core.errors import UserError
-from dxn.tokenize.base import describe_columns
 from dxn.weights import families
 
 PAGE = (Path(__file__).parents[2] / "docs" / "extend.md").read_text(encoding="utf-8")
@@ -132,13 +131,13 @@ def test_the_curve_adapter_masks_padding_and_skips_missing_numbers(installed):
     from weather.curve import CurveAdapter
 
     adapter = CurveAdapter(10, patch=3)
-    raws = [adapter.prepare.read(cell) for cell in ("1 2 3 4 5", "nan 7")]
-    tokens = adapter(adapter.prepare.collate([adapter.prepare(raw) for raw in raws]))
+    raws = [adapter.tokenizer.reader.read(cell) for cell in ("1 2 3 4 5", "nan 7")]
+    tokens = adapter(adapter.tokenizer.collate([adapter.tokenizer(raw) for raw in raws]))
     assert tokens.mask.tolist() == [[True, True], [True, False]]
     assert tokens.spans[0].coords[0].tolist() == [[0, 3], [3, 6]]
     assert tokens.spans[0].coords[1, 1].isnan().all()
     assert tokens.x.isfinite().all()
-    assert describe_columns(adapter, raws[0]) == ""
+    assert adapter.describe(raws[0]) == ""
 
 
 @pytest.mark.parametrize(

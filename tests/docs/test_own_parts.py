@@ -19,34 +19,32 @@ MODALITY = """
 import torch
 from torch import nn
 
-from dxn.tokenize.media import BadMedia
 from dxn.core.tokens import Span, Tokens
+from dxn.tokenize import Adapter, BadMedia, Masking, Reader, Tokenizer
 
 
-class GaugePreprocessor:
+class GaugeReader(Reader):
     modality = "gauge"
 
-    def read(self, source):
+    def read(self, cell):
         try:
-            return float(source)
+            return float(cell)
         except (TypeError, ValueError):
-            raise BadMedia(f"must be a number, got {source!r}") from None
+            raise BadMedia(f"must be a number, got {cell!r}") from None
+
+    def score(self, cells):
+        return sum(str(v).lstrip("-").replace(".", "", 1).isdigit() for v in cells) / len(cells)
+
+
+class GaugeTokenizer(Tokenizer):
+    reader = GaugeReader()
 
     def __call__(self, raw, rand=None):
         return {"value": torch.tensor([raw])}
 
-    def collate(self, samples):
-        columns = {key: [sample[key] for sample in samples] for key in samples[0]}
-        join = {"masked_target": torch.cat, "masked_valid": torch.cat}
-        return {key: join.get(key, torch.stack)(column) for key, column in columns.items()}
 
-    def accepts(self, values):
-        return sum(str(v).lstrip("-").replace(".", "", 1).isdigit() for v in values) / len(values)
-
-
-class GaugeMasking:
+class GaugeMasking(Masking):
     num_outputs = 1
-    is_classification = False
 
     def __call__(self, sample, rand):
         masked = torch.tensor([rand.random() < 0.5])
@@ -56,12 +54,12 @@ class GaugeMasking:
         return {"value": hidden, "masked": masked, "masked_target": target, "masked_valid": valid}
 
 
-class GaugeAdapter(nn.Module):
-    modality = "gauge"
+class GaugeAdapter(Adapter):
+    reader = GaugeReader
 
     def __init__(self, dim: int):
         super().__init__()
-        self.dim, self.prepare, self.proj = dim, GaugePreprocessor(), nn.Linear(1, dim)
+        self.dim, self.tokenizer, self.proj = dim, GaugeTokenizer(), nn.Linear(1, dim)
 
     def masking(self, *, ratio=None, span=5):
         return None if ratio == 0 else GaugeMasking()

@@ -18,7 +18,9 @@ from helpers.videos import moving_bar, write_video
 from PIL import Image
 
 import dxn
+from dxn.export.examples import examples
 from dxn.export.folder import DXN_IMPORT, PACKAGE
+from dxn.export.recipes import INPUTS
 from dxn.stacking.features import RECIPES, features_of
 from dxn.tokenize import (
     AudioAdapter,
@@ -31,9 +33,8 @@ from dxn.tokenize import (
     VideoAdapter,
 )
 from dxn.tokenize.audio.options import AudioNormalization, SpectrogramOptions
+from dxn.tokenize.base import BadMedia
 from dxn.tokenize.image.options import ResizeOptions
-from dxn.tokenize.media import BadMedia
-from dxn.tokenize.recipes import recipe
 from dxn.tokenize.text.options import NgramOptions, TokenizerOptions
 from dxn.tokenize.video.options import VideoSampling
 
@@ -45,9 +46,9 @@ TEXTS = ["A cup of tea, please!", "two  words", "Ünïcode and numbers 123_4", "
 
 def both(adapter, values, **more):
     """What dxn and the program return for the same values."""
-    prepare = adapter.prepare
-    ours = prepare.collate([prepare(prepare.read(value)) for value in values])
-    options = json.loads(json.dumps({**recipe(prepare), **more}))
+    prepare = adapter.tokenizer
+    ours = prepare.collate([prepare(prepare.reader.read(value)) for value in values])
+    options = json.loads(json.dumps({**INPUTS[prepare.modality](prepare), **more}))
     module = importlib.import_module(f"dxn.export.programs.{options['prepare']}")
     return ours, module.prepare([module.read(value, options) for value in values], options)
 
@@ -99,7 +100,7 @@ def test_the_counted_features_of_texts_are_the_same():
     texts = [*TEXTS, "お茶とcake、ください", "ที่บ้านx กิน", "葛\ufe00飾", "မြန်မာ ភាសា ລາວ"]
     adapter = TextAdapter(8, vocab_size=90).fit(texts)
     batch, _ = both(adapter, texts)
-    options = {**recipe(adapter.prepare), **RECIPES.get(adapter.modality, {})}
+    options = {**INPUTS[adapter.modality](adapter.tokenizer), **RECIPES.get(adapter.modality, {})}
     module = importlib.import_module(f"dxn.export.programs.{options['counted']}")
     blocks = module.counted(texts, {}, options)
     for block, (rows, codes) in zip(blocks, features_of(adapter, batch).counted, strict=True):
@@ -167,7 +168,7 @@ def test_clips_have_the_same_frames(sampling, mode, tmp_path):
     # Libraries round the weights of an interpolation differently.
     assert np.abs(difference).max() <= 2
     with clips[0].open("rb") as file:
-        options = recipe(adapter.prepare)
+        options = INPUTS[adapter.modality](adapter.tokenizer)
         video = importlib.import_module("dxn.export.programs.video")
         again = video.prepare([video.read(file, options)], options)
     assert np.array_equal(again["pixels"][0], theirs["pixels"][0, : again["lengths"][0]])
@@ -226,7 +227,7 @@ def test_categories_have_the_same_ids():
 def test_dates_have_the_same_features():
     adapter = DateAdapter(8)
     values = ["2024-02-29", "12:30", "2023-12-31 23:59:30", "1999-01-01"]
-    moments: list[Any] = [adapter.prepare.read(value) for value in values]
+    moments: list[Any] = [adapter.tokenizer.reader.read(value) for value in values]
     agree(*both(adapter.fit(moments), values), 1e-5)
 
 
@@ -240,14 +241,14 @@ def test_series_are_normalized_in_the_same_way(normalize, window):
     adapter = SeriesAdapter(8, patch_size=4, normalize=normalize)
     adapter.fit([torch.from_numpy(value) for value in values])
     if window:
-        adapter.prepare.continue_from(window)
+        adapter.tokenizer.continue_from(window)
     agree(*both(adapter, values), 1e-5)
 
 
 @pytest.mark.parametrize("text", ["1 2.5 nan 4 7", "1, 2.5; nan,4,7", "[1, 2.5, None, 4, 7]"])
 def test_a_text_of_numbers_is_the_same_series(text):
     adapter = SeriesAdapter(8, patch_size=4, normalize="none")
-    adapter.fit([adapter.prepare.read(text)])
+    adapter.fit([adapter.tokenizer.reader.read(text)])
     agree(*both(adapter, [text]), 1e-5)
 
 
@@ -304,11 +305,11 @@ def test_files_that_dxn_refuses_are_refused(tmp_path):
 
 def _refuse_both(adapter, paths):
     assert paths
-    options = recipe(adapter.prepare)
+    options = INPUTS[adapter.modality](adapter.tokenizer)
     module = importlib.import_module(f"dxn.export.programs.{options['prepare']}")
     for path in paths:
         with pytest.raises(BadMedia):
-            adapter.prepare.read(path)
+            adapter.tokenizer.reader.read(path)
         with pytest.raises(ValueError, match=r"\w"):
             module.read(path, options)
 
@@ -323,7 +324,7 @@ def test_series_are_read_from_files(name, tmp_path):
         rows = [",".join(map(str, row)) for row in values.tolist()]
         path.write_text("\n".join(["a,b", *rows, "N/A,"]))
     adapter = SeriesAdapter(8, patch_size=4, normalize="none")
-    adapter.fit([adapter.prepare.read(str(path))])
+    adapter.fit([adapter.tokenizer.reader.read(str(path))])
     agree(*both(adapter, [str(path)]), 1e-6)
 
 
@@ -348,7 +349,7 @@ def test_examples_of_all_adapters_have_different_sizes():
     rand = random.Random(0)
     adapters: list[Any] = [text, ImageAdapter(8, image_size=32, patch_size=8), AudioAdapter(8)]
     for adapter in adapters:
-        prepare = adapter.prepare
-        samples = [prepare(raw) for raw in prepare.examples(7, rand)]
+        prepare = adapter.tokenizer
+        samples = [prepare(raw) for raw in examples("x", prepare, 7, rand)]
         first = next(iter(samples[0]))
         assert len({tuple(sample[first].shape) for sample in samples}) > 1

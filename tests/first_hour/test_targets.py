@@ -42,7 +42,7 @@ def test_the_training_table_itself_can_be_predicted(here, capsys):
 def test_a_large_photo_is_reduced_when_it_is_read(here):
     noise = np.random.default_rng(0).integers(0, 255, (300, 400, 3), np.uint8)
     Image.fromarray(noise).resize((4000, 3000)).save("phone.jpg")
-    raw = ImageAdapter(image_size=64, patch_size=16, dim=32).prepare.read("phone.jpg")
+    raw = ImageAdapter(image_size=64, patch_size=16, dim=32).tokenizer.reader.read("phone.jpg")
     assert raw.numel() < 100_000
 
 

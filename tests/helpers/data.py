@@ -1,4 +1,4 @@
-"""Preprocessors, tables and comparisons for tests of data."""
+"""Readers, tables and comparisons for tests of data."""
 
 import csv
 import gzip
@@ -10,40 +10,55 @@ import pyarrow
 import pyarrow.parquet
 import torch
 
-from dxn.tokenize import AudioAdapter, ImageAdapter, SpectrogramOptions, TextAdapter
+from dxn.tokenize import (
+    AudioAdapter,
+    ImageAdapter,
+    Reader,
+    SpectrogramOptions,
+    TextAdapter,
+    Tokenizer,
+)
 
 SMALL_RATE = 1000  # Hz
 
 
 def by_modality():
-    """The preprocessors of the built-in modalities, not fitted: enough to infer and to read."""
+    """The readers of the built-in modalities."""
+    return {name: tokenizer.reader for name, tokenizer in tokenizers().items()}
+
+
+def tokenizers():
+    """The tokenizers of the built-in modalities, not fitted."""
     spectrogram = SpectrogramOptions(n_mels=5)
     return {
-        "text": TextAdapter(8).prepare,
-        "image": ImageAdapter(8, image_size=None, patch_size=2).prepare,
-        "audio": AudioAdapter(8, sample_rate=SMALL_RATE, spectrogram=spectrogram).prepare,
+        "text": TextAdapter(8).tokenizer,
+        "image": ImageAdapter(8, image_size=None, patch_size=2).tokenizer,
+        "audio": AudioAdapter(8, sample_rate=SMALL_RATE, spectrogram=spectrogram).tokenizer,
     }
 
 
-class Numbers:
+class Numbers(Reader):
     """A modality of the user's own: cells are numbers, or texts that spell them."""
 
     modality = "number"
 
-    def read(self, source):
-        return float(source)
+    def read(self, cell):
+        return float(cell)
+
+    def score(self, cells):
+        try:
+            return float(all(float(cell) is not None for cell in cells))
+        except (TypeError, ValueError):
+            return 0.0
+
+
+class NumberTokenizer(Tokenizer):
+    """The numbers of `Numbers` as tensors."""
+
+    reader = Numbers()
 
     def __call__(self, raw, rand=None):
         return {"value": torch.tensor(raw)}
-
-    def collate(self, samples):
-        return {"value": torch.stack([sample["value"] for sample in samples])}
-
-    def accepts(self, values):
-        try:
-            return float(all(float(value) is not None for value in values))
-        except (TypeError, ValueError):
-            return 0.0
 
 
 def write_table(path: Path, rows: list[dict], sep: str | None = None) -> str:

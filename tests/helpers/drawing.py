@@ -13,11 +13,11 @@ NAN = float("nan")
 
 
 class Pieces:
-    """A preprocessor of text whose tokens are given; with its own tokenizer."""
+    """A tokenizer of text whose tokens are given; with a vocabulary of its own."""
 
     def __init__(self, pieces=()):
         self.pieces = list(pieces)
-        self.tokenizer = SimpleNamespace(decode=lambda ids, **_: self.pieces[ids[0]])
+        self.vocabulary = SimpleNamespace(decode=lambda ids, **_: self.pieces[ids[0]])
 
     def __call__(self, raw, rand=None):
         return {"ids": torch.arange(len(self.pieces))}

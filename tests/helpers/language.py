@@ -20,7 +20,7 @@ class Adapter(nn.Module):
         if vocabulary:
             self.embedding = nn.Embedding(V, D)
         self.pos_embed = nn.Parameter(torch.randn(MAX_LEN, D))
-        self.prepare = SimpleNamespace(max_len=MAX_LEN)
+        self.tokenizer = SimpleNamespace(max_len=MAX_LEN)
 
     def forward(self, batch):
         ids = batch["ids"]

@@ -36,9 +36,14 @@ def smoothed_cross_entropy(logits, target, *, smoothing, weights):
 
 
 def adapters_stub(**inputs):
-    """Adapters by input name, of which only these attributes of their preprocessors are known."""
+    """Adapters by input name, of which only these attributes of their readers are known."""
     return {
-        name: SimpleNamespace(modality=name, dim=D, prepare=SimpleNamespace(**attributes))
+        name: SimpleNamespace(
+            modality=name,
+            dim=D,
+            reader=SimpleNamespace(**attributes),
+            check_columns_are_tokens=lambda task: None,
+        )
         for name, attributes in inputs.items()
     }
 
@@ -58,7 +63,7 @@ def make_batch(task, adapters, raws, values=None, *, rand=None):
     samples = []
     for i in range(count):
         sample = {
-            name: adapters[name].prepare(column[i], rand)
+            name: adapters[name].tokenizer(column[i], rand)
             for name, column in raws.items()
             if column[i] is not None
         }
@@ -69,7 +74,7 @@ def make_batch(task, adapters, raws, values=None, *, rand=None):
     for name in raws:
         rows = [i for i, sample in enumerate(samples) if name in sample]
         if rows:
-            batch[name] = adapters[name].prepare.collate([samples[i][name] for i in rows])
+            batch[name] = adapters[name].tokenizer.collate([samples[i][name] for i in rows])
             batch[name]["rows"] = torch.tensor(rows)
     if "target" in samples[0]:
         batch["target"] = task.collate([sample["target"] for sample in samples])

@@ -10,6 +10,7 @@ from dxn.data.dataset import Samples
 from dxn.data.reading import Opened
 from dxn.models import Backbone, EarlyFusion, Model
 from dxn.tasks import Classify
+from dxn.tokenize import Adapter, Reader, Tokenizer
 from dxn.training.optim import adamw, cosine
 from dxn.training.trainer import Trainer
 
@@ -17,39 +18,39 @@ D = 12
 WIDTH = 3  # numbers per step of a series
 
 
-class SeriesPreprocessor:
-    """Prepares a list of vectors; augmentation adds noise."""
+class VectorReader(Reader):
+    """A list of vectors."""
 
     modality = "series"
 
-    def read(self, source):
-        return source
+    def read(self, cell):
+        return cell
+
+
+class SeriesTokenizer(Tokenizer):
+    """Prepares a list of vectors; augmentation adds noise."""
+
+    reader = VectorReader()
 
     def __call__(self, raw, rand=None):
         values = torch.tensor(raw)
         if rand is not None:
             values = values + 0.1 * rand.random()
-        return {"values": values}
+        return {"values": values, "mask": torch.ones(len(values), dtype=torch.bool)}
 
-    def collate(self, samples):
-        values = [sample["values"] for sample in samples]
-        mask = [torch.ones(len(v), dtype=torch.bool) for v in values]
-        pad = nn.utils.rnn.pad_sequence
-        return {"values": pad(values, True), "mask": pad(mask, True)}
-
-    def num_tokens(self, raw):
+    def length(self, raw):
         return len(raw)
 
 
-class SeriesAdapter(nn.Module):
+class SeriesAdapter(Adapter):
     """One token per step."""
 
-    modality = "series"
+    reader = VectorReader
 
     def __init__(self, dim=D):
         super().__init__()
         self.dim = dim
-        self.prepare = SeriesPreprocessor()
+        self.tokenizer = SeriesTokenizer()
         self.proj = nn.Linear(WIDTH, dim)
         self.norm = nn.LayerNorm(dim)
 
@@ -75,7 +76,7 @@ def make_rows(count, *, seed=0):
 def make_samples(count, task, *, seed=0, augment=False):
     return Samples(
         make_rows(count, seed=seed),
-        {"series": SeriesPreprocessor()},
+        {"series": SeriesTokenizer()},
         task=task,
         seed=seed,
         augment=augment,

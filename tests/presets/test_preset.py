@@ -8,8 +8,8 @@ from helpers.runs import SMALL, table_of
 from PIL import Image
 
 from dxn.cli import main
-from dxn.presets.advice import Facts, advise
-from dxn.presets.preset import is_chosen
+from dxn.presets.advice import Facts
+from dxn.presets.preset import RULES, is_chosen
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter
 
 SHORT = [*SMALL, "trainer.max_minutes=0.001"]
@@ -17,7 +17,7 @@ SHORT = [*SMALL, "trainer.max_minutes=0.001"]
 
 def advised(adapter, cells, *, rows=1000, num_inputs=1):
     facts = Facts(rows, num_inputs, num_inputs, "adapters.x")
-    return {each.key: each.value for each in advise(adapter.prepare, cells, facts)}
+    return {each.key: each.value for each in RULES[adapter.modality](cells, facts)}
 
 
 def saved(folder):

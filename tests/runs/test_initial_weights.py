@@ -381,7 +381,7 @@ def test_each_adapter_can_have_its_own_weights(made, tmp_path):
         )
     model = dxn.load(tmp_path / "run").model
     assert len(model.backbone.blocks) == 1
-    assert model.adapters["text"].prepare.tokenizer.token_to_id("w97") == 97
+    assert model.adapters["text"].tokenizer.vocabulary.token_to_id("w97") == 97
 
 
 def test_the_weights_of_one_adapter_precede_those_of_the_whole_model(made, tmp_path):
@@ -572,9 +572,9 @@ def small_model(c, public):
     """The model of a configuration with its first block, and a vocabulary of seven words."""
     (modality,) = public.architecture.adapters
     adapter = build(c["adapters"][modality], key="adapters")
-    if hasattr(adapter, "use_tokenizer"):
+    if adapter.has_vocabulary:
         vocabulary = {str(i): i for i in range(7)}
-        adapter.use_tokenizer(Tokenizer(models.WordLevel(vocabulary, unk_token="0")))
+        adapter.use_vocabulary(Tokenizer(models.WordLevel(vocabulary, unk_token="0")))
     task = Classify()
     task.fit(["a", "b", "c"])
     nodes = {"fusion": c["fusion"], "backbone": {**c["backbone"], "depth": 1}}

@@ -186,7 +186,7 @@ def test_an_adapter_is_used_by_the_input_that_is_called_like_it(place, tmp_path)
         tmp_path / "run", *[o for o in asked if not o.startswith(("adapters.text", "adapters.au"))]
     )
     model = dxn.load(tmp_path / "run")
-    assert model.adapters["back"].prepare is not model.adapters["front"].prepare
+    assert model.adapters["back"].tokenizer is not model.adapters["front"].tokenizer
     assert model.adapters["front"] is model.adapters["left"]
 
 

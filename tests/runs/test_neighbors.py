@@ -41,8 +41,8 @@ def text_predictor(kind="word"):
 def place(predictor, **vectors):
     adapter = predictor.model.adapters["text"]
     for word, vector in vectors.items():
-        adapter.embedding.weight.data[adapter.prepare.tokenizer.token_to_id(word)] = torch.tensor(
-            vector
+        adapter.embedding.weight.data[adapter.tokenizer.vocabulary.token_to_id(word)] = (
+            torch.tensor(vector)
         )
 
 
@@ -68,7 +68,7 @@ def test_embeddings_are_compared_by_direction_not_by_length():
 def test_every_kind_of_token_has_neighbors(kind):
     predictor = text_predictor(kind)
     embedding = F.normalize(predictor.model.adapters["text"].embedding.weight, dim=-1)
-    tokenizer = predictor.model.adapters["text"].prepare.tokenizer
+    tokenizer = predictor.model.adapters["text"].tokenizer.vocabulary
     token = tokenizer.encode("a", add_special_tokens=False).ids[-1]
     found = predictor.neighbors("a", count=3)
     likeness = (embedding @ embedding[token]).tolist()

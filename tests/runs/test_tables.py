@@ -170,8 +170,8 @@ def test_many_columns_are_printed_and_evaluated_together(tmp_path, capsys):
 
 
 def test_groups_of_columns_are_bounded():
-    preprocessors = {f"n{i}": dxn.tokenize.NumberAdapter(8).prepare for i in range(9)}
-    preprocessors["title"] = dxn.tokenize.TextAdapter(8).prepare
+    preprocessors = {f"n{i}": dxn.tokenize.NumberAdapter(8).tokenizer for i in range(9)}
+    preprocessors["title"] = dxn.tokenize.TextAdapter(8).tokenizer
     groups = evaluated_groups(preprocessors, list(preprocessors))
     assert list(groups) == ["number columns", "title"]
     assert list(subsets(list(preprocessors), 1, groups)) == ["number columns", "title", "all"]

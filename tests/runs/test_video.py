@@ -205,7 +205,9 @@ def test_eight_clips_are_overfitted(tokens):
         sampling=VideoSampling(num_frames=4),
     )
     clips = [
-        adapter.prepare.read(moving_bar(4, 16, 16, step=2 + i // 4, direction=1 if i % 2 else -1))
+        adapter.tokenizer.reader.read(
+            moving_bar(4, 16, 16, step=2 + i // 4, direction=1 if i % 2 else -1)
+        )
         for i in range(8)
     ]
     adapter.fit(clips)
@@ -218,7 +220,7 @@ def test_eight_clips_are_overfitted(tokens):
         head=task.make_head(D, fusion.width, {"video": adapter}),
     )
     opened = Opened({"video": clips}, targets, [f"row {i}" for i in range(8)])
-    samples = Samples(opened, {"video": adapter.prepare}, task=task)
+    samples = Samples(opened, {"video": adapter.tokenizer}, task=task)
     batch = samples.collate([samples[(0, i)] for i in range(8)])
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     for _ in range(60):

@@ -599,19 +599,19 @@ def test_the_examples_are_test_rows_that_can_be_sent_back(run, predictor):
 
 @pytest.mark.parametrize("fps", [None, 12.5])
 def test_the_file_of_a_generated_clip_has_its_frames(fps):
-    prepare = VideoAdapter(8, image_size=32, sampling=VideoSampling(fps=fps)).prepare
+    prepare = VideoAdapter(8, image_size=32, sampling=VideoSampling(fps=fps)).tokenizer
     clip = torch.zeros(11, 3, 32, 32, dtype=torch.uint8)
     for i, frame in enumerate(clip):
         frame[:, :, 2 * i : 2 * i + 8] = 250
     content = get_drawer("video").file(Shown("video", clip, prepare))
-    again = prepare.read(content)
+    again = prepare.reader.read(content)
     assert again.shape == clip.shape
     # Losses at the edges of the bright bar are small.
     assert (again.float() - clip.float()).abs().mean() < 3
 
 
 def test_the_numbers_of_an_example_are_readable():
-    prepare = SeriesAdapter(8).prepare
+    prepare = SeriesAdapter(8).tokenizer
     assert _text_of(np.array([[0.1234567891, 20.0]]), prepare) == "[[0.123457, 20.0]]"
 
 

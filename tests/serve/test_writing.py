@@ -217,7 +217,7 @@ def test_the_texts_of_a_large_request_are_generated_in_batches(language, monkeyp
 
 
 def test_a_prompt_whose_end_is_decoded_with_the_new_tokens_gives_the_same_text(language):
-    tokenizer = vocabulary_adapter(language.adapters, None).prepare.tokenizer
+    tokenizer = vocabulary_adapter(language.adapters, None).tokenizer.vocabulary
     prompt = _ids(tokenizer, "größe 東京 " * 20)
     decode = _decoder(tokenizer, prompt)
     assert decode(prompt[:9]) == tokenizer.decode([*prompt, *prompt[:9]])

@@ -40,7 +40,7 @@ def text_adapter(kind, texts=TEXTS):
 
 
 def batch_of(adapter, raws):
-    return adapter.prepare.collate([adapter.prepare(raw) for raw in raws])
+    return adapter.tokenizer.collate([adapter.tokenizer(raw) for raw in raws])
 
 
 def occurrences(block, size):
@@ -122,7 +122,7 @@ def test_a_character_of_a_script_without_spaces_is_a_word(kind, text, words):
 @pytest.mark.parametrize("raw", ["", [], [""]])
 def test_an_empty_text_has_no_features_but_is_prepared(raw):
     adapter = text_adapter("word")
-    batch = adapter.prepare.encode_batch([raw, "a b"])
+    batch = adapter.tokenizer.batch([raw, "a b"])
     for block in features_of(adapter, batch).counted:
         assert set(block[0].tolist()) == {1}
 
@@ -165,7 +165,10 @@ def adapters():
         "series": (SeriesAdapter(8).fit(series), series),
         "number": (NumberAdapter(8).fit([1.0, 2.0, 5.0]), [1.0, 2.0, 5.0]),
         "category": (category, [("a",), ("b",), ("a", "b")]),
-        "date": (dates, [dates.prepare.read(day) for day in ("2026-01-31", "2025-03-02", "12:30")]),
+        "date": (
+            dates,
+            [dates.tokenizer.reader.read(day) for day in ("2026-01-31", "2025-03-02", "12:30")],
+        ),
     }
 
 
@@ -188,14 +191,14 @@ def test_a_category_with_many_values_is_counted():
     values = [(f"value {i}",) for i in range(100)]
     adapter = CategoryAdapter(8, min_count=1).fit([*values, ("value 9",)])
     summary = features_of(adapter, batch_of(adapter, [values[3], ("new",)]))
-    assert summary.counted[0].tolist() == [[0, 1], [adapter.prepare.id_of("value 3"), 0]]
+    assert summary.counted[0].tolist() == [[0, 1], [adapter.tokenizer.id_of("value 3"), 0]]
     frequent = features_of(adapter, batch_of(adapter, [("value 9", "value 99")]))
-    assert frequent.dense.sum() == 1 and frequent.dense[0, adapter.prepare.id_of("value 9")] == 1
+    assert frequent.dense.sum() == 1 and frequent.dense[0, adapter.tokenizer.id_of("value 9")] == 1
 
 
 def test_the_time_of_day_is_unknown_in_a_date():
     adapter = DateAdapter(8)
-    raws = [adapter.prepare.read("2026-01-31"), adapter.prepare.read("12:30")]
+    raws = [adapter.tokenizer.reader.read("2026-01-31"), adapter.tokenizer.reader.read("12:30")]
     dense = features_of(adapter, batch_of(adapter, raws)).dense
     assert (dense.isnan()[0] != dense.isnan()[1]).all()
 

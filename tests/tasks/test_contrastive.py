@@ -142,7 +142,7 @@ def adapters_of(*names, dim=16, texts=("red cat", "blue dog", "a bird", "fish"))
 def samples_of(task, adapters, columns):
     count = len(next(iter(columns.values())))
     opened = Opened(columns, None, [f"row {i}" for i in range(count)])
-    prepare = {name: adapter.prepare for name, adapter in adapters.items()}
+    prepare = {name: adapter.tokenizer for name, adapter in adapters.items()}
     return Samples(opened, prepare, task=task)
 
 

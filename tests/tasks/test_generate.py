@@ -369,7 +369,7 @@ def adapter_and_raws(modality, dim=16):
 @KINDS
 def test_eight_samples_are_overfitted_whatever_the_input(modality, kind):
     adapter, raws = adapter_and_raws(modality)
-    raws = [adapter.prepare.read(raw) for raw in raws]
+    raws = [adapter.tokenizer.reader.read(raw) for raw in raws]
     adapters = {"source": adapter.fit(raws)}
     texts = [f"{WORDS[i % 5]} {i}" for i in range(8)]
     task = task_of(decoder=partial(decoder_of, kind, dim=16), label_smoothing=0.0)

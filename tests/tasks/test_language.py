@@ -275,7 +275,7 @@ def test_a_text_is_overfitted_and_written_again():
     task = Language()
     task.bind({"story": adapter})
     model = build_model(task, {"story": adapter}, causal=True)
-    ids = adapter.prepare(text)["ids"][None]
+    ids = adapter.tokenizer(text)["ids"][None]
     batch = batch_of(ids[:, :-1], ids[:, 1:])
     optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
     for _ in range(150):
@@ -288,5 +288,5 @@ def test_a_text_is_overfitted_and_written_again():
     language = LanguageModel(model.eval())
     prompt = ids[:, :1]
     written = generate(language, None, prompt=prompt, end=END, max_new=len(text) - 1)[0].ids
-    assert adapter.prepare.tokenizer.decode([int(ids[0, 0]), *written]) == text
+    assert adapter.tokenizer.vocabulary.decode([int(ids[0, 0]), *written]) == text
     assert isinstance(model.backbone, Backbone)

@@ -61,7 +61,7 @@ def setting(*, count=8, ratios=None, span=5, inputs=("story", "photo", "noise"),
     for name in inputs:
         make, cells = sources[name]
         adapters[name] = make()
-        raws[name] = [adapters[name].prepare.read(cell) for cell in cells[:count]]
+        raws[name] = [adapters[name].tokenizer.reader.read(cell) for cell in cells[:count]]
         adapters[name].fit(raws[name])
     task = Masked(mask_ratio=ratios or {}, span=span)
     task.bind(adapters)
@@ -77,7 +77,7 @@ def batch_of(task, adapters, raws, seed=0):
 
 def test_the_masks_depend_on_the_random_generator_and_the_sample_only():
     task, adapters, raws, _ = setting()
-    sample = {name: adapters[name].prepare(column[1]) for name, column in raws.items()}
+    sample = {name: adapters[name].tokenizer(column[1]) for name, column in raws.items()}
     before = copy.deepcopy(sample)
     first, again, other = (task.encode_sample(sample, None, random.Random(s)) for s in (1, 1, 2))
     for name in raws:
@@ -100,7 +100,7 @@ def test_without_masks_there_is_nothing_to_predict():
     task, adapters, raws, model = setting(count=3)
     plain = {
         name: {
-            **adapters[name].prepare.collate([adapters[name].prepare(r) for r in column]),
+            **adapters[name].tokenizer.collate([adapters[name].tokenizer(r) for r in column]),
             "rows": torch.arange(3),
         }
         for name, column in raws.items()
@@ -111,7 +111,7 @@ def test_without_masks_there_is_nothing_to_predict():
 def test_the_task_can_be_sent_to_a_worker():
     task, adapters, raws, _ = setting()
     received = pickle.loads(pickle.dumps(task))
-    sample = {"story": adapters["story"].prepare(raws["story"][0])}
+    sample = {"story": adapters["story"].tokenizer(raws["story"][0])}
     one, other = (t.encode_sample(sample, None, random.Random(5)) for t in (task, received))
     assert torch.equal(one["story"]["ids"], other["story"]["ids"])
 

@@ -36,7 +36,7 @@ examples = settings(max_examples=30, deadline=None)
 def task_of(names=BIO, *, weights=None, input="words", **options):
     task = Tag(**options)
     task.load_state({"labels": list(names), "class_weights": weights})
-    task.bind(adapters_stub(**{input: {"has_words": True}}))
+    task.bind(adapters_stub(**{input: {"words": True}}))
     return task
 
 
@@ -56,7 +56,7 @@ def test_the_tags_belong_to_the_first_input_that_gives_words():
     task = Tag()
     task.bind(
         adapters_stub(
-            photo={}, title={"has_words": True}, body={"has_words": True}, s={"has_words": False}
+            photo={"words": False}, title={"words": True}, body={"words": True}, s={"words": False}
         )
     )
     assert task.input == "title" and task.required_inputs == ("title",)
@@ -64,7 +64,7 @@ def test_the_tags_belong_to_the_first_input_that_gives_words():
 
 def test_without_such_an_input_the_task_is_refused():
     with pytest.raises(UserError, match="needs an input that consists of words, got photo, sound"):
-        Tag().bind(adapters_stub(photo={}, sound={"has_words": False}))
+        Tag().bind(adapters_stub(photo={"words": False}, sound={"words": False}))
 
 
 @pytest.mark.parametrize(

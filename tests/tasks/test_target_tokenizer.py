@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from dxn.core.errors import UserError
 from dxn.tasks.target_tokenizer import FILE, TargetTokenizer
 from dxn.tokenize import TextAdapter, TokenizerOptions
-from dxn.tokenize.text.tokenizer import SPECIALS, train_tokenizer
+from dxn.tokenize.text.vocabulary import SPECIALS, train_tokenizer
 
 TEXTS = [
     "ein roter ball",
@@ -198,13 +198,14 @@ def test_size_covers_gaps_between_ids():
 def test_a_tokenizer_can_be_shared_with_a_text_adapter():
     adapter = TextAdapter(8, tokenizer=TokenizerOptions("word")).fit(["two red balls", *TEXTS])
     target = TargetTokenizer()
-    target.use_tokenizer(adapter.prepare.tokenizer)
+    target.use_tokenizer(adapter.tokenizer.vocabulary)
     assert (
-        target.encode("zwei balls")[1:-1].tolist() == adapter.prepare("zwei balls")["ids"].tolist()
+        target.encode("zwei balls")[1:-1].tolist()
+        == adapter.tokenizer("zwei balls")["ids"].tolist()
     )
     assert target.size == adapter.embedding.num_embeddings
     target.fit(["nothing of this"])  # a tokenizer that is set is not trained
-    assert target.tokenizer is adapter.prepare.tokenizer
+    assert target.tokenizer is adapter.tokenizer.vocabulary
 
 
 @pytest.mark.parametrize("kind", KINDS)

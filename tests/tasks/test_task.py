@@ -190,7 +190,7 @@ BOXES = [
 )
 @pytest.mark.parametrize("boxes", BOXES[2:])
 def test_boxes_move_with_the_picture(augment, boxes):
-    prepare = ImageAdapter(16, image_size=None, patch_size=4, augment=augment).prepare
+    prepare = ImageAdapter(16, image_size=None, patch_size=4, augment=augment).tokenizer
     colors = [90, 170, 250]
     seen = set()
     for seed in range(12):

@@ -1,4 +1,4 @@
-"""The adapter protocols: a small adapter of one's own, the defaults, and the registry."""
+"""The base classes: a small modality of one's own, the defaults, and the registries."""
 
 import importlib
 import random
@@ -7,101 +7,157 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from dxn.core.errors import UserError
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize import ADAPTERS, ImageAdapter, TextAdapter, VocabularyAdapter
-from dxn.tokenize import base as adapter
-from dxn.tokenize.media import BadMedia
+from dxn.tokenize import ADAPTERS, Adapter, BadMedia, ImageAdapter, Reader, TextAdapter, Tokenizer
+from dxn.tokenize.base import READERS, pad
 
 
-class SeriesPreprocessor:
+class WaveReader(Reader):
+    """A list of numbers."""
+
+    modality = "wave"
+
+    def read(self, cell) -> Tensor:
+        try:
+            return torch.tensor([float(value) for value in cell])
+        except (TypeError, ValueError):
+            raise BadMedia(f"must be a list of numbers, got {cell!r}") from None
+
+
+class WaveTokenizer(Tokenizer):
     """A list of numbers to one sample."""
 
-    modality = "series"
-
-    def read(self, source) -> Tensor:
-        try:
-            return torch.tensor([float(value) for value in source])
-        except (TypeError, ValueError):
-            raise BadMedia(f"must be a list of numbers, got {source!r}") from None
+    reader = WaveReader()
 
     def __call__(self, raw: Tensor, rand: random.Random | None = None) -> dict[str, Tensor]:
-        return {"values": raw}
-
-    def collate(self, samples) -> dict[str, Tensor]:
-        lengths = torch.tensor([len(sample["values"]) for sample in samples])
-        values = [sample["values"] for sample in samples]
-        return {"values": nn.utils.rnn.pad_sequence(values, batch_first=True), "lengths": lengths}
+        return {"values": raw, "lengths": torch.tensor(len(raw))}
 
 
-class SeriesAdapter(nn.Module):
+class WaveAdapter(Adapter):
     """Numbers to Tokens: one column for each number."""
 
-    modality = "series"
+    reader = WaveReader
 
     def __init__(self, dim: int = 8):
         super().__init__()
         self.dim = dim
-        self.prepare = SeriesPreprocessor()
+        self.tokenizer = WaveTokenizer()
         self.proj = nn.Linear(1, dim)
 
     def forward(self, batch) -> Tokens:
         x = self.proj(batch["values"][..., None])
         mask = torch.arange(x.shape[1]) < batch["lengths"][:, None]
         index = torch.arange(x.shape[1]).float().expand(len(x), -1)[..., None]
-        return Tokens(x, mask, (Span("series", "series", 0, x.shape[1], index),))
+        return Tokens(x, mask, (Span("wave", "wave", 0, x.shape[1], index),))
 
 
-def test_an_adapter_with_the_required_members_only_becomes_tokens():
-    tokens = adapter.to_tokens(SeriesAdapter(7), [[1, 2, 3], ["4"]])
+class Scaled(WaveAdapter):
+    """An adapter with a state."""
+
+    scale = 1.0
+
+    def state(self):
+        return {"scale": self.scale}
+
+    def load_state(self, state):
+        if not state["scale"] > 0:
+            raise ValueError(f"scale must be above 0, got {state['scale']}")
+        self.scale = state["scale"]
+
+
+def test_a_modality_with_the_required_members_only_becomes_tokens():
+    tokens = WaveAdapter(7).tokens([[1, 2, 3], ["4"]])
     assert tokens.x.shape == (2, 3, 7) and tokens.mask.sum(1).tolist() == [3, 1]
     with pytest.raises(BadMedia, match="must be a list of numbers, got 'abc'"):
-        adapter.to_tokens(SeriesAdapter(7), ["abc"])
+        WaveAdapter(7).tokens(["abc"])
 
 
-def test_every_optional_member_has_a_default(tmp_path):
-    series = SeriesAdapter()
-    prepare = series.prepare
-    raw = prepare.read([1, 2])
-    assert not adapter.reads_files(prepare) and not adapter.has_words(prepare)
-    assert adapter.num_tokens(prepare, raw) == 1 and adapter.accepts(prepare, [[1, 2]]) == 0
-    assert adapter.summarize(prepare, [raw], [[1, 2]]) == ""
-    assert adapter.truncated(prepare, prepare(raw)) is None
-    assert adapter.describe_columns(series, raw) == ""
-    assert adapter.make_masking(series, ratio=0.5) is None
-    adapter.fit_adapter(series, [raw])
-    adapter.save_adapter(series, tmp_path, "series")
-    adapter.load_adapter(series, tmp_path, "series")
+def test_every_other_member_has_a_default(tmp_path):
+    adapter = WaveAdapter()
+    tokenizer, reader = adapter.tokenizer, adapter.tokenizer.reader
+    raw = reader.read([1, 2])
+    assert WaveAdapter.modality == tokenizer.modality == "wave"
+    assert not reader.files and not reader.words and not reader.is_path("a.png")
+    assert tokenizer.length(raw) == 1 and reader.score([[1, 2]]) == 0
+    assert reader.describe([raw], [[1, 2]]) == reader.learn([[1, 2]]) == tokenizer.remark(raw) == ""
+    assert tokenizer.cut(raw) is None and tokenizer.plain() is tokenizer
+    assert adapter.describe(raw) == "" and adapter.masking(ratio=0.5) is None
+    assert not adapter.has_vocabulary and adapter.fit([raw]) is adapter
+    adapter.save(tmp_path, "wave")
+    adapter.load(tmp_path, "wave")
     assert not list(tmp_path.iterdir())
 
 
-def test_the_functions_reach_the_members_of_the_built_in_adapters(tmp_path):
-    text = TextAdapter(8, max_len=2)
-    adapter.fit_adapter(text, ["the man rows", "the boats"])
-    prepare = text.prepare
-    assert adapter.has_words(prepare) and not adapter.reads_files(prepare)
-    assert adapter.reads_files(ImageAdapter(8).prepare)
-    assert adapter.num_tokens(prepare, "the man rows") == 2
-    assert adapter.accepts(prepare, ["the man rows"]) == 0.5
-    assert adapter.summarize(prepare, ["the man"], ["the man"]).endswith("7 characters")
-    assert adapter.truncated(prepare, prepare("the man rows")) is not None
-    assert " | " in adapter.describe_columns(text, "the man")
-    masking = adapter.make_masking(text, ratio=0.3)
-    assert masking is not None and masking.is_classification
-    adapter.save_adapter(text, tmp_path, "text")
-    again = TextAdapter(8)
-    adapter.load_adapter(again, tmp_path, "text")
-    assert again.prepare.tokenizer.get_vocab() == prepare.tokenizer.get_vocab()
+@pytest.mark.parametrize(
+    ("base", "member", "meant"),
+    [
+        (Reader, "scores", "score"),
+        (Reader, "is_paht", "is_path"),
+        (Tokenizer, "lenght", "length"),
+        (Tokenizer, "colate", "collate"),
+        (Adapter, "maskin", "masking"),
+        (Adapter, "load_sate", "load_state"),
+    ],
+)
+def test_a_misspelled_member_is_an_error_when_the_class_is_defined(base, member, meant):
+    match = f"Mine.{member} is not a member of {base.__name__}; did you mean {meant}?"
+    with pytest.raises(TypeError, match=match.replace("?", r"\?")):
+        type("Mine", (base,), {member: lambda self: None})
 
 
-def test_only_adapters_with_a_tokenizer_have_a_vocabulary():
-    assert isinstance(TextAdapter(8), VocabularyAdapter)
-    assert not isinstance(ImageAdapter(8), VocabularyAdapter)
-    assert not isinstance(SeriesAdapter(), VocabularyAdapter)
+def test_the_states_of_all_adapters_are_in_one_file(tmp_path):
+    for name in ("a", "../b"):
+        adapter = Scaled()
+        adapter.scale = 3.0 if name == "a" else 5.0
+        adapter.save(tmp_path, name)
+    assert [path.name for path in tmp_path.iterdir()] == ["adapters.jsonl"]
+    again = Scaled()
+    again.load(tmp_path, "../b")
+    assert again.scale == 5
+    with pytest.raises(UserError, match="has no valid state of the input 'c'"):
+        again.load(tmp_path, "c")
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"a": {"scale": -1}}', "a: scale must be above 0, got -1"),
+        ('{"a": {}}', "a: has no 'scale'; copy the model again"),
+        ('{"a": 1}', "a: must be a mapping, got int"),
+        ("{", "has no valid state of the input 'a'"),
+    ],
+)
+def test_a_wrong_state_is_refused(tmp_path, line, message):
+    (tmp_path / "adapters.jsonl").write_text(line)
+    with pytest.raises(UserError, match=message):
+        Scaled().load(tmp_path, "a")
+
+
+def test_padding_is_at_the_end_of_all_axes():
+    samples = [
+        {"x": torch.ones(2, 3), "masked": torch.ones(1, 2, dtype=torch.bool), "masked_target": a}
+        for a in (torch.zeros(2, 5), torch.zeros(2, 5))
+    ]
+    samples[1] = {**samples[1], "x": torch.ones(1, 5), "masked": torch.ones(2, 1, dtype=torch.bool)}
+    batch = pad(samples, {"x": -1})
+    assert batch["x"].shape == (2, 2, 5) and batch["x"][1].sum() == 5 - 5
+    assert batch["masked"].tolist() == [[True, True, False, False], [True, False, True, False]]
+    assert batch["masked_target"].shape == (4, 5)
+
+
+def test_only_adapters_with_a_vocabulary_say_so():
+    assert TextAdapter(8).has_vocabulary
+    assert not ImageAdapter(8).has_vocabulary
 
 
 @pytest.mark.parametrize(("modality", "path"), ADAPTERS.items())
-def test_the_registry_names_an_adapter_of_each_modality(modality, path):
+def test_the_registries_name_an_adapter_and_a_reader_of_each_modality(modality, path):
+    built = part(path)()
+    assert built.modality == built.tokenizer.modality == modality and built.dim == 128
+    assert part(READERS[modality]) is built.reader and built.reader().modality == modality
+
+
+def part(path):
     module, _, name = path.rpartition(".")
-    cls = getattr(importlib.import_module(module), name)
-    built = cls()
-    assert built.modality == built.prepare.modality == modality and built.dim == 128
+    return getattr(importlib.import_module(module), name)

@@ -55,7 +55,7 @@ def adapter_of(*, normalize="none", spectrogram=None, patch=None, **options):
 
 
 def batch_of(adapter, sounds):
-    batch = adapter.prepare.collate([adapter.prepare(s) for s in sounds])
+    batch = adapter.tokenizer.collate([adapter.tokenizer(s) for s in sounds])
     return {**batch, "features": batch["features"].double()}
 
 
@@ -85,7 +85,9 @@ def explicit_log_mel(x, n_fft, hop, n_mels):
 
 @pytest.mark.parametrize(("n_fft", "hop", "n_mels"), [(200, 80, 23), (256, 101, 13)])
 def test_log_mels_equal_their_formula(n_fft, hop, n_mels):
-    prepare = adapter_of(spectrogram={"n_fft": n_fft, "hop_length": hop, "n_mels": n_mels}).prepare
+    prepare = adapter_of(
+        spectrogram={"n_fft": n_fft, "hop_length": hop, "n_mels": n_mels}
+    ).tokenizer
     expected = explicit_log_mel(sound(), n_fft, hop, n_mels)
     got = prepare(sound())["features"]
     assert got.shape == (1 + 1009 // hop, n_mels)
@@ -98,20 +100,22 @@ def test_log_mels_equal_those_of_torchaudio():
     )
     expected = (theirs(sound()) + 1e-6).log().T
     # dxn computes the power as a product of complex numbers, which is faster, and rounds otherwise.
-    got = adapter_of().prepare(sound())["features"]
+    got = adapter_of().tokenizer(sound())["features"]
     torch.testing.assert_close(got, expected, rtol=0, atol=1e-5)
 
 
 def test_windows_are_25_ms_and_10_ms_apart_by_default():
-    assert adapter_of().prepare.spectrogram.n_fft == 200 and adapter_of().prepare.hop_length == 80
-    other = adapter_of(spectrogram={"n_fft": 256, "hop_length": 64}).prepare
+    assert (
+        adapter_of().tokenizer.spectrogram.n_fft == 200 and adapter_of().tokenizer.hop_length == 80
+    )
+    other = adapter_of(spectrogram={"n_fft": 256, "hop_length": 64}).tokenizer
     assert other.spectrogram.mel[0].n_fft == 256 and other.hop_length == 64
 
 
 def test_a_higher_tone_is_in_a_higher_bin():
     t = torch.arange(RATE) / RATE
     bins = [
-        int(adapter_of().prepare.features((2 * math.pi * f * t).sin()).mean(0).argmax())
+        int(adapter_of().tokenizer.features((2 * math.pi * f * t).sin()).mean(0).argmax())
         for f in (300, 1100, 3100)
     ]
     assert bins == sorted(set(bins))
@@ -120,7 +124,10 @@ def test_a_higher_tone_is_in_a_higher_bin():
 def test_silence_is_finite():
     for normalize in ("none", "clip"):
         assert bool(
-            adapter_of(normalize=normalize).prepare(torch.zeros(1009))["features"].isfinite().all()
+            adapter_of(normalize=normalize)
+            .tokenizer(torch.zeros(1009))["features"]
+            .isfinite()
+            .all()
         )
 
 
@@ -135,11 +142,11 @@ def test_a_clip_of_one_sample_has_one_token(tokens):
 
 def test_clip_normalization_centers_each_bin_and_scales_them_together():
     raw = sound()
-    mel = adapter_of().prepare(raw)["features"].numpy()
+    mel = adapter_of().tokenizer(raw)["features"].numpy()
     expected = (mel - mel.mean(0)) / mel.std()
-    got = adapter_of(normalize="clip").prepare(raw)["features"].numpy()
+    got = adapter_of(normalize="clip").tokenizer(raw)["features"].numpy()
     np.testing.assert_allclose(got, expected, rtol=0, atol=1e-5)
-    louder = adapter_of(normalize="clip").prepare(raw * 1.7)["features"].numpy()
+    louder = adapter_of(normalize="clip").tokenizer(raw * 1.7)["features"].numpy()
     np.testing.assert_allclose(louder, got, rtol=0, atol=1e-3)  # a factor is a sum in the logarithm
 
 
@@ -150,7 +157,7 @@ def test_dataset_normalization_equals_mean_and_deviation_of_numpy(tokens):
         [sound(1009), sound(2003, 1) / 3],
     )
     adapter.fit(sounds)
-    rows = np.concatenate([adapter.prepare(s)["features"].double().numpy() for s in sounds])
+    rows = np.concatenate([adapter.tokenizer(s)["features"].double().numpy() for s in sounds])
     np.testing.assert_allclose(adapter.mean.numpy(), rows.mean(0), rtol=0, atol=1e-5)
     np.testing.assert_allclose(adapter.std.numpy(), rows.std(0), rtol=0, atol=1e-5)
     plain = adapter_of(tokens=tokens)
@@ -197,7 +204,7 @@ def test_patches_equal_a_strided_convolution_with_the_same_weights(patch_size, s
     (high, wide), (up, along) = (
         p if isinstance(p, tuple) else (p, p) for p in (patch_size, stride or patch_size)
     )
-    mel = adapter.prepare(sound(1907))["features"].double().T  # (23, 24)
+    mel = adapter.tokenizer(sound(1907))["features"].double().T  # (23, 24)
     over_f, over_t = padded_length(23, high, up) - 23, padded_length(24, wide, along) - 24
     grid = conv_of(adapter, high, wide, (up, along))(
         F.pad(mel, (0, over_t, 0, over_f))[None, None]
@@ -402,16 +409,16 @@ AUGMENTS = [
 
 @pytest.mark.parametrize("options", AUGMENTS)
 def test_each_augmentation_depends_on_its_generator_only_and_needs_one(options):
-    prepare = adapter_of(augment=AudioAugment(**options)).prepare
+    prepare = adapter_of(augment=AudioAugment(**options)).tokenizer
     raw, state = sound(4001), torch.get_rng_state()
 
     def drawn(seed):
         return prepare(raw, random.Random(seed))["features"]
 
-    clean = adapter_of().prepare(raw)["features"]
+    clean = adapter_of().tokenizer(raw)["features"]
     assert torch.equal(prepare(raw)["features"], clean)
     assert torch.equal(
-        adapter_of(augment=AudioAugment()).prepare(raw, random.Random(3))["features"], clean
+        adapter_of(augment=AudioAugment()).tokenizer(raw, random.Random(3))["features"], clean
     )
     results = [drawn(seed) for seed in range(7)]
     assert all(torch.equal(a, drawn(seed)) for seed, a in enumerate(results))
@@ -513,7 +520,7 @@ def test_warp_moves_a_peak_along_the_mel_axis():
 
 
 def test_a_pickled_preprocessor_gives_the_same_samples():
-    prepare = adapter_of(augment=AudioAugment(noise=0.3, time_mask=0.3)).prepare
+    prepare = adapter_of(augment=AudioAugment(noise=0.3, time_mask=0.3)).tokenizer
     again = pickle.loads(pickle.dumps(prepare))
     one, other = (p(sound(), random.Random(2))["features"] for p in (prepare, again))
     assert torch.equal(one, other)
@@ -536,7 +543,9 @@ def test_tokens_accepts_arrays_of_any_rate_and_channels():
 
 def test_a_clip_that_is_too_long_is_refused():
     with pytest.raises(BadMedia, match=r"1.5 s, more than max_seconds=1"):
-        adapter_of(spectrogram={"max_seconds": 1}).prepare.read((np.zeros(12000, np.float32), RATE))
+        adapter_of(spectrogram={"max_seconds": 1}).tokenizer.reader.read(
+            (np.zeros(12000, np.float32), RATE)
+        )
 
 
 @pytest.mark.parametrize(
@@ -655,11 +664,11 @@ def test_tempo_stretches_time_only():
     ],
 )
 def test_columns_of_audio_are_recognized(values, expected):
-    assert adapter_of().prepare.accepts(values) == expected
+    assert adapter_of().tokenizer.reader.score(values) == expected
 
 
 def test_a_summary_gives_durations_and_sample_rates():
-    summarize = adapter_of().prepare.summarize
+    summarize = adapter_of().tokenizer.reader.describe
     sources = [(np.zeros(5), 44100), (np.zeros(5), 8000), (np.zeros(5), 8000), None, b"broken"]
     text = summarize([sound(800), sound(1600), sound(8000)], sources)
     assert text == "0.10 to 1.00, median 0.20 s; 2 at 8,000 Hz, 1 at 44,100 Hz"

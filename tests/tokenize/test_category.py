@@ -14,11 +14,11 @@ COLOURS = ["red"] * 5 + ["blue"] * 3 + ["green"] * 2
 
 def fitted(values=COLOURS, **options):
     adapter = CategoryAdapter(DIM, **options)
-    return adapter.fit([adapter.prepare.read(value) for value in values])
+    return adapter.fit([adapter.tokenizer.reader.read(value) for value in values])
 
 
 def ids(adapter, cell):
-    return adapter.prepare(adapter.prepare.read(cell))["ids"].tolist()
+    return adapter.tokenizer(adapter.tokenizer.reader.read(cell))["ids"].tolist()
 
 
 def test_a_category_is_one_token():
@@ -29,13 +29,13 @@ def test_a_category_is_one_token():
 
 def test_rare_and_new_values_share_a_token():
     adapter = fitted(min_count=3)
-    assert adapter.prepare.values == ("red", "blue")
+    assert adapter.tokenizer.choices == ("red", "blue")
     assert ids(adapter, "green") == ids(adapter, "violet") == [0]
     assert adapter.describe(("red", "violet")) == "red, violet (unknown)"
 
 
 def test_a_value_that_is_not_known_gets_a_remark():
-    prepare = fitted().prepare
+    prepare = fitted().tokenizer
     assert prepare.remark(("red", "BLUE")) == ""
     assert "'violet' is not one of the 2 known values (red, blue)" in prepare.remark(
         ("red", "violet")
@@ -43,15 +43,15 @@ def test_a_value_that_is_not_known_gets_a_remark():
 
 
 def test_the_number_of_values_is_limited_to_the_most_frequent_ones():
-    assert fitted(max_values=1).prepare.values == ("red",)
+    assert fitted(max_values=1).tokenizer.choices == ("red",)
 
 
 def test_a_tiny_table_keeps_its_values_although_all_are_rare():
-    assert set(fitted(["a", "b"]).prepare.values) == {"a", "b"}
+    assert set(fitted(["a", "b"]).tokenizer.choices) == {"a", "b"}
 
 
 def test_some_training_values_become_unknown_and_validation_values_do_not():
-    prepare = fitted(unknown_rate=0.5).prepare
+    prepare = fitted(unknown_rate=0.5).tokenizer
     drawn = [prepare(("red",), random.Random(i))["ids"].item() for i in range(50)]
     assert 0 < drawn.count(0) < 50
     assert prepare(("red",))["ids"].item() != 0
@@ -78,7 +78,7 @@ def test_some_training_values_become_unknown_and_validation_values_do_not():
     ],
 )
 def test_cells_are_read(cell, raw):
-    assert CategoryAdapter(DIM).prepare.read(cell) == raw
+    assert CategoryAdapter(DIM).tokenizer.reader.read(cell) == raw
 
 
 def test_upper_and_lower_case_do_not_matter_unless_the_column_has_both():
@@ -107,7 +107,7 @@ def test_several_values_of_a_cell_are_several_tokens_and_padding_changes_nothing
 )
 def test_a_cell_that_is_no_category_is_explained(cell, message):
     with pytest.raises(BadMedia) as caught:
-        CategoryAdapter(DIM).prepare.read(cell)
+        CategoryAdapter(DIM).tokenizer.reader.read(cell)
     assert str(caught.value).startswith(message)
 
 
@@ -125,18 +125,18 @@ def test_a_cell_that_is_no_category_is_explained(cell, message):
     ],
 )
 def test_repeated_short_values_are_accepted(values, is_accepted):
-    assert (CategoryAdapter(DIM).prepare.accepts(values) > 0.1) == is_accepted
+    assert (CategoryAdapter(DIM).tokenizer.reader.score(values) > 0.1) == is_accepted
 
 
 def test_sentences_that_repeat_are_less_likely_than_words():
-    accepts = CategoryAdapter(DIM).prepare.accepts
+    accepts = CategoryAdapter(DIM).tokenizer.reader.score
     assert accepts(["I like it very much", "I do not like it"] * 9) < accepts(["red", "blue"] * 9)
 
 
 def test_a_masked_value_is_hidden_and_predicted():
     adapter = fitted(unknown_rate=0.0)
     masking = adapter.masking(ratio=0.5)
-    prepare = adapter.prepare
+    prepare = adapter.tokenizer
     raws = [("red",), ("blue",)] * 5
     samples = [masking(prepare(raw), random.Random(i)) for i, raw in enumerate(raws)]
     batch = prepare.collate(samples)
@@ -172,13 +172,13 @@ def test_the_values_are_saved(tmp_path):
     again.load_state_dict(adapter.state_dict())
     assert torch.equal(again.tokens(["blue"]).x, adapter.tokens(["blue"]).x)
     again.fit([("other",)] * 5)
-    assert again.prepare.values == adapter.prepare.values
+    assert again.tokenizer.choices == adapter.tokenizer.choices
 
 
 @pytest.mark.parametrize("content", ["{}", '{"x": {}}', '{"x": {"values": ["a", "a"]}}'])
 def test_a_damaged_file_is_refused(tmp_path, content):
-    (tmp_path / "columns.jsonl").write_text(content)
-    with pytest.raises(UserError, match=r"columns\.jsonl"):
+    (tmp_path / "adapters.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"adapters\.jsonl"):
         CategoryAdapter(DIM).load(tmp_path, "x")
 
 

@@ -16,7 +16,7 @@ from dxn.core.errors import UserError
 from dxn.tasks import Language
 from dxn.tokenize import NgramOptions, TextAdapter, TextAugment, TokenizerOptions
 from dxn.tokenize.text.chars import MAX_WORD, CharNgrams
-from dxn.tokenize.text.tokenizer import SPECIALS
+from dxn.tokenize.text.vocabulary import SPECIALS
 
 KINDS = ["bpe", "wordpiece", "unigram", "word", "character"]
 SENTENCES = ["the tall man rows the boats", "boats, rowing, pass!", "a café near the bridge"]
@@ -80,7 +80,7 @@ def test_any_text_is_a_word(word):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_every_token_has_the_ngrams_of_its_whole_word(kind):
-    prepare = adapter_of(kind).prepare
+    prepare = adapter_of(kind).tokenizer
     raw = "boats tallest in"  # "tallest" is not in the training split
     sample = prepare(raw)
     words = words_of(sample)
@@ -96,7 +96,7 @@ def test_every_token_has_the_ngrams_of_its_whole_word(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_words_of_a_list_are_whole_words(kind):
-    prepare = adapter_of(kind).prepare
+    prepare = adapter_of(kind).tokenizer
     raw = ["near-by", "the", "boats"]
     sample = prepare(raw)
     owners = sample["words"].tolist()
@@ -105,21 +105,21 @@ def test_words_of_a_list_are_whole_words(kind):
 
 
 def test_an_unknown_word_shares_ngrams_with_similar_words():
-    prepare = adapter_of("word").prepare
+    prepare = adapter_of("word").tokenizer
     unknown, known = prepare("rowers"), prepare("rows")
-    assert prepare.tokenizer.id_to_token(unknown["ids"].item()) == "[UNK]"
+    assert prepare.vocabulary.id_to_token(unknown["ids"].item()) == "[UNK]"
     common = set(words_of(unknown)[0]) & set(words_of(known)[0])
     assert {1 + zlib.crc32(gram) % BUCKETS for gram in (b"<ro", b"row", b"<row")} <= common
 
 
 def test_masked_tokens_have_no_ngrams_and_split_ones_keep_them():
-    prepare = adapter_of("word", augment=TextAugment(token_mask=0.5)).prepare
+    prepare = adapter_of("word", augment=TextAugment(token_mask=0.5)).tokenizer
     sample = prepare(SENTENCES[0], random.Random(2))
     is_masked = (sample["ids"] == SPECIALS.index("[MASK]")).tolist()
     assert 0 < sum(is_masked) < len(is_masked)
     for word, masked, own in zip(SENTENCES[0].split(), is_masked, words_of(sample), strict=True):
         assert own == ([] if masked else hashes(word))
-    split = adapter_of("bpe", augment=TextAugment(subword_dropout=1.0)).prepare
+    split = adapter_of("bpe", augment=TextAugment(subword_dropout=1.0)).tokenizer
     sample = split("boats", random.Random(2))
     assert len(sample["ids"]) > 1
     assert words_of(sample) == [hashes("boats")] * len(sample["ids"])
@@ -128,7 +128,7 @@ def test_masked_tokens_have_no_ngrams_and_split_ones_keep_them():
 def test_masked_pretraining_hides_all_ngrams():
     """The n-grams of a subword that is not masked would tell the rest of its word."""
     adapter = adapter_of("bpe")
-    sample = adapter.masking()(adapter.prepare(SENTENCES[0]), random.Random(0))
+    sample = adapter.masking()(adapter.tokenizer(SENTENCES[0]), random.Random(0))
     assert sample["chars"].shape[0] == len(sample["ids"]) and not sample["chars"].any()
 
 
@@ -138,7 +138,7 @@ def test_masked_pretraining_hides_all_ngrams():
 def test_the_mean_vector_of_its_ngrams_is_added_to_a_token():
     adapter = adapter_of("word", pos_embed="none").double()
     tokens = adapter.tokens(["the boats"])
-    ids = adapter.prepare("the boats")["ids"]
+    ids = adapter.tokenizer("the boats")["ids"]
     for i, word in enumerate(["the", "boats"]):
         mean = adapter.char_embedding.weight[hashes(word)].mean(0)
         expected = adapter.embedding.weight[ids[i]] + mean
@@ -147,7 +147,7 @@ def test_the_mean_vector_of_its_ngrams_is_added_to_a_token():
 
 def test_a_token_without_ngrams_has_its_own_vector_only():
     adapter = adapter_of("word", NgramOptions(chars=(5,)), pos_embed="none")
-    ids = adapter.prepare("a")["ids"]  # <a> has three characters
+    ids = adapter.tokenizer("a")["ids"]  # <a> has three characters
     torch.testing.assert_close(adapter.tokens(["a"]).x[0], adapter.embedding(ids), rtol=0, atol=0)
 
 
@@ -162,7 +162,7 @@ def test_a_token_without_ngrams_has_its_own_vector_only():
 )
 def test_padding_never_changes_a_real_token(texts, extra):
     adapter = adapter_of(conv_kernel=3, max_len=64).double().eval()
-    prepare = adapter.prepare
+    prepare = adapter.tokenizer
     texts = [" ".join(text) for text in texts]
     batch = prepare.collate([prepare(text) for text in texts])
     tokens, grams = extra
@@ -176,10 +176,10 @@ def test_padding_never_changes_a_real_token(texts, extra):
 
 
 def test_texts_that_are_encoded_together_equal_texts_that_are_encoded_alone():
-    prepare = adapter_of("bpe").prepare
+    prepare = adapter_of("bpe").tokenizer
     for raws in (SENTENCES, [["two", "words"], ["one"]]):
         alone = prepare.collate([prepare(raw) for raw in raws])
-        together = prepare.encode_batch(raws)
+        together = prepare.batch(raws)
         assert together.keys() == alone.keys() and torch.equal(together["chars"], alone["chars"])
 
 
@@ -194,7 +194,7 @@ def test_the_ngrams_are_learned_and_padding_is_not(dtype):
 
 
 def test_a_pickled_preprocessor_gives_the_same_samples():
-    prepare = adapter_of().prepare
+    prepare = adapter_of().tokenizer
     again = pickle.loads(pickle.dumps(prepare))
     assert torch.equal(prepare(SENTENCES[1])["chars"], again(SENTENCES[1])["chars"])
 
@@ -205,7 +205,7 @@ def test_a_pickled_preprocessor_gives_the_same_samples():
 def test_there_are_no_character_ngrams_by_default():
     adapter = adapter_of(ngrams=NgramOptions())
     assert adapter.char_embedding is None
-    assert "chars" not in adapter.prepare.collate([adapter.prepare("the boats")])
+    assert "chars" not in adapter.tokenizer.collate([adapter.tokenizer("the boats")])
 
 
 def test_ngrams_of_one_character_are_refused():

@@ -18,8 +18,8 @@ DATES = ["2026-01-31", "2025-07-02", "2024-12-24 18:30", "2026-03-08"]
 
 def fitted(cells=DATES, **options):
     adapter = DateAdapter(DIM, **options)
-    adapter.prepare.find_format(cells)
-    return adapter.fit([adapter.prepare.read(cell) for cell in cells])
+    adapter.tokenizer.reader.learn(cells)
+    return adapter.fit([adapter.tokenizer.reader.read(cell) for cell in cells])
 
 
 @pytest.mark.parametrize(
@@ -81,19 +81,19 @@ def test_all_cells_together_tell_whether_the_day_comes_first(cells, day_first):
 )
 def test_a_cell_that_is_no_date_is_explained(cell):
     with pytest.raises(BadMedia, match=r"must be a date such as 2026-01-31 or day/month/year"):
-        DateAdapter(DIM).prepare.read(cell)
+        DateAdapter(DIM).tokenizer.reader.read(cell)
 
 
 @pytest.mark.parametrize("cell", ["N/A", "", "unknown", None, float("nan")])
 def test_a_missing_date_has_no_value(cell):
-    assert DateAdapter(DIM).prepare.read(cell) is None
+    assert DateAdapter(DIM).tokenizer.reader.read(cell) is None
 
 
 @settings(deadline=None)
 @given(st.datetimes())
 def test_every_date_and_time_gives_bounded_features(moment):
     adapter = fitted()
-    value, valid = adapter.prepare.features(adapter.prepare.read(moment))
+    value, valid = adapter.tokenizer.features(adapter.tokenizer.reader.read(moment))
     assert all(valid) and max(map(abs, value)) <= 3
 
 
@@ -105,8 +105,8 @@ def test_every_date_and_time_gives_bounded_features(moment):
     ],
 )
 def test_weekdays_repeat_after_seven_days(one, other, is_equal):
-    prepare = fitted().prepare
-    a, b = (prepare.features(prepare.read(cell))[0][:6] for cell in (one, other))
+    prepare = fitted().tokenizer
+    a, b = (prepare.features(prepare.reader.read(cell))[0][:6] for cell in (one, other))
     assert (a == pytest.approx(b)) == is_equal
 
 
@@ -120,8 +120,8 @@ def test_a_date_is_one_token_and_batch_mates_do_not_change_it():
 def test_a_masked_date_is_hidden_and_its_own_features_are_predicted():
     adapter = fitted()
     masking = adapter.masking(ratio=0.5)
-    prepare = adapter.prepare
-    raws = [prepare.read(cell) for cell in ["12:30", *DATES]]
+    prepare = adapter.tokenizer
+    raws = [prepare.reader.read(cell) for cell in ["12:30", *DATES]]
     batch = prepare.collate([masking(prepare(raw), random.Random(i)) for i, raw in enumerate(raws)])
     masked = batch["masked"][:, 0]
     assert 0 < masked.sum() < len(raws)
@@ -154,13 +154,13 @@ def test_the_format_and_the_statistics_are_saved(tmp_path):
     again = DateAdapter(DIM)
     again.load(tmp_path, "day")
     again.load_state_dict(adapter.state_dict())
-    assert str(again.prepare.read("1/2/2026")) == "2026-01-02"
+    assert str(again.tokenizer.reader.read("1/2/2026")) == "2026-01-02"
     assert torch.equal(again.tokens(["3/4/2026"]).x, adapter.tokens(["3/4/2026"]).x)
 
 
 def test_an_order_that_the_user_sets_wins():
     adapter = fitted(["1/2/2026", "3/4/2026"], day_first=True)
-    assert str(adapter.prepare.read("1/2/2026")) == "2026-02-01"
+    assert str(adapter.tokenizer.reader.read("1/2/2026")) == "2026-02-01"
 
 
 @pytest.mark.parametrize(
@@ -173,6 +173,6 @@ def test_an_order_that_the_user_sets_wins():
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, content):
-    (tmp_path / "columns.jsonl").write_text(content)
-    with pytest.raises(UserError, match=r"columns\.jsonl"):
+    (tmp_path / "adapters.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"adapters\.jsonl"):
         DateAdapter(DIM).load(tmp_path, "x")

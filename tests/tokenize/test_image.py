@@ -21,7 +21,7 @@ from dxn.tokenize import (
     ResizeOptions,
 )
 from dxn.tokenize.image.augment import ImageAugmenter
-from dxn.tokenize.image.preprocessor import ImagePreprocessor
+from dxn.tokenize.image.tokenizer import ImageTokenizer
 from dxn.tokenize.stem import ConvStem
 
 D = 12
@@ -40,7 +40,7 @@ def adapter_of(**options):
 
 
 def batch_of(adapter, pictures):
-    return adapter.prepare.collate([adapter.prepare(p) for p in pictures])
+    return adapter.tokenizer.collate([adapter.tokenizer(p) for p in pictures])
 
 
 def embed(adapter, pictures):
@@ -227,13 +227,13 @@ def test_resized_images_have_the_configured_size_and_coords_inside_the_raw_image
     height, width, resize
 ):
     adapter = adapter_of(patch_size=4, image_size=(13, 17), resize=ResizeOptions(resize))
-    sample = adapter.prepare(picture(height, width))
+    sample = adapter.tokenizer(picture(height, width))
     h, w = sample["pixels"].shape[1:]
     if resize == "within":
         assert h <= 13 and w <= 17 and h <= height and w <= width
     else:
         assert (h, w) == (13, 17)
-    coords = adapter(adapter.prepare.collate([sample])).spans[0].coords[0]
+    coords = adapter(adapter.tokenizer.collate([sample])).spans[0].coords[0]
     assert (
         coords.min() >= 0
         and coords[:, 2].max() <= height + 1e-4
@@ -253,7 +253,7 @@ def test_resized_images_have_the_configured_size_and_coords_inside_the_raw_image
 def test_resizing_equals_that_of_torchvision(resize, size):
     limit = (41, 43) if size[0] == 41 else (13, 15)
     expected = v2.functional.resize(picture(), size, v2.InterpolationMode.BILINEAR, antialias=True)
-    got = adapter_of(image_size=limit, resize=ResizeOptions(resize)).prepare(picture())["pixels"]
+    got = adapter_of(image_size=limit, resize=ResizeOptions(resize)).tokenizer(picture())["pixels"]
     if resize == "crop":
         expected = v2.functional.center_crop(expected, list(limit))
     assert got.shape == expected.shape
@@ -353,7 +353,7 @@ AUGMENTS = [{"crop": 3}, {"zoom": 0.3}, {"flip": True}, {"randaugment": 15}, {"e
 @pytest.mark.parametrize("options", AUGMENTS)
 @pytest.mark.parametrize("channels", [1, 3])
 def test_each_augmentation_depends_on_its_generator_only_and_keeps_the_shape(options, channels):
-    prepare = adapter_of(in_channels=channels, augment=ImageAugment(**options)).prepare
+    prepare = adapter_of(in_channels=channels, augment=ImageAugment(**options)).tokenizer
     raw = picture(23, 31, channels)
 
     def drawn(seed):
@@ -435,7 +435,7 @@ def test_the_frame_maps_pixels_to_the_raw_image_with_augmentation_included(
     num_seen = 0
     num_mirrored = 0
     for seed in range(23):
-        sample = adapter.prepare(marked(), random.Random(seed))
+        sample = adapter.tokenizer(marked(), random.Random(seed))
         marker = sample["pixels"][0].double()
         at_edge = [marker[0], marker[-1], marker[:, 0], marker[:, -1]]
         if not marker.any() or any(edge.any() for edge in at_edge):
@@ -460,10 +460,10 @@ def test_coords_of_augmented_images_contain_the_marker_pixel(options):
     adapter.proj.bias.data.zero_()
     adapter.mean.zero_()
     for seed in range(11):
-        sample = adapter.prepare(marked(), random.Random(seed))
+        sample = adapter.tokenizer(marked(), random.Random(seed))
         if not sample["pixels"].any():
             continue
-        tokens = adapter(adapter.prepare.collate([sample]))
+        tokens = adapter(adapter.tokenizer.collate([sample]))
         top, left, bottom, right = tokens.spans[0].coords[0, tokens.x[0, :, 0].argmax()].tolist()
         assert top < bottom and left < right
         # Antialiasing spreads the marker over one more pixel.
@@ -485,7 +485,7 @@ def test_token_dropout_keeps_real_columns_in_order_and_applies_in_training_only(
 
 
 def test_a_pickled_preprocessor_gives_the_same_samples():
-    prepare = adapter_of(image_size=16, augment=ImageAugment(crop=3, randaugment=9)).prepare
+    prepare = adapter_of(image_size=16, augment=ImageAugment(crop=3, randaugment=9)).tokenizer
     again = pickle.loads(pickle.dumps(prepare))
     raw = picture()
     assert torch.equal(
@@ -591,11 +591,11 @@ def test_the_norm_option_adds_a_layer_norm():
     ],
 )
 def test_columns_of_images_are_recognized(values, expected):
-    assert adapter_of().prepare.accepts(values) == expected
+    assert adapter_of().tokenizer.reader.score(values) == expected
 
 
 def test_a_summary_gives_the_sizes():
-    summarize = adapter_of().prepare.summarize
+    summarize = adapter_of().tokenizer.reader.describe
     assert summarize([], [picture(3, 5), picture(3, 5)]) == "all 5×3"
     several = [picture(3, 5), picture(11, 7), picture(20, 30)]
     assert summarize([], several) == "5×3 to 30×20, median 7×11, 3 sizes"
@@ -603,7 +603,7 @@ def test_a_summary_gives_the_sizes():
 
 
 def test_files_above_max_pixels_are_refused():
-    prepare = adapter_of(resize=ResizeOptions(max_pixels=100)).prepare
-    assert isinstance(prepare, ImagePreprocessor)
+    prepare = adapter_of(resize=ResizeOptions(max_pixels=100)).tokenizer
+    assert isinstance(prepare, ImageTokenizer)
     with pytest.raises(ValueError, match="713 pixels, more than max_pixels=100"):
-        prepare.read(picture())
+        prepare.reader.read(picture())

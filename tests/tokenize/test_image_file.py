@@ -10,8 +10,8 @@ import torch
 from PIL import Image, ImageOps
 
 from dxn.tokenize import ImageAdapter, ImageAugment, ResizeOptions
-from dxn.tokenize.image.file import DRAFT_MARGIN, image_size, read_image, resize
-from dxn.tokenize.media import BadMedia
+from dxn.tokenize.base import BadMedia
+from dxn.tokenize.image.reader import DRAFT_MARGIN, image_size, read_image, resize
 
 LARGE = (1500, 1100)  # width and height; above MIN_DRAFT_PIXELS
 MODES = ("within", "stretch", "crop")
@@ -52,7 +52,7 @@ def prepare_of(image_size=32, mode="within", *, augment=None, in_channels=3, **r
         resize=options,
         augment=augment or ImageAugment(),
     )
-    return adapter.prepare
+    return adapter.tokenizer
 
 
 def difference(one, other):
@@ -73,7 +73,7 @@ def test_the_input_of_the_model_is_bit_equal_to_resizing_the_original(
 ):
     prepare = prepare_of(target, mode, crop_ratio=crop_ratio, interpolation=interpolation)
     source = noisy(*size)
-    raw = prepare.read(source)
+    raw = prepare.reader.read(source)
     original = read_image(source)
     assert raw.numel() <= original.numel()
     assert torch.equal(prepare(raw)["pixels"], prepare(original)["pixels"])
@@ -86,12 +86,12 @@ def test_the_input_of_the_model_is_bit_equal_to_resizing_the_original(
 def test_small_files_have_the_pixels_of_a_complete_decoding(kind):
     data = encoded(Image.fromarray(noisy(400, 300)), kind)
     prepare = prepare_of(32)
-    assert torch.equal(prepare.read(data), resize(read_image(data), (24, 32)))
+    assert torch.equal(prepare.reader.read(data), resize(read_image(data), (24, 32)))
 
 
 def test_without_an_image_size_images_keep_their_size(photo):
-    assert prepare_of(None).read(photo).shape == (3, 1100, 1500)
-    assert torch.equal(prepare_of(None).read(photo), read_image(photo))
+    assert prepare_of(None).reader.read(photo).shape == (3, 1100, 1500)
+    assert torch.equal(prepare_of(None).reader.read(photo), read_image(photo))
 
 
 @pytest.mark.parametrize("source", ["path", "bytes", "pil", "array", "tensor"])
@@ -106,7 +106,7 @@ def test_every_kind_of_source_is_reduced(source, tmp_path):
         "tensor": torch.from_numpy(pixels).permute(2, 0, 1),
     }
     expected = resize(torch.from_numpy(pixels).permute(2, 0, 1).contiguous(), (16, 32))
-    assert torch.equal(prepare_of(32).read(sources[source]), expected)
+    assert torch.equal(prepare_of(32).reader.read(sources[source]), expected)
 
 
 @pytest.mark.parametrize(
@@ -125,13 +125,13 @@ def test_images_are_converted_before_they_are_reduced(image, options, channels):
     data = encoded(image, "PNG", **options)
     prepare = prepare_of(16, in_channels=channels)
     complete = read_image(data, channels=channels)
-    assert torch.equal(prepare.read(data), resize(complete, (12, 16)))
+    assert torch.equal(prepare.reader.read(data), resize(complete, (12, 16)))
 
 
 def test_the_first_picture_of_an_animation_is_reduced():
     frames = [Image.new("RGB", (70, 50), colour) for colour in ("red", "green", "blue")]
     data = encoded(frames[0], "GIF", save_all=True, append_images=frames[1:])
-    raw = prepare_of(14).read(data)
+    raw = prepare_of(14).reader.read(data)
     assert raw.shape == (3, 10, 14)
     assert raw[:, 5, 7].tolist() == [255, 0, 0]
 
@@ -143,7 +143,7 @@ def test_the_first_picture_of_an_animation_is_reduced():
 @pytest.mark.parametrize("target", [16, 48, 96, (40, 90)])
 def test_a_large_photo_is_nearly_equal_to_a_complete_decoding(photo, mode, target):
     prepare = prepare_of(target, mode)
-    raw = prepare.read(photo)
+    raw = prepare.reader.read(photo)
     assert difference(prepare(raw)["pixels"], prepare(read_image(photo))["pixels"]) < 0.4
     # The decoder reduces the photo; the margin keeps the difference small.
     opened = Image.open(io.BytesIO(photo))
@@ -157,7 +157,7 @@ def test_a_photo_with_details_differs_by_few_levels():
     noise = rng.normal(0, 20, (LARGE[1], LARGE[0], 3))
     pixels = (smooth(*LARGE) + noise).clip(0, 255).astype(np.uint8)
     data = encoded(Image.fromarray(pixels), quality=95)
-    assert difference(prepare_of(96).read(data), resize(read_image(data), (70, 96))) < 0.4
+    assert difference(prepare_of(96).reader.read(data), resize(read_image(data), (70, 96))) < 0.4
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
@@ -171,8 +171,8 @@ def test_a_rotated_photo_is_reduced_like_its_upright_copy(orientation, target, m
     assert upright.shape[:2] == ((1100, 1500) if orientation < 5 else (1500, 1100))
     assert image_size(data) == upright.shape[:2]
     prepare = prepare_of(target, mode)
-    expected = prepare(prepare.read(upright))
-    sample = prepare(prepare.read(data))
+    expected = prepare(prepare.reader.read(upright))
+    sample = prepare(prepare.reader.read(data))
     assert difference(sample["pixels"], expected["pixels"]) < 0.4
     assert torch.equal(sample["frame"], expected["frame"])
 
@@ -180,7 +180,7 @@ def test_a_rotated_photo_is_reduced_like_its_upright_copy(orientation, target, m
 @pytest.mark.parametrize("options", [{"progressive": True}, {"subsampling": 0}, {"optimize": True}])
 def test_every_kind_of_jpeg_is_reduced(options):
     data = encoded(Image.fromarray(smooth(*LARGE)), quality=95, **options)
-    assert difference(prepare_of(48).read(data), resize(read_image(data), (35, 48))) < 0.4
+    assert difference(prepare_of(48).reader.read(data), resize(read_image(data), (35, 48))) < 0.4
 
 
 @pytest.mark.parametrize("channels", [1, 3])
@@ -191,35 +191,35 @@ def test_gray_and_cmyk_photos_are_reduced(channels):
         data = encoded(image, quality=95)
         prepare = prepare_of(48, in_channels=channels)
         complete = read_image(data, channels=channels)
-        assert difference(prepare.read(data), resize(complete, (35, 48))) < 0.4
+        assert difference(prepare.reader.read(data), resize(complete, (35, 48))) < 0.4
 
 
 def test_a_photo_with_a_second_picture_as_phones_write_it_is_reduced():
     image = Image.fromarray(smooth(*LARGE))
     data = encoded(image, "MPO", save_all=True, append_images=[Image.new("RGB", (30, 20))])
     assert Image.open(io.BytesIO(data)).format == "MPO"
-    assert difference(prepare_of(48).read(data), resize(read_image(data), (35, 48))) < 0.4
+    assert difference(prepare_of(48).reader.read(data), resize(read_image(data), (35, 48))) < 0.4
 
 
 def test_the_image_of_the_caller_keeps_its_size(photo):
     image = Image.open(io.BytesIO(photo))
-    raw = prepare_of(32).read(image)
+    raw = prepare_of(32).reader.read(image)
     assert image.size == LARGE
     assert torch.equal(raw, resize(read_image(photo), (23, 32)))
 
 
 def test_a_truncated_photo_is_refused(photo):
     with pytest.raises(BadMedia, match=r"^damaged or truncated image"):
-        prepare_of(32).read(photo[: len(photo) // 2])
+        prepare_of(32).reader.read(photo[: len(photo) // 2])
 
 
 def test_max_pixels_is_checked_before_a_photo_is_reduced(photo):
     with pytest.raises(BadMedia, match=r"^1,650,000 pixels, more than max_pixels=1,000,000$"):
-        prepare_of(32, max_pixels=1_000_000).read(photo)
+        prepare_of(32, max_pixels=1_000_000).reader.read(photo)
 
 
 def test_reading_leaves_the_warnings_on(photo):
-    prepare_of(32).read(photo)
+    prepare_of(32).reader.read(photo)
     with pytest.raises(UserWarning, match="still shown"):
         warnings.warn("still shown", UserWarning, stacklevel=1)
 
@@ -230,20 +230,20 @@ def test_reading_leaves_the_warnings_on(photo):
 @pytest.mark.parametrize("mode", MODES)
 def test_the_smallest_random_crop_has_the_pixels_of_the_model(photo, mode):
     prepare = prepare_of(32, mode, augment=ImageAugment(zoom=0.25))
-    height, width = prepare.read(photo).shape[1:]
-    whole_height, whole_width = prepare_of(32, mode).read(photo).shape[1:]
+    height, width = prepare.reader.read(photo).shape[1:]
+    whole_height, whole_width = prepare_of(32, mode).reader.read(photo).shape[1:]
     # A quarter of the area is half of each side.
     assert (height, width) == pytest.approx((2 * whole_height, 2 * whole_width), abs=1)
 
 
 def test_an_image_is_never_enlarged_for_a_random_crop():
     prepare = prepare_of(32, augment=ImageAugment(zoom=0.01))
-    assert prepare.read(noisy(50, 40)).shape == (3, 40, 50)
+    assert prepare.reader.read(noisy(50, 40)).shape == (3, 40, 50)
 
 
 def test_a_sample_with_a_random_crop_has_the_size_of_the_model(photo):
     prepare = prepare_of(32, "crop", augment=ImageAugment(zoom=0.1, flip=True, crop=3))
-    raw = prepare.read(photo)
+    raw = prepare.reader.read(photo)
     for seed in range(5):
         assert prepare(raw, random.Random(seed))["pixels"].shape == (3, 32, 32)
 
@@ -251,8 +251,8 @@ def test_a_sample_with_a_random_crop_has_the_size_of_the_model(photo):
 def test_without_augmentation_an_image_is_read_as_for_a_prediction(photo):
     training = prepare_of(32, augment=ImageAugment(zoom=0.25))
     prediction = prepare_of(32)
-    raw = training.without_augment().read(photo)
-    assert torch.equal(raw, prediction.read(photo))
+    raw = training.plain().reader.read(photo)
+    assert torch.equal(raw, prediction.reader.read(photo))
     # The preprocessor of the training prepares the samples of its validation split.
     assert torch.equal(training(raw)["pixels"], prediction(raw)["pixels"])
 
@@ -260,7 +260,7 @@ def test_without_augmentation_an_image_is_read_as_for_a_prediction(photo):
 @pytest.mark.parametrize("mode", MODES)
 def test_coords_refer_to_the_picture_as_it_was_read(photo, mode):
     adapter = ImageAdapter(8, image_size=32, patch_size=8, resize=ResizeOptions(mode))
-    raw = adapter.prepare.read(photo)
+    raw = adapter.tokenizer.reader.read(photo)
     coords = adapter.tokens([photo]).spans[0].coords[0]
     height, width = raw.shape[1:]
     assert coords.min() >= 0

@@ -7,9 +7,9 @@ import pytest
 import torch
 from PIL import Image
 
-from dxn.tokenize.image import file as image_file
+from dxn.tokenize.base import BadMedia
 from dxn.tokenize.image import jpeg
-from dxn.tokenize.media import BadMedia
+from dxn.tokenize.image import reader as image_file
 
 
 def jpeg_of(mode, size=(53, 37), **options):

@@ -12,15 +12,15 @@ import soundfile
 import torch
 from PIL import Image
 
-from dxn.tokenize.audio.file import MAX_FILTER, _resampler, read_audio
+from dxn.tokenize.audio.reader import MAX_FILTER, _resampler, read_audio
 from dxn.tokenize.audio.sound_track import read_sound_track
+from dxn.tokenize.base import BadMedia
 from dxn.tokenize.container import MAX_RATE, MIN_RATE
-from dxn.tokenize.image import file as image_file
-from dxn.tokenize.image.file import read_image
-from dxn.tokenize.media import BadMedia
-from dxn.tokenize.text.tokenizer import train_tokenizer
-from dxn.tokenize.video.file import read_video
+from dxn.tokenize.image import reader as image_file
+from dxn.tokenize.image.reader import read_image
+from dxn.tokenize.text.vocabulary import train_tokenizer
 from dxn.tokenize.video.options import VideoSampling
+from dxn.tokenize.video.reader import read_video
 
 RATE = 16_000
 
@@ -75,7 +75,7 @@ def test_the_product_of_frames_and_channels_is_limited_by_the_header():
 def test_many_channels_of_a_short_clip_are_averaged_in_blocks(monkeypatch):
     samples = noise(997, 7)
     whole = read_audio(encoded(samples, format="WAV", subtype="FLOAT"), sample_rate=RATE)
-    monkeypatch.setattr("dxn.tokenize.audio.file.BLOCK", 7 * 13)
+    monkeypatch.setattr("dxn.tokenize.audio.reader.BLOCK", 7 * 13)
     blocks = read_audio(encoded(samples, format="WAV", subtype="FLOAT"), sample_rate=RATE)
     assert torch.equal(whole, torch.from_numpy(samples.T.copy()).mean(0))
     # The order of the sums depends on the length of a block.

@@ -24,7 +24,7 @@ from dxn.tokenize import (
     TokenizerOptions,
 )
 from dxn.tokenize.masking import TextMasking, hide_tiles, make_generator, standardize
-from dxn.tokenize.text.tokenizer import SPECIALS
+from dxn.tokenize.text.vocabulary import SPECIALS
 
 DIM = 16
 MASK = SPECIALS.index("[MASK]")
@@ -101,7 +101,7 @@ def adapters():
 def masked_samples(adapter, raws, *, ratio=0.5, span=2, seed=0):
     masking = adapter.masking(ratio=ratio, span=span)
     return [
-        masking(adapter.prepare(raw), random.Random(f"{seed}/{i}")) for i, raw in enumerate(raws)
+        masking(adapter.tokenizer(raw), random.Random(f"{seed}/{i}")) for i, raw in enumerate(raws)
     ]
 
 
@@ -118,7 +118,7 @@ def same(one, other):
 def test_a_mask_depends_on_the_sample_and_its_generator_only(adapter, raws):
     first = masked_samples(adapter, raws)
     alone = [
-        adapter.masking(ratio=0.5, span=2)(adapter.prepare(raw), random.Random(f"0/{i}"))
+        adapter.masking(ratio=0.5, span=2)(adapter.tokenizer(raw), random.Random(f"0/{i}"))
         for i, raw in reversed(list(enumerate(raws)))
     ]
     assert all(map(same, first, reversed(alone)))
@@ -132,7 +132,7 @@ def test_a_mask_depends_on_the_sample_and_its_generator_only(adapter, raws):
 
 @pytest.mark.parametrize(("adapter", "raws"), adapters())
 def test_masking_changes_neither_the_sample_nor_the_global_generator(adapter, raws):
-    sample = adapter.prepare(raws[0])
+    sample = adapter.tokenizer(raws[0])
     before = {key: value.clone() for key, value in sample.items()}
     state = torch.get_rng_state()
     adapter.masking(ratio=0.5)(sample, random.Random(1))
@@ -143,16 +143,15 @@ def test_masking_changes_neither_the_sample_nor_the_global_generator(adapter, ra
 def test_a_pickled_masking_gives_the_same_masks(adapter, raws):
     masking = adapter.masking(ratio=0.5, span=2)
     again = pickle.loads(pickle.dumps(masking))
-    sample = adapter.prepare(raws[0])
+    sample = adapter.tokenizer(raws[0])
     assert same(masking(sample, random.Random(7)), again(sample, random.Random(7)))
     assert again.num_outputs == masking.num_outputs
-    assert masking.is_classification == (masking.num_outputs is None)
 
 
 @pytest.mark.parametrize(("adapter", "raws"), adapters())
 def test_a_batch_has_one_mask_column_per_token_and_never_masks_padding(adapter, raws):
     samples = masked_samples(adapter, raws)
-    batch = adapter.prepare.collate(samples)
+    batch = adapter.tokenizer.collate(samples)
     tokens = adapter.train()(batch)
     assert batch["masked"].shape == tokens.mask.shape
     assert batch["masked"].any() and not (batch["masked"] & ~tokens.mask).any()
@@ -206,7 +205,7 @@ def test_special_tokens_are_never_masked():
 def test_columns_of_ngrams_are_not_predicted():
     adapter = text_adapter(ngrams=NgramOptions((2,), 101, columns=True))
     samples = masked_samples(adapter, SENTENCES)
-    batch = adapter.prepare.collate(samples)
+    batch = adapter.tokenizer.collate(samples)
     num_tokens = batch["ids"].shape[1]
     assert batch["masked"].shape == (3, 2 * num_tokens)
     assert batch["masked"][:, :num_tokens].any() and not batch["masked"][:, num_tokens:].any()
@@ -214,7 +213,7 @@ def test_columns_of_ngrams_are_not_predicted():
 
 def test_a_tokenizer_without_a_mask_token_cannot_mask():
     adapter = TextAdapter(DIM)
-    adapter.use_tokenizer(Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")))
+    adapter.use_vocabulary(Tokenizer(models.WordLevel({"[UNK]": 0, "a": 1}, unk_token="[UNK]")))
     assert adapter.masking() is None
     with pytest.raises(
         UserError,
@@ -281,7 +280,7 @@ def test_the_ratio_of_hidden_frames_is_met_on_average(kind):
 def test_targets_of_patches_are_their_standardized_pixels(kind):
     raws = [picture(13, 23, 1), picture(17, 11, 2)]
     adapter = image_adapter(kind).double().fit(raws)
-    batch = adapter.prepare.collate(masked_samples(adapter, raws))
+    batch = adapter.tokenizer.collate(masked_samples(adapter, raws))
     coords = adapter.eval()(batch).spans[0].coords
     positions = batch["masked"].nonzero().tolist()
     assert len(positions) > 4
@@ -300,13 +299,13 @@ def test_targets_of_patches_are_their_standardized_pixels(kind):
 @pytest.mark.parametrize("kind", CLIPS)
 def test_targets_of_frames_are_their_normalized_features(kind):
     adapter = audio_adapter(kind)
-    batch = adapter.prepare.collate(masked_samples(adapter, [sound(307, 1), sound(211, 2)]))
+    batch = adapter.tokenizer.collate(masked_samples(adapter, [sound(307, 1), sound(211, 2)]))
     coords = adapter(batch).spans[0].coords
     positions = batch["masked"].nonzero().tolist()
     assert len(positions) > 3
     features = (batch["features"] - adapter.mean) / adapter.std
     for i, (row, column) in enumerate(positions):
-        start, stop = (coords[row, column] / adapter.prepare.seconds).round().int().tolist()
+        start, stop = (coords[row, column] / adapter.tokenizer.seconds).round().int().tolist()
         low = column % adapter.bands * adapter.grid.stride[1]
         cell = features[row, start:stop, low : low + adapter.grid.size[1]]
         valid = batch["masked_valid"][i]
@@ -337,7 +336,7 @@ def test_standardized_patches_have_mean_0_and_deviation_1_and_flat_ones_are_0():
 def test_only_patches_that_are_hidden_completely_are_predicted(size, patch, ratio):
     adapter = image_adapter(patch_size=patch[0], stride=patch[1], pos_embed="none")
     sample = masked_samples(adapter, [picture(*size)], ratio=ratio)[0]
-    batch = adapter.prepare.collate([sample])
+    batch = adapter.tokenizer.collate([sample])
     coords = adapter(batch).spans[0].coords[0]
     hidden = sample["hidden"]
     for column, box in enumerate(coords.int().tolist()):
@@ -357,8 +356,8 @@ def test_a_good_part_of_patches_that_overlap_by_half_is_predicted():
 @pytest.mark.parametrize(("adapter", "raws"), adapters()[1:])
 def test_hidden_content_has_no_effect_on_any_column_and_the_rest_has(adapter, raws):
     adapter = adapter.double().eval()
-    key = "pixels" if "pixels" in adapter.prepare(raws[0]) else "features"
-    batch = adapter.prepare.collate(masked_samples(adapter, raws))
+    key = "pixels" if "pixels" in adapter.tokenizer(raws[0]) else "features"
+    batch = adapter.tokenizer.collate(masked_samples(adapter, raws))
     raw = batch[key].double().requires_grad_()
     tokens = adapter({**batch, key: raw})
     # Random weights: the columns of a norm sum to a constant.
@@ -375,7 +374,7 @@ def test_hidden_content_has_no_effect_on_any_column_and_the_rest_has(adapter, ra
 @pytest.mark.parametrize(("adapter", "raws"), adapters()[1:])
 def test_the_mask_embedding_is_added_to_masked_columns_only(adapter, raws):
     adapter = adapter.eval()
-    batch = adapter.prepare.collate(masked_samples(adapter, raws))
+    batch = adapter.tokenizer.collate(masked_samples(adapter, raws))
     assert adapter.mask_embedding.eq(0).all()
     before = adapter(batch).x
     adapter.mask_embedding.data = torch.arange(1.0, DIM + 1).to(before.dtype)
@@ -390,6 +389,6 @@ def test_the_mask_embedding_is_added_to_masked_columns_only(adapter, raws):
 def test_token_dropout_does_not_apply_to_masked_batches():
     adapter = image_adapter("normed").train()
     samples = masked_samples(adapter, [picture(16, 16)])
-    plain = [adapter.prepare(picture(16, 16))]
-    assert adapter(adapter.prepare.collate(plain)).x.shape[1] == 8
-    assert adapter(adapter.prepare.collate(samples)).x.shape[1] == 16
+    plain = [adapter.tokenizer(picture(16, 16))]
+    assert adapter(adapter.tokenizer.collate(plain)).x.shape[1] == 8
+    assert adapter(adapter.tokenizer.collate(samples)).x.shape[1] == 16

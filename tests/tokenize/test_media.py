@@ -9,9 +9,9 @@ import soundfile
 import torch
 from PIL import Image, ImageOps
 
-from dxn.tokenize.audio.file import audio_rate, audio_seconds, read_audio
-from dxn.tokenize.image.file import read_image
-from dxn.tokenize.media import BadMedia
+from dxn.tokenize.audio.reader import audio_rate, audio_seconds, read_audio
+from dxn.tokenize.base import BadMedia
+from dxn.tokenize.image.reader import read_image
 
 RATE = 8000
 

@@ -80,14 +80,14 @@ def test_any_finite_numbers_give_finite_tokens(numbers):
 
 
 def test_an_outlier_does_not_dominate_the_other_numbers():
-    prepare = NumberAdapter(DIM).fit([*range(101), 10**9]).prepare
+    prepare = NumberAdapter(DIM).fit([*range(101), 10**9]).tokenizer
     assert abs(prepare.standardize(10.0) - prepare.standardize(90.0)) > 1
     assert prepare.standardize(1e9) <= 3
 
 
 def test_seconds_since_1970_stay_apart():
     seconds = [1.7e9 + i for i in range(7)]
-    prepare = NumberAdapter(DIM).fit(seconds).prepare
+    prepare = NumberAdapter(DIM).fit(seconds).tokenizer
     assert len({float(prepare(s)["value"]) for s in seconds}) == 7
 
 
@@ -111,9 +111,9 @@ def test_seconds_since_1970_stay_apart():
     ],
 )
 def test_numbers_are_read_in_the_format_of_their_column(column, cell, number):
-    prepare = NumberAdapter(DIM).prepare
-    prepare.find_format(column)
-    assert prepare.read(cell) == number
+    prepare = NumberAdapter(DIM).tokenizer
+    prepare.reader.learn(column)
+    assert prepare.reader.read(cell) == number
 
 
 @pytest.mark.parametrize(
@@ -128,17 +128,17 @@ def test_numbers_are_read_in_the_format_of_their_column(column, cell, number):
     ],
 )
 def test_a_cell_that_is_no_number_is_explained(column, cell, message):
-    prepare = NumberAdapter(DIM).prepare
-    prepare.find_format(column)
+    prepare = NumberAdapter(DIM).tokenizer
+    prepare.reader.learn(column)
     with pytest.raises(BadMedia) as caught:
-        prepare.read(cell)
+        prepare.reader.read(cell)
     assert str(caught.value).startswith(message)
 
 
 def test_a_decimal_separator_that_the_user_sets_wins():
-    prepare = NumberAdapter(DIM, decimal=",").prepare
-    prepare.find_format(["1,234", "950"])
-    assert prepare.read("1,234") == 1.234
+    prepare = NumberAdapter(DIM, decimal=",").tokenizer
+    prepare.reader.learn(["1,234", "950"])
+    assert prepare.reader.read("1,234") == 1.234
 
 
 @pytest.mark.parametrize(
@@ -155,7 +155,7 @@ def test_a_decimal_separator_that_the_user_sets_wins():
     ],
 )
 def test_only_numbers_are_accepted(values, score):
-    assert NumberAdapter(DIM).prepare.accepts(values) == score
+    assert NumberAdapter(DIM).tokenizer.reader.score(values) == score
 
 
 @pytest.mark.parametrize(
@@ -185,12 +185,12 @@ def test_a_masked_number_is_hidden_and_predicted(kind):
     adapter = fitted(embedding=kind)
     masking = adapter.masking(ratio=0.5)
     samples = [
-        masking(adapter.prepare(number), random.Random(i)) for i, number in enumerate(NUMBERS)
+        masking(adapter.tokenizer(number), random.Random(i)) for i, number in enumerate(NUMBERS)
     ]
-    batch = adapter.prepare.collate(samples)
+    batch = adapter.tokenizer.collate(samples)
     masked = batch["masked"][:, 0]
     assert 0 < masked.sum() < len(NUMBERS)
-    expected = [adapter.prepare.standardize(n) for n, m in zip(NUMBERS, masked, strict=True) if m]
+    expected = [adapter.tokenizer.standardize(n) for n, m in zip(NUMBERS, masked, strict=True) if m]
     torch.testing.assert_close(batch["masked_target"][:, 0], torch.tensor(expected))
     x = adapter(batch).x[masked]
     assert (x == x[0]).all()  # nothing is left of the number
@@ -199,16 +199,16 @@ def test_a_masked_number_is_hidden_and_predicted(kind):
 
 def test_the_format_and_the_statistics_are_saved(tmp_path):
     adapter = NumberAdapter(DIM)
-    adapter.prepare.find_format(["3,5 kg", "4,5 kg"])
+    adapter.tokenizer.reader.learn(["3,5 kg", "4,5 kg"])
     adapter.fit(NUMBERS).save(tmp_path, "a/b")
     NumberAdapter(DIM).fit([1.0, 2.0]).save(tmp_path, "other")
     again = NumberAdapter(DIM)
     again.load(tmp_path, "a/b")
     again.load_state_dict(adapter.state_dict())
-    assert again.prepare.read("7,5 kg") == 7.5
+    assert again.tokenizer.reader.read("7,5 kg") == 7.5
     assert torch.equal(again.tokens(["7,5"]).x, adapter.tokens(["7,5"]).x)
     again.fit([100.0])  # a loaded adapter keeps its statistics
-    assert again.prepare.center == adapter.prepare.center
+    assert again.tokenizer.center == adapter.tokenizer.center
 
 
 @pytest.mark.parametrize(
@@ -224,6 +224,6 @@ def test_the_format_and_the_statistics_are_saved(tmp_path):
     ],
 )
 def test_a_damaged_file_is_refused(tmp_path, content):
-    (tmp_path / "columns.jsonl").write_text(content)
-    with pytest.raises(UserError, match=r"columns\.jsonl"):
+    (tmp_path / "adapters.jsonl").write_text(content)
+    with pytest.raises(UserError, match=r"adapters\.jsonl"):
         NumberAdapter(DIM).load(tmp_path, "x")

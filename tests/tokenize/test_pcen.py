@@ -25,7 +25,7 @@ def features(raw, **options):
     adapter = AudioAdapter(
         8, sample_rate=RATE, spectrogram=SpectrogramOptions(n_mels=13, **options)
     )
-    return adapter.prepare.features(raw)
+    return adapter.tokenizer.features(raw)
 
 
 def explicit(power, seconds):
@@ -106,9 +106,10 @@ def test_later_frames_and_padding_never_change_earlier_ones():
 
 def test_padding_in_a_batch_does_not_change_a_clip():
     adapter = AudioAdapter(8, sample_rate=RATE, spectrogram=OPTIONS).double().eval()
-    prepare = adapter.prepare
+    prepare = adapter.tokenizer
     sounds = [sound(3001), sound(997, 1)]
-    samples = [{"features": prepare(raw)["features"].double()} for raw in sounds]
+    samples = [prepare(raw) for raw in sounds]
+    samples = [{**sample, "features": sample["features"].double()} for sample in samples]
     together = adapter(prepare.collate(samples))
     for i, sample in enumerate(samples):
         alone = adapter(prepare.collate([sample]))
@@ -120,12 +121,12 @@ def test_equalize_changes_the_power_before_the_scale():
         8, sample_rate=RATE, spectrogram=OPTIONS, augment=AudioAugment(equalize=10.0)
     )
     raw, gains = sound(), torch.full((13,), 100.0)
-    louder = adapter.prepare.features(raw, gains)
-    torch.testing.assert_close(louder, adapter.prepare.features(10 * raw), rtol=1e-3, atol=1e-3)
+    louder = adapter.tokenizer.features(raw, gains)
+    torch.testing.assert_close(louder, adapter.tokenizer.features(10 * raw), rtol=1e-3, atol=1e-3)
 
 
 def test_a_pickled_preprocessor_gives_the_same_samples():
-    prepare = AudioAdapter(8, sample_rate=RATE, spectrogram=OPTIONS).prepare
+    prepare = AudioAdapter(8, sample_rate=RATE, spectrogram=OPTIONS).tokenizer
     again = pickle.loads(pickle.dumps(prepare))
     assert torch.equal(prepare(sound())["features"], again(sound())["features"])
 

@@ -5,7 +5,7 @@ import pytest
 from dxn.export.programs import text_codes
 from dxn.tokenize import train_tokenizer
 from dxn.tokenize.text.scripts import RANGES, count_words
-from dxn.tokenize.text.tokenizer import load_tokenizer
+from dxn.tokenize.text.vocabulary import load_tokenizer
 
 
 @pytest.mark.parametrize(

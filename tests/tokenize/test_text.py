@@ -21,10 +21,9 @@ from dxn.tokenize import (
     TextAdapter,
     TextAugment,
     TokenizerOptions,
-    VocabularyAdapter,
     train_tokenizer,
 )
-from dxn.tokenize.text.tokenizer import SPECIALS, load_tokenizer
+from dxn.tokenize.text.vocabulary import SPECIALS, load_tokenizer
 
 KINDS = ["bpe", "wordpiece", "unigram", "word", "character"]
 SENTENCES = [
@@ -44,7 +43,7 @@ def adapter_of(kind="bpe", lowercase=False, **options):
 
 
 def pieces_of(adapter, sample):
-    return [adapter.prepare.tokenizer.id_to_token(i) for i in sample["ids"].tolist()]
+    return [adapter.tokenizer.vocabulary.id_to_token(i) for i in sample["ids"].tolist()]
 
 
 def spans_of(sample, raw):
@@ -61,7 +60,7 @@ def cheap_text():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_each_kind_of_tokenizer_decodes_what_it_encoded(kind):
-    tokenizer = adapter_of(kind).prepare.tokenizer
+    tokenizer = adapter_of(kind).tokenizer.vocabulary
     assert [tokenizer.id_to_token(i) for i in range(len(SPECIALS))] == list(SPECIALS)
     text = "the tall man rows under the bridge"
     ids = tokenizer.encode(text).ids
@@ -74,7 +73,7 @@ def test_each_kind_of_tokenizer_decodes_what_it_encoded(kind):
 @pytest.mark.parametrize("raw", SENTENCES)
 def test_coords_select_the_characters_of_each_token(kind, raw):
     adapter = adapter_of(kind)
-    sample = adapter.prepare(raw)
+    sample = adapter.tokenizer(raw)
     spans = spans_of(sample, raw)
     # Every character that is not a space belongs to a token, and tokens are in reading order.
     seen = {i for a, b in sample["coords"].long().tolist() for i in range(a, b)}
@@ -82,7 +81,7 @@ def test_coords_select_the_characters_of_each_token(kind, raw):
     assert sample["coords"][:, 0].diff().min() >= 0
     if kind == "bpe" or sample["ids"].eq(1).any():
         return  # a byte of a character has the coords of the whole character
-    normalize = adapter.prepare.tokenizer.normalizer.normalize_str
+    normalize = adapter.tokenizer.vocabulary.normalizer.normalize_str
     for piece, span in zip(pieces_of(adapter, sample), spans, strict=True):
         letters = piece.removeprefix("##").replace("▁", "").strip()
         if letters:  # a space alone, added before the first word, has the start of that word
@@ -92,38 +91,38 @@ def test_coords_select_the_characters_of_each_token(kind, raw):
 def test_byte_level_tokens_have_the_coords_of_their_characters():
     adapter = adapter_of("bpe")
     raw = "the boats 🚣🏽 café 日本"
-    sample = adapter.prepare(raw)
-    assert adapter.prepare.tokenizer.decode(sample["ids"].tolist()) == raw
+    sample = adapter.tokenizer(raw)
+    assert adapter.tokenizer.vocabulary.decode(sample["ids"].tolist()) == raw
     for token, span in zip(sample["ids"].tolist(), spans_of(sample, raw), strict=True):
-        text = adapter.prepare.tokenizer.decode([token]).strip()
+        text = adapter.tokenizer.vocabulary.decode([token]).strip()
         assert text == span or "\ufffd" in text  # the replacement sign: part of a character's bytes
 
 
 def test_byte_level_tokenizers_have_no_unknown_characters():
     raw = "ᚠᛇᚻ ﷽ 𓀀"
     adapter = adapter_of("bpe")
-    ids = adapter.prepare(raw)["ids"].tolist()
-    assert 1 not in ids and adapter.prepare.tokenizer.decode(ids) == raw.replace("\u0301", "")
+    ids = adapter.tokenizer(raw)["ids"].tolist()
+    assert 1 not in ids and adapter.tokenizer.vocabulary.decode(ids) == raw.replace("\u0301", "")
 
 
 @pytest.mark.parametrize("kind", ["wordpiece", "unigram", "word", "character"])
 def test_unseen_characters_become_unknown_tokens_with_coords(kind):
-    sample = adapter_of(kind).prepare("the ᚠ")
+    sample = adapter_of(kind).tokenizer("the ᚠ")
     assert sample["ids"][-1] == 1
     assert sample["coords"][-1].tolist()[1] == 5
 
 
 def test_character_tokens_are_composed_characters():
     adapter = adapter_of("character")
-    sample = adapter.prepare("cafe\u0301 本🌞")
+    sample = adapter.tokenizer("cafe\u0301 本🌞")
     assert pieces_of(adapter, sample) == ["c", "a", "f", "é", " ", "本", "🌞"]
     assert sample["coords"].tolist() == [[0, 1], [1, 2], [2, 3], [3, 5], [5, 6], [6, 7], [7, 8]]
 
 
 def test_lowercase_applies_to_training_and_encoding():
     adapter = adapter_of("word", lowercase=True)
-    assert pieces_of(adapter, adapter.prepare("THE Boats")) == ["the", "boats"]
-    assert adapter_of("word").prepare("THE boats")["ids"][0] == 1
+    assert pieces_of(adapter, adapter.tokenizer("THE Boats")) == ["the", "boats"]
+    assert adapter_of("word").tokenizer("THE boats")["ids"][0] == 1
 
 
 def test_vocab_size_is_an_upper_bound():
@@ -144,13 +143,13 @@ def test_training_is_deterministic(kind):
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_only_the_documented_special_tokens_are_special(kind):
-    added = adapter_of(kind).prepare.tokenizer.get_added_tokens_decoder()
+    added = adapter_of(kind).tokenizer.vocabulary.get_added_tokens_decoder()
     assert [added[i].content for i in sorted(added)] == list(SPECIALS)
 
 
 def test_wordpiece_continuation_marks_in_raw_text_are_plain_text():
     adapter = adapter_of("wordpiece")
-    assert pieces_of(adapter, adapter.prepare("##a")) == ["[UNK]", "[UNK]", "a"]
+    assert pieces_of(adapter, adapter.tokenizer("##a")) == ["[UNK]", "[UNK]", "a"]
 
 
 def test_an_unknown_kind_of_tokenizer_is_refused():
@@ -166,25 +165,25 @@ def test_a_list_of_words_gives_the_word_of_each_token(kind):
     words = ["the", "tallest", "café", "boats", "日本"]
     raw = " ".join(words)
     adapter = adapter_of(kind)
-    sample = adapter.prepare(words)
+    sample = adapter.tokenizer(words)
     assert sample["words"].unique().tolist() == list(range(5))
     for word, span in zip(sample["words"].tolist(), spans_of(sample, raw), strict=True):
         assert span.strip() in words[word]
     starts = [raw.index(w) for w in words]
     for (a, b), word in zip(sample["coords"].tolist(), sample["words"].tolist(), strict=True):
         assert starts[word] <= a and b <= starts[word] + len(words[word])
-    assert adapter.prepare(raw)["words"].unique().tolist() == [-1]
+    assert adapter.tokenizer(raw)["words"].unique().tolist() == [-1]
 
 
 # Limits
 
 
 def test_tokens_beyond_max_len_are_cut_and_counted():
-    prepare = adapter_of("word", max_len=3).prepare
-    whole = adapter_of("word").prepare("the man rows the boats")
-    sample = prepare("the man rows the boats")
-    assert whole["num_cut"] == 0 and sample["num_cut"] == 2
-    assert prepare.truncated(whole) is None and prepare.truncated(sample) == (3, 5)
+    prepare = adapter_of("word", max_len=3).tokenizer
+    long = adapter_of("word").tokenizer
+    raw = "the man rows the boats"
+    whole, sample = long(raw), prepare(raw)
+    assert long.cut(raw) is None and prepare.cut(raw) == (3, 5)
     for name in ("ids", "coords", "words"):
         assert torch.equal(sample[name], whole[name][:3])
 
@@ -202,33 +201,33 @@ def test_tokens_beyond_max_len_are_cut_and_counted():
 )
 def test_a_bad_text_is_refused_with_the_reason(raw, message):
     with pytest.raises(BadMedia, match=message):
-        adapter_of(max_chars=1008).prepare.read(raw)
+        adapter_of(max_chars=1008).tokenizer.reader.read(raw)
 
 
 @pytest.mark.parametrize("raw", ["ab cd " * 100, ["ab", "cd"] * 150])
 def test_a_text_above_max_chars_is_read_in_part_and_counts_as_truncated(raw):
     """600 characters, of which 60 are tokenized."""
-    whole = adapter_of(max_len=10_000).prepare
-    prepare = adapter_of(max_len=10_000, max_chars=60).prepare
-    read = prepare.read(raw)
+    whole = adapter_of(max_len=10_000).tokenizer
+    prepare = adapter_of(max_len=10_000, max_chars=60).tokenizer
+    read = prepare.reader.read(raw)
     assert read == raw  # the whole text: nothing is lost for a drawing or a language model
     first = raw[:60] if isinstance(raw, str) else raw[:30]
     sample = prepare(read)
     assert torch.equal(sample["ids"], whole(first)["ids"])
-    kept, total = prepare.truncated(sample)
-    assert kept == len(sample["ids"]) == prepare.num_tokens(read)
+    kept, total = prepare.cut(read)
+    assert kept == len(sample["ids"]) == prepare.length(read)
     assert total == pytest.approx(10 * kept, rel=0.01)
-    assert prepare.truncated(prepare(first)) is None
+    assert prepare.cut(first) is None
 
 
 @pytest.mark.parametrize("source", [42, 3.5, [3], {"a": "b"}, b"bytes", ["a", None], float("nan")])
 def test_a_source_that_is_not_text_is_refused(source):
     with pytest.raises(BadMedia, match="must be a str or a list of str, got "):
-        adapter_of().prepare.read(source)
+        adapter_of().tokenizer.reader.read(source)
 
 
 def test_reading_a_good_text_returns_it():
-    read = adapter_of(max_chars=5).prepare.read
+    read = adapter_of(max_chars=5).tokenizer.reader.read
     assert read(" a\nb ") == " a\nb " and read(("ab", "cde")) == ["ab", "cde"]
 
 
@@ -252,12 +251,12 @@ def test_wrong_options_are_refused_with_their_values(options, message):
 
 
 def test_an_adapter_that_is_not_fitted_says_so():
-    sample = adapter_of().prepare("the boats")
+    sample = adapter_of().tokenizer("the boats")
     with pytest.raises(
         ValueError, match=r"no tokenizer yet: call fit\(texts\) or set tokenizer.path"
     ):
         adapter = TextAdapter(7)
-        adapter(adapter.prepare.collate([sample]))
+        adapter(adapter.tokenizer.collate([sample]))
 
 
 # Augmentation
@@ -273,9 +272,9 @@ AUGMENTS = [
 @pytest.mark.parametrize("augment", AUGMENTS)
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece", "unigram"])
 def test_augmentation_depends_on_the_generator_only_and_needs_one(augment, kind):
-    clean = adapter_of(kind).prepare
-    noisy = TextAdapter(7, augment=augment).prepare
-    noisy.use_tokenizer(clean.tokenizer)
+    clean = adapter_of(kind).tokenizer
+    noisy = TextAdapter(7, augment=augment).tokenizer
+    noisy.use_vocabulary(clean.vocabulary)
     raw = SENTENCES[0]
 
     def columns(prepare, rand):
@@ -292,8 +291,8 @@ def test_augmentation_depends_on_the_generator_only_and_needs_one(augment, kind)
 def test_split_tokens_spell_the_same_text_with_the_same_coords(kind):
     adapter = adapter_of(kind, augment=TextAugment(subword_dropout=1.0))
     raw = SENTENCES[0]
-    whole, split = adapter.prepare(raw), adapter.prepare(raw, random.Random(5))
-    tokenizer = adapter.prepare.tokenizer
+    whole, split = adapter.tokenizer(raw), adapter.tokenizer(raw, random.Random(5))
+    tokenizer = adapter.tokenizer.vocabulary
 
     def spelt(sample):
         return "".join(p.removeprefix("##") for p in pieces_of(adapter, sample))
@@ -309,7 +308,7 @@ def test_split_tokens_spell_the_same_text_with_the_same_coords(kind):
 def test_each_part_of_a_split_token_has_the_coords_of_its_letters():
     adapter = adapter_of("wordpiece", augment=TextAugment(subword_dropout=1.0))
     for seed in range(7):
-        sample = adapter.prepare("the boats", random.Random(seed))
+        sample = adapter.tokenizer("the boats", random.Random(seed))
         spans = spans_of(sample, "the boats")
         assert [p.removeprefix("##") for p in pieces_of(adapter, sample)] == spans
 
@@ -318,24 +317,26 @@ def test_each_part_of_a_split_token_has_the_coords_of_its_letters():
 def test_each_part_of_a_split_byte_level_token_has_the_coords_of_its_letters(raw):
     adapter = adapter_of("bpe", augment=TextAugment(subword_dropout=1.0))
     for seed in range(7):
-        sample = adapter.prepare(raw, random.Random(seed))
-        decoded = [adapter.prepare.tokenizer.decode([i]).strip() for i in sample["ids"].tolist()]
+        sample = adapter.tokenizer(raw, random.Random(seed))
+        decoded = [adapter.tokenizer.vocabulary.decode([i]).strip() for i in sample["ids"].tolist()]
         assert [span.strip() for span in spans_of(sample, raw)] == decoded
 
 
 def test_token_dropout_removes_its_share_but_never_all_tokens():
-    prepare = adapter_of("character", augment=TextAugment(token_dropout=0.3), max_len=5000).prepare
+    prepare = adapter_of(
+        "character", augment=TextAugment(token_dropout=0.3), max_len=5000
+    ).tokenizer
     raw = "the boats " * 101
     kept = len(prepare(raw, random.Random(1))["ids"]) / len(raw)
     assert kept == pytest.approx(0.7, abs=0.05)
-    alone = adapter_of("word", augment=TextAugment(token_dropout=1.0)).prepare(
+    alone = adapter_of("word", augment=TextAugment(token_dropout=1.0)).tokenizer(
         "the boats", random.Random(1)
     )
     assert alone["coords"].tolist() == [[0, 3]]
 
 
 def test_masked_tokens_keep_their_coords():
-    prepare = adapter_of("character", augment=TextAugment(token_mask=0.3), max_len=5000).prepare
+    prepare = adapter_of("character", augment=TextAugment(token_mask=0.3), max_len=5000).tokenizer
     raw = "the boats " * 101
     clean, noisy = prepare(raw), prepare(raw, random.Random(1))
     masked = noisy["ids"] == SPECIALS.index("[MASK]")
@@ -346,12 +347,12 @@ def test_masked_tokens_keep_their_coords():
 
 @pytest.mark.parametrize("raw", ["the tall boats", ["the", "tall", "boats"], "a" * 97])
 def test_num_tokens_equals_the_length_of_the_sample(raw):
-    prepare = adapter_of(max_len=11).prepare
-    assert prepare.num_tokens(raw) == len(prepare(raw)["ids"])
+    prepare = adapter_of(max_len=11).tokenizer
+    assert prepare.length(raw) == len(prepare(raw)["ids"])
 
 
 def test_a_pickled_preprocessor_gives_the_same_samples():
-    prepare = adapter_of(augment=TextAugment(subword_dropout=0.5)).prepare
+    prepare = adapter_of(augment=TextAugment(subword_dropout=0.5)).tokenizer
     again = pickle.loads(pickle.dumps(prepare))
     assert torch.equal(
         prepare("the boats", random.Random(2))["ids"], again("the boats", random.Random(2))["ids"]
@@ -375,7 +376,7 @@ def test_a_pickled_preprocessor_gives_the_same_samples():
 )
 def test_padding_never_changes_a_real_token(texts, options, extra):
     adapter = adapter_of(max_len=64, **options).double().eval()
-    prepare = adapter.prepare
+    prepare = adapter.tokenizer
     batch = prepare.collate([prepare(text) for text in texts])
     batch["ids"] = F.pad(batch["ids"], (0, extra), value=0)
     batch["mask"] = F.pad(batch["mask"], (0, extra))
@@ -387,8 +388,8 @@ def test_padding_never_changes_a_real_token(texts, options, extra):
 
 def test_the_convolution_reads_both_neighbors_and_no_padding():
     adapter = adapter_of("word", conv_kernel=3, pos_embed="none").double()
-    batch = adapter.prepare.collate(
-        [adapter.prepare("the man rows"), adapter.prepare("the man rows the boats")]
+    batch = adapter.tokenizer.collate(
+        [adapter.tokenizer("the man rows"), adapter.tokenizer("the man rows the boats")]
     )
     x = adapter.embedding(batch["ids"][0, :3]).T
     padded = F.pad(x, (1, 1))
@@ -412,7 +413,7 @@ def slow_ngrams(adapter, ids):
 
 def test_hashed_ngrams_equal_an_explicit_loop():
     adapter = adapter_of("word", ngrams=NgramOptions((2, 3, 5), 101), pos_embed="none").double()
-    ids = adapter.prepare(SENTENCES[0])["ids"]
+    ids = adapter.tokenizer(SENTENCES[0])["ids"]
     expected = adapter.embedding(ids) + slow_ngrams(adapter, ids.tolist())
     torch.testing.assert_close(adapter.tokens([SENTENCES[0]]).x[0], expected, rtol=0, atol=1e-12)
 
@@ -422,7 +423,7 @@ def test_ngram_columns_follow_the_tokens_with_the_same_coords():
         "word", ngrams=NgramOptions((3,), 101, columns=True), pos_embed="none"
     ).double()
     tokens = adapter.tokens(["the man rows the boats", "the man"])
-    ids = adapter.prepare("the man rows the boats")["ids"]
+    ids = adapter.tokenizer("the man rows the boats")["ids"]
     torch.testing.assert_close(tokens.x[0, :5], adapter.embedding(ids), rtol=0, atol=0)
     torch.testing.assert_close(
         tokens.x[0, 5:], slow_ngrams(adapter, ids.tolist()), rtol=0, atol=1e-12
@@ -436,7 +437,7 @@ def test_ngrams_depend_on_the_order_of_words():
     adapter = adapter_of("word", ngrams=NgramOptions((2,)), pos_embed="none")
     one, other = adapter.tokens(["the man"])[0], adapter.tokens(["man the"])[0]
     assert not torch.allclose(
-        one[:, 1] - adapter.embedding.weight[adapter.prepare("man")["ids"][0]],
+        one[:, 1] - adapter.embedding.weight[adapter.tokenizer("man")["ids"][0]],
         other[:, 1],
         atol=1e-4,
     )
@@ -447,7 +448,7 @@ def test_ngrams_depend_on_the_order_of_words():
 def test_position_embeddings_are_added_to_the_token_embeddings(position):
     tokenizer = TokenizerOptions("word")
     adapter = TextAdapter(10, tokenizer=tokenizer, pos_embed=position).fit(SENTENCES)
-    ids = adapter.prepare("the man rows")["ids"]
+    ids = adapter.tokenizer("the man rows")["ids"]
     expected = adapter.embedding(ids) + adapter.pos_embed(3, ids.device)
     torch.testing.assert_close(adapter.tokens(["the man rows"]).x[0], expected, rtol=0, atol=0)
 
@@ -469,7 +470,7 @@ def test_coords_are_nan_at_padding_only():
 
 
 def test_embedding_path_initializes_the_embedding_and_frozen_stops_training(tmp_path):
-    size = adapter_of().prepare.tokenizer.get_vocab_size()
+    size = adapter_of().tokenizer.vocabulary.get_vocab_size()
     vectors = torch.randn(size, 7)
     save_file({"any name": vectors}, tmp_path / "v.safetensors")
     for frozen in (True, False):
@@ -485,7 +486,7 @@ def test_embedding_path_initializes_the_embedding_and_frozen_stops_training(tmp_
 @pytest.mark.parametrize("names", [["a"], ["a", "b"]])
 def test_embedding_files_of_another_shape_are_refused(names, tmp_path):
     path = str(tmp_path / "v.safetensors")
-    size = adapter_of().prepare.tokenizer.get_vocab_size()
+    size = adapter_of().tokenizer.vocabulary.get_vocab_size()
     shape = (
         (5, 7) if names == ["a"] else (size, 7)
     )  # two tensors are one too many, whatever their shape
@@ -506,29 +507,29 @@ def test_a_saved_tokenizer_gives_the_same_tokens(kind, tmp_path):
         7, tokenizer=TokenizerOptions(path=str(tmp_path / "tokenizer.json"))
     ).fit(["other words that must not be learned"])
     for text in SENTENCES:
-        expected = adapter.prepare(text)
+        expected = adapter.tokenizer(text)
         for other in (again, from_path):
-            got = other.prepare(text)
+            got = other.tokenizer(text)
             assert torch.equal(got["ids"], expected["ids"]) and torch.equal(
                 got["coords"], expected["coords"]
             )
     assert torch.equal(again.embedding.weight, adapter.embedding.weight)
     assert (
         load_tokenizer(tmp_path / "tokenizer.json").get_vocab()
-        == adapter.prepare.tokenizer.get_vocab()
+        == adapter.tokenizer.vocabulary.get_vocab()
     )
 
 
 def test_fitting_again_keeps_the_first_tokenizer():
     adapter = adapter_of("word")
-    assert "zebra" not in adapter.fit(["zebra zebra"]).prepare.tokenizer.get_vocab()
+    assert "zebra" not in adapter.fit(["zebra zebra"]).tokenizer.vocabulary.get_vocab()
 
 
 def test_fitting_accepts_lists_of_words():
     vocab = (
         TextAdapter(7, tokenizer=TokenizerOptions("word"))
         .fit([["zebra", "crossing"]])
-        .prepare.tokenizer.get_vocab()
+        .tokenizer.vocabulary.get_vocab()
     )
     assert set(vocab) == {*SPECIALS, "zebra", "crossing"}
 
@@ -540,12 +541,12 @@ def test_describe_shows_the_first_tokens():
 
 def test_lists_of_words_are_learned_without_leading_spaces():
     adapter = TextAdapter(8, vocab_size=400).fit([["river", "bank"]] * 11)
-    assert adapter.prepare(["bank", "river"])["words"].tolist() == [0, 1]  # not cut into letters
+    assert adapter.tokenizer(["bank", "river"])["words"].tolist() == [0, 1]  # not cut into letters
 
 
 @pytest.mark.parametrize("adapter", [TextAdapter(7), adapter_of()])
 def test_a_text_adapter_has_a_vocabulary_before_and_after_fitting(adapter):
-    assert isinstance(adapter, VocabularyAdapter)
+    assert adapter.has_vocabulary
 
 
 def test_another_adapter_name_gets_a_tokenizer_file_of_its_own(tmp_path):
@@ -595,11 +596,11 @@ def test_the_norm_option_adds_a_layer_norm():
     ],
 )
 def test_columns_of_text_are_recognized(values, expected):
-    assert adapter_of("word").prepare.accepts(values) == expected
+    assert adapter_of("word").tokenizer.reader.score(values) == expected
 
 
 def test_a_summary_gives_lengths_in_characters_or_words():
-    summarize = adapter_of("word").prepare.summarize
+    summarize = adapter_of("word").tokenizer.reader.describe
     assert summarize(["abc", "a" * 1500, "abcde"], []) == "3 to 1,500, median 5 characters"
     assert summarize([["a", "b"], ["a"]], []) == "1 to 2, median 2 words"
     assert summarize([], []) == ""
@@ -634,16 +635,16 @@ def test_sinusoidal_positions_keep_the_dtype_of_the_weights():
 def test_texts_that_are_encoded_together_equal_texts_that_are_encoded_alone(
     kind, max_len, special_tokens
 ):
-    prepare = adapter_of(kind, max_len=max_len, max_chars=30).prepare
+    prepare = adapter_of(kind, max_len=max_len, max_chars=30).tokenizer
     if special_tokens:
-        bos, eos = (prepare.tokenizer.token_to_id(name) for name in ("[BOS]", "[EOS]"))
-        prepare.tokenizer.post_processor = processors.TemplateProcessing(
+        bos, eos = (prepare.vocabulary.token_to_id(name) for name in ("[BOS]", "[EOS]"))
+        prepare.vocabulary.post_processor = processors.TemplateProcessing(
             single="[BOS] $A [EOS]", special_tokens=[("[BOS]", bos), ("[EOS]", eos)]
         )
         prepare.special_tokens = True
     for raws in (SENTENCES, SENTENCES[3:4], [["two", "words"], ["one"]]):
         alone = prepare.collate([prepare(raw) for raw in raws])
-        together = prepare.encode_batch(raws)
+        together = prepare.batch(raws)
         assert together.keys() == alone.keys()
         for key in ("ids", "mask", "words"):
             assert together[key].dtype == alone[key].dtype
@@ -658,21 +659,21 @@ def test_texts_that_are_encoded_together_equal_texts_that_are_encoded_alone(
 )
 @pytest.mark.parametrize("max_len", [3, 100])
 def test_texts_that_are_augmented_together_equal_texts_that_are_augmented_alone(augment, max_len):
-    prepare = adapter_of("bpe", max_len=max_len, augment=TextAugment(**augment)).prepare
+    prepare = adapter_of("bpe", max_len=max_len, augment=TextAugment(**augment)).tokenizer
     for raws in (SENTENCES, [["two", "words"], ["one"]]):
         seeds = [f"{i}" for i in range(len(raws))]
         pairs = zip(raws, map(random.Random, seeds), strict=True)
         alone = prepare.collate([prepare(raw, rand) for raw, rand in pairs])
-        together = prepare.encode_batch(raws, [*map(random.Random, seeds)])
+        together = prepare.batch(raws, [*map(random.Random, seeds)])
         assert together["ids"].tolist() == alone["ids"].tolist()
         assert together["mask"].tolist() == alone["mask"].tolist()
-        assert together["ids"].tolist() != prepare.encode_batch(raws)["ids"].tolist()
+        assert together["ids"].tolist() != prepare.batch(raws)["ids"].tolist()
 
 
 def test_the_error_of_a_batch_names_the_text_that_cannot_be_encoded():
-    prepare = adapter_of("word").prepare
-    state = json.loads(prepare.tokenizer.to_str())
+    prepare = adapter_of("word").tokenizer
+    state = json.loads(prepare.vocabulary.to_str())
     del state["model"]["vocab"]["[UNK]"]
-    prepare.tokenizer = Tokenizer.from_str(json.dumps(state))
+    prepare.vocabulary = Tokenizer.from_str(json.dumps(state))
     with pytest.raises(UserError, match="cannot encode 'xylophone'"):
-        prepare.encode_batch(["the boats", "xylophone"])
+        prepare.batch(["the boats", "xylophone"])

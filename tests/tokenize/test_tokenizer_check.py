@@ -14,7 +14,7 @@ from dxn.core import tokenizer_check
 from dxn.core.errors import UserError
 from dxn.core.regex_check import regex_fault
 from dxn.tokenize.text.options import TokenizerKind
-from dxn.tokenize.text.tokenizer import encode, load_tokenizer, save_tokenizer, train_tokenizer
+from dxn.tokenize.text.vocabulary import encode, load_tokenizer, save_tokenizer, train_tokenizer
 
 TEXTS = ["a fine day, isn't it?", "two words"]
 # The patterns of well-known tokenizers.

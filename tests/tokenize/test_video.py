@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dxn.tokenize import ImageNormalization, ResizeOptions, VideoAdapter, VideoAugment
-from dxn.tokenize.base import load_adapter, save_adapter
 from dxn.tokenize.video.options import VideoSampling
 
 D = 12
@@ -32,7 +31,7 @@ def adapter_of(**options):
 
 
 def batch_of(adapter, clips):
-    return adapter.prepare.collate([adapter.prepare(each) for each in clips])
+    return adapter.tokenizer.collate([adapter.tokenizer(each) for each in clips])
 
 
 def embed(adapter, clips):
@@ -42,7 +41,7 @@ def embed(adapter, clips):
 def augmented(raw, seed=0, **options):
     sampling = options.pop("sampling", VideoSampling(num_frames=len(raw)))
     adapter = adapter_of(augment=VideoAugment(**options), sampling=sampling)
-    return adapter.prepare(raw, random.Random(seed))
+    return adapter.tokenizer(raw, random.Random(seed))
 
 
 # Tubelets
@@ -167,12 +166,12 @@ def test_coords_refer_to_the_frames_that_were_chosen():
     ],
 )
 def test_the_frames_of_a_sample_follow_from_the_mode(mode, count, expected):
-    prepare = adapter_of(sampling=VideoSampling(num_frames=4, mode=mode)).prepare
+    prepare = adapter_of(sampling=VideoSampling(num_frames=4, mode=mode)).tokenizer
     assert prepare(clip(count))["times"].tolist() == expected
 
 
 def test_a_random_window_is_drawn_in_training_only():
-    prepare = adapter_of(sampling=VideoSampling(num_frames=4, mode="random")).prepare
+    prepare = adapter_of(sampling=VideoSampling(num_frames=4, mode="random")).tokenizer
     raw = clip(11)
     starts = {int(prepare(raw, random.Random(i))["times"][0]) for i in range(60)}
     assert starts == set(range(8))
@@ -182,14 +181,14 @@ def test_a_random_window_is_drawn_in_training_only():
 def test_reading_keeps_only_the_frames_that_are_used():
     source = clip(24).movedim(1, -1).numpy()
     for mode, count in (("uniform", 4), ("first", 4), ("random", 24)):
-        prepare = adapter_of(sampling=VideoSampling(num_frames=4, mode=mode)).prepare
-        assert len(prepare.read(source)) == count
+        prepare = adapter_of(sampling=VideoSampling(num_frames=4, mode=mode)).tokenizer
+        assert len(prepare.reader.read(source)) == count
     jitter = VideoAugment(time_jitter=1.0)
-    prepare = adapter_of(sampling=VideoSampling(num_frames=4), augment=jitter).prepare
-    raw = prepare.read(source)
+    prepare = adapter_of(sampling=VideoSampling(num_frames=4), augment=jitter).tokenizer
+    raw = prepare.reader.read(source)
     assert len(raw) == 12
-    plain = prepare.without_augment()
-    assert torch.equal(plain(plain.read(source))["pixels"], prepare(raw)["pixels"])
+    plain = prepare.plain()
+    assert torch.equal(plain(plain.reader.read(source))["pixels"], prepare(raw)["pixels"])
     drawn = {tuple(prepare(raw, random.Random(i))["times"].tolist()) for i in range(30)}
     assert len(drawn) > 20
     for times in drawn:
@@ -197,15 +196,11 @@ def test_reading_keeps_only_the_frames_that_are_used():
 
 
 def test_large_frames_are_reduced_when_they_are_read():
-    raw = adapter_of(image_size=16).prepare.read(np.zeros((2, 64, 32, 3), np.uint8))
+    raw = adapter_of(image_size=16).tokenizer.reader.read(np.zeros((2, 64, 32, 3), np.uint8))
     assert raw.shape == (2, 3, 16, 8)
-    crop = adapter_of(image_size=16, resize=ResizeOptions("crop"))
-    assert crop.prepare(crop.prepare.read(np.zeros((2, 64, 32, 3), np.uint8)))["pixels"].shape == (
-        2,
-        3,
-        16,
-        16,
-    )
+    crop = adapter_of(image_size=16, resize=ResizeOptions("crop")).tokenizer
+    sample = crop(crop.reader.read(np.zeros((2, 64, 32, 3), np.uint8)))
+    assert sample["pixels"].shape == (2, 3, 16, 16)
 
 
 # Augmentation
@@ -258,7 +253,7 @@ def test_fitting_computes_the_statistics_of_each_channel():
 
 def masked_sample(adapter, raw, seed=0, ratio=0.5):
     masking = pickle.loads(pickle.dumps(adapter.masking(ratio=ratio)))
-    return masking, masking(adapter.prepare(raw), random.Random(seed))
+    return masking, masking(adapter.tokenizer(raw), random.Random(seed))
 
 
 @pytest.mark.parametrize("frames", [1, 2, 3])
@@ -294,7 +289,7 @@ def test_masked_tokens_do_not_depend_on_hidden_pixels():
     adapter = adapter_of(pos_embed="none")
     raw = clip(6, 24, 32)
     _, sample = masked_sample(adapter, raw)
-    batch = adapter.prepare.collate([sample])
+    batch = adapter.tokenizer.collate([sample])
     tokens = adapter(batch)
     masked = batch["masked"][0]
     assert int(masked.sum()) == int(sample["masked"].sum())
@@ -302,14 +297,14 @@ def test_masked_tokens_do_not_depend_on_hidden_pixels():
     torch.testing.assert_close(hidden, hidden[:1].expand_as(hidden))
     other = clip(6, 24, 32, seed=1)
     changed = torch.where(sample["hidden"], other, sample["pixels"])
-    again = adapter(adapter.prepare.collate([{**sample, "pixels": changed}]))
+    again = adapter(adapter.tokenizer.collate([{**sample, "pixels": changed}]))
     assert torch.equal(again.x, tokens.x)
 
 
 def test_masked_samples_of_different_sizes_form_a_batch():
     adapter = adapter_of(tubelet_frames=2)
     samples = [masked_sample(adapter, clip(*s))[1] for s in ((7, 24, 32), (2, 11, 9))]
-    batch = adapter.prepare.collate(samples)
+    batch = adapter.tokenizer.collate(samples)
     tokens = adapter(batch)
     assert batch["masked"].shape == tokens.mask.shape
     assert not bool((batch["masked"] & ~tokens.mask).any())
@@ -326,12 +321,12 @@ def test_frames_cannot_be_masked():
 
 def test_a_saved_adapter_gives_the_same_tokens(tmp_path):
     adapter = adapter_of().fit([clip()])
-    save_adapter(adapter, tmp_path, "video")
+    adapter.save(tmp_path, "video")
     other = adapter_of()
-    load_adapter(other, tmp_path, "video")
+    other.load(tmp_path, "video")
     other.load_state_dict(adapter.state_dict())
     assert torch.equal(embed(other, [clip(seed=3)]).x, embed(adapter, [clip(seed=3)]).x)
-    assert torch.equal(pickle.loads(pickle.dumps(adapter.prepare))(clip())["pixels"], clip())
+    assert torch.equal(pickle.loads(pickle.dumps(adapter.tokenizer))(clip())["pixels"], clip())
 
 
 def test_descriptions_name_the_numbers_of_tokens():
@@ -341,7 +336,7 @@ def test_descriptions_name_the_numbers_of_tokens():
     assert adapter_of(tokens="frame").describe(clip()) == (
         "3 steps of 3 frames, 7 frames of 23×31 pixels (height×width)"
     )
-    summary = adapter_of().prepare.summarize([clip(3), clip(7)], [clip(3), clip(7)])
+    summary = adapter_of().tokenizer.reader.describe([clip(3), clip(7)], [clip(3), clip(7)])
     assert summary == "3 to 7, median 5 frames are read; size after reading: all 31×23"
 
 

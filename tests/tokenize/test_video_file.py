@@ -20,10 +20,10 @@ from helpers.videos import (
 from PIL import Image
 
 from dxn.tokenize import AudioAdapter, BadMedia, ImageAdapter, VideoAdapter, VideoSampling
-from dxn.tokenize.audio.file import audio_rate, read_audio
+from dxn.tokenize.audio.reader import audio_rate, read_audio
 from dxn.tokenize.audio.sound_track import NoSoundTrack
 from dxn.tokenize.media import is_audio, is_image, is_video
-from dxn.tokenize.video.file import read_video, sample_times, video_header
+from dxn.tokenize.video.reader import read_video, sample_times, video_header
 
 SOUNDING = [suffix for suffix in SOUND_CODECS if suffix != ".avi"]  # AVI needs an MP3 encoder
 
@@ -306,7 +306,7 @@ def test_a_video_without_a_sound_track_is_a_missing_input(tmp_path):
     path = write_video(tmp_path / "a.mp4", moving_bar())
     with pytest.raises(NoSoundTrack, match=r"^has no sound track$"):
         read_audio(path, sample_rate=RATE)
-    assert AudioAdapter(8).prepare.read(path) is None
+    assert AudioAdapter(8).tokenizer.reader.read(path) is None
 
 
 def test_limits_of_a_sound_track_are_checked(tmp_path):
@@ -325,18 +325,18 @@ def test_a_truncated_sound_track_is_bad_media():
 
 
 def test_a_gif_is_an_image_where_an_image_adapter_is_in_use():
-    image, video, audio = ImageAdapter(8).prepare, VideoAdapter(8).prepare, AudioAdapter(8).prepare
-    assert image.accepts(["a.gif"]) == video.accepts(["a.gif"]) == 1
-    assert audio.accepts(["a.gif"]) == 0
+    image, video, audio = ImageAdapter.reader(), VideoAdapter.reader(), AudioAdapter.reader()
+    assert image.score(["a.gif"]) == video.score(["a.gif"]) == 1
+    assert audio.score(["a.gif"]) == 0
     mixed = ["a.gif", "b.mp4", "c.mp4"]
-    assert video.accepts(mixed) == 1 > image.accepts(mixed)
+    assert video.score(mixed) == 1 > image.score(mixed)
 
 
 def test_an_adapter_of_pictures_is_preferred_for_videos():
-    video, audio = VideoAdapter(8).prepare, AudioAdapter(8).prepare
-    assert video.accepts(["a.mp4", "b.webm"]) == 1
-    assert audio.accepts(["a.mp4", "b.webm"]) == 0.5
-    assert audio.accepts(["a.wav", "b.m4a"]) == 1
-    assert video.accepts(["a.wav", "a text"]) == 0
+    video, audio = VideoAdapter.reader(), AudioAdapter.reader()
+    assert video.score(["a.mp4", "b.webm"]) == 1
+    assert audio.score(["a.mp4", "b.webm"]) == 0.5
+    assert audio.score(["a.wav", "b.m4a"]) == 1
+    assert video.score(["a.wav", "a text"]) == 0
     data = as_bytes(".webm", moving_bar(2))
-    assert (video.accepts([data]), audio.accepts([data])) == (1, 0.5)
+    assert (video.score([data]), audio.score([data])) == (1, 0.5)

@@ -246,11 +246,11 @@ def test_sound_is_drawn_as_the_spectrogram_that_the_tokens_are_made_of(tmp_path,
     adapter = AudioAdapter(8, tokens="patches", sample_rate=8000).eval()
     raw = torch.randn(8000)
     tokens = adapter.tokens([(raw.numpy(), 8000)])
-    shown = Shown("audio", raw, adapter.prepare, adapter)
+    shown = Shown("audio", raw, adapter.tokenizer, adapter)
     with torch.no_grad():
         token_picture(SampleView(tokens, {"audio": shown}), tmp_path / "patches.png")
     axis = drawn[0].axes[0]
-    features = adapter.prepare.features(raw)
+    features = adapter.tokenizer.features(raw)
     assert axis.images[0].get_array().shape == (64, len(features), 3)
     assert title(axis) == "audio: 28 tokens, 7 frames × 4 bands"
     # The first four patches are at the same time, from low to high frequencies.
@@ -267,7 +267,7 @@ def test_overlapping_bands_are_drawn_where_they_are():
         8, tokens="patches", sample_rate=8000, patch=PatchOptions(size=16, stride=12)
     ).eval()
     raw = torch.randn(4000)
-    shown = Shown("audio", raw, adapter.prepare, adapter)
+    shown = Shown("audio", raw, adapter.tokenizer, adapter)
     with torch.no_grad():
         tokens = adapter.tokens([(raw.numpy(), 8000)])
     found = get_drawer("audio").boxes(shown, tokens.spans[0].coords[0].numpy())
@@ -277,7 +277,7 @@ def test_overlapping_bands_are_drawn_where_they_are():
 def test_a_waveform_is_drawn_where_tokens_are_samples(tmp_path, drawn):
     adapter = AudioAdapter(6, tokens="waveform", sample_rate=8000, frame_size=400).eval()
     raw = torch.sin(torch.arange(4000) / 9)
-    shown = Shown("audio", raw, adapter.prepare, adapter)
+    shown = Shown("audio", raw, adapter.tokenizer, adapter)
     with torch.no_grad():
         tokens = adapter.tokens([(raw.numpy(), 8000)])
         token_picture(SampleView(tokens, {"audio": shown}), tmp_path / "wave.png")

@@ -12,8 +12,8 @@ from dxn.viz.figure import new_figure
 
 def shown_of(raw, **options):
     adapter = VideoAdapter(8, patch_size=8, image_size=32, **options)
-    coords = adapter(adapter.prepare.collate([adapter.prepare(raw)])).spans[0].coords[0].numpy()
-    return Shown("video", raw, adapter.prepare, adapter), coords
+    coords = adapter(adapter.tokenizer.collate([adapter.tokenizer(raw)])).spans[0].coords[0].numpy()
+    return Shown("video", raw, adapter.tokenizer, adapter), coords
 
 
 def clip(length=7, height=24, width=32):

@@ -123,7 +123,7 @@ def test_everything_is_loaded_for_the_same_classes(runs, tmp_path, capsys):
         torch.testing.assert_close(state[name], expected[name], rtol=0, atol=1e-20)
     assert not notices(capsys)
     model = dxn.load(tmp_path / "run").model
-    tokenizer = model.adapters["text"].prepare.tokenizer
+    tokenizer = model.adapters["text"].tokenizer.vocabulary
     assert tokenizer.token_to_id("gnu") is None  # only the other table has gnus
     assert len(model.backbone.blocks) == 3
     assert model.fusion.pool.kind == "max"

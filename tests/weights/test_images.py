@@ -59,7 +59,7 @@ def picture(width, height, mode="RGB"):
 
 def normalized(adapter, image):
     """The pixels as the model sees them."""
-    pixels = adapter.prepare(adapter.prepare.read(image))["pixels"]
+    pixels = adapter.tokenizer(adapter.tokenizer.reader.read(image))["pixels"]
     assert pixels.dtype == torch.uint8
     return (pixels / 255 - adapter.mean[:, None, None]) / adapter.std[:, None, None]
 

@@ -41,7 +41,7 @@ def sounds(length):
 
 def normalized(adapter, sound):
     """The spectrogram as the model sees it: `forward` normalizes it."""
-    features = adapter.prepare(adapter.prepare.read((sound, RATE)))["features"]
+    features = adapter.tokenizer(adapter.tokenizer.reader.read((sound, RATE)))["features"]
     return (features - adapter.mean) / adapter.std
 
 

@@ -156,13 +156,13 @@ def text_checkpoint(request, tmp_path_factory):
 
 
 def ids_of(adapter, text):
-    return adapter.prepare(adapter.prepare.read(text))["ids"].tolist()
+    return adapter.tokenizer(adapter.tokenizer.reader.read(text))["ids"].tolist()
 
 
 def test_texts_become_the_ids_of_the_tokenizer_of_transformers(text_checkpoint):
     folder, tokenizer = text_checkpoint
     adapter = adapter_of(folder, "text", part="text")
-    assert adapter.prepare.max_len == LENGTH
+    assert adapter.tokenizer.max_len == LENGTH
     for name, text in HARD.items():
         expected = tokenizer(text)["input_ids"]
         assert ids_of(adapter, text) == expected, name
@@ -177,7 +177,7 @@ def test_a_text_is_truncated_as_by_transformers(max_len, text_checkpoint):
         complete = tokenizer(text)["input_ids"]
         expected = tokenizer(text, truncation=True, max_length=max_len)["input_ids"]
         assert ids_of(adapter, text) == expected, name
-        num_cut = int(adapter.prepare(text)["num_cut"])
+        num_cut = int(adapter.tokenizer(text)["num_cut"])
         assert num_cut == len(complete) - len(expected), name
         if tokenizer.num_special_tokens_to_add():
             assert expected[-1] == complete[-1], name  # the token that ends a text stays
@@ -200,7 +200,7 @@ def test_any_text_becomes_the_same_ids(text_checkpoint):
 def test_a_blank_text_which_transformers_accepts_is_refused(text, text_checkpoint):
     folder, _ = text_checkpoint
     with pytest.raises(BadMedia, match="blank text"):
-        adapter_of(folder, "text", part="text").prepare.read(text)
+        adapter_of(folder, "text", part="text").tokenizer.reader.read(text)
 
 
 # CLIP's vocabulary files do not describe its tokenizer, and are refused.

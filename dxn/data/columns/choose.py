@@ -11,18 +11,13 @@ from itertools import chain
 from typing import Any
 
 from dxn.core.errors import UserError
-from dxn.data.columns.infer import Preprocessors, infer_columns
+from dxn.data.columns.infer import Readers, infer_columns
 from dxn.data.columns.target import target_cells, target_columns
 from dxn.data.rows import RESERVED, TARGET, VALUES, InputSpec, Rows
 from dxn.data.sources.cell_paths import file_of_cell
 from dxn.data.sources.confine import KEY, confined
 from dxn.data.tables.read import Table, as_list
-from dxn.tokenize.base import (
-    Preprocessor,
-    has_words,
-    is_path,
-    reads_files,
-)
+from dxn.tokenize.base import Reader
 from dxn.tokenize.cells.missing import has_no_value
 
 URL = re.compile(r"(?i)(?:https?|ftp|s3|gs)://")
@@ -43,7 +38,7 @@ class Columns:
 
 def choose_columns(
     table: Table,
-    preprocessors: Preprocessors,
+    readers: Readers,
     *,
     named: Mapping[str, str | Sequence[str] | None],
     target: str | Sequence[str] | None,
@@ -54,12 +49,12 @@ def choose_columns(
 ) -> Columns:
     """Choose the input columns and the target columns of a table.
 
-    A column that the user did not choose is assigned to the modality whose preprocessor accepts its
+    A column that the user did not choose is assigned to the modality whose reader accepts its
     values with the highest score.
 
     Args:
         table: All rows of all splits.
-        preprocessors: Preprocessors in use, by modality.
+        readers: Readers in use, by modality.
         named: Columns that the user chose, by modality. None: infer them. An empty list: use no
             column of this modality.
         target: Target columns that the user chose. None: a column with a common name, such as
@@ -72,7 +67,7 @@ def choose_columns(
     Raises:
         UserError: If a column or modality does not exist, or if there is no input column.
     """
-    by_modality = _named_columns(table, named, preprocessors)
+    by_modality = _named_columns(table, named, readers)
     _check_excluded(table, exclude, by_modality)
     targets = target_columns(table, target, notes)
     for column in targets:
@@ -83,13 +78,13 @@ def choose_columns(
             )
     # A target column as an input would leak the target. A split column does not exist in new data.
     columns = [column for column in table.columns if column not in {*targets, *excluded, *exclude}]
-    infer_columns(table, columns, preprocessors, by_modality, targets, new_groups, notes)
-    inputs = name_inputs({m: by_modality.get(m, []) for m in preprocessors})
+    infer_columns(table, columns, readers, by_modality, targets, new_groups, notes)
+    inputs = name_inputs({m: by_modality.get(m, []) for m in readers})
     if not inputs:
         raise UserError(
-            f"data: no adapter in use ({', '.join(preprocessors)}) accepts any of the columns "
+            f"data: no adapter in use ({', '.join(readers)}) accepts any of the columns "
             f"{', '.join(table.columns)}; choose a column, for example "
-            f"data.{next(iter(preprocessors), 'MODALITY')}={next(iter(columns), 'COLUMN')}"
+            f"data.{next(iter(readers), 'MODALITY')}={next(iter(columns), 'COLUMN')}"
         )
     return Columns(inputs, targets)
 
@@ -120,7 +115,7 @@ def name_inputs(by_modality: Mapping[str, Sequence[str]]) -> dict[str, InputSpec
 def to_rows(
     table: Table,
     columns: Columns,
-    preprocessors: Preprocessors,
+    readers: Readers,
     labels: Sequence[str] | None = None,
     *,
     confine: str | None = KEY,
@@ -133,35 +128,35 @@ def to_rows(
     Args:
         table: The table.
         columns: The columns that are used.
-        preprocessors: Preprocessors, by modality.
+        readers: Readers, by modality.
         labels: Names of the target columns in labels such as "colour=red". Default: the names of
             the columns.
         confine: Option that allows paths out of the folder, for messages. None: they are allowed.
     """
     cells: dict[str, list[Any]] = {}
     for name, spec in columns.inputs.items():
-        cells[name] = _input_cells(table, spec.column, preprocessors[spec.modality], confine)
+        cells[name] = _input_cells(table, spec.column, readers[spec.modality], confine)
     if columns.target:
         cells[TARGET] = target_cells(table, columns.target, labels or columns.target)
     return Rows(cells, [table.origin(i) for i in range(len(table))])
 
 
 def _named_columns(
-    table: Table, named: Mapping[str, str | Sequence[str] | None], preprocessors: Preprocessors
+    table: Table, named: Mapping[str, str | Sequence[str] | None], readers: Readers
 ) -> dict[str, list[str]]:
     """Return the columns that the user chose, by modality, after checking that they exist."""
     by_modality: dict[str, list[str]] = {}
     for modality, value in named.items():
         if value is None:  # the columns of this modality are inferred
             continue
-        if modality not in preprocessors:
+        if modality not in readers:
             # `data.NAME` with an unknown NAME is passed as a modality, so NAME may also be a
             # misspelled option of the data source.
-            close = difflib.get_close_matches(modality, [*preprocessors, TARGET], 1)
+            close = difflib.get_close_matches(modality, [*readers, TARGET], 1)
             hint = f"; did you mean data.{close[0]}?" if close else ""
             raise UserError(
                 f"data.{modality}: must be an option of this data source or the modality of an "
-                f"adapter in use; the modalities are {', '.join(preprocessors)}{hint}"
+                f"adapter in use; the modalities are {', '.join(readers)}{hint}"
             )
         by_modality[modality] = [str(column) for column in as_list(value)]
         for column in by_modality[modality]:
@@ -182,20 +177,18 @@ def _check_excluded(
                 )
 
 
-def _input_cells(
-    table: Table, column: str, preprocessor: Preprocessor, confine: str | None
-) -> list[Any]:
+def _input_cells(table: Table, column: str, reader: Reader, confine: str | None) -> list[Any]:
     cells: list[Any] = []
-    if reads_files(preprocessor):
+    if reader.files:
         _check_urls(table, column)
     for value, file in zip(table.columns[column], table.files, strict=True):
-        if is_path(preprocessor, value) and not URL.match(value):
+        if reader.is_path(value) and not URL.match(value):
             # A relative path is relative to the folder of its table. Bytes and arrays need no path,
             # and "N/A" is none.
             value = None if has_no_value(value) else file_of_cell(value, file.parent)
             if isinstance(value, str) and confine is not None:
                 value = confined(value, file.parent, confine)
-        elif has_words(preprocessor):
+        elif reader.words:
             value = _as_text(value)
         cells.append(value)
     return cells

@@ -10,24 +10,24 @@ from dxn.core.display import track
 from dxn.data.columns.useless import determines, why_useless
 from dxn.data.tables.read import Table
 from dxn.tasks.cells import are_identifiers, kind_of
-from dxn.tokenize.base import Preprocessor, accepts, has_words, is_shareable, reads_files
+from dxn.tokenize.base import Reader
 from dxn.tokenize.cells.date_format import are_dates
 from dxn.tokenize.cells.number_format import are_numbers
 
-# Minimum score of `accepts` at which a column becomes an input. Lower scores come from columns in
+# Minimum score of a reader at which a column becomes an input. Lower scores come from columns in
 # which only a few values look like the modality.
 MIN_SCORE = 0.1
 # A file name has no spaces, and its suffix starts with a letter. A decimal number such as 3.14
 # does not match.
 FILE_NAME = re.compile(r"\S+\.[A-Za-z][A-Za-z0-9]{1,4}")
 
-Preprocessors = Mapping[str, Preprocessor]
+Readers = Mapping[str, Reader]
 
 
 def infer_columns(
     table: Table,
     columns: Sequence[str],
-    preprocessors: Preprocessors,
+    readers: Readers,
     by_modality: dict[str, list[str]],
     targets: Sequence[str],
     new_groups: Collection[str],
@@ -38,7 +38,7 @@ def infer_columns(
     Args:
         table: All rows of all splits.
         columns: Candidate columns.
-        preprocessors: Preprocessors in use, by modality.
+        readers: Readers in use, by modality.
         by_modality: Columns that the user chose. Inferred columns are added in place.
         targets: Target columns.
         new_groups: Columns that name groups which only the test split has, see
@@ -54,11 +54,11 @@ def infer_columns(
         if any(column in names for names in named.values()):
             continue
         values = [value for value in table.columns[column] if value is not None]
-        modality = infer_modality(values, _readers(values, preprocessors))
+        modality = infer_modality(values, _possible(values, readers))
         if modality is None:
             unused[column] = _reason(values)
             continue
-        is_cell = not is_shareable(preprocessors[modality])
+        is_cell = readers[modality].tabular
         useless = why_useless(column, values) if is_cell else None
         if is_cell and column in new_groups:
             useless = "training has none of its values in the test split"
@@ -68,7 +68,7 @@ def infer_columns(
             unused[column] = f"not in data.{modality}"
         elif is_cell and answers and determines(table.columns[column], answers):
             leaks[column] = modality
-        elif has_words(preprocessors[modality]) and are_identifiers(values):
+        elif readers[modality].words and are_identifiers(values):
             identifiers[column] = modality
         else:
             by_modality.setdefault(modality, []).append(column)
@@ -103,16 +103,16 @@ def _answers(table: Table, targets: Sequence[str]) -> list[str | None]:
     return [None if all(v is None for v in row) else repr(row) for row in rows]
 
 
-def _readers(values: Sequence[Any], preprocessors: Preprocessors) -> Preprocessors:
-    """Return the preprocessors that can be meant for values, which are not None."""
+def _possible(values: Sequence[Any], readers: Readers) -> Readers:
+    """Return the readers that can be meant for values, which are not None."""
     # Numbers such as "$1,200.50" and dates are strings as well, but they are no texts and no files.
     if not are_numbers(values) and not are_dates(values):
-        return preprocessors
+        return readers
     are_files = _are_file_names(values)  # "0.wav" could be 0 of the unit wav
     return {
-        name: preprocessor
-        for name, preprocessor in preprocessors.items()
-        if not has_words(preprocessor) and (are_files or not reads_files(preprocessor))
+        name: reader
+        for name, reader in readers.items()
+        if not reader.words and (are_files or not reader.files)
     }
 
 
@@ -126,21 +126,18 @@ def _reason(values: Sequence[Any]) -> str:
     return "texts, which no adapter in use reads" if kind == "texts" else kind
 
 
-def infer_modality(values: Sequence[Any], preprocessors: Preprocessors) -> str | None:
-    """Return the modality whose preprocessor accepts the values with the highest score.
-
-    None means that no preprocessor accepts them.
-    """
+def infer_modality(values: Sequence[Any], readers: Readers) -> str | None:
+    """Return the modality whose reader gives the values the highest score. None: there is none."""
     present = [value for value in values if value is not None]
     if not present:  # a blank column has no modality
         return None
     are_files = _are_file_names(present)
     scores = {
-        modality: accepts(preprocessor, present)
-        for modality, preprocessor in preprocessors.items()
-        # A column of file names is only for preprocessors that read files. Otherwise the paths of
+        modality: reader.score(present)
+        for modality, reader in readers.items()
+        # A column of file names is only for readers that read files. Otherwise the paths of
         # audio files would become texts if no audio adapter is in use.
-        if reads_files(preprocessor) or not are_files
+        if reader.files or not are_files
     }
     best = max(scores, key=lambda modality: scores[modality], default=None)
     return best if best is not None and scores[best] > MIN_SCORE else None

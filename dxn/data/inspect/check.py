@@ -19,7 +19,7 @@ from dxn.data.reading import Opened, survey_rows
 from dxn.data.rows import Source
 from dxn.data.splits.duplicates import row_keys
 from dxn.tasks.task import Task
-from dxn.tokenize.base import Preprocessor, summarize, truncated
+from dxn.tokenize.base import Tokenizer
 
 
 @dataclass(frozen=True)
@@ -130,7 +130,7 @@ class Report:
 
 def check(
     source: Source,
-    preprocessors: Mapping[str, Preprocessor],
+    preprocessors: Mapping[str, Tokenizer],
     *,
     task: Task | None = None,
     fit: Callable[[Mapping[str, Opened]], object] | None = None,
@@ -142,7 +142,7 @@ def check(
 
     Args:
         source: The data set.
-        preprocessors: Preprocessor of each input, by input name.
+        preprocessors: Tokenizer of each input, by input name.
         task: Task that parses the targets. Default: targets are not parsed.
         fit: Function that fits the adapters. It is called with the opened splits before samples are
             prepared, because a text adapter needs its vocabulary to count tokens.
@@ -192,7 +192,7 @@ def check(
 
 
 def count_truncated(
-    opened: Opened, preprocessors: Mapping[str, Preprocessor]
+    opened: Opened, preprocessors: Mapping[str, Tokenizer]
 ) -> dict[str, Truncation]:
     """Count truncated samples, by input name. Inputs without truncated samples are left out.
 
@@ -204,7 +204,7 @@ def count_truncated(
     for name, preprocessor in preprocessors.items():
         # A preprocessor without the method `truncated` never truncates. Skip it, because preparing
         # all of its samples would take long.
-        if name not in opened.raws or not hasattr(preprocessor, "truncated"):
+        if name not in opened.raws or type(preprocessor).cut is Tokenizer.cut:
             continue
         num_values = 0
         counts: list[tuple[int, int]] = []
@@ -213,7 +213,7 @@ def count_truncated(
                 continue
             num_values += 1
             # Without a random generator, because augmentation changes the lengths.
-            lengths = truncated(preprocessor, preprocessor(raw))
+            lengths = preprocessor.cut(raw)
             if lengths is not None:
                 counts.append(lengths)
         if counts:
@@ -267,7 +267,7 @@ def _summaries(
     source: Source,
     split: str,
     splits: Mapping[str, Opened],
-    preprocessors: Mapping[str, Preprocessor],
+    preprocessors: Mapping[str, Tokenizer],
 ) -> dict[str, str]:
     """Return the number of values and empty cells, and the sizes of the values, by input."""
     opened, rows = splits[split], source.splits[split]
@@ -285,7 +285,7 @@ def _summaries(
         num_empty = sum(opened.kept[i] not in bad for i in missing)
         counts = f"{len(present):,}" + (f", {num_empty:,} empty" if num_empty else "")
         sources = [cells[opened.kept[i]] for i in present]
-        summary = summarize(preprocessors[name], take_rows(column, present), sources)
+        summary = preprocessors[name].reader.describe(take_rows(column, present), sources)
         summaries[name] = "; ".join(filter(None, [counts, summary]))
     return summaries
 

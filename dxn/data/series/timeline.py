@@ -8,7 +8,7 @@ from pathlib import Path
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
-from dxn.data.columns.choose import Columns, Preprocessors, name_inputs, to_rows
+from dxn.data.columns.choose import Columns, Readers, name_inputs, to_rows
 from dxn.data.rows import VALUES, Source
 from dxn.data.series.clock import Clock, find_clock, looks_like_times, parse_times
 from dxn.data.series.season import find_season
@@ -16,8 +16,8 @@ from dxn.data.series.steps import Series, channel_format, group_rows
 from dxn.data.series.windows import Windows
 from dxn.data.splits.split import SPLITS, UNDIVIDED, check_fractions
 from dxn.data.tables.read import ReadOptions, Table, as_list, concatenate, read_table
-from dxn.tokenize.base import has_steps
 from dxn.tokenize.cells.number_format import read_numbers
+from dxn.tokenize.series.reader import SeriesReader
 
 # Names of time columns whose cells can be numbers, such as years, in lower case.
 TIME_NAMES = "time date datetime timestamp ds year month week day t hour step jahr datum zeit"
@@ -32,7 +32,7 @@ MAX_WINDOWS = 2000
 def timeline(
     path: str | Sequence[str],
     *,
-    preprocessors: Preprocessors,
+    readers: Readers,
     target: str | Sequence[str] | None = None,
     time: str | None = None,
     series_id: str | None = None,
@@ -54,7 +54,7 @@ def timeline(
 
     Args:
         path: Table, or list of tables with the same columns.
-        preprocessors: Preprocessors in use, by modality. The caller sets this argument.
+        readers: Readers in use, by modality. The caller sets this argument.
         target: Column or list of columns whose next values are predicted. Default: the only column
             of numbers.
         time: Column with the time of a row: dates, or numbers such as years. Rows are sorted by it.
@@ -81,11 +81,11 @@ def timeline(
         UserError: If the table cannot be read, a column does not exist or has no numbers or times,
             or the series are too short.
     """
-    modality = next((m for m, prepare in preprocessors.items() if has_steps(prepare)), None)
+    modality = next((m for m, r in readers.items() if isinstance(r, SeriesReader)), None)
     if modality is None:
         raise UserError(
             "data=timeline: needs an adapter that reads series; add it to adapters=[...], got "
-            f"{', '.join(preprocessors)}"
+            f"{', '.join(readers)}"
         )
     for name, value in (("horizon", horizon), ("context", context), ("season", season)):
         if value is not None and value < 1:
@@ -113,7 +113,7 @@ def timeline(
     columns = Columns(inputs, [windows.target_name])
     splits = {}
     for name, part in parts.items():
-        rows = to_rows(part, columns, preprocessors)
+        rows = to_rows(part, columns, readers)
         splits[name] = replace(rows, ids={i: part.columns[i] for i in windows.ids})
     return Source(
         splits,

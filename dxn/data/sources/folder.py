@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dxn.core.errors import UserError
-from dxn.data.columns.infer import Preprocessors, infer_modality
+from dxn.data.columns.infer import Readers, infer_modality
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
 from dxn.data.sources.archive import read_archive
 from dxn.data.sources.confine import OutsidePath, confined
 from dxn.data.sources.detect import ARCHIVES, METADATA, is_metadata
 from dxn.data.splits.split import SPLIT_NAMES, SPLITS, UNDIVIDED, complete_splits
-from dxn.tokenize.base import Preprocessor, accepts, reads_files
+from dxn.tokenize.base import Reader
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class Member:
 
     Args:
         parts: Folder names and file name, relative to the folder or archive.
-        source: What a preprocessor reads: the path of a file on disk, or the bytes of an archive
+        source: What a reader reads: the path of a file on disk, or the bytes of an archive
             member.
     """
 
@@ -40,7 +40,7 @@ class Member:
 def folder(
     path: str,
     *,
-    preprocessors: Preprocessors,
+    readers: Readers,
     read_as: Sequence[str] | None = None,
     fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
     on_bad: OnBad = "error",
@@ -54,7 +54,7 @@ def folder(
 
     Args:
         path: The folder, or a .tar, .tar.gz or .zip archive, which is read into memory.
-        preprocessors: Preprocessors in use, by modality. The caller sets this argument.
+        readers: Readers in use, by modality. The caller sets this argument.
         read_as: Modalities as which each file is read. [video, audio] reads the pictures and the
             sound track of each video. Default: the modality that fits best.
         fractions: Fractions of training, validation and test files, if there are no folders for the
@@ -68,11 +68,11 @@ def folder(
             `read_as` does not choose them.
     """
     root = Path(path)
-    # A preprocessor that does not read files would treat the file names as its values.
-    readers = {name: p for name, p in preprocessors.items() if reads_files(p)}
+    # A reader that does not read files would treat the file names as its values.
+    files = {name: reader for name, reader in readers.items() if reader.files}
     if read_as is not None:
-        readers = _chosen(read_as, readers)
-    found = _members(root, readers, confine=confine)
+        files = _chosen(read_as, files)
+    found = _members(root, files, confine=confine)
     members = [member for member in found if not _is_hidden(member)]
     if not root.is_dir() and any(is_metadata(member.parts[-1]) for member in members):
         raise UserError(
@@ -81,15 +81,15 @@ def folder(
         )
     # The file system returns files in any order, and a random split depends on their order.
     members.sort(key=lambda member: member.parts)
-    members, modalities, notes = _readable_files(members, readers, root)
-    names = [_only(modalities, root)] if read_as is None else list(readers)
+    members, modalities, notes = _readable_files(members, files, root)
+    names = [_only(modalities, root)] if read_as is None else list(files)
     rows: dict[str, Rows] = {}
-    for name, files in _by_split(_without_common_folder(members), root).items():
-        labels = [label for _, label in files]
+    for name, members_of in _by_split(_without_common_folder(members), root).items():
+        labels = [label for _, label in members_of]
         cells: dict[str, list[str | bytes | None] | list[str | None]] = {TARGET: labels}
         for modality in names:
-            cells[modality] = [_cell(member, readers[modality]) for member, _ in files]
-        rows[name] = Rows(cells, [member.name for member, _ in files])
+            cells[modality] = [_cell(member, files[modality]) for member, _ in members_of]
+        rows[name] = Rows(cells, [member.name for member, _ in members_of])
     splits = complete_splits(rows, fractions, seed=seed, notes=notes, files=names)
     return Source(
         splits,
@@ -110,8 +110,8 @@ def _name_of(root: Path) -> str:
     return root.name if root.is_dir() else root.name[: len(root.name) - len(archive)]
 
 
-def _chosen(read_as: Sequence[str], readers: Preprocessors) -> Preprocessors:
-    """Return the preprocessors of the modalities that the user chose."""
+def _chosen(read_as: Sequence[str], readers: Readers) -> Readers:
+    """Return the readers of the modalities that the user chose."""
     unknown = [name for name in read_as if name not in readers]
     if unknown or not read_as:
         raise UserError(
@@ -122,9 +122,9 @@ def _chosen(read_as: Sequence[str], readers: Preprocessors) -> Preprocessors:
 
 
 def _readable_files(
-    members: Sequence[Member], readers: Preprocessors, root: Path
+    members: Sequence[Member], readers: Readers, root: Path
 ) -> tuple[list[Member], list[str], list[str]]:
-    """Return the files that a preprocessor reads, their modalities, and notes about the others."""
+    """Return the files that a reader reads, their modalities, and notes about the others."""
     files: list[Member] = []
     modalities: list[str] = []
     for member in members:
@@ -160,9 +160,9 @@ def _only(modalities: Sequence[str], root: Path) -> str:
     return next(iter(counts))
 
 
-def _cell(member: Member, prepare: Preprocessor) -> str | bytes | None:
-    """Return what a preprocessor reads from a file; None if it cannot read this kind of file."""
-    return member.source if accepts(prepare, [member.parts[-1]]) else None
+def _cell(member: Member, reader: Reader) -> str | bytes | None:
+    """Return what a reader reads from a file; None if it cannot read this kind of file."""
+    return member.source if reader.score([member.parts[-1]]) else None
 
 
 def _by_split(members: Sequence[Member], root: Path) -> dict[str, list[tuple[Member, str | None]]]:
@@ -202,10 +202,10 @@ def _split_folders(members: Sequence[Member]) -> set[str]:
     return splits if has_classes or splits == first else set()
 
 
-def _members(root: Path, readers: Preprocessors, *, confine: bool) -> Iterator[Member]:
+def _members(root: Path, readers: Readers, *, confine: bool) -> Iterator[Member]:
     """Yield all files of a folder or archive."""
     if not root.is_dir():
-        # Only files that a preprocessor reads, because all of them are held in memory.
+        # Only files that a reader reads, because all of them are held in memory.
         def is_wanted(name: str) -> bool:
             return infer_modality([name], readers) is not None
 

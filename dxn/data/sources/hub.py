@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dxn.core.errors import UserError
-from dxn.data.columns.infer import Preprocessors
+from dxn.data.columns.infer import Readers
 from dxn.data.rows import OnBad, Source
 from dxn.data.sources.table import from_tables
 from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED
@@ -20,7 +20,7 @@ MAX_REASON = 300  # characters; error messages of `datasets` can be pages long
 def hub(
     name: str,
     *,
-    preprocessors: Preprocessors,
+    readers: Readers,
     config: str | None = None,
     revision: str | None = None,
     fractions: Sequence[float] | None = (0.8, 0.1, 0.1),
@@ -33,12 +33,12 @@ def hub(
 ) -> Source:
     """Read a data set with `datasets.load_dataset`.
 
-    Files such as images are not decoded by `datasets`. The preprocessors decode them and apply
+    Files such as images are not decoded by `datasets`. The readers decode them and apply
     their size limits.
 
     Args:
         name: Name of the data set, or path of a local folder.
-        preprocessors: Preprocessors in use, by modality. The caller sets this argument.
+        readers: Readers in use, by modality. The caller sets this argument.
         config: Name of the configuration, if the data set has several.
         revision: Branch, tag or commit. A commit always has the same rows.
         fractions: Fractions of training, validation and test rows, if the data set has only a
@@ -67,7 +67,7 @@ def hub(
         tables = {UNDIVIDED: tables["train"]}
     source = from_tables(
         tables,
-        preprocessors,
+        readers,
         columns=columns,
         target=target,
         exclude=exclude,

@@ -10,7 +10,7 @@ from typing import Any
 from dxn.core.errors import UserError
 from dxn.data.columns.choose import choose_columns, to_rows
 from dxn.data.columns.identity import identifying_columns
-from dxn.data.columns.infer import Preprocessors
+from dxn.data.columns.infer import Readers
 from dxn.data.columns.mapping import map_columns
 from dxn.data.columns.sentences import find_sentences
 from dxn.data.columns.target import USUAL_TARGETS, candidate_targets
@@ -27,7 +27,6 @@ from dxn.data.splits.split import (
 )
 from dxn.data.splits.unlabeled import add_missing_targets
 from dxn.data.tables.read import ReadOptions, Table, as_list, column_name, concatenate, read_table
-from dxn.tokenize.base import reads_files
 
 JOINED = " + "  # separator of the column names in `Source.target`
 
@@ -35,7 +34,7 @@ JOINED = " + "  # separator of the column names in `Source.target`
 def table(
     path: str | Sequence[str] | None = None,
     *,
-    preprocessors: Preprocessors,
+    readers: Readers,
     train: str | Sequence[str] | None = None,
     validation: str | Sequence[str] | None = None,
     test: str | Sequence[str] | None = None,
@@ -58,13 +57,13 @@ def table(
 ) -> Source:
     """Read a data set from tables.
 
-    Each column that a preprocessor accepts becomes an input. If columns of a modality are set
+    Each column that a reader accepts becomes an input. If columns of a modality are set
     explicitly, only these columns of the modality become inputs.
 
     Args:
         path: A table, a list of tables, or a folder with one table or with train, validation and
             test tables.
-        preprocessors: Preprocessors in use, by modality. The caller sets this argument.
+        readers: Readers in use, by modality. The caller sets this argument.
         train: Table or list of tables of the training split, instead of path.
         validation: Table or list of tables of the validation split.
         test: Table or list of tables of the test split.
@@ -113,7 +112,7 @@ def table(
         tables[name] = concatenate([read_table(file, options) for file in files])
     return from_tables(
         tables,
-        preprocessors,
+        readers,
         columns=columns,
         target=target,
         exclude=exclude,
@@ -138,7 +137,7 @@ def _usual(option: Any) -> Any:
 
 def from_tables(
     tables: Mapping[str, Table],
-    preprocessors: Preprocessors,
+    readers: Readers,
     *,
     columns: Mapping[str, str | Sequence[str] | None],
     target: str | Sequence[str] | None = None,
@@ -157,7 +156,7 @@ def from_tables(
 
     Args:
         tables: Tables by split, or one table with the key "all".
-        preprocessors: Preprocessors in use, by modality.
+        readers: Readers in use, by modality.
         columns: Columns of each modality, see `table`. The other arguments are those of `table`.
         layout: How the tables are rearranged first. None: not at all, unless each row is a word.
         sentence: Column that identifies the sentence, see `table`.
@@ -193,7 +192,7 @@ def from_tables(
     layout_ids = () if layout is None else layout.ids
     chosen = choose_columns(
         whole,
-        preprocessors,
+        readers,
         named=columns,
         target=target,
         excluded=(split, group, *(holdout or ()), *layout_ids),
@@ -207,9 +206,9 @@ def from_tables(
     by_split: dict[str, Rows] = {}
     for name, part in parts.items():
         groups = None if group is None else part.column(group, "data.group")
-        rows = to_rows(part, chosen, preprocessors, confine=KEY if confine else None)
+        rows = to_rows(part, chosen, readers, confine=KEY if confine else None)
         by_split[name] = replace(rows, ids={i: part.columns[i] for i in ids}, groups=groups)
-    files = [n for n, s in chosen.inputs.items() if reads_files(preprocessors[s.modality])]
+    files = [n for n, s in chosen.inputs.items() if readers[s.modality].files]
     splits = complete_splits(
         by_split,
         fractions,
@@ -233,7 +232,7 @@ def from_tables(
 def rows_of_table(
     path: str | Sequence[str] | Table,
     inputs: Mapping[str, InputSpec],
-    preprocessors: Preprocessors,
+    readers: Readers,
     *,
     target: str | None = None,
     columns: Mapping[str, str] | None = None,
@@ -252,7 +251,7 @@ def rows_of_table(
     Args:
         path: A table, a list of tables, a folder with one table, or a table in memory.
         inputs: Inputs of the training data set, see `Source.inputs`.
-        preprocessors: Preprocessors, by modality.
+        readers: Readers, by modality.
         target: Target of the training data set, see `Source.target`. Targets are read if the table
             has all of its columns.
         columns: Column of the table for an input, or for a column of the training data set.
@@ -295,7 +294,7 @@ def rows_of_table(
         or renamed.get(name, renamed.get(spec.column, spec.column)) in whole.columns
     }
     mapped = map_columns(whole, inputs, targets, renamed)
-    rows = to_rows(whole, mapped, preprocessors, targets, confine=outside)
+    rows = to_rows(whole, mapped, readers, targets, confine=outside)
     used = [*(spec.column for spec in mapped.inputs.values()), *mapped.target]
     ids = identifying_columns(whole, used, keep)
     if notes is not None:

@@ -7,18 +7,17 @@ from itertools import accumulate, pairwise
 from pathlib import Path
 
 from dxn.core.errors import UserError
-from dxn.data.columns.infer import Preprocessors
+from dxn.data.columns.infer import Readers
 from dxn.data.rows import InputSpec, Rows, Source
 from dxn.data.sources.confine import OutsidePath, confined
 from dxn.data.splits.split import SPLITS, check_fractions
 from dxn.data.tables.decoding import read_text
-from dxn.tokenize.base import has_words
 
 
 def text_files(
     path: str | Sequence[str],
     *,
-    preprocessors: Preprocessors,
+    readers: Readers,
     fractions: Sequence[float] = (0.9, 0.1),
     encoding: str | None = None,
     confine: bool = True,
@@ -27,7 +26,7 @@ def text_files(
 
     Args:
         path: A text file, a list of text files, or a folder with .txt files.
-        preprocessors: Preprocessors in use, by modality. The caller sets this argument.
+        readers: Readers in use, by modality. The caller sets this argument.
         fractions: Fractions of the training, validation and test split. Each file is cut into
             consecutive parts in this order.
         encoding: Encoding of the files, such as cp1252. Default: UTF-8, or UTF-16 if a file starts
@@ -35,11 +34,11 @@ def text_files(
         confine: Refuse files of a folder that lead out of it through symbolic links.
 
     Raises:
-        UserError: If a file cannot be read, if there is no training text, or if no preprocessor
+        UserError: If a file cannot be read, if there is no training text, or if no reader
             reads text.
     """
     check_fractions(fractions)
-    modality = _text_modality(preprocessors)
+    modality = _text_modality(readers)
     cells: dict[str, list[str]] = {name: [] for name in SPLITS}
     origin: dict[str, list[str]] = {name: [] for name in SPLITS}
     for file in _files([path] if isinstance(path, str) else path, confine=confine):
@@ -59,14 +58,14 @@ def text_files(
     return Source(splits, {modality: InputSpec("files", modality)}, notes=notes)
 
 
-def _text_modality(preprocessors: Preprocessors) -> str:
+def _text_modality(readers: Readers) -> str:
     """Return the first modality that reads text."""
-    for modality, preprocessor in preprocessors.items():
-        # A preprocessor that accepts words reads text. The name of the modality is not reliable,
+    for modality, reader in readers.items():
+        # A reader that accepts words reads text. The name of the modality is not reliable,
         # because users can add modalities.
-        if has_words(preprocessor):
+        if reader.words:
             return modality
-    names = ", ".join(preprocessors) or "no adapter"
+    names = ", ".join(readers) or "no adapter"
     raise UserError(f"adapters: no adapter in use reads text, got {names}; set adapters=text")
 
 

@@ -102,10 +102,10 @@ class LanguageModel:
             )
         self.adapter = adapters[0]
         self.backbone = model.backbone
-        self.max_len: int = self.adapter.prepare.max_len
+        self.max_len: int = self.adapter.tokenizer.max_len
         # Number of previous tokens on which the embedding of a token depends. An adapter with this
         # attribute accepts batches with the key token_index (B, N): indices of tokens in a text.
-        self.lookback: int | None = getattr(self.adapter, "lookback", None)
+        self.lookback: int | None = self.adapter.lookback
         self.output = make_output_layer(self.adapter.embedding.weight)
 
     def caches(self) -> list[TokenCache | KVCache]:

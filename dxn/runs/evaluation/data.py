@@ -186,7 +186,7 @@ def _source(settings: Settings, predictor: Predictor) -> tuple[Source, str]:
 def _open(node: Mapping[str, Any], predictor: Predictor, trust: Sequence[str]) -> Source:
     """Open a data source with the splits that a training of the same task has."""
     needs_target = predictor.task.needs_target
-    return open_source({"data": node}, predictor.preprocessors, trust, needs_target=needs_target)
+    return open_source({"data": node}, predictor.readers, trust, needs_target=needs_target)
 
 
 def print_paths(node: Mapping[str, Any]) -> None:

@@ -29,7 +29,7 @@ from dxn.runs.record import Plan
 from dxn.tasks import Task
 from dxn.tasks.figures import defined
 from dxn.tasks.probabilities import list_names
-from dxn.tokenize.base import Preprocessor
+from dxn.tokenize.base import Tokenizer
 from dxn.tokenize.spaced import spaced_rows
 
 # Without highlighting, numbers are not coloured. Soft wrapping leaves long lines to the terminal:
@@ -132,7 +132,7 @@ def print_unknown(task: Task, targets: Sequence[Any], where: str) -> None:
         )
 
 
-def truncations(opened: Opened, preprocessors: Mapping[str, Preprocessor]) -> dict[str, Truncation]:
+def truncations(opened: Opened, preprocessors: Mapping[str, Tokenizer]) -> dict[str, Truncation]:
     """Return the truncated inputs of a split, counted in at most MAX_COUNTED_ROWS rows."""
     rows = spaced_rows(len(opened), MAX_COUNTED_ROWS)
     counted = {name: take_rows(column, rows) for name, column in opened.raws.items()}

@@ -25,7 +25,7 @@ from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import identify, own_name
 from dxn.runs.saved.model_folder import WEIGHTS, model_folder
 from dxn.runs.settings import Settings
-from dxn.tokenize.media import BadMedia
+from dxn.tokenize.base import BadMedia
 from dxn.tokenize.series.npy import read_npy
 
 META = "index.json"

@@ -105,7 +105,7 @@ def search(settings: Settings, index: Index, predictor: Predictor) -> Found:
         raise UserError(f"k: must be at least 1, got {values['k']}")
     is_single = not has_many_samples(values["input"])
     if is_single:
-        samples = predictor.samples([read_sample(values["input"], predictor.preprocessors)])
+        samples = predictor.samples([read_sample(values["input"], predictor.readers)])
     else:
         only = check_only(values["only"], predictor)
         opened = open_input(values, predictor)

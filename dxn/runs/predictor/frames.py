@@ -120,15 +120,15 @@ def _predicted(predictor: Predictor, frame: Any) -> tuple[Opened, list[int], lis
 
 def samples_of_frame(predictor: Predictor, frame: Any) -> Samples:
     """Return the samples of the rows of a data frame or a `datasets.Dataset`."""
-    preprocessors = predictor.preprocessors
+    readers = predictor.readers
     specs = {
-        name: InputSpec(predictor.columns.get(name, name), prepare.modality)
-        for name, prepare in preprocessors.items()
+        name: InputSpec(predictor.columns.get(name, name), reader.modality)
+        for name, reader in readers.items()
     }
     rows = rows_of_table(
         table_of(frame),
         specs,
-        by_modality(preprocessors),
+        by_modality(readers),
         target=predictor.target,
         layout=predictor.layout,
         with_target=False,
@@ -137,7 +137,7 @@ def samples_of_frame(predictor: Predictor, frame: Any) -> Samples:
     )
     inputs = {name: rows.cells[name] for name in specs if name in rows.cells}
     opened = open_rows_for_use(type(rows)(inputs, rows.origin, rows.ids), predictor, "error")
-    return Samples(opened, preprocessors)
+    return Samples(opened, predictor.preprocessors)
 
 
 def _index(predictor: Predictor, frame: Any, rows: list[int]) -> Any:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from dxn.runs.record import Input
-from dxn.tokenize.base import Preprocessor, is_shareable
+from dxn.tokenize.base import Tokenizer
 
 # With more inputs than this, a table with one row per input would fill the screen.
 MAX_SEPARATE = 8
@@ -16,20 +16,20 @@ MAX_NAMED = 6  # columns that this line names
 Groups = Mapping[str, tuple[str, ...]]
 
 
-def evaluated_groups(preprocessors: Mapping[str, Preprocessor], inputs: Sequence[str]) -> Groups:
+def evaluated_groups(preprocessors: Mapping[str, Tokenizer], inputs: Sequence[str]) -> Groups:
     """Return the groups of inputs that are evaluated alone and left out.
 
     A model with many inputs has one group per kind of table cells. Each other input is a group of
     its own, under its own name.
 
     Args:
-        preprocessors: Preprocessor of each input, by input name.
+        preprocessors: Tokenizer of each input, by input name.
         inputs: Names of the inputs.
     """
     groups: dict[str, tuple[str, ...]] = {}
     for name in inputs:
         prepare = preprocessors[name]
-        is_grouped = len(inputs) > MAX_SEPARATE and not is_shareable(prepare)
+        is_grouped = len(inputs) > MAX_SEPARATE and prepare.reader.tabular
         key = f"{prepare.modality} columns" if is_grouped else name
         groups[key] = (*groups.get(key, ()), name)
     return groups

@@ -20,7 +20,7 @@ from dxn.runs.evaluation.printing import print_line
 from dxn.runs.plan import by_modality
 from dxn.runs.predictor.input_groups import named
 from dxn.runs.predictor.predictor import Predictor
-from dxn.tokenize.base import Preprocessor, accepts, reads_files
+from dxn.tokenize.base import Reader
 
 WILDCARDS = "*?["
 MAX_NAMES = 3  # files in a message
@@ -105,14 +105,14 @@ def read_table_rows(
         with_target: Whether the rows are used with their targets. False: they are predicted.
         only: Names of the inputs that are used. The table may lack the others. Default: all.
     """
-    preprocessors = by_modality(predictor.preprocessors)
+    readers = by_modality(predictor.readers)
     specs = _trained_specs(predictor) or _inferred_specs(values, predictor)
     renamed: Mapping[str, str] = values["columns"]
     notes: list[str] = []
     rows = rows_of_table(
         values["input"],
         specs,
-        preprocessors,
+        readers,
         target=predictor.target,
         columns=renamed,
         keep=values.get("keep", ()),  # `dxn embed` has no such option
@@ -164,7 +164,7 @@ def open_rows_for_use(
 def inputs_beside(
     name: str,
     values: Sequence[Any],
-    preprocessors: Mapping[str, Preprocessor],
+    readers: Mapping[str, Reader],
     columns: Mapping[str, str],
 ) -> list[str]:
     """Return an input, and the other inputs that read the same values.
@@ -174,16 +174,16 @@ def inputs_beside(
     Args:
         name: Name of the input.
         values: Values of the input.
-        preprocessors: Preprocessor of each input, by input name.
+        readers: Reader of each input, by input name.
         columns: Column of the training table that each input was read from, by input name.
     """
     present = [value for value in values if value is not None]
     others = [
         other
-        for other, prepare in preprocessors.items()
+        for other, reader in readers.items()
         if other != name
         and columns.get(other, other) == columns.get(name, name)
-        and accepts(prepare, present)
+        and reader.score(present)
     ]
     return [name, *others]
 
@@ -197,7 +197,7 @@ def print_columns(columns: Mapping[str, str]) -> None:
 def _trained_specs(predictor: Predictor) -> dict[str, InputSpec]:
     """Return the columns that the model was trained on; none for a public checkpoint."""
     return {
-        name: InputSpec(column, predictor.preprocessors[name].modality)
+        name: InputSpec(column, predictor.readers[name].modality)
         for name, column in predictor.columns.items()
     }
 
@@ -208,13 +208,11 @@ def _inferred_specs(values: Mapping[str, Any], predictor: Predictor) -> Mapping[
     Raises:
         UserError: If several columns fit an input.
     """
-    preprocessors = predictor.preprocessors
-    named = {
-        preprocessors[n].modality: c for n, c in values["columns"].items() if n in preprocessors
-    }
+    readers = predictor.readers
+    named = {readers[n].modality: c for n, c in values["columns"].items() if n in readers}
     source = table(
         values["input"],
-        preprocessors=by_modality(preprocessors),
+        readers=by_modality(readers),
         fractions=None,
         sep=values["sep"],
         encoding=values["encoding"],
@@ -223,10 +221,10 @@ def _inferred_specs(values: Mapping[str, Any], predictor: Predictor) -> Mapping[
         **named,
     )
     # If several columns fit a modality, the inputs have the names of these columns.
-    if unknown := [name for name in source.inputs if name not in preprocessors]:
+    if unknown := [name for name in source.inputs if name not in readers]:
         raise UserError(
-            f"input: several columns fit the inputs of this model ({', '.join(preprocessors)}): "
-            f"{', '.join(unknown)}; choose one, columns.{next(iter(preprocessors))}={unknown[0]}"
+            f"input: several columns fit the inputs of this model ({', '.join(readers)}): "
+            f"{', '.join(unknown)}; choose one, columns.{next(iter(readers))}={unknown[0]}"
         )
     return source.inputs
 
@@ -245,11 +243,11 @@ def _rows_of_files(
     Raises:
         UserError: If no input reads them, or several inputs read the same kind of files.
     """
-    readers = {name: p for name, p in predictor.preprocessors.items() if reads_files(p)}
+    readers = {name: reader for name, reader in predictor.readers.items() if reader.files}
     modalities = [infer_modality([file], by_modality(readers)) for file in files]
     used = [file for file, modality in zip(files, modalities, strict=True) if modality]
     if not used:
-        inputs = ", ".join(f"{n} ({p.modality})" for n, p in predictor.preprocessors.items())
+        inputs = ", ".join(f"{n} ({p.modality})" for n, p in predictor.readers.items())
         raise UserError(
             f"input: no input of this model reads any of the {count(len(files), 'file')} of "
             f"{path}; its inputs are {inputs}"

@@ -29,7 +29,7 @@ from dxn.runs.predictor.vocabulary import nearest_tokens, vocabulary_adapter
 from dxn.runs.predictor.writing import continue_prompts, write_for_samples
 from dxn.tasks import ClassifiesByExample, Task, Writes
 from dxn.tasks.probabilities import list_names
-from dxn.tokenize.base import Preprocessor, reads_files
+from dxn.tokenize.base import Reader, Tokenizer
 from dxn.training.evaluate import Predictions, embed, predict, to_device
 from dxn.weights import read_public
 
@@ -91,7 +91,7 @@ class Predictor:
         # A text or the cells of a row: to wake other threads would take longer than their part of
         # the work of a small model.
         is_small = self.device.type == "cpu" and count_parameters(model) < MAX_SMALL
-        self._is_short = is_small and not any(map(reads_files, self.preprocessors.values()))
+        self._is_short = is_small and not any(reader.files for reader in self.readers.values())
 
     def __repr__(self) -> str:
         inputs = [
@@ -131,9 +131,14 @@ class Predictor:
         return {name: self.model.adapter(name) for name in self.inputs}
 
     @property
-    def preprocessors(self) -> dict[str, Preprocessor]:
+    def preprocessors(self) -> dict[str, Tokenizer]:
         """The preprocessor of each input, by input name."""
-        return {name: adapter.prepare for name, adapter in self.adapters.items()}
+        return {name: adapter.tokenizer for name, adapter in self.adapters.items()}
+
+    @property
+    def readers(self) -> dict[str, Reader]:
+        """The reader of each input, by input name."""
+        return {name: tokenizer.reader for name, tokenizer in self.preprocessors.items()}
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -267,7 +272,7 @@ class Predictor:
         """
         public = read_public(weights, revision=revision, part=part)
         # Imported on first use: it imports this module.
-        original = importlib.import_module("dxn.runs.saved.original")
+        original = importlib.import_module("dxn.export.original")
         original.save_original(self, public, Path(folder))
 
     # Tokens and embeddings

@@ -9,11 +9,11 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.tasks import Task
-from dxn.tokenize.base import Preprocessor, has_words
+from dxn.tokenize.base import Tokenizer
 from dxn.tokenize.cells.missing import is_null
 
 
-def to_cell(name: str, value: Any, task: Task, prepare: Preprocessor) -> Any:
+def to_cell(name: str, value: Any, task: Task, prepare: Tokenizer) -> Any:
     """Return a value that the caller passed, as the cell of a table. None: it is missing.
 
     Raises:
@@ -24,7 +24,7 @@ def to_cell(name: str, value: Any, task: Task, prepare: Preprocessor) -> Any:
     value = None if is_null(value) else value
     is_list_of_texts = isinstance(value, list | tuple) and any(isinstance(v, str) for v in value)
     # The preprocessor of a text would accept them as the words of one text.
-    if is_list_of_texts and has_words(prepare) and not task.wants_words:
+    if is_list_of_texts and prepare.reader.words and not task.wants_words:
         raise UserError(
             f"{name}: must be one text, got a list of {len(value)}; for several samples, use "
             f"predict_many([{{{name!r}: ...}}, {{{name!r}: ...}}])"

@@ -9,11 +9,11 @@ import torch
 import torch.nn.functional as F
 
 from dxn.core.errors import UserError
-from dxn.tokenize.base import VocabularyAdapter
-from dxn.tokenize.text.tokenizer import encode
+from dxn.tokenize.base import Adapter
+from dxn.tokenize.text.vocabulary import encode
 
 
-def vocabulary_adapter(adapters: Mapping[str, Any], name: str | None) -> VocabularyAdapter:
+def vocabulary_adapter(adapters: Mapping[str, Any], name: str | None) -> Adapter:
     """Return the adapter of an input that has a vocabulary.
 
     Args:
@@ -27,19 +27,19 @@ def vocabulary_adapter(adapters: Mapping[str, Any], name: str | None) -> Vocabul
         raise UserError(f"input: this model has the inputs {', '.join(adapters)}, got {name}")
     for candidate in [name] if name is not None else adapters:
         adapter = adapters[candidate]
-        if isinstance(adapter, VocabularyAdapter):
+        if adapter.has_vocabulary:
             return adapter
     searched = name or ", ".join(adapters)
     raise UserError(f"this model has no vocabulary for its inputs: {searched}")
 
 
-def nearest_tokens(adapter: VocabularyAdapter, token: str, count: int) -> list[tuple[str, float]]:
+def nearest_tokens(adapter: Adapter, token: str, count: int) -> list[tuple[str, float]]:
     """Return the tokens with the most similar embeddings, and their cosine similarities.
 
     Raises:
         UserError: If `token` is not a token of the vocabulary.
     """
-    tokenizer = adapter.prepare.tokenizer
+    tokenizer = adapter.tokenizer.vocabulary
     embedding = F.normalize(adapter.embedding.weight.float(), dim=-1)
     index = _token_id(tokenizer, token)
     itself = torch.tensor([index], device=embedding.device)

@@ -16,7 +16,7 @@ from dxn.models.decoding.sampling import Sampler
 from dxn.runs.predictor.vocabulary import vocabulary_adapter
 from dxn.tasks import Writes
 from dxn.tasks.target_tokenizer import ENDS, token_of
-from dxn.tokenize.text.tokenizer import encode
+from dxn.tokenize.text.vocabulary import encode
 from dxn.training.evaluate import to_device
 
 T = TypeVar("T")
@@ -41,7 +41,7 @@ def continue_prompts(
         language = LanguageModel(model)
     except ValueError as error:
         raise UserError(f"generate: {error}") from error
-    tokenizer = vocabulary_adapter(adapters, None).prepare.tokenizer
+    tokenizer = vocabulary_adapter(adapters, None).tokenizer.vocabulary
     end = token_of(tokenizer, ENDS)
     # Special tokens such as [SEP] at the end would end the text before it is continued.
     ids = [encode(tokenizer, prompt, add_special_tokens=False).ids for prompt in prompts]

@@ -10,7 +10,6 @@ from dxn.models import Model
 from dxn.runs.build import adapters_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import ClassifiesByExample
-from dxn.tokenize.base import VocabularyAdapter
 
 PLACE = "{}"  # the place of the label in a template
 
@@ -40,7 +39,7 @@ def classifier(predictor: Predictor, labels: Sequence[str], template: str) -> Pr
             f"labels: this model does not compare inputs with each other (its task is {task.name}"
             "); train one with head=contrastive, or leave labels out"
         )
-    texts = [n for n, a in predictor.adapters.items() if isinstance(a, VocabularyAdapter)]
+    texts = [n for n, a in predictor.adapters.items() if a.has_vocabulary]
     others = [name for name in predictor.inputs if name not in texts]
     if len(texts) != 1 or not others:
         raise UserError(

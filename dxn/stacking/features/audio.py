@@ -20,7 +20,7 @@ def audio_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features | None
     They are those of the levels before `normalize.kind=clip`: how loud a sound is tells what it is,
     and so does a short click, which only the maximum over time shows.
     """
-    if adapter.prepare.spectrogram is None:
+    if adapter.tokenizer.spectrogram is None:
         return None
     from torchaudio.functional import create_dct  # it takes time to import
 

@@ -34,7 +34,7 @@ def category_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
     values, all of them are counted as well.
     """
     ids, mask = batch["ids"], batch["mask"]
-    size = NUM_SPECIAL + len(adapter.prepare.values)
+    size = NUM_SPECIAL + len(adapter.tokenizer.choices)
     dense = torch.zeros(ids.shape[0], min(size, MAX_DENSE), device=ids.device)
     known = mask & (ids < dense.shape[1])
     dense = dense.scatter_add_(1, ids.masked_fill(~known, 0), known.float())

@@ -19,5 +19,5 @@ def series_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
     high = x.masked_fill(~observed, -torch.inf).amax(1)
     dense = torch.cat([time_statistics(x, observed), low, high], 1)
     dense = dense.masked_fill(dense.isinf(), torch.nan)
-    steps = adapter.prepare.history(batch) if adapter.prepare.window else None
+    steps = adapter.tokenizer.history(batch) if adapter.tokenizer.window else None
     return Features("statistics", dense, steps=steps)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from einops import rearrange
@@ -19,9 +19,10 @@ from dxn.tokenize.audio.options import (
     SpectrogramOptions,
     bins_and_frames,
 )
-from dxn.tokenize.audio.preprocessor import AudioPreprocessor
-from dxn.tokenize.base import raws_of, to_tokens
-from dxn.tokenize.grid import MASKED, PatchGrid
+from dxn.tokenize.audio.reader import AudioReader
+from dxn.tokenize.audio.tokenizer import AudioTokenizer
+from dxn.tokenize.base import MASKED, Adapter, raws_of
+from dxn.tokenize.grid import PatchGrid
 from dxn.tokenize.masking import AudioMasking, check_ratio
 from dxn.tokenize.moments import Moments
 from dxn.tokenize.positions import PosEmbed1d, PosEmbed2d, PosEmbedKind
@@ -37,7 +38,7 @@ MAX_FITTED = 1000  # clips are enough for stable statistics
 MIN_STD = 1e-3  # bins above the bandwidth of the recordings are constant: avoid a division by 0
 
 
-class AudioAdapter(nn.Module):
+class AudioAdapter(Adapter):
     """Convert audio clips to Tokens.
 
     Args:
@@ -61,7 +62,8 @@ class AudioAdapter(nn.Module):
         augment: Augmentation of training clips.
     """
 
-    modality = "audio"
+    reader = AudioReader
+    tokenizer: AudioTokenizer
 
     def __init__(
         self,
@@ -81,14 +83,14 @@ class AudioAdapter(nn.Module):
     ):
         super().__init__()
         self.dim = dim
-        self.prepare = AudioPreprocessor(
+        self.tokenizer = AudioTokenizer(
             tokens=tokens,
             sample_rate=sample_rate,
             spectrogram=spectrogram,
             normalize=normalize.kind,
             augment=augment,
         )
-        num_features = self.prepare.num_features
+        num_features = self.tokenizer.num_features
         self.grid = _patch_grid(tokens, num_features, frame_size, patch)
         self.bands = self.grid.count(num_features, 1)  # number of patches along the mel axis
         self.mean: Tensor
@@ -111,17 +113,17 @@ class AudioAdapter(nn.Module):
         # not depend on this one.
         self.mask_embedding = nn.Parameter(torch.zeros(dim))
 
-    def fit(self, raws: Sequence[Tensor]) -> AudioAdapter:
+    def fit(self, raws: Sequence[Tensor]) -> Self:
         """Compute the mean and standard deviation of each bin if normalize.kind=dataset.
 
         Args:
             raws: Clips (T,) of the training split. At most 1,000 are used, spread over all of them.
         """
-        if self.prepare.normalize != "dataset" or self.known_statistics:
+        if self.tokenizer.normalize != "dataset" or self.known_statistics:
             return self
         moments = Moments(len(self.mean))
-        for raw in raws_of(self.prepare, evenly_spaced(raws, MAX_FITTED), Tensor):
-            moments.add(self.prepare.features(raw))
+        for raw in raws_of(self.tokenizer.reader, evenly_spaced(raws, MAX_FITTED), Tensor):
+            moments.add(self.tokenizer.features(raw))
         if moments.count.any():
             self.mean.copy_(moments.mean)
             self.std.copy_(moments.std.clamp(min=MIN_STD))
@@ -152,16 +154,12 @@ class AudioAdapter(nn.Module):
             stem_pads_end=self.stem is not None,
         )
 
-    def tokens(self, raws: Sequence[Any]) -> Tokens:
-        """Convert paths, bytes or (array, sample rate) pairs to Tokens."""
-        return to_tokens(self, raws)
-
     def describe(self, raw: Tensor) -> str:
         """Describe the number and duration of the columns and the duration of the clip."""
-        steps = self.grid.count(len(self.prepare(raw)["features"]), 0)
+        steps = self.grid.count(len(self.tokenizer(raw)["features"]), 0)
         bands = f" × {self.bands} bands" if self.bands > 1 else ""
-        duration = self.grid.size[0] * self.prepare.seconds
-        rate = self.prepare.sample_rate
+        duration = self.grid.size[0] * self.tokenizer.seconds
+        rate = self.tokenizer.sample_rate
         return f"{steps} frames of {duration:.3g} s{bands}, {len(raw) / rate:.2f} s at {rate} Hz"
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
@@ -216,7 +214,7 @@ class AudioAdapter(nn.Module):
         """Return start and stop of each token in seconds (B, N, 2), NaN at padding."""
         start = torch.arange(steps, device=lengths.device) * self.grid.stride[0]
         stop = torch.minimum(start + self.grid.size[0], lengths[:, None])
-        coords = torch.stack([start.expand_as(stop), stop], -1) * self.prepare.seconds
+        coords = torch.stack([start.expand_as(stop), stop], -1) * self.tokenizer.seconds
         coords = coords.repeat_interleave(self.bands, 1)  # all bands have the same time
         return coords.masked_fill(~mask[..., None], torch.nan)
 

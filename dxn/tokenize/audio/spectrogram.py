@@ -82,25 +82,7 @@ class Spectrogram:
             return self._mel(raw, gains)
         return self._kaldi(raw) if self.options.frontend == "kaldi" else self._whisper(raw)
 
-    def recipe(self) -> dict[str, Any]:
-        """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
-        options = self.options
-        result: dict[str, Any] = {
-            "prepare": "audio",
-            "frontend": options.frontend,
-            "sample_rate": self.sample_rate,
-            "n_fft": self.n_fft,
-            "hop_length": self.hop_length,
-            "num_frames": options.num_frames,
-            "filters": self._filters().tolist(),
-        }
-        if options.frontend == "mel":
-            scale = _pcen_constants(self.hop_length / self.sample_rate)
-            result["pcen"] = scale if options.scale == "pcen" else None
-            result |= {"top_db": options.top_db, "floor": FLOOR}
-        return result
-
-    def _filters(self) -> Tensor:
+    def filters(self) -> Tensor:
         """Return the weights of the mel bins, (frequencies, F)."""
         if self.options.frontend == "kaldi":
             from torchaudio.compliance.kaldi import get_mel_banks
@@ -177,7 +159,7 @@ class _Power(nn.Module):
         return (spectrogram * spectrogram.conj()).real
 
 
-def _pcen_constants(seconds: float) -> dict[str, float]:
+def pcen_constants(seconds: float) -> dict[str, float]:
     """Return the constants of PCEN for frames that are this many seconds apart."""
     weight = 1 - math.exp(-seconds / PCEN_SECONDS)
     names = {"eps": PCEN_EPS, "gain": PCEN_GAIN, "bias": PCEN_BIAS, "root": PCEN_ROOT}
@@ -196,7 +178,7 @@ def pcen(power: Tensor, seconds: float) -> Tensor:
     """
     import torchaudio
 
-    weight = _pcen_constants(seconds)["weight"]
+    weight = pcen_constants(seconds)["weight"]
     # The average starts at the first frame, which therefore has the weight 1 instead of `weight`.
     # With an average that starts at 0, every clip would begin with a loud onset.
     first = power[:, :1] / weight

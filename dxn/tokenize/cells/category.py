@@ -8,31 +8,21 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
 from dxn.core.tokens import Tokens
-from dxn.tokenize.base import raws_of, to_tokens
+from dxn.core.untrusted import shortened
+from dxn.tokenize.base import MASKED, Adapter, BadMedia, Masking, Reader, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.category_cell import MAX_CHARS, cell_values
-from dxn.tokenize.cells.cell import (
-    MASK_RATIO,
-    cell_tokens,
-    load_state,
-    require_state,
-    save_state,
-    shortened,
-)
+from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens
 from dxn.tokenize.cells.date_format import are_dates
 from dxn.tokenize.cells.missing import has_no_value
 from dxn.tokenize.cells.number_format import are_codes, are_numbers
-from dxn.tokenize.examples import random_categories
-from dxn.tokenize.grid import MASKED, collate_grids
 from dxn.tokenize.masking import check_ratio
-from dxn.tokenize.media import MAX_INSPECTED, BadMedia
+from dxn.tokenize.media import MAX_INSPECTED
 from dxn.tokenize.spaced import evenly_spaced
 
 # A short code, such as that of a country. "NA" is Namibia in a column of these.
@@ -54,7 +44,7 @@ MAX_LISTED = 3  # values in a summary
 
 
 @dataclass(frozen=True)
-class CategoryMasking:
+class CategoryMasking(Masking):
     """Hides the values of a cell, and predicts them.
 
     Args:
@@ -64,7 +54,6 @@ class CategoryMasking:
     ratio: float
 
     num_outputs = None  # predicted by comparing the output with the embedding of each value
-    is_classification = True
 
     def __call__(self, sample: Mapping[str, Tensor], rand: random.Random) -> dict[str, Tensor]:
         """Return the sample with hidden ids, masked (n,), and masked_target (m,), their ids."""
@@ -78,44 +67,29 @@ class CategoryMasking:
         }
 
 
-class CategoryPreprocessor:
-    """Convert a value, or a list of values, to ids.
+class CategoryReader(Reader):
+    """Reads a value, or a list of values.
 
     Args:
-        separator: Separator of several values in a text. None: a text is one value.
-        unknown_rate: Probability of replacing a value by the unknown value in training.
+        separator: Separator of several values in a text. None: it is found in the training table.
+
+    Attributes:
+        codes: Words that are codes in this column, although elsewhere they say that there is no
+            value.
+        fixed: Whether both are known, because they have been loaded.
     """
 
     modality = "category"
-    shareable = False
+    tabular = True
 
-    def __init__(self, *, separator: str | None = None, unknown_rate: float = 0.0):
+    def __init__(self, separator: str | None = None):
         self.separator = separator
-        self.unknown_rate = unknown_rate
-        # Words that are codes in this column, although elsewhere they say that there is no value.
         self.codes: frozenset[str] = frozenset()
-        self.use_values(())
+        self.fixed = False
 
-    def use_values(self, values: Sequence[str]) -> None:
-        """Use these values, whose ids start at NUM_SPECIAL."""
-        self.values = tuple(values)
-        self.ids = {value: i for i, value in enumerate(self.values, start=NUM_SPECIAL)}
-        # "Red" is found as "red", unless the column contains both.
-        self.folded: dict[str, int] = {}
-        for value, i in self.ids.items():
-            self.folded.setdefault(value.casefold(), i)
-
-    def id_of(self, value: str) -> int:
-        """Return the id of a value, which is UNKNOWN for a rare or a new one."""
-        return self.ids.get(value, self.folded.get(value.casefold(), UNKNOWN))
-
-    def find_format(self, cells: Sequence[Any]) -> str:
-        """Find out whether cells have several values, and whether "NA" is a code, as of Namibia.
-
-        Returns:
-            A sentence about cells that are read differently than they look; "" if there are none.
-        """
-        if self.values:  # they are loaded, and so is the format
+    def learn(self, cells: Sequence[Any]) -> str:
+        """Find out whether cells have several values, and whether "NA" is a code, as of Namibia."""
+        if self.fixed:
             return ""
         words = Counter(str(cell).strip() for cell in cells if has_no_value(cell))
         others = [str(cell).strip() for cell in cells if not has_no_value(cell)]
@@ -135,71 +109,24 @@ class CategoryPreprocessor:
             return f"{words.total():,} cells such as {word!r} are read as missing" if word else ""
         return ""
 
-    def read(self, source: Any) -> RawCategory | None:
+    def read(self, cell: Any) -> RawCategory | None:
         """Return the values of a cell; None if it says that there is none, such as "N/A".
 
         Raises:
             BadMedia: If it is not a short text, a number, a boolean or a list of these.
         """
         try:
-            return cell_values(source, self.separator, self.codes)
+            return cell_values(cell, self.separator, self.codes)
         except ValueError as error:
-            raise BadMedia(f"{error}, got {shortened(source)}") from None
+            raise BadMedia(f"{error}, got {shortened(cell)}") from None
 
-    @property
-    def choices(self) -> Sequence[str]:
-        """The known values of the column."""
-        return self.values
-
-    def remark(self, raw: RawCategory) -> str:
-        """Return a sentence about the values that are not known; "" if all are."""
-        unknown = [value for value in raw if self.id_of(value) == UNKNOWN]
-        if not unknown or not self.values:
-            return ""
-        known = ", ".join(self.values[:MAX_LISTED]) + ", ..." * (len(self.values) > MAX_LISTED)
-        return (
-            f"{unknown[0]!r} is not one of the {len(self.values):,} known values ({known}), so it "
-            "counts as unknown"
-        )
-
-    def __call__(self, raw: RawCategory, rand: random.Random | None = None) -> dict[str, Tensor]:
-        """Return ids (n,), one per value. In training, some values are replaced by UNKNOWN."""
-        ids = [self.id_of(value) for value in raw]
-        if rand is not None and self.unknown_rate:
-            ids = [UNKNOWN if rand.random() < self.unknown_rate else i for i in ids]
-        return {"ids": torch.tensor(ids)}
-
-    def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Collate ids (B, N) and mask (B, N), padded at the end."""
-        ids = [sample["ids"] for sample in samples]
-        counts = torch.tensor([len(row) for row in ids])
-        return {
-            "ids": pad_sequence(ids, batch_first=True),
-            "mask": torch.arange(int(counts.max())) < counts[:, None],
-            **collate_grids(samples),
-        }
-
-    def num_tokens(self, raw: RawCategory) -> float:
-        """Return the number of values."""
-        return float(len(raw))
-
-    def examples(self, count: int, rand: random.Random) -> list[RawCategory]:
-        """Return random raw values, see `dxn.tokenize.examples`."""
-        return random_categories(self.values, count, rand)
-
-    def recipe(self) -> dict[str, Any]:
-        """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
-        ids = {"first_id": NUM_SPECIAL, "unknown_id": UNKNOWN}
-        cells = {"separator": self.separator, "codes": sorted(self.codes)}
-        return {"prepare": "category", **ids, **cells, "values": list(self.values)}
-
-    def accepts(self, values: Sequence[Any]) -> float:
+    def score(self, cells: Sequence[Any]) -> float:
         """Return 0.3 for a column of repeated short values, booleans or codes.
 
         The score is below that of texts, which repeat less. It is 0.55, above that of texts, for
         cells with several tags: most combinations occur once, but the tags repeat.
         """
-        present = [value for value in values if not has_no_value(value)]
+        present = [value for value in cells if not has_no_value(value)]
         if not all(isinstance(value, str | bool | int) for value in present):
             return 0.0
         texts = [str(value) for value in present]
@@ -217,15 +144,72 @@ class CategoryPreprocessor:
         num_words = sum(len(text.split()) for text in inspected) / len(inspected)
         return 0.0 if are_dates(present) else (0.15 if num_words >= SENTENCE_WORDS else 0.3)
 
-    def summarize(self, raws: Sequence[RawCategory], sources: Sequence[Any]) -> str:
-        """Summarize the number of values, and name the most frequent ones."""
+    def describe(self, raws: Sequence[RawCategory], cells: Sequence[Any]) -> str:
+        """Describe the number of values, and name the most frequent ones."""
         counts = Counter(value for raw in raws for value in raw)
         most = ", ".join(f"{value} {count:,}" for value, count in counts.most_common(MAX_LISTED))
         more = ", ..." if len(counts) > MAX_LISTED else ""
         return f"{len(counts):,} different: {most}{more}" if counts else ""
 
 
-class CategoryAdapter(nn.Module):
+class CategoryTokenizer(Tokenizer):
+    """Converts values to ids.
+
+    Args:
+        separator: Separator of several values in a text, see `CategoryReader`.
+        unknown_rate: Probability of replacing a value by the unknown value in training.
+
+    Attributes:
+        choices: The known values of the column.
+    """
+
+    reader: CategoryReader
+
+    def __init__(self, *, separator: str | None = None, unknown_rate: float = 0.0):
+        self.reader = CategoryReader(separator)
+        self.unknown_rate = unknown_rate
+        self.use_values(())
+
+    def use_values(self, values: Sequence[str]) -> None:
+        """Use these values, whose ids start at NUM_SPECIAL."""
+        self.choices = tuple(values)
+        self.ids = {value: i for i, value in enumerate(self.choices, start=NUM_SPECIAL)}
+        # "Red" is found as "red", unless the column contains both.
+        self.folded: dict[str, int] = {}
+        for value, i in self.ids.items():
+            self.folded.setdefault(value.casefold(), i)
+
+    def id_of(self, value: str) -> int:
+        """Return the id of a value, which is UNKNOWN for a rare or a new one."""
+        return self.ids.get(value, self.folded.get(value.casefold(), UNKNOWN))
+
+    def remark(self, raw: RawCategory) -> str:
+        """Return a sentence about the values that are not known; "" if all are."""
+        unknown = [value for value in raw if self.id_of(value) == UNKNOWN]
+        if not unknown or not self.choices:
+            return ""
+        known = ", ".join(self.choices[:MAX_LISTED]) + ", ..." * (len(self.choices) > MAX_LISTED)
+        return (
+            f"{unknown[0]!r} is not one of the {len(self.choices):,} known values ({known}), so it "
+            "counts as unknown"
+        )
+
+    def __call__(self, raw: RawCategory, rand: random.Random | None = None) -> Sample:
+        """Return ids (n,), one per value, and mask (n,).
+
+        In training, some values are replaced by UNKNOWN.
+        """
+        ids = [self.id_of(value) for value in raw]
+        if rand is not None and self.unknown_rate:
+            ids = [UNKNOWN if rand.random() < self.unknown_rate else i for i in ids]
+        return {"ids": torch.tensor(ids), "mask": torch.ones(len(ids), dtype=torch.bool)}
+
+    def length(self, raw: RawCategory) -> float:
+        """Return the number of values."""
+        return float(len(raw))
+
+
+class CategoryAdapter(Adapter):
     """Convert a category to one token: a learned embedding per value.
 
     Args:
@@ -241,8 +225,8 @@ class CategoryAdapter(nn.Module):
             different values.
     """
 
-    modality = "category"
-    embedding: nn.Embedding
+    reader = CategoryReader
+    tokenizer: CategoryTokenizer
 
     def __init__(
         self,
@@ -264,14 +248,14 @@ class CategoryAdapter(nn.Module):
         self.dim = dim
         self.min_count = min_count
         self.max_values = max_values
-        self.prepare = CategoryPreprocessor(separator=separator, unknown_rate=unknown_rate)
+        self.tokenizer = CategoryTokenizer(separator=separator, unknown_rate=unknown_rate)
         self.fitted = False
 
-    def fit(self, raws: Iterable[RawCategory]) -> CategoryAdapter:
+    def fit(self, raws: Iterable[RawCategory]) -> Self:
         """Collect the values of the training split, unless they are loaded already."""
         if self.fitted:
             return self
-        counts = Counter(chain.from_iterable(raws_of(self.prepare, raws, tuple)))
+        counts = Counter(chain.from_iterable(raws_of(self.tokenizer.reader, raws, tuple)))
         # Sorted by name where counts are equal, so that ids do not depend on the order of the rows.
         ordered = sorted(counts, key=lambda value: (-counts[value], value))
         frequent = [value for value in ordered if counts[value] >= self.min_count]
@@ -281,8 +265,8 @@ class CategoryAdapter(nn.Module):
 
     def use_values(self, values: Sequence[str]) -> None:
         """Use these values, and create their embeddings."""
-        self.prepare.use_values(values)
-        self.embedding = nn.Embedding(NUM_SPECIAL + len(self.prepare.values), self.dim)
+        self.tokenizer.use_values(values)
+        self.embedding = nn.Embedding(NUM_SPECIAL + len(values), self.dim)
         nn.init.uniform_(self.embedding.weight, -(self.dim**-0.5), self.dim**-0.5)
         self.fitted = True
 
@@ -291,39 +275,35 @@ class CategoryAdapter(nn.Module):
 
         Args:
             ratio: Probability that a value is masked. Default: 0.3.
-            span: Ignored.
+            span: Not used.
         """
         ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
         return CategoryMasking(ratio) if ratio else None
 
-    def save(self, folder: Path, name: str) -> None:
-        """Save the values of the column, and how its cells are written."""
-        prepare = self.prepare
-        state = {"values": list(prepare.values), "separator": prepare.separator}
-        save_state(folder, name, {**state, "codes": sorted(prepare.codes)})
+    def state(self) -> dict[str, Any]:
+        """Return the values of the column, and how its cells are written."""
+        reader = self.tokenizer.reader
+        cells = {"separator": reader.separator, "codes": sorted(reader.codes)}
+        return {"values": list(self.tokenizer.choices), **cells}
 
-    def load(self, folder: Path, name: str) -> None:
-        """Load what `save` wrote."""
-        state = load_state(folder, name)
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Use what `state` returned."""
         for key in ("values", "codes"):
-            items: Any = state.get(key)
+            items = state[key]
             is_valid = isinstance(items, list) and all(isinstance(item, str) for item in items)
-            is_valid = is_valid and len(set(items)) == len(items)
-            require_state(folder, name, is_valid, f"{key} must be a list of different texts")
-        separator: Any = state.get("separator")
-        is_valid = separator is None or (isinstance(separator, str) and separator != "")
-        require_state(folder, name, is_valid, "separator must be null or a text")
-        self.prepare.separator = separator
-        self.prepare.codes = frozenset(state["codes"])
+            if not is_valid or len(set(items)) < len(items):
+                raise ValueError(f"{key} must be a list of different texts")
+        separator = state["separator"]
+        if separator is not None and (not isinstance(separator, str) or separator == ""):
+            raise ValueError("separator must be null or a text")
+        reader = self.tokenizer.reader
+        reader.separator, reader.codes = separator, frozenset(state["codes"])
+        reader.fixed = True
         self.use_values(state["values"])
-
-    def tokens(self, raws: Sequence[Any]) -> Tokens:
-        """Convert categories to Tokens."""
-        return to_tokens(self, raws)
 
     def describe(self, raw: RawCategory) -> str:
         """Return the values, and which of them are not known."""
-        known = [self.prepare.id_of(value) != UNKNOWN for value in raw]
+        known = [self.tokenizer.id_of(value) != UNKNOWN for value in raw]
         pairs = zip(raw, known, strict=True)
         return ", ".join(value if is_known else f"{value} (unknown)" for value, is_known in pairs)
 

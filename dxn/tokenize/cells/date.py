@@ -7,26 +7,16 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
-from dxn.tokenize.base import raws_of, to_tokens
-from dxn.tokenize.cells.cell import (
-    MASK_RATIO,
-    CellMasking,
-    cell_tokens,
-    collate_values,
-    is_finite_number,
-    load_state,
-    require_state,
-    save_state,
-    shortened,
-)
+from dxn.core.untrusted import shortened
+from dxn.tokenize.base import MASKED, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
+from dxn.tokenize.cells.cell import MASK_RATIO, CellMasking, cell_tokens, is_finite_number
 from dxn.tokenize.cells.date_format import (
     SECONDS_PER_DAY,
     DateFormat,
@@ -35,10 +25,7 @@ from dxn.tokenize.cells.date_format import (
     find_date_format,
 )
 from dxn.tokenize.cells.missing import has_no_number
-from dxn.tokenize.examples import random_moments
-from dxn.tokenize.grid import MASKED
 from dxn.tokenize.masking import check_ratio
-from dxn.tokenize.media import BadMedia
 
 # Number of sines and cosines of each cycle. Three pairs tell seven weekdays apart.
 WEEKDAY, YEAR, MONTH, DAY = 3, 2, 1, 3
@@ -51,46 +38,72 @@ DAYS_PER_MONTH = 31
 MAX_TREND = 3.0
 
 
-class DatePreprocessor:
-    """Read a date or a time, and compute its features.
+class DateReader(Reader):
+    """Reads dates and times.
 
     Args:
         day_first: Whether 1/2/2026 is the first of February. None: it is found in the table.
+
+    Attributes:
+        format: How the dates of the column are written.
+        fixed: Whether the format is known, because it has been set or loaded.
     """
 
     modality = "date"
-    shareable = False
+    tabular = True
 
     def __init__(self, day_first: bool | None = None):
-        self.day_first = day_first
         self.format = DateFormat(day_first is not False)
-        self.center = 0.0  # days
-        self.scale = 1.0
-        self.fitted = False
+        self.fixed = day_first is not None
 
-    def find_format(self, cells: Sequence[Any]) -> None:
+    def learn(self, cells: Sequence[Any]) -> str:
         """Find out whether days come before months, unless it is known."""
-        if not self.fitted and self.day_first is None:
+        if not self.fixed:
             self.format = find_date_format(cells)
+        return ""
 
-    def read(self, source: Any) -> Moment | None:
+    def read(self, cell: Any) -> Moment | None:
         """Return a date, a time or both; None if the cell says that there is none.
 
         Raises:
             BadMedia: If it is neither a date nor a time, or the day does not exist.
         """
-        if has_no_number(source):
+        if has_no_number(cell):
             return None
-        moment = self.format.parse(source)
+        moment = self.format.parse(cell)
         if moment is None:
             order = "day/month/year" if self.format.day_first else "month/day/year"
             raise BadMedia(
                 f"must be a date such as 2026-01-31 or {order}, or a time such as 12:30, got "
-                f"{shortened(source)}"
+                f"{shortened(cell)}"
             )
         return moment
 
-    def __call__(self, raw: Moment, rand: random.Random | None = None) -> dict[str, Tensor]:
+    def score(self, cells: Sequence[Any]) -> float:
+        """Return 1 for a column of dates or times."""
+        return float(are_dates(cells))
+
+    def describe(self, raws: Sequence[Moment], cells: Sequence[Any]) -> str:
+        """Describe the range."""
+        ordered = sorted(raws, key=lambda moment: moment.days)
+        return f"{ordered[0]} to {ordered[-1]}" if ordered else ""
+
+
+class DateTokenizer(Tokenizer):
+    """Computes the features of a date or a time.
+
+    Args:
+        day_first: Whether days come before months, see `DateReader`.
+    """
+
+    reader: DateReader
+
+    def __init__(self, day_first: bool | None = None):
+        self.reader = DateReader(day_first)
+        self.center = 0.0  # days
+        self.scale = 1.0
+
+    def __call__(self, raw: Moment, rand: random.Random | None = None) -> Sample:
         """Return value (1, K), the features, and valid (1, K) bool, False at those it lacks."""
         value, valid = self.features(raw)
         return {"value": torch.tensor([value]), "valid": torch.tensor([valid])}
@@ -112,39 +125,8 @@ class DatePreprocessor:
         valid = [raw.day is not None] * NUM_DATE + [raw.second is not None] * NUM_TIME
         return [*dates, *times], valid
 
-    def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Collate value and valid (B, 1, K)."""
-        valid = torch.stack([sample["valid"] for sample in samples])
-        return {**collate_values(samples), "valid": valid}
 
-    def examples(self, count: int, rand: random.Random) -> list[Moment]:
-        """Return random raw values, see `dxn.tokenize.examples`."""
-        return random_moments(self.center, self.scale, count, rand)
-
-    def recipe(self) -> dict[str, Any]:
-        """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
-        return {
-            "prepare": "date",
-            "format": asdict(self.format),
-            "center": self.center,
-            "scale": self.scale,
-            "max_trend": MAX_TREND,
-            "days_per_year": DAYS_PER_YEAR,
-            "days_per_month": DAYS_PER_MONTH,
-            "waves": {"weekday": WEEKDAY, "year": YEAR, "month": MONTH, "day": DAY},
-        }
-
-    def accepts(self, values: Sequence[Any]) -> float:
-        """Return 1 for a column of dates or times."""
-        return float(are_dates(values))
-
-    def summarize(self, raws: Sequence[Moment], sources: Sequence[Any]) -> str:
-        """Summarize the range."""
-        ordered = sorted(raws, key=lambda moment: moment.days)
-        return f"{ordered[0]} to {ordered[-1]}" if ordered else ""
-
-
-class DateAdapter(nn.Module):
+class DateAdapter(Adapter):
     """Convert a date, a time, or both to one token.
 
     The features are sines and cosines of the time of day, the weekday, the day of the year and the
@@ -156,29 +138,30 @@ class DateAdapter(nn.Module):
         day_first: Whether 1/2/2026 is the first of February. Default: found in the training table.
     """
 
-    modality = "date"
+    reader = DateReader
+    tokenizer: DateTokenizer
 
     def __init__(self, dim: int = 128, *, day_first: bool | None = None):
         super().__init__()
         self.dim = dim
-        self.prepare = DatePreprocessor(day_first)
+        self.tokenizer = DateTokenizer(day_first)
+        self.fitted = False
         # One input per feature, and two that tell whether there is a date and a time.
         self.proj = nn.Linear(NUM_FEATURES + 2, dim)
         # Zeros, as in the adapter of images: other parameters do not depend on it.
         self.mask_embedding = nn.Parameter(torch.zeros(dim))
 
-    def fit(self, raws: Iterable[Moment]) -> DateAdapter:
+    def fit(self, raws: Iterable[Moment]) -> Self:
         """Compute the mean and the standard deviation of the dates of the training split."""
-        prepare = self.prepare
-        if prepare.fitted:
+        if self.fitted:
             return self
-        moments = raws_of(prepare, raws, Moment)
+        moments = raws_of(self.tokenizer.reader, raws, Moment)
         days = np.array([raw.days for raw in moments if raw.day is not None])
         if len(days):
-            prepare.center = float(days.mean())
+            self.tokenizer.center = float(days.mean())
             # The minimum avoids a division by zero if all dates are equal.
-            prepare.scale = max(float(days.std()), 1e-3)
-        prepare.fitted = True
+            self.tokenizer.scale = max(float(days.std()), 1e-3)
+        self.fitted = True
         return self
 
     def masking(self, *, ratio: float | None = None, span: int = 5) -> CellMasking | None:
@@ -186,33 +169,28 @@ class DateAdapter(nn.Module):
 
         Args:
             ratio: Probability that the date is masked. Default: 0.3.
-            span: Ignored.
+            span: Not used.
         """
         ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
         return CellMasking(ratio, num_outputs=NUM_FEATURES) if ratio else None
 
-    def save(self, folder: Path, name: str) -> None:
-        """Save the format and the statistics of the column."""
-        p = self.prepare
-        state = {"day_first": p.format.day_first, "center": p.center, "scale": p.scale}
-        save_state(folder, name, state)
+    def state(self) -> dict[str, Any]:
+        """Return the format and the statistics of the column."""
+        written = asdict(self.tokenizer.reader.format)
+        return {**written, "center": self.tokenizer.center, "scale": self.tokenizer.scale}
 
-    def load(self, folder: Path, name: str) -> None:
-        """Load what `save` wrote."""
-        state = load_state(folder, name)
-        center: Any = state.get("center")
-        scale: Any = state.get("scale")
-        is_valid = is_finite_number(center) and is_finite_number(scale)
-        is_valid = is_valid and scale > 0 and isinstance(state.get("day_first"), bool)
-        rule = "center and scale must be numbers, scale positive, and day_first true or false"
-        require_state(folder, name, is_valid, rule)
-        self.prepare.format = DateFormat(state["day_first"])
-        self.prepare.center, self.prepare.scale = float(center), float(scale)
-        self.prepare.fitted = True
-
-    def tokens(self, raws: Sequence[Any]) -> Tokens:
-        """Convert dates to Tokens."""
-        return to_tokens(self, raws)
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Use what `state` returned."""
+        center, scale = state["center"], state["scale"]
+        is_valid = is_finite_number(center) and is_finite_number(scale) and scale > 0
+        if not (is_valid and isinstance(state["day_first"], bool)):
+            raise ValueError(
+                "center and scale must be numbers, scale positive, and day_first true or false"
+            )
+        self.tokenizer.reader.format = DateFormat(state["day_first"])
+        self.tokenizer.reader.fixed = True
+        self.tokenizer.center, self.tokenizer.scale = float(center), float(scale)
+        self.fitted = True
 
     def describe(self, raw: Moment) -> str:
         """Return the date and its weekday."""

@@ -6,32 +6,20 @@ import math
 import random
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, Literal, get_args
+from typing import Any, Literal, Self, get_args
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
-from dxn.tokenize.base import raws_of, to_tokens
-from dxn.tokenize.cells.cell import (
-    MASK_RATIO,
-    CellMasking,
-    cell_tokens,
-    collate_values,
-    is_finite_number,
-    load_state,
-    require_state,
-    save_state,
-    shortened,
-)
+from dxn.core.untrusted import shortened
+from dxn.tokenize.base import MASKED, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
+from dxn.tokenize.cells.cell import MASK_RATIO, CellMasking, cell_tokens, is_finite_number
 from dxn.tokenize.cells.date_format import are_dates
 from dxn.tokenize.cells.missing import has_no_number
 from dxn.tokenize.cells.number_format import NumberFormat, are_codes, are_numbers, find_format
-from dxn.tokenize.grid import MASKED
 from dxn.tokenize.masking import check_ratio
-from dxn.tokenize.media import BadMedia
 
 NumberEmbedding = Literal["piecewise", "periodic", "linear"]
 # Standardized numbers approach this limit smoothly (arXiv:2407.04491, section 3), so that an
@@ -63,45 +51,76 @@ class PeriodicOptions:
             raise ValueError(f"sigma must be above 0, got {self.sigma}")
 
 
-class NumberPreprocessor:
-    """Read a number, and standardize it.
+class NumberReader(Reader):
+    """Reads numbers.
 
     Args:
         decimal: Decimal separator, a point or a comma. None: it is found in the training table.
+
+    Attributes:
+        format: How the numbers of the column are written.
+        fixed: Whether the format is known, because it has been loaded.
     """
 
     modality = "number"
-    shareable = False
+    tabular = True
 
     def __init__(self, decimal: str | None = None):
         self.decimal = decimal
         self.format = NumberFormat(decimal or ".")
-        self.center = 0.0
-        self.scale = 1.0
-        self.fitted = False
+        self.fixed = False
 
-    def find_format(self, cells: Sequence[Any]) -> None:
+    def learn(self, cells: Sequence[Any]) -> str:
         """Find the decimal separator and the unit of a column, unless they are known."""
-        if not self.fitted:
+        if not self.fixed:
             found = find_format([cell for cell in cells if not has_no_number(cell)])
             self.format = NumberFormat(self.decimal or found.decimal, found.unit)
+        return ""
 
-    def read(self, source: Any) -> float | None:
+    def read(self, cell: Any) -> float | None:
         """Return a number; None if the cell says that there is none, such as "N/A".
 
         Raises:
             BadMedia: If it is not a finite number in the format of the column.
         """
-        if has_no_number(source):
+        if has_no_number(cell):
             return None
-        number = self.format.parse(source)
+        number = self.format.parse(cell)
         if number is None:
             mark = "a decimal comma" if self.format.decimal == "," else "a decimal point"
             unit = f" and an optional unit {self.format.unit!r}" if self.format.unit else ""
-            raise BadMedia(f"must be a number with {mark}{unit}, got {shortened(source)}")
+            raise BadMedia(f"must be a number with {mark}{unit}, got {shortened(cell)}")
         return number
 
-    def __call__(self, raw: float, rand: random.Random | None = None) -> dict[str, Tensor]:
+    def score(self, cells: Sequence[Any]) -> float:
+        """Return 1 for a column of numbers, but not for booleans, dates and codes."""
+        if any(isinstance(cell, bool) for cell in cells):
+            return 0.0
+        return float(are_numbers(cells) and not are_codes(cells) and not are_dates(cells))
+
+    def describe(self, raws: Sequence[float], cells: Sequence[Any]) -> str:
+        """Describe the range."""
+        if not raws:
+            return ""
+        middle = float(np.median(np.array(raws)))
+        return f"{min(raws):,g} to {max(raws):,g}, median {middle:,g}"
+
+
+class NumberTokenizer(Tokenizer):
+    """Standardizes a number.
+
+    Args:
+        decimal: Decimal separator, see `NumberReader`.
+    """
+
+    reader: NumberReader
+
+    def __init__(self, decimal: str | None = None):
+        self.reader = NumberReader(decimal)
+        self.center = 0.0
+        self.scale = 1.0
+
+    def __call__(self, raw: float, rand: random.Random | None = None) -> Sample:
         """Return value (1, 1), the standardized number."""
         return {"value": torch.tensor([[self.standardize(raw)]])}
 
@@ -112,40 +131,8 @@ class NumberPreprocessor:
         value = (number - self.center) / self.scale
         return MAX_VALUE * value / math.hypot(MAX_VALUE, value)
 
-    def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-        """Collate value (B, 1, 1)."""
-        return collate_values(samples)
 
-    def examples(self, count: int, rand: random.Random) -> list[float]:
-        """Return random raw values, see `dxn.tokenize.examples`."""
-        return [rand.gauss(self.center, 2 * self.scale) for _ in range(count)]
-
-    def recipe(self) -> dict[str, Any]:
-        """Return what a program without dxn needs, see `dxn.tokenize.recipes`."""
-        state = {
-            "center": self.center,
-            "scale": self.scale,
-            "max_value": MAX_VALUE,
-            "max_number": MAX_NUMBER,
-        }
-        return {"prepare": "number", "format": asdict(self.format), **state}
-
-    def accepts(self, values: Sequence[Any]) -> float:
-        """Return 1 for a column of numbers, but not for booleans, dates and codes."""
-        if any(isinstance(value, bool) for value in values):
-            return 0.0
-        is_number = are_numbers(values) and not are_codes(values) and not are_dates(values)
-        return float(is_number)
-
-    def summarize(self, raws: Sequence[float], sources: Sequence[Any]) -> str:
-        """Summarize the range."""
-        if not raws:
-            return ""
-        middle = float(np.median(np.array(raws)))
-        return f"{min(raws):,g} to {max(raws):,g}, median {middle:,g}"
-
-
-class NumberAdapter(nn.Module):
+class NumberAdapter(Adapter):
     """Convert a number to one token.
 
     Args:
@@ -158,7 +145,8 @@ class NumberAdapter(nn.Module):
         decimal: Decimal separator: a point or a comma. Default: found in the training table.
     """
 
-    modality = "number"
+    reader = NumberReader
+    tokenizer: NumberTokenizer
     edges: Tensor
 
     def __init__(
@@ -180,7 +168,8 @@ class NumberAdapter(nn.Module):
             raise ValueError(f"decimal must be a point or a comma, got {decimal!r}")
         self.dim = dim
         self.num_bins = num_bins
-        self.prepare = NumberPreprocessor(decimal)
+        self.tokenizer = NumberTokenizer(decimal)
+        self.fitted = False
         # A bias per column: it tells the model which column a token belongs to.
         self.proj = nn.Linear(1, dim)
         nn.init.uniform_(self.proj.weight, -(dim**-0.5), dim**-0.5)
@@ -198,21 +187,21 @@ class NumberAdapter(nn.Module):
         # Zeros, as in the adapter of images: other parameters do not depend on it.
         self.mask_embedding = nn.Parameter(torch.zeros(dim))
 
-    def fit(self, raws: Iterable[float]) -> NumberAdapter:
+    def fit(self, raws: Iterable[float]) -> Self:
         """Compute the median, the scale and the quantile bins of the training split."""
-        prepare = self.prepare
-        if prepare.fitted:
+        if self.fitted:
             return self
-        numbers = np.array(list(raws_of(prepare, raws, float)), dtype=np.float64)
+        tokenizer = self.tokenizer
+        numbers = np.array(list(raws_of(tokenizer.reader, raws, float)), dtype=np.float64)
         numbers = numbers.clip(-MAX_NUMBER, MAX_NUMBER)
-        low, prepare.center, high = np.quantile(numbers, (0.25, 0.5, 0.75)).tolist()
+        low, tokenizer.center, high = np.quantile(numbers, (0.25, 0.5, 0.75)).tolist()
         # If half of the numbers are equal, the interquartile range is 0.
         scale = (high - low) / NORMAL_IQR or float(numbers.std())
         # If all numbers are equal, or nearly so, any scale will do.
-        prepare.scale = scale if scale > 1 / MAX_NUMBER else 1.0
-        prepare.fitted = True
+        tokenizer.scale = scale if scale > 1 / MAX_NUMBER else 1.0
+        self.fitted = True
         if self.bin_proj is not None:
-            values = np.array([prepare.standardize(number) for number in numbers.tolist()])
+            values = np.array([tokenizer.standardize(number) for number in numbers.tolist()])
             self.edges.copy_(quantile_edges(values, self.num_bins))
         return self
 
@@ -221,37 +210,32 @@ class NumberAdapter(nn.Module):
 
         Args:
             ratio: Probability that the number is masked. Default: 0.3.
-            span: Ignored.
+            span: Not used.
         """
         ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
         return CellMasking(ratio, num_outputs=1) if ratio else None
 
-    def save(self, folder: Path, name: str) -> None:
-        """Save the format and the statistics of the column."""
-        p = self.prepare
-        written = {"decimal": p.format.decimal, "unit": p.format.unit}
-        save_state(folder, name, {**written, "center": p.center, "scale": p.scale})
+    def state(self) -> dict[str, Any]:
+        """Return the format and the statistics of the column."""
+        written = asdict(self.tokenizer.reader.format)
+        return {**written, "center": self.tokenizer.center, "scale": self.tokenizer.scale}
 
-    def load(self, folder: Path, name: str) -> None:
-        """Load what `save` wrote."""
-        state = load_state(folder, name)
-        are_finite = all(is_finite_number(state.get(key)) for key in ("center", "scale"))
-        is_valid = are_finite and state["scale"] > 0
-        require_state(folder, name, is_valid, "center and scale must be numbers, scale positive")
-        decimal, unit = state.get("decimal"), state.get("unit")
-        is_valid = decimal in (".", ",") and isinstance(unit, str)
-        require_state(folder, name, is_valid, "decimal must be a point or a comma, and unit a text")
-        self.prepare.format = NumberFormat(str(decimal), str(unit))
-        self.prepare.center, self.prepare.scale = map(float, (state["center"], state["scale"]))
-        self.prepare.fitted = True
-
-    def tokens(self, raws: Sequence[Any]) -> Tokens:
-        """Convert numbers to Tokens."""
-        return to_tokens(self, raws)
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Use what `state` returned."""
+        center, scale = state["center"], state["scale"]
+        if not (is_finite_number(center) and is_finite_number(scale) and scale > 0):
+            raise ValueError("center and scale must be numbers, scale positive")
+        decimal, unit = state["decimal"], state["unit"]
+        if decimal not in (".", ",") or not isinstance(unit, str):
+            raise ValueError("decimal must be a point or a comma, and unit a text")
+        self.tokenizer.reader.format = NumberFormat(decimal, unit)
+        self.tokenizer.reader.fixed = True
+        self.tokenizer.center, self.tokenizer.scale = float(center), float(scale)
+        self.fitted = True
 
     def describe(self, raw: float) -> str:
         """Return the number and its standardized value."""
-        return f"{raw:,g} (standardized: {self.prepare.standardize(raw):.2f})"
+        return f"{raw:,g} (standardized: {self.tokenizer.standardize(raw):.2f})"
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a collated batch as Tokens (B, 1, D)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 from einops import rearrange
@@ -11,10 +11,11 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import MAX_BRANCHES, Dropout, Keys, uniform
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize.base import raws_of, to_tokens
-from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask, patch_boxes
+from dxn.tokenize.base import MASKED, Adapter, raws_of
+from dxn.tokenize.grid import PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.image.options import ImageAugment, ImageNormalization, ResizeOptions
-from dxn.tokenize.image.preprocessor import ImagePreprocessor
+from dxn.tokenize.image.reader import ImageReader
+from dxn.tokenize.image.tokenizer import ImageTokenizer
 from dxn.tokenize.masking import ImageMasking, check_ratio
 from dxn.tokenize.pixels import (
     make_positions,
@@ -33,7 +34,7 @@ MASK_RATIO = 0.6  # fraction of the patches that masked pretraining hides by def
 MAX_FITTED = 1000  # images are enough for stable statistics
 
 
-class ImageAdapter(nn.Module):
+class ImageAdapter(Adapter):
     """Convert images to Tokens: one token per patch (arXiv:2010.11929, section 3.1), row by row.
 
     The coords of a token are pixels of the raw image, which is reduced to about image_size when it
@@ -59,7 +60,7 @@ class ImageAdapter(nn.Module):
         augment: Augmentation of training images.
     """
 
-    modality = "image"
+    reader = ImageReader
 
     def __init__(
         self,
@@ -90,7 +91,7 @@ class ImageAdapter(nn.Module):
         # Not `stride or patch_size`: PatchGrid must reject a stride of 0.
         stride = patch_size if stride is None else stride
         self.grid = PatchGrid((patch_size, patch_size), (stride, stride))
-        self.prepare = ImagePreprocessor(
+        self.tokenizer = ImageTokenizer(
             image_size=image_size, resize=resize, in_channels=in_channels, augment=augment
         )
         self.mean: Tensor
@@ -103,7 +104,7 @@ class ImageAdapter(nn.Module):
             blocks = RESIDUAL_BLOCKS if stem == "residual" else 0
             self.stem = ConvStem(in_channels=in_channels, dim=dim, stride=patch_size, blocks=blocks)
         self.pos_embed = make_positions(
-            pos_embed, self.grid, image_size=self.prepare.image_size, resize=resize, dim=dim
+            pos_embed, self.grid, image_size=self.tokenizer.image_size, resize=resize, dim=dim
         )
         self.norm = nn.Identity() if norm is None else nn.LayerNorm(dim, norm.eps, bias=norm.bias)
         self.dropout = Dropout(dropout)
@@ -112,7 +113,7 @@ class ImageAdapter(nn.Module):
         # not depend on this one.
         self.mask_embedding = nn.Parameter(torch.zeros(dim))
 
-    def fit(self, raws: Sequence[Tensor]) -> ImageAdapter:
+    def fit(self, raws: Sequence[Tensor]) -> Self:
         """Compute the mean and standard deviation of each channel if normalize does not set them.
 
         Args:
@@ -121,7 +122,7 @@ class ImageAdapter(nn.Module):
         """
         if self.known_statistics:
             return self
-        chosen = raws_of(self.prepare, evenly_spaced(raws, MAX_FITTED), Tensor)
+        chosen = raws_of(self.tokenizer.reader, evenly_spaced(raws, MAX_FITTED), Tensor)
         set_statistics(self, chosen)
         return self
 
@@ -130,7 +131,7 @@ class ImageAdapter(nn.Module):
 
         Args:
             ratio: Fraction of the patches to mask. Default: 0.6.
-            span: Ignored.
+            span: Not used.
 
         Returns:
             None if ratio is 0.
@@ -143,13 +144,9 @@ class ImageAdapter(nn.Module):
         std = self.std.detach().cpu().clone()
         return ImageMasking(ratio=ratio, grid=self.grid, mean=mean, std=std)
 
-    def tokens(self, raws: Sequence[Any]) -> Tokens:
-        """Convert paths, bytes, PIL images or arrays to Tokens."""
-        return to_tokens(self, raws)
-
     def describe(self, raw: Tensor) -> str:
         """Describe the grid of patches."""
-        height, width = self.prepare(raw)["pixels"].shape[1:]
+        height, width = self.tokenizer(raw)["pixels"].shape[1:]
         rows, columns = self.grid.count(height, 0), self.grid.count(width, 1)
         patch = f"{self.patch_size}×{self.patch_size}"
         return f"{rows}×{columns} patches of {patch} pixels of {height}×{width} (height×width)"

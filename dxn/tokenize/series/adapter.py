@@ -2,21 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import statistics
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 import torch
 from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
-from dxn.core.errors import UserError
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize.base import file_of_adapter, raws_of, to_tokens
-from dxn.tokenize.grid import MASKED, PatchGrid
+from dxn.tokenize.base import MASKED, Adapter, raws_of
+from dxn.tokenize.grid import PatchGrid
 from dxn.tokenize.masking import check_ratio
 from dxn.tokenize.moments import Moments
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
@@ -28,7 +25,8 @@ from dxn.tokenize.series.options import (
     SeriesStem,
     usual_patch_size,
 )
-from dxn.tokenize.series.preprocessor import SeriesPreprocessor, channel_statistics
+from dxn.tokenize.series.reader import SeriesReader
+from dxn.tokenize.series.tokenizer import SeriesTokenizer, channel_statistics
 from dxn.tokenize.spaced import evenly_spaced
 from dxn.tokenize.stem import ConvStem
 
@@ -39,7 +37,7 @@ MAX_CHANNELS = 100_000
 MAX_PATCH_VALUES = 10_000_000
 
 
-class SeriesAdapter(nn.Module):
+class SeriesAdapter(Adapter):
     """Convert series to Tokens (patches of time steps as in PatchTST, arXiv:2211.14730).
 
     Args:
@@ -61,7 +59,8 @@ class SeriesAdapter(nn.Module):
         augment: Augmentation of training series.
     """
 
-    modality = "series"
+    reader = SeriesReader
+    tokenizer: SeriesTokenizer
 
     def __init__(
         self,
@@ -98,7 +97,7 @@ class SeriesAdapter(nn.Module):
         self.stride = stride
         self.is_joint = channels == "joint"
         self.stem_kind = stem
-        self.prepare = SeriesPreprocessor(normalize=normalize, max_len=max_len, augment=augment)
+        self.tokenizer = SeriesTokenizer(normalize=normalize, max_len=max_len, augment=augment)
         self.fitted = False  # set by _create_layers
         self.grid: PatchGrid
         self.pos_embed = PosEmbed1d(pos_embed, dim=dim, max_len=max_len)
@@ -109,7 +108,7 @@ class SeriesAdapter(nn.Module):
         if stem == "conv":  # raises an error for a wrong size before any data is read
             self._check_conv(patch_size)
 
-    def fit(self, raws: Sequence[Tensor]) -> SeriesAdapter:
+    def fit(self, raws: Sequence[Tensor]) -> Self:
         """Learn the number of channels, their statistics and the default patch size.
 
         Args:
@@ -118,11 +117,11 @@ class SeriesAdapter(nn.Module):
         """
         if self.fitted:
             return self
-        (first,) = raws_of(self.prepare, raws[:1], Tensor)
+        (first,) = raws_of(self.tokenizer.reader, raws[:1], Tensor)
         num_channels = first.shape[1]
         moments = Moments(num_channels)
         lengths: list[int] = []
-        for raw in raws_of(self.prepare, evenly_spaced(raws, MAX_FITTED), Tensor):
+        for raw in raws_of(self.tokenizer.reader, evenly_spaced(raws, MAX_FITTED), Tensor):
             moments.add(raw)
             lengths.append(len(raw))
         patch_size = self.patch_size or usual_patch_size(statistics.median(lengths))
@@ -144,50 +143,30 @@ class SeriesAdapter(nn.Module):
             raise ValueError(f"span must be at least 1, got {span}")
         return SeriesMasking(ratio, span, self.grid) if ratio else None
 
-    def save(self, folder: Path, name: str) -> None:
-        """Save what `fit` learned to NAME.series.json."""
-        state = {
-            "num_channels": self.prepare.num_channels,
-            "patch_size": self.prepare.patch_size,
-            "mean": self.prepare.mean.tolist(),
-            "std": self.prepare.std.tolist(),
+    def state(self) -> dict[str, Any]:
+        """Return what `fit` learned."""
+        return {
+            "num_channels": self.tokenizer.reader.num_channels,
+            "patch_size": self.tokenizer.patch_size,
+            "mean": self.tokenizer.mean.tolist(),
+            "std": self.tokenizer.std.tolist(),
         }
-        path = _state_path(folder, name)
-        path.write_text(json.dumps(state, indent=1) + "\n", encoding="utf-8")
 
-    def load(self, folder: Path, name: str) -> None:
-        """Load what `save` wrote.
-
-        Raises:
-            UserError: If the file is missing or not valid.
-        """
-        path = _state_path(folder, name)
-        try:
-            state = json.loads(path.read_text(encoding="utf-8"))
-            channels, patch_size = state["num_channels"], state["patch_size"]
-            mean = torch.tensor(state["mean"], dtype=torch.float32)
-            std = torch.tensor(state["std"], dtype=torch.float32)
-            valid = all(type(n) is int and 0 < n <= MAX_CHANNELS for n in (channels, patch_size))
-            valid = valid and channels * patch_size <= MAX_PATCH_VALUES
-            valid = valid and mean.shape == std.shape == (channels,) and bool((std > 0).all())
-            valid = valid and bool(mean.isfinite().all() and std.isfinite().all())
-        # PyTorch raises an OverflowError or a RuntimeError for an integer of hundreds of digits.
-        except (OSError, ValueError, KeyError, TypeError, RuntimeError, OverflowError) as error:
-            raise UserError(f"{path}: cannot be read ({error}); copy the model again") from None
-        if not valid:
-            raise UserError(
-                f"{path}: must have num_channels, patch_size, and one mean and std per channel; "
-                "copy the model again"
-            )
+    def load_state(self, state: Mapping[str, Any]) -> None:
+        """Use what `state` returned."""
+        channels, patch_size = state["num_channels"], state["patch_size"]
+        mean = torch.tensor(state["mean"], dtype=torch.float32)
+        std = torch.tensor(state["std"], dtype=torch.float32)
+        valid = all(type(n) is int and 0 < n <= MAX_CHANNELS for n in (channels, patch_size))
+        valid = valid and channels * patch_size <= MAX_PATCH_VALUES
+        valid = valid and mean.shape == std.shape == (channels,) and bool((std > 0).all())
+        if not (valid and bool(mean.isfinite().all() and std.isfinite().all())):
+            raise ValueError("must have num_channels, patch_size, and a mean and std per channel")
         self._create_layers(channels, patch_size, mean, std)
-
-    def tokens(self, raws: Sequence[Any]) -> Tokens:
-        """Convert lists, arrays, texts of numbers or paths to Tokens."""
-        return to_tokens(self, raws)
 
     def describe(self, raw: Tensor) -> str:
         """Describe the number and size of the columns."""
-        steps = len(self.prepare(raw)["values"])
+        steps = len(self.tokenizer(raw)["values"])
         channels = raw.shape[1]
         count = self.grid.count(steps, 0)
         parts = "" if self.is_joint or channels == 1 else f" × {channels} channels"
@@ -237,9 +216,10 @@ class SeriesAdapter(nn.Module):
         stride = self.stride or patch_size
         width = num_channels if self.is_joint else 1
         self.grid = PatchGrid((patch_size, width), (stride, width))
-        prepare = self.prepare
-        prepare.num_channels, prepare.mean, prepare.std = num_channels, mean, std
-        prepare.patch_size, prepare.stride = patch_size, stride
+        tokenizer = self.tokenizer
+        tokenizer.reader.num_channels = num_channels
+        tokenizer.mean, tokenizer.std = mean, std
+        tokenizer.patch_size, tokenizer.stride = patch_size, stride
         if self.stem_kind == "conv":
             self._check_conv(patch_size)
             self.stem = ConvStem(
@@ -293,8 +273,3 @@ class SeriesAdapter(nn.Module):
                 "stem=conv needs a patch_size of 2, 4, 8, 16 or 32 and no stride, "
                 f"got patch_size={patch_size} and stride={self.stride}"
             )
-
-
-def _state_path(folder: Path, name: str) -> Path:
-    """Return the path of the file that describes the adapter with key `name`."""
-    return file_of_adapter(folder, name, "series.json")

@@ -8,12 +8,13 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from dxn.tokenize.base import Masking
 from dxn.tokenize.grid import PatchGrid
 from dxn.tokenize.masking import fully_hidden, hide_tiles, make_generator, patch_contents
 
 
 @dataclass(frozen=True)
-class SeriesMasking:
+class SeriesMasking(Masking):
     """Hides runs of time steps and predicts their normalized values (arXiv:2211.14730, 3.2).
 
     All channels of a time step are hidden together. Missing values are not predicted.
@@ -28,8 +29,6 @@ class SeriesMasking:
     ratio: float
     span: int
     grid: PatchGrid
-
-    is_classification = False
 
     @property
     def num_outputs(self) -> int:

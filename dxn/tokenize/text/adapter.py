@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import Self
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models
+from tokenizers import Tokenizer as Vocabulary
+from tokenizers import models
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
 from dxn.core.errors import UserError
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize.base import file_of_adapter, to_tokens
+from dxn.tokenize.base import Adapter, file_of_adapter
 from dxn.tokenize.masking import TextMasking, check_ratio
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.text.chars import CharNgrams
@@ -26,8 +28,9 @@ from dxn.tokenize.text.options import (
     TextAugment,
     TokenizerOptions,
 )
-from dxn.tokenize.text.preprocessor import MASK_TOKENS, RawText, TextPreprocessor
-from dxn.tokenize.text.tokenizer import (
+from dxn.tokenize.text.reader import RawText, TextReader
+from dxn.tokenize.text.tokenizer import MASK_TOKENS, TextTokenizer
+from dxn.tokenize.text.vocabulary import (
     check_vocab_size,
     load_tokenizer,
     make_tokenizer,
@@ -42,7 +45,7 @@ CHAR_STD = 0.08
 MAX_DESCRIBED = 16  # tokens that `describe` lists, to fit into one line
 
 
-class TextAdapter(nn.Module):
+class TextAdapter(Adapter):
     """Convert texts to Tokens: one embedding vector per token of the tokenizer.
 
     Args:
@@ -64,7 +67,8 @@ class TextAdapter(nn.Module):
         augment: Augmentation of training texts.
     """
 
-    modality = "text"
+    reader = TextReader
+    tokenizer: TextTokenizer
 
     def __init__(
         self,
@@ -97,10 +101,12 @@ class TextAdapter(nn.Module):
         self.embedding_options = embedding
         self.ngrams = ngrams
         self.scale = dim**0.5 if embedding.scale else 1.0
-        self.fitted = False  # set by use_tokenizer
-        self.embedding: nn.Embedding  # created by use_tokenizer
-        self.prepare = TextPreprocessor(
-            Tokenizer(models.BPE()),  # empty until use_tokenizer
+        self.tokens_per_column = embedding.pool
+        self.lookback = max([conv_kernel // 2, *(n - 1 for n in ngrams.lengths)])
+        self.fitted = False  # set by use_vocabulary
+        self.embedding: nn.Embedding  # created by use_vocabulary
+        self.tokenizer = TextTokenizer(
+            Vocabulary(models.BPE()),  # empty until use_vocabulary
             max_len=max_len,
             max_chars=max_chars,
             special_tokens=tokenizer.special_tokens,
@@ -127,26 +133,26 @@ class TextAdapter(nn.Module):
             self.norm = nn.LayerNorm(dim, eps=norm.eps, bias=norm.bias)
         self.dropout = Dropout(dropout)
         if tokenizer.path is not None:
-            self.use_tokenizer(load_tokenizer(tokenizer.path))
+            self.use_vocabulary(load_tokenizer(tokenizer.path))
 
-    def fit(self, raws: Iterable[RawText]) -> TextAdapter:
+    def fit(self, raws: Iterable[RawText]) -> Self:
         """Train the tokenizer on texts of the training split, unless it is loaded already."""
         if not self.fitted:
-            tokenizer = make_tokenizer(
+            vocabulary = make_tokenizer(
                 self.tokenizer_options,
                 _strings(raws),
                 vocab_size=self.vocab_size,
                 keeps_rare=False,
             )
-            self.use_tokenizer(tokenizer)
+            self.use_vocabulary(vocabulary)
         return self
 
-    def use_tokenizer(self, tokenizer: Tokenizer) -> None:
-        """Use this tokenizer and create the embedding of its tokens."""
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Use this vocabulary and create the embedding of its tokens."""
         # A new embedding even if the size is the same, because its rows belong to other tokens.
-        self.prepare.use_tokenizer(tokenizer)
+        self.tokenizer.use_vocabulary(vocabulary)
         self.fitted = True
-        self.embedding = nn.Embedding(num_embeddings(tokenizer), self.dim)
+        self.embedding = nn.Embedding(num_embeddings(vocabulary), self.dim)
         # With scaling, the scaled values have a standard deviation of 1 (arXiv:1706.03762). Without
         # it, 0.02 is the standard deviation of BERT and GPT-2.
         std = 0.02 if self.scale == 1 else 1 / self.scale
@@ -162,7 +168,7 @@ class TextAdapter(nn.Module):
 
         Args:
             ratio: Fraction of the tokens to mask. Default: 0.15.
-            span: Ignored.
+            span: Not used.
 
         Returns:
             None if ratio is 0, or if it is not set and the tokenizer has no mask token.
@@ -179,7 +185,7 @@ class TextAdapter(nn.Module):
                 "mask_ratio.text: a masked text needs adapters.text.embedding.pool=1, got "
                 f"{self.tokens_per_column}"
             )
-        if self.prepare.mask_id is None:
+        if self.tokenizer.mask_id is None:
             if ratio is None:
                 return None
             names = " or ".join(MASK_TOKENS)
@@ -190,38 +196,23 @@ class TextAdapter(nn.Module):
         return TextMasking(
             ratio=mask_ratio,
             vocab_size=self.embedding.num_embeddings,
-            special_ids=self.prepare.special_ids,
-            mask_id=self.prepare.mask_id,
+            special_ids=self.tokenizer.special_ids,
+            mask_id=self.tokenizer.mask_id,
             num_copies=1 + (len(self.ngrams.lengths) if self.ngrams.columns else 0),
         )
 
     def save(self, folder: Path, name: str) -> None:
         """Save the tokenizer to tokenizer.json, or NAME.tokenizer.json if name is not "text"."""
-        save_tokenizer(self.prepare.tokenizer, _tokenizer_path(folder, name))
+        save_tokenizer(self.tokenizer.vocabulary, _tokenizer_path(folder, name))
 
     def load(self, folder: Path, name: str) -> None:
         """Load the tokenizer that `save` wrote."""
-        self.use_tokenizer(load_tokenizer(_tokenizer_path(folder, name)))
-
-    @property
-    def tokens_per_column(self) -> int:
-        """Number of neighboring tokens whose mean is one column."""
-        return self.embedding_options.pool
-
-    @property
-    def lookback(self) -> int:
-        """Number of previous tokens on which the embedding of a token depends."""
-        kernel = 0 if self.conv is None else self.conv.kernel_size[0]
-        return max([kernel // 2, *(n - 1 for n in self.ngrams.lengths)])
-
-    def tokens(self, raws: Sequence[RawText]) -> Tokens:
-        """Convert texts to Tokens."""
-        return to_tokens(self, raws)
+        self.use_vocabulary(load_tokenizer(_tokenizer_path(folder, name)))
 
     def describe(self, raw: RawText) -> str:
         """List the first tokens."""
-        ids = self.prepare(raw)["ids"].tolist()
-        texts = token_texts(self.prepare.tokenizer, ids[:MAX_DESCRIBED])
+        ids = self.tokenizer(raw)["ids"].tolist()
+        texts = token_texts(self.tokenizer.vocabulary, ids[:MAX_DESCRIBED])
         return " | ".join(texts) + (" | ..." if len(ids) > MAX_DESCRIBED else "")
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:

@@ -6,13 +6,11 @@ import re
 import unicodedata
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import numpy as np
 import torch
 from torch import Tensor
-
-from dxn.tokenize.text.offsets import word_starts
 
 # Words and runs of other characters, such as punctuation.
 WORD = re.compile(r"\w+|[^\w\s]+")
@@ -93,16 +91,14 @@ class CharNgrams:
         return self.of_word(words[number])
 
 
-def collate_chars(samples: Sequence[Mapping[str, Tensor]]) -> Tensor:
-    """Return the hashes (B, N, G) of samples with `chars` (n, g), padded with 0."""
-    parts = [sample["chars"] for sample in samples]
-    num_tokens = max(len(part) for part in parts)
-    grams = torch.zeros(
-        len(parts), num_tokens, max(part.shape[1] for part in parts), dtype=torch.int32
-    )
-    for i, part in enumerate(parts):
-        grams[i, : part.shape[0], : part.shape[1]] = part
-    return grams
+def word_starts(words: Sequence[str]) -> list[int]:
+    """Return the position of each word in " ".join(words)."""
+    starts = []
+    position = 0
+    for word in words:
+        starts.append(position)
+        position += len(word) + 1  # 1 for the space
+    return starts
 
 
 def _words(text: str | Sequence[str]) -> tuple[Sequence[str], Sequence[int]]:

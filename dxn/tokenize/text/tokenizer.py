@@ -1,275 +1,302 @@
-"""Training, loading and inspection of tokenizers."""
+"""The tokenizer of the text adapter: texts become token ids."""
 
 from __future__ import annotations
 
-import json
-import re
+import math
+import random
 from collections.abc import Iterable, Sequence
-from pathlib import Path
-from typing import Any
+from itertools import chain
+from typing import Any, ClassVar
 
-from tokenizers import (
-    Encoding,
-    Regex,
-    Tokenizer,
-    decoders,
-    models,
-    normalizers,
-    pre_tokenizers,
-    processors,
-    trainers,
-)
+import numpy as np
+import torch
+from tokenizers import Encoding
+from tokenizers import Tokenizer as Vocabulary
 
-from dxn.core.errors import UserError
-from dxn.core.tokenizer_check import check_tokenizer, trust_tokenizer
-from dxn.core.untrusted import shortened
-from dxn.tokenize.spaced import evenly_spaced
-from dxn.tokenize.text.options import TokenizerKind, TokenizerOptions, check_kind
-from dxn.tokenize.text.scripts import UNSPACED
+from dxn.tokenize.base import Batch, Sample, Tokenizer, pad
+from dxn.tokenize.text.chars import CharNgrams, code_points, word_starts
+from dxn.tokenize.text.options import TextAugment
+from dxn.tokenize.text.reader import RawText, TextReader, first_words
+from dxn.tokenize.text.split import SubwordSplitter
+from dxn.tokenize.text.vocabulary import encode, special_ids, token_of
 
-# Text without spaces, such as an encoded file. Only the training of a tokenizer cuts it.
-LONG_WORD = re.compile(r"(\S{1000})(?=\S)")
-# Words that occur once become the unknown token if they are at most this share of all words: in a
-# table of few or very different texts, they are all that there is.
-MAX_UNKNOWN = 0.2
-MAX_TEXTS = 1000  # in which this share is counted
-SPECIALS = ("[PAD]", "[UNK]", "[MASK]", "[BOS]", "[EOS]")  # special tokens of a trained tokenizer
+MASK_TOKENS = ("[MASK]", "<mask>")
+NO_COORDS = (math.nan, math.nan)  # of a token that has no position in the text
+
+# One token of a text: its id, its start and stop in characters, and the index of its word or -1.
+# Not a NamedTuple, whose construction would take a third of the time of TextTokenizer.__call__.
+Token = tuple[int, tuple[float, float], int]
 
 
-def train_tokenizer(
-    texts: Iterable[str],
-    *,
-    kind: TokenizerKind = "bpe",
-    vocab_size: int = 8000,
-    lowercase: bool = False,
-    keeps_rare: bool = True,
-) -> Tokenizer:
-    """Train a `tokenizers.Tokenizer` on texts.
+class TextTokenizer(Tokenizer):
+    """Convert a text, or a list of words, to token ids.
 
     Args:
-        texts: Texts of the training split.
-        kind: Kind of the tokens: bpe (byte-level BPE, which has no unknown tokens), wordpiece (as
-            in BERT), unigram (as in SentencePiece, arXiv:1804.10959), word (words, punctuation, and
-            single characters of scripts without spaces) or character (Unicode characters).
-        vocab_size: Maximum number of tokens.
-        lowercase: Convert all text to lower case first.
-        keeps_rare: Whether words that occur only once are in the vocabulary of kind word. False:
-            they become the unknown token, which otherwise would never occur in the training, so
-            that a new word would have an untrained embedding. They stay if they are more than a
-            fifth of all words.
-
-    Raises:
-        ValueError: If kind is unknown.
+        vocabulary: Tokenizer of the tokenizers library.
+        max_len: Maximum number of tokens. Longer texts are truncated.
+        max_chars: Maximum number of characters that are tokenized. The rest of a longer text is
+            not read, so that a huge text costs little time, and it counts as truncated.
+        special_tokens: Add the special tokens of the vocabulary, such as [CLS] and [SEP].
+        augment: Augmentation of training texts. Default: no augmentation.
+        chars: Character n-grams of the words. Default: no n-grams.
     """
-    check_kind(kind)
-    # Training takes time that grows with the square of the longest word.
-    texts = (LONG_WORD.sub(r"\1 ", text) for text in texts)
-    tokenizer, trainer = _untrained(kind, vocab_size)
-    # NFC composes a letter and its combining marks. Without it, "é" could have two tokenizations.
-    steps: list[Any] = [normalizers.NFC()]
-    if lowercase:
-        steps.append(normalizers.Lowercase())
-    tokenizer.normalizer = normalizers.Sequence(steps)
-    if kind == "wordpiece":
-        texts = list(texts)  # the iterable is read twice
-        trainer.special_tokens = [*SPECIALS, *_inner_letters(texts, tokenizer)]
-    if kind == "word" and not keeps_rare:
-        texts = list(texts)
-        trainer.min_frequency = 2
-        tokenizer.train_from_iterator(texts, trainer)
-        if _unknown_share(tokenizer, texts) <= MAX_UNKNOWN:
-            return Tokenizer.from_str(tokenizer.to_str())
-        trainer.min_frequency = 1
-    tokenizer.train_from_iterator(texts, trainer)
-    if kind == "wordpiece":
-        return _with_specials_only(tokenizer)
-    # Serialization rounds the scores of unigram tokens. A round trip here makes the tokenizer in
-    # memory equal to the one that is loaded from a file later.
-    return Tokenizer.from_str(tokenizer.to_str())
 
+    # Any valid id is suitable as padding, because the mask excludes it.
+    fill: ClassVar = {"coords": math.nan, "words": -1}
+    reader: TextReader
+    vocabulary: Vocabulary
 
-def _unknown_share(tokenizer: Tokenizer, texts: Sequence[str]) -> float:
-    """Return the share of unknown tokens in texts."""
-    unknown = tokenizer.token_to_id("[UNK]")
-    assert unknown is not None  # it is one of SPECIALS
-    ids = [i for text in evenly_spaced(texts, MAX_TEXTS) for i in tokenizer.encode(text).ids]
-    return ids.count(unknown) / max(len(ids), 1)
+    def __init__(
+        self,
+        vocabulary: Vocabulary,
+        *,
+        max_len: int,
+        max_chars: int = 100_000,
+        special_tokens: bool = False,
+        augment: TextAugment | None = None,
+        chars: CharNgrams | None = None,
+    ):
+        if max_len < 1 or max_chars < 1:
+            raise ValueError(
+                f"max_len and max_chars must be at least 1, got {max_len} and {max_chars}"
+            )
+        self.reader = TextReader(max_chars)
+        self.max_len = max_len
+        self.special_tokens = special_tokens
+        self.augment = augment or TextAugment()
+        self.chars = chars
+        self.use_vocabulary(vocabulary)
 
-
-def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Load a tokenizer.json of the tokenizers library, which may come from a stranger.
-
-    Raises:
-        UserError: If the file does not exist or is not a tokenizer, or the tokenizer takes too much
-            time or memory.
-    """
-    check_tokenizer(Path(path))
-    try:
-        return Tokenizer.from_file(str(path))
-    except Exception as error:  # the library raises Exception itself, not a subclass
-        raise UserError(
-            f"{path}: not a tokenizer.json of the tokenizers library ({error}); check the path"
-        ) from error
-
-
-def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
-    """Write a tokenizer.json, which this process can load without checking it again."""
-    tokenizer.save(str(path))
-    trust_tokenizer(path)
-
-
-def encode(tokenizer: Tokenizer, text: Any, **options: Any) -> Encoding:
-    """Encode a text, or a list of words, as `Tokenizer.encode` does.
-
-    Raises:
-        UserError: If the tokenizer fails, such as one that has no token for unknown words.
-    """
-    try:
-        return tokenizer.encode(text, **options)
-    except BaseException as error:
-        # The library raises Exception itself. A PanicException, such as that of a regular
-        # expression with too many steps, is no Exception but a BaseException.
-        if type(error) is not Exception and type(error).__name__ != "PanicException":
-            raise
-        raise UserError(
-            f"the tokenizer cannot encode {shortened(text)} ({error}); use another tokenizer"
-        ) from error
-
-
-def make_tokenizer(
-    options: TokenizerOptions, texts: Iterable[str], *, vocab_size: int, keeps_rare: bool = True
-) -> Tokenizer:
-    """Load the tokenizer of `options.path`, or train one on texts."""
-    if options.path is not None:
-        return load_tokenizer(options.path)
-    return train_tokenizer(
-        texts,
-        kind=options.kind,
-        vocab_size=vocab_size,
-        lowercase=options.lowercase,
-        keeps_rare=keeps_rare,
-    )
-
-
-def special_ids(tokenizer: Tokenizer) -> list[int]:
-    """Return the ids of the special tokens in ascending order."""
-    added = tokenizer.get_added_tokens_decoder()
-    return sorted(i for i, token in added.items() if token.special)
-
-
-def num_embeddings(tokenizer: Tokenizer) -> int:
-    """Return the number of rows that an embedding of the tokens needs."""
-    # Not the vocabulary size: ids can have gaps.
-    return max(tokenizer.get_vocab().values()) + 1
-
-
-def check_vocab_size(vocab_size: int) -> None:
-    """Raise a ValueError if vocab_size is not a positive integer."""
-    # The type is checked because the tokenizers library accepts None.
-    if not isinstance(vocab_size, int) or vocab_size < 1:
-        raise ValueError(f"vocab_size must be a positive integer, got {vocab_size!r}")
-
-
-def token_of(tokenizer: Tokenizer, names: Iterable[str]) -> int | None:
-    """Return the id of the first of these tokens that the tokenizer has. None: it has none."""
-    for name in names:
-        token = tokenizer.token_to_id(name)
-        if token is not None:
-            return token
-    return None
-
-
-def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
-    """Return the text of each token separately, for display."""
-    # A token that is only a space or part of a character has no text of its own.
-    return [tokenizer.decode([i], skip_special_tokens=False).strip() or "·" for i in ids]
-
-
-def _inner_letters(texts: Iterable[str], tokenizer: Tokenizer) -> list[str]:
-    """Return the tokens of all letters inside words in sorted order, for the WordPiece trainer.
-
-    The trainer assigns ids to letters in the order of a hash table and breaks ties by id, so each
-    run would learn different tokens. If the letters are passed as special tokens, their ids follow
-    the order of the list.
-    """
-    split = tokenizer.pre_tokenizer.pre_tokenize_str
-    normalize = tokenizer.normalizer.normalize_str
-    letters: set[str] = set()
-    for text in texts:
-        for word, _ in split(normalize(text)):
-            letters.update(f"##{letter}" for letter in word[1:])
-    return sorted(letters)
-
-
-def _with_specials_only(tokenizer: Tokenizer) -> Tokenizer:
-    """Return the tokenizer without the special tokens that `_inner_letters` added.
-
-    A tokenizer finds special tokens in raw text before it splits words, which would be wrong for
-    letters.
-    """
-    state = json.loads(tokenizer.to_str())
-    state["added_tokens"] = state["added_tokens"][: len(SPECIALS)]
-    return Tokenizer.from_str(json.dumps(state))
-
-
-def _word_decoder() -> Any:
-    """Return a decoder that joins words by spaces, without those around punctuation.
-
-    Spaces are not tokens, so "left, then up" would be decoded as "left , then up" otherwise.
-    """
-    # "don't" is three tokens. Before other letters, the apostrophe can be a quotation mark.
-    ending = r"(?:s|t|m|d|re|ve|ll)\b"
-    no_space = (
-        r" (?=[.,;:!?)\]}])",
-        r"(?<=[(\[{]) ",
-        rf"(?<=\w) (?=['’] {ending})",
-        rf"(?<=\w['’]) (?={ending})",
-        rf"(?<={UNSPACED}|{UNSPACED}\p{{M}}) (?={UNSPACED})",
-    )
-    return decoders.Sequence(
-        [
-            # Each token except the first gets a space. No token starts with the prefix.
-            decoders.WordPiece(prefix=" ", cleanup=False),
-            decoders.Fuse(),
-            *(decoders.Replace(Regex(pattern), "") for pattern in no_space),
-        ]
-    )
-
-
-def _untrained(kind: TokenizerKind, vocab_size: int) -> tuple[Any, Any]:
-    """Return a tokenizer of this kind and its trainer."""
-    common: dict[str, Any] = {
-        "vocab_size": vocab_size,
-        "special_tokens": list(SPECIALS),
-        "show_progress": False,
-    }
-    if kind == "bpe":
-        tokenizer: Any = Tokenizer(models.BPE())
-        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-        tokenizer.decoder = decoders.ByteLevel()
-        tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
-        # All 256 bytes, including those that do not occur in the training texts.
-        alphabet = pre_tokenizers.ByteLevel.alphabet()
-        return tokenizer, trainers.BpeTrainer(initial_alphabet=alphabet, **common)
-    if kind == "wordpiece":
-        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
-        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
-        tokenizer.decoder = decoders.WordPiece()
-        return tokenizer, trainers.WordPieceTrainer(**common)
-    if kind == "unigram":
-        tokenizer = Tokenizer(models.Unigram())
-        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
-        tokenizer.decoder = decoders.Metaspace()
-        return tokenizer, trainers.UnigramTrainer(unk_token="[UNK]", **common)
-    tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
-    if kind == "word":
-        # A character has its vowel signs and tone marks with it.
-        character = Regex(rf"{UNSPACED}\p{{M}}*")
-        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-            [pre_tokenizers.Whitespace(), pre_tokenizers.Split(character, "isolated")]
+    def use_vocabulary(self, vocabulary: Vocabulary) -> None:
+        """Use this vocabulary."""
+        # A tokenizer.json can enable both, but `__call__` and `collate` already do this.
+        vocabulary.no_truncation()
+        vocabulary.no_padding()
+        self.vocabulary = vocabulary
+        self.special_ids = special_ids(vocabulary)
+        self.splitter = SubwordSplitter(
+            vocabulary, self.augment.subword_dropout, special=self.special_ids
         )
-        tokenizer.decoder = _word_decoder()
-    else:
-        tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
-        tokenizer.decoder = decoders.Fuse()
-    return tokenizer, trainers.WordLevelTrainer(**common)
+        self.mask_id = token_of(vocabulary, MASK_TOKENS)
+        # The vocabulary is empty while the adapter is not fitted, so nothing can be checked.
+        if self.augment.token_mask and vocabulary.get_vocab_size() and self.mask_id is None:
+            raise ValueError(
+                f"augment.token_mask={self.augment.token_mask} needs a tokenizer with a "
+                f"{' or '.join(MASK_TOKENS)} token: choose another tokenizer, or leave it out"
+            )
+
+    def __call__(self, raw: RawText, rand: random.Random | None = None) -> Sample:
+        """Tokenize a text or a list of words, with augmentation if rand is not None.
+
+        Returns:
+            ids (n,): Token ids.
+            mask (n,): True.
+            coords (n, 2): Start and stop of each token in characters. For a list of words, the
+                characters of " ".join(words).
+            words (n,): Index of the word of each token. -1 if raw is not a list of words.
+            chars (n, G): Hashed n-grams of the word of each token, 0 for none. Only with `chars`.
+            points (m,): The characters of the text, see `code_points`. Only without augmentation.
+        """
+        text = self._first(raw)
+        lead, tokens, tail = self._encode(text)
+        if rand is not None:
+            tokens = self._augmented(tokens, rand)
+        # Truncation keeps the special tokens at the end, as transformers does.
+        room = max(self.max_len - len(lead) - len(tail), 0)
+        tokens = [*lead, *tokens[:room], *tail]
+        coords = torch.tensor([offsets for _, offsets, _ in tokens], dtype=torch.float32)
+        sample = {
+            "ids": torch.tensor([token for token, _, _ in tokens], dtype=torch.long),
+            "mask": torch.ones(len(tokens), dtype=torch.bool),
+            "coords": coords.reshape(-1, 2),
+            "words": torch.tensor([word for _, _, word in tokens], dtype=torch.long),
+        }
+        if rand is None:
+            sample["points"] = code_points(raw if isinstance(raw, str) else " ".join(raw))
+        if self.chars is not None:
+            # Masked tokens have no n-grams, which would tell what they were.
+            offsets = [NO_COORDS if token == self.mask_id else at for token, at, _ in tokens]
+            sample["chars"] = self.chars(text, offsets)
+        return sample
+
+    def batch(
+        self, raws: Sequence[RawText], rands: Sequence[random.Random | None] | None = None
+    ) -> Batch:
+        """Convert texts to a batch, in less time than `collate` of the samples.
+
+        The coordinates can be NaN: computing them takes a third of the time, and they explain a
+        model, but do not affect its output.
+        """
+        rands = [None] * len(raws) if rands is None else rands
+        texts = [self._first(raw) for raw in raws]
+        # The n-grams of a token depend on its coordinates, and lists of words are encoded one by
+        # one too. So are texts of which one cannot be encoded, because its error has to name it.
+        is_plain = self.chars is None and all(isinstance(text, str) for text in texts)
+        encodings = self._encodings(texts) if is_plain else None
+        if encodings is None:
+            return super().batch(raws, rands)
+        rows = [self._row(each, rand) for each, rand in zip(encodings, rands, strict=True)]
+        lengths = np.fromiter(map(len, rows), np.int64, len(rows))
+        # One assignment for all texts takes less time than padding each of them.
+        mask = np.arange(lengths.max()) < lengths[:, None]
+        ids = np.zeros(mask.shape, np.int64)
+        ids[mask] = np.fromiter(chain.from_iterable(rows), np.int64, lengths.sum())
+        batch = {
+            "ids": torch.from_numpy(ids),
+            "mask": torch.from_numpy(mask),
+            "coords": torch.full((1, 1, 1), torch.nan).expand(*mask.shape, 2),
+            "words": torch.full((1, 1), -1).expand(mask.shape),
+        }
+        if all(rand is None for rand in rands):
+            batch |= pad([{"points": code_points(str(raw))} for raw in raws], {})
+        return batch
+
+    def length(self, raw: RawText) -> float:
+        """Return the number of tokens of a text without augmentation."""
+        return min(self._count(self._first(raw)), self.max_len)
+
+    def cut(self, raw: RawText) -> tuple[int, int] | None:
+        """Return (kept, total) numbers of tokens of a truncated text, otherwise None.
+
+        The number of those behind max_chars is estimated.
+        """
+        text = self._first(raw)
+        count = self._count(text)
+        total = math.ceil(count * _length(raw) / max(_length(text), 1))
+        kept = min(count, self.max_len)
+        return (kept, total) if total > kept else None
+
+    def _first(self, raw: RawText) -> RawText:
+        """Return the part of a text that is tokenized: its first max_chars characters."""
+        count = self.reader.max_chars
+        if _length(raw) <= count:
+            return raw
+        return raw[:count] if isinstance(raw, str) else first_words(raw, count)
+
+    def _count(self, text: RawText) -> int:
+        """Return the number of tokens before truncation."""
+        is_words = isinstance(text, list)
+        special = self.special_tokens
+        encoding = encode(
+            self.vocabulary, text, is_pretokenized=is_words, add_special_tokens=special
+        )
+        return len(encoding.ids)
+
+    def _encode(self, raw: RawText) -> tuple[list[Token], list[Token], list[Token]]:
+        """Return the special tokens before the text, its own tokens, and those after it."""
+        words = raw if isinstance(raw, list) else None
+        encoding = encode(
+            self.vocabulary,
+            raw,
+            is_pretokenized=words is not None,
+            add_special_tokens=self.special_tokens,
+        )
+        # For a str, word_ids are the indices of pre-tokens, which have no meaning for the caller.
+        owners = [-1 if w is None or words is None else w for w in encoding.word_ids]
+        offsets = encoding.offsets
+        if words is not None:
+            # The offsets of the library are relative to the start of each word.
+            starts = word_starts(words)
+            offsets = [
+                (a + starts[w], b + starts[w]) for (a, b), w in zip(offsets, owners, strict=True)
+            ]
+        offsets = _with_marks(offsets, raw if isinstance(raw, str) else " ".join(raw))
+        tokens: list[Token] = list(zip(encoding.ids, offsets, owners, strict=True))
+        if not self.special_tokens:
+            return [], tokens, []
+        lead, tail = _special_ends(encoding.special_tokens_mask)
+        end = len(tokens) - tail
+        return _without_coords(tokens[:lead]), tokens[lead:end], _without_coords(tokens[end:])
+
+    def _encodings(self, texts: Sequence[Any]) -> list[Encoding] | None:
+        """Encode texts together. None: the vocabulary cannot encode one of them."""
+        special = self.special_tokens
+        try:
+            # The threads of `encode_batch_fast` take longer than a single text.
+            if len(texts) == 1:
+                return [self.vocabulary.encode(texts[0], add_special_tokens=special)]
+            return self.vocabulary.encode_batch_fast(texts, add_special_tokens=special)
+        except BaseException as error:
+            # See `dxn.tokenize.text.vocabulary.encode`.
+            if type(error) is not Exception and type(error).__name__ != "PanicException":
+                raise
+            return None
+
+    def _row(self, encoding: Encoding, rand: random.Random | None) -> list[int]:
+        """Return the ids of a text, augmented and truncated."""
+        ids = encoding.ids
+        if rand is None and len(ids) <= self.max_len:
+            return ids
+        lead, tail = (0, 0)
+        if self.special_tokens:
+            lead, tail = _special_ends(encoding.special_tokens_mask)
+        end = len(ids) - tail
+        text = ids[lead:end]
+        if rand is not None:
+            tokens = self._augmented([(token, NO_COORDS, -1) for token in text], rand)
+            text = [token for token, _, _ in tokens]
+        return [*ids[:lead], *text[: max(self.max_len - lead - tail, 0)], *ids[end:]]
+
+    def _augmented(self, tokens: list[Token], rand: random.Random) -> list[Token]:
+        """Apply subword_dropout, token_dropout and token_mask."""
+        augment = self.augment
+        if augment.subword_dropout:
+            parts = [self._split(token, rand) for token in tokens]
+            tokens = list(chain.from_iterable(parts))
+        if augment.token_dropout:
+            kept = [token for token in tokens if rand.random() >= augment.token_dropout]
+            tokens = kept or tokens[:1]  # a sample needs at least one token
+        if augment.token_mask:
+            assert self.mask_id is not None
+            mask_id = self.mask_id
+            tokens = [
+                (mask_id, *token[1:]) if rand.random() < augment.token_mask else token
+                for token in tokens
+            ]
+        return tokens
+
+    def _split(self, token: Token, rand: random.Random) -> list[Token]:
+        """Return the token, or with probability subword_dropout two shorter ones."""
+        split = self.splitter.draw(token[0], rand)
+        if split is None:
+            return [token]
+        _, (start, stop), word = token
+        # The number of letters can differ from the number of characters: a character can consist of
+        # several bytes, and normalization can compose characters. Then the position of the split in
+        # the text is unknown, so both parts get the span of the whole token.
+        if stop - start not in split.letters:
+            return [(split.left, (start, stop), word), (split.right, (start, stop), word)]
+        middle = max(stop - split.right_letters, start)
+        return [(split.left, (start, middle), word), (split.right, (middle, stop), word)]
+
+
+def _length(raw: RawText) -> int:
+    """Return the number of characters of a text or of all words."""
+    return len(raw) if isinstance(raw, str) else sum(map(len, raw))
+
+
+def _without_coords(tokens: Iterable[Token]) -> list[Token]:
+    """Return special tokens with NaN as coordinates, because they have no position in the text."""
+    return [(token, NO_COORDS, -1) for token, _, _ in tokens]
+
+
+def _special_ends(special: Sequence[int]) -> tuple[int, int]:
+    """Return the numbers of special tokens before and after the text."""
+    text = [i for i, is_special in enumerate(special) if not is_special]
+    return (text[0], len(special) - 1 - text[-1]) if text else (len(special), 0)
+
+
+def _with_marks(offsets: list[tuple[int, int]], text: str) -> list[tuple[int, int]]:
+    """Extend the offsets of each token over the combining marks that follow it.
+
+    The normalizer composes a letter with its marks, but the offsets of the library exclude them.
+    """
+    if text.isascii():  # the usual case: there are no combining marks
+        return offsets
+    starts = {start for start, _ in offsets}
+    extended = []
+    for start, stop in offsets:
+        while start < stop < len(text) and stop not in starts and not text[stop].isspace():
+            stop += 1
+        extended.append((start, stop))
+    return extended

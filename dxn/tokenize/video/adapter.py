@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, get_args
+from typing import Literal, Self, get_args
 
 import torch
 import torch.nn.functional as F
@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize.base import raws_of, to_tokens
-from dxn.tokenize.grid import MASKED, PatchGrid, grid_mask, patch_boxes
+from dxn.tokenize.base import MASKED, Adapter, raws_of
+from dxn.tokenize.grid import PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.image.options import ImageNormalization, ResizeOptions
 from dxn.tokenize.masking import check_ratio
 from dxn.tokenize.pixels import (
@@ -27,14 +27,15 @@ from dxn.tokenize.spaced import evenly_spaced
 from dxn.tokenize.stem import ConvStem
 from dxn.tokenize.video.masking import VideoMasking
 from dxn.tokenize.video.options import VideoAugment, VideoSampling, VideoTokens
-from dxn.tokenize.video.preprocessor import CHANNELS, VideoPreprocessor
+from dxn.tokenize.video.reader import VideoReader
+from dxn.tokenize.video.tokenizer import CHANNELS, VideoTokenizer
 
 MASK_RATIO = 0.75  # fraction of the patches that masked pretraining hides by default
 MAX_FITTED = 200  # clips are enough for stable statistics
 NUM_QUERIES = 4  # of FramePool: places that one token of a frame can describe
 
 
-class VideoAdapter(nn.Module):
+class VideoAdapter(Adapter):
     """Convert clips to Tokens: one token per tubelet (arXiv:2103.15691, section 3.2) or per frame.
 
     A tubelet is a patch of several consecutive frames. Tokens are ordered by time, and at the same
@@ -60,7 +61,8 @@ class VideoAdapter(nn.Module):
         augment: Augmentation of training clips.
     """
 
-    modality = "video"
+    reader = VideoReader
+    tokenizer: VideoTokenizer
 
     def __init__(
         self,
@@ -89,7 +91,7 @@ class VideoAdapter(nn.Module):
         self.patch_size = patch_size
         self.tubelet_frames = tubelet_frames
         self.grid = PatchGrid((patch_size, patch_size), (patch_size, patch_size))
-        self.prepare = VideoPreprocessor(
+        self.tokenizer = VideoTokenizer(
             image_size=image_size, sampling=sampling, resize=resize, augment=augment
         )
         self.mean: Tensor
@@ -102,7 +104,7 @@ class VideoAdapter(nn.Module):
             cell = dim
         self.proj = nn.Linear(tubelet_frames * cell, dim)
         self.pos_embed = make_positions(
-            pos_embed, self.grid, image_size=self.prepare.image.image_size, resize=resize, dim=dim
+            pos_embed, self.grid, image_size=self.tokenizer.image.image_size, resize=resize, dim=dim
         )
         steps = -(-sampling.num_frames // tubelet_frames)  # rounded up
         self.time_embed = PosEmbed1d(pos_embed, dim=dim, max_len=steps)
@@ -112,7 +114,7 @@ class VideoAdapter(nn.Module):
         # not depend on this one.
         self.mask_embedding = nn.Parameter(torch.zeros(dim))
 
-    def fit(self, raws: Sequence[Tensor]) -> VideoAdapter:
+    def fit(self, raws: Sequence[Tensor]) -> Self:
         """Compute the mean and standard deviation of each channel if normalize does not set them.
 
         Args:
@@ -120,7 +122,7 @@ class VideoAdapter(nn.Module):
                 200 are used, spread over all of them.
         """
         if not self.known_statistics:
-            chosen = raws_of(self.prepare, evenly_spaced(raws, MAX_FITTED), Tensor)
+            chosen = raws_of(self.tokenizer.reader, evenly_spaced(raws, MAX_FITTED), Tensor)
             set_statistics(self, (raw.movedim(1, 0) for raw in chosen))
         return self
 
@@ -129,7 +131,7 @@ class VideoAdapter(nn.Module):
 
         Args:
             ratio: Fraction of the patches to mask. Default: 0.75.
-            span: Ignored.
+            span: Not used.
 
         Returns:
             None if ratio is 0, or with tokens=frame: there are no patches to predict.
@@ -146,13 +148,9 @@ class VideoAdapter(nn.Module):
             std=self.std.detach().cpu().clone(),
         )
 
-    def tokens(self, raws: Sequence[Any]) -> Tokens:
-        """Convert paths, bytes or arrays (T, H, W, C) to Tokens."""
-        return to_tokens(self, raws)
-
     def describe(self, raw: Tensor) -> str:
         """Describe the grid of tokens."""
-        length, _, height, width = self.prepare(raw)["pixels"].shape
+        length, _, height, width = self.tokenizer(raw)["pixels"].shape
         steps = -(-length // self.tubelet_frames)
         frames = f"{length} frames of {height}×{width} pixels (height×width)"
         if self.pool is not None:

@@ -11,6 +11,7 @@ import torch.nn.functional as F
 from einops import rearrange, repeat
 from torch import Tensor
 
+from dxn.tokenize.base import Masking
 from dxn.tokenize.grid import PatchGrid
 from dxn.tokenize.masking import (
     fully_hidden,
@@ -23,7 +24,7 @@ from dxn.tokenize.pixels import normalize_pixels
 
 
 @dataclass(frozen=True)
-class VideoMasking:
+class VideoMasking(Masking):
     """Hides the same patches in all frames, and predicts their pixels (arXiv:2203.12602).
 
     This is the tube masking of section 3.3. A patch that is hidden in a few frames only would be
@@ -42,8 +43,6 @@ class VideoMasking:
     num_frames: int
     mean: Tensor
     std: Tensor
-
-    is_classification = False
 
     @property
     def num_outputs(self) -> int:

@@ -41,8 +41,8 @@ class Shown:
 
     Args:
         modality: Modality of the input. It selects the drawer.
-        raw: Raw value, as returned by `Preprocessor.read`.
-        preprocessor: Preprocessor of the input's adapter. A drawer may need its attributes, such as
+        raw: Raw value, as returned by `Reader.read`.
+        preprocessor: Tokenizer of the input's adapter. A drawer may need its attributes, such as
             the sample rate or the tokenizer.
         adapter: The input's adapter, which knows the size of a patch.
         source: What `raw` was read from, such as the path of a file.

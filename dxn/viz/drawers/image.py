@@ -10,7 +10,7 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from dxn.tokenize.image.file import read_image
+from dxn.tokenize.image.reader import read_image
 from dxn.viz.drawers.drawer import Shown, Thumbnails, is_file
 from dxn.viz.drawers.panel import GAP, MAX_RATIO, Panel, PanelDrawer
 from dxn.viz.media import encoded

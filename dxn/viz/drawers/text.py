@@ -64,7 +64,7 @@ class TextDrawer(Drawer):
             # The slice of an unknown position, 0 to 0, is empty.
             ends = np.nan_to_num(coords).astype(int).tolist()
             return [text[start:stop] for start, stop in ends]
-        tokenizer = prepare.tokenizer
+        tokenizer = prepare.vocabulary
         # Each token is decoded separately. A token of whitespace only becomes a visible dot.
         pieces = [tokenizer.decode([i], skip_special_tokens=False).strip() or "·" for i in ids]
         _name_bytes(pieces, joined(shown.raw), coords)

@@ -13,7 +13,7 @@ from fuzz_media import MediaFiles
 from PIL import Image
 
 from dxn.tokenize import ImageAdapter, VideoAdapter
-from dxn.tokenize.image.file import image_size
+from dxn.tokenize.image.reader import image_size
 
 SIZE = 32
 FRAMES = 6
@@ -22,13 +22,13 @@ VIDEOS = {"mp4": "mpeg4", "avi": "mpeg4", "mkv": "h264", "webm": "vp9"}
 
 def make_kind() -> MediaFiles:
     """Return the kind, for fuzz.py."""
-    image = ImageAdapter(dim=8, image_size=SIZE, patch_size=8).prepare
-    video = VideoAdapter(dim=8, image_size=SIZE, patch_size=8).prepare
+    image = ImageAdapter(dim=8, image_size=SIZE, patch_size=8).tokenizer
+    video = VideoAdapter(dim=8, image_size=SIZE, patch_size=8).tokenizer
 
     def read(path: Path) -> tuple[int, ...]:
         is_video = path.suffix[1:] in VIDEOS or path.stem == "moving"
         prepare = video if is_video else image
-        raw = prepare.read(str(path))
+        raw = prepare.reader.read(str(path))
         assert raw is not None and raw.dtype == torch.uint8 and raw.shape[-3] == 3, raw
         assert raw[..., 0, 0].numel() * SIZE * SIZE >= raw.numel(), raw.shape
         sample = prepare(raw)

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from dxn.core.errors import UserError
-from dxn.tokenize.media import BadMedia
+from dxn.tokenize.base import BadMedia
 
 SECONDS = 5  # of CPU time per case
 # A case that waits, for example for a named pipe, takes no CPU time. Other processes can occupy the

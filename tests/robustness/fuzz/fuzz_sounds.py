@@ -13,8 +13,8 @@ import torch
 from fuzz_media import MediaFiles
 
 from dxn.tokenize import AudioAdapter
-from dxn.tokenize.audio.file import audio_rate
 from dxn.tokenize.audio.options import SpectrogramOptions
+from dxn.tokenize.audio.reader import audio_rate
 
 RATE = 8000
 SECONDS = 5
@@ -36,7 +36,7 @@ CONTAINERS = {"m4a": ("mp4", "aac"), "aac": ("adts", "aac"), "mkv": ("matroska",
 def make_kind() -> MediaFiles:
     """Return the kind, for fuzz.py."""
     spectrogram = SpectrogramOptions(n_mels=16, max_seconds=SECONDS)
-    adapter = AudioAdapter(dim=8, sample_rate=RATE, spectrogram=spectrogram).prepare
+    adapter = AudioAdapter(dim=8, sample_rate=RATE, spectrogram=spectrogram).tokenizer
 
     def read(path: Path) -> tuple[int, ...] | None:
         raw = adapter.read(str(path))

@@ -1,9 +1,13 @@
-"""Reading of audio files in all supported formats, with checks of their content."""
+"""The reader of clips: files in all supported formats, with checks of their content."""
 
 from __future__ import annotations
 
 import math
 import re
+import statistics
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import suppress
 from fractions import Fraction
 from functools import lru_cache
 from typing import Any
@@ -13,9 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from dxn.tokenize.audio.mp3_frames import is_cut_mp3
-from dxn.tokenize.audio.sound_track import read_sound_track, sound_track_rate
+from dxn.tokenize.audio.sound_track import NoSoundTrack, read_sound_track, sound_track_rate
+from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.container import check_rate, check_seconds, check_values
-from dxn.tokenize.media import BadMedia, bytes_or_path, head, is_container
+from dxn.tokenize.media import (
+    SOUND_TRACK_SCORE,
+    bytes_or_path,
+    head,
+    is_audio,
+    is_container,
+    matching_fraction,
+    may_have_sound_track,
+)
 
 # libsndfile reads a truncated file without an error, but its log contains the expected length.
 SHORTENED = re.compile(r"(?:data|SSND|Data Size)\s*: (\d+) \(should be \d+\)")
@@ -34,6 +47,63 @@ MAX_FILTER = 500_000
 BLOCK = 1 << 20  # values that are decoded at once
 # The largest plausible sample. The range is -1 to 1, and float files can exceed it a little.
 MAX_AMPLITUDE = 1e6
+MAX_RATES = 5  # a description lists only the most common sample rates, to fit into one line
+
+
+class AudioReader(Reader):
+    """Reads clips, see `read_audio`.
+
+    Args:
+        sample_rate: Sample rate in hertz to which clips are resampled.
+        max_seconds: Maximum duration in seconds.
+    """
+
+    modality = "audio"
+    files = True
+    media = "audio/*"
+
+    def __init__(self, *, sample_rate: int = 16_000, max_seconds: float = 60.0):
+        self.sample_rate = sample_rate
+        self.max_seconds = max_seconds
+
+    def read(self, cell: Any) -> Tensor | None:
+        """Read a path, bytes or an (array, rate) pair as mono float32 (T,) at sample_rate.
+
+        None: the cell is a video without a sound track.
+
+        Raises:
+            BadMedia: If the clip cannot be read or is longer than max_seconds.
+        """
+        try:
+            return read_audio(cell, sample_rate=self.sample_rate, max_seconds=self.max_seconds)
+        except NoSoundTrack:
+            return None  # a missing input: a table can have videos with and without sound
+
+    def score(self, cells: Sequence[Any]) -> float:
+        """Return the fraction of the cells that look like clips, see `is_audio`.
+
+        The sound track of videos is read as well. They have a lower score, so that they are videos
+        if there is an adapter for their pictures.
+        """
+        tracks = matching_fraction(cells, may_have_sound_track)
+        return max(matching_fraction(cells, is_audio), SOUND_TRACK_SCORE * tracks)
+
+    def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
+        """Describe the durations of the clips and the sample rates of their cells."""
+        if not raws:
+            return ""
+        seconds = [len(raw) / self.sample_rate for raw in raws]
+        median = statistics.median(seconds)
+        parts = [f"{min(seconds):.2f} to {max(seconds):.2f}, median {median:.2f} s"]
+        rates: Counter[int] = Counter()
+        for cell in cells:
+            with suppress(BadMedia):  # the data set reports invalid files itself
+                if cell is not None:
+                    rates[audio_rate(cell)] += 1
+        common = rates.most_common(MAX_RATES)
+        if common:
+            parts.append(", ".join(f"{count:,} at {rate:,} Hz" for rate, count in common))
+        return "; ".join(parts)
 
 
 def read_audio(source: Any, *, sample_rate: int, max_seconds: float = 60.0) -> Tensor:

@@ -1,9 +1,11 @@
-"""Reading of video files in all supported formats, with checks of their content."""
+"""The reader of videos: files in all supported formats, with checks of their content."""
 
 from __future__ import annotations
 
+import statistics
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.container import (
     KINDS,
     check_complete,
@@ -20,9 +23,9 @@ from dxn.tokenize.container import (
     padded,
     streams_of,
 )
-from dxn.tokenize.image.file import ReducedSize, check_pixels, read_image, resize
 from dxn.tokenize.image.options import Interpolation
-from dxn.tokenize.media import BadMedia
+from dxn.tokenize.image.reader import ImageReader, ReducedSize, check_pixels, read_image, resize
+from dxn.tokenize.media import is_video, matching_fraction
 from dxn.tokenize.video.options import VideoSampling
 
 if TYPE_CHECKING:  # see dxn.tokenize.container
@@ -35,6 +38,73 @@ USUAL_FPS = 25  # frames per second, for the last frame of a file that does not 
 CHANNELS = (1, 3, 4)  # numbers of channels of a picture
 # Seconds. Times of files are rounded to milliseconds, so earlier differences are rounding errors.
 EPSILON = 1e-4
+
+
+class VideoReader(Reader):
+    """Reads videos, see `read_video`.
+
+    Args:
+        sampling: Which frames are read, and the limits.
+        num_kept: Maximum number of frames that are kept. Default: sampling.num_frames.
+        max_pixels: Maximum number of pixels of a frame.
+        reduced_size: Function of the height and width of a frame: the size to which it is reduced.
+        interpolation: Interpolation of the pixels: bilinear or bicubic.
+    """
+
+    modality = "video"
+    files = True
+    media = "video/*"
+
+    def __init__(
+        self,
+        *,
+        sampling: VideoSampling = VideoSampling(),
+        num_kept: int | None = None,
+        max_pixels: int = 50_000_000,
+        reduced_size: ReducedSize | None = None,
+        interpolation: Interpolation = "bilinear",
+    ):
+        self.sampling = sampling
+        self.num_kept = sampling.num_frames if num_kept is None else num_kept
+        self.max_pixels = max_pixels
+        self.reduced_size = reduced_size
+        self.interpolation: Interpolation = interpolation
+
+    def read(self, cell: Any) -> Tensor:
+        """Read a path, bytes or an array as uint8 (T, 3, H, W).
+
+        Raises:
+            BadMedia: If the clip cannot be read or exceeds a limit.
+        """
+        return read_video(
+            cell,
+            sampling=self.sampling,
+            num_kept=self.num_kept,
+            max_pixels=self.max_pixels,
+            reduced_size=self.reduced_size,
+            interpolation=self.interpolation,
+        )
+
+    def score(self, cells: Sequence[Any]) -> float:
+        """Return the fraction of the cells that look like videos, see `is_video`."""
+        return matching_fraction(cells, is_video)
+
+    def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
+        """Describe the numbers of frames that are read, and the sizes and rates of the files."""
+        if not raws:
+            return ""
+        counts = sorted(len(raw) for raw in raws)
+        parts = [f"{_range(counts, '')} frames are read"]
+        rates: list[float] = []
+        for cell in cells:
+            with suppress(BadMedia):  # the data set reports invalid files itself
+                rates.append(video_header(cell).fps)
+        known = [rate for rate in rates if rate]
+        sizes = ImageReader().describe([], [raw[0] for raw in raws])
+        parts.append(f"size after reading: {sizes}")
+        if known:
+            parts.append(f"{_range(sorted(known), ' frames per second')} in the files")
+        return "; ".join(parts)
 
 
 @dataclass(frozen=True)
@@ -58,7 +128,7 @@ def read_video(
     sampling: VideoSampling,
     num_kept: int,
     max_pixels: int,
-    reduced_size: ReducedSize,
+    reduced_size: ReducedSize | None = None,
     interpolation: Interpolation = "bilinear",
 ) -> Tensor:
     """Read the frames of a clip as uint8 (T, 3, H, W).
@@ -73,7 +143,7 @@ def read_video(
         num_kept: Maximum number of frames that are kept, unless sampling.mode is random.
         max_pixels: Maximum number of pixels of a frame. It is checked before the file is decoded.
         reduced_size: Function of the height and width of a frame. Frames are resized to the height
-            and width that it returns, unless they have more pixels.
+            and width that it returns, unless they have more pixels. Default: no resizing.
         interpolation: Interpolation of the pixels: bilinear or bicubic.
 
     Raises:
@@ -279,6 +349,14 @@ def _upright(frame: VideoFrame) -> np.ndarray:
     pixels = frame.to_ndarray(format="rgba" if has_alpha else "rgb24")
     # Degrees counterclockwise, a multiple of 90 in the files of cameras.
     return np.rot90(pixels, round(frame.rotation / 90))
+
+
+def _range(values: Sequence[float], unit: str) -> str:
+    """Return the smallest, median and largest of sorted values."""
+    if values[0] == values[-1]:
+        return f"{values[0]:.4g}{unit}"
+    median = statistics.median(values)
+    return f"{values[0]:.4g} to {values[-1]:.4g}, median {median:.4g}{unit}"
 
 
 def _check_frames(count: int, max_frames: int) -> None:

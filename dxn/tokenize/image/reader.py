@@ -1,11 +1,12 @@
-"""Reading of image files in all supported formats, with checks of their content."""
+"""The reader of images: files in all supported formats, with checks of their content."""
 
 from __future__ import annotations
 
+import math
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from typing import Any
 
 import numpy as np
@@ -14,9 +15,10 @@ import torch.nn.functional as F
 from PIL import ExifTags, Image, UnidentifiedImageError
 from torch import Tensor
 
+from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.image.jpeg import decode_jpeg
 from dxn.tokenize.image.options import Interpolation
-from dxn.tokenize.media import BadMedia, bytes_or_path
+from dxn.tokenize.media import bytes_or_path, is_image, matching_fraction
 
 # Only common formats. Pillow supports many more, whose decoders are rarely tested or maintained.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "PPM")
@@ -51,6 +53,73 @@ DRAFT_MARGIN = 3
 
 # Returns the reduced height and width of an image.
 ReducedSize = Callable[[int, int], tuple[int, int]]
+
+
+class ImageReader(Reader):
+    """Reads images, see `read_image`.
+
+    Args:
+        channels: Number of channels: 3 for color, 1 for gray.
+        max_pixels: Maximum number of pixels.
+        reduced_size: Function of the height and width of an image: the size to which it is reduced.
+        interpolation: Interpolation of the pixels: bilinear or bicubic.
+    """
+
+    modality = "image"
+    files = True
+    media = "image/*"
+
+    def __init__(
+        self,
+        *,
+        channels: int = 3,
+        max_pixels: int = 50_000_000,
+        reduced_size: ReducedSize | None = None,
+        interpolation: Interpolation = "bilinear",
+    ):
+        self.channels = channels
+        self.max_pixels = max_pixels
+        self.reduced_size = reduced_size
+        self.interpolation: Interpolation = interpolation
+
+    def read(self, cell: Any) -> Tensor:
+        """Read a path, bytes, PIL image or array as uint8 (C, H, W).
+
+        Raises:
+            BadMedia: If the image cannot be read or has more than max_pixels pixels.
+        """
+        return read_image(
+            cell,
+            channels=self.channels,
+            max_pixels=self.max_pixels,
+            reduced_size=self.reduced_size,
+            interpolation=self.interpolation,
+        )
+
+    def score(self, cells: Sequence[Any]) -> float:
+        """Return the fraction of the cells that look like images, see `is_image`."""
+        return matching_fraction(cells, is_image)
+
+    def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
+        """Describe the smallest, median and largest size of the cells as width×height."""
+        sizes: list[tuple[int, int]] = []
+        num_long = 0
+        for cell in cells:
+            with suppress(BadMedia):  # the data set reports invalid files itself
+                height, width = image_size(cell)
+                sizes.append((width, height))
+                num_long += num_pages(cell) > 1
+        if not sizes:
+            return ""
+        sizes.sort(key=math.prod)
+        shown = (sizes[0], sizes[len(sizes) // 2], sizes[-1])
+        low, middle, high = (f"{width}×{height}" for width, height in shown)
+        count = len(set(sizes))
+        pages = f"; only the first page of {num_long:,} files with several pages is read"
+        end = pages if num_long else ""
+        if count == 1:
+            return f"all {low}{end}"
+        return f"{low} to {high}, median {middle}, {count:,} sizes{end}"
 
 
 def read_image(

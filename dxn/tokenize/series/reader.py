@@ -1,9 +1,12 @@
-"""Reading of series from cells: lists, arrays, texts of numbers, and files."""
+"""The reader of series: lists, arrays, texts of numbers, and files."""
 
 from __future__ import annotations
 
 import io
 import re
+import statistics
+from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,7 +14,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dxn.tokenize.media import BadMedia, bytes_or_path
+from dxn.tokenize.base import BadMedia, Reader
+from dxn.tokenize.media import bytes_or_path, matching_fraction
 from dxn.tokenize.series.npy import NPY, read_npy
 from dxn.tokenize.series.values import (
     SEPARATORS,
@@ -33,6 +37,83 @@ SUFFIXES = (".npy", ".csv", ".parquet")
 MAX_BYTES = 200_000_000  # size of a .csv or .parquet file
 # What a text of numbers can consist of: the start of a cell decides quickly in most cases.
 NUMBERS = re.compile(r"[-+\[\s.,;\deE\]?]|nan|null|none|na", re.IGNORECASE)
+
+
+class SeriesReader(Reader):
+    """Reads series, see `read_series`.
+
+    Attributes:
+        num_channels: Number of channels C of every series. 0: not known yet.
+    """
+
+    modality = "series"
+    files = True
+
+    def __init__(self) -> None:
+        self.num_channels = 0
+
+    def is_path(self, cell: Any) -> bool:
+        """Whether a cell is the path of a file, and not a text of numbers."""
+        return isinstance(cell, str) and is_series_path(cell)
+
+    def learn(self, cells: Sequence[Any]) -> str:
+        """Set the number of channels to that of the first series that can be read.
+
+        Rows are read by several threads, so `read` alone would let any of them decide.
+        """
+        self.num_channels = self.num_channels or self.layout(cells) or 0
+        return ""
+
+    def layout(self, cells: Sequence[Any]) -> int | None:
+        """Return the number of channels of the first series that can be read. None: there is none.
+
+        Inputs with different numbers of channels cannot share an adapter.
+        """
+        for cell in cells:
+            with suppress(BadMedia):
+                raw = read_series(cell)
+                if raw is not None:
+                    return raw.shape[1]
+        return None
+
+    def read(self, cell: Any) -> Tensor | None:
+        """Read a series as float32 (T, C), see `read_series`. None: it has no values.
+
+        Raises:
+            BadMedia: If it cannot be read, or has another number of channels than other series.
+        """
+        raw = read_series(cell)
+        if raw is None:
+            return None
+        channels = raw.shape[1]
+        self.num_channels = self.num_channels or channels  # a series without a data set
+        if channels != self.num_channels:
+            raise BadMedia(
+                f"every series must have the same number of channels, got {channels} instead of "
+                f"{self.num_channels}"
+            )
+        return raw
+
+    def score(self, cells: Sequence[Any]) -> float:
+        """Return the fraction of the cells that look like series, see `is_series`."""
+        return matching_fraction(cells, is_series)
+
+    def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
+        """Describe the lengths, the number of channels and the missing values of series."""
+        if not raws:
+            return ""
+        lengths: list[int] = []
+        num_values = num_missing = channels = 0
+        for raw in raws:
+            lengths.append(len(raw))
+            channels = raw.shape[1]
+            num_values += raw.numel()
+            num_missing += int(raw.isnan().sum())
+        low, high, median = min(lengths), max(lengths), statistics.median(lengths)
+        size = f"{low:,}" if low == high else f"{low:,} to {high:,}, median {median:,.0f}"
+        missing = f"; {num_missing / num_values:.1%} missing" if num_missing else ""
+        plural = "s" if channels > 1 else ""
+        return f"{size} time steps of {channels} channel{plural}{missing}"
 
 
 def read_series(source: Any) -> Tensor | None:

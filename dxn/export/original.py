@@ -15,12 +15,11 @@ from torch import Tensor
 
 from dxn.core.errors import UserError
 from dxn.core.files import replace_folder
+from dxn.export.examples import examples
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved.model_folder import from_public
 from dxn.stacking.stacked import stacks_of
 from dxn.tasks import Classify
-from dxn.tokenize.base import VocabularyAdapter
-from dxn.tokenize.examples import examples
 from dxn.training.evaluate import to_device
 from dxn.weights import PublicModel, required_options, to_original
 
@@ -89,12 +88,11 @@ def _check(predictor: Predictor, folder: Path) -> None:
 def _is_same(trained: Predictor, saved: Predictor) -> bool:
     """Whether the trained model and the saved one have the same outputs."""
     (name,) = trained.inputs
-    prepare = trained.preprocessors[name]
-    raws = examples(name, prepare, COUNT, random.Random(0))
-    if isinstance(trained.adapters[name], VocabularyAdapter):
-        # transformers takes the maximum length with each call.
-        (own,) = saved.preprocessors.values()
-        vars(own)["max_len"] = vars(prepare)["max_len"]
+    tokenizer = trained.preprocessors[name]
+    raws = examples(name, tokenizer, COUNT, random.Random(0))
+    # transformers takes the maximum length with each call.
+    (own,) = saved.preprocessors.values()
+    own.max_len = tokenizer.max_len
     expected = _outputs(trained, raws)
     outputs = _outputs(saved, raws)
     if outputs.shape != expected.shape:

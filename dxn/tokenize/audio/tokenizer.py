@@ -1,0 +1,131 @@
+"""The tokenizer of the audio adapter: clips become spectrograms or waveforms."""
+
+from __future__ import annotations
+
+import random
+from typing import get_args
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from dxn.tokenize.audio.augment import augment_spectrogram, augment_waveform, draw_gains
+from dxn.tokenize.audio.options import (
+    AudioAugment,
+    AudioTokens,
+    NormalizationKind,
+    SpectrogramOptions,
+)
+from dxn.tokenize.audio.reader import AudioReader
+from dxn.tokenize.audio.spectrogram import Spectrogram, hop_samples
+from dxn.tokenize.base import Sample, Tokenizer
+
+# Frames per token in `length`. The default frame_size; the exact value is not needed, because
+# `length` serves only to compare clips with each other.
+USUAL_FRAMES = 4
+
+
+class AudioTokenizer(Tokenizer):
+    """Convert a clip to features: a log-mel spectrogram or the waveform itself.
+
+    Args:
+        tokens: Content of a token: frames, patches or waveform.
+        sample_rate: Sample rate in hertz to which clips are resampled.
+        spectrogram: Options of the log-mel spectrogram.
+        normalize: Source of the statistics: dataset, clip or none. The tokenizer applies only clip;
+            the adapter applies dataset.
+        augment: Augmentation of training clips.
+    """
+
+    reader: AudioReader
+
+    def __init__(
+        self,
+        *,
+        tokens: AudioTokens,
+        sample_rate: int,
+        spectrogram: SpectrogramOptions,
+        normalize: NormalizationKind,
+        augment: AudioAugment,
+    ):
+        if tokens not in get_args(AudioTokens):
+            raise ValueError(f"tokens must be frames, patches or waveform, got {tokens!r}")
+        if sample_rate < 100:
+            raise ValueError(f"sample_rate must be at least 100 hertz, got {sample_rate}")
+        frontend = spectrogram.frontend
+        if tokens == "waveform" and (frontend != "mel" or spectrogram.num_frames is not None):
+            raise ValueError(
+                "tokens=waveform has no spectrogram: leave out frontend and num_frames, "
+                f"got {frontend} and {spectrogram.num_frames}"
+            )
+        if frontend != "mel" and augment.equalize:
+            raise ValueError(f"augment.equalize needs frontend=mel, got frontend={frontend}")
+        if spectrogram.num_frames is not None and augment.tempo:
+            raise ValueError(
+                "augment.tempo changes the number of frames, which num_frames fixes: leave out "
+                f"one of them, got tempo={augment.tempo} and num_frames={spectrogram.num_frames}"
+            )
+        self.reader = AudioReader(sample_rate=sample_rate, max_seconds=spectrogram.max_seconds)
+        self.tokens: AudioTokens = tokens
+        self.sample_rate = sample_rate
+        self.n_mels = spectrogram.n_mels
+        self.normalize: NormalizationKind = normalize
+        self.augment = augment
+        # Also set for waveforms, because `length` uses it.
+        self.hop_length = hop_samples(spectrogram, sample_rate)
+        self.spectrogram = None
+        if tokens != "waveform":
+            self.spectrogram = Spectrogram(spectrogram, sample_rate)
+
+    @property
+    def num_features(self) -> int:
+        """Width F of the features: the number of mel bins, or 1 for a waveform."""
+        return 1 if self.spectrogram is None else self.n_mels
+
+    @property
+    def seconds(self) -> float:
+        """Duration of one row of the features in seconds."""
+        samples = 1 if self.spectrogram is None else self.hop_length
+        return samples / self.sample_rate
+
+    def __call__(self, raw: Tensor, rand: random.Random | None = None) -> Sample:
+        """Return the features of a clip raw (T,), augmented if rand is not None.
+
+        Returns:
+            features (frames, F): A log-mel spectrogram, or the waveform (T, 1).
+            lengths (): Number of rows of the features.
+            level (F + 1,): Mean of each bin and standard deviation before the normalization, with
+                normalize.kind=clip.
+        """
+        gains = None
+        if rand is not None:
+            raw = augment_waveform(raw, self.augment, self.sample_rate, rand)
+            gains = draw_gains(self.n_mels, self.augment, rand)
+        features = self.features(raw, gains)
+        level: dict[str, Tensor] = {}
+        if self.normalize == "clip":
+            # One standard deviation for all bins keeps their relative levels, which distinguish
+            # sounds. The clamp avoids a division by zero for silent clips.
+            std = features.std(correction=0).clamp(min=1e-3)
+            mean = features.mean(0)
+            level["level"] = torch.cat([mean, std[None]])
+            features = (features - mean) / std
+        # After normalization, because masks contain the mean of the normalized clip.
+        if rand is not None and self.spectrogram is not None:
+            features = augment_spectrogram(features, self.augment, rand)
+        return {"features": features, "lengths": torch.tensor(len(features)), **level}
+
+    def features(self, raw: Tensor, gains: Tensor | None = None) -> Tensor:
+        """Compute the features without augmentation: (T, 1), or a log-mel spectrogram (frames, F).
+
+        Args:
+            raw: Waveform (T,).
+            gains: Factors (F,) of the mel power. Only frontend=mel applies them.
+        """
+        if self.spectrogram is None:
+            return rearrange(raw, "t -> t 1")
+        return self.spectrogram(raw, gains)
+
+    def length(self, raw: Tensor) -> float:
+        """Return the approximate number of tokens of a clip raw (T,)."""
+        return len(raw) / self.hop_length / USUAL_FRAMES

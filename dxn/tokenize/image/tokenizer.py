@@ -1,0 +1,143 @@
+"""The tokenizer of the image adapter: images become pixels of the configured size."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from dxn.tokenize.base import Sample, Tokenizer
+from dxn.tokenize.grid import as_pair
+from dxn.tokenize.image.augment import Frame, ImageAugmenter
+from dxn.tokenize.image.options import ImageAugment, ResizeOptions
+from dxn.tokenize.image.reader import ImageReader, resize
+
+# Pixels per token in `length`: a patch of 16×16. The exact value is not needed, because `length`
+# serves only to compare images with each other.
+USUAL_PATCH = 256
+
+
+class ImageTokenizer(Tokenizer):
+    """Convert an image to pixels of the configured size.
+
+    Args:
+        image_size: Size of the resized images: [height, width], or one number for a square. With
+            resize.mode=within, the maximum size. None: images are not resized.
+        resize: Options of reading and resizing.
+        in_channels: Number of channels: 3 for color, 1 for gray.
+        augment: Augmentation of training images.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size: int | Sequence[int] | None,
+        resize: ResizeOptions,
+        in_channels: int,
+        augment: ImageAugment,
+    ):
+        if in_channels not in (1, 3):
+            raise ValueError(f"in_channels must be 1 or 3, got {in_channels}")
+        if resize.mode != "within" and image_size is None:
+            raise ValueError(f"resize.mode={resize.mode} needs an image_size, got null")
+        self.image_size: tuple[int, int] | None = None
+        if image_size is not None:
+            self.image_size = as_pair(image_size, name="image_size", axes="height, width")
+        self.resize = resize
+        self.in_channels = in_channels
+        self.augmenter = ImageAugmenter(augment, resize.interpolation)
+        # A larger image is reduced to the size that `__call__` resizes it to, so that a data set of
+        # photos fits into memory. With augment.zoom, it is reduced less, so that a random crop
+        # still has image_size pixels.
+        self.reader = ImageReader(
+            channels=in_channels,
+            max_pixels=resize.max_pixels,
+            reduced_size=self.kept_size,
+            interpolation=resize.interpolation,
+        )
+
+    def plain(self) -> ImageTokenizer:
+        """Return a tokenizer whose reader keeps no additional pixels for augmentation."""
+        return ImageTokenizer(
+            image_size=self.image_size,
+            resize=self.resize,
+            in_channels=self.in_channels,
+            augment=ImageAugment(),
+        )
+
+    def __call__(self, raw: Tensor, rand: random.Random | None = None) -> Sample:
+        """Resize a raw image uint8 (C, H, W), after augmentation if rand is not None.
+
+        Returns:
+            pixels uint8 (C, h, w), which need a quarter of the memory of float32; sizes (2,), h and
+            w; and frame (4,): the position of the pixels in the raw image, which the reader has
+            reduced, see `Frame`.
+        """
+        frame = Frame()
+        if rand is not None:
+            raw, frame = self.augmenter(raw, rand)
+        pixels, part = self._resized(raw)
+        return {
+            "pixels": pixels,
+            "sizes": torch.tensor(pixels.shape[1:]),
+            "frame": torch.tensor(frame.of_part(part)),
+        }
+
+    def length(self, raw: Tensor) -> float:
+        """Return the approximate number of tokens of an image raw (C, H, W)."""
+        # Resized images have about the same size, so they need no comparison.
+        return raw[0].numel() / USUAL_PATCH if self.image_size is None else 1
+
+    def _resized(self, raw: Tensor) -> tuple[Tensor, Frame]:
+        """Resize and crop raw (C, H, W); return the pixels and their frame in raw."""
+        height, width = raw.shape[1:]
+        # An image of the right size is returned as it is, unless crop_ratio removes its border.
+        keeps_all = self.resize.mode == "within" or self.resize.crop_ratio == 1
+        if self.image_size is None or (keeps_all and (height, width) == self.image_size):
+            return raw, Frame()
+        size = self._size(height, width)
+        pixels = raw
+        if size != (height, width):
+            pixels = resize(raw, size, self.resize.interpolation)
+        down = height / size[0]
+        across = width / size[1]
+        top = left = 0
+        if self.resize.mode != "within":
+            target_h, target_w = self.image_size
+            top = round((size[0] - target_h) / 2)
+            left = round((size[1] - target_w) / 2)
+            pixels = pixels[:, top : top + target_h, left : left + target_w]
+        return pixels, Frame(top * down, left * across, down, across)
+
+    def kept_size(self, height: int, width: int) -> tuple[int, int]:
+        """Return the height and width to which the reader reduces an image."""
+        if self.image_size is None:
+            return height, width
+        # The smallest random crop has the fraction `zoom` of the area; sides scale by its root.
+        return self._size(height, width, scale=self.augmenter.options.zoom**-0.5)
+
+    def _size(self, height: int, width: int, *, scale: float = 1.0) -> tuple[int, int]:
+        """Return height and width of the whole image after resizing and before cropping.
+
+        Args:
+            height: Height of the image.
+            width: Width of the image.
+            scale: Factor of image_size.
+        """
+        assert self.image_size is not None
+        target_h, target_w = (side * scale for side in self.image_size)
+        if self.resize.mode == "within":
+            shrink = min(target_h / height, target_w / width, 1.0)  # 1.0: never enlarged
+            return max(round(height * shrink), 1), max(round(width * shrink), 1)
+        min_h = math.floor(target_h / self.resize.crop_ratio)
+        min_w = math.floor(target_w / self.resize.crop_ratio)
+        if self.resize.mode == "stretch":
+            return min_h, min_w
+        # The side that is shorter relative to the target gets its exact length and the other one is
+        # rounded down, as in torchvision. Otherwise pixels would differ from public models.
+        if min_h * width >= min_w * height:
+            return min_h, max(min_h * width // height, min_w)
+        return max(min_w * height // width, min_h), min_w

@@ -1,0 +1,152 @@
+"""The tokenizer of the series adapter: series become normalized values."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+from dxn.tokenize.base import Sample, Tokenizer
+from dxn.tokenize.moments import Moments
+from dxn.tokenize.series.augment import augment_series
+from dxn.tokenize.series.options import SeriesAugment, SeriesNormalization
+from dxn.tokenize.series.reader import SeriesReader
+
+# A channel whose standard deviation is a tiny fraction of its mean is constant, apart from rounding
+# of float32. It is only centered.
+MIN_RELATIVE_STD = 1e-6
+
+
+class SeriesTokenizer(Tokenizer):
+    """Convert a series to normalized values.
+
+    Args:
+        normalize: Source of the statistics: train (`mean` and `std`), sample or none.
+        max_len: Maximum number of patches of a sample, see `SeriesAdapter`.
+        augment: Augmentation of training series.
+
+    Attributes:
+        mean: (C,). Mean of each channel in the training split, set by the adapter.
+        std: (C,). Standard deviation of each channel in the training split.
+        patch_size: Number of time steps of a token, 0 before the adapter is fitted.
+        stride: Number of time steps between two tokens.
+    """
+
+    reader: SeriesReader
+
+    def __init__(
+        self, *, normalize: SeriesNormalization | None, max_len: int, augment: SeriesAugment
+    ):
+        self.reader = SeriesReader()
+        self.normalize: SeriesNormalization = normalize or "train"
+        self.has_default = normalize is None
+        self.window = 0
+        self.max_len = max_len
+        self.augment = augment
+        self.mean = torch.zeros(0)
+        self.std = torch.ones(0)
+        self.patch_size = 0
+        self.stride = 0
+
+    def __call__(self, raw: Tensor, rand: random.Random | None = None) -> Sample:
+        """Return the normalized values of a series raw (T, C), augmented if rand is not None.
+
+        Returns:
+            values (T, C), 0 where a value is missing; observed (T, C) bool; lengths (), T; and loc
+            and scale (C,), with which values * scale + loc are the original ones.
+        """
+        if rand is not None:
+            raw = augment_series(raw, self.augment, rand)
+        raw = self._truncated(self._last_steps(raw))
+        loc, scale = self.statistics(raw)
+        observed = ~raw.isnan()
+        values = torch.where(observed, (raw - loc) / scale, 0.0)
+        return {
+            "values": values,
+            "observed": observed,
+            "lengths": torch.tensor(len(values)),
+            "loc": loc,
+            "scale": scale,
+        }
+
+    def statistics(self, raw: Tensor) -> tuple[Tensor, Tensor]:
+        """Return loc and scale (C,), by which a series raw (T, C) is normalized."""
+        if self.normalize == "train":
+            return self.mean, self.std
+        if self.normalize == "sample":
+            moments = Moments(raw.shape[1])
+            moments.add(raw)
+            return channel_statistics(moments)
+        channels = raw.shape[1]
+        return torch.zeros(channels), torch.ones(channels)
+
+    def continue_from(self, steps: int) -> None:
+        """Prepare samples of a task that continues the series.
+
+        Every sample then has the same number of time steps, the last ones. A shorter series starts
+        with missing values. By default, each series is normalized by itself, because the values of
+        a series with a trend leave the range of the training split.
+
+        Args:
+            steps: Number of time steps.
+        """
+        self.window = steps
+        if self.has_default:
+            self.normalize = "sample"
+
+    def history(self, batch: Mapping[str, Tensor]) -> Tensor:
+        """Return the values (B, T, C) of a batch with the last step of each sample at index -1.
+
+        Padding before the first step, and missing values, are NaN.
+        """
+        values = batch["values"].masked_fill(~batch["observed"], torch.nan)
+        steps = torch.arange(values.shape[1], device=values.device)
+        index = steps - (values.shape[1] - batch["lengths"][:, None])
+        moved = values.gather(1, index.clamp(min=0)[..., None].expand_as(values))
+        return moved.masked_fill((index < 0)[..., None], torch.nan)
+
+    def length(self, raw: Tensor) -> float:
+        """Return the number of time steps, which is proportional to the number of tokens."""
+        return len(raw)
+
+    def cut(self, raw: Tensor) -> tuple[int, int] | None:
+        """Return (kept, total) numbers of time steps of a truncated series, otherwise None."""
+        total = self.window or len(raw)
+        kept = min(total, self.max_steps) if self.patch_size else total
+        return (kept, total) if kept < total else None
+
+    @property
+    def max_steps(self) -> int:
+        """Number of time steps of max_len patches."""
+        return (self.max_len - 1) * self.stride + self.patch_size
+
+    def _last_steps(self, raw: Tensor) -> Tensor:
+        """Return the last `window` time steps, after missing values if a series is shorter."""
+        if not self.window:
+            return raw
+        missing = raw.new_full((max(0, self.window - len(raw)), raw.shape[1]), torch.nan)
+        return torch.cat([missing, raw[-self.window :]])
+
+    def _truncated(self, raw: Tensor) -> Tensor:
+        """Return the first time steps of a series, at most those of max_len patches."""
+        limit = self.max_steps
+        if not self.patch_size or len(raw) <= limit:
+            return raw
+        # A series can start with missing values, but every sample needs a value.
+        first = int((~raw.isnan()).any(1).nonzero()[0])
+        start = 0 if first < limit else min(first, len(raw) - limit)
+        return raw[start : start + limit]
+
+
+def channel_statistics(moments: Moments) -> tuple[Tensor, Tensor]:
+    """Return the mean and standard deviation (C,), float32, by which series are normalized.
+
+    A channel without values gets the mean 0 and the standard deviation 1, and a constant channel
+    gets the standard deviation 1.
+    """
+    mean, std = moments.mean, moments.std
+    is_constant = std <= MIN_RELATIVE_STD * mean.abs().clamp(min=MIN_RELATIVE_STD)
+    std = torch.where(is_constant, 1.0, std)
+    return mean.float(), std.float().clamp(min=torch.finfo(torch.float32).tiny)

@@ -1,0 +1,275 @@
+"""Training, loading and inspection of vocabularies: tokenizers of the tokenizers library."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from tokenizers import (
+    Encoding,
+    Regex,
+    Tokenizer,
+    decoders,
+    models,
+    normalizers,
+    pre_tokenizers,
+    processors,
+    trainers,
+)
+
+from dxn.core.errors import UserError
+from dxn.core.tokenizer_check import check_tokenizer, trust_tokenizer
+from dxn.core.untrusted import shortened
+from dxn.tokenize.spaced import evenly_spaced
+from dxn.tokenize.text.options import TokenizerKind, TokenizerOptions, check_kind
+from dxn.tokenize.text.scripts import UNSPACED
+
+# Text without spaces, such as an encoded file. Only the training of a tokenizer cuts it.
+LONG_WORD = re.compile(r"(\S{1000})(?=\S)")
+# Words that occur once become the unknown token if they are at most this share of all words: in a
+# table of few or very different texts, they are all that there is.
+MAX_UNKNOWN = 0.2
+MAX_TEXTS = 1000  # in which this share is counted
+SPECIALS = ("[PAD]", "[UNK]", "[MASK]", "[BOS]", "[EOS]")  # special tokens of a trained tokenizer
+
+
+def train_tokenizer(
+    texts: Iterable[str],
+    *,
+    kind: TokenizerKind = "bpe",
+    vocab_size: int = 8000,
+    lowercase: bool = False,
+    keeps_rare: bool = True,
+) -> Tokenizer:
+    """Train a `tokenizers.Tokenizer` on texts.
+
+    Args:
+        texts: Texts of the training split.
+        kind: Kind of the tokens: bpe (byte-level BPE, which has no unknown tokens), wordpiece (as
+            in BERT), unigram (as in SentencePiece, arXiv:1804.10959), word (words, punctuation, and
+            single characters of scripts without spaces) or character (Unicode characters).
+        vocab_size: Maximum number of tokens.
+        lowercase: Convert all text to lower case first.
+        keeps_rare: Whether words that occur only once are in the vocabulary of kind word. False:
+            they become the unknown token, which otherwise would never occur in the training, so
+            that a new word would have an untrained embedding. They stay if they are more than a
+            fifth of all words.
+
+    Raises:
+        ValueError: If kind is unknown.
+    """
+    check_kind(kind)
+    # Training takes time that grows with the square of the longest word.
+    texts = (LONG_WORD.sub(r"\1 ", text) for text in texts)
+    tokenizer, trainer = _untrained(kind, vocab_size)
+    # NFC composes a letter and its combining marks. Without it, "é" could have two tokenizations.
+    steps: list[Any] = [normalizers.NFC()]
+    if lowercase:
+        steps.append(normalizers.Lowercase())
+    tokenizer.normalizer = normalizers.Sequence(steps)
+    if kind == "wordpiece":
+        texts = list(texts)  # the iterable is read twice
+        trainer.special_tokens = [*SPECIALS, *_inner_letters(texts, tokenizer)]
+    if kind == "word" and not keeps_rare:
+        texts = list(texts)
+        trainer.min_frequency = 2
+        tokenizer.train_from_iterator(texts, trainer)
+        if _unknown_share(tokenizer, texts) <= MAX_UNKNOWN:
+            return Tokenizer.from_str(tokenizer.to_str())
+        trainer.min_frequency = 1
+    tokenizer.train_from_iterator(texts, trainer)
+    if kind == "wordpiece":
+        return _with_specials_only(tokenizer)
+    # Serialization rounds the scores of unigram tokens. A round trip here makes the tokenizer in
+    # memory equal to the one that is loaded from a file later.
+    return Tokenizer.from_str(tokenizer.to_str())
+
+
+def _unknown_share(tokenizer: Tokenizer, texts: Sequence[str]) -> float:
+    """Return the share of unknown tokens in texts."""
+    unknown = tokenizer.token_to_id("[UNK]")
+    assert unknown is not None  # it is one of SPECIALS
+    ids = [i for text in evenly_spaced(texts, MAX_TEXTS) for i in tokenizer.encode(text).ids]
+    return ids.count(unknown) / max(len(ids), 1)
+
+
+def load_tokenizer(path: str | Path) -> Tokenizer:
+    """Load a tokenizer.json of the tokenizers library, which may come from a stranger.
+
+    Raises:
+        UserError: If the file does not exist or is not a tokenizer, or the tokenizer takes too much
+            time or memory.
+    """
+    check_tokenizer(Path(path))
+    try:
+        return Tokenizer.from_file(str(path))
+    except Exception as error:  # the library raises Exception itself, not a subclass
+        raise UserError(
+            f"{path}: not a tokenizer.json of the tokenizers library ({error}); check the path"
+        ) from error
+
+
+def save_tokenizer(tokenizer: Tokenizer, path: Path) -> None:
+    """Write a tokenizer.json, which this process can load without checking it again."""
+    tokenizer.save(str(path))
+    trust_tokenizer(path)
+
+
+def encode(tokenizer: Tokenizer, text: Any, **options: Any) -> Encoding:
+    """Encode a text, or a list of words, as `Tokenizer.encode` does.
+
+    Raises:
+        UserError: If the tokenizer fails, such as one that has no token for unknown words.
+    """
+    try:
+        return tokenizer.encode(text, **options)
+    except BaseException as error:
+        # The library raises Exception itself. A PanicException, such as that of a regular
+        # expression with too many steps, is no Exception but a BaseException.
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
+            raise
+        raise UserError(
+            f"the tokenizer cannot encode {shortened(text)} ({error}); use another tokenizer"
+        ) from error
+
+
+def make_tokenizer(
+    options: TokenizerOptions, texts: Iterable[str], *, vocab_size: int, keeps_rare: bool = True
+) -> Tokenizer:
+    """Load the tokenizer of `options.path`, or train one on texts."""
+    if options.path is not None:
+        return load_tokenizer(options.path)
+    return train_tokenizer(
+        texts,
+        kind=options.kind,
+        vocab_size=vocab_size,
+        lowercase=options.lowercase,
+        keeps_rare=keeps_rare,
+    )
+
+
+def special_ids(tokenizer: Tokenizer) -> list[int]:
+    """Return the ids of the special tokens in ascending order."""
+    added = tokenizer.get_added_tokens_decoder()
+    return sorted(i for i, token in added.items() if token.special)
+
+
+def num_embeddings(tokenizer: Tokenizer) -> int:
+    """Return the number of rows that an embedding of the tokens needs."""
+    # Not the vocabulary size: ids can have gaps.
+    return max(tokenizer.get_vocab().values()) + 1
+
+
+def check_vocab_size(vocab_size: int) -> None:
+    """Raise a ValueError if vocab_size is not a positive integer."""
+    # The type is checked because the tokenizers library accepts None.
+    if not isinstance(vocab_size, int) or vocab_size < 1:
+        raise ValueError(f"vocab_size must be a positive integer, got {vocab_size!r}")
+
+
+def token_of(tokenizer: Tokenizer, names: Iterable[str]) -> int | None:
+    """Return the id of the first of these tokens that the tokenizer has. None: it has none."""
+    for name in names:
+        token = tokenizer.token_to_id(name)
+        if token is not None:
+            return token
+    return None
+
+
+def token_texts(tokenizer: Tokenizer, ids: Iterable[int]) -> list[str]:
+    """Return the text of each token separately, for display."""
+    # A token that is only a space or part of a character has no text of its own.
+    return [tokenizer.decode([i], skip_special_tokens=False).strip() or "·" for i in ids]
+
+
+def _inner_letters(texts: Iterable[str], tokenizer: Tokenizer) -> list[str]:
+    """Return the tokens of all letters inside words in sorted order, for the WordPiece trainer.
+
+    The trainer assigns ids to letters in the order of a hash table and breaks ties by id, so each
+    run would learn different tokens. If the letters are passed as special tokens, their ids follow
+    the order of the list.
+    """
+    split = tokenizer.pre_tokenizer.pre_tokenize_str
+    normalize = tokenizer.normalizer.normalize_str
+    letters: set[str] = set()
+    for text in texts:
+        for word, _ in split(normalize(text)):
+            letters.update(f"##{letter}" for letter in word[1:])
+    return sorted(letters)
+
+
+def _with_specials_only(tokenizer: Tokenizer) -> Tokenizer:
+    """Return the tokenizer without the special tokens that `_inner_letters` added.
+
+    A tokenizer finds special tokens in raw text before it splits words, which would be wrong for
+    letters.
+    """
+    state = json.loads(tokenizer.to_str())
+    state["added_tokens"] = state["added_tokens"][: len(SPECIALS)]
+    return Tokenizer.from_str(json.dumps(state))
+
+
+def _word_decoder() -> Any:
+    """Return a decoder that joins words by spaces, without those around punctuation.
+
+    Spaces are not tokens, so "left, then up" would be decoded as "left , then up" otherwise.
+    """
+    # "don't" is three tokens. Before other letters, the apostrophe can be a quotation mark.
+    ending = r"(?:s|t|m|d|re|ve|ll)\b"
+    no_space = (
+        r" (?=[.,;:!?)\]}])",
+        r"(?<=[(\[{]) ",
+        rf"(?<=\w) (?=['’] {ending})",
+        rf"(?<=\w['’]) (?={ending})",
+        rf"(?<={UNSPACED}|{UNSPACED}\p{{M}}) (?={UNSPACED})",
+    )
+    return decoders.Sequence(
+        [
+            # Each token except the first gets a space. No token starts with the prefix.
+            decoders.WordPiece(prefix=" ", cleanup=False),
+            decoders.Fuse(),
+            *(decoders.Replace(Regex(pattern), "") for pattern in no_space),
+        ]
+    )
+
+
+def _untrained(kind: TokenizerKind, vocab_size: int) -> tuple[Any, Any]:
+    """Return a tokenizer of this kind and its trainer."""
+    common: dict[str, Any] = {
+        "vocab_size": vocab_size,
+        "special_tokens": list(SPECIALS),
+        "show_progress": False,
+    }
+    if kind == "bpe":
+        tokenizer: Any = Tokenizer(models.BPE())
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        tokenizer.post_processor = processors.ByteLevel(trim_offsets=True)
+        # All 256 bytes, including those that do not occur in the training texts.
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
+        return tokenizer, trainers.BpeTrainer(initial_alphabet=alphabet, **common)
+    if kind == "wordpiece":
+        tokenizer = Tokenizer(models.WordPiece(unk_token="[UNK]"))
+        tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        tokenizer.decoder = decoders.WordPiece()
+        return tokenizer, trainers.WordPieceTrainer(**common)
+    if kind == "unigram":
+        tokenizer = Tokenizer(models.Unigram())
+        tokenizer.pre_tokenizer = pre_tokenizers.Metaspace()
+        tokenizer.decoder = decoders.Metaspace()
+        return tokenizer, trainers.UnigramTrainer(unk_token="[UNK]", **common)
+    tokenizer = Tokenizer(models.WordLevel(unk_token="[UNK]"))
+    if kind == "word":
+        # A character has its vowel signs and tone marks with it.
+        character = Regex(rf"{UNSPACED}\p{{M}}*")
+        tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+            [pre_tokenizers.Whitespace(), pre_tokenizers.Split(character, "isolated")]
+        )
+        tokenizer.decoder = _word_decoder()
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+        tokenizer.decoder = decoders.Fuse()
+    return tokenizer, trainers.WordLevelTrainer(**common)

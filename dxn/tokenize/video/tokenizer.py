@@ -1,0 +1,117 @@
+"""The tokenizer of the video adapter: clips become frames of the configured size."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Sequence
+
+import torch
+from einops import rearrange
+from torch import Tensor
+
+from dxn.tokenize.base import Sample, Tokenizer
+from dxn.tokenize.image.options import ImageAugment, ResizeOptions
+from dxn.tokenize.image.tokenizer import USUAL_PATCH, ImageTokenizer
+from dxn.tokenize.video.options import VideoAugment, VideoSampling
+from dxn.tokenize.video.reader import VideoReader
+
+CHANNELS = 3
+# With time_jitter, this many times as many frames are kept. The middle one of three is the frame
+# that is used without augmentation.
+OVERSAMPLING = 3
+
+
+class VideoTokenizer(Tokenizer):
+    """Convert a clip to frames of the configured size.
+
+    Args:
+        image_size: Size of the resized frames: [height, width], or one number for a square. With
+            resize.mode=within, the maximum size.
+        sampling: Options of the frames that are read.
+        resize: Options of reading and resizing frames.
+        augment: Augmentation of training clips.
+    """
+
+    def __init__(
+        self,
+        *,
+        image_size: int | Sequence[int],
+        sampling: VideoSampling,
+        resize: ResizeOptions,
+        augment: VideoAugment,
+    ):
+        # The frames of a clip are resized and augmented as the channels of one image.
+        self.image = ImageTokenizer(
+            image_size=image_size,
+            resize=resize,
+            in_channels=CHANNELS,
+            augment=ImageAugment(crop=augment.crop, zoom=augment.zoom, flip=augment.flip),
+        )
+        self.sampling = sampling
+        self.augment = augment
+        # Only the frames that `__call__` can need are kept, and larger frames are reduced, so that
+        # a data set of clips fits into memory.
+        self.reader = VideoReader(
+            sampling=sampling,
+            num_kept=sampling.num_frames * (OVERSAMPLING if augment.time_jitter else 1),
+            max_pixels=resize.max_pixels,
+            reduced_size=self.image.kept_size,
+            interpolation=resize.interpolation,
+        )
+
+    def plain(self) -> VideoTokenizer:
+        """Return a tokenizer whose reader keeps no additional frames for augmentation."""
+        assert self.image.image_size is not None
+        return VideoTokenizer(
+            image_size=self.image.image_size,
+            sampling=self.sampling,
+            resize=self.image.resize,
+            augment=VideoAugment(),
+        )
+
+    def __call__(self, raw: Tensor, rand: random.Random | None = None) -> Sample:
+        """Choose frames of raw (T, 3, H, W) and resize them, after augmentation if rand is set.
+
+        Returns:
+            pixels uint8 (t, 3, h, w); lengths (), t; sizes (2,), h and w; times (t,), the index of
+            each frame in raw; and frame (4,), the position of the pixels in the frames of raw, see
+            `dxn.tokenize.image.augment.Frame`.
+        """
+        times = self._chosen(len(raw), rand)
+        clip = raw[times]
+        if rand is not None and self.augment.color:
+            clip = _change_color(clip, self.augment.color, rand)
+        sample = self.image(rearrange(clip, "t c h w -> (t c) h w"), rand)
+        pixels = rearrange(sample["pixels"], "(t c) h w -> t c h w", c=CHANNELS)
+        lengths = torch.tensor(len(pixels))
+        return {**sample, "pixels": pixels, "lengths": lengths, "times": times}
+
+    def length(self, raw: Tensor) -> float:
+        """Return the approximate number of tokens of a clip raw (T, 3, H, W)."""
+        return min(len(raw), self.sampling.num_frames) * raw[0, 0].numel() / USUAL_PATCH
+
+    def _chosen(self, count: int, rand: random.Random | None) -> Tensor:
+        """Return the indices of the frames of a sample, of `count` frames that were read."""
+        num_frames = self.sampling.num_frames
+        if count <= num_frames or self.sampling.mode == "first":
+            return torch.arange(min(count, num_frames))
+        if self.sampling.mode == "random":
+            last = count - num_frames
+            start = last // 2 if rand is None else rand.randint(0, last)
+            return torch.arange(start, start + num_frames)
+        # One frame of each of num_frames equal parts, as in arXiv:1608.00859, section 3.1.
+        places = [0.5] * num_frames
+        if rand is not None:
+            jitter = self.augment.time_jitter
+            places = [0.5 + jitter * (rand.random() - 0.5) for _ in places]
+        step = count / num_frames
+        return torch.tensor([int((i + place) * step) for i, place in enumerate(places)])
+
+
+def _change_color(clip: Tensor, limit: float, rand: random.Random) -> Tensor:
+    """Change the contrast and the brightness of a clip uint8 (T, C, H, W)."""
+    contrast = 1 + rand.uniform(-limit, limit)
+    brightness = 1 + rand.uniform(-limit, limit)
+    pixels = clip.float()
+    mean = pixels.mean()
+    return ((mean + contrast * (pixels - mean)) * brightness).clamp(0, 255).to(torch.uint8)
