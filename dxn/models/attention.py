@@ -3,23 +3,79 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
-from einops import rearrange
+from einops import einsum, rearrange
 from torch import Tensor, nn
 
 from dxn.core.dropout import check_rate
 from dxn.models.decoding.cache import KVCache
 from dxn.models.packing import Group
 from dxn.models.positions import apply_rope
-from dxn.models.scores import Additive, ScaledDot, Score, ScoreKind, make_score
 
+ScoreKind = Literal["scaled_dot", "dot", "cosine", "additive", "bilinear"]
 # In bf16 on a CPU, two matrix products are faster than the fused kernel up to this number of keys
 # (measured by benchmarks/speed/attention.py).
 MAX_UNFUSED_KEYS = 1024
 # In float32 with gradients, they are faster with AVX2, and the fused kernel is with AVX-512.
 MAX_UNFUSED_KEYS_FLOAT32 = 128 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 0
+
+
+class Score(nn.Module):
+    """The function of a query and a key whose softmax gives the attention weights.
+
+    - scaled_dot: q . k / sqrt(d) (arXiv:1706.03762, section 3.2.1)
+    - dot: q . k (arXiv:1508.04025, section 3.1)
+    - cosine: the cosine of q and k times a learned factor (arXiv:2010.04245, section 3), without
+      which the softmax of numbers up to 1 would be almost uniform
+    - bilinear: q^T W k with a learned W (arXiv:1508.04025, section 3.1, "general")
+    - additive: v . tanh(W q + U k) with learned v, W and U (arXiv:1409.0473, appendix A.1.2). It is
+      no dot product, so no fused kernel computes it, and it needs memory for (..., M, N, d).
+
+    Args:
+        kind: Kind of the score.
+        dim: Width d of queries and keys.
+
+    Raises:
+        ValueError: If kind is not a ScoreKind.
+    """
+
+    def __init__(self, kind: ScoreKind, dim: int):
+        super().__init__()
+        if kind not in get_args(ScoreKind):
+            raise ValueError(f"score must be one of {', '.join(get_args(ScoreKind))}, got {kind!r}")
+        self.kind: ScoreKind = kind
+        if kind == "cosine":
+            self.factor = nn.Parameter(torch.tensor(10.0))
+        elif kind == "bilinear":
+            # The initial score equals the scaled dot product.
+            self.weight = nn.Parameter(torch.eye(dim) * dim**-0.5)
+        elif kind == "additive":
+            self.of_query = nn.Linear(dim, dim, bias=False)
+            self.of_key = nn.Linear(dim, dim)
+            self.weight = nn.Parameter(torch.randn(dim) * dim**-0.5)
+
+    def sides(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Transform query (..., M, d) and key (..., N, d) so that their dot products are scores.
+
+        In this form, a fused kernel can compute any score but the additive one.
+        """
+        if self.kind == "scaled_dot":
+            return query * query.shape[-1] ** -0.5, key
+        if self.kind == "bilinear":
+            return query @ self.weight.to(query.dtype), key
+        if self.kind == "cosine":
+            query = F.normalize(query, dim=-1) * self.factor.to(query.dtype)
+            return query, F.normalize(key, dim=-1)
+        return query, key
+
+    def additive(self, query: Tensor, key: Tensor) -> Tensor:
+        """Compute the additive scores (..., M, N) of query (..., M, d) and key (..., N, d)."""
+        # All pairs of queries and keys: (..., M, 1, d) + (..., 1, N, d).
+        hidden = self.of_query(query).unsqueeze(-2) + self.of_key(key).unsqueeze(-3)
+        return einsum(hidden.tanh(), self.weight.to(hidden.dtype), "... m n d, d -> ... m n")
 
 
 class Attention(nn.Module):
@@ -54,7 +110,7 @@ class Attention(nn.Module):
         # QK norm bounds the scores, which stabilizes training (arXiv:2302.05442, section 2).
         self.q_norm = norm(dim // num_heads) if norm is not None else nn.Identity()
         self.k_norm = norm(dim // num_heads) if norm is not None else nn.Identity()
-        self.score = make_score(score, dim // num_heads)
+        self.score = Score(score, dim // num_heads)
 
     def forward(self, x: Tensor, groups: Sequence[Group], cache: KVCache | None = None) -> Tensor:
         """Apply self-attention.
@@ -68,26 +124,28 @@ class Attention(nn.Module):
             A tensor of the shape of x.
         """
         qkv = self.qkv(x)
-        return self.proj(joined([self._attend(qkv, group, cache) for group in groups]))
+        rate = self.dropout if self.training else 0.0
+        parts: list[Tensor] = []
+        for group in groups:
+            q, k, v = self._split(qkv, group)
+            attn_mask = group.attn_mask
+            if cache is not None:
+                # After the rotation, because the position of a token does not change.
+                k, v = cache.extend(k, v)
+                attn_mask = cache.mask(attn_mask)
+            if group.sequences is not None:
+                out = group.sequences.attend(q, k, v)
+            else:
+                out = attend(
+                    q, k, v, attn_mask, causal=group.causal, score=self.score, dropout=rate
+                )
+            parts.append(group.unpad(out.transpose(1, 2).flatten(2)))
+        return self.proj(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def weights(self, x: Tensor, group: Group) -> Tensor:
         """Return the attention weights (B, H, N, N) of the tokens x (B N, D) of one group."""
         q, k, _ = self._split(self.qkv(x), group)
         return attention_weights(q, k, group.attn_mask, causal=group.causal, score=self.score)
-
-    def _attend(self, qkv: Tensor, group: Group, cache: KVCache | None) -> Tensor:
-        """Apply attention to the samples of one group, and return their rows (t, D)."""
-        q, k, v = self._split(qkv, group)
-        if group.sequences is not None:
-            return group.unpad(_joined_heads(group.sequences.attend(q, k, v)))
-        # Keys are cached after the rotation, because the position of a token does not change.
-        attn_mask = group.attn_mask
-        if cache is not None:
-            k, v = cache.extend(k, v)
-            attn_mask = cache.mask(attn_mask)
-        rate = self.dropout if self.training else 0.0
-        out = attend(q, k, v, attn_mask, causal=group.causal, score=self.score, dropout=rate)
-        return group.unpad(_joined_heads(out))
 
     def _split(self, qkv: Tensor, group: Group) -> tuple[Tensor, Tensor, Tensor]:
         """Return the normalized and rotated queries and keys, and the values: (b, H, n, d) each."""
@@ -132,7 +190,7 @@ class CrossAttention(nn.Module):
         self.query = nn.Linear(dim, dim, bias=bias)
         self.memory = nn.Linear(dim, 2 * dim, bias=bias)
         self.proj = nn.Linear(dim, dim, bias=bias)
-        self.score = make_score(score, dim // num_heads)
+        self.score = Score(score, dim // num_heads)
 
     def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
         """Compute keys and values (B, H, M, d) of a memory (B, M, D)."""
@@ -171,7 +229,7 @@ class CrossAttention(nn.Module):
             out = attend(q, key, value, mask, score=self.score, dropout=rate)
             out = rearrange(out, "b h n d -> b n (h d)")
             parts.append(group.unpad(out.reshape(padded.shape)))
-        return self.proj(joined(parts))
+        return self.proj(parts[0] if len(parts) == 1 else torch.cat(parts))
 
     def weights(
         self,
@@ -185,16 +243,6 @@ class CrossAttention(nn.Module):
         return attention_weights(q, memory[0], attn_mask, score=self.score)
 
 
-def _joined_heads(x: Tensor) -> Tensor:
-    """Return (b, n, H d) of x (b, H, n, d)."""
-    return x.transpose(1, 2).flatten(2)
-
-
-def joined(parts: Sequence[Tensor]) -> Tensor:
-    """Concatenate the rows of all groups."""
-    return parts[0] if len(parts) == 1 else torch.cat(list(parts))
-
-
 def attend(
     query: Tensor,
     key: Tensor,
@@ -202,7 +250,7 @@ def attend(
     attn_mask: Tensor | None = None,
     *,
     causal: bool = False,
-    score: Score | ScoreKind = "scaled_dot",
+    score: Score | None = None,
     dropout: float = 0.0,
 ) -> Tensor:
     """Average the values with the weights softmax(score(query, key) + attn_mask).
@@ -217,32 +265,31 @@ def attend(
             added to the scores.
         causal: Each query attends only to its own position and those before it. M must be N, and
             attn_mask None.
-        score: Score of a query and a key: a name (scaled_dot, dot or cosine) or a module of
-            dxn.models.scores.
+        score: Score of a query and a key. Default: the scaled dot product.
         dropout: Dropout probability of the attention weights.
 
     Returns:
         (..., M, e).
-
-    Raises:
-        ValueError: If dropout is outside [0, 1), or score is a name but has learned weights.
     """
-    check_rate("dropout", dropout)
-    measure = _as_score(score, query.shape[-1])
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         # The fused kernels require the dtype of the query, which is bf16 under autocast.
         attn_mask = attn_mask.to(query.dtype)
-    if isinstance(measure, Additive) or _prefers_unfused(query, key):
-        weights = _weights(query, key, attn_mask, causal, measure)
+    kind = "scaled_dot" if score is None else score.kind
+    prefers_unfused = False
+    if query.device.type == "cpu":
+        is_bf16 = query.dtype == torch.bfloat16
+        most = MAX_UNFUSED_KEYS if is_bf16 else MAX_UNFUSED_KEYS_FLOAT32
+        prefers_unfused = (is_bf16 or query.requires_grad) and key.shape[-2] <= most
+    if kind == "additive" or prefers_unfused:
+        weights = attention_weights(query, key, attn_mask, causal=causal, score=score)
         return F.dropout(weights, dropout, training=dropout > 0) @ value
-    if isinstance(measure, ScaledDot):
-        return F.scaled_dot_product_attention(
-            query, key, value, attn_mask=attn_mask, dropout_p=dropout, is_causal=causal
-        )
-    # `sides` includes the scaling, so the kernel must not divide by sqrt(d) again.
-    query, key = measure.sides(query, key)
+    scale = None
+    if score is not None and kind != "scaled_dot":
+        # `sides` includes the scaling, so the kernel must not divide by sqrt(d) again.
+        query, key = score.sides(query, key)
+        scale = 1.0
     return F.scaled_dot_product_attention(
-        query, key, value, attn_mask=attn_mask, dropout_p=dropout, is_causal=causal, scale=1.0
+        query, key, value, attn_mask=attn_mask, dropout_p=dropout, is_causal=causal, scale=scale
     )
 
 
@@ -252,22 +299,18 @@ def attention_weights(
     attn_mask: Tensor | None = None,
     *,
     causal: bool = False,
-    score: Score | ScoreKind = "scaled_dot",
+    score: Score | None = None,
 ) -> Tensor:
-    """Return the weights (..., M, N) that `attend` applies to the values. Each row sums to 1."""
-    return _weights(query, key, attn_mask, causal, _as_score(score, query.shape[-1]))
+    """Return the weights (..., M, N) that `attend` applies to the values. Each row sums to 1.
 
-
-def _weights(
-    query: Tensor, key: Tensor, attn_mask: Tensor | None, causal: bool, measure: Score
-) -> Tensor:
-    """Compute the attention weights without a fused kernel, which would not return them."""
-    if isinstance(measure, Additive):
-        scores = measure.scores(query, key)
-    elif isinstance(measure, ScaledDot):
+    A fused kernel would not return them.
+    """
+    if score is not None and score.kind == "additive":
+        scores = score.additive(query, key)
+    elif score is None or score.kind == "scaled_dot":
         scores = _dot_products(query, key, query.shape[-1] ** -0.5)
     else:
-        scores = _dot_products(*measure.sides(query, key), 1.0)
+        scores = _dot_products(*score.sides(query, key), 1.0)
     if causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     # In place, because the scores are large, and nothing else refers to them.
@@ -288,27 +331,6 @@ def _dot_products(query: Tensor, key: Tensor, scale: float) -> Tensor:
     nothing = query.new_empty(())
     left, right = query.flatten(0, -3), key.flatten(0, -3)
     return torch.baddbmm(nothing, left, right.mT, beta=0, alpha=scale).unflatten(0, batch)
-
-
-def _prefers_unfused(query: Tensor, key: Tensor) -> bool:
-    if query.device.type != "cpu":
-        return False
-    if query.dtype == torch.bfloat16:
-        return key.shape[-2] <= MAX_UNFUSED_KEYS
-    return query.requires_grad and key.shape[-2] <= MAX_UNFUSED_KEYS_FLOAT32
-
-
-def _as_score(score: Score | ScoreKind, dim: int) -> Score:
-    """Return the module of a score that was passed by name."""
-    if not isinstance(score, str):
-        return score
-    if score in ("additive", "bilinear"):
-        raise ValueError(
-            f"score={score} has learned weights, so it cannot be passed by name: pass a module of "
-            "dxn.models.scores"
-        )
-    # The factor of a cosine that was passed by name is not trained, because no optimizer has it.
-    return make_score(score, dim).requires_grad_(False)
 
 
 def _check_heads(dim: int, num_heads: int, dropout: float) -> None:

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 from typing import Any, get_args
 
 from dxn.core.dropout import check_rate
+from dxn.models.attention import ScoreKind
 from dxn.models.blocks import MlpKind, NormKind
 from dxn.models.positions import BackbonePosition
-from dxn.models.scores import ScoreKind
 
 
 @dataclass(frozen=True, slots=True)

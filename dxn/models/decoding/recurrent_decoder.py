@@ -12,6 +12,7 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
+from dxn.models.attention import ScoreKind
 from dxn.models.decoding.cache import Memory
 from dxn.models.decoding.decoder import (
     check_length,
@@ -21,7 +22,6 @@ from dxn.models.decoding.decoder import (
 )
 from dxn.models.decoding.state_attention import StateAttention, both_ends
 from dxn.models.recurrent import CELLS, CellKind, State, check_cell, run_layer, step
-from dxn.models.scores import ScoreKind
 
 
 @dataclass(slots=True)

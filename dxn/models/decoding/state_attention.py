@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from dxn.models.attention import Score, ScoreKind
 from dxn.models.decoding.cache import Memory
-from dxn.models.scores import Additive, ScoreKind, make_score
 
 
 class StateAttention(nn.Module):
@@ -22,12 +22,12 @@ class StateAttention(nn.Module):
 
     def __init__(self, dim: int, *, score: ScoreKind, gate: bool):
         super().__init__()
-        self.score = make_score(score, dim)
+        self.score = Score(score, dim)
         self.gate = nn.Linear(dim, 1) if gate else None
 
     def keys(self, x: Tensor) -> Tensor:
         """Compute the part (B, M, D) of the score that depends only on the memory x (B, M, D)."""
-        if isinstance(self.score, Additive):
+        if self.score.kind == "additive":
             return self.score.of_key(x)
         return self.score.sides(x, x)[1]
 
@@ -40,7 +40,7 @@ class StateAttention(nn.Module):
             attn_mask: (B, 1, M) bool. True at real tokens.
         """
         query = state.view(len(keys), -1, state.shape[-1])
-        if isinstance(self.score, Additive):
+        if self.score.kind == "additive":
             hidden = (self.score.of_query(query)[:, :, None] + keys[:, None]).tanh()
             scores = hidden @ self.score.weight.to(hidden.dtype)
         else:
