@@ -6,21 +6,25 @@ as arguments.
 
 from dxn.models.attention import Attention, CrossAttention
 from dxn.models.backbone import Backbone
-from dxn.models.blocks import Block, Mlp
+from dxn.models.blocks import Block, BlockOptions, Mlp, NormOptions
 from dxn.models.decoding.cache import KVCache, Memory
 from dxn.models.decoding.decoder import Decoder
 from dxn.models.decoding.generation import beam_search, generate
 from dxn.models.decoding.language_model import LanguageModel
 from dxn.models.decoding.recurrent_decoder import RecurrentDecoder
-from dxn.models.decoding.sampling import greedy, make_sampler
-from dxn.models.decoding.search import Hypothesis
-from dxn.models.ensemble import Ensemble
-from dxn.models.fusion import BottleneckFusion, EarlyFusion, LateFusion
+from dxn.models.decoding.search import Hypothesis, greedy, make_sampler
+from dxn.models.fusion import (
+    BottleneckFusion,
+    EarlyFusion,
+    LateFusion,
+    SeparateBackbones,
+    backbone_of,
+    shared_name,
+)
 from dxn.models.losses import linear_cross_entropy
-from dxn.models.model import InputVectors, Model, Network, count_parameters, module_key
-from dxn.models.options import BlockOptions, NormOptions, PositionOptions
+from dxn.models.model import Ensemble, InputVectors, Model, Network, count_parameters, module_key
+from dxn.models.positions import PositionOptions
 from dxn.models.recurrent import Recurrent
-from dxn.models.separate import SeparateBackbones, backbone_of, shared_name
 
 __all__ = [
     "Attention",

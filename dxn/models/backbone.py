@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -13,13 +14,17 @@ from torch.utils.checkpoint import checkpoint
 
 from dxn.core.dropout import Keys
 from dxn.core.tokens import Tokens, has_no_padding
-from dxn.models import varlen
 from dxn.models.attention import Attention, CrossAttention
-from dxn.models.blocks import Block, Mlp, make_norm
+from dxn.models.blocks import Block, BlockOptions, Mlp, NormOptions, make_norm
 from dxn.models.decoding.cache import KVCache, Memory
-from dxn.models.options import BlockOptions, NormOptions, PositionOptions
-from dxn.models.packing import Group, Packing
-from dxn.models.positions import alibi_slopes, make_attn_mask, rope_factors, token_index
+from dxn.models.packing import Group, Packing, has_kernel
+from dxn.models.positions import (
+    PositionOptions,
+    alibi_slopes,
+    make_attn_mask,
+    rope_factors,
+    token_index,
+)
 
 
 class Backbone(nn.Module):
@@ -77,19 +82,31 @@ class Backbone(nn.Module):
         slopes = alibi_slopes(num_heads) if position.kind == "alibi" else None
         # Not persistent, because the slopes can be computed from num_heads.
         self.register_buffer("slopes", slopes, persistent=False)
-        make_block = partial(
-            _make_block,
-            dim,
-            num_heads=num_heads,
-            mlp_ratio=mlp_ratio,
-            dropout=dropout,
-            cross=cross,
-            block=block,
-            norm=norm,
+        make = partial(make_norm, norm.kind, eps=norm.eps, bias=block.bias)
+        attention: dict[str, Any] = {
+            "num_heads": num_heads,
+            "dropout": block.attn_dropout,
+            "bias": block.bias,
+            "score": block.score,
+        }
+        mlp_dropout = dropout if block.mlp_dropout is None else block.mlp_dropout
+        self.blocks = nn.ModuleList(
+            Block(
+                dim,
+                attn=Attention(dim, norm=make if block.qk_norm else None, **attention),
+                cross=CrossAttention(dim, **attention) if cross else None,
+                mlp=Mlp(
+                    dim, mlp_ratio=mlp_ratio, mlp=block.mlp, dropout=mlp_dropout, bias=block.bias
+                ),
+                norm=make,
+                pre_norm=norm.pre_norm,
+                layer_scale=block.layer_scale,
+                dropout=dropout,
+                drop_path=rate,
+            )
+            # Stochastic depth with linear decay (arXiv:1603.09382, section 3).
+            for rate in torch.linspace(0, drop_path, depth).tolist()
         )
-        # Stochastic depth with linear decay (arXiv:1603.09382, section 3).
-        rates = torch.linspace(0, drop_path, depth).tolist()
-        self.blocks = nn.ModuleList(make_block(drop_path=rate) for rate in rates)
         self.head_dim = dim // num_heads if position.kind == "rotary" else None
         if self.head_dim is not None and self.head_dim % 2:
             raise ValueError(
@@ -151,13 +168,29 @@ class Backbone(nn.Module):
         shape = x.shape[:2]
         if packing is None:
             x = x.flatten(0, 1)
-            by_window = self._padded_groups(mask, shape[1], start, stop, is_full=is_full)
             keys = keys and keys.select(torch.arange(len(x), device=x.device))
+            positions = torch.arange(shape[1], device=x.device)[None]
+            is_whole = is_full and shape[1] == mask.shape[1]
+            if self.head_dim is not None and not is_whole:
+                positions = token_index(mask)[:, -shape[1] :]
+            every = slice(None)
+            hidden = None if is_whole else mask
+            groups = [Group(every, every, shape, positions, hidden)]
         else:
             x = packing.pack(x)
-            by_window = self._packed_groups(x, packing, start, stop)
             keys = keys and keys.select(packing.index)
             memory = memory and memory.select(packing.order)
+            # The kernel has no scores but the scaled dot product, no offsets and no dropout.
+            drops = self.training and self.attn_dropout > 0
+            needs_groups = self.cross or drops or self.slopes is not None
+            needs_groups = needs_groups or self.score != "scaled_dot"
+            has_sequences = not needs_groups and has_kernel(x, self.dim // self.num_heads)
+            groups = [packing.sequences()] if has_sequences else packing.groups()
+        # Once per window size instead of once per block, because most blocks share a window size.
+        by_window = {
+            window: [self._limited(group, window) for group in groups]
+            for window in set(self.windows[start:stop])
+        }
         # A slice of a ModuleList would register all modules of a new one.
         for layer, block in enumerate(list(self.blocks)[start:stop], start):
             groups = by_window[self.windows[layer]]
@@ -178,89 +211,28 @@ class Backbone(nn.Module):
         finally:
             self.packed = before
 
-    def _padded_groups(
-        self, mask: Tensor, num_new: int, start: int, stop: int | None, *, is_full: bool
-    ) -> dict[int | None, list[Group]]:
-        """Return one group with the new tokens of all samples, padding included, by window size.
-
-        `is_full` tells whether there is no padding.
-        """
-        group = Group(slice(None), slice(None), (mask.shape[0], num_new))
-        # Without padding, no mask is necessary, so torch can choose its fastest kernel.
-        is_causal = self.causal and is_full and num_new == mask.shape[1]
-        is_free = is_full and not self.causal and self.slopes is None
-        result: dict[int | None, list[Group]] = {}
-        # Once per window size instead of once per block, because most blocks share a window size.
-        for window in set(self.windows[start:stop]):
-            rope = None
-            if self.head_dim is not None:
-                rope = self._rope(token_index(mask)[:, -num_new:], window)
-            if is_free and window is None:
-                result[window] = [replace(group, rope=rope)]
-                continue
-            if is_causal and window is None and self.slopes is None:
-                result[window] = [replace(group, causal=True, rope=rope)]
-                continue
-            attn_mask = make_attn_mask(
-                mask, num_queries=num_new, causal=self.causal, slopes=self.slopes, window=window
-            )
-            result[window] = [replace(group, attn_mask=attn_mask, rope=rope)]
-        return result
-
-    def _packed_groups(
-        self, x: Tensor, packing: Packing, start: int, stop: int | None
-    ) -> dict[int | None, list[Group]]:
-        """Return the groups of a packed batch x (T, D), by window size."""
-        if self._can_use_varlen(x):
-            return self._varlen_groups(packing, start, stop)
-        device = x.device
-        result: dict[int | None, list[Group]] = {}
-        for window in set(self.windows[start:stop]):
-            result[window] = groups = []
-            for group in packing.groups():
-                length = group.shape[1]
-                rope = self._rope(torch.arange(length, device=device)[None], window)
-                # Padding is at the end of each sample, where no real token can attend to it.
-                if self.causal and window is None and self.slopes is None:
-                    groups.append(replace(group, causal=True, rope=rope))
-                    continue
-                mask = group.mask
-                if mask is None:
-                    mask = torch.ones(1, length, dtype=torch.bool, device=device)
-                attn_mask = make_attn_mask(
-                    mask, causal=self.causal, slopes=self.slopes, window=window
-                )
-                groups.append(replace(group, attn_mask=attn_mask, rope=rope))
-        return result
-
-    def _varlen_groups(
-        self, packing: Packing, start: int, stop: int | None
-    ) -> dict[int | None, list[Group]]:
-        """Return one group with the rows of all samples, by window size."""
-        sequences = packing.sequences()
-        index = None if self.head_dim is None else packing.positions()[None]
-        group = Group(slice(None), slice(None), (1, len(packing.index)))
-        result: dict[int | None, list[Group]] = {}
-        for window in set(self.windows[start:stop]):
-            limited = replace(sequences, causal=self.causal, window=window)
-            rope = None if index is None else self._rope(index, window)
-            result[window] = [replace(group, sequences=limited, rope=rope)]
-        return result
-
-    def _can_use_varlen(self, x: Tensor) -> bool:
-        """Whether one call of a kernel can compute the attention of all samples without padding."""
-        # The kernel has no scores but the scaled dot product, no offsets and no dropout.
-        drops = self.training and self.attn_dropout > 0
-        if self.cross or drops or self.slopes is not None or self.score != "scaled_dot":
-            return False
-        return varlen.is_available(x, self.dim // self.num_heads)
-
-    def _rope(self, index: Tensor, window: int | None) -> tuple[Tensor, Tensor] | None:
-        """Return the factors of the rotary positions of tokens with index (B, N)."""
-        if self.head_dim is None:
-            return None
-        theta = self.rope_theta if window is None else self.window_rope_theta
-        return rope_factors(index, self.head_dim, theta)
+    def _limited(self, group: Group, window: int | None) -> Group:
+        """Return a group with the attention mask and the rotary positions for a window size."""
+        rope = None
+        if self.head_dim is not None:
+            theta = self.rope_theta if window is None else self.window_rope_theta
+            rope = rope_factors(group.positions, self.head_dim, theta)
+        if group.sequences is not None:
+            limited = replace(group.sequences, causal=self.causal, window=window)
+            return replace(group, sequences=limited, rope=rope)
+        # The padding of a packed group is at the end, where no earlier token can attend to it.
+        is_whole = group.mask is None or (self.causal and group.index is not None)
+        if is_whole and window is None and self.slopes is None:
+            # Without a mask, torch can choose its fastest kernel.
+            return replace(group, causal=self.causal, rope=rope)
+        num_tokens = group.shape[1]
+        mask = group.mask
+        if mask is None:
+            mask = torch.ones(1, num_tokens, dtype=torch.bool, device=group.positions.device)
+        attn_mask = make_attn_mask(
+            mask, num_queries=num_tokens, causal=self.causal, slopes=self.slopes, window=window
+        )
+        return replace(group, attn_mask=attn_mask, rope=rope)
 
     def _init_weights(self, num_branches: int) -> None:
         """Initialize the linear layers with a normal distribution.
@@ -281,54 +253,3 @@ class Backbone(nn.Module):
             nn.init.trunc_normal_(module.weight, std=std)
             if module.bias is not None:
                 nn.init.zeros_(module.bias)
-
-
-def _make_block(
-    dim: int,
-    *,
-    num_heads: int,
-    mlp_ratio: float,
-    dropout: float,
-    drop_path: float,
-    cross: bool,
-    block: BlockOptions,
-    norm: NormOptions,
-) -> Block:
-    """Build one block."""
-    # The order of the parts determines the order of the random draws, and so the initial weights.
-    make = partial(make_norm, norm.kind, eps=norm.eps, bias=block.bias)
-    attn = Attention(
-        dim,
-        num_heads=num_heads,
-        dropout=block.attn_dropout,
-        bias=block.bias,
-        norm=make if block.qk_norm else None,
-        score=block.score,
-    )
-    cross_attn = None
-    if cross:
-        cross_attn = CrossAttention(
-            dim,
-            num_heads=num_heads,
-            dropout=block.attn_dropout,
-            bias=block.bias,
-            score=block.score,
-        )
-    mlp = Mlp(
-        dim,
-        mlp_ratio=mlp_ratio,
-        mlp=block.mlp,
-        dropout=dropout if block.mlp_dropout is None else block.mlp_dropout,
-        bias=block.bias,
-    )
-    return Block(
-        dim,
-        attn=attn,
-        mlp=mlp,
-        cross=cross_attn,
-        norm=make,
-        pre_norm=norm.pre_norm,
-        layer_scale=block.layer_scale,
-        dropout=dropout,
-        drop_path=drop_path,
-    )

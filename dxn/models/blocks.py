@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 import torch.nn.functional as F
@@ -12,13 +13,63 @@ from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout, DropPath, Keys
 from dxn.models import compiling
-from dxn.models.attention import Attention, CrossAttention
+from dxn.models.attention import Attention, CrossAttention, ScoreKind
 from dxn.models.decoding.cache import KVCache, Memory
 from dxn.models.packing import Group
 
 NormKind = Literal["layer", "rms"]
 MlpKind = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu"]
 GATED = ("swiglu", "geglu")
+
+
+@dataclass(frozen=True, slots=True)
+class BlockOptions:
+    """Options of the attention and the MLP of all blocks.
+
+    Args:
+        mlp: Activation of the MLP: gelu, its approximations gelu_tanh and quick_gelu, or the gated
+            swiglu and geglu.
+        bias: Add a bias to the linear layers and the norms.
+        qk_norm: Normalize the queries and keys of each head (arXiv:2302.05442, section 2).
+        score: Attention score of a query and a key: scaled_dot, dot, cosine, additive or bilinear.
+        layer_scale: Initial value of learned factors for the features of each residual branch
+            (LayerScale, arXiv:2103.17239). Default: no such factors.
+        attn_dropout: Dropout probability of the attention weights.
+        mlp_dropout: Dropout probability inside the MLP. Default: the `dropout` of the backbone.
+    """
+
+    mlp: MlpKind = "gelu"
+    bias: bool = True
+    qk_norm: bool = False
+    score: ScoreKind = "scaled_dot"
+    layer_scale: float | None = None
+    attn_dropout: float = 0.0
+    mlp_dropout: float | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NormOptions:
+    """Options of the norms of a backbone.
+
+    Args:
+        kind: Kind of the norm: layer (arXiv:1607.06450) or rms (arXiv:1910.07467).
+        eps: Constant added to the variance.
+        pre_norm: Normalize the input of each residual branch (pre-norm). False: normalize the sum
+            of the input and the branch (post-norm).
+        input_norm: Normalize the input of the first block, with pre_norm=true. Set it to false if
+            the adapters already normalize their tokens.
+        final_norm: Normalize the output of the last block, with pre_norm=true.
+    """
+
+    kind: NormKind = "layer"
+    eps: float = 1e-5
+    pre_norm: bool = True
+    input_norm: bool = True
+    final_norm: bool = True
+
+    def __post_init__(self) -> None:
+        if self.eps <= 0:
+            raise ValueError(f"eps must be above 0, got {self.eps}")
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -43,8 +94,8 @@ def make_norm(kind: NormKind, dim: int, *, eps: float = 1e-5, bias: bool = True)
     Raises:
         ValueError: If kind is not a NormKind.
     """
-    if kind not in ("layer", "rms"):
-        raise ValueError(f"norm must be layer or rms, got {kind!r}")
+    if kind not in get_args(NormKind):
+        raise ValueError(f"kind must be one of {', '.join(get_args(NormKind))}, got {kind!r}")
     return nn.LayerNorm(dim, eps=eps, bias=bias) if kind == "layer" else RMSNorm(dim, eps=eps)
 
 

@@ -2,7 +2,8 @@
 
 All layers but attention process each token separately, so they work on one matrix with the real
 tokens of all samples. Attention works on groups of samples of similar length, or on the matrix
-itself where a kernel can do this (see `dxn.models.varlen`).
+itself where a kernel can do this: that of FlashAttention-2 (arXiv:2307.08691), which torch contains
+for NVIDIA GPUs.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
-
-from dxn.models.varlen import Sequences
 
 # Up to this share of padding, packing would take longer than it saves.
 MAX_PADDING = 0.05
@@ -25,6 +25,55 @@ GPU_PADDING = 1e9
 # it has few tokens: a small group takes longer than some padding.
 MIN_SHARE = 0.75
 SHORT = 32
+# Limits of the kernel for sequences.
+DTYPES = (torch.bfloat16, torch.float16)
+MAX_HEAD_DIM = 256
+HEAD_DIM_STEP = 8
+CAPABILITY = (8, 0)  # of the GPU
+UNLIMITED = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Sequences:
+    """The sequences whose tokens are the rows of one matrix (T, D).
+
+    Args:
+        starts: (B + 1,) int32. First row of each sequence, and T.
+        longest: Number of tokens of the longest sequence, or more.
+        causal: Each token attends only to itself and the tokens before it.
+        window: Maximum distance between a query and a key. None: no limit.
+    """
+
+    starts: Tensor
+    longest: int
+    causal: bool = False
+    window: int | None = None
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """Average the values as `dxn.models.attention.attend` does, in each sequence separately.
+
+        Args:
+            query: (1, H, T, d), in one of DTYPES or, under autocast, in float32.
+            key: (1, H, T, d).
+            value: (1, H, T, d), in one of DTYPES.
+
+        Returns:
+            (1, H, T, d).
+        """
+        from torch.nn.attention.varlen import varlen_attn  # takes a second
+
+        # Norms of queries and keys return float32 under autocast.
+        query, key, value = (
+            part[0].transpose(0, 1).to(value.dtype) for part in (query, key, value)
+        )
+        reach = UNLIMITED if self.window is None else self.window
+        limits = (reach, 0 if self.causal else reach)
+        longest = self.longest
+        out = varlen_attn(
+            query, key, value, self.starts, self.starts, longest, longest, window_size=limits
+        )
+        assert isinstance(out, Tensor)
+        return out.transpose(0, 1)[None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +84,9 @@ class Group:
         rows: Their rows in the matrix (T, D) of the tokens of all samples.
         samples: Their positions in the batch.
         shape: Number b of samples, and number n of tokens of the longest one.
+        positions: (1 or b, n). Position of each token in its sequence.
+        mask: (b, N) bool. True at the real tokens of the whole sequences. None: all tokens are
+            real, and none of them is in a cache.
         index: (b n,). Row of each token, counted from the first row. Padding has the row of the
             last token of the sample. None: all samples have n tokens.
         real: (t,). Index of each row among the b n tokens. None: all samples have n tokens.
@@ -47,21 +99,15 @@ class Group:
 
     rows: slice
     samples: slice
-    shape: tuple[int, int]
+    shape: Sequence[int]
+    positions: Tensor
+    mask: Tensor | None = None
     index: Tensor | None = None
     real: Tensor | None = None
     attn_mask: Tensor | None = None
     causal: bool = False
     rope: tuple[Tensor, Tensor] | None = None
     sequences: Sequences | None = None
-
-    @property
-    def mask(self) -> Tensor | None:
-        """(b, n) bool. True at real tokens. None: there is no padding."""
-        if self.index is None or self.real is None:
-            return None
-        mask = torch.zeros(len(self.index), dtype=torch.bool, device=self.index.device)
-        return mask.index_fill(0, self.real, True).view(self.shape)
 
     def pad(self, x: Tensor) -> Tensor:
         """Return the tokens (b, n, K) of this group. x (T, K) has the tokens of all samples."""
@@ -139,33 +185,33 @@ class Packing:
             first = stop
         return groups
 
-    def sequences(self) -> Sequences:
-        """Return the samples as parts of the matrix."""
-        counts = torch.tensor([0, *self.lengths], dtype=torch.int32)
-        starts = counts.cumsum(0, dtype=torch.int32).to(self.index.device)
-        return Sequences(starts, longest=self.lengths[0])
-
-    def positions(self) -> Tensor:
-        """Return the index (T,) of each row among the rows of its sample."""
+    def sequences(self) -> Group:
+        """Return all samples as parts of one sequence."""
+        device = self.index.device
         counts = torch.tensor(self.lengths)
-        starts = counts.cumsum(0) - counts
-        rows = torch.arange(len(self.index)) - starts.repeat_interleave(counts)
-        return rows.to(self.index.device)
+        starts = F.pad(counts.cumsum(0), (1, 0))
+        positions = torch.arange(len(self.index)) - starts[:-1].repeat_interleave(counts)
+        sequences = Sequences(starts.int().to(device), longest=self.lengths[0])
+        return Group(
+            *(slice(None), slice(None), (1, len(self.index)), positions[None].to(device)),
+            sequences=sequences,
+        )
 
     def _group(self, samples: slice, row: int) -> Group:
         """Return the group of some samples, whose tokens begin at a row of the matrix."""
         lengths = self.lengths[samples]
         shape = len(lengths), lengths[0]
         rows = slice(row, row + sum(lengths))
-        if lengths[-1] == lengths[0]:
-            return Group(rows, samples, shape)
         device = self.index.device
-        counts = torch.tensor(lengths, device=device)[:, None]
         columns = torch.arange(shape[1], device=device)
+        if lengths[-1] == lengths[0]:
+            return Group(rows, samples, shape, columns[None])
+        counts = torch.tensor(lengths, device=device)[:, None]
         starts = counts.cumsum(0) - counts
         index = (starts + torch.minimum(columns, counts - 1)).flatten()
-        real = (columns < counts).flatten().nonzero().flatten()
-        return Group(rows, samples, shape, index, real)
+        mask = columns < counts
+        real = mask.flatten().nonzero().flatten()
+        return Group(rows, samples, shape, columns[None], mask, index, real)
 
 
 def max_padding(size: int, dim: int, device: torch.device) -> float:
@@ -178,6 +224,16 @@ def max_padding(size: int, dim: int, device: torch.device) -> float:
     """
     most = MAX_PADDING * size
     return most if device.type == "cpu" else max(most, GPU_PADDING / dim**2)
+
+
+def has_kernel(x: Tensor, head_dim: int) -> bool:
+    """Whether a kernel can compute attention to tokens x (..., D) with heads of d features."""
+    if not x.is_cuda or torch.version.cuda is None or torch.compiler.is_exporting():
+        return False
+    autocast = torch.is_autocast_enabled("cuda")
+    dtype = torch.get_autocast_dtype("cuda") if autocast else x.dtype
+    fits = head_dim <= MAX_HEAD_DIM and head_dim % HEAD_DIM_STEP == 0
+    return fits and dtype in DTYPES and torch.cuda.get_device_capability(x.device) >= CAPABILITY
 
 
 class _Pad(torch.autograd.Function):

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from dataclasses import dataclass
+from typing import Literal, get_args
 
 import torch
 from einops import rearrange
@@ -11,6 +12,46 @@ from torch import Tensor
 from dxn.core.tokens import has_no_padding
 
 BackbonePosition = Literal["none", "rotary", "alibi"]
+
+
+@dataclass(frozen=True, slots=True)
+class PositionOptions:
+    """Options of the positions in the attention, and of attention windows.
+
+    Args:
+        kind: Kind of the positions: rotary (arXiv:2104.09864), alibi (arXiv:2108.12409) or none
+            (only the adapters add position embeddings).
+        rope_theta: Base of the rotary frequencies. The longest wavelength is about
+            2 pi * rope_theta tokens.
+        window: Maximum distance in tokens between a query and a key. Default: no limit.
+        global_every: Use full attention in every n-th block, starting with the first one, and the
+            window in all others. Default: use the window in all blocks.
+        window_rope_theta: Value of rope_theta in blocks with a window. Default: rope_theta.
+    """
+
+    kind: BackbonePosition = "none"
+    rope_theta: float = 10000.0
+    window: int | None = None
+    global_every: int | None = None
+    window_rope_theta: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.kind not in get_args(BackbonePosition):
+            allowed = ", ".join(get_args(BackbonePosition))
+            raise ValueError(f"kind must be one of {allowed}, got {self.kind!r}")
+        for name in ("rope_theta", "window_rope_theta"):
+            value = getattr(self, name)
+            if value is not None and value <= 0:
+                raise ValueError(f"{name} must be above 0, got {value}")
+        for name in ("window", "global_every"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ValueError(f"{name} must be at least 1, got {value}")
+
+    def window_of(self, layer: int) -> int | None:
+        """Return the window of the block with index `layer`. None: full attention."""
+        is_global = self.global_every is not None and layer % self.global_every == 0
+        return None if is_global else self.window
 
 
 def make_attn_mask(

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
-from dxn.models.contrast import sigmoid_loss, softmax_loss
+from dxn.models.losses import sigmoid_loss, softmax_loss
 from dxn.tasks.classify import Classify
 from dxn.tasks.contrastive_head import (
     MISSING,

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
 from dxn.models import InputVectors
-from dxn.models.contrast import gather, unit
+from dxn.models.losses import gather, unit
 from dxn.tasks.task import Batch
 
 MISSING = 0  # key of an input that a sample does not have

@@ -14,8 +14,7 @@ from torch import Tensor, nn
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.cache import Memory
-from dxn.models.decoding.sampling import Sampler
-from dxn.models.decoding.search import Hypothesis
+from dxn.models.decoding.search import Hypothesis, Sampler
 from dxn.tasks.cells import problem_of
 from dxn.tasks.generate_head import Generated, GenerateHead
 from dxn.tasks.loss import LossSum

@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from dxn.core.tokens import Tokens
 from dxn.models.decoding.cache import Memory
 from dxn.models.decoding.generation import beam_search, generate
-from dxn.models.decoding.sampling import Sampler, greedy
-from dxn.models.decoding.search import Hypothesis
+from dxn.models.decoding.search import Hypothesis, Sampler, greedy
 from dxn.models.losses import linear_cross_entropy
 from dxn.tasks.task import IGNORED, Batch
 

@@ -7,7 +7,7 @@ from helpers.runs import PLAIN, SMALL, refused
 from dxn.core.dropout import Noise, keyed
 from dxn.core.tokens import Span, Tokens
 from dxn.models import Backbone, BottleneckFusion, LateFusion
-from dxn.models.decoding.sampling import make_sampler
+from dxn.models.decoding.search import make_sampler
 
 
 def tokens_of(name, x):

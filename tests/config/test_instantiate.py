@@ -266,11 +266,11 @@ def test_a_model_folder_can_be_limited_to_parts_of_models():
 @pytest.fixture
 def stored(tmp_path, monkeypatch):
     """A file with the signature of one class, and the source file of that class."""
-    source = tmp_path / "dxn_copy" / "options.py"
+    source = tmp_path / "dxn_copy" / "blocks.py"
     source.parent.mkdir()
-    source.write_bytes((signature_index.ROOT / "models" / "options.py").read_bytes())
+    source.write_bytes((signature_index.ROOT / "models" / "blocks.py").read_bytes())
     content = signature_index.content({"dxn.models.NormOptions": NormOptions})
-    content["sources"] = {"options.py": content["sources"]["models/options.py"]}
+    content["sources"] = {"blocks.py": content["sources"]["models/blocks.py"]}
     content["signatures"][class_path(NormOptions)]["summary"] = "Stored."
     (tmp_path / "signatures.json").write_text(json.dumps(content))
     monkeypatch.setattr(signature_index, "PATH", tmp_path / "signatures.json")
@@ -312,7 +312,7 @@ def test_the_defaults_of_a_signature_are_copied():
         (Literal["a", 3], {"choices": ["a", 3]}),
         (Sequence[str], {"list": "str"}),
         (Mapping[str, Any] | None, [{"mapping": "any"}, "null"]),
-        (NormOptions, {"options": "dxn.models.options.NormOptions"}),
+        (NormOptions, {"options": "dxn.models.blocks.NormOptions"}),
         (Fraction, {"part": "fractions.Fraction"}),
         (Any, "any"),
         (object, "any"),

@@ -210,7 +210,8 @@ def expected_width(kind, registers):
 
 def whole(x, **restriction):
     """Return one group with all samples of x (B, N, D)."""
-    return Group(slice(None), slice(None), (x.shape[0], x.shape[1]), **restriction)
+    positions = torch.arange(x.shape[1])[None]
+    return Group(slice(None), slice(None), (x.shape[0], x.shape[1]), positions, **restriction)
 
 
 def run_padded(module, x, *args, attn_mask=None, rope=None):

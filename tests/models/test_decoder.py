@@ -12,8 +12,7 @@ from dxn.models import Decoder
 from dxn.models.attention import CrossAttention
 from dxn.models.decoding.cache import Memory
 from dxn.models.decoding.generation import beam_search, generate
-from dxn.models.decoding.sampling import greedy, random_sampler
-from dxn.models.decoding.search import Hypothesis, length_normalized
+from dxn.models.decoding.search import Hypothesis, greedy, length_normalized, random_sampler
 
 B, T, M, D, V = 3, 7, 5, 12, 11
 END = 1

@@ -10,6 +10,7 @@ from torch import nn
 
 from dxn.core.tokens import Span, Tokens
 from dxn.models import Backbone, EarlyFusion, Model
+from dxn.models.blocks import BlockOptions
 from dxn.models.inference import (
     Int8Linear,
     PackedLinear,
@@ -17,8 +18,7 @@ from dxn.models.inference import (
     foreign_parts,
     restore,
 )
-from dxn.models.inference.quantized import ROWS, to_int8
-from dxn.models.options import BlockOptions
+from dxn.models.inference.linear import ROWS, to_int8
 
 B, N, D, K = 3, 7, 128, 5
 # Differences to float32, relative to the norm of the output.

@@ -7,10 +7,9 @@ import torch
 from helpers.reference import backbone_of, lively, numbers, tokens_of
 
 from dxn.core.dropout import Noise, keyed
-from dxn.models import varlen
 from dxn.models.attention import attend
 from dxn.models.decoding.cache import Memory
-from dxn.models.packing import Packing, max_padding
+from dxn.models.packing import Packing, Sequences, max_padding
 from dxn.models.positions import make_attn_mask
 
 D, H = 20, 5
@@ -140,8 +139,8 @@ def attend_one_by_one(sequences, query, key, value):
 def test_one_call_for_all_sequences_has_the_outputs_and_gradients_of_a_padded_batch(
     options, lengths, monkeypatch
 ):
-    monkeypatch.setattr(varlen, "is_available", lambda x, head_dim: head_dim == D // H)
-    monkeypatch.setattr(varlen.Sequences, "attend", attend_one_by_one)
+    monkeypatch.setattr("dxn.models.backbone.has_kernel", lambda x, head_dim: head_dim == D // H)
+    monkeypatch.setattr(Sequences, "attend", attend_one_by_one)
     backbone = lively(backbone_of(D, depth=2, num_heads=H, dropout=0.3, **options)).train()
     x = numbers(4, 70, D)
     for mask in masks_of(lengths):
@@ -156,8 +155,8 @@ def test_one_call_for_all_sequences_has_the_outputs_and_gradients_of_a_padded_ba
     ids=str,
 )
 def test_what_the_kernel_cannot_compute_is_not_given_to_it(options, monkeypatch):
-    monkeypatch.setattr(varlen, "is_available", lambda x, head_dim: True)
-    monkeypatch.setattr(varlen.Sequences, "attend", lambda *_: pytest.fail("was called"))
+    monkeypatch.setattr("dxn.models.backbone.has_kernel", lambda x, head_dim: True)
+    monkeypatch.setattr(Sequences, "attend", lambda *_: pytest.fail("was called"))
     backbone = lively(backbone_of(D, depth=1, num_heads=H, **options)).train()
     mask, _ = masks_of([70, 3, 40, 41])
     backbone.run(numbers(4, 70, D), mask)

@@ -11,10 +11,8 @@ from torch import nn
 from dxn.core.tokens import Span, Tokens
 from dxn.models.decoding.cache import Memory
 from dxn.models.decoding.generation import beam_search, generate
-from dxn.models.decoding.recurrent_decoder import RecurrentDecoder
-from dxn.models.decoding.sampling import greedy
-from dxn.models.decoding.search import Hypothesis, length_normalized
-from dxn.models.decoding.state_attention import both_ends
+from dxn.models.decoding.recurrent_decoder import RecurrentDecoder, both_ends
+from dxn.models.decoding.search import Hypothesis, greedy, length_normalized
 from dxn.models.fusion import BottleneckFusion, EarlyFusion
 from dxn.models.recurrent import Recurrent
 

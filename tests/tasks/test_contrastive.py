@@ -12,7 +12,7 @@ from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.data.reading import Opened
 from dxn.models import InputVectors
-from dxn.models.contrast import sigmoid_loss, softmax_loss, unit
+from dxn.models.losses import sigmoid_loss, softmax_loss, unit
 from dxn.tasks import Contrastive
 from dxn.tasks.contrastive import key_of
 from dxn.tasks.contrastive_head import MISSING, Aligned, Embedded

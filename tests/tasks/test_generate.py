@@ -16,8 +16,7 @@ from torch import nn
 from dxn.core.errors import UserError
 from dxn.core.tokens import Span, Tokens
 from dxn.models import Backbone, Decoder, Memory, RecurrentDecoder, beam_search
-from dxn.models.decoding.sampling import random_sampler
-from dxn.models.decoding.search import length_normalized
+from dxn.models.decoding.search import length_normalized, random_sampler
 from dxn.tasks import IGNORED, Generate, Generated, Writes
 from dxn.tasks.generate_head import GenerateHead
 from dxn.tasks.text_metrics import text_metrics

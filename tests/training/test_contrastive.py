@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import distributed as dist
 from torch import multiprocessing
 
-from dxn.models.contrast import gather, softmax_loss, unit
+from dxn.models.losses import gather, softmax_loss, unit
 
 SIZES = (3, 5)  # samples per process; the last batches of an epoch can differ
 E = 7

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dxn.models.decoding.cache import Memory
-from dxn.models.decoding.sampling import Sampler, greedy
-from dxn.models.decoding.search import Beams, Choice, Hypothesis, Search
+from dxn.models.decoding.search import Beams, Choice, Hypothesis, Sampler, Search, greedy
 
 # An accelerator waits for a check whether sequences are finished, so it is not done at every step.
 CHECK_EVERY = 8

@@ -1,8 +1,7 @@
 """Models that are only used: linear layers with packed or int8 weights, and the data type."""
 
 from dxn.models.inference.convert import convert, foreign_parts, restore
-from dxn.models.inference.linear import Activation, InferenceLinear, PackedLinear
-from dxn.models.inference.quantized import Int8Linear
+from dxn.models.inference.linear import Activation, InferenceLinear, Int8Linear, PackedLinear
 
 __all__ = [
     "Activation",

@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from dxn.core.tokens import Tokens
 from dxn.models.backbone import Backbone
 from dxn.models.blocks import ACTIVATIONS, Mlp
-from dxn.models.inference.linear import Activation, InferenceLinear, PackedLinear
-from dxn.models.inference.quantized import Int8Linear
+from dxn.models.inference.linear import Activation, InferenceLinear, Int8Linear, PackedLinear
 from dxn.models.model import Model
 
 # Narrower layers of an adapter keep float32. They may receive numbers or dates, and cost little.

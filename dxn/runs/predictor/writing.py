@@ -12,7 +12,7 @@ from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.models import LanguageModel, Model
 from dxn.models.decoding.generation import generate
-from dxn.models.decoding.sampling import Sampler
+from dxn.models.decoding.search import Sampler
 from dxn.runs.predictor.vocabulary import vocabulary_adapter
 from dxn.tasks import Writes
 from dxn.tasks.target_tokenizer import ENDS, token_of

@@ -16,7 +16,7 @@ from dxn.core.files import SUMS, link, replace_folder, sha256, write_sums, write
 from dxn.core.tensors import check_before_saving, write_tensors
 from dxn.data.series.layouts import layout_of
 from dxn.models import Ensemble, Model, Network, module_key
-from dxn.models.ensemble import split_tensors
+from dxn.models.model import split_tensors
 from dxn.runs.build import adapters_of, build_model, by_input, load_fitted, save_fitted
 from dxn.runs.paths import MEMBERS
 from dxn.runs.predictor.predictor import Predictor
