@@ -5,12 +5,12 @@ RUN := .venv/bin
 
 .PHONY: demo test check format docs site bench clean
 
-demo: .venv/ready ## train on the built-in data set and print the table of figures
+demo: dxn/conf/signatures.json ## train on the built-in data set and print the table of figures
 	$(RUN)/dxn train
 
 # In the order of their names, because test files with few but slow tests would come last otherwise.
 # Processes that tests start need the compiled modules, which some environments do not keep.
-test: .venv/ready ## run the test suite, one process per core
+test: dxn/conf/signatures.json ## run the test suite, one process per core
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
 check: .venv/ready ## check lint, format and types
@@ -18,7 +18,7 @@ check: .venv/ready ## check lint, format and types
 	$(RUN)/ruff format --check .
 	$(RUN)/pyright
 
-docs: .venv/ready ## regenerate docs/config.md and the stored signatures
+docs: .venv/ready ## write docs/config.md, which lists all options
 	$(RUN)/python docs/reference.py
 
 site: .venv/ready ## write the documentation as a site to the folder site
@@ -31,6 +31,10 @@ bench: .venv/ready ## compare the speed with that of other libraries; writes BEN
 format: .venv/ready ## fix lint and format automatically
 	$(RUN)/ruff check --fix .
 	$(RUN)/ruff format .
+
+# With this file, a mistyped option is answered without importing torch. git ignores it.
+dxn/conf/signatures.json: .venv/ready $(shell find dxn -name '*.py')
+	$(RUN)/python -m dxn.config.signatures
 
 .venv/ready: pyproject.toml uv.lock
 	@test -x "$(UV)" || { $(PYTHON) -m venv .uv && .uv/bin/pip install --quiet uv; }

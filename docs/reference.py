@@ -1,28 +1,27 @@
-"""Generate docs/config.md and dxn/conf/signatures.json from the signatures and the docstrings.
+"""The page config.md of the site, from the signatures and the docstrings. Git ignores it.
 
-python docs/reference.py
+python docs/reference.py   # writes docs/config.md
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import yaml
 
-import dxn
-from dxn.config import signature_index
-from dxn.config.describe import REQUIRED, Row, option_rows, purpose, rows_of, verb_rows
+from dxn.commands import all_commands
+from dxn.config.command import Command
 from dxn.config.groups import CONF, groups, node_of, options
-from dxn.config.targets import functions_of_dxn, resolve, signature_of
-from dxn.config.verbs import VERBS
+from dxn.config.help import REQUIRED, Row, command_rows, option_rows, purpose, rows_of
+from dxn.config.targets import signature_of
 
 PAGE = Path(__file__).with_name("config.md")
 INTRO = """# Configuration, key by key
 
-`make docs` writes this page from `dxn/conf`, the signatures and the docstrings; a test checks that
-it is current.
+This page is written from the commands, `dxn/conf`, the signatures and the docstrings when the site
+is built. `dxn help KEY` prints the same in a terminal.
 
 Every option is a Hydra override, `key=value`. A config group selects a file, as in
 `backbone=small`, or several files, as in `adapters=[text,image]`. `dxn show ...` prints the
@@ -47,18 +46,18 @@ class Cells(NamedTuple):
 
 
 def page() -> str:
-    """Return the content of docs/config.md."""
-    verbs = [verb_section(name) for name in VERBS if name != "show"]
+    """Return the content of the page."""
+    shown = [command for verb, command in all_commands().items() if verb != "show"]
+    verbs = [command_section(command) for command in shown]
     parts = [group_section(name) for name in groups() if name not in LISTED]
     lists = [listing(name) for name in LISTED]
     return "\n".join([INTRO, "## Verbs", "", *verbs, *parts, *lists])
 
 
-def verb_section(verb: str) -> str:
-    """Return the section of a verb: the top-level keys of its file, with their comments."""
-    return "\n".join(
-        [f"### dxn {verb}", "", f"{VERBS[verb]}.", "", *table(cells(verb_rows(verb))), ""]
-    )
+def command_section(command: type[Command]) -> str:
+    """Return the section of a command: its options, except for the groups."""
+    summary, rows = command.signature().summary, cells(command_rows(command))
+    return "\n".join([f"### dxn {command.verb()}", "", summary, "", *table(rows), ""])
 
 
 def group_section(group: str) -> str:
@@ -154,12 +153,6 @@ def table(rows: Sequence[Cells]) -> list[str]:
     return [*head, *lines] if lines else ["No keys."]
 
 
-def index_targets() -> dict[str, Callable[..., Any]]:
-    """Return the parts whose signatures are stored, by the names that dxn's YAML files use."""
-    return {name: resolve(name, key=name) for name in functions_of_dxn()}
-
-
 if __name__ == "__main__":
-    signature_index.write(index_targets())
     PAGE.write_text(page(), encoding="utf-8")
-    print(f"wrote {PAGE.name} and {signature_index.PATH.name} for dxn {dxn.__version__}")
+    print(f"wrote {PAGE.name}")

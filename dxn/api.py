@@ -20,6 +20,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from dxn.commands.train import Train
 from dxn.config.checks import prepare
 from dxn.config.compose import compose
 from dxn.config.groups import options as options_of
@@ -309,7 +310,7 @@ def _item(value: Any) -> str:
 
 
 def _train(overrides: Sequence[str], metrics: Mapping[str, Metric]) -> Run:
-    settings = replace(prepare("train", compose("train", overrides)), metrics=metrics)
+    settings = replace(prepare(Train.compose(overrides)).settings, metrics=metrics)
     for note in settings.notes:
         print_line(note)
     return Run(run_training(settings).folder, trust=settings.trust)
@@ -332,9 +333,8 @@ def _saved(data: Any, overrides: Sequence[str]) -> Iterator[list[str]]:
         raise UserError("data: several processes need a file; write the data and pass its path")
     tables = tables_of(data)
     # All options are checked before anything is written. The files need not exist for that.
-    first = compose(
-        "train", [*_paths({name: Path(f"{name}.parquet") for name in tables}), *overrides]
-    )
+    files = _paths({name: Path(f"{name}.parquet") for name in tables})
+    first = compose(Train, [*files, *overrides])
     values = first.values
     if values["resume"]["run"]:
         raise UserError("resume: the run folder contains its data; call dxn.train without data")

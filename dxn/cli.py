@@ -9,19 +9,14 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import dxn
-from dxn.config.verbs import VERBS, overview
-from dxn.core.errors import Interrupted, UserError
+from dxn.commands import VERBS, all_commands, command
+from dxn.core.errors import Interrupted, UserError, similar
 from dxn.core.printable import printable
 from dxn.core.runtime import check_address_space, configure, is_out_of_memory
 
 HELP = ("-h", "--help")
 SWEEP = ("-m", "--multirun")  # the flags of Hydra's own command line
-# Where the function of a command is, for those that are not in dxn.commands.
-MODULES = {
-    "serve": "dxn.serve.command",
-    "export": "dxn.export.command",
-    "push": "dxn.export.command",
-}
+HEAVY = "dxn.runs.ensemble"  # imports torch and all other large packages
 # Messages of an import for which too little memory is left, of CPython if there is none for an
 # exception, and of a thread whose stack does not fit.
 OUT_OF_MEMORY = (
@@ -111,7 +106,7 @@ def _run(arguments: list[str]) -> int:
                 "reports; rename the file, or correct the text"
             ) from None
     if not arguments or arguments in [[flag] for flag in (*HELP, "help")]:
-        print(overview())
+        print(_topic_page([]))
         return 0
     if arguments[0] in (*HELP, "help"):
         print(_topic_page(arguments[1:]))
@@ -121,12 +116,12 @@ def _run(arguments: list[str]) -> int:
         return 0
     # What a shell asks for completion, with the line up to the cursor.
     if arguments[0] == "--complete":
-        candidates = importlib.import_module("dxn.config.completion.candidates")
-        print("\n".join(candidates.complete(" ".join(arguments[1:]))))
+        completion = importlib.import_module("dxn.config.completion")
+        print("\n".join(completion.complete(" ".join(arguments[1:]), all_commands())))
         return 0
-    if arguments[0] == "--install-completion":
-        install = importlib.import_module("dxn.config.completion.install").install
-        print("\n".join(map(printable, install(arguments[1:]))))
+    if arguments[0] == "--completion":
+        completion = importlib.import_module("dxn.config.completion")
+        print(completion.script(arguments[1:]), end="")
         return 0
     verb, *rest = arguments
     if verb not in VERBS:
@@ -135,40 +130,36 @@ def _run(arguments: list[str]) -> int:
         print(_topic_page(arguments))
         return 0
     is_sweep = bool(set(SWEEP) & set(rest))
-    overrides = [argument for argument in rest if argument not in SWEEP]
-    if flags := [argument for argument in overrides if argument.startswith("-")]:
+    words = [argument for argument in rest if argument not in SWEEP]
+    if flags := [argument for argument in words if argument.startswith("-")]:
         raise UserError(
             f"{flags[0]}: no such flag; options are written key=value, dxn {verb} --help lists them"
         )
     if is_sweep and verb != "train":
         raise UserError(f"-m: only dxn train can run a sweep, got dxn {verb}; remove -m")
+    cls = command(verb)
+    if verb == "show":  # the files that it names need not exist
+        return cls.compose(words).execute()
+    check_address_space(HEAVY)
     # Imported here, because Hydra takes a tenth of a second: --help must be fast.
-    config = importlib.import_module("dxn.config.compose")
     prepare = importlib.import_module("dxn.config.checks").prepare
-    if verb == "show":
-        print(printable(config.compose(verb, overrides).yaml()), end="")
-        return 0
-    # These modules import torch, which takes seconds.
-    module = "dxn.commands.sweep" if is_sweep else MODULES.get(verb, f"dxn.commands.{verb}")
-    check_address_space(module)
     if is_sweep:
         # All runs are composed before the first one starts: a wrong option fails immediately.
-        sweep = importlib.import_module("dxn.config.overrides").expand(overrides)
-        runs = [prepare(verb, config.compose(verb, each)) for each in sweep]
-        return importlib.import_module(module).sweep(runs)
-    settings = prepare(verb, config.compose(verb, overrides))
-    for note in settings.notes:
+        expanded = importlib.import_module("dxn.config.words").expand(words)
+        runs = [prepare(cls.compose(each)).settings for each in expanded]
+        return importlib.import_module("dxn.runs.sweep").sweep(runs)
+    prepared = prepare(cls.compose(words))
+    for note in prepared.settings.notes:
         print(printable(note))
-    function = verb if verb in MODULES else "run"
-    return getattr(importlib.import_module(module), function)(settings)
+    return prepared.execute()
 
 
 def _topic_page(words: Sequence[str]) -> str:
     # Imported here, because the pages read the files of the configuration.
-    return importlib.import_module("dxn.config.help").topic_page(words)
+    return importlib.import_module("dxn.config.help").topic_page(words, all_commands())
 
 
 def _no_such_command(verb: str) -> str:
-    close = importlib.import_module("dxn.config.hints").similar(verb, VERBS)
+    close = similar(verb, VERBS)
     hint = f"; did you mean {close}?" if close else "."
     return f"'{verb}' is not a command{hint} Commands: {', '.join(VERBS)}"

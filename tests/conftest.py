@@ -12,6 +12,8 @@ from typing import Any  # noqa: E402
 import pytest  # noqa: E402
 import torch  # noqa: E402
 
+from dxn.config import signatures  # noqa: E402
+
 # Shells start background jobs with SIGINT ignored, and nohup ignores SIGHUP. The processes of the
 # tests would inherit both.
 signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -26,6 +28,12 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.enable()
+
+
+@pytest.fixture(scope="session")
+def stored_signatures() -> None:
+    """The file with the signatures of the parts, without which a command imports torch."""
+    signatures.update()
 
 
 @pytest.fixture

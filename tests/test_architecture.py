@@ -12,18 +12,18 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import yaml
 from helpers import wording
 
 import dxn.models
 import dxn.tasks
 import dxn.tokenize
+from dxn.commands import VERBS, all_commands
+from dxn.commands.train import Train
 from dxn.config.compose import compose
 from dxn.config.groups import CONF, groups, node_of, options
-from dxn.config.help import EXAMPLES
-from dxn.config.instantiate import build, type_errors
+from dxn.config.instantiate import build, problems_of
+from dxn.config.schema import option_group
 from dxn.config.targets import resolve
-from dxn.config.verbs import VERBS
 from dxn.tasks.task import TASKS
 from dxn.tokenize.base import ADAPTERS
 
@@ -42,6 +42,7 @@ KNOW_MODALITIES = (
     "export/programs",
     "export/examples.py",
     "export/recipes.py",
+    "commands/options.py",  # the adapters that a training has by default
 )
 # "category" is also a usual name of a target column.
 COLUMN_NAMES = {("data/columns/target.py", "category")}
@@ -102,11 +103,13 @@ def strings(node: ast.AST) -> Iterator[ast.Constant]:
 
 
 def test_packages_are_imported_at_the_top_of_a_module():
-    # torch and matplotlib take long to import, and `dxn --help` must not wait for them.
-    late = ("__init__.py", "viz/__init__.py", "report/__init__.py")
+    # torch and matplotlib take long to import, and `dxn --help` must not wait for them: a command
+    # imports what does the work when it is executed.
+    late = ("__init__.py", "viz/__init__.py", "report/__init__.py", "commands/")
+    hydra = ("config/command.py", "config/signatures.py")
     found = []
     for path in FILES:
-        if name_of(path) in late:
+        if name_of(path).startswith((*late, *hydra)):
             continue
         for node in ast.walk(tree(path)):
             # Types of other projects that are imported late, such as matplotlib's, are fine.
@@ -122,7 +125,7 @@ def test_only_three_modules_import_hydra():
         for path in FILES
         if any(name.split(".")[0] in ("hydra", "omegaconf") for name in imports(tree(path)))
     ]
-    assert knowing == ["config/compose.py", "config/environment.py", "config/overrides.py"]
+    assert knowing == ["config/compose.py", "config/environment.py", "config/words.py"]
 
 
 def test_no_module_names_a_modality_that_is_not_its_own():
@@ -171,7 +174,7 @@ def test_banned_wording_is_absent():
     assert [hit for hit in hits if hit[1]] == []
 
 
-def test_help_does_not_import_torch():
+def test_help_does_not_import_torch(stored_signatures):
     code = "import sys; from dxn.cli import main; main(['-h']); main(['train', '-h']); "
     code += "print('torch' in sys.modules)"
     command = [sys.executable, "-c", code]
@@ -205,7 +208,7 @@ def composed():
         if choice not in known:
             group, _, option = choice.partition("=")
             line = f"{group}=[{option}]" if group == "adapters" else choice
-            known[choice] = compose("train", [line, *needed(choice)]).values
+            known[choice] = compose(Train, [line, *needed(choice)]).values
         return known[choice]
 
     return get
@@ -213,7 +216,7 @@ def composed():
 
 @pytest.mark.parametrize("choice", list(every_option()))
 def test_every_yaml_composes_without_errors(choice, composed):
-    assert type_errors(composed(choice)) == []
+    assert problems_of(composed(choice)) == []
 
 
 def written_nodes(node, prefix: str = "") -> Iterator[tuple[str, dict]]:
@@ -301,8 +304,11 @@ def test_every_registered_modality_and_task_has_a_yaml(registry):
     assert set(names) <= set(options(group))
 
 
-def test_the_verbs_of_the_command_line_have_a_file_each():
-    verbs = {path.stem for path in CONF.glob("*.yaml")}
-    assert verbs == set(VERBS) == set(EXAMPLES)
-    for verb in verbs:
-        assert yaml.safe_load((CONF / f"{verb}.yaml").read_text(encoding="utf-8")) is not None
+def test_every_command_is_in_the_list_and_describes_its_options():
+    modules = {path.stem for path in (PACKAGE / "commands").glob("*.py")}
+    assert modules - {"__init__", "options"} == set(VERBS)
+    for verb, command in all_commands().items():
+        assert command.verb() == verb
+        assert command.usage
+        for key, parameter in command.signature().parameters.items():
+            assert parameter.meaning or option_group(parameter.type), f"{verb} {key}"

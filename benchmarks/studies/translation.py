@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dxn.commands.train import Train
 from dxn.core.runtime import configure
 
 configure()  # it sets environment variables that torch reads when it is imported
@@ -131,7 +132,7 @@ def make_training(experiment: str, folder: str) -> Training:
     """Build the model, the optimizer and a few batches of an experiment."""
     overrides = [f"experiment={experiment}", f"data.train={folder}/train.csv", "data.path=null"]
     # These are the steps of `dxn train` until the model is built.
-    config = compose("train", overrides).values
+    config = compose(Train, overrides).values
     preprocessors = parts.preprocessors_of(config)
     source = parts.open_source(config, preprocessors)
     task, _, source = parts.decide_task(parts.build_task(config), config, source)

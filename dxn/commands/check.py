@@ -2,71 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, Any, ClassVar
 
-from dxn.config.instantiate import build
-from dxn.core.display import count
-from dxn.core.errors import UserError
-from dxn.data.inspect.check import check, remove_earlier, write_bad
-from dxn.runs.build import build_adapters, by_input, find_formats, fit_adapters
-from dxn.runs.evaluation.printing import next_step, print_line
-from dxn.runs.plan import assign_inputs, decide_task, open_source, readers_of
-from dxn.runs.settings import Settings
-from dxn.tasks.auto import Auto
+from dxn.commands.options import Adapters, Count, Data, DataFiles, Seed
+from dxn.config.checks import Output
+from dxn.config.command import Group
 
 
-def run(settings: Settings) -> int:
-    """Read a whole data set and report what it contains. The exit code is 1 if rows are bad."""
-    config = settings.values
-    trust = settings.trust
-    output = Path(config["output"])
-    remove_earlier(output)
-    task = build(config["head"], key="head", trust=trust)
-    readers = readers_of(config, trust)
-    source = open_source(config, readers, trust, needs_target=task.needs_target)
-    decided, errors = None, []
-    # A data set without a target can be checked too, for example to train head=language on it.
-    if source.target is not None:
-        try:
-            decided, _, source = decide_task(task, config, source)
-        except UserError as error:
-            # The rest of the data is checked nevertheless, so that all problems are listed.
-            errors = [str(error)]
-    task = decided or task
-    inputs = assign_inputs(config, source.inputs, readers, source.column)
-    nodes = {each.adapter: config["adapters"][each.node] for each in inputs.values()}
-    adapters = build_adapters(nodes, trust)
-    for note in find_formats(adapters, inputs, source):
-        print_line(f"note: {note}")
+@dataclass(frozen=True, kw_only=True)
+class Check(Data):
+    """Read a whole data set and report its contents and errors.
 
-    def fit(splits: Mapping[str, Any]) -> None:
-        # Only a fitted tokenizer can tell which texts are truncated.
-        fit_adapters(adapters, inputs, splits["train"], ())
-        if not isinstance(task, Auto):
-            task.bind(named)  # raises UserError if it needs other inputs
+    Args:
+        dim: Token width D; has no effect here, but adapters need it.
+        seed: Random seed of the splits, if the data has none.
+        output: CSV that lists bad rows and files, rows in two splits, and contradictions.
+        adapters: Kinds of inputs to read.
+        head: Task; auto infers it from the target.
+        data: Data source; inferred from data.path.
+    """
 
-    named = by_input(adapters, {name: each.adapter for name, each in inputs.items()})
-    prepare = {name: adapter.tokenizer for name, adapter in named.items()}
-    result = check(source, prepare, task=decided, fit=fit, errors=errors)
-    # At once, because a table can have 100,000 columns, and rich takes a while for each call.
-    print_line("\n".join(result.lines()))
-    if result.listed:
-        write_bad(result, output)
-        print_line(f"written: {output} ({count(len(result.listed), 'line')})")
-    if result.errors or result.bad:
-        print_line(
-            f"correct the rows in {output}, or train with data.on_bad=skip"
-            if result.bad
-            else "correct the data or the options, see the errors above"
-        )
-        return 1
-    # The output of the check is a file, and that of the training is a folder.
-    options = [o for o in settings.overrides if not o.startswith("output=")]
-    if isinstance(task, Auto):
-        options.append("head=masked")  # the training without a target that needs no other options
-    elif task.streams:
-        options.append("backbone.causal=true")  # a check has no backbone
-    next_step("dxn", "train", *options)
-    return 0
+    path_key: ClassVar[str | None] = "data.path"
+    usage: ClassVar[Sequence[str]] = (
+        "dxn check reviews.csv target=label",
+        "dxn check photos/",
+    )
+
+    dim: Count = 128
+    seed: Seed = 0
+    output: Annotated[str, Output()] = "bad_files.csv"
+    adapters: Adapters
+    head: Annotated[Any, Group("auto")]
+    data: Annotated[Any, Group("digits"), DataFiles()] = None
+
+    def execute(self) -> int:
+        """Report what the data contains. The exit code is 1 if rows are bad."""
+        from dxn.runs.check import run
+
+        return run(self.settings)

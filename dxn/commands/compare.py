@@ -1,103 +1,35 @@
-"""The command `dxn compare`: runs side by side."""
+"""The command `dxn compare`."""
 
 from __future__ import annotations
 
-from pathlib import Path
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
 
-from dxn import report as pages
-from dxn.config.keys import leaves, lookup
-from dxn.core.errors import UserError
-from dxn.data.tables.read import as_list
-from dxn.runs.evaluation.next_commands import report_again
-from dxn.runs.evaluation.printing import print_line
-from dxn.runs.evaluation.reporting import read_log_of, read_metrics
-from dxn.runs.paths import is_run
-from dxn.runs.settings import Settings
-
-# Options that only name where a run is written or continued.
-IGNORED = ("run", "resume", "output", "name")
+from dxn.commands.options import RunFolder
+from dxn.config.checks import Output
+from dxn.config.command import Command
 
 
-def run(settings: Settings) -> int:
-    """Put runs side by side, and compare their answers row by row."""
-    path, runs, tests = compare_runs(settings)
-    for line in comparison_lines(runs, tests):
-        print_line(line)
-    print_line(f"written: {path}")
-    print_line(f"open {path} in a browser")
-    return 0
-
-
-def compare_runs(settings: Settings) -> tuple[Path, list[Any], list[Any]]:
-    """Write a page that compares runs.
+@dataclass(frozen=True, kw_only=True)
+class Compare(Command):
+    """Compare runs: options that differ, metrics with intervals, a paired test.
 
     Args:
-        settings: Settings of `dxn compare`.
-
-    Returns:
-        The page, the runs, and the result of the paired test of each run except for the first one.
-
-    Raises:
-        UserError: If there are fewer than two runs, or one of them has no report.
+        run: Two or more run folders.
+        output: Page to write.
     """
-    folders = [Path(folder) for folder in as_list(settings.values["run"] or [])]
-    if len(folders) < 2:
-        raise UserError(f"run: must be at least two run folders, got {len(folders)}; set run=[A,B]")
-    if len({folder.resolve() for folder in folders}) < len(folders):
-        raise UserError("run: the run folders must be different; remove the repeated one")
-    names = _names(folders)
-    runs = [_run(*each, settings) for each in zip(folders, names, strict=True)]
-    path = Path(settings.values["output"])
-    pages.compare.write_comparison(runs, path)
-    return path, runs, pages.compare.tests(runs)
 
-
-def comparison_lines(runs: list[Any], tests: list[Any]) -> list[str]:
-    """Return the figures of each run with their intervals, and the results of the paired tests."""
-    lines: list[str] = []
-    for run in runs:
-        saved = run.saved
-        figures = pages.tables.figures_of(run.metrics, saved.split).get(pages.tables.ALL, {})
-        value = figures.get(saved.monitored)
-        shown = "no figure" if value is None else f"{value:.4f}"
-        ends = pages.tables.interval_text(saved.interval(pages.tables.ALL, saved.monitored))
-        interval = f" (95% interval {ends})" if ends else ""
-        lines.append(f"{run.name}: {saved.split} {saved.monitored} {shown}{interval}")
-    lines += [f"note: {note}" for note in pages.compare.notes(runs)]
-    return [*lines, *(test.sentence for test in tests)]
-
-
-def _run(folder: Path, name: str, settings: Settings) -> Any:
-    if not is_run(folder):
-        raise UserError(f"run: {folder}: not a run folder, it has no .hydra/config.yaml")
-    values = Settings.load(folder, settings.folder_trust).values
-    saved = pages.saved.read(folder)
-    if saved is None:
-        raise UserError(
-            f"run: {folder}: has no {pages.saved.FILE}; write it first: "
-            f"{report_again(folder, settings)}"
-        )
-    options = {
-        key: lookup(values, key)[1]
-        for key in leaves(values)
-        if key.partition(".")[0] not in IGNORED
-    }
-    return pages.compare.Compared(
-        name=name,
-        folder=str(folder),
-        options=options,
-        metrics=read_metrics(folder),
-        log=read_log_of(folder),
-        saved=saved,
+    usage: ClassVar[Sequence[str]] = (
+        "dxn compare run=[outputs/label/A,outputs/label/B]",
+        "dxn compare run=[A,B,C] output=compare.html",
     )
 
+    run: Annotated[Sequence[str] | str, RunFolder()] = ()
+    output: Annotated[str, Output()] = "compare.html"
 
-def _names(folders: list[Path]) -> list[str]:
-    """Return the shortest ends of the paths that are all different."""
-    longest = max(len(folder.parts) for folder in folders)
-    for length in range(1, longest + 1):
-        names = ["/".join(folder.parts[-length:]) for folder in folders]
-        if len(set(names)) == len(names):
-            return names
-    return [str(folder) for folder in folders]
+    def execute(self) -> int:
+        """Put runs side by side, and compare their answers row by row."""
+        from dxn.runs.compare import run
+
+        return run(self.settings)

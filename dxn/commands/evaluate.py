@@ -2,18 +2,57 @@
 
 from __future__ import annotations
 
-from dxn.runs.evaluation.evaluate import evaluate_model
-from dxn.runs.evaluation.printing import print_line
-from dxn.runs.saved.loading import load_predictor
-from dxn.runs.settings import Settings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from dxn.commands.options import Compiled, Data, FromWeights, InputPath, Labels, Seed, TableInput
+from dxn.config.checks import Output
+from dxn.config.command import AS_TYPED
 
 
-def run(settings: Settings) -> int:
-    """Compute the metrics of a trained model, with all inputs and with subsets of them."""
-    predictor = load_predictor(settings)
-    folder = evaluate_model(settings, predictor)
-    files = "metrics.json, predictions.csv, plots/" if predictor.task.answers else "metrics.json"
-    print_line(f"written: {folder}: {files}")
-    if predictor.task.answers:
-        print_line(f"{folder / 'predictions.csv'} has the prediction of each row")
-    return 0
+@dataclass(frozen=True, kw_only=True)
+class Evaluate(FromWeights, Data, TableInput, Labels, Compiled):
+    """Compute the metrics of a trained model, with all inputs and with subsets of them.
+
+    Args:
+        input: Table whose rows are all evaluated, with the columns and target of the training.
+        split: Split to evaluate (default: the first of test, validation and train that has rows).
+        only: Inputs to use, such as [text] (default: all, each alone, and all but each).
+        output: Folder for metrics.json, predictions.csv and plots (default:
+            RUN/evaluate/date_time).
+        keep: Further columns of the table to copy to the output.
+        seed: Random seed of the splits, if the data has none.
+        confine: Refuse files of input or of the run's data that lead out of its folder.
+    """
+
+    path_key: ClassVar[str | None] = "input"
+    usage: ClassVar[Sequence[str]] = (
+        "dxn evaluate run=outputs/label",
+        "dxn evaluate run=outputs/label new.csv",
+        "dxn evaluate run=RUN only=[image]",
+        "dxn evaluate weights=google/vit-base-patch16-224 data.path=photos/",
+    )
+
+    input: Annotated[str | None, AS_TYPED, InputPath()] = None
+    split: Literal["train", "validation", "test"] | None = None
+    only: Sequence[str] | None = None
+    output: Annotated[str | None, Output(is_folder=True)] = None
+    keep: Sequence[str] = ()
+    seed: Seed = 0
+    confine: bool = True
+
+    def execute(self) -> int:
+        """Evaluate, and write the files."""
+        from dxn.runs.evaluation.evaluate import evaluate_model
+        from dxn.runs.evaluation.printing import print_line
+        from dxn.runs.saved.loading import load_predictor
+
+        predictor = load_predictor(self.settings)
+        folder = evaluate_model(self.settings, predictor)
+        has_answers = predictor.task.answers
+        files = "metrics.json, predictions.csv, plots/" if has_answers else "metrics.json"
+        print_line(f"written: {folder}: {files}")
+        if has_answers:
+            print_line(f"{folder / 'predictions.csv'} has the prediction of each row")
+        return 0

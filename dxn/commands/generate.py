@@ -2,49 +2,95 @@
 
 from __future__ import annotations
 
-from dxn.core.errors import UserError
-from dxn.models import make_sampler
-from dxn.runs.evaluation.printing import print_line, print_rule
-from dxn.runs.predictor.output import check_suffix
-from dxn.runs.predictor.prompts import read_prompts, write_texts
-from dxn.runs.predictor.samples import read_sample
-from dxn.runs.saved.loading import load_predictor
-from dxn.runs.settings import Settings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from annotated_types import Ge, Gt, Le
+
+from dxn.commands.options import Count, FromWeights, InputPath, Precision, Seed
+from dxn.config.checks import Output
+from dxn.config.command import AS_TYPED
 
 
-def run(settings: Settings) -> int:
-    """Generate text: continue a prompt, or generate a text for an input."""
-    values = settings.values
-    # Before the model is loaded, so that a mistake is reported at once.
-    output = check_suffix(values["output"])
-    prompts = read_prompts(values)
-    predictor = load_predictor(settings)
-    try:
-        sampler = make_sampler(
-            values["temperature"],
-            top_k=values["top_k"],
-            top_p=values["top_p"],
-            seed=values["seed"],
-            device=predictor.device,
-        )
-    except ValueError as error:
-        raise UserError(str(error)) from error  # the message names the option
-    inputs = values["input"]
-    texts = predictor.write(
-        prompt=prompts,
-        inputs=None
-        if inputs is None
-        else read_sample(inputs, predictor.readers, predictor.columns),
-        count=values["count"],
-        max_new=values["max_new"],
-        sampler=sampler,
-        batch_size=values["batch_size"],
+@dataclass(frozen=True, kw_only=True)
+class Generate(FromWeights, Precision):
+    """Generate text with a trained model: continue a prompt, or describe an input.
+
+    Args:
+        prompt: Text to continue, for a language model.
+        prompts: File with many prompts: a .txt file with one per line, or a table with a column
+            prompt.
+        input: Inputs to generate a text for: input.text=... input.image=... input.audio=...
+        max_new: Maximum number of tokens to generate.
+        temperature: Divisor of the logits; 0 always chooses the most probable token.
+        top_k: Sample from this number of most probable tokens (default: all).
+        top_p: Sample from the most probable tokens with this total probability (arXiv:1904.09751).
+        count: Number of texts to generate, per prompt.
+        output: .csv, .jsonl, .json or .parquet file for the texts (default: print them).
+        seed: Random seed of sampling.
+        batch_size: Number of prompts per batch.
+    """
+
+    usage: ClassVar[Sequence[str]] = (
+        'dxn generate run=RUN prompt="ROMEO:" temperature=0.8',
+        'dxn generate weights=openai-community/gpt2 prompt="Once upon a time" top_p=0.9',
+        "dxn generate run=RUN prompts=prompts.txt output=texts.csv",
+        "dxn generate run=RUN input.image=photo.jpg temperature=0",
     )
-    if output is not None:
-        write_texts(output, prompts, texts)
+
+    prompt: Annotated[str, AS_TYPED] = ""
+    prompts: str | None = None
+    input: Annotated[str | Mapping[str, str] | None, AS_TYPED, InputPath()] = None
+    max_new: Count = 200
+    temperature: Annotated[float, Ge(0)] = 1.0
+    top_k: Count | None = None
+    top_p: Annotated[float, Gt(0), Le(1)] | None = None
+    count: Count = 1
+    output: Annotated[str | None, Output()] = None
+    seed: Seed = 0
+    batch_size: Count = 16
+
+    def execute(self) -> int:
+        """Continue a prompt, or generate a text for an input."""
+        from dxn.core.errors import UserError
+        from dxn.models import make_sampler
+        from dxn.runs.evaluation.printing import print_line, print_rule
+        from dxn.runs.predictor.output import check_suffix
+        from dxn.runs.predictor.prompts import read_prompts, write_texts
+        from dxn.runs.predictor.samples import read_sample
+        from dxn.runs.saved.loading import load_predictor
+
+        # Before the model is loaded, so that a mistake is reported at once.
+        output = check_suffix(self.output)
+        prompts = read_prompts(self.settings.values)
+        predictor = load_predictor(self.settings)
+        try:
+            sampler = make_sampler(
+                self.temperature,
+                top_k=self.top_k,
+                top_p=self.top_p,
+                seed=self.seed,
+                device=predictor.device,
+            )
+        except ValueError as error:
+            raise UserError(str(error)) from error  # the message names the option
+        inputs = None
+        if self.input is not None:
+            inputs = read_sample(self.input, predictor.readers, predictor.columns)
+        texts = predictor.write(
+            prompt=prompts,
+            inputs=inputs,
+            count=self.count,
+            max_new=self.max_new,
+            sampler=sampler,
+            batch_size=self.batch_size,
+        )
+        if output is not None:
+            write_texts(output, prompts, texts)
+            return 0
+        for i, text in enumerate(texts):
+            if i:
+                print_rule()
+            print_line(text)
         return 0
-    for i, text in enumerate(texts):
-        if i:
-            print_rule()
-        print_line(text)
-    return 0

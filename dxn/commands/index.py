@@ -2,19 +2,54 @@
 
 from __future__ import annotations
 
-from dxn.runs.evaluation.next_commands import code_options, sample_options
-from dxn.runs.evaluation.printing import next_step, print_line
-from dxn.runs.index.index import write_index
-from dxn.runs.saved.loading import load_predictor
-from dxn.runs.settings import Settings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar, Literal
+
+from dxn.commands.options import Data, Device, FromWeights, InputPath, Seed, TableInput
+from dxn.config.checks import Output
+from dxn.config.command import AS_TYPED
 
 
-def run(settings: Settings) -> int:
-    """Embed many rows, and write a folder that `dxn search` can search."""
-    opened, lines = write_index(settings, load_predictor(settings))
-    for line in lines:
-        print_line(line)
-    if sample := sample_options(opened):
-        output = settings.values["output"]
-        next_step("dxn", "search", f"index={output}", *code_options(settings), *sample)
-    return 0
+@dataclass(frozen=True, kw_only=True)
+class Index(FromWeights, Data, TableInput, Device):
+    """Embed the rows of a table or data set, and write an index for dxn search.
+
+    Args:
+        input: Table, folder or pattern ('photos/*.jpg') to embed instead of data.
+        split: Split to embed (default: the first of test, validation and train that has rows).
+        only: Inputs to embed, such as [image] (default: all; the mean of their embeddings).
+        output: Folder to write.
+        approximate: Also build a graph for a fast search in millions of rows; needs dxn[search].
+        keep: Further columns of the table to copy to the index.
+        seed: Random seed of the splits, if the data has none.
+    """
+
+    path_key: ClassVar[str | None] = "input"
+    usage: ClassVar[Sequence[str]] = (
+        "dxn index run=RUN photos/ output=photos.index",
+        "dxn index run=RUN split=test only=[image] output=INDEX",
+    )
+
+    input: Annotated[str | None, AS_TYPED, InputPath()] = None
+    split: Literal["train", "validation", "test"] | None = None
+    only: Sequence[str] | None = None
+    output: Annotated[str, Output(is_folder=True)] = "index"
+    approximate: bool = False
+    keep: Sequence[str] = ()
+    seed: Seed = 0
+
+    def execute(self) -> int:
+        """Embed many rows, and write the folder."""
+        from dxn.runs.evaluation.next_commands import code_options, sample_options
+        from dxn.runs.evaluation.printing import next_step, print_line
+        from dxn.runs.index.index import write_index
+        from dxn.runs.saved.loading import load_predictor
+
+        opened, lines = write_index(self.settings, load_predictor(self.settings))
+        for line in lines:
+            print_line(line)
+        if sample := sample_options(opened):
+            code = code_options(self.settings)
+            next_step("dxn", "search", f"index={self.output}", *code, *sample)
+        return 0

@@ -2,19 +2,41 @@
 
 from __future__ import annotations
 
-from dxn.runs.evaluation.printing import Table, plain_text, print_table
-from dxn.runs.saved.loading import load_predictor
-from dxn.runs.settings import Settings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from dxn.commands.options import Count, FromWeights
+from dxn.config.command import AS_TYPED
 
 
-def run(settings: Settings) -> int:
-    """Print the tokens whose embeddings are most similar to that of one token."""
-    values = settings.values
-    closest = load_predictor(settings).neighbors(str(values["token"]), count=values["count"])
-    table = Table(title="tokens of the vocabulary with the most similar embeddings")
-    table.add_column("token")
-    table.add_column("cosine", justify="right")
-    for token, cosine in closest:
-        table.add_row(plain_text(token), f"{cosine:.3f}")
-    print_table(table)
-    return 0
+@dataclass(frozen=True, kw_only=True)
+class Neighbors(FromWeights):
+    """List the tokens with the embeddings most similar to the embedding of one token.
+
+    Args:
+        token: Token of the vocabulary: a word, subword or character.
+        count: Number of neighbors.
+    """
+
+    usage: ClassVar[Sequence[str]] = (
+        "dxn neighbors run=RUN token=king",
+        "dxn neighbors weights=google-bert/bert-base-uncased token=king",
+    )
+
+    token: Annotated[str, AS_TYPED]
+    count: Count = 10
+
+    def execute(self) -> int:
+        """Print the most similar tokens with their cosine similarity."""
+        from dxn.runs.evaluation.printing import Table, plain_text, print_table
+        from dxn.runs.saved.loading import load_predictor
+
+        closest = load_predictor(self.settings).neighbors(self.token, count=self.count)
+        table = Table(title="tokens of the vocabulary with the most similar embeddings")
+        table.add_column("token")
+        table.add_column("cosine", justify="right")
+        for token, cosine in closest:
+            table.add_row(plain_text(token), f"{cosine:.3f}")
+        print_table(table)
+        return 0

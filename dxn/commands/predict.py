@@ -2,57 +2,86 @@
 
 from __future__ import annotations
 
-from dxn.core.display import count
-from dxn.data.dataset import Samples
-from dxn.runs.evaluation.next_commands import with_output
-from dxn.runs.evaluation.printing import next_step, print_line
-from dxn.runs.predictor.input_rows import has_many_samples, open_input
-from dxn.runs.predictor.output import check_suffix, rows_text, write_records
-from dxn.runs.predictor.samples import read_sample
-from dxn.runs.predictor.table import answer_lines, prediction_records, record_line
-from dxn.runs.saved.loading import load_predictor
-from dxn.runs.settings import Settings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from dxn.commands.options import Compiled, FromWeights, Input, Labels, TableInput
+from dxn.config.checks import Output
 
 MAX_PRINTED = 20  # rows; a file has all of them
 
 
-def run(settings: Settings) -> int:
-    """Predict for one sample, or for each sample of a table, a folder or a pattern of files."""
-    values = settings.values
-    # Before the model is loaded, so that a mistake is reported at once.
-    output = check_suffix(values["output"])
-    predictor = load_predictor(settings)
-    predictor.require_answers()  # before a large table is read
-    is_single = not has_many_samples(values["input"])
-    if is_single:
-        samples = predictor.samples(
-            [read_sample(values["input"], predictor.readers, predictor.columns)]
-        )
-    else:
-        # Samples without a task: a target column in a new table has no effect.
-        samples = Samples(open_input(values, predictor), predictor.preprocessors)
-    predictions = predictor.run(samples, batch_size=values["batch_size"])
-    opened, task = samples.opened, predictor.task
-    if is_single:
-        for name, raws in opened.raws.items():
-            if note := predictor.preprocessors[name].remark(raws[0]):
-                print_line(f"note: {name}: {note}")
-        inputs = {name: cells[0] for name, cells in opened.cells.items()}
-        for line in answer_lines(task.answer(predictions.predicted[0], inputs)):
-            print_line(line)
-    records = prediction_records(predictions, opened, task)
-    if is_single:
-        for record in records:  # a forecast has one per step
-            record.pop("file", None)  # there is no file that contains the sample as a row
-    if output is not None:
-        write_records(output, records, separator=task.separator)
-        print_line(f"written: {output} ({rows_text(len(records), opened)})")
-    elif not is_single:
-        for record in records[:MAX_PRINTED]:
-            print_line(record_line(record))
-        if len(records) > MAX_PRINTED:
-            print_line(f"and {count(len(records) - MAX_PRINTED, 'more row')}")
-        if opened.skipped:
-            print_line(f"{count(opened.skipped, 'row')} skipped")
-        next_step("dxn", *with_output("predict", settings, "answers.csv"))
-    return 0
+@dataclass(frozen=True, kw_only=True)
+class Predict(FromWeights, TableInput, Labels, Compiled):
+    """Predict for one sample or a table with a trained model.
+
+    Args:
+        input: Table, file, folder, pattern ('photos/*.jpg') or one sample (input.text=...).
+        output: .csv, .jsonl, .json or .parquet file for the predictions (default: print them).
+        keep: Further columns of the table to copy to the output.
+    """
+
+    path_key: ClassVar[str | None] = "input"
+    usage: ClassVar[Sequence[str]] = (
+        "dxn predict run=outputs/label new.csv output=answers.csv",
+        "dxn predict run=RUN photo.jpg",
+        'dxn predict run=RUN input.text="a fine film"',
+        "dxn predict run=RUN input.image=a.jpg input.audio=a.wav",
+        'dxn predict run=RUN input.image=a.jpg labels=[cat,dog] template="a photo of a {}"',
+    )
+
+    input: Input
+    output: Annotated[str | None, Output()] = None
+    keep: Sequence[str] = ()
+
+    def execute(self) -> int:
+        """Predict for one sample, or for each sample of a table, a folder or a pattern of files."""
+        from dxn.core.display import count
+        from dxn.data.dataset import Samples
+        from dxn.runs.evaluation.next_commands import with_output
+        from dxn.runs.evaluation.printing import next_step, print_line
+        from dxn.runs.predictor.input_rows import has_many_samples, open_input
+        from dxn.runs.predictor.output import check_suffix, rows_text, write_records
+        from dxn.runs.predictor.samples import read_sample
+        from dxn.runs.predictor.table import answer_lines, prediction_records, record_line
+        from dxn.runs.saved.loading import load_predictor
+
+        # Before the model is loaded, so that a mistake is reported at once.
+        output = check_suffix(self.output)
+        predictor = load_predictor(self.settings)
+        predictor.require_answers()  # before a large table is read
+        is_single = not has_many_samples(self.input)
+        if is_single:
+            samples = predictor.samples(
+                [read_sample(self.input, predictor.readers, predictor.columns)]
+            )
+        else:
+            # Samples without a task: a target column in a new table has no effect.
+            opened = open_input(self.settings.values, predictor)
+            samples = Samples(opened, predictor.preprocessors)
+        predictions = predictor.run(samples, batch_size=self.batch_size)
+        opened, task = samples.opened, predictor.task
+        if is_single:
+            for name, raws in opened.raws.items():
+                if note := predictor.preprocessors[name].remark(raws[0]):
+                    print_line(f"note: {name}: {note}")
+            inputs = {name: cells[0] for name, cells in opened.cells.items()}
+            for line in answer_lines(task.answer(predictions.predicted[0], inputs)):
+                print_line(line)
+        records = prediction_records(predictions, opened, task)
+        if is_single:
+            for record in records:  # a forecast has one per step
+                record.pop("file", None)  # there is no file that contains the sample as a row
+        if output is not None:
+            write_records(output, records, separator=task.separator)
+            print_line(f"written: {output} ({rows_text(len(records), opened)})")
+        elif not is_single:
+            for record in records[:MAX_PRINTED]:
+                print_line(record_line(record))
+            if len(records) > MAX_PRINTED:
+                print_line(f"and {count(len(records) - MAX_PRINTED, 'more row')}")
+            if opened.skipped:
+                print_line(f"{count(opened.skipped, 'row')} skipped")
+            next_step("dxn", *with_output("predict", self.settings, "answers.csv"))
+        return 0

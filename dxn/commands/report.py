@@ -2,14 +2,32 @@
 
 from __future__ import annotations
 
-from dxn.runs.evaluation.printing import print_line
-from dxn.runs.evaluation.reporting import write_again
-from dxn.runs.settings import Settings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import ClassVar
+
+from dxn.commands.options import Device, FromRun
 
 
-def run(settings: Settings) -> int:
-    """Write the report of a run again."""
-    path = write_again(settings)
-    print_line(f"written: {path}")
-    print_line(f"open {path} in a browser")
-    return 0
+@dataclass(frozen=True, kw_only=True)
+class Report(FromRun, Device):
+    """Write report.html again: data, curves, metrics with intervals, examples, attention.
+
+    Args:
+        run: Run folder, folder of runs (its newest one is used) or latest.
+        confine: Refuse files of the run's data that lead out of its folder.
+    """
+
+    usage: ClassVar[Sequence[str]] = ("dxn report run=outputs/label", "dxn report run=latest")
+
+    confine: bool = True
+
+    def execute(self) -> int:
+        """Write the report of a run again."""
+        from dxn.runs.evaluation.printing import print_line
+        from dxn.runs.evaluation.reporting import write_again
+
+        path = write_again(self.settings)
+        print_line(f"written: {path}")
+        print_line(f"open {path} in a browser")
+        return 0

@@ -2,32 +2,65 @@
 
 from __future__ import annotations
 
-from dxn.core.display import count
-from dxn.runs.evaluation.next_commands import with_output
-from dxn.runs.evaluation.printing import next_step, print_line, records_table
-from dxn.runs.index.index import read_index
-from dxn.runs.index.search import search, with_model
-from dxn.runs.predictor.output import check_suffix, write_records
-from dxn.runs.saved.loading import load_predictor
-from dxn.runs.settings import Settings
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Annotated, ClassVar
+
+from dxn.commands.options import Count, Device, FromRun, Input, TableInput
+from dxn.config.checks import Output
 
 MAX_PRINTED = 20  # rows; a file has all of them
 
 
-def run(settings: Settings) -> int:
-    """Find the rows of an index that are most similar to each query."""
-    values = settings.values
-    output = check_suffix(values["output"])
-    index = read_index(values["index"])
-    settings = with_model(settings, index)
-    found = search(settings, index, load_predictor(settings))
-    records = list(found.records())
-    if output is not None:
-        write_records(output, records)
-        print_line(f"written: {output} ({count(len(records), 'row')})")
+@dataclass(frozen=True, kw_only=True)
+class Search(FromRun, TableInput, Device):
+    """Find the rows of an index that are most similar to a query, such as a text.
+
+    Args:
+        index: Folder that dxn index wrote.
+        input: One query (input.text="red shoes", input.image=photo.jpg), or a table of queries.
+        k: Number of rows to find for each query.
+        only: Inputs of a table of queries to use, such as [text] (default: all).
+        approximate: Search the graph of the index, which can miss rows; only if you trust the
+            index.
+        output: .csv, .jsonl, .json or .parquet file for the found rows (default: print them).
+        run: Folder of the model, if it was moved after the index was written.
+    """
+
+    path_key: ClassVar[str | None] = "input"
+    usage: ClassVar[Sequence[str]] = (
+        'dxn search index=INDEX input.text="red shoes" k=5',
+        "dxn search index=INDEX queries.csv only=[text] output=found.csv",
+    )
+
+    index: str
+    input: Input
+    k: Count = 10
+    only: Sequence[str] | None = None
+    approximate: bool = False
+    output: Annotated[str | None, Output()] = None
+
+    def execute(self) -> int:
+        """Find the rows that are most similar to each query."""
+        from dxn.core.display import count
+        from dxn.runs.evaluation.next_commands import with_output
+        from dxn.runs.evaluation.printing import next_step, print_line, records_table
+        from dxn.runs.index.index import read_index
+        from dxn.runs.index.search import search, with_model
+        from dxn.runs.predictor.output import check_suffix, write_records
+        from dxn.runs.saved.loading import load_predictor
+
+        output = check_suffix(self.output)
+        index = read_index(self.index)
+        settings = with_model(self.settings, index)
+        found = search(settings, index, load_predictor(settings))
+        records = list(found.records())
+        if output is not None:
+            write_records(output, records)
+            print_line(f"written: {output} ({count(len(records), 'row')})")
+            return 0
+        records_table(records[:MAX_PRINTED])
+        if len(records) > MAX_PRINTED:
+            print_line(f"and {count(len(records) - MAX_PRINTED, 'more row')}")
+        next_step("dxn", *with_output("search", settings, "found.csv"))
         return 0
-    records_table(records[:MAX_PRINTED])
-    if len(records) > MAX_PRINTED:
-        print_line(f"and {count(len(records) - MAX_PRINTED, 'more row')}")
-    next_step("dxn", *with_output("search", settings, "found.csv"))
-    return 0

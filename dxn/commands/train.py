@@ -2,13 +2,212 @@
 
 from __future__ import annotations
 
-from dxn.runs.ensemble import run_training
-from dxn.runs.evaluation.printing import next_step
-from dxn.runs.settings import Settings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
+
+from dxn.commands.options import (
+    Adapters,
+    Count,
+    Data,
+    DataFiles,
+    Seed,
+    Weights,
+    WeightsSource,
+)
+from dxn.config.checks import Output
+from dxn.config.command import Group
+from dxn.config.environment import interpolations, require_no_interpolations, resolve
+from dxn.config.keys import assign
+from dxn.runs.paths import interrupted_run
+from dxn.runs.settings import UNUSED_IN_RUN, Settings
+
+if TYPE_CHECKING:
+    from dxn.config.words import Request
+
+# Keys that contain an interpolation of another key, such as batch_size: ${batch_size}. In a saved
+# run it has already been resolved, so changing the key must change these too.
+DERIVED = {"batch_size": ("trainer.batch_size",)}
+# Keys that determine the weights or the splits. They cannot be changed when a run is resumed.
+FIXED_IN_RUN = ("dim", "seed")
 
 
-def run(settings: Settings) -> int:
-    """Train, evaluate on the test split, and write the run folder."""
-    for command in run_training(settings).next_commands:
-        next_step("dxn", *command)
-    return 0
+@dataclass(frozen=True)
+class StartWeights(Weights):
+    """Weights that a training starts from.
+
+    Args:
+        source: Checkpoint to start from (short form: weights=...): run, file, folder or hub id.
+        adapters: Checkpoints of single adapters: weights.adapters.NAME=...
+    """
+
+    adapters: Annotated[Mapping[str, str], WeightsSource()] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Resume:
+    """A run that was interrupted.
+
+    Args:
+        run: Interrupted run to continue (short form: resume=...): run folder, folder of runs or
+            latest.
+        force: Continue although the configuration or the data changed since the run started.
+    """
+
+    run: str | None = None
+    force: bool = False
+
+
+@dataclass(frozen=True, kw_only=True)
+class Train(Data):
+    """Train a model on text, images, audio or any mix of them, and evaluate it.
+
+    Args:
+        preset: auto chooses the options that you do not set from the data; plain leaves them.
+        baseline: Train a small classical model and mix both outputs: auto (not with weights,
+            finetune or pretrain), always or none.
+        ensemble: Number of models with different seeds, whose outputs are combined.
+        report: Write report.html at the end of the training.
+        dim: Token width D; each file of the group backbone sets it.
+        seed: Random seed of splits, weights, order, augmentation and dropout.
+        batch_size: Batch size per process.
+        name: Name of the folder in output (default: name of the target column).
+        output: Parent folder of all run folders.
+        run: Run folder to write (default: output/name/date_time).
+        share_adapters: Whether inputs of a modality share one adapter; table columns never do.
+        share_backbone: Whether all inputs share one backbone; false needs late or bottleneck
+            fusion.
+        adapters: Kinds of inputs to read.
+        fusion: How the tokens of several inputs are combined.
+        head: Task; auto infers it from the target.
+        backbone: Architecture and size of the model.
+        optimizer: Optimizer.
+        scheduler: Learning rate schedule.
+        trainer: Training loop.
+        loader: How samples are loaded.
+        finetune: Frozen weights and LoRA.
+        pretrain: Training on the inputs alone, before the main task.
+        data: Data source; inferred from data.path.
+        experiment: Tested options for a public data set.
+        debug: Short runs that check the data and the model.
+    """
+
+    path_key: ClassVar[str | None] = "data.path"
+    usage: ClassVar[Sequence[str]] = (
+        "dxn train",
+        "dxn train reviews.csv target=label",
+        "dxn train photos/ backbone=tiny trainer.epochs=40",
+        "dxn train reviews.csv target=label data.text=[title,body] data.image=photo",
+        "dxn train photos/ weights=google/vit-base-patch16-224",
+        "dxn train resume=outputs/label",
+        "dxn train -m seed=1,2,3",
+    )
+
+    preset: Literal["auto", "plain"] = "auto"
+    baseline: Literal["auto", "always", "none"] = "auto"
+    ensemble: Count = 1
+    report: bool = True
+    dim: Count = 128
+    seed: Seed = 0
+    batch_size: Count = 64
+    name: str | None = None
+    output: Annotated[str, Output(is_folder=True)] = "outputs"
+    run: Annotated[str | None, Output(is_folder=True)] = None
+    resume: Resume = Resume()
+    share_adapters: bool = True
+    share_backbone: bool = True
+    weights: StartWeights = StartWeights()
+    adapters: Adapters
+    fusion: Annotated[Any, Group("early")]
+    head: Annotated[Any, Group("auto")]
+    backbone: Annotated[Any, Group("nano")]
+    optimizer: Annotated[Any, Group("adamw")]
+    scheduler: Annotated[Any, Group("cosine")]
+    trainer: Annotated[Any, Group("default")]
+    loader: Annotated[Any, Group("default")]
+    finetune: Annotated[Any, Group("default")]
+    pretrain: Annotated[Any, Group()] = None
+    data: Annotated[Any, Group("digits"), DataFiles()] = None
+    experiment: Annotated[Any, Group(is_part=False)] = None
+    debug: Annotated[Any, Group(is_part=False)] = None
+
+    @classmethod
+    def resumed(cls, request: Request, words: Sequence[str]) -> Settings | None:
+        """Return the saved configuration of the run that `resume` names."""
+        run = request.value("resume.run")
+        if run is None:
+            if request.value("resume.force"):
+                request.problems.append(
+                    "resume.force: has an effect only together with resume=RUN, the run to continue"
+                )
+            return None
+        folder, note = interrupted_run(str(run))
+        rest = [line for line in words if not line.startswith(("resume=", "resume.run="))]
+        settings = settings_of_run(folder, rest, request.trust)
+        resume = {**settings.values["resume"], "run": str(folder)}
+        values = {**settings.values, "resume": resume, "run": str(folder)}
+        notes = () if note is None else (note,)
+        return replace(settings, values=values, overrides=tuple(words), notes=notes)
+
+    def execute(self) -> int:
+        """Train, evaluate on the test split, and write the run folder."""
+        from dxn.runs.ensemble import run_training
+        from dxn.runs.evaluation.printing import next_step
+
+        for words in run_training(self.settings).next_commands:
+            next_step("dxn", *words)
+        return 0
+
+
+def settings_of_run(folder: Path, words: Sequence[str] = (), trust: Sequence[str] = ()) -> Settings:
+    """Return the saved configuration of a run, with the values of overrides.
+
+    Args:
+        folder: The run folder. It may be untrusted, so nothing in it is composed or resolved again.
+        words: Words of the command line that change values.
+        trust: Top-level packages besides dxn whose code the run may use.
+
+    Raises:
+        UserError: If it is not a run folder, a `_target_` is not trusted, or an override is wrong.
+    """
+    # The modules import Hydra, which the help pages do not need.
+    from dxn.config.compose import expand_home, type_problems, valid_overrides
+    from dxn.config.words import parse
+
+    request = parse(Train, words, infers=False)
+    request.trust = tuple(dict.fromkeys([*request.trust, *trust]))
+    request.installed = ()  # the folder names code, and not the user
+    saved = Settings.load(folder, request.trust)
+    values = saved.values
+    for override in request.groups:
+        request.problems.append(
+            f"{override.input_line}: the parts of a saved run cannot be changed; change values, "
+            "such as trainer.epochs=30, or train a new run"
+        )
+    hidden = interpolations(values) if request.values else {}
+    for override, value in valid_overrides(Train, values, request):
+        key = override.key_or_group
+        if key in FIXED_IN_RUN:
+            request.problems.append(f"{key}: cannot be changed in a saved run; train a new run")
+        # An option of this command may read the environment, unlike one of the folder.
+        resolved, texts = resolve({"value": value})
+        for changed in (key, *DERIVED.get(key, ())):
+            path = tuple(changed.split("."))
+            if text := texts.get(("value",), hidden.get(path)):
+                hidden[path] = text
+            assign(values, changed, expand_home(resolved["value"]))
+    # Unknown keys first: with them, the types below could not be checked.
+    request.stop_on_problems()
+    require_no_interpolations({k: v for k, v in values.items() if k not in UNUSED_IN_RUN})
+    request.problems += type_problems(Train, values, request.trust)
+    request.stop_on_problems()
+    return replace(
+        saved,
+        values=values,
+        overrides=(*saved.overrides, *words),
+        chosen=frozenset(o.key_or_group for o in request.values),
+        trust=request.trust,
+        folder_trust=request.trust,
+        hidden=hidden,
+    )

@@ -1,283 +1,37 @@
-"""The command `dxn verify`: checksums, whether the files load, whether all figures are finite.
-
-Nothing is written, and one problem does not hide another one.
-"""
+"""The command `dxn verify`."""
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import ClassVar
 
-from torch import Tensor
-
-from dxn.config.schema import validated
-from dxn.core.display import count
+from dxn.commands.options import FromRun
 from dxn.core.errors import UserError
-from dxn.core.files import UNFINISHED, check_sums
-from dxn.core.untrusted import check_file, load_json
-from dxn.runs import record as start
-from dxn.runs.evaluation.printing import print_line
-from dxn.runs.paths import is_run, member_folders
-from dxn.runs.saved import model_folder
-from dxn.runs.settings import Settings
-from dxn.runs.train import PRETRAINING
-from dxn.training import checkpoint
-from dxn.training.log import read_log
-from dxn.training.state import State
-
-LOG = "metrics.jsonl"
-METRICS = "metrics.json"
-LOSSES = "log/"  # losses in a checkpoint, where NaN is a step that was skipped
-# Parametrizations of LoRA: the model folder has the merged weights under other names.
-LORA = ".parametrizations."
-MAX_LISTED = 5  # names in one line
-
-Result = TypeVar("Result")
 
 
-def run(settings: Settings) -> int:
-    """Check the files of a run folder. All problems are listed."""
-    if settings.values["run"] is None:
-        raise UserError("run: set run=RUN to the run folder to check")
-    result = verify(Path(settings.values["run"]), trust=settings.folder_trust)
-    for line in result.checked:
-        print_line(f"intact: {line}")
-    for line in result.notes:
-        print_line(f"note: {line}")
-    if result.problems:
-        raise UserError("\n".join(result.problems))
-    print_line("no problems found")
-    return 0
-
-
-@dataclass
-class Verified:
-    """The result of `verify`.
+@dataclass(frozen=True, kw_only=True)
+class Verify(FromRun):
+    """Check the files of a run: checksums, whether they load, whether metrics are finite.
 
     Args:
-        checked: One line per part that was checked.
-        notes: One line per thing that is no problem, but good to know.
-        problems: One line per problem.
+        run: Run folder, folder of runs (its newest one is used) or latest.
     """
 
-    checked: list[str] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    problems: list[str] = field(default_factory=list)
+    usage: ClassVar[Sequence[str]] = ("dxn verify run=outputs/label", "dxn verify run=latest")
 
-    def attempt(self, check: Callable[[], Result]) -> Result | None:
-        """Return the result of a check; None if it failed, which is recorded."""
-        try:
-            return check()
-        except UserError as error:
-            self.problems += str(error).splitlines()
-        except OSError as error:
-            self.problems.append(f"{error.filename}: {error.strerror}")
-        return None
+    def execute(self) -> int:
+        """Check the files of a run folder. All problems are listed."""
+        from dxn.runs.evaluation.printing import print_line
+        from dxn.runs.verify import verify
 
-
-def verify(folder: Path, *, trust: Sequence[str] = ()) -> Verified:
-    """Check a run folder, which may come from a stranger.
-
-    Args:
-        folder: The run folder.
-        trust: Top-level packages besides dxn whose code the folder may use.
-
-    Raises:
-        UserError: If it is not a run folder.
-    """
-    if not is_run(folder):
-        raise UserError(f"run: {folder}: not a run folder, it has no .hydra/config.yaml")
-    result = Verified()
-    settings = result.attempt(lambda: Settings.load(folder, trust))
-    members = member_folders(folder)
-    for path in members:
-        _check_run(path, result.attempt(lambda: Settings.load(path, trust)), result, trust)  # noqa: B023
-    if members:
-        # The ensemble itself has no checkpoints.
-        finished = (folder / METRICS).exists()
-        _check_model(folder, result, trust, finished=finished)
-    else:
-        _check_run(folder, settings, result, trust)
-    # A killed process leaves these behind. The next training in this folder removes them.
-    unfinished = [path.name for path in sorted(folder.rglob(f"{UNFINISHED}*"))]
-    if unfinished:
-        result.notes.append(
-            f"{folder}: unfinished files of a killed process: {_listed(unfinished)}"
-        )
-    return result
-
-
-def _check_run(
-    folder: Path, settings: Settings | None, result: Verified, trust: Sequence[str]
-) -> None:
-    """Check the training in a run folder, with its pretraining."""
-    _check_start(folder, settings, result)
-    for path in (folder / PRETRAINING, folder):
-        if path.is_dir():
-            _check_training(path, result, trust)
-
-
-def _check_start(folder: Path, settings: Settings | None, result: Verified) -> None:
-    """Check what a resumed training reads besides the checkpoints.
-
-    Args:
-        folder: The run folder.
-        settings: Its configuration. None: it cannot be read.
-        result: Receives what was found.
-    """
-    path = folder / start.FOLDER
-    if not path.is_dir():
-        result.problems.append(f"{path}: not found, so this run cannot be resumed")
-        return
-    plan = result.attempt(lambda: start.read_plan(folder))
-    if plan is None:
-        return
-    # .hydra/config.yaml has no checksum, but the plan has the same content.
-    if settings is not None and plan.config != settings.values:
-        result.problems.append(
-            f"{folder / '.hydra' / 'config.yaml'}: differs from {path / start.PLAN}; copy its "
-            "config to it"
-        )
-        return
-    result.checked.append(f"{path}: checksums, configuration and fingerprint of the data")
-
-
-def _check_training(folder: Path, result: Verified, trust: Sequence[str]) -> None:
-    """Check the model, the checkpoints and the figures of a training or of its pretraining."""
-    finished = (folder / METRICS).exists()
-    weights = _check_model(folder, result, trust, finished=finished)
-    checkpoints = folder / "checkpoints"
-    paths = checkpoint.all_checkpoints(checkpoints)
-    intact: list[str] = []
-    for path in paths:
-        state = result.attempt(lambda: _check_checkpoint(path, weights))  # noqa: B023
-        if state is not None:
-            intact.append(f"step {state['step']:,}")
-    if intact:
-        result.checked.append(
-            f"{checkpoints}: {count(len(intact), 'checkpoint')} ({', '.join(intact)}): checksums, "
-            "finite tensors" + (", weights of the model" if weights else "")
-        )
-    if not paths:
-        result.problems.append(f"{checkpoints}: no checkpoint, so this run cannot be resumed")
-    damaged = [path.name for path in sorted(checkpoints.glob(f"{checkpoint.DAMAGED}*"))]
-    if damaged:
-        result.notes.append(f"{checkpoints}: damaged earlier, not used: {_listed(damaged)}")
-    _check_figures(folder, result, finished=finished)
-
-
-def _check_model(
-    folder: Path, result: Verified, trust: Sequence[str], *, finished: bool
-) -> dict[str, Tensor]:
-    """Load the model folder, and return its weights; none if it cannot be loaded."""
-    path = folder / "model"
-    if not path.is_dir():
-        if finished:
-            result.problems.append(f"{path}: not found, although the training has finished")
-        else:
-            result.notes.append(f"{path}: not there yet, no epoch has finished")
-        return {}
-    predictor = result.attempt(lambda: model_folder.load(path, trust=trust))
-    if predictor is None:
-        return {}
-    # The model card too, which may be edited without harm to the model.
-    try:
-        listed = check_sums(path)
-    except UserError:
-        listed = check_sums(path, may_differ=[model_folder.CARD])
-        result.notes.append(f"{path / model_folder.CARD}: edited since it was written")
-    weights = dict(predictor.model.state_dict())
-    total = sum(tensor.numel() for tensor in weights.values())
-    result.checked.append(
-        f"{path}: checksums of {count(len(listed), 'file')}, loads, {total:,} finite weights"
-    )
-    return weights
-
-
-def _check_checkpoint(folder: Path, weights: Mapping[str, Tensor]) -> dict[str, Any]:
-    """Check one checkpoint, and return the state of the training in it.
-
-    Args:
-        folder: The checkpoint.
-        weights: Weights of the model folder, which the checkpoint must also have. Empty: unknown.
-    """
-    check_file(folder / checkpoint.FILE)
-    tensors, state = checkpoint.read(folder)
-    path = folder / checkpoint.FILE
-    for name, tensor in tensors.items():
-        if not name.startswith(LOSSES):
-            _check_finite(name, tensor, path)
-    state = validated(State, state, path).model_dump()
-    checkpoint.check_log(
-        {n.removeprefix(LOSSES): t for n, t in tensors.items() if n.startswith(LOSSES)}, path
-    )
-    prefix = "model/"
-    own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-    wrong = [
-        name
-        for name, tensor in weights.items()
-        if name not in own or own[name].shape != tensor.shape
-    ]
-    if wrong and not any(LORA in name for name in own):
-        raise UserError(
-            f"{path}: does not fit the model in model/: missing or of another shape: "
-            f"{_listed(wrong)}"
-        )
-    return state
-
-
-def _check_finite(name: str, tensor: Tensor, path: Path) -> None:
-    number = int((~tensor.isfinite()).sum()) if tensor.is_floating_point() else 0
-    if number:
-        raise UserError(f"{path}: {name} has {number:,} values that are NaN or infinite")
-
-
-def _check_figures(folder: Path, result: Verified, *, finished: bool) -> None:
-    """Check that all figures of metrics.jsonl and metrics.json are finite."""
-    log = folder / LOG
-    problems = len(result.problems)
-    rows: list[dict[str, Any]] = []
-    if log.exists():
-        rows = result.attempt(lambda: _read_log(log)) or []
-        for i, row in enumerate(rows):
-            result.problems += [f"{log} line {i + 1}: {name}" for name in _not_finite(row)]
-    else:
-        result.notes.append(f"{log}: not there yet, no batch has been logged")
-    if finished:
-        metrics = result.attempt(lambda: load_json(folder / METRICS, allow_nan=True))
-        result.problems += [f"{folder / METRICS}: {name}" for name in _not_finite(metrics)]
-        names = f"{LOG} and {METRICS}"
-    else:
-        result.notes.append(f"{folder / METRICS}: not there yet, the training has not finished")
-        names = LOG
-    if rows and len(result.problems) == problems:
-        result.checked.append(f"{folder}: {names}: {count(len(rows), 'line')}")
-
-
-def _read_log(path: Path) -> list[dict[str, Any]]:
-    check_file(path)
-    return read_log(path)
-
-
-def _not_finite(value: Any, name: str = "") -> list[str]:
-    """Return a sentence for each number in parsed JSON that is NaN or infinite."""
-    if isinstance(value, Mapping):
-        lines: list[str] = []
-        for key, inner in value.items():
-            lines += _not_finite(inner, f"{name}.{key}" if name else str(key))
-        return lines
-    if isinstance(value, list):
-        return [
-            line for i, inner in enumerate(value) for line in _not_finite(inner, f"{name}[{i}]")
-        ]
-    if isinstance(value, float) and not math.isfinite(value):
-        return [f"{name} must be finite, got {value}"]
-    return []
-
-
-def _listed(names: Sequence[str]) -> str:
-    more = f" and {len(names) - MAX_LISTED} more" if len(names) > MAX_LISTED else ""
-    return f"{', '.join(names[:MAX_LISTED])}{more}"
+        result = verify(Path(self.required_run()), trust=self.settings.folder_trust)
+        for line in result.checked:
+            print_line(f"intact: {line}")
+        for line in result.notes:
+            print_line(f"note: {line}")
+        if result.problems:
+            raise UserError("\n".join(result.problems))
+        print_line("no problems found")
+        return 0

@@ -1,4 +1,4 @@
-"""Compose and check the configuration of a command, with Hydra."""
+"""Compose and check the options of a command, with Hydra."""
 
 from __future__ import annotations
 
@@ -6,34 +6,30 @@ import copy
 import functools
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, NoReturn
 
 from hydra import compose as hydra_compose
 from hydra import initialize_config_dir
+from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dxn.config.environment import Texts, interpolations, require_no_interpolations, resolve
-from dxn.config.groups import CONF, defaults_of, groups, keys_of_experiments, node_of, options
-from dxn.config.hints import similar
-from dxn.config.instantiate import expand_defaults, merge_options, type_errors
-from dxn.config.keys import Keys, assign, known_keys, lookup, top_errors
-from dxn.config.overrides import Override, Request, parse_request, typed_value
-from dxn.config.paths import expand_home
+from dxn.config.command import Command
+from dxn.config.environment import Texts, resolve
+from dxn.config.groups import CONF, groups, keys_of_experiments, node_of, options
+from dxn.config.instantiate import expand_defaults, merge_options, problems_of
+from dxn.config.keys import all_keys, assign, lookup, type_of
+from dxn.config.schema import NO_DEFAULT, option_group, problem, suggestion
 from dxn.config.targets import check_targets, signature_of
-from dxn.core.errors import UserError
+from dxn.config.words import Request, parse, typed_value
+from dxn.core.errors import UserError, similar
 from dxn.core.printable import quoted
-from dxn.runs.paths import interrupted_run
-from dxn.runs.settings import UNUSED_IN_RUN, Settings
+from dxn.runs.settings import Settings
 
-# Keys that contain an interpolation of another key, such as batch_size: ${batch_size}. In a saved
-# run it has already been resolved, so changing the key must change these too.
-DERIVED = {"batch_size": ("trainer.batch_size",)}
-# Keys that determine the weights or the splits. They cannot be changed when a run is resumed.
-FIXED_IN_RUN = ("dim", "seed")
+HOME = "~/"
 MAX_OPTIONS = 3  # files that a message suggests
 
 
@@ -48,139 +44,113 @@ def _value_or(key: str, default: Any, *, _root_: DictConfig) -> Any:
 OmegaConf.register_new_resolver("value_or", _value_or, replace=True)
 
 
-def compose(verb: str, overrides: Sequence[str] = ()) -> Settings:
-    """Compose and check the configuration of a command.
-
-    With `resume=RUN`, the saved configuration of the run is used instead.
+def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
+    """Compose and check the options of a command.
 
     Args:
-        verb: Name of the command.
-        overrides: Overrides as on the command line.
+        command: The command.
+        words: Words of the command line.
 
     Raises:
         UserError: One line per problem, before any data is read.
     """
-    request = parse_request(verb, overrides)
-    resumed = request.value("resume.run")
-    if verb == "train" and resumed is not None:
-        folder, note = interrupted_run(str(resumed))
-        rest = [line for line in overrides if not line.startswith(("resume=", "resume.run="))]
-        settings = settings_of_run(folder, rest, request.trust)
-        resume = {**settings.values["resume"], "run": str(folder)}
-        values = {**settings.values, "resume": resume, "run": str(folder)}
-        notes = () if note is None else (note,)
-        return replace(settings, values=values, overrides=tuple(overrides), notes=notes)
-    if verb == "train" and request.value("resume.force"):
-        request.faults.append(
-            "resume.force: has an effect only together with resume=RUN, the run to continue"
-        )
+    request = parse(command, words)
+    saved = command.resumed(request, words)
+    if saved is not None:
+        return saved
+    trust = (*request.trust, *request.installed)
     # Hydra composes only the files. Whether the keys of the other overrides exist is known after
     # that: Hydra itself stops at the first unknown key, and does not suggest the right one.
-    files = _compose_files(verb, _checked_groups(request, verb), request)
-    if files is None:
-        request.stop_on_faults()
-    files = cast("dict[str, Any]", files)
-    base = _expanded(files, request)
-    if base is None:
-        request.stop_on_faults()
-    keys = known_keys(cast("dict[str, Any]", base), request.composed_trust)
-    _set_values(files, keys, request)
-    for key in request.literal:
-        if key.partition(".")[0] not in files:
-            request.faults.append(f"{key}: dxn {verb} has no such key")
-    values = _expanded(files, request)
-    hidden: Texts = {}
-    if values is not None:
-        values, hidden = _resolve(values, request)
-    if values is not None:
-        expand_home(values)
-        request.faults += _type_faults(values, request.composed_trust)
-    request.stop_on_faults()
-    overridden = [o.key_or_group for o in (*request.groups, *request.values)]
-    chosen = {*overridden, *request.literal, *_experiment_keys(request)}
-    return Settings(
-        cast("dict[str, Any]", values),
-        tuple(overrides),
-        frozenset(chosen),
-        trust=request.composed_trust,
-        folder_trust=request.trust,
-        hidden=hidden,
-    )
-
-
-def settings_of_run(
-    folder: Path, overrides: Sequence[str] = (), trust: Sequence[str] = ()
-) -> Settings:
-    """Return the saved configuration of a run, with the values of overrides.
-
-    Args:
-        folder: The run folder. It may come from a stranger, so nothing in it is composed or
-            resolved again.
-        overrides: Overrides of values.
-        trust: Top-level packages besides dxn whose code the run may use.
-
-    Raises:
-        UserError: If it is not a run folder, a `_target_` is not trusted, or an override is wrong.
-    """
-    request = parse_request("train", overrides, infers=False)
-    request.trust = tuple(dict.fromkeys([*request.trust, *trust]))
-    saved = Settings.load(folder, request.trust)
-    if not request.values and not request.groups:
-        request.stop_on_faults()
-        used = {k: v for k, v in saved.values.items() if k not in UNUSED_IN_RUN}
-        require_no_interpolations(used)
-        request.faults += _type_faults(saved.values, request.trust)
-        request.stop_on_faults()
-        return replace(saved, trust=request.trust, folder_trust=request.trust)
-    values = saved.values
-    for override in request.groups:
-        request.faults.append(
-            f"{override.input_line}: the parts of a saved run cannot be changed; change values, "
-            "such as trainer.epochs=30, or train a new run"
-        )
-    keys = known_keys(values, request.trust)
-    _check_values(request, keys)
-    hidden = interpolations(values)
-    for override in request.values:
+    files = _compose_files(command, _checked_groups(request, command), request)
+    base = _expanded(files, command, request)
+    known = valid_overrides(command, base, request)
+    for override, value in known:
         key = override.key_or_group
-        if key in FIXED_IN_RUN:
-            request.faults.append(f"{key}: cannot be changed in a saved run; train a new run")
-        # An option of this command may read the environment, unlike one of the folder.
-        resolved, texts = resolve({"value": typed_value(override, keys.hint(key))})
-        for changed in (key, *DERIVED.get(key, ())):
-            path = tuple(changed.split("."))
-            if text := texts.get(("value",), hidden.get(path)):
-                hidden[path] = text
-            assign(values, changed, resolved["value"])
-    # Unknown keys first: with them, the types below could not be checked.
-    request.stop_on_faults()
-    require_no_interpolations({k: v for k, v in values.items() if k not in UNUSED_IN_RUN})
-    expand_home(values)
-    request.faults += _type_faults(values, request.trust)
-    request.stop_on_faults()
-    chosen = frozenset(o.key_or_group for o in request.values)
+        _, old = lookup(files, key)
+        # A mapping, such as backbone={dropout: 0.1}, changes only the keys that it contains.
+        if isinstance(value, Mapping) and isinstance(old, Mapping):
+            value = merge_options(old, value)
+        assign(files, key, value)
+    values, hidden = _resolved(_expanded(files, command, request), command, request)
+    request.problems += type_problems(command, values, trust)
+    request.stop_on_problems()
+    experiments = [o.value() for o in request.groups if o.key_or_group == "experiment"]
+    names = [str(name) for name in experiments if name]
+    overridden = [o.key_or_group for o in (*request.groups, *request.values)]
+    # What an experiment sets counts as chosen by the user.
+    chosen = {*overridden, *request.literal, *keys_of_experiments(names, request.folders)}
     return Settings(
         values,
-        (*saved.overrides, *overrides),
-        chosen,
-        trust=request.trust,
+        tuple(words),
+        frozenset(chosen),
+        trust=trust,
         folder_trust=request.trust,
         hidden=hidden,
     )
 
 
-def _checked_groups(request: Request, verb: str) -> list[str]:
-    """Return the overrides that choose existing files. Wrong ones are added to the faults."""
-    defaults = defaults_of(verb)
+def valid_overrides(
+    command: type[Command], values: Mapping[str, Any], request: Request
+) -> list[tuple[Override, Any]]:
+    """Return the overrides of known keys with their values. Others are added to the problems.
+
+    Args:
+        command: The command.
+        values: A configuration whose defaults have been added.
+        request: The parsed words.
+    """
+    trust = (*request.trust, *request.installed)
+    known = []
+    for override in request.values:
+        key = override.key_or_group
+        annotation = type_of(key, values, command.signature(), trust)
+        if annotation is None:
+            advice = _advice(key, command, values, request)
+            request.problems.append(f"{key}: no such key;{advice}")
+        else:
+            known.append((override, typed_value(override, annotation)))
+    return known
+
+
+def type_problems(
+    command: type[Command], values: Mapping[str, Any], trust: Sequence[str]
+) -> list[str]:
+    """Return one line per value of a wrong type."""
+    top = []
+    for key, parameter in command.options().items():
+        exists, value = lookup(values, key)
+        if not exists or parameter.is_default(value):
+            continue
+        if wrong := problem(value, parameter.type):
+            top.append(f"{key}: {wrong}")
+    # A wrong `seed` is also a wrong data.seed and trainer.seed, which the user did not type.
+    nested = problems_of(values, trust)
+    return [*top, *(line for line in nested if not any(line.endswith(f".{each}") for each in top))]
+
+
+def expand_home(value: Any) -> Any:
+    """Return plain data in which texts that start with "~/" start with the home folder."""
+    if isinstance(value, str) and value.startswith(HOME):
+        return str(Path(value).expanduser())
+    if isinstance(value, Mapping):
+        return {name: expand_home(item) for name, item in value.items()}
+    return [expand_home(item) for item in value] if isinstance(value, list) else value
+
+
+def _checked_groups(request: Request, command: type[Command]) -> list[str]:
+    """Return the overrides that choose existing files. Wrong ones are added to the problems."""
+    defaults = command.groups()
     lines = []
     for override in request.groups:
         name, value = override.key_or_group, override.value()
         available = options(name, request.folders)
         if name not in defaults:
             listed = ", ".join(defaults) or "none"
-            request.faults.append(f"{name}: dxn {verb} has no such group; groups: {listed}")
+            request.problems.append(
+                f"{name}: dxn {command.verb()} has no such group; groups: {listed}"
+            )
             continue
-        if value is None and defaults[name] is None:
+        if value is None and defaults[name].default is None:
             continue  # experiment=null is the default
         chosen = value if isinstance(value, list) else [value]
         wrong = [str(item) for item in chosen if str(item) not in available]
@@ -190,7 +160,7 @@ def _checked_groups(request: Request, verb: str) -> list[str]:
             if "," in item:
                 hint = f" a list is written {name}=[{item}];"
             listed = ", ".join(available)
-            request.faults.append(f"{name}={item}: no such option;{hint} options: {listed}")
+            request.problems.append(f"{name}={item}: no such option;{hint} options: {listed}")
         if not wrong:
             # Users of Hydra type +experiment=NAME, but Hydra refuses the + for groups that are in
             # the defaults, as all groups of dxn are.
@@ -198,23 +168,26 @@ def _checked_groups(request: Request, verb: str) -> list[str]:
     return lines
 
 
-def _compose_files(verb: str, lines: Sequence[str], request: Request) -> dict[str, Any] | None:
-    """Compose files. Returns None after adding to the faults if this is not possible.
+def _compose_files(
+    command: type[Command], lines: Sequence[str], request: Request
+) -> dict[str, Any]:
+    """Compose the files of the groups of a command.
 
     Interpolations are not resolved yet, because they can refer to a value of an override, or to a
     default that only a signature contains.
     """
+    if not command.groups():
+        return {}
     # Hydra searches the folder of dxn first, so a file of the user cannot replace one of dxn.
     paths = ",".join(quoted(f"file://{folder}") for folder in request.folders[1:])
     search = [f"hydra.searchpath=[{paths}]"] if paths else []
     # The files of dxn do not change, but those of the user can.
     compose_files = _hydra.__wrapped__ if search else _hydra
     try:
-        values = copy.deepcopy(compose_files(verb, (*search, *lines)))
+        values = copy.deepcopy(compose_files(command, (*search, *lines)))
     except (HydraException, OmegaConfBaseException) as error:
-        # The messages have several lines, but a line of the faults is one problem.
-        request.faults.append(" ".join(str(error).split()))
-        return None
+        # The messages have several lines, but a line of the problems is one problem.
+        _stop(request, " ".join(str(error).split()))
     if isinstance(values.get("adapters"), dict):
         # Files of data and backbone also set options of adapters that are not chosen. These have
         # no class, and are removed.
@@ -225,57 +198,110 @@ def _compose_files(verb: str, lines: Sequence[str], request: Request) -> dict[st
 
 # Cached, because Hydra takes a tenth of a second, and the runs of a sweep choose the same files.
 @functools.lru_cache(maxsize=64)
-def _hydra(verb: str, lines: tuple[str, ...]) -> dict[str, Any]:
+def _hydra(command: type[Command], lines: tuple[str, ...]) -> dict[str, Any]:
     """Return the values of files, with unresolved interpolations."""
+    # The defaults of the command instead of a file of its own. `_self_` comes first: a file of a
+    # group can change them, such as the preset.
+    own: dict[str, Any] = {"defaults": ["_self_"]}
+    for name, group in command.groups().items():
+        names = list(group.default) if isinstance(group.default, tuple) else group.default
+        own["defaults"].append({name: names})
+    for key, parameter in command.options().items():
+        if parameter.default is not NO_DEFAULT:
+            assign(own, key, parameter.default)
+    name = f"dxn_{command.verb()}"
+    ConfigStore.instance().store(name=name, node=own)
     with initialize_config_dir(str(CONF.absolute()), version_base="1.3"):
-        cfg = hydra_compose(verb, overrides=list(lines))
-    return cast("dict[str, Any]", OmegaConf.to_container(cfg, resolve=False))
+        cfg = hydra_compose(name, overrides=list(lines))
+    composed: Any = OmegaConf.to_container(cfg, resolve=False)
+    return composed
 
 
-def _expanded(values: dict[str, Any], request: Request) -> dict[str, Any] | None:
-    """Add the defaults of all signatures. Returns None after adding to the faults."""
+def _expanded(values: Any, command: type[Command], request: Request) -> dict[str, Any]:
+    """Add the defaults of all signatures."""
+    trust = (*request.trust, *request.installed)
     try:
-        check_targets(values, request.composed_trust)
-        return expand_defaults(values, request.composed_trust)
+        check_targets(values, trust)
+        expanded = expand_defaults(values, trust, signature=command.signature())
     except UserError as error:
-        request.faults += str(error).splitlines()
-        return None
+        _stop(request, str(error))
+    parameters = command.signature().parameters
+    for name in values:
+        if name not in parameters:  # of a file of the user
+            request.problems.append(f"{name}: dxn {command.verb()} has no such key")
+    for name, parameter in parameters.items():
+        # The class of a group of options of the command itself, such as weights, is always known.
+        if option_group(parameter.type) is not None and isinstance(expanded.get(name), dict):
+            expanded[name].pop("_target_", None)
+    settings = {n for n, group in command.groups().items() if not group.is_part}
+    return {name: value for name, value in expanded.items() if name not in settings}
 
 
-def _set_values(files: dict[str, Any], keys: Keys, request: Request) -> None:
-    """Set the overrides of known keys in place. Others are added to the faults."""
-    for override in _check_values(request, keys):
-        key = override.key_or_group
-        value = typed_value(override, keys.hint(key))
-        _, old = lookup(files, key)
-        # A mapping, such as backbone={dropout: 0.1}, changes only the keys that it contains.
-        if isinstance(value, Mapping) and isinstance(old, Mapping):
-            value = merge_options(old, value)
-        assign(files, key, value)
+def _resolved(
+    values: dict[str, Any], command: type[Command], request: Request
+) -> tuple[dict[str, Any], Texts]:
+    """Resolve interpolations, and set texts that are not parsed.
+
+    Returns:
+        The values, and the interpolations of those from the environment, by path.
+    """
+    # Such a key has a value, so it must not count as missing (???).
+    for key in request.literal:
+        assign(values, key, None)
+    parameters = command.signature().parameters
+    missing = [n for n, p in parameters.items() if p.required and n not in values]
+    try:
+        # The search for missing values resolves all interpolations, so it is skipped if possible.
+        if "???" in str(values):
+            missing += sorted(OmegaConf.missing_keys(OmegaConf.create(values)))
+        if missing:
+            _stop(request, "\n".join(f"{key}: needs a value, {key}=..." for key in missing))
+        resolved, hidden = resolve(values)
+    except OmegaConfBaseException as error:
+        # OmegaConf puts the key in the lines after the message.
+        message, _, details = str(error).partition("\n")
+        key = re.search(r"full_key: (\S+)", details)
+        _stop(request, f"{key[1]}: {message}" if key else message)
+    except UserError as error:
+        _stop(request, *([] if str(error) in request.problems else [str(error)]))
+    resolved = expand_home(resolved)
+    # After resolving, so that ${...} in a text is not an interpolation.
+    for key, text in request.literal.items():
+        # A text can also start with "~/".
+        path = expand_home(text)
+        assign(resolved, key, path if path != text and _exists(path) else text)
+    return resolved, hidden
 
 
-def _check_values(request: Request, keys: Keys) -> list[Override]:
-    """Return the overrides whose keys can be set. Others are added to the faults."""
-    known = []
-    for override in request.values:
-        key = override.key_or_group
-        if keys.has(key):
-            known.append(override)
-        else:
-            request.faults.append(f"{key}: no such key;{_advice(key, keys, request)}")
-    return known
+def _exists(path: str) -> bool:
+    try:
+        return Path(path).exists()
+    except OSError:  # a text is longer than a path can be
+        return False
 
 
-def _advice(key: str, keys: Keys, request: Request) -> str:
+def _stop(request: Request, *problems: str) -> NoReturn:
+    """Raise UserError with all problems so far, and further ones."""
+    request.problems += [line for each in problems for line in each.splitlines()]
+    request.stop_on_problems()
+    raise AssertionError("there is no problem")
+
+
+def _advice(key: str, command: type[Command], values: Mapping[str, Any], request: Request) -> str:
     """Return how to set an unknown key: with another file of its group, or by its right name."""
+    trust = (*request.trust, *request.installed)
     group, _, rest = key.partition(".")
     first = rest.partition(".")[0]
-    if rest and group in groups(request.folders) and f"{group}.{first}" not in keys.types:
-        names = _options_with(group, first, tuple(request.folders), request.composed_trust)
+    is_known = type_of(f"{group}.{first}", values, command.signature(), trust) is not None
+    if rest and group in groups(request.folders) and not is_known:
+        names = _options_with(group, first, tuple(request.folders), trust)
         # The next part of an adapter's key is its name, and not an argument.
         if names and group != "adapters":
             return f" {' or '.join(f'{group}={option}' for option in names)} has it"
-    return keys.suggestion(key) or " dxn show prints all keys"
+    if hint := suggestion(key, list(all_keys(values, command.signature(), trust))):
+        return hint
+    shown = "show prints" if command.groups() else f"{command.verb()} --help lists"
+    return f" dxn {shown} all keys"
 
 
 # Cached, because each unknown key would read all files of the group again.
@@ -290,59 +316,3 @@ def _options_with(
         if target and name in signature_of(target, key=group, trust=trust).parameters:
             names.append(option)
     return names[:MAX_OPTIONS]
-
-
-def _resolve(values: dict[str, Any], request: Request) -> tuple[dict[str, Any] | None, Texts]:
-    """Resolve interpolations and set literal texts.
-
-    Returns:
-        The values, or None after adding to the faults; and the interpolations of values from the
-        environment, by path.
-    """
-    # A literal key has a value, so it must not count as missing (???).
-    for key in request.literal:
-        assign(values, key, None)
-    try:
-        # The search for missing values resolves all interpolations, so it is skipped if possible.
-        missing = _missing_keys(values) if "???" in str(values) else []
-        request.faults += [f"{key}: needs a value, {key}=..." for key in missing]
-        if missing:
-            return None, {}
-        resolved, hidden = resolve(values)
-    except UserError as error:
-        request.faults.append(str(error))
-        return None, {}
-    except OmegaConfBaseException as error:
-        # OmegaConf puts the key in the lines after the message.
-        message, _, details = str(error).partition("\n")
-        key = re.search(r"full_key: (\S+)", details)
-        request.faults.append(f"{key[1]}: {message}" if key else message)
-        return None, {}
-    # After resolving, so that ${...} in a text is not an interpolation.
-    for key, text in request.literal.items():
-        assign(resolved, key, text)
-    return resolved, hidden
-
-
-def _missing_keys(values: dict[str, Any]) -> list[str]:
-    """Return the keys without a value (???)."""
-    return sorted(OmegaConf.missing_keys(OmegaConf.create(values)))
-
-
-def _type_faults(values: Mapping[str, Any], trust: Sequence[str]) -> list[str]:
-    """Return one line per value of a wrong type."""
-    top = top_errors(values)
-    # A wrong `seed` is also a wrong data.seed and trainer.seed, which the user did not type.
-    nested = [
-        fault
-        for fault in type_errors(values, trust)
-        if not any(fault.endswith(f".{top_fault}") for top_fault in top)
-    ]
-    return [*top, *nested]
-
-
-def _experiment_keys(request: Request) -> set[str]:
-    """Return the keys that the chosen experiment sets: they count as chosen by the user."""
-    chosen = [o.value() for o in request.groups if o.key_or_group == "experiment"]
-    names = [str(name) for name in chosen if name]
-    return keys_of_experiments(names, request.folders)

@@ -1,36 +1,32 @@
 """Values that a configuration takes from environment variables, as in `${oc.env:TOKEN}`.
 
 They can be secrets. The text is used, but what is saved and shown is the interpolation.
-A saved interpolation is never resolved again: a run folder of a stranger could name any variable.
+A saved interpolation is never resolved again: an untrusted run folder could name any variable.
 """
 
 from __future__ import annotations
 
 import copy
 import re
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Iterator, Mapping
 from typing import Any
-
-from omegaconf import OmegaConf
-from omegaconf.errors import OmegaConfBaseException
-from omegaconf.resolvers import oc
 
 from dxn.core.errors import UserError
 from dxn.core.printable import hide
 
-RESOLVER = "oc.env"
 INTERPOLATION = re.compile(r"\$\{")
+# An interpolation that names its resolver by another one, such as ${oc.${x}:TOKEN}: it could read
+# the environment unnoticed.
+HIDDEN_RESOLVER = re.compile(r"\$\{[\w.]*\$\{.*\}[\w.]*:")
 # A trained model must be complete without the environment.
 MODEL_KEYS = ("adapters", "backbone", "fusion", "head", "dim")
-OTHER = "another value"
+# Around each value of the environment until all interpolations are resolved, so that every text
+# that contains it is known. Unicode has no meaning for this character.
+MARK = "\ue0e0"
 
 # Path of a value, such as ("data", "path"). List items have their index as a name.
 Path = tuple[str | int, ...]
 Texts = dict[Path, str]
-
-_reader: ContextVar[Callable[..., Any]] = ContextVar("reader", default=oc.env)
 
 
 def resolve(values: Mapping[str, Any]) -> tuple[dict[str, Any], Texts]:
@@ -46,38 +42,30 @@ def resolve(values: Mapping[str, Any]) -> tuple[dict[str, Any], Texts]:
         OmegaConfBaseException: If an interpolation cannot be resolved.
         UserError: If an environment variable is used in another way than as a value of an option.
     """
+    # It takes a tenth of a second, and commands without interpolations do not need it.
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
 
-    is_read = False
-
-    def read(*args: Any) -> Any:
-        nonlocal is_read
-        is_read = True
-        value = oc.env(*args)
-        if value is not None:
-            hide(str(value), f"${{{RESOLVER}:{args[0]}}}")
-        return value
-
-    with _replaced(read):
-        resolved: Any = OmegaConf.to_container(OmegaConf.create(dict(values)), resolve=True)
-    # The text of the configuration does not tell: ${oc.${x}:TOKEN} is resolved in steps.
-    if not is_read:
-        return resolved, {}
-    # What differs in another environment depends on a variable, also through another key.
+    raw = _with_own_resolvers(dict(values))
+    # Names of dxn: the resolvers of OmegaConf itself belong to the whole process.
+    OmegaConf.register_new_resolver("dxn.env", _read, replace=True)
+    OmegaConf.register_new_resolver("dxn.decode", _decode, replace=True)
     try:
-        with _replaced(lambda *_: OTHER):
-            other = OmegaConf.to_container(OmegaConf.create(dict(values)), resolve=True)
+        marked: Any = OmegaConf.to_container(OmegaConf.create(raw), resolve=True)
     except OmegaConfBaseException as error:
+        if MARK not in str(error):
+            raise
         raise UserError(
-            f"{RESOLVER}: an environment variable can only be the value of an option, not a name"
+            "oc.env: an environment variable can only be the value of an option, not a name"
         ) from error
-    texts = dict(_different(values, resolved, other, ()))
+    texts = dict(_marked(values, marked, ()))
     for path in texts:
         if path[0] in MODEL_KEYS:
             raise UserError(
                 f"{dotted(path)}: cannot come from the environment, because it is saved with the "
                 "model; write the value itself"
             )
-    return resolved, texts
+    return _without_mark(marked), texts
 
 
 def with_interpolations(values: Mapping[str, Any], texts: Texts) -> dict[str, Any]:
@@ -95,13 +83,8 @@ def interpolations(values: Any, path: Path = ()) -> Texts:
     """Return the interpolations that a saved configuration contains, by path."""
     if isinstance(values, str):
         return {path: values} if INTERPOLATION.search(values) else {}
-    items: Any = ()
-    if isinstance(values, Mapping):
-        items = values.items()
-    elif isinstance(values, list):
-        items = enumerate(values)
     found: Texts = {}
-    for name, value in items:
+    for name, value in _items(values):
         found |= interpolations(value, (*path, name))
     return found
 
@@ -149,31 +132,58 @@ def dotted(path: Path) -> str:
     return ".".join(map(str, path))
 
 
-def _read_variable(*args: Any) -> Any:
-    """Resolve `${oc.env:...}`."""
-    return _reader.get()(*args)
+def _read(*args: Any) -> Any:
+    """Resolve `${oc.env:NAME}` or `${oc.env:NAME,DEFAULT}`."""
+    from omegaconf.resolvers import oc
+
+    value = oc.env(*args)
+    if value is None:
+        return None
+    hide(str(value), f"${{oc.env:{args[0]}}}")
+    return f"{MARK}{value}{MARK}"
 
 
-@contextmanager
-def _replaced(read: Callable[..., Any]) -> Iterator[None]:
-    """Use another function for `${oc.env:...}` in this thread."""
-    # Resolvers belong to the whole process. Other threads still get the function of OmegaConf.
-    OmegaConf.register_new_resolver(RESOLVER, _read_variable, replace=True)
-    token = _reader.set(read)
-    try:
-        yield
-    finally:
-        _reader.reset(token)
+def _decode(text: Any, _parent_: Any, _node_: Any) -> Any:
+    """Resolve `${oc.decode:TEXT}`, such as a number that is the text of a variable."""
+    from omegaconf.resolvers import oc
+
+    is_marked = isinstance(text, str) and MARK in text
+    value = oc.decode(_without_mark(text), _parent_, _node_)
+    return f"{MARK}{value}{MARK}" if is_marked and isinstance(value, str) else value
 
 
-def _different(raw: Any, value: Any, other: Any, path: Path) -> Iterator[tuple[Path, str]]:
+def _with_own_resolvers(value: Any) -> Any:
+    if isinstance(value, str):
+        if HIDDEN_RESOLVER.search(value):
+            raise UserError(f"{value}: the name of a resolver cannot be an interpolation")
+        for name in ("env", "decode"):
+            value = re.sub(rf"\$\{{\s*oc\.{name}\s*:", f"${{dxn.{name}:", value)
+        return value
+    if isinstance(value, Mapping):
+        return {name: _with_own_resolvers(item) for name, item in value.items()}
+    return [_with_own_resolvers(item) for item in value] if isinstance(value, list) else value
+
+
+def _without_mark(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.replace(MARK, "")
+    if isinstance(value, Mapping):
+        return {name: _without_mark(item) for name, item in value.items()}
+    return [_without_mark(item) for item in value] if isinstance(value, list) else value
+
+
+def _marked(raw: Any, value: Any, path: Path) -> Iterator[tuple[Path, str]]:
+    """Yield the path and the interpolation of each text that depends on the environment."""
     if isinstance(raw, str):
-        # A number, such as the seed of ${oc.decode:${oc.env:SEED}}, is no secret.
-        if value != other and not isinstance(value, bool | int | float):
+        # An interpolation can also be that of a whole mapping or list.
+        if _without_mark(value) != value:
             yield path, raw
-    elif isinstance(raw, Mapping):
-        for name in raw:
-            yield from _different(raw[name], value[name], other[name], (*path, name))
-    elif isinstance(raw, list):
-        for i, item in enumerate(raw):
-            yield from _different(item, value[i], other[i], (*path, i))
+    else:
+        for name, item in _items(raw):
+            yield from _marked(item, value[name], (*path, name))
+
+
+def _items(value: Any) -> Any:
+    if isinstance(value, Mapping):
+        return value.items()
+    return enumerate(value) if isinstance(value, list) else ()

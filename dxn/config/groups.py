@@ -30,7 +30,7 @@ def groups(folders: Sequence[Path] = (CONF,)) -> list[str]:
     """Return the names of all groups."""
     names: set[str] = set()
     for folder in folders:
-        # A folder without YAML files, such as __pycache__, is no group.
+        # A folder without YAML files, such as __pycache__, is not a group.
         names |= {path.parent.name for path in folder.glob("*/*.yaml")}
     return sorted(names)
 
@@ -62,18 +62,6 @@ def node_of(group: str, option: str, folders: Sequence[Path] = (CONF,)) -> dict[
     if "_target_" not in content and isinstance(content.get(option), dict):
         return content[option]
     return content
-
-
-def defaults_of(verb: str) -> dict[str, Any]:
-    """Return the default file of each group that a command has."""
-    content = yaml.safe_load((CONF / f"{verb}.yaml").read_text(encoding="utf-8"))
-    defaults: dict[str, Any] = {}
-    for entry in content.get("defaults", ()):
-        if isinstance(entry, Mapping):
-            defaults |= {name.removeprefix("optional "): value for name, value in entry.items()}
-        elif entry != "_self_":  # another command's file, as in show.yaml
-            defaults |= defaults_of(entry)
-    return defaults
 
 
 def keys_of_experiments(names: Sequence[str], folders: Sequence[Path]) -> set[str]:
@@ -115,25 +103,25 @@ def installed_folders() -> list[Path]:
     return folders
 
 
-def add_folders(folders: Sequence[Path], faults: list[str]) -> tuple[str, ...]:
+def add_folders(folders: Sequence[Path], problems: list[str]) -> tuple[str, ...]:
     """Check the user's folders, make their modules importable, and return the packages they use.
 
     The configuration may use these packages: the user installed them, or named them by conf_dir.
 
     Args:
         folders: The folders.
-        faults: List to which problems are appended, one line each.
+        problems: List to which problems are appended, one line each.
     """
     # A dict, because a set would lose the order.
     packages: dict[str, None] = {}
     for folder in folders:
         if not folder.is_dir():
-            faults.append(f"conf_dir: folder not found: {folder}")
+            problems.append(f"conf_dir: folder not found: {folder}")
             continue
         for path in sorted(folder.rglob("*.yaml")):
             name = path.relative_to(folder)
             if (CONF / name).exists():
-                faults.append(f"conf_dir: {path}: dxn already has a file {name}; rename yours")
+                problems.append(f"conf_dir: {path}: dxn already has a file {name}; rename yours")
             # A search in the text finds a `_target_` at any depth of the file.
             text = path.read_text(encoding="utf-8")
             packages |= dict.fromkeys(re.findall(r"_target_:\s*[\"']?(\w+)\.", text))

@@ -1,96 +1,26 @@
-"""The help pages of the command line."""
+"""The help pages of the command line, and the tables of keys, which docs/config.md has as well."""
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
-from dxn.config.arguments import SHORT, is_path
-from dxn.config.describe import Row, group_comments, option_rows, purpose, rows_of, verb_rows
-from dxn.config.groups import CONF, add_folders, defaults_of, groups, options
-from dxn.config.hints import similar, suggestion
-from dxn.config.verbs import VERBS, overview
-from dxn.core.errors import UserError
+import yaml
 
-EXAMPLES = {
-    "train": (
-        "dxn train",
-        "dxn train reviews.csv target=label",
-        "dxn train photos/ backbone=tiny trainer.epochs=40",
-        "dxn train reviews.csv target=label data.text=[title,body] data.image=photo",
-        "dxn train photos/ weights=google/vit-base-patch16-224",
-        "dxn train resume=outputs/label",
-        "dxn train -m seed=1,2,3",
-    ),
-    "evaluate": (
-        "dxn evaluate run=outputs/label",
-        "dxn evaluate run=outputs/label new.csv",
-        "dxn evaluate run=RUN only=[image]",
-        "dxn evaluate weights=google/vit-base-patch16-224 data.path=photos/",
-    ),
-    "predict": (
-        "dxn predict run=outputs/label new.csv output=answers.csv",
-        "dxn predict run=RUN photo.jpg",
-        'dxn predict run=RUN input.text="a fine film"',
-        "dxn predict run=RUN input.image=a.jpg input.audio=a.wav",
-        'dxn predict run=RUN input.image=a.jpg labels=[cat,dog] template="a photo of a {}"',
-    ),
-    "generate": (
-        'dxn generate run=RUN prompt="ROMEO:" temperature=0.8',
-        'dxn generate weights=openai-community/gpt2 prompt="Once upon a time" top_p=0.9',
-        "dxn generate run=RUN prompts=prompts.txt output=texts.csv",
-        "dxn generate run=RUN input.image=photo.jpg temperature=0",
-    ),
-    "embed": (
-        "dxn embed run=RUN new.csv output=vectors.npy",
-        'dxn embed weights=google-bert/bert-base-uncased input.text="a fine film"',
-    ),
-    "index": (
-        "dxn index run=RUN photos/ output=photos.index",
-        "dxn index run=RUN split=test only=[image] output=INDEX",
-    ),
-    "search": (
-        'dxn search index=INDEX input.text="red shoes" k=5',
-        "dxn search index=INDEX queries.csv only=[text] output=found.csv",
-    ),
-    "attend": (
-        'dxn attend run=RUN input.text="a fine film"',
-        "dxn attend weights=models/vit photo.jpg",
-    ),
-    "neighbors": (
-        "dxn neighbors run=RUN token=king",
-        "dxn neighbors weights=google-bert/bert-base-uncased token=king",
-    ),
-    "tokenize": (
-        "dxn tokenize adapters=[image] photo.jpg",
-        'dxn tokenize input.text="hello there"',
-    ),
-    "check": ("dxn check reviews.csv target=label", "dxn check photos/"),
-    "report": ("dxn report run=outputs/label", "dxn report run=latest"),
-    "compare": (
-        "dxn compare run=[outputs/label/A,outputs/label/B]",
-        "dxn compare run=[A,B,C] output=compare.html",
-    ),
-    "serve": (
-        "dxn serve run=outputs/label",
-        "dxn serve run=latest port=8001 batch_size=64",
-        "dxn serve weights=openai-community/gpt2 dtype=int8",
-    ),
-    "export": (
-        "dxn export run=outputs/label",
-        "dxn export run=latest format=torch output=exported",
-    ),
-    "push": (
-        "dxn push run=outputs/label repo=OWNER/NAME",
-        "dxn push run=latest repo=OWNER/NAME private=false license=apache-2.0",
-    ),
-    "verify": ("dxn verify run=outputs/label", "dxn verify run=latest"),
-    "doctor": ("dxn doctor",),
-    "show": ("dxn show", "dxn show reviews.csv target=label", "dxn show experiment=trec"),
-}
+from dxn.config.command import SHORT, Command, is_path
+from dxn.config.groups import CONF, add_folders, file_of, groups, node_of, options
+from dxn.config.instantiate import expand_defaults
+from dxn.config.schema import describe, option_group, suggestion
+from dxn.config.targets import signature_of
+from dxn.core.errors import UserError, similar
+
+NULL = "null"
+REQUIRED = "required"
 # The keys of a training that most users need, by the section of the help page. The pages of the
 # groups and of single keys describe all others.
 COMMON = {
@@ -124,20 +54,144 @@ KEY_WIDTH = 28
 MAX_LISTED = 6  # options of a group in one line
 
 
-def verb_page(verb: str) -> str:
+@dataclass(frozen=True)
+class Row:
+    """One key.
+
+    Args:
+        key: Dotted name of the key.
+        default: Default as YAML; "required" if there is none.
+        meaning: Description from the docstring or the YAML file.
+        type: Type of the values in words; "" if it is unknown.
+        part: The node that the key contains, for a part such as the decoder of a head.
+    """
+
+    key: str
+    default: str
+    meaning: str
+    type: str = ""
+    part: Mapping[str, Any] | None = None
+
+
+def option_rows(
+    group: str, option: str, folders: Sequence[Path] = (CONF,), trust: Sequence[str] = ()
+) -> list[Row]:
+    """Return all keys of the part that a file of a group describes.
+
+    A file with `# @package _global_`, such as an experiment, has none: it sets keys of other parts.
+    """
+    node = node_of(group, option, folders)
+    # Only adapters have a level of names: a model can have several of them.
+    prefix = f"{group}.{option}." if group == "adapters" else f"{group}."
+    if "_target_" in node:
+        return list(rows_of(node, prefix, trust))
+    text = file_of(group, option, folders).read_text(encoding="utf-8")
+    rows = [] if "@package _global_" in text else comment_rows(text)
+    return [Row(f"{prefix}{row.key}", row.default, row.meaning) for row in rows]
+
+
+def rows_of(node: Mapping[str, Any], prefix: str, trust: Sequence[str] = ()) -> Iterator[Row]:
+    """Yield every key of a node, including those of nested groups of options."""
+    signature = signature_of(node["_target_"], key=prefix, trust=trust)
+    values = expand_defaults(node, trust)
+    for name, parameter in signature.parameters.items():
+        if parameter.required and name not in values:
+            continue
+        key, value = f"{prefix}{name}", values.get(name)
+        group = option_group(parameter.type)
+        kind = describe(parameter.type)
+        if group is not None:
+            # null turns the group off, which needs a row of its own.
+            if value is None:
+                yield Row(key, NULL, parameter.meaning, kind)
+            default = value if isinstance(value, Mapping) else {"_target_": group}
+            yield from rows_of(default, f"{key}.", trust)
+        elif isinstance(value, Mapping) and "_target_" in value:
+            yield Row(key, value["_target_"], parameter.meaning, kind, value)
+        else:
+            yield Row(key, as_yaml(value), parameter.meaning, kind)
+    if signature.others is not None:
+        kind = describe(signature.others.type)
+        yield Row(f"{prefix}NAME", NULL, signature.others.meaning, kind)
+
+
+def command_rows(command: type[Command]) -> list[Row]:
+    """Return the keys of a command, except for its groups."""
+    rows = []
+    for key, parameter in command.options().items():
+        default = REQUIRED if parameter.required else as_yaml(parameter.default)
+        rows.append(Row(key, default, parameter.meaning, describe(parameter.type)))
+    return rows
+
+
+def comment_rows(text: str) -> list[Row]:
+    """Return the keys of a file with the comments at the ends of their lines."""
+    entries = re.findall(r"^([\w.]+): (.+?) # (.+)$", text, re.MULTILINE)
+    return [Row(key, as_yaml(yaml.safe_load(value)), meaning) for key, value, meaning in entries]
+
+
+def purpose(group: str, option: str, folders: Sequence[Path] = (CONF,)) -> str:
+    """Return the first sentence of the comment at the start of a file."""
+    text = file_of(group, option, folders).read_text(encoding="utf-8")
+    lines = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("# ")]
+    comment = " ".join(line for line in lines if "@package" not in line)
+    # The period of "et al. 2019" does not end a sentence. A command may follow the sentence.
+    return re.split(r"(?<=\.) (?=[A-Z]|dxn |torchrun )", comment)[0]
+
+
+def as_yaml(value: Any) -> str:
+    """Return a value as one line of YAML."""
+    # OmegaConf marks values that the user must set with ???.
+    if value == "???":
+        return REQUIRED
+    if isinstance(value, str):
+        # ${value_or:key,fallback} is shown as ${key}. The fallback is for parts without the key.
+        value = re.sub(r"\$\{value_or:([\w.]+),.*\}", r"${\1}", value)
+    # A large width prevents line breaks. safe_dump ends a plain scalar with a line "...".
+    text = yaml.safe_dump(value, default_flow_style=True, width=1000)
+    return text.strip().removesuffix("...").strip()
+
+
+# Pages
+
+
+def overview(commands: Mapping[str, type[Command]]) -> str:
+    """Return the page of `dxn --help`.
+
+    Args:
+        commands: All commands by name.
+    """
+    width = max(map(len, commands))
+    lines = [f"  dxn {n:<{width}}  {_summary(each)}" for n, each in commands.items()]
+    return "\n".join(
+        [
+            "dxn converts text, images and audio to D×N token matrices, and trains one transformer "
+            "on them.",
+            "",
+            *lines,
+            "",
+            "dxn VERB --help lists the keys of a command, and dxn help KEY describes one key. A "
+            "path needs no",
+            "key. All other options are written key=value, and dxn show prints their values.",
+        ]
+    )
+
+
+def command_page(command: type[Command]) -> str:
     """Return the page of `dxn VERB --help`."""
-    lines = [f"dxn {verb}: {VERBS[verb]}.", "", *(f"  {example}" for example in EXAMPLES[verb])]
-    if "trainer" in defaults_of(verb):
-        for name, rows in _common_rows():
+    used = command.groups()
+    lines = [f"dxn {command.verb()}: {_summary(command)}.", ""]
+    lines += [f"  {example}" for example in command.usage]
+    if "trainer" in used:
+        for name, rows in _common_rows(command):
             lines += ["", f"{name}:", *_layout(rows)]
-        used = {key.partition(".")[0] for keys in COMMON.values() for key in keys}
-        others = [name for name in defaults_of(verb) if name not in used]
-        lines += ["", "more:", *_layout([_group_row("train", name) for name in others])]
+        shown = {key.partition(".")[0] for keys in COMMON.values() for key in keys}
+        others = [name for name in used if name not in shown]
+        lines += ["", "more:", *_layout([_group_row(command, name) for name in others])]
     else:
-        rows = verb_rows(verb)
-        lines += ["", "keys:", *_layout(rows)] if rows else []
-        if used := defaults_of(verb):
-            lines += ["", "groups:", *_layout([_group_row(verb, name) for name in used])]
+        lines += ["", "keys:", *_layout(command_rows(command))]
+        if used:
+            lines += ["", "groups:", *_layout([_group_row(command, name) for name in used])]
     return "\n".join(
         [
             *lines,
@@ -148,33 +202,40 @@ def verb_page(verb: str) -> str:
     )
 
 
-def topic_page(words: Sequence[str]) -> str:
+def topic_page(words: Sequence[str], commands: Mapping[str, type[Command]]) -> str:
     """Return the page of `dxn help TOPIC`, or of `dxn VERB TOPIC --help`.
 
     Args:
+        commands: All commands by name.
         words: Words of the command line: a command, a group, GROUP=OPTION, a key or KEY=VALUE.
             With conf_dir=FOLDER, the files in this folder are described too.
 
     Raises:
         UserError: If there is no such topic.
     """
-    faults: list[str] = []
+    problems: list[str] = []
     names = [word.removeprefix("conf_dir=") for word in words if word.startswith("conf_dir=")]
     extra = [Path(name).expanduser().absolute() for name in names]
-    trust = add_folders(extra, faults)
-    if faults:
-        raise UserError("\n".join(faults))
+    trust = add_folders(extra, problems)
+    if problems:
+        raise UserError("\n".join(problems))
     folders = (CONF, *extra)
-    verb = next((word for word in words if word in VERBS), None)
+    verb = next((word for word in words if word in commands), None)
     topics = [w for w in words if w != verb and not w.startswith(("conf_dir=", "-"))]
-    # In `dxn train reviews.csv --help`, the path is no topic.
+    # In `dxn train reviews.csv --help`, the path is not a topic.
     topics = [topic for topic in topics if verb is None or not is_path(topic)]
     if not topics:
-        return overview() if verb is None else verb_page(verb)
-    return "\n\n".join(_topic(topic, verb, folders, trust) for topic in topics)
+        return overview(commands) if verb is None else command_page(commands[verb])
+    used = commands if verb is None else {verb: commands[verb]}
+    return "\n\n".join(_topic(topic, used, folders, trust) for topic in topics)
 
 
-def _topic(topic: str, verb: str | None, folders: Sequence[Path], trust: Sequence[str]) -> str:
+def _topic(
+    topic: str,
+    commands: Mapping[str, type[Command]],
+    folders: Sequence[Path],
+    trust: Sequence[str],
+) -> str:
     key, _, value = topic.lstrip("+").partition("=")
     key = SHORT.get(key, key)
     if key in groups(folders):
@@ -189,7 +250,7 @@ def _topic(topic: str, verb: str | None, folders: Sequence[Path], trust: Sequenc
         if chosen:
             return "\n\n".join(_option_page(key, name, folders, trust) for name in chosen)
         return _group_page(key, folders, trust)
-    return _key_page(key, verb, folders, trust)
+    return _key_page(key, commands, folders, trust)
 
 
 def _group_page(group: str, folders: Sequence[Path], trust: Sequence[str]) -> str:
@@ -208,16 +269,18 @@ def _option_page(group: str, option: str, folders: Sequence[Path], trust: Sequen
     return "\n".join([*textwrap.wrap(title, MAX_WIDTH), "", *_layout(rows, types=True)])
 
 
-def _key_page(key: str, verb: str | None, folders: Sequence[Path], trust: Sequence[str]) -> str:
+def _key_page(
+    key: str, commands: Mapping[str, type[Command]], folders: Sequence[Path], trust: Sequence[str]
+) -> str:
     """Describe a key, or all keys below it, or all keys with this last name."""
-    found = list(_all_rows(verb, folders, trust))
+    found = list(_all_rows(commands, folders, trust))
     matching = [used for used in found if used[0].key == key]
     matching = matching or [used for used in found if used[0].key.startswith(f"{key}.")]
     matching = matching or [used for used in found if used[0].key.rpartition(".")[2] == key]
     if not matching:
         hint = suggestion(key, list(dict.fromkeys(row.key for row, _ in found)))
-        commands = "" if hint else " dxn --help lists the commands, dxn show all keys"
-        raise UserError(f"{key}: no such command, group or key;{hint}{commands}")
+        advice = hint or " dxn --help lists the commands, dxn show all keys"
+        raise UserError(f"{key}: no such command, group or key;{advice}")
     # A key that has the same meaning in several options is described once.
     users: dict[tuple[str, str], list[str]] = {}
     rows: dict[tuple[str, str], Row] = {}
@@ -228,15 +291,16 @@ def _key_page(key: str, verb: str | None, folders: Sequence[Path], trust: Sequen
 
 
 def _all_rows(
-    verb: str | None, folders: Sequence[Path], trust: Sequence[str]
+    commands: Mapping[str, type[Command]], folders: Sequence[Path], trust: Sequence[str]
 ) -> Iterator[tuple[Row, str]]:
     """Yield the keys of the commands and of all options, and the command or option of each."""
-    for name in VERBS if verb is None else (verb,):
-        yield from ((row, f"dxn {name}") for row in verb_rows(name))
-    defaults = defaults_of("train")
+    defaults: dict[str, Any] = {}
+    for name, command in commands.items():
+        yield from ((row, f"dxn {name}") for row in command_rows(command))
+        defaults = {n: group.default for n, group in command.groups().items()} | defaults
     for group in groups(folders):
         # The default of a group comes first, so its values are shown.
-        for option in sorted(options(group, folders), key=lambda name: name != defaults[group]):
+        for option in sorted(options(group, folders), key=lambda n: n != defaults.get(group)):
             for row in option_rows(group, option, folders, trust):
                 yield row, f"{group}={option}"
                 # The parts of a part, such as head.decoder.
@@ -256,18 +320,18 @@ def _with_type(row: Row) -> str:
     return f"{sentence} Type: {row.type}.".lstrip() if row.type else sentence
 
 
-def _common_rows() -> Iterator[tuple[str, list[Row]]]:
+def _common_rows(command: type[Command]) -> Iterator[tuple[str, list[Row]]]:
     """Yield the sections of the page of `dxn train --help`."""
-    defaults = defaults_of("train")
-    known = {row.key: row for row in verb_rows("train")}
+    used = command.groups()
+    known = {row.key: row for row in command_rows(command)}
     for group in {key.partition(".")[0] for keys in COMMON.values() for key in keys}:
-        if group in defaults:
-            option = USUAL.get(group, defaults[group])
-            option = option[0] if isinstance(option, list) else str(option)
-            known |= {row.key: row for row in option_rows(group, option)}
-            known[group] = _group_row("train", group)
+        if group in used:
+            default = used[group].default
+            option = USUAL.get(group, default[0] if isinstance(default, tuple) else default)
+            known |= {row.key: row for row in option_rows(group, str(option))}
+            known[group] = _group_row(command, group)
     # A table has one key per modality.
-    columns = ", ".join(f"data.{name}" for name in defaults["adapters"])
+    columns = ", ".join(f"data.{name}" for name in used["adapters"].default or ())
     known["data.path"] = Row("PATH", "", PATH_MEANING)
     known["data.target"] = replace(known["data.target"], key="target")
     known["data.NAME"] = replace(known["data.NAME"], key=columns, default="")
@@ -277,13 +341,18 @@ def _common_rows() -> Iterator[tuple[str, list[Row]]]:
         yield section, [known[key] for key in keys]
 
 
-def _group_row(verb: str, group: str) -> Row:
-    default = defaults_of(verb)[group]
-    shown = f"[{','.join(default)}]" if isinstance(default, list) else str(default or "null")
+def _group_row(command: type[Command], group: str) -> Row:
+    default = command.groups()[group].default
+    shown = f"[{','.join(default)}]" if isinstance(default, tuple) else str(default or "null")
     names = options(group)
     listed = ", ".join(names) if len(names) <= MAX_LISTED else f"{len(names)} options"
     choice = f": {listed}" if len(names) > 1 else ""
-    return Row(group, shown, f"{group_comments(verb)[group]}{choice} (dxn help {group})")
+    meaning = command.signature().parameters[group].meaning
+    return Row(group, shown, f"{meaning}{choice} (dxn help {group})")
+
+
+def _summary(command: type[Command]) -> str:
+    return command.signature().summary.removesuffix(".")
 
 
 def _layout(rows: Sequence[Row], *, types: bool = False) -> list[str]:

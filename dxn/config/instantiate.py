@@ -8,19 +8,15 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-import functools
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dxn.config.hints import Hint, option_group, suggestion, type_fault
-from dxn.config.signatures import NO_DEFAULT
+from dxn.config.schema import NO_DEFAULT, Signature, option_group, problem, suggestion
 from dxn.config.targets import children, resolve, signature_of
 from dxn.core.errors import UserError
 
 Plain = Mapping[str, Any]
 
-# Arguments that the calling code passes to `build`. They are not keys of the configuration.
-FROM_CALLER = frozenset({"inputs", "readers", "adapters"})
 SPECIAL = ("_target_", "_partial_")
 
 
@@ -40,24 +36,22 @@ def build(node: Plain, *, key: str, trust: Sequence[str] = (), **extra: Any) -> 
     """
     target = resolve(node.get("_target_"), key=key, trust=trust)
     signature = signature_of(node.get("_target_"), key=key, trust=trust)
-    accepted, takes_any = signature.parameters, signature.others is not None
+    accepted = {*signature.parameters, *signature.from_caller}
     # Not every class of a group needs all extra arguments, such as `inputs` of a fusion.
-    known = {name: value for name, value in extra.items() if takes_any or name in accepted}
-    faults = _argument_faults(node, key=key, trust=trust)
-    if faults:
-        raise UserError("\n".join(faults))
+    known = {n: v for n, v in extra.items() if signature.others is not None or n in accepted}
+    if problems := _own_problems(node, signature, key, trust):
+        raise UserError("\n".join(problems))
     if node.get("_partial_"):
         return Partial(node, key, tuple(trust), known)
-    below = functools.partial(_build_value, trust=trust)
     arguments = {
-        name: below(_as_group(value, signature.hint(name)), key=f"{key}.{name}")
+        name: _build_value(_as_group(value, signature.type_of(name)), f"{key}.{name}", trust)
         for name, value in node.items()
         if name not in SPECIAL and name not in known
     }
     arguments |= known
-    missing = [n for n, parameter in accepted.items() if parameter.required and n not in arguments]
-    if missing:
-        raise UserError(f"{key}.{missing[0]}: needs a value, {key}.{missing[0]}=...")
+    for name, parameter in signature.parameters.items():
+        if parameter.required and name not in arguments:
+            raise UserError(f"{key}.{name}: needs a value, {key}.{name}=...")
     try:
         return target(**arguments)
     # CPython raises SystemError if it has no memory for the exception itself.
@@ -99,35 +93,44 @@ class Partial:
         return build(node, key=self.key, trust=self.trust, **{**self.known, **extra})
 
 
-def expand_defaults(node: Any, trust: Sequence[str] = (), *, key: str = "") -> Any:
+def expand_defaults(
+    node: Any, trust: Sequence[str] = (), *, key: str = "", signature: Signature | None = None
+) -> Any:
     """Return a copy of a configuration with the defaults of all arguments that it leaves out.
 
     A default that is a dataclass (a group of options) becomes a node. A group with only some of its
     options, such as `norm: {eps: 1e-6}`, is completed. Arguments without a default are not added.
+
+    Args:
+        node: The configuration, or a part of it.
+        trust: Top-level packages besides dxn whose code may be used.
+        key: Dotted key of the node in the configuration.
+        signature: That of the node. Default: that of its `_target_`, if it has one.
     """
     if isinstance(node, list | tuple):
         return [expand_defaults(item, trust, key=f"{key}.{i}") for i, item in enumerate(node)]
     if not isinstance(node, Mapping):
         return node
-    prefix = f"{key}." if key else ""
-    if "_target_" not in node:
-        return {n: expand_defaults(v, trust, key=f"{prefix}{n}") for n, v in node.items()}
-    signature = signature_of(node["_target_"], key=key, trust=trust)
+    if signature is None and "_target_" in node:
+        signature = signature_of(node["_target_"], key=key, trust=trust)
     # In the order of the signature, which is the order in which `dxn show` prints them.
     expanded = {name: node[name] for name in SPECIAL if name in node}
-    for name, parameter in signature.parameters.items():
+    parameters = {} if signature is None else signature.parameters
+    for name in [*parameters, *node]:
+        # Names that are not parameters are arguments of **kwargs, or unknown: reported later.
+        if name in expanded:
+            continue
+        parameter = parameters.get(name)
         # A copy, because configurations are changed in place, and signatures are shared.
-        default = copy.deepcopy(parameter.default)
-        if name in node:
-            base = default if isinstance(default, Mapping) else None
-            group = _as_group(node[name], parameter.hint, base)
-            expanded[name] = expand_defaults(group, trust, key=f"{prefix}{name}")
-        elif default is not NO_DEFAULT and name not in FROM_CALLER:
-            expanded[name] = default
-    # Arguments of a **kwargs parameter, and unknown arguments, which are reported later.
-    for name in node:
-        if name not in expanded:
-            expanded[name] = expand_defaults(node[name], trust, key=f"{prefix}{name}")
+        default = copy.deepcopy(NO_DEFAULT if parameter is None else parameter.default)
+        if name not in node:
+            if default is not NO_DEFAULT:
+                expanded[name] = default
+            continue
+        value = node[name]
+        if parameter is not None:
+            value = _as_group(value, parameter.type, default)
+        expanded[name] = expand_defaults(value, trust, key=f"{key}.{name}" if key else name)
     return expanded
 
 
@@ -142,63 +145,61 @@ def merge_options(base: Plain, options: Plain) -> dict[str, Any]:
     return merged
 
 
-def type_errors(node: Any, trust: Sequence[str] = (), *, key: str = "") -> list[str]:
+def problems_of(node: Any, trust: Sequence[str] = (), *, key: str = "") -> list[str]:
     """Return one line per argument that a target does not have, or whose value has a wrong type."""
-    faults: list[str] = []
+    problems: list[str] = []
     if isinstance(node, Mapping) and "_target_" in node:
-        faults += _argument_faults(node, key=key, trust=trust)
+        signature = signature_of(node["_target_"], key=key, trust=trust)
+        problems += _own_problems(node, signature, key, trust)
     for path, value in children(node, key):
-        faults += type_errors(value, trust, key=path)
-    return faults
+        problems += problems_of(value, trust, key=path)
+    return problems
 
 
-def _build_value(value: Any, *, key: str, trust: Sequence[str]) -> Any:
+def _build_value(value: Any, key: str, trust: Sequence[str]) -> Any:
     if isinstance(value, Mapping):
         if "_target_" in value:
             return build(value, key=key, trust=trust)
-        return {n: _build_value(v, key=f"{key}.{n}", trust=trust) for n, v in value.items()}
+        return {name: _build_value(v, f"{key}.{name}", trust) for name, v in value.items()}
     if isinstance(value, list | tuple):
-        return [_build_value(v, key=f"{key}.{i}", trust=trust) for i, v in enumerate(value)]
+        return [_build_value(v, f"{key}.{i}", trust) for i, v in enumerate(value)]
     return value
 
 
-def _argument_faults(node: Plain, *, key: str, trust: Sequence[str]) -> list[str]:
-    signature = signature_of(node.get("_target_"), key=key, trust=trust)
-    prefix = f"{key}." if key else ""
-    faults = []
+def _own_problems(node: Plain, signature: Signature, key: str, trust: Sequence[str]) -> list[str]:
+    """Return what is wrong with the arguments of a node, but not what is wrong below them."""
+    problems = []
     for name, value in node.items():
         if name in SPECIAL:
             continue
-        if name not in signature.parameters and signature.others is None:
-            # Without a suggestion, the semicolon at the end is removed below.
-            hint_at = suggestion(str(name), list(signature.parameters))
-            faults.append(f"{prefix}{name}: {signature.name} has no such argument;{hint_at}")
+        # Most values are defaults, and checking them would take a tenth of a second.
+        if name in signature.parameters and signature.parameters[name].is_default(value):
             continue
-        hint = signature.hint(name)
-        if fault := _group_fault(value, hint, trust) or type_fault(value, hint):
-            faults.append(f"{prefix}{name}: {fault}")
-    return [fault.removesuffix(";") for fault in faults]
+        annotation = signature.type_of(name)
+        group = option_group(annotation)
+        if annotation is None:
+            hint = suggestion(str(name), list(signature.parameters))
+            wrong = f"{signature.name} has no such argument{';' if hint else ''}{hint}"
+        elif group is not None and isinstance(value, Mapping) and "_target_" in value:
+            bases = signature_of(value["_target_"], key=f"{key}.{name}", trust=trust).bases
+            expected = group.rpartition(".")[2]
+            wrong = None if group in bases else f"must be {expected}, got {value['_target_']}"
+        else:
+            wrong = problem(value, annotation)
+        if wrong is not None:
+            problems.append(f"{key}.{name}: {wrong}" if key else f"{name}: {wrong}")
+    return problems
 
 
-def _group_fault(value: Any, hint: Hint, trust: Sequence[str]) -> str | None:
-    """Return what is wrong with a node whose class is not that of its option group."""
-    group = option_group(hint)
-    if group is None or not isinstance(value, Mapping) or "_target_" not in value:
-        return None
-    if group in signature_of(value["_target_"], key="_target_", trust=trust).bases:
-        return None
-    return f"must be {group.rpartition('.')[2]}, got {value['_target_']}"
-
-
-def _as_group(value: Any, hint: Hint, default: Plain | None = None) -> Any:
+def _as_group(value: Any, annotation: Any, default: Any = None) -> Any:
     """Add the `_target_` to a mapping of options, such as `norm: {eps: 1e-6}`.
 
     Args:
         value: Value of an argument. Other values than option groups are returned unchanged.
-        hint: Type hint of the argument.
+        annotation: Type of the argument.
         default: Node of the default, whose options are completed by those of `value`.
     """
-    group = option_group(hint)
+    group = option_group(annotation)
     if group is None or not isinstance(value, Mapping) or "_target_" in value:
         return value
-    return merge_options(default or {"_target_": group}, value)
+    return merge_options(default if isinstance(default, Mapping) else {"_target_": group}, value)

@@ -1,81 +1,381 @@
-"""Checks the content of files from strangers with pydantic models.
+"""What a configuration may contain: the parameters of a class or function, and their types.
 
-This module is separate from `dxn.core.untrusted`, because pydantic takes time to import.
+The types are annotations of Python, which pydantic checks. Classes in them are replaced by their
+dotted names (`Node`), so that the signatures of dxn's own parts can be stored in a file and checked
+without importing torch, see `dxn.config.signatures`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any, TypeVar
+import dataclasses
+import functools
+import inspect
+import re
+import types
+import typing
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal, Union
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from dxn.core.errors import similar
 
-from dxn.core.errors import UserError
-from dxn.core.untrusted import shortened
-
-MAX_PROBLEMS = 5  # in one message
-# Sentences for the types of problems that pydantic finds, with the names of its settings.
-SENTENCES = {
-    "missing": "is missing",
-    "dict_type": "must be a mapping",
-    "model_type": "must be a mapping",
-    "list_type": "must be a list",
-    "string_type": "must be a text",
-    "int_type": "must be an integer",
-    "float_type": "must be a number",
-    "bool_type": "must be true or false",
-    "finite_number": "must be a finite number",
+# The default of a parameter that has none, or whose default YAML cannot represent.
+NO_DEFAULT: Any = inspect.Parameter.empty
+# Arguments that the calling code passes to `build`. They are not keys of the configuration.
+FROM_CALLER = ("inputs", "readers", "adapters")
+NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    types.NoneType: "null",
+    Any: "any value",
+}
+UNIONS = (Union, types.UnionType)  # of Optional[int] and int | None
+# Sentences about a value that has the right type, by the type of the error of pydantic.
+RANGES = {
     "greater_than": "must be greater than {gt}",
     "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
     "less_than_equal": "must be at most {le}",
+    "finite_number": "must be a finite number",
     "too_short": "must have at least {min_length} items",
-    "too_long": "must have at most {max_length} items",
     "string_too_short": "must have at least {min_length} characters",
-    "string_too_long": "must have at most {max_length} characters",
-    "literal_error": "must be one of {expected}",
 }
 
-Schema = TypeVar("Schema", bound=BaseModel)
 
-
-class Strict(BaseModel):
-    """Base class of the models of files from strangers: no conversions, no NaN, no infinity.
-
-    Unknown keys are ignored, because a later version of dxn may write more of them.
-    """
-
-    model_config = ConfigDict(strict=True, allow_inf_nan=False, frozen=True)
-
-
-def validated(schema: type[Schema], content: Any, source: str | Path) -> Schema:
-    """Return the content of a file as a pydantic model.
+@dataclass(frozen=True)
+class Node:
+    """The type of an argument that is built from a node, in the annotation Annotated[Any, Node()].
 
     Args:
-        schema: The model.
-        content: The parsed content of the file.
-        source: The file, for messages.
-
-    Raises:
-        UserError: If the content does not fit the model.
+        path: Dotted name of the class.
+        is_group: Whether the class is a group of options, which is a dataclass.
     """
+
+    path: str
+    is_group: bool = False
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
+        from pydantic_core import core_schema
+
+        return core_schema.no_info_plain_validator_function(self._check)
+
+    def _check(self, value: Any) -> Any:
+        # A node, or an object that is already built, but no other plain value.
+        if value is None or isinstance(value, bool | int | float | str | list | tuple):
+            raise ValueError
+        return value
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a class or function.
+
+    Args:
+        type: Type of its values, see `plain_type`.
+        default: Default as plain data; NO_DEFAULT if there is none that YAML can represent.
+        required: Whether a call must set it.
+        meaning: Its entry in the section Args of the docstring.
+    """
+
+    type: Any = Any
+    default: Any = NO_DEFAULT
+    required: bool = False
+    meaning: str = ""
+
+    def is_default(self, value: Any) -> bool:
+        """Whether a value is the default."""
+        return type(value) is type(self.default) and value == self.default
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The parameters of a class or function that a configuration can set.
+
+    Args:
+        path: Dotted name of the module that defines it, and its name there.
+        summary: First paragraph of the docstring.
+        parameters: Parameters by name, without *args and **kwargs.
+        from_caller: Further parameters, which the calling code of dxn passes.
+        others: The **kwargs parameter; None if there is none.
+        bases: Dotted names of the dataclass and its base classes, for a dataclass.
+        modality: Class attribute `modality`, which adapters have.
+    """
+
+    path: str
+    summary: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    from_caller: Sequence[str] = ()
+    others: Parameter | None = None
+    bases: Sequence[str] = ()
+    modality: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the class or function."""
+        return self.path.rpartition(".")[2]
+
+    def type_of(self, name: str) -> Any:
+        """Return the type of an argument; None if there is no such argument."""
+        # The calling code passes objects, which need no check.
+        default = Parameter() if name in self.from_caller else self.others
+        parameter = self.parameters.get(name, default)
+        return None if parameter is None else parameter.type
+
+
+# Cached, because evaluating postponed annotations is slow compared with the checks that need them.
+@functools.cache
+def signature_from(
+    target: Callable[..., Any], from_caller: tuple[str, ...] | None = None
+) -> Signature:
+    """Read the signature of a class or function.
+
+    Args:
+        target: The class or function.
+        from_caller: Names of the parameters that are not keys of the configuration. Default:
+            FROM_CALLER, and none for a group of options.
+    """
+    fields = _fields(target)
+    if from_caller is None:
+        from_caller = FROM_CALLER if fields is None else ()
+    doc = inspect.getdoc(target) or ""
+    mro: Sequence[Any] = inspect.getmro(target) if inspect.isclass(target) else (target,)
+    meanings: dict[str, str] = {}
+    # A dataclass describes only the fields that it adds to those of its base classes.
+    for each in reversed(mro):
+        if _fields(each) is not None:
+            meanings |= arguments_in(inspect.getdoc(each) or "")
+    meanings |= arguments_in(doc)
+    annotations = _annotations(target)
+    factories = {each.name: each.default_factory for each in fields or ()}
+    parameters: dict[str, Parameter] = {}
+    passed = []
+    others = None
+    for name, parameter in inspect.signature(target).parameters.items():
+        annotation = plain_type(annotations.get(name, Any))
+        if parameter.kind is parameter.VAR_KEYWORD:
+            meaning = meanings.get(f"**{name}", meanings.get(name, ""))
+            others = Parameter(annotation, meaning=meaning)
+        elif name in from_caller:
+            passed.append(name)
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            required = parameter.default is parameter.empty
+            factory = factories.get(name, dataclasses.MISSING)
+            has_factory = factory is not dataclasses.MISSING
+            default = plain_default(factory() if has_factory else parameter.default)
+            parameters[name] = Parameter(annotation, default, required, meanings.get(name, ""))
+    modality = getattr(target, "modality", None)
+    return Signature(
+        path=class_path(target),
+        summary=doc.split("\n\n")[0].replace("\n", " "),
+        parameters=parameters,
+        from_caller=passed,
+        others=others,
+        bases=[class_path(each) for each in mro if _fields(each) is not None],
+        # A property, which the class of an instance may have, is not a name.
+        modality=modality if isinstance(modality, str) else None,
+    )
+
+
+def plain_type(annotation: Any) -> Any:
+    """Return an annotation that needs no class of its module: classes become a `Node`."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is None:
+        return types.NoneType
+    if origin in UNIONS:
+        return Union[tuple(plain_type(member) for member in arguments)]  # noqa: UP007
+    if origin is Annotated:
+        return Annotated[(plain_type(arguments[0]), *arguments[1:])]
+    if origin is Literal or annotation in NAMES:
+        return annotation
+    outer = origin or annotation
+    # A type variable is not a class. Any is one since Python 3.11. Nothing can be checked.
+    if not isinstance(outer, type) or outer in (Any, inspect.Parameter.empty, object):
+        return Any
+    if issubclass(outer, Mapping):
+        return Mapping[str, plain_type(arguments[1]) if len(arguments) == 2 else Any]
+    if issubclass(outer, Sequence):
+        return Sequence[plain_type(arguments[0]) if arguments else Any]
+    return Annotated[Any, Node(class_path(outer), dataclasses.is_dataclass(outer))]
+
+
+def plain_default(default: Any) -> Any:
+    """Return a default value as plain data; NO_DEFAULT if YAML cannot represent it."""
+    if dataclasses.is_dataclass(default) and not isinstance(default, type):
+        fields = [f.name for f in dataclasses.fields(default) if f.init]
+        values = {name: plain_default(getattr(default, name)) for name in fields}
+        return {"_target_": class_path(type(default)), **values}
+    if isinstance(default, list | tuple):
+        return [plain_default(item) for item in default]
+    if isinstance(default, Mapping):
+        return {name: plain_default(value) for name, value in default.items()}
+    is_scalar = default is None or isinstance(default, bool | int | float | str)
+    return default if is_scalar else NO_DEFAULT
+
+
+def class_path(cls: Callable[..., Any]) -> str:
+    """Return the dotted name of a class or function, for `_target_`."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def arguments_in(doc: str) -> dict[str, str]:
+    """Return the Args section of a docstring as descriptions by name."""
+    section = doc.partition("Args:\n")[2].partition("\n\n")[0]
+    # A name is indented by four spaces, and the lines that continue its description by more.
+    entries = re.findall(r"^    ([*\w]+): (.+(?:\n     .+)*)$", section, re.MULTILINE)
+    return {name: " ".join(text.split()) for name, text in entries}
+
+
+# Checks of values
+
+
+def problem(value: Any, annotation: Any) -> str | None:
+    """Return what is wrong with a value, such as "must be a number, got 'x'". None if it fits.
+
+    A node (a mapping with `_target_`) fits every class, because an object is built from it.
+    """
+    from pydantic import ValidationError
+
     try:
-        return schema.model_validate(content)
+        _adapter(annotation).validate_python(value)
     except ValidationError as error:
-        problems = [_problem(fault) for fault in error.errors(include_url=False)]
-        more = f"; and {len(problems) - MAX_PROBLEMS} more" if len(problems) > MAX_PROBLEMS else ""
-        listed = "; ".join(problems[:MAX_PROBLEMS])
-        raise UserError(f"{source}: not valid: {listed}{more}") from error
+        errors = error.errors(include_url=False, include_input=False)
+    else:
+        return None
+    for each in errors:
+        # Only of the value itself, and not of one of its items.
+        if each["type"] in RANGES and not isinstance(value, list | tuple | Mapping):
+            # pydantic returns the limit 1 of a float as 1.0.
+            limits = {n: int(v) if v == int(v) else v for n, v in each.get("ctx", {}).items()}
+            return f"{RANGES[each['type']].format(**limits)}, got {value!r}"
+    if not any(typing.get_origin(member) is Literal for member in members(annotation)):
+        return f"must be {describe(annotation)}, got {value!r}"
+    listed = choices(annotation)
+    match = similar(str(value), listed)
+    hint = f"; did you mean {match}?" if match else ""
+    return f"must be one of {', '.join(listed)}, got {value!r}{hint}"
 
 
-def _problem(fault: Mapping[str, Any]) -> str:
-    """Return one problem that pydantic has found, with its place in the file."""
-    place = ".".join(str(part) for part in fault["loc"])
-    # A validator of dxn raises a ValueError, whose text is complete.
-    if fault["type"] == "value_error":
-        text = str(fault["ctx"]["error"])
-        return f"{place}.{text}" if place else text
-    sentence = SENTENCES.get(fault["type"])
-    message = fault["msg"] if sentence is None else sentence.format(**fault.get("ctx", {}))
-    value = "" if fault["type"] == "missing" else f", got {shortened(fault['input'])}"
-    return f"{place or 'the content'} {message}{value}"
+def fits(value: Any, annotation: Any) -> bool:
+    """Whether a value, or an object that is already built, fits a type."""
+    return problem(value, annotation) is None
+
+
+@functools.cache
+def _adapter(annotation: Any) -> Any:
+    from pydantic import ConfigDict, TypeAdapter
+
+    # Strict: in Python, True is an int, but as a number of epochs it is a mistake.
+    return TypeAdapter(annotation, config=ConfigDict(strict=True))
+
+
+def members(annotation: Any) -> Sequence[Any]:
+    """Return the alternatives of a type, or the type itself if it has none."""
+    if typing.get_origin(annotation) in UNIONS:
+        return [part for each in typing.get_args(annotation) for part in members(each)]
+    node = node_type(annotation)
+    # Ranges and kinds of paths are about the same type.
+    is_marked = typing.get_origin(annotation) is Annotated and node is None
+    return members(typing.get_args(annotation)[0]) if is_marked else [annotation]
+
+
+def node_type(annotation: Any) -> Node | None:
+    """Return the class of a type that is an object; None for plain values."""
+    marks = annotation.__metadata__ if typing.get_origin(annotation) is Annotated else ()
+    return next((mark for mark in marks if isinstance(mark, Node)), None)
+
+
+def option_group(annotation: Any) -> str | None:
+    """Return the dotted name of the dataclass among the alternatives; None if there is none.
+
+    A parameter with such a type is a group of options, such as backbone.norm.
+    """
+    nodes = map(node_type, members(annotation))
+    return next((node.path for node in nodes if node is not None and node.is_group), None)
+
+
+def value_type(annotation: Any) -> Any:
+    """Return the type of the values of a mapping whose keys the user chooses, or None.
+
+    Such a mapping is the value of data.holdout.
+    """
+    for member in members(annotation):
+        if typing.get_origin(member) is typing.get_origin(Mapping[str, int]):
+            return typing.get_args(member)[1]
+    return None
+
+
+def marks(annotation: Any) -> Sequence[Any]:
+    """Return what annotations such as Annotated[str, PATH] add to a type."""
+    if typing.get_origin(annotation) in UNIONS:
+        return [mark for each in typing.get_args(annotation) for mark in marks(each)]
+    return annotation.__metadata__ if typing.get_origin(annotation) is Annotated else ()
+
+
+def choices(annotation: Any) -> list[str]:
+    """Return the values of a type that has only some, as YAML writes them."""
+    listed: list[str] = []
+    for member in members(annotation):
+        if member is bool:
+            listed += ["true", "false"]
+        elif typing.get_origin(member) is Literal:
+            listed += map(_written, typing.get_args(member))
+    return listed
+
+
+def describe(annotation: Any) -> str:
+    """Return a type in words, for a message or a help page."""
+    *others, last = dict.fromkeys(_name(member) for member in members(annotation))
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def suggestion(wrong: str, known: Sequence[str]) -> str:
+    """Return " did you mean KEY?" for the known dotted key most similar to a wrong one, or "".
+
+    The leading space lets the result be appended to a sentence whether it is empty or not.
+    """
+    parent, _, last = wrong.rpartition(".")
+    # First a key with the same last name: `lr` means optimizer.lr.
+    same = [key for key in known if key.rpartition(".")[2] == last]
+    # Then a similar name at the same place. The place alone must not count as similarity:
+    # trainer.foo has most of its letters in common with trainer.seed.
+    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
+    # Finally, a similar name anywhere.
+    anywhere = {key.rpartition(".")[2]: key for key in reversed(known)}
+    close = same[:1]
+    for names in (siblings, anywhere):
+        if not close and (match := similar(last, list(names))):
+            close = [names[match]]
+    return f" did you mean {close[0]}?" if close else ""
+
+
+def _name(member: Any) -> str:
+    origin = typing.get_origin(member)
+    if origin is Literal:
+        return f"one of {', '.join(map(_written, typing.get_args(member)))}"
+    node = node_type(member)
+    if node is not None:
+        return node.path.rpartition(".")[2]
+    return NAMES.get(member) or ("a mapping" if issubclass(origin, Mapping) else "a list")
+
+
+def _written(value: Any) -> str:
+    # As YAML writes it.
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def _fields(target: Any) -> Sequence[dataclasses.Field[Any]] | None:
+    """Return the fields of a dataclass, None for another class or a function."""
+    return dataclasses.fields(target) if dataclasses.is_dataclass(target) else None
+
+
+def _annotations(target: Any) -> dict[str, Any]:
+    # The generated __init__ of a dataclass has no access to the names that its module imports.
+    is_plain_class = inspect.isclass(target) and not dataclasses.is_dataclass(target)
+    try:
+        return typing.get_type_hints(
+            target.__init__ if is_plain_class else target, include_extras=True
+        )
+    except (NameError, TypeError):
+        return {}  # a module can import names for type checkers only

@@ -1,163 +1,163 @@
-"""Read signatures: the parameters of a class or function with their types, defaults and meanings.
+"""The signatures of dxn's own parts, stored in conf/signatures.json, which git ignores.
 
-All of it is plain data, see `dxn.config.hints`: `dxn.config.signature_index` stores the signatures
-of dxn's own parts in a file, so that a configuration can be checked without importing them.
+Importing the parts themselves also imports torch, which takes seconds. With the stored signatures,
+a mistyped option is answered at once. Without the file, or if it is not current, everything works,
+but a command starts slower.
+
+python -m dxn.config.signatures
 """
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import functools
-import inspect
-import re
-import types
+import hashlib
+import importlib
+import json
 import typing
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any, Literal, Union
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
 
-from dxn.config.hints import Hint
+import annotated_types
 
-SCALARS: dict[Any, str] = {int: "int", float: "float", bool: "bool", str: "str"}
-NOTHING = (None, type(None))
-# The default of a parameter that has none, or whose default YAML cannot represent.
-NO_DEFAULT: Any = inspect.Parameter.empty
+from dxn.config.schema import Node, Parameter, Signature, class_path, option_group, signature_from
+from dxn.core.files import write_text
 
-
-@dataclass(frozen=True)
-class Parameter:
-    """A parameter of a class or function.
-
-    Args:
-        hint: Type of its values.
-        default: Default as plain data; NO_DEFAULT if there is none that YAML can represent.
-        required: Whether a call must set it.
-        meaning: Its entry in the section Args of the docstring.
-    """
-
-    hint: Hint = "any"
-    default: Any = NO_DEFAULT
-    required: bool = False
-    meaning: str = ""
+ROOT = Path(__file__).parents[1]
+PATH = ROOT / "conf" / "signatures.json"
+# Packages whose code determines a signature. It is slower to find out which files of them do.
+SOURCES = ("core", "config", "tokenize", "models", "tasks", "data", "datasets", "training")
+# The names in the types of the file, as Python prints them.
+NAMES = {
+    **vars(annotated_types),
+    "typing": typing,
+    "collections": collections,
+    "NoneType": type(None),
+    "Node": Node,
+}
 
 
-@dataclass(frozen=True)
-class Signature:
-    """The parameters of a class or function.
+def find(target: str, *, outdated: bool = False) -> Signature | None:
+    """Return the stored signature of a part by its dotted name, as in `_target_`.
 
     Args:
-        path: Dotted name of the module that defines it, and its name there.
-        summary: First paragraph of the docstring.
-        parameters: Parameters by name, without *args and **kwargs.
-        others: The **kwargs parameter; None if there is none.
-        bases: Dotted names of the dataclass and its base classes, for a dataclass.
-        modality: Class attribute `modality`, which adapters have.
+        target: Name of the part.
+        outdated: Whether the source code may have changed since the file was written.
+
+    Returns:
+        The signature. None if it is not stored, or outdated: then the part has to be imported.
     """
-
-    path: str
-    summary: str = ""
-    parameters: Mapping[str, Parameter] = field(default_factory=dict)
-    others: Parameter | None = None
-    bases: Sequence[str] = ()
-    modality: str | None = None
-
-    @property
-    def name(self) -> str:
-        """Name of the class or function."""
-        return self.path.rpartition(".")[2]
-
-    def hint(self, name: str) -> Hint:
-        """Return the type of an argument; "any" if it is unknown."""
-        parameter = self.parameters.get(name, self.others)
-        return "any" if parameter is None else parameter.hint
-
-
-# Cached, because evaluating postponed annotations is slow compared with the checks that need them.
-@functools.cache
-def signature_from(target: Callable[..., Any]) -> Signature:
-    """Read the signature of a class or function."""
-    doc = inspect.getdoc(target) or ""
-    meanings = arguments_in(doc)
-    hints = _annotations(target)
-    parameters: dict[str, Parameter] = {}
-    others = None
-    for name, parameter in inspect.signature(target).parameters.items():
-        hint = hint_from(hints.get(name, Any))
-        if parameter.kind is parameter.VAR_KEYWORD:
-            meaning = meanings.get(f"**{name}", meanings.get(name, ""))
-            others = Parameter(hint, meaning=meaning)
-        elif parameter.kind is not parameter.VAR_POSITIONAL:
-            required = parameter.default is parameter.empty
-            default = plain_default(parameter.default)
-            parameters[name] = Parameter(hint, default, required, meanings.get(name, ""))
-    modality = getattr(target, "modality", None)
-    return Signature(
-        path=class_path(target),
-        summary=doc.split("\n\n")[0].replace("\n", " "),
-        parameters=parameters,
-        others=others,
-        bases=[class_path(c) for c in inspect.getmro(target) if dataclasses.is_dataclass(c)]
-        if inspect.isclass(target)
-        else (),
-        # A property, which the class of an instance may have, is not a name.
-        modality=modality if isinstance(modality, str) else None,
-    )
-
-
-def hint_from(annotation: Any) -> Hint:
-    """Return a Python type as a type that is plain data, see `dxn.config.hints`."""
-    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
-    if origin in (Union, types.UnionType):
-        return [hint_from(member) for member in arguments]
-    if origin is Literal:
-        return {"choices": list(arguments)}
-    if annotation in NOTHING:
-        return "null"
-    if annotation in SCALARS:
-        return SCALARS[annotation]
-    outer = origin or annotation
-    # A type variable is no class. Any is one since Python 3.11. Nothing can be checked.
-    if not isinstance(outer, type) or outer in (Any, inspect.Parameter.empty, object):
-        return "any"
-    if issubclass(outer, Mapping):
-        return {"mapping": hint_from(arguments[1]) if len(arguments) == 2 else "any"}
-    if issubclass(outer, Sequence):
-        return {"list": hint_from(arguments[0]) if arguments else "any"}
-    kind = "options" if dataclasses.is_dataclass(outer) else "part"
-    return {kind: class_path(outer)}
-
-
-def plain_default(default: Any) -> Any:
-    """Return a default value as plain data; NO_DEFAULT if YAML cannot represent it."""
-    if dataclasses.is_dataclass(default) and not isinstance(default, type):
-        fields = [f.name for f in dataclasses.fields(default) if f.init]
-        values = {name: plain_default(getattr(default, name)) for name in fields}
-        return {"_target_": class_path(type(default)), **values}
-    if isinstance(default, list | tuple):
-        return [plain_default(item) for item in default]
-    if isinstance(default, Mapping):
-        return {name: plain_default(value) for name, value in default.items()}
-    is_scalar = default is None or isinstance(default, bool | int | float | str)
-    return default if is_scalar else NO_DEFAULT
-
-
-def class_path(cls: Callable[..., Any]) -> str:
-    """Return the dotted name of a class or function, for `_target_`."""
-    return f"{cls.__module__}.{cls.__qualname__}"
-
-
-def arguments_in(doc: str) -> dict[str, str]:
-    """Return the Args section of a docstring as descriptions by name."""
-    section = doc.partition("Args:\n")[2].partition("\n\n")[0]
-    # A name is indented by four spaces, and the lines that continue its description by more.
-    entries = re.findall(r"^    ([*\w]+): (.+(?:\n     .+)*)$", section, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
-
-
-def _annotations(target: Callable[..., Any]) -> dict[str, Any]:
-    # The generated __init__ of a dataclass has no access to the names that its module imports.
-    is_plain_class = inspect.isclass(target) and not dataclasses.is_dataclass(target)
+    stored = _read()
+    if not outdated and not _is_current():
+        return None
+    path = stored["names"].get(target, target)
     try:
-        return typing.get_type_hints(target.__init__ if is_plain_class else target)
-    except (NameError, TypeError):
-        return {}  # a module can import names for type checkers only
+        return _signature(path) if path in stored["signatures"] else None
+    except (TypeError, NameError):  # another version of dxn has written the file
+        return None
+
+
+def write(targets: Mapping[str, Callable[..., Any]]) -> None:
+    """Write the file.
+
+    Args:
+        targets: Parts by dotted name. The groups of options of their parameters are added.
+    """
+    remaining = [signature_from(target) for target in targets.values()]
+    signatures: dict[str, Any] = {}
+    while remaining:
+        signature = remaining.pop()
+        if signature.path in signatures:
+            continue
+        signatures[signature.path] = _plain(signature)
+        groups = [option_group(each.type) for each in signature.parameters.values()]
+        remaining += [signature_from(_import(path)) for path in groups if path is not None]
+    names = {name: class_path(target) for name, target in sorted(targets.items())}
+    content = {"sources": _digest(), "names": names, "signatures": dict(sorted(signatures.items()))}
+    write_text(PATH, json.dumps(content, indent=1, ensure_ascii=False))
+    forget()
+
+
+def forget() -> None:
+    """Read the file again when it is needed next."""
+    for cached in (_read, _is_current, _signature):
+        cached.cache_clear()
+
+
+@functools.cache
+def _read() -> Mapping[str, Any]:
+    try:
+        return json.loads(PATH.read_text(encoding="utf-8"))
+    except (OSError, ValueError):  # missing, or half written
+        return {"sources": "", "names": {}, "signatures": {}}
+
+
+@functools.cache
+def _is_current() -> bool:
+    return _read()["sources"] == _digest()
+
+
+def _digest() -> str:
+    """Return a checksum of the source code: reading 230 short files takes 10 ms."""
+    total = hashlib.sha256()
+    for path in (p for name in SOURCES for p in sorted((ROOT / name).rglob("*.py"))):
+        total.update(path.read_bytes())
+    return total.hexdigest()
+
+
+@functools.cache
+def _signature(path: str) -> Signature:
+    stored = dict(_read()["signatures"][path])
+    stored["parameters"] = {name: _parameter(p) for name, p in stored["parameters"].items()}
+    if "others" in stored:
+        stored["others"] = _parameter(stored["others"])
+    return Signature(path, **stored)
+
+
+def _parameter(stored: Mapping[str, Any]) -> Parameter:
+    return Parameter(**{**stored, "type": _type(stored.get("type", "typing.Any"))})
+
+
+@functools.cache
+def _type(text: str) -> Any:
+    # The file belongs to the package, like its modules.
+    return eval(text, NAMES)
+
+
+def _plain(signature: Signature) -> dict[str, Any]:
+    """Return a signature as plain data, without what equals the defaults of the dataclasses."""
+    stored = _changed(signature)
+    del stored["path"]
+    stored["parameters"] = {name: _changed(p) for name, p in signature.parameters.items()}
+    if signature.others is not None:
+        stored["others"] = _changed(signature.others)
+    return stored
+
+
+def _changed(record: Signature | Parameter) -> dict[str, Any]:
+    values = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
+    defaults = {each.name: each.default for each in dataclasses.fields(record)}
+    changed = {name: value for name, value in values.items() if value != defaults[name]}
+    if "type" in changed:
+        kind = changed["type"]
+        changed["type"] = kind.__name__ if isinstance(kind, type) else repr(kind)
+    return changed
+
+
+def _import(path: str) -> Callable[..., Any]:
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+def update() -> None:
+    """Write the file with the parts that dxn's own YAML files name, unless it is current."""
+    from dxn.config.targets import functions_of_dxn, resolve
+
+    if not _is_current():
+        write({name: resolve(name, key=name) for name in functions_of_dxn()})
+
+
+if __name__ == "__main__":
+    update()

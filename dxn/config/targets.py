@@ -18,14 +18,16 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dxn.config import signature_index
-from dxn.config.signatures import Signature, signature_from
+from dxn.config import signatures
+from dxn.config.schema import Signature, signature_from
 from dxn.core.errors import UserError
 
 # Packages whose classes a node may name. A model folder may only name parts of a model. A data
 # source, for example, could read other files.
 MODEL_PACKAGES = ("dxn.tokenize", "dxn.models", "dxn.tasks")
 PACKAGES = (*MODEL_PACKAGES, "dxn.data", "dxn.training", "dxn.datasets")
+# The signatures of its groups of options, such as weights, can be read, but nothing can be built.
+COMMANDS = "dxn.commands"
 CONF = Path(__file__).parents[1] / "conf"
 # The underscore is excluded at the start of each name, so that a target cannot reach __init__,
 # __class__ or __builtins__.
@@ -46,13 +48,13 @@ def check_targets(
     Raises:
         UserError: One line per refused target.
     """
-    faults = [
-        fault
+    problems = [
+        problem
         for path, target in targets_in(node, key)
-        if (fault := _target_fault(target, path, trust, packages))
+        if (problem := _refusal(target, path, trust, packages))
     ]
-    if faults:
-        raise UserError("\n".join(faults))
+    if problems:
+        raise UserError("\n".join(problems))
 
 
 def resolve(
@@ -63,9 +65,9 @@ def resolve(
     Raises:
         UserError: If it is refused or does not exist.
     """
-    fault = _target_fault(target, key, trust, packages)
-    if fault:
-        raise UserError(fault)
+    problem = _refusal(target, key, trust, packages)
+    if problem:
+        raise UserError(problem)
     module_name, _, name = target.rpartition(".")
     try:
         module = importlib.import_module(module_name)
@@ -87,16 +89,16 @@ def signature_of(target: Any, *, key: str, trust: Sequence[str] = ()) -> Signatu
     Raises:
         UserError: If the target is refused or does not exist.
     """
-    fault = _target_fault(target, key, trust, PACKAGES)
-    if fault:
-        raise UserError(fault)
-    stored = signature_index.find(target)
-    return signature_from(resolve(target, key=key, trust=trust)) if stored is None else stored
+    problem = _refusal(target, key, trust, (*PACKAGES, COMMANDS))
+    if problem:
+        raise UserError(problem)
+    stored = signatures.find(target)
+    if stored is not None:
+        return stored
+    return signature_from(resolve(target, key=key, trust=trust, packages=(*PACKAGES, COMMANDS)))
 
 
-def _target_fault(
-    target: Any, key: str, trust: Sequence[str], packages: Sequence[str]
-) -> str | None:
+def _refusal(target: Any, key: str, trust: Sequence[str], packages: Sequence[str]) -> str | None:
     if not isinstance(target, str) or not DOTTED_NAME.fullmatch(target):
         return f"{key}: _target_ must be the dotted name of a class or function, got {target!r}"
     top = target.partition(".")[0]

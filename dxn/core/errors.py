@@ -1,8 +1,14 @@
-"""The exceptions that the command line prints as one sentence."""
+"""The exceptions that the command line prints as one sentence, and suggestions in them."""
 
 from __future__ import annotations
 
+import difflib
 import signal
+from collections.abc import Iterable
+
+# Minimum similarity of a suggestion, from 0 to 1. Below it, suggestions mislead more often than
+# they help: with the default of difflib, 0.6, `loss` suggests `cross`, and `gpu` suggests `cpu`.
+MIN_SIMILARITY = 0.75
 
 
 class UserError(ValueError):
@@ -32,3 +38,10 @@ class Interrupted(KeyboardInterrupt):
         """Return the exception for a signal. None: another process received it."""
         number = signal.SIGTERM if received is None else received
         return cls(f"stopped by {number.name}", 128 + number)
+
+
+def similar(wrong: str, known: Iterable[str]) -> str | None:
+    """Return the name most similar to a wrong one; None if none is similar enough."""
+    by_lower = {name.lower(): name for name in known}
+    close = difflib.get_close_matches(wrong.lower(), list(by_lower), 1, MIN_SIMILARITY)
+    return by_lower[close[0]] if close else None

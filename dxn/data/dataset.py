@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Annotated, Any
 
 import torch
+from annotated_types import Ge
 from torch import Tensor
 from torch.utils.data import Dataset
 
@@ -55,7 +56,7 @@ class LoaderOptions:
     input_dropout_until: float = 1.0
     input_dropout_below: float | None = None
     repeats: int = 1
-    num_workers: int | None = None
+    num_workers: Annotated[int, Ge(0)] | None = None
     timeout: float | None = TIMEOUT
     cache_gb: float = CACHE_GB
     overfit: int = 0

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from pydantic import Field
 
-from dxn.config.schema import Strict, validated
 from dxn.core.files import write_text
 from dxn.core.printable import json_text
+from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
 from dxn.report.intervals import Interval
 from dxn.tasks import Task

@@ -16,10 +16,10 @@ from torch import Tensor
 
 from dxn.config.instantiate import build
 from dxn.config.keys import assign, leaves, lookup
-from dxn.config.schema import Strict, validated
 from dxn.core.display import is_main_process
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import SUMS, link, refuse_links_out, replace_folder, write_sums, write_text
+from dxn.core.schema import Strict, validated
 from dxn.core.tensors import write_tensors
 from dxn.core.untrusted import load_json, load_yaml
 from dxn.models import count_parameters

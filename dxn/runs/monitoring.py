@@ -9,9 +9,8 @@ from typing import Any
 
 import torch
 
-from dxn.config.hints import similar
 from dxn.config.instantiate import build
-from dxn.core.errors import UserError
+from dxn.core.errors import UserError, similar
 from dxn.core.untrusted import load_yaml
 from dxn.data.dataset import Samples
 from dxn.models import Model

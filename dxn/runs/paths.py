@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from dxn.config.hints import similar
-from dxn.core.errors import UserError
+from dxn.core.errors import UserError, similar
 from dxn.runs.saved.hub import download, is_hub
 from dxn.runs.settings import FOLDER
 

@@ -16,9 +16,9 @@ from typing import Any, Literal
 from pydantic import Field, PositiveInt
 
 from dxn.config.keys import leaves, lookup
-from dxn.config.schema import Strict, validated
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, check_sums, link, replace_folder, write_sums
+from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
 from dxn.data.inspect.fingerprint import differences
 from dxn.runs.run_config import RunConfig

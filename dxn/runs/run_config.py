@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import ConfigDict, Field
 
-from dxn.config.schema import Strict
+from dxn.core.schema import Strict
 
 
 class Part(Strict):

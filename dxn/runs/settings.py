@@ -82,7 +82,7 @@ class Settings:
             raise UserError(f"{folder}: not a run folder, it has no {FOLDER}/config.yaml")
         values = load_yaml(path)
         # Imported here, because pydantic takes time to import, and most commands do not need it.
-        schema = importlib.import_module("dxn.config.schema")
+        schema = importlib.import_module("dxn.core.schema")
         schema.validated(importlib.import_module("dxn.runs.run_config").RunConfig, values, path)
         try:
             check_targets(values, trust)

@@ -10,9 +10,9 @@ from typing import Annotated, Any
 from pydantic import Field
 from torch import Tensor
 
-from dxn.config.schema import Strict, validated
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, link, replace_folder, write_sums, write_text
+from dxn.core.schema import Strict, validated
 from dxn.core.tensors import check_before_saving, write_tensors
 from dxn.core.untrusted import load_json
 from dxn.models.model import Model, Network

@@ -12,8 +12,8 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor, nn
 
-from dxn.config.schema import Strict, validated
 from dxn.core.errors import UserError
+from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import shortened
 from dxn.tasks.forecast_head import ForecastHead, count_tokens
 from dxn.tasks.futures import (

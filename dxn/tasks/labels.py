@@ -14,7 +14,7 @@ import torch
 from pydantic import Field, model_validator
 from torch import Tensor
 
-from dxn.config.schema import Strict, validated
+from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import shortened
 from dxn.tasks.cells import class_name
 from dxn.tasks.task import IGNORED, STATE_FILE

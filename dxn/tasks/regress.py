@@ -14,8 +14,8 @@ import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
-from dxn.config.schema import Strict, validated
 from dxn.core.errors import UserError
+from dxn.core.schema import Strict, validated
 from dxn.tasks.cells import are_amounts
 from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
 from dxn.tasks.loss import LossSum

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.config.schema import validated
 from dxn.core.errors import UserError
+from dxn.core.schema import validated
 from dxn.tasks.cells import parse_list
 from dxn.tasks.divergences import between_classes
 from dxn.tasks.entities import (

@@ -26,8 +26,8 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor, nn
 
-from dxn.config.schema import Strict, validated
 from dxn.core.errors import UserError
+from dxn.core.schema import Strict, validated
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import load_json
 from dxn.tasks.figures import OwnMetric, is_higher_better, own_figures

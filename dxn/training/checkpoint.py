@@ -20,9 +20,9 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
-from dxn.config.schema import validated
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, check_sums, replace_folder, write_sums
+from dxn.core.schema import validated
 from dxn.core.tensors import (
     check_after_loading,
     check_before_saving,

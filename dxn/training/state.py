@@ -8,7 +8,7 @@ from typing import Annotated
 
 from pydantic import ConfigDict, Field
 
-from dxn.config.schema import Strict
+from dxn.core.schema import Strict
 from dxn.data.order import Stage
 from dxn.tasks.task import Task
 

@@ -10,10 +10,11 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import Annotated, Any, Literal, cast
 
 import torch
 from accelerate.utils import broadcast_object_list
+from annotated_types import Ge
 from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
@@ -106,7 +107,7 @@ class Trainer:
         ValueError: If an option is out of range, or the device is not available.
     """
 
-    epochs: int = 20
+    epochs: Annotated[int, Ge(1)] = 20
     batch_size: int = 64
     seed: int = 0
     device: Literal["auto", "cpu", "cuda", "mps"] = "auto"

@@ -16,8 +16,8 @@ from safetensors.torch import load_file
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from dxn.config.schema import validated
 from dxn.core.errors import UserError
+from dxn.core.schema import validated
 from dxn.weights.files import read_json
 from dxn.weights.public_config import PublicConfig, shards
 from dxn.weights.vocabulary import read_tokenizer

@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from dxn.config.schema import Strict
+from dxn.core.schema import Strict
 from dxn.core.untrusted import shortened
 
 MAX_INPUTS = 10_000

@@ -11,10 +11,10 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from dxn.config.instantiate import build
-from dxn.config.schema import Strict, validated
 from dxn.config.targets import MODEL_PACKAGES, check_targets
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, check_sums
+from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import check_file, load_json, load_yaml
 from dxn.models import module_key
 from dxn.tasks.target_tokenizer import FILE as TOKENIZER_FILE

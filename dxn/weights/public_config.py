@@ -7,8 +7,8 @@ from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field
 
-from dxn.config.schema import Strict, validated
 from dxn.core.errors import UserError
+from dxn.core.schema import Strict, validated
 
 MAX_SHARDS = 10_000
 

@@ -14,8 +14,8 @@ from tokenizers import (
     processors,
 )
 
-from dxn.config.schema import Strict, validated
 from dxn.core.errors import UserError
+from dxn.core.schema import Strict, validated
 from dxn.core.tokenizer_check import MAX_BYTES
 from dxn.core.untrusted import check_file, read_text
 from dxn.tokenize.text.vocabulary import load_tokenizer

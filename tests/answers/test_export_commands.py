@@ -9,8 +9,8 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
-from dxn.commands.attend import list_pictures, remove_pictures
-from dxn.config.keys import TOP
+from dxn.commands import all_commands
+from dxn.runs.attend import list_pictures, remove_pictures
 
 CONF = Path(dxn.__file__).parent / "conf"
 # Parts with types of their own, and values of any type.
@@ -35,7 +35,7 @@ def test_a_value_of_a_wrong_type_is_refused(command, key, capsys):
 @pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_key_of_a_command_has_a_type(path):
     node = yaml.safe_load(path.read_text())
-    known = {key.partition(".")[0] for key in TOP} | PARTS
+    known = {key for each in all_commands().values() for key in each.signature().parameters}
     assert {name for name in node if name != "defaults"} <= known
 
 

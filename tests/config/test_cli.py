@@ -15,8 +15,7 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
-from dxn.config.help import EXAMPLES
-from dxn.config.verbs import VERBS
+from dxn.commands import VERBS, command
 from dxn.core.errors import Interrupted
 
 TINY = [
@@ -27,6 +26,9 @@ TINY = [
     "trainer.precision=float32",
     "trainer.device=cpu",
 ]
+
+
+pytestmark = pytest.mark.usefixtures("stored_signatures")
 
 
 @pytest.fixture
@@ -72,7 +74,7 @@ def test_help_lists_every_verb(arguments, capsys):
 def test_each_verb_has_help_with_examples(verb, form, capsys):
     assert main([word.format(verb) for word in form]) == 0
     printed = capsys.readouterr().out
-    assert all(f"  {example}" in printed for example in EXAMPLES[verb])
+    assert all(f"  {example}" in printed for example in command(verb).usage)
 
 
 def help_of(capsys, *words):
@@ -106,7 +108,7 @@ def test_the_help_of_training_has_the_keys_that_everybody_needs(capsys):
         ("head.decoder.depth", "Number of layers"),
         ("head.decoder.backbone", "dxn.models.Backbone"),
         ("target", "Column to predict."),
-        ("weights", "Used by: dxn train."),
+        ("weights", "Used by: dxn train, dxn show."),
         ("split", "Used by: dxn evaluate."),
         ("pretrain.epochs", "pretrain.epochs=10 number of passes over the training split"),
     ],
@@ -323,19 +325,19 @@ def test_the_newest_run_of_a_folder_is_used_and_named(shop, capsys):
 
 
 def test_an_interruption_says_how_to_continue(monkeypatch, capsys):
-    def stopped(settings):
+    def stopped(command):
         raise Interrupted("interrupted; continue with dxn train resume=R")
 
-    monkeypatch.setattr("dxn.commands.train.run", stopped)
+    monkeypatch.setattr("dxn.commands.train.Train.execute", stopped)
     assert main(["train"]) == 130
     assert capsys.readouterr().err == "dxn: interrupted; continue with dxn train resume=R\n"
 
 
 def test_a_file_that_cannot_be_written_is_one_sentence(monkeypatch, capsys):
-    def fails(settings):
+    def fails(command):
         Path("/proc/x").mkdir()
 
-    monkeypatch.setattr("dxn.commands.train.run", fails)
+    monkeypatch.setattr("dxn.commands.train.Train.execute", fails)
     assert failed(capsys, "train").startswith("/proc/x: No such file or directory; with DXN_DEBUG")
 
 
@@ -355,10 +357,10 @@ def test_show_prints_every_value(capsys):
     ],
 )
 def test_short_memory_outside_of_the_training_is_one_sentence(monkeypatch, capsys, error):
-    def fails(settings):
+    def fails(command):
         raise error
 
-    monkeypatch.setattr("dxn.commands.train.run", fails)
+    monkeypatch.setattr("dxn.commands.train.Train.execute", fails)
     assert main(["train"]) == 2
     assert capsys.readouterr().err.startswith("dxn: out of memory; close other programs")
 
@@ -369,6 +371,7 @@ def test_a_check_imports_neither_the_training_nor_libraries_that_it_does_not_use
     code = f"""
 import sys
 from dxn.cli import main
+from dxn.commands import VERBS, command
 main(["check", "my.csv"])
 print(sorted(set(sys.modules) & {{*{heavy}, "dxn.training.trainer"}}))
 """

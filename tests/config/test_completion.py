@@ -9,13 +9,19 @@ from pathlib import Path
 import pytest
 
 from dxn.cli import main
-from dxn.config.completion.candidates import complete
-from dxn.config.completion.install import install
-from dxn.config.describe import verb_rows
-from dxn.config.verbs import VERBS
-from dxn.core.errors import UserError
+from dxn.commands import VERBS, all_commands
+from dxn.config.completion import complete as complete_line
 
-SCRIPT = Path("dxn/config/completion/shells/bash").absolute()
+SCRIPT = Path("dxn/config/shells/bash").absolute()
+
+
+pytestmark = pytest.mark.usefixtures("stored_signatures")
+
+
+def complete(line):
+    return complete_line(line, all_commands())
+
+
 # Executes the completion of bash for a line, and prints what it offers.
 ASK_BASH = """
 source "$1"
@@ -32,7 +38,7 @@ printf '%s\\n' "${COMPREPLY[@]}"
     [
         ("dxn tra", ["train"]),
         ("dxn --v", ["--version"]),
-        ("dxn --install-completion f", ["fish"]),
+        ("dxn --completion f", ["fish"]),
         ("dxn train trainer.pat", ["trainer.patience=", "trainer.patience_below="]),
         ("dxn train backbone=gru backbone.bid", ["backbone.bidirectional="]),
         ("dxn train adapters.text.tokenizer.k", ["adapters.text.tokenizer.kind="]),
@@ -63,8 +69,8 @@ def test_all_commands_are_offered():
 
 def test_every_command_offers_its_own_keys():
     for verb in VERBS:
-        rows = [row.key for row in verb_rows(verb)]
-        assert {f"{key}=" for key in rows} <= set(complete(f"dxn {verb} "))
+        keys = all_commands()[verb].options()
+        assert {f"{key}=" for key in keys} <= set(complete(f"dxn {verb} "))
 
 
 def test_completion_imports_neither_torch_nor_hydra():
@@ -112,42 +118,18 @@ def offered_by_bash(line, tmp_path):
     return done.stdout
 
 
-@pytest.mark.parametrize("shell", ["bash", "zsh"])
-def test_installing_twice_adds_one_line_to_the_startup_file(shell, tmp_path, monkeypatch):
-    for variable in ("XDG_DATA_HOME", "ZDOTDIR"):
-        monkeypatch.delenv(variable, raising=False)
-    monkeypatch.setenv("HOME", str(tmp_path))
-    startup = tmp_path / f".{shell}rc"
-    startup.write_text("alias x=y")  # without a line break at the end
-    assert main(["--install-completion", shell]) == 0
-    assert main(["--install-completion", shell]) == 0
-    first, second = startup.read_text().splitlines()
-    assert first == "alias x=y"
-    assert (tmp_path / ".local/share/dxn" / f"completion.{shell}").is_file()
-    assert f"completion.{shell}" in second
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_the_script_of_a_shell_is_printed(shell, capsys):
+    assert main(["--completion", shell]) == 0
+    assert "dxn --complete" in capsys.readouterr().out.replace('"${words[1]}"', "dxn").replace(
+        '"${COMP_WORDS[0]}"', "dxn"
+    )
 
 
-def test_a_startup_file_can_have_any_encoding(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.delenv("XDG_DATA_HOME", raising=False)
-    startup = tmp_path / ".bashrc"
-    startup.write_bytes(b"# caf\xe9\n")
-    install(["bash"])
-    first, second = startup.read_bytes().splitlines()
-    assert first == b"# caf\xe9"
-    assert b"completion.bash" in second
-
-
-def test_fish_needs_no_startup_file(tmp_path, monkeypatch):
-    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    monkeypatch.setenv("SHELL", "/usr/bin/fish")
-    assert main(["--install-completion"]) == 0
-    assert (tmp_path / "fish/completions/dxn.fish").is_file()
-
-
-def test_an_unknown_shell_is_refused():
-    with pytest.raises(UserError, match="must be one of bash, zsh, fish, got tcsh"):
-        install(["tcsh"])
+@pytest.mark.parametrize("words", [[], ["tcsh"], ["bash", "zsh"]])
+def test_an_unknown_shell_is_refused(words, capsys):
+    assert main(["--completion", *words]) == 2
+    assert "must be one of bash, zsh, fish, got" in capsys.readouterr().err
 
 
 def test_doctor_prints_versions_devices_and_formats(capsys):

@@ -10,9 +10,14 @@ from pathlib import Path
 import pytest
 import yaml
 
-from dxn.config.compose import compose, settings_of_run
+from dxn.commands import command
+from dxn.commands.evaluate import Evaluate
+from dxn.commands.generate import Generate
+from dxn.commands.predict import Predict
+from dxn.commands.train import Train, settings_of_run
+from dxn.config.compose import compose
 from dxn.config.groups import options
-from dxn.config.overrides import expand
+from dxn.config.words import expand
 from dxn.core.errors import UserError
 from dxn.runs.settings import Settings
 
@@ -85,7 +90,7 @@ def messages(call, *arguments, **named):
         (["~/seed=1"], "~/seed=1: not an override; write key=value"),
         (["xyzzy=3"], "xyzzy: no such key; dxn show prints all keys"),
         (["dim=${nothing}"], "dim: Interpolation key 'nothing' not found"),
-        (["input.text=x"], "input.text: dxn train has no such key"),
+        (["input.text=x"], "input.text: no such key;"),
         (["conf_dir=nowhere"], "conf_dir: folder not found: "),
         (["resume.force=true"], "resume.force: has an effect only together with resume=RUN"),
         (["head._target_=os.system"], "head: os.system does not belong to dxn"),
@@ -93,17 +98,17 @@ def messages(call, *arguments, **named):
     ],
 )
 def test_a_wrong_override_is_named_with_what_was_probably_meant(overrides, expected):
-    assert any(line.startswith(expected) for line in messages(compose, "train", overrides))
+    assert any(line.startswith(expected) for line in messages(compose, Train, overrides))
 
 
 @pytest.mark.parametrize("wrong", ["loss=focal", "trainer.foo=1", "trainer.device=gpu", "zzz=1"])
 def test_nothing_is_suggested_if_no_name_is_similar(wrong):
-    assert "did you mean" not in messages(compose, "train", [wrong])[0]
+    assert "did you mean" not in messages(compose, Train, [wrong])[0]
 
 
 def test_all_problems_are_listed_at_once():
     wrong = ["optimizer.lrr=1", "backbone=tny", "trainer.epoch=3", "seed=x", "~seed"]
-    assert len(messages(compose, "train", wrong)) == 5
+    assert len(messages(compose, Train, wrong)) == 5
 
 
 @pytest.mark.parametrize(
@@ -118,37 +123,40 @@ def test_all_problems_are_listed_at_once():
     ],
 )
 def test_the_keys_of_every_verb_are_checked(verb, overrides, expected):
-    assert any(line.startswith(expected) for line in messages(compose, verb, overrides))
+    assert any(line.startswith(expected) for line in messages(compose, command(verb), overrides))
 
 
 @pytest.mark.parametrize("verb", ["train", "show"])
 def test_an_optional_group_can_be_left_out_by_name(verb):
-    assert compose(verb, ["debug=null", "experiment=null"]).values == compose(verb).values
+    assert (
+        compose(command(verb), ["debug=null", "experiment=null"]).values
+        == compose(command(verb)).values
+    )
 
 
 def test_a_size_sets_the_width_of_every_part():
-    values = compose("train", ["backbone=tiny"]).values
+    values = compose(Train, ["backbone=tiny"]).values
     parts = [values["backbone"], values["fusion"], *values["adapters"].values()]
     assert {part["dim"] for part in parts} == {192}
 
 
 def test_a_number_is_defined_once():
-    values = compose("train", ["seed=7", "batch_size=13"]).values
+    values = compose(Train, ["seed=7", "batch_size=13"]).values
     trainer = values["trainer"]
     assert (values["data"]["seed"], trainer["seed"], trainer["batch_size"]) == (7, 7, 13)
 
 
 def test_only_the_chosen_adapters_are_there():
-    assert list(compose("train", ["adapters=[image]"]).values["adapters"]) == ["image"]
+    assert list(compose(Train, ["adapters=[image]"]).values["adapters"]) == ["image"]
 
 
 def test_defaults_of_signatures_are_filled_in():
-    block = compose("train").values["backbone"]["block"]
+    block = compose(Train).values["backbone"]["block"]
     assert (block["mlp"], block["qk_norm"]) == ("gelu", False)
 
 
 def test_a_key_that_only_the_signature_knows_can_be_set():
-    values = compose("train", ["backbone.norm.eps=1e-6", "adapters.text.norm.bias=false"]).values
+    values = compose(Train, ["backbone.norm.eps=1e-6", "adapters.text.norm.bias=false"]).values
     assert values["backbone"]["norm"]["eps"] == 1e-6
     assert values["adapters"]["text"]["norm"]["bias"] is False
 
@@ -166,21 +174,21 @@ def test_a_key_that_only_the_signature_knows_can_be_set():
     ],
 )
 def test_keys_of_the_users_choice_are_accepted(override, path, value):
-    found = compose("train", [*TABLE, override]).values
+    found = compose(Train, [*TABLE, override]).values
     for name in path:
         found = found[name]
     assert found == value
 
 
 def test_the_ratio_of_every_input_can_be_set():
-    values = compose("train", ["head=masked", "head.mask_ratio.text=0.2"]).values
+    values = compose(Train, ["head=masked", "head.mask_ratio.text=0.2"]).values
     assert values["head"]["mask_ratio"] == {"text": 0.2}
-    wrong = messages(compose, "train", ["head=masked", "head.mask_ratio.text=a"])
+    wrong = messages(compose, Train, ["head=masked", "head.mask_ratio.text=a"])
     assert wrong[0].startswith("head.mask_ratio: must be a mapping")
 
 
 def test_a_column_needs_an_adapter_that_reads_it():
-    wrong = messages(compose, "train", [*TABLE, "adapters=[text]", "data.image=photo"])
+    wrong = messages(compose, Train, [*TABLE, "adapters=[text]", "data.image=photo"])
     assert wrong[0].startswith("data.image: no such key")
 
 
@@ -188,10 +196,10 @@ def test_a_column_needs_an_adapter_that_reads_it():
     "text", ["42", "true", "null", "100% ${HOME} blue", "[a, b]", 'say "so"', "a=b", "", "'x"]
 )
 def test_an_input_is_kept_as_it_was_typed(text):
-    values = compose("predict", ["run=r", f"input.text={text}"]).values
+    values = compose(Predict, ["run=r", f"input.text={text}"]).values
     assert values["input"] == {"text": text}
-    assert compose("predict", ["run=r", f"input={text}"]).values["input"] == text
-    assert compose("generate", ["run=r", f"prompt={text}"]).values["prompt"] == text
+    assert compose(Predict, ["run=r", f"input={text}"]).values["input"] == text
+    assert compose(Generate, ["run=r", f"prompt={text}"]).values["prompt"] == text
 
 
 @pytest.mark.parametrize(
@@ -199,7 +207,7 @@ def test_an_input_is_kept_as_it_was_typed(text):
     ["my file.csv", "it's.csv", "a,b.csv", "x[1](2).csv", 'say "so".csv', "back\\slash.csv", "a=b"],
 )
 def test_a_path_needs_no_quotes(path):
-    assert compose("train", ["data=table", f"data.path={path}"]).values["data"]["path"] == path
+    assert compose(Train, ["data=table", f"data.path={path}"]).values["data"]["path"] == path
 
 
 # Short forms
@@ -214,7 +222,7 @@ def here(tmp_path, monkeypatch):
 
 
 def data_of(*words, verb="train"):
-    return compose(verb, words).values["data"]
+    return compose(command(verb), words).values["data"]
 
 
 def test_a_path_without_a_key_is_the_data_of_a_training(here):
@@ -229,7 +237,7 @@ def test_a_path_without_a_key_is_the_data_of_a_training(here):
 
 def test_a_path_without_a_key_is_the_input_of_a_model():
     for verb in ("evaluate", "predict", "embed", "attend", "tokenize"):
-        assert compose(verb, ["my photo (1).jpg"]).values["input"] == "my photo (1).jpg"
+        assert compose(command(verb), ["my photo (1).jpg"]).values["input"] == "my photo (1).jpg"
 
 
 def test_several_tables_are_one_data_set(here):
@@ -247,51 +255,51 @@ def test_several_tables_are_one_data_set(here):
     ],
 )
 def test_a_path_that_a_command_cannot_use_is_refused(verb, words, expected):
-    assert messages(compose, verb, words)[0].startswith(expected)
+    assert messages(compose, command(verb), words)[0].startswith(expected)
 
 
 def test_the_data_source_is_inferred_unless_it_is_chosen(here):
     assert data_of("data.train=a.csv", "data.test=b.csv")["_target_"] == "dxn.data.table"
     assert data_of("a.csv", "data=text")["_target_"] == "dxn.data.text_files"
-    chosen = compose("train", ["experiment=trec", "data.path=anything"])
+    chosen = compose(Train, ["experiment=trec", "data.path=anything"])
     assert chosen.values["data"]["_target_"] == "dxn.data.table"
-    assert "data" in compose("train", ["a.csv"]).chosen
-    assert compose("evaluate", ["run=r", "data.path=a.csv"]).values["data"]["path"] == "a.csv"
+    assert "data" in compose(Train, ["a.csv"]).chosen
+    assert compose(Evaluate, ["run=r", "data.path=a.csv"]).values["data"]["path"] == "a.csv"
 
 
 def test_the_home_folder_is_expanded_in_paths(here):
     (here / "a.jpg").touch()
     home = str(here)
-    train = compose("train", ["~/a.csv", "output=~/runs", "weights.adapters.text=~/w"]).values
+    train = compose(Train, ["~/a.csv", "output=~/runs", "weights.adapters.text=~/w"]).values
     assert train["data"]["path"] == f"{home}/a.csv"
     assert (train["output"], train["weights"]["adapters"]["text"]) == (f"{home}/runs", f"{home}/w")
     assert data_of("~/a.csv", "~/b.csv")["path"] == [f"{home}/a.csv", f"{home}/b.csv"]
-    option = compose("train", ["adapters.text.embedding.path=~/vectors.txt"]).values
+    option = compose(Train, ["adapters.text.embedding.path=~/vectors.txt"]).values
     assert option["adapters"]["text"]["embedding"]["path"] == f"{home}/vectors.txt"
-    sample = compose("predict", ["run=~/r", "input.image=~/a.jpg", "input.text=~/x"]).values
+    sample = compose(Predict, ["run=~/r", "input.image=~/a.jpg", "input.text=~/x"]).values
     assert sample["run"] == f"{home}/r"
     assert sample["input"] == {"image": f"{home}/a.jpg", "text": "~/x"}
 
 
 def test_columns_of_a_new_table_are_keys_of_the_users_choice():
     words = ["run=r", "new.csv", "columns.title=name", "keep=[id]", "sep=;", "encoding=cp1252"]
-    values = compose("predict", words).values
+    values = compose(Predict, words).values
     assert (values["columns"], values["keep"]) == ({"title": "name"}, ["id"])
     assert (values["sep"], values["encoding"]) == (";", "cp1252")
 
 
 def test_a_mapping_changes_only_the_keys_that_it_contains():
-    backbone = compose("train", ["backbone={dropout: 0.5, norm: {eps: 0.1}}"]).values["backbone"]
+    backbone = compose(Train, ["backbone={dropout: 0.5, norm: {eps: 0.1}}"]).values["backbone"]
     assert (backbone["dropout"], backbone["norm"]["eps"], backbone["depth"]) == (0.5, 0.1, 4)
 
 
 def test_an_override_is_stronger_than_the_experiment():
-    settings = compose("train", ["experiment=trec", "data.path=x", "optimizer.lr=0.25"])
+    settings = compose(Train, ["experiment=trec", "data.path=x", "optimizer.lr=0.25"])
     assert settings.values["optimizer"]["lr"] == 0.25
 
 
 def test_what_the_user_and_the_experiment_chose_is_known():
-    settings = compose("train", ["experiment=fashion_type", "data.path=x", "seed=3"])
+    settings = compose(Train, ["experiment=fashion_type", "data.path=x", "seed=3"])
     assert {"seed", "data.path", "experiment", "data", "data.target"} <= settings.chosen
     assert {"trainer.epochs", "adapters.text.tokenizer.kind"} <= settings.chosen
     assert "backbone.depth" not in settings.chosen
@@ -299,7 +307,7 @@ def test_what_the_user_and_the_experiment_chose_is_known():
 
 def test_the_decoder_is_shaped_like_the_encoder_if_that_is_a_transformer():
     for backbone, heads in (("tiny", 6), ("gru", 4)):
-        values = compose("train", [f"backbone={backbone}", "head=generate"]).values
+        values = compose(Train, [f"backbone={backbone}", "head=generate"]).values
         assert values["head"]["decoder"]["backbone"]["num_heads"] == heads
 
 
@@ -341,7 +349,7 @@ def project(tmp_path, monkeypatch):
 def test_a_folder_of_the_user_adds_an_adapter_and_is_trusted(project):
     overrides = [f"conf_dir={project / 'conf'}", "adapters=[text,smell]"]
     chosen = ["adapters.smell.strength=2", *TABLE, "data.smell=nose"]
-    settings = compose("train", [*overrides, *chosen])
+    settings = compose(Train, [*overrides, *chosen])
     smell = settings.values["adapters"]["smell"]
     assert smell == {"_target_": "toy_smell.Smell", "dim": 128, "strength": 2}
     assert settings.values["data"]["smell"] == "nose"
@@ -353,13 +361,13 @@ def test_several_folders_can_be_given(project, tmp_path):
     (second / "experiment").mkdir(parents=True)
     (second / "experiment" / "mine.yaml").write_text("# @package _global_\nname: mine\n")
     folders = [f"conf_dir={project / 'conf'}", f"conf_dir={second}"]
-    settings = compose("train", [*folders, "adapters=[smell]", "experiment=mine"])
+    settings = compose(Train, [*folders, "adapters=[smell]", "experiment=mine"])
     assert settings.values["name"] == "mine"
 
 
 def test_a_file_that_dxn_has_too_is_refused(project):
     (project / "conf" / "adapters" / "text.yaml").write_text(SMELL)
-    wrong = messages(compose, "train", [f"conf_dir={project / 'conf'}"])
+    wrong = messages(compose, Train, [f"conf_dir={project / 'conf'}"])
     assert "dxn already has a file adapters/text.yaml; rename yours" in wrong[0]
 
 
@@ -369,14 +377,14 @@ def test_an_installed_package_adds_files_by_an_entry_point(project, monkeypatch)
 
     monkeypatch.syspath_prepend(str(project))
     monkeypatch.setattr("dxn.config.groups.entry_points", lambda group: [Entry])
-    values = compose("train", ["adapters=[smell]"]).values
+    values = compose(Train, ["adapters=[smell]"]).values
     assert values["adapters"]["smell"]["_target_"] == "toy_smell.Smell"
 
 
 def test_a_target_that_is_typed_needs_trust(project, monkeypatch):
     monkeypatch.syspath_prepend(str(project))
     typed = ["adapters=[text]", "adapters.text={_target_: toy_smell.Smell, dim: 7}"]
-    assert "add trust=[toy_smell]" in messages(compose, "train", typed)[0]
+    assert "add trust=[toy_smell]" in messages(compose, Train, typed)[0]
 
 
 # A saved run
@@ -384,7 +392,7 @@ def test_a_target_that_is_typed_needs_trust(project, monkeypatch):
 
 @pytest.fixture
 def run(tmp_path):
-    settings = compose("train", ["seed=11", "adapters=[image]", *TABLE, "data.holdout.who=ann"])
+    settings = compose(Train, ["seed=11", "adapters=[image]", *TABLE, "data.holdout.who=ann"])
     settings.save(tmp_path)
     return tmp_path
 
@@ -398,7 +406,7 @@ def edit(run, change):
 
 def test_a_run_is_read_as_it_was_saved(run):
     again = settings_of_run(run)
-    composed = compose("train", again.overrides)
+    composed = compose(Train, again.overrides)
     assert again.values == composed.values
 
 
@@ -424,7 +432,7 @@ def test_a_wrong_change_of_a_run_is_named(run, override, expected):
 
 
 def test_resume_takes_the_saved_configuration(run):
-    settings = compose("train", [f"resume={run}", "trainer.epochs=30"])
+    settings = compose(Train, [f"resume={run}", "trainer.epochs=30"])
     values = settings.values
     assert (values["resume"]["run"], values["run"]) == (str(run), str(run))
     assert (values["seed"], values["trainer"]["epochs"]) == (11, 30)
@@ -436,15 +444,15 @@ def test_resume_finds_the_newest_run_of_a_folder(run, tmp_path_factory, monkeypa
         (parent / "label" / name).mkdir(parents=True)
         shutil.copytree(run / ".hydra", parent / "label" / name / ".hydra")
         os.utime(parent / "label" / name / ".hydra" / "config.yaml", (i, i))
-    settings = compose("train", [f"resume={parent}"])
+    settings = compose(Train, [f"resume={parent}"])
     assert settings.values["resume"]["run"] == str(parent / "label" / "a")
     assert settings.notes == (f"resume: {parent / 'label' / 'a'} (newest of 3)",)
     monkeypatch.chdir(parent.parent)
     monkeypatch.setattr("dxn.runs.paths.RUNS", Path(parent.name))
-    assert compose("train", ["resume=latest"]).values["run"] == f"{parent.name}/label/a"
-    wrong = messages(compose, "train", [f"resume={parent.name}/lable"])
+    assert compose(Train, ["resume=latest"]).values["run"] == f"{parent.name}/label/a"
+    wrong = messages(compose, Train, [f"resume={parent.name}/lable"])
     assert f"did you mean {parent.name}/label?" in wrong[0]
-    wrong = messages(compose, "train", ["resume=label"])
+    wrong = messages(compose, Train, ["resume=label"])
     assert f"did you mean {parent.name}/label?" in wrong[0]
 
 
@@ -479,7 +487,7 @@ def test_the_part_of_a_trusted_package_is_allowed_in_a_run(run, project, monkeyp
 
 def test_settings_survive_saving(tmp_path):
     shared = [1, 2]
-    values = {**compose("train").values, "a": shared, "b": shared, "name": "ü ${x}"}
+    values = {**compose(Train).values, "a": shared, "b": shared, "name": "ü ${x}"}
     settings = Settings(values, ("k=v",))
     settings.save(tmp_path)
     again = Settings.load(tmp_path)

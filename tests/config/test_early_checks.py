@@ -9,6 +9,7 @@ from helpers.data import write_table
 
 from dxn.cli import main
 
+pytestmark = pytest.mark.usefixtures("stored_signatures")
 ROWS = [{"text": f"some words {i}", "label": "xy"[i % 2]} for i in range(20)]
 
 
@@ -29,7 +30,7 @@ def folder(tmp_path, monkeypatch):
         ("train t.csv dim=0", "dim: must be at least 1, got 0"),
         ("train t.csv trainer.epochs=0", "trainer.epochs: must be at least 1, got 0"),
         ("train t.csv loader.num_workers=-1", "loader.num_workers: must be at least 0, got -1"),
-        ("train t.csv seed=9223372036854775808", "seed: must be from -9223372036854775807 to"),
+        ("train t.csv seed=9223372036854775808", "seed: must be at most 9223372036854775807"),
         ("train t.csv data.on_bad=whatever", "data.on_bad: must be one of error, skip, missing"),
         ("train t.csv trainer.device=tpu", "trainer.device: must be one of auto, cpu, cuda, mps"),
         ("train t.csv run=t.csv", "run: t.csv is a file, so t.csv cannot be written"),

@@ -3,7 +3,8 @@
 import pytest
 
 from dxn import cli
-from dxn.config.compose import compose, settings_of_run
+from dxn.commands.train import Train, settings_of_run
+from dxn.config.compose import compose
 from dxn.config.environment import require_no_interpolations
 from dxn.core import printable
 from dxn.core.errors import UserError
@@ -22,7 +23,7 @@ def environment(monkeypatch):
 
 
 def composed(*overrides):
-    return compose("train", ["data=digits", *overrides])
+    return compose(Train, ["data=digits", *overrides])
 
 
 @pytest.mark.parametrize(
@@ -83,7 +84,7 @@ def test_a_value_that_a_model_would_store_is_refused():
     with pytest.raises(
         UserError, match=r"^adapters.image.resize.mode: cannot come from the environment"
     ):
-        compose("train", ["adapters.image.resize.mode=${oc.env:DXN_TEST_TOKEN}"])
+        compose(Train, ["adapters.image.resize.mode=${oc.env:DXN_TEST_TOKEN}"])
 
 
 def saved_run(folder, *overrides):

@@ -1,21 +1,20 @@
 """One function builds what a configuration names, and refuses everything that it does not know."""
 
 import functools
-import json
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from fractions import Fraction
-from typing import Any, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 import pytest
+from annotated_types import Ge, Gt, Interval
 
-from dxn.config import signature_index
-from dxn.config.instantiate import build, expand_defaults, type_errors
-from dxn.config.signatures import class_path, hint_from, signature_from
+from dxn.config import signatures
+from dxn.config.instantiate import build, expand_defaults, problems_of
+from dxn.config.schema import Node, describe, plain_type, problem, signature_from
 from dxn.config.targets import MODEL_PACKAGES, check_targets, signature_of
 from dxn.core.errors import UserError
-from dxn.models import NormOptions
+from dxn.models import Backbone, NormOptions
 
 TOY = '''
 from __future__ import annotations
@@ -178,9 +177,9 @@ def test_a_missing_argument_is_named():
     assert message(build, node, key="part", trust=TRUST) == "part.dim: needs a value, part.dim=..."
 
 
-def test_all_type_errors_are_listed_with_their_keys():
+def test_all_problems_of_are_listed_with_their_keys():
     node = {"a": {**PART, "dim": "x", "options": {"_target_": "toy_parts.Options", "eps": "y"}}}
-    assert type_errors(node, TRUST) == [
+    assert problems_of(node, TRUST) == [
         "a.dim: must be a whole number, got 'x'",
         "a.options.eps: must be a number, got 'y'",
     ]
@@ -265,38 +264,26 @@ def test_a_model_folder_can_be_limited_to_parts_of_models():
 
 @pytest.fixture
 def stored(tmp_path, monkeypatch):
-    """A file with the signature of one class, and the source file of that class."""
-    source = tmp_path / "dxn_copy" / "blocks.py"
-    source.parent.mkdir()
-    source.write_bytes((signature_index.ROOT / "models" / "blocks.py").read_bytes())
-    content = signature_index.content({"dxn.models.NormOptions": NormOptions})
-    content["sources"] = {"blocks.py": content["sources"]["models/blocks.py"]}
-    content["signatures"][class_path(NormOptions)]["summary"] = "Stored."
-    (tmp_path / "signatures.json").write_text(json.dumps(content))
-    monkeypatch.setattr(signature_index, "PATH", tmp_path / "signatures.json")
-    monkeypatch.setattr(signature_index, "ROOT", source.parent)
-    forget(signature_index)
-    yield source
-    forget(signature_index)
+    """The file with the stored signatures of one class and its groups of options."""
+    monkeypatch.setattr(signatures, "PATH", tmp_path / "signatures.json")
+    signatures.write({"dxn.models.Backbone": Backbone})
+    yield tmp_path / "signatures.json"
+    monkeypatch.undo()
+    signatures.forget()
 
 
-def forget(index):
-    index._index.cache_clear()
-    index._stored.cache_clear()
-    index._signature.cache_clear()
+def test_a_stored_signature_equals_that_of_the_class(stored):
+    assert signatures.find("dxn.models.Backbone") == signature_from(Backbone)
+    assert signatures.find("dxn.models.blocks.NormOptions") == signature_from(NormOptions)
+    assert signatures.find("dxn.models.Decoder") is None
 
 
-def test_a_stored_signature_is_used_as_long_as_the_source_is_unchanged(stored):
-    target = "dxn.models.NormOptions"
-    found = signature_of(target, key="norm")
-    assert found == replace(signature_from(NormOptions), summary="Stored.", bases=found.bases)
-    source = stored.read_bytes()
-    stored.write_bytes(source.replace(b"\n", b"\r\n"))
-    forget(signature_index)
-    assert signature_of(target, key="norm").summary == "Stored."
-    stored.write_bytes(source + b"# a change\n")
-    forget(signature_index)
-    assert signature_of(target, key="norm") == signature_from(NormOptions)
+@pytest.mark.parametrize("content", [None, "", "{", '{"sources": "old", "names": {}}'])
+def test_a_missing_or_outdated_file_is_not_used(stored, content):
+    stored.unlink() if content is None else stored.write_text(content)
+    signatures.forget()
+    assert signatures.find("dxn.models.Backbone") is None
+    assert signature_of("dxn.models.Backbone", key="backbone") == signature_from(Backbone)
 
 
 def test_the_defaults_of_a_signature_are_copied():
@@ -305,22 +292,50 @@ def test_the_defaults_of_a_signature_are_copied():
     assert expand_defaults(node)["norm"]["eps"] == 1e-5
 
 
+NORM = Annotated[Any, Node("dxn.models.blocks.NormOptions", is_group=True)]
+
+
 @pytest.mark.parametrize(
-    ("annotation", "expected"),
+    ("annotation", "expected", "words"),
     [
-        (int | None, ["int", "null"]),
-        (Literal["a", 3], {"choices": ["a", 3]}),
-        (Sequence[str], {"list": "str"}),
-        (Mapping[str, Any] | None, [{"mapping": "any"}, "null"]),
-        (NormOptions, {"options": "dxn.models.blocks.NormOptions"}),
-        (Fraction, {"part": "fractions.Fraction"}),
-        (Any, "any"),
-        (object, "any"),
-        (TypeVar("T"), "any"),
+        (int | None, int | None, "a whole number or null"),
+        (Literal["a", 3], Literal["a", 3], "one of a, 3"),
+        (tuple[str, ...], Sequence[str], "a list"),
+        (dict[str, float] | None, Mapping[str, float] | None, "a mapping or null"),
+        (NormOptions, NORM, "NormOptions"),
+        (NormOptions | None, NORM | None, "NormOptions or null"),
+        (Fraction, Annotated[Any, Node("fractions.Fraction")], "Fraction"),
+        (Annotated[int, Ge(1)] | str, Annotated[int, Ge(1)] | str, "a whole number or a string"),
+        (Any, Any, "any value"),
+        (object, Any, "any value"),
+        (TypeVar("T"), Any, "any value"),
     ],
 )
-def test_a_type_becomes_plain_data(annotation, expected):
-    assert hint_from(annotation) == expected
+def test_a_type_without_the_classes_of_its_module(annotation, expected, words):
+    assert plain_type(annotation) == expected
+    assert describe(expected) == words
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "expected"),
+    [
+        (Annotated[int, Ge(1)], 0, "must be at least 1, got 0"),
+        (Annotated[int, Ge(1)] | None, 0, "must be at least 1, got 0"),
+        (Annotated[float, Gt(0)], float("nan"), "must be greater than 0, got nan"),
+        (Annotated[float, Interval(ge=0, le=1)], 2, "must be at most 1, got 2"),
+        (bool | Literal["auto"], "atuo", "must be one of true, false, auto, got 'atuo'; did you"),
+        (Sequence[int] | None, [1, "x"], "must be a list or null, got [1, 'x']"),
+        (float, True, "must be a number, got True"),
+        (NORM, 3, "must be NormOptions, got 3"),
+        (NORM, {"eps": 1}, None),
+        (Mapping[str, str], {"a": "b"}, None),
+        (Sequence[str], ("a",), None),
+        (float, 1, None),
+    ],
+)
+def test_a_value_is_checked_against_a_type(annotation, value, expected):
+    found = problem(value, annotation)
+    assert found is None if expected is None else str(found).startswith(expected)
 
 
 def test_a_built_object_passes_through_a_node():

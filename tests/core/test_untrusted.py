@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import Field
 
-from dxn.config.schema import Strict, validated
 from dxn.core import untrusted
 from dxn.core.errors import UserError
+from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import check_file, load_json, load_yaml
 
 BOMB = "\n".join(

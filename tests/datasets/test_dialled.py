@@ -10,6 +10,7 @@ from helpers.sounds import loud_stretches, same_sources
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from dxn.commands.train import Train
 from dxn.config.compose import compose
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
@@ -133,7 +134,7 @@ def test_the_data_is_that_of_earlier_versions():
 
 def test_the_yaml_builds_the_same_data():
     overrides = ["data=dialled", "data.num_train=5", "data.num_validation=2", "data.num_test=3"]
-    node = compose("train", [*overrides, "seed=5"]).values["data"]
+    node = compose(Train, [*overrides, "seed=5"]).values["data"]
     expected = small(num_train=5, num_validation=2, num_test=3, seed=5)
     assert same_sources(build(node, key="data"), expected)
 

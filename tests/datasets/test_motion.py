@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from helpers.data import sizes
 
+from dxn.commands.train import Train
 from dxn.config.compose import compose
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
@@ -188,7 +189,7 @@ def test_a_row_does_not_depend_on_the_number_of_rows():
 
 def test_the_yaml_builds_the_same_data_and_the_rows_can_be_opened():
     overrides = ["data=motion", "data.num_train=3", "data.num_validation=2", "data.num_test=2"]
-    node = compose("train", [*overrides, "seed=5", "data.size=19"]).values["data"]
+    node = compose(Train, [*overrides, "seed=5", "data.size=19"]).values["data"]
     rows = build(node, key="data").splits["train"]
     expected = small(num_train=3, seed=5, size=19).splits["train"].cells
     assert rows.cells["target"] == expected["target"]

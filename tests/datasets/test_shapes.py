@@ -11,6 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy import ndimage
 
+from dxn.commands.train import Train
 from dxn.config.compose import compose
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
@@ -112,7 +113,7 @@ def test_the_rows_can_be_opened():
 
 def test_the_yaml_builds_the_same_data():
     overrides = ["data=shapes", "data.num_train=3", "data.num_validation=2", "data.num_test=2"]
-    node = compose("train", [*overrides, "seed=5"]).values["data"]
+    node = compose(Train, [*overrides, "seed=5"]).values["data"]
     built = build(node, key="data").splits["train"].cells
     expected = small(num_train=3, num_validation=2, num_test=2, seed=5).splits["train"].cells
     assert built["target"] == expected["target"]

@@ -11,6 +11,7 @@ import soundfile
 from helpers.data import sizes, write_table
 from helpers.sounds import loud_stretches, same_sources
 
+from dxn.commands.train import Train
 from dxn.config.compose import compose
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
@@ -216,7 +217,7 @@ def test_the_yaml_builds_the_same_data(folder):
         "seed=5",
         *(f"data.{key}={value}" for key, value in OPTIONS.items()),
     ]
-    node = compose("train", overrides).values["data"]
+    node = compose(Train, overrides).values["data"]
     options = {"gap": (0.02, 0.03), "holdout": {"speaker": "ann"}, "seed": 5}
     assert same_sources(build(node, key="data"), small(folder / "clips.csv", **options))
 

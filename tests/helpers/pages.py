@@ -19,10 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dxn.commands import all_commands
 from dxn.config.checks import prepare
-from dxn.config.compose import compose
+from dxn.config.command import Command
 from dxn.config.help import topic_page
-from dxn.config.overrides import expand
+from dxn.config.words import expand
 from dxn.runs.paths import has_model
 from dxn.runs.settings import Settings
 
@@ -30,7 +31,8 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 # A guide shows one modality or one task. Its blocks work, in their order, in an empty folder.
 GUIDES = sorted([*(DOCS / "inputs").glob("*.md"), *(DOCS / "tasks").glob("*.md")])
-PAGES = [*sorted(DOCS.glob("*.md")), *GUIDES]
+# `make docs` writes config.md, which is not committed.
+PAGES = [*sorted(set(DOCS.glob("*.md")) - {DOCS / "config.md"}), *GUIDES]
 MODEL = Path("model", "config.yaml")  # the file that makes a run folder one of a finished training
 
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -84,16 +86,16 @@ def run_python(block: Block, names: dict[str, Any], page: str) -> str:
     return printed.getvalue()
 
 
-def check_command(command: str) -> list[tuple[str, Settings]]:
-    """Compose the settings of a command: more than one for a sweep, none for a page of help."""
+def check_command(command: str) -> list[Command]:
+    """Compose a command: more than one for a sweep, none for a page of help."""
     _, verb, *words = shlex.split(command)
     if verb == "help" or "--help" in words:
-        topic_page([verb, *words])
+        topic_page([verb, *words], all_commands())
         return []
     sweep = "-m" in words
     overrides = [word for word in words if word != "-m"]
     lines = expand(overrides) if sweep else [overrides]
-    return [(verb, compose(verb, line)) for line in lines]
+    return [all_commands()[verb].compose(line) for line in lines]
 
 
 def check_and_write(command: str) -> None:
@@ -102,8 +104,9 @@ def check_and_write(command: str) -> None:
         key, _, value = word.rpartition("=")
         if key != "output" and FILE_NAME.fullmatch(value):
             assert Path(value).exists(), f"{value} is not made by the page: {command}"
-    for verb, settings in check_command(command):
-        prepare(verb, settings)
+    for composed in check_command(command):
+        prepare(composed)
+        verb, settings = composed.verb(), composed.settings
         values = settings.values
         source = (values.get("weights") or {}).get("source")
         # Unlike run=, weights= does not look for the newest run in a folder of runs.

@@ -18,6 +18,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers, processors
 
 import dxn
 from dxn.cli import main
+from dxn.commands.train import Train
 from dxn.config.compose import compose
 from dxn.config.instantiate import build
 from dxn.config.keys import leaves
@@ -283,7 +284,7 @@ def test_a_projection_of_another_width_makes_no_random_layer(made, tmp_path):
 
 def composed(*asked):
     """The configuration with what its weights decide, as a training makes it."""
-    settings = compose("train", ["data=table", "data.path=any", *asked])
+    settings = compose(Train, ["data=table", "data.path=any", *asked])
     return with_weights(settings, read_initial_weights(settings))
 
 
@@ -538,7 +539,7 @@ def test_a_named_backbone_is_what_its_checkpoint_needs(name):
     )
     ((modality, options),) = architecture.adapters.items()
     named = ["data=table", "data.path=any", f"backbone={name}", f"adapters=[{modality}]"]
-    settings = compose("train", named)
+    settings = compose(Train, named)
     c = settings.values
     filled = with_weights(settings, InitialWeights(main=public))  # no conflict
     assert c["dim"] == architecture.dim

@@ -22,8 +22,8 @@ from PIL import Image
 
 import dxn
 from dxn.cli import main
+from dxn.commands.serve import Serve
 from dxn.config.checks import prepare
-from dxn.config.compose import compose
 from dxn.core.errors import UserError
 from dxn.data.sources.confine import confined
 from dxn.serve import server
@@ -537,10 +537,10 @@ def test_the_key_comes_from_the_environment(monkeypatch):
     ("option", "message"),
     [
         ("batch_size=0", "batch_size: must be at least 1"),
-        ("port=70000", "port: must be from 0 to 65535"),
-        ("timeout=0", "timeout: must be in"),
-        ("max_wait=2", "max_wait: must be from 0 to 1"),
-        ("max_body=-1", "max_body: must be in"),
+        ("port=70000", "port: must be at most 65535"),
+        ("timeout=0", "timeout: must be greater than 0"),
+        ("max_wait=2", "max_wait: must be at most 1"),
+        ("max_body=-1", "max_body: must be greater than 0"),
         ("examples=-1", "examples: must be at least 0"),
         ("max_wait=soon", "max_wait"),
         ("host=192.0.2.1", "cannot listen on 192.0.2.1"),
@@ -578,7 +578,7 @@ def test_the_command_serves_until_a_signal_arrives(run, monkeypatch, capsys):
 
 
 def test_the_examples_are_test_rows_that_can_be_sent_back(run, predictor):
-    settings = prepare("serve", compose("serve", [f"run={run}"]))
+    settings = prepare(Serve.compose([f"run={run}"])).settings
     examples = read_examples(settings, predictor, 3)
     assert len(examples) == 3
     with client_of(predictor, examples=examples) as client:
@@ -648,7 +648,7 @@ def test_an_example_never_contains_a_file_outside_the_data_folder_or_of_another_
 def test_test_rows_are_not_shown_to_other_machines_by_default(run, predictor, capsys):
     values = [f"run={run}", "host=0.0.0.0"]
     for extra, count in (([], 0), (["examples=2"], 2)):
-        settings = prepare("serve", compose("serve", [*values, *extra]))
+        settings = prepare(Serve.compose([*values, *extra])).settings
         options = ServeOptions.from_values(settings.values)
         assert len(examples_of(settings, predictor, options)) == count
     assert "note: the page shows no test rows" in capsys.readouterr().out

@@ -11,7 +11,6 @@ import torch
 from PIL import Image
 
 from dxn.cli import main
-from dxn.commands.attend import draw_attention
 from dxn.core.errors import UserError
 from dxn.models import (
     Backbone,
@@ -26,6 +25,7 @@ from dxn.models import (
     Recurrent,
     RecurrentDecoder,
 )
+from dxn.runs.attend import draw_attention
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import model_folder
 from dxn.tasks import Generate

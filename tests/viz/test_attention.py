@@ -17,7 +17,6 @@ from helpers.drawing import (
 from PIL import Image
 
 from dxn.cli import main
-from dxn.commands.attend import draw_attention
 from dxn.core.errors import UserError
 from dxn.core.tokens import Span, Tokens
 from dxn.models import (
@@ -30,6 +29,7 @@ from dxn.models import (
     NormOptions,
     PositionOptions,
 )
+from dxn.runs.attend import draw_attention
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Classify
 from dxn.tokenize import AudioAdapter, ImageAdapter, TextAdapter

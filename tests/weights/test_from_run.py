@@ -12,6 +12,7 @@ from safetensors.torch import load_file
 
 import dxn
 from dxn.cli import main
+from dxn.commands.train import Train
 from dxn.config.compose import compose
 from dxn.core.errors import UserError
 from dxn.runs.weights import read_initial_weights, with_weights
@@ -205,7 +206,7 @@ def test_low_rank_updates_and_layer_decay_work_as_with_public_weights(runs, tmp_
 
 
 def composed(*overrides):
-    settings = compose("train", ["data=table", "data.path=any", *overrides])
+    settings = compose(Train, ["data=table", "data.path=any", *overrides])
     return with_weights(settings, read_initial_weights(settings))
 
 

@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from dxn.config.hints import similar
-from dxn.core.errors import UserError
+from dxn.core.errors import UserError, similar
 from dxn.data.tables.read import Table, as_list
 
 WILDCARDS = "*?["

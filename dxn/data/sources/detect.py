@@ -6,8 +6,7 @@ from collections.abc import Sequence
 from enum import StrEnum, auto
 from pathlib import Path
 
-from dxn.config.hints import similar
-from dxn.core.errors import UserError
+from dxn.core.errors import UserError, similar
 
 # Formats of tables. A text format can also be compressed, as in reviews.csv.gz.
 CONLL = (".conll", ".iob", ".bio")

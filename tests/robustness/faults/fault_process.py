@@ -126,10 +126,9 @@ def preload() -> None:
     """Import everything that a training imports, so that forked processes start fast."""
     torch.set_num_threads(1)
     libraries = ("torchmetrics.functional.classification", "matplotlib.pyplot", "torchaudio")
-    for name in ("dxn.commands.train", "dxn.config.checks", "dxn.data.workers", *libraries):
+    for name in ("dxn.runs.ensemble", "dxn.config.checks", "dxn.data.workers", *libraries):
         importlib.import_module(name)
-    compose = importlib.import_module("dxn.config.compose").compose
-    compose("train", list(TINY))
+    importlib.import_module("dxn.commands.train").Train.compose(list(TINY))
     # Drawing takes longer than the training.
     evaluation = importlib.import_module("dxn.runs.evaluation.evaluate")
     for name in ("draw", "draw_tokens"):

@@ -15,9 +15,9 @@ from typing import Any
 from fuzz_changes import change
 
 from dxn.cli import main as dxn
-from dxn.commands.verify import verify
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, write_sums
+from dxn.runs.verify import verify
 from dxn.training.checkpoint import all_checkpoints
 
 OPTIONS = (

@@ -19,9 +19,10 @@ from fuzz_bytes import mutate
 from fuzz_pool import canary
 from PIL import Image
 
-from dxn.commands import check
+from dxn.commands.check import Check
 from dxn.config.compose import compose
 from dxn.core.printable import UNSAFE
+from dxn.runs import check
 
 ROWS = 24
 COLUMNS = ("text", "size", "color", "day", "image", "label")
@@ -51,7 +52,7 @@ class Tables:
         Image.new("RGB", (9, 7), "red").save(self.picture)
         table = folder / "table.csv"
         table.write_bytes(self.files["table.csv"])
-        self.settings = compose("check", [*OPTIONS, f"data.path={table}"])
+        self.settings = compose(Check, [*OPTIONS, f"data.path={table}"])
         self._use(table)
 
     def mutate(self, rand: random.Random, folder: Path) -> str:

@@ -1,4 +1,4 @@
-"""What can follow the words of a command line."""
+"""Completion of the command line in bash, zsh and fish. Nothing here imports torch or Hydra."""
 
 from __future__ import annotations
 
@@ -6,45 +6,63 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dxn.config.arguments import PATH_KEYS, SHORT
-from dxn.config.describe import verb_rows
-from dxn.config.groups import defaults_of, groups, node_of, options
-from dxn.config.hints import option_group
-from dxn.config.signature_index import find_stored
-from dxn.config.verbs import VERBS
+from dxn.config.command import SHORT, Command, Group
+from dxn.config.groups import groups, node_of, options
+from dxn.config.schema import choices, option_group
+from dxn.config.signatures import find
+from dxn.core.errors import UserError
 
-FLAGS = ("--help", "--version", "--install-completion")
+FLAGS = ("--help", "--version", "--completion")
 SHELLS = ("bash", "zsh", "fish")
 RUN_KEYS = ("run", "resume", "resume.run")  # their value can be "latest"
-# Values that every key of such a type takes.
-BOOLEANS = ("true", "false")
 MAX_FILES = 200  # entries of a folder; nobody reads more
 MAX_DEPTH = 3  # dots in a key, such as adapters.text.tokenizer.kind
 
 
-def complete(line: str) -> list[str]:
+def script(words: Sequence[str]) -> str:
+    """Return the script of a shell, which asks `dxn --complete` for the words that fit.
+
+    Args:
+        words: The words after --completion: the name of the shell.
+
+    Raises:
+        UserError: If dxn has no completion for this shell.
+    """
+    shell = " ".join(words)
+    if shell not in SHELLS:
+        raise UserError(
+            f"--completion: must be one of {', '.join(SHELLS)}, got {shell or 'nothing'}; name "
+            "one, such as --completion bash"
+        )
+    return (Path(__file__).with_name("shells") / shell).read_text(encoding="utf-8")
+
+
+def complete(line: str, commands: Mapping[str, type[Command]]) -> list[str]:
     """Return the words that can stand at the end of a command line.
 
     Args:
         line: The command line up to the cursor, with the name of the program.
+        commands: All commands by name.
     """
     words = _words(line)[1:]
     current = words.pop() if words else ""
     if not words:
-        return _matching(current, [*VERBS, "help", *FLAGS])
+        return _matching(current, [*commands, "help", *FLAGS])
     verb, *others = words
-    if verb == "--install-completion":
+    if verb == "--completion":
         return _matching(current, SHELLS)
     if verb == "help":
-        return _matching(current, [*VERBS, *groups(), *_keys("train", current, others)])
-    if verb not in VERBS:
+        keys = _keys(commands["train"], current, others)
+        return _matching(current, [*commands, *groups(), *keys])
+    if verb not in commands:
         return []
+    command = commands[verb]
     key, equals, value = current.partition("=")
     if equals:
-        return [f"{key}={text}" for text in _values(verb, SHORT.get(key, key), value)]
-    found = _matching(current, [f"{name}=" for name in _keys(verb, current, others)])
+        return [f"{key}={text}" for text in _values(command, SHORT.get(key, key), value)]
+    found = _matching(current, [f"{name}=" for name in _keys(command, current, others)])
     found += _matching(current, ["--help"]) if current.startswith("-") else []
-    return found + (_files(current) if verb in PATH_KEYS else [])
+    return found + (_files(current) if command.path_key is not None else [])
 
 
 def _words(line: str) -> list[str]:
@@ -69,42 +87,43 @@ def _words(line: str) -> list[str]:
     return words
 
 
-def _keys(verb: str, current: str, others: Sequence[str]) -> list[str]:
+def _keys(command: type[Command], current: str, others: Sequence[str]) -> list[str]:
     """Return the keys and groups of a command that begin with a prefix of dotted names."""
-    used = defaults_of(verb)
+    used = command.groups()
     group, dot, _ = current.partition(".")
     if dot and group in used:
-        return [*_keys_of_group(group, used, others)]
+        return [*_keys_of_group(group, used[group], others)]
     # Without a dot, only the names of groups: all keys would be hundreds.
-    names = [row.key for row in verb_rows(verb)]
+    names = [*command.options()]
     short = [name for name, key in SHORT.items() if key.partition(".")[0] in (*used, *names)]
     short += [name for name, key in SHORT.items() if key in names]
     return list(dict.fromkeys([*used, *names, *short]))
 
 
-def _keys_of_group(group: str, used: Mapping[str, Any], others: Sequence[str]) -> Iterator[str]:
+def _keys_of_group(name: str, group: Group, others: Sequence[str]) -> Iterator[str]:
     """Yield the keys of the options of a group: those on the line, or the default ones."""
-    chosen = dict(word.split("=", 1) for word in others if "=" in word).get(group)
-    default = used[group]
-    names = default if isinstance(default, list) else [str(default)]
+    chosen = dict(word.split("=", 1) for word in others if "=" in word).get(name)
+    default = group.default
+    files = list(default) if isinstance(default, tuple) else [str(default)]
     # A path on the line is usually a table.
-    if group == "data" and chosen is None:
-        names = ["table"]
-    names = chosen.strip("[]").split(",") if chosen else names
-    for name in names:
-        if name in options(group):
+    if name == "data" and chosen is None:
+        files = ["table"]
+    files = chosen.strip("[]").split(",") if chosen else files
+    for file in files:
+        if file in options(name):
             # Only adapters have a level of names: a model can have several of them.
-            prefix = f"{group}.{name}" if group == "adapters" else group
-            yield from _keys_of_part(node_of(group, name), prefix)
+            prefix = f"{name}.{file}" if name == "adapters" else name
+            yield from _keys_of_part(node_of(name, file), prefix)
 
 
 def _keys_of_part(node: Mapping[str, Any], prefix: str, depth: int = 1) -> Iterator[str]:
-    signature = find_stored(str(node.get("_target_", "")))
+    # To import the part would take seconds.
+    signature = find(str(node.get("_target_", "")), outdated=True)
     if signature is None or depth > MAX_DEPTH:
         return
     for name, parameter in signature.parameters.items():
         key = f"{prefix}.{name}"
-        part = option_group(parameter.hint)
+        part = option_group(parameter.type)
         value = node.get(name)
         if part is not None:
             yield from _keys_of_part({"_target_": part}, key, depth + 1)
@@ -114,7 +133,7 @@ def _keys_of_part(node: Mapping[str, Any], prefix: str, depth: int = 1) -> Itera
             yield key
 
 
-def _values(verb: str, key: str, value: str) -> list[str]:
+def _values(command: type[Command], key: str, value: str) -> list[str]:
     """Return the values of a key that begin with a text."""
     if key in groups():
         # In a list, the last name is completed.
@@ -122,9 +141,9 @@ def _values(verb: str, key: str, value: str) -> list[str]:
         chosen = value[:at].strip("[]").split(",")
         names = [name for name in options(key) if name not in chosen]
         return [f"{value[:at]}{name}" for name in _matching(value[at:], names)]
-    rows = {row.key: row.default for row in verb_rows(verb)}
-    if rows.get(key) in BOOLEANS:
-        return _matching(value, BOOLEANS)
+    parameter = command.options().get(key)
+    if parameter is not None and (listed := choices(parameter.type)):
+        return _matching(value, listed)
     latest = _matching(value, ["latest"]) if key in RUN_KEYS else []
     return latest + _files(value)
 

@@ -1,0 +1,248 @@
+"""Groups of options that several commands have, and their paths."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from annotated_types import Ge, Interval
+
+from dxn.config.command import AS_TYPED, Command, Group, PathOption
+from dxn.core.errors import UserError, similar
+from dxn.data.sources.detect import infer_source, require_path, table_format
+from dxn.runs.paths import trained_run, weights_of_run
+from dxn.runs.settings import Settings
+
+# A model on the hub. A single name, such as a misspelt folder, is not one.
+HUB_ID = re.compile(r"[\w-][\w.-]*/[\w.-]+")
+PATTERN = re.compile(r"[*?\[]|://")  # a pattern of paths or an address, instead of one path
+# Options of data sources that are paths. The first one that is set decides which source that is.
+DATA_PATHS = ("path", "train", "validation", "test")
+SOURCE_KEYS = ("data.path", "data.train")
+FIRST_OF_LIST = re.compile(r'\[\s*(?:"([^"]*)"|([^,\]]+))')  # in a list of tables, it decides
+MAX_SEED = 2**63 - 1  # of torch.manual_seed
+
+
+class RunFolder(PathOption):
+    """A run folder, model folder or folder of runs, of which the newest one is used, or latest."""
+
+    def check(self, key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
+        """Find the run folder."""
+        if isinstance(value, str):
+            folder, note = trained_run(value)
+            return str(folder), note
+        found = [trained_run(text) for text in value]
+        notes = [note for _, note in found if note]
+        return [str(folder) for folder, _ in found], "\n".join(notes) or None
+
+
+class WeightsSource(PathOption):
+    """A run, a file or folder, or a model on the hub; or a mapping of them."""
+
+    def check(self, key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
+        """Replace a folder of runs by its newest run, and check that a path exists."""
+        key = key.removesuffix(".source")  # as the user types it
+        if isinstance(value, Mapping):
+            found = {n: self.check(f"{key}.{n}", each, settings) for n, each in value.items()}
+            notes = [note for _, note in found.values() if note]
+            return {n: each for n, (each, _) in found.items()}, "\n".join(notes) or None
+        source, note = weights_of_run(value, key)
+        path = Path(source)
+        # In outputs/lable, the folder exists, so its subfolder is misspelt.
+        is_hub_id = HUB_ID.fullmatch(source) is not None and not path.parent.is_dir()
+        if path.exists() or is_hub_id:
+            return source, note
+        names = [str(each) for each in path.parent.iterdir()] if path.parent.is_dir() else []
+        match = similar(source, names)
+        advice = f"did you mean {match}?" if match else "a model on the hub is written OWNER/NAME"
+        raise UserError(
+            f"{key}: file or folder not found: {source} (current directory: {Path.cwd()}); {advice}"
+        )
+
+
+class InputPath(PathOption):
+    """A table, file, folder or pattern, or the inputs of one sample by name."""
+
+    def check(self, key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
+        """Check that a table exists, or a path without a key. Another text can be the input."""
+        is_path = value in settings.overrides or table_format(str(value)) is not None
+        if isinstance(value, str) and is_path:
+            try:
+                _require(key, value)
+            except UserError as error:
+                advice = "; a text is written input.NAME=..." if " " in value else ""
+                raise UserError(f"{error}{advice}") from error
+        return value, None
+
+
+class DataFiles(PathOption):
+    """A data source, whose options contain paths."""
+
+    def check(self, key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
+        """Check that the files exist."""
+        # Other packages can have data sources whose paths are something else, such as an address.
+        if str(value.get("_target_")).startswith("dxn."):
+            for name in DATA_PATHS:
+                paths = value.get(name)
+                for path in paths if isinstance(paths, list) else [paths]:
+                    _require(f"{key}.{name}", path)
+        return value, None
+
+
+def _require(key: str, path: Any) -> None:
+    # Data sources and predictors read patterns themselves.
+    if isinstance(path, str) and (Path(path).exists() or not PATTERN.search(path)):
+        require_path(Path(path), key)
+
+
+Run = Annotated[str | None, RunFolder()]
+Input = Annotated[str | Mapping[str, str], AS_TYPED, InputPath()]
+Count = Annotated[int, Ge(1)]
+Seed = Annotated[int, Interval(ge=-MAX_SEED, le=MAX_SEED)]
+DeviceName = Literal["auto", "cpu", "cuda", "mps"]
+
+
+@dataclass(frozen=True)
+class Weights:
+    """A public checkpoint instead of a run.
+
+    Args:
+        source: Public checkpoint instead of run (short form: weights=...): file, folder or hub id.
+        revision: Branch, tag or commit, for a hub id.
+        part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
+        strict: Stop on missing or unexpected tensors; false lists them and continues.
+    """
+
+    source: Annotated[str | None, WeightsSource()] = None
+    revision: str | None = None
+    part: str | None = None
+    strict: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromRun(Command):
+    """A command that uses a trained model.
+
+    Args:
+        run: Run folder, model folder, folder of runs (its newest one is used) or latest.
+    """
+
+    run: Run = None
+
+    def required_run(self) -> str:
+        """Return the run folder.
+
+        Raises:
+            UserError: If it is not set.
+        """
+        if self.run is None:
+            raise UserError("run: set run=RUN to the run folder of a trained model")
+        return self.run
+
+
+@dataclass(frozen=True, kw_only=True)
+class FromWeights(FromRun):
+    """A command that uses a trained model or a public checkpoint."""
+
+    weights: Weights = Weights()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Device(Command):
+    """A command that computes batches.
+
+    Args:
+        batch_size: Number of samples per batch.
+        device: auto, cpu, cuda or mps.
+    """
+
+    batch_size: Count = 64
+    device: DeviceName = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Precision(Device):
+    """A command whose model can have another data type.
+
+    Args:
+        dtype: float32, bf16, int8 or auto: bf16 if the model is large and bf16 is measured faster.
+    """
+
+    dtype: Literal["auto", "float32", "bf16", "int8"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Compiled(Precision):
+    """A command whose model can be compiled.
+
+    Args:
+        compile: Use torch.compile: true, false or auto, which is off at inference.
+    """
+
+    compile: bool | Literal["auto"] = "auto"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TableInput(Command):
+    """A command that reads a table.
+
+    Args:
+        columns: Columns of a table with other names: columns.title=name.
+        sep: Separator of CSV cells (default: detected from the header).
+        encoding: Encoding of a table (default: UTF-8).
+        sheet: Sheet of an Excel file (default: the first sheet with a table).
+        on_bad: Rows of input that cannot be read: error, skip or missing (use the other inputs).
+        confine: Refuse files of input that lead out of its folder, also through links.
+    """
+
+    columns: Mapping[str, str] = field(default_factory=dict)
+    sep: str | None = None
+    encoding: str | None = None
+    sheet: str | None = None
+    on_bad: Literal["error", "skip", "missing"] = "error"
+    confine: bool = True
+
+
+@dataclass(frozen=True, kw_only=True)
+class Labels(Command):
+    """A command whose model can get class names.
+
+    Args:
+        labels: Class names for a model with head=contrastive, which has no classes of its own.
+        template: Text of a class, such as "a photo of a {}".
+    """
+
+    labels: Sequence[str] = ()
+    template: str = "{}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Data(Command):
+    """A command that can read another data set than that of the training.
+
+    Args:
+        data: Other data than that of the training; inferred from data.path.
+    """
+
+    data: Annotated[Any, Group(), DataFiles()] = None
+
+    @classmethod
+    def infer(cls, values: Mapping[str, str]) -> dict[str, str]:
+        """Return the data source that reads a path."""
+        path = next((values[key] for key in SOURCE_KEYS if values.get(key)), None)
+        # A resumed run keeps its data source.
+        if path is None or "resume.run" in values:
+            return {}
+        first = FIRST_OF_LIST.match(path)
+        file = Path(path if first is None else first[1] or first[2]).expanduser()
+        if file.exists():
+            return {"data": infer_source(file)}
+        # A missing path is reported later, together with the other problems of the command.
+        return {"data": "folder" if table_format(file) is None else "table"}
+
+
+ADAPTERS = ("text", "image", "audio", "video", "series", "number", "category", "date")
+Adapters = Annotated[Any, Group(ADAPTERS)]

@@ -1,0 +1,229 @@
+"""The words of a command line: paths without a key, short forms, and the grammar of Hydra."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from hydra.core.override_parser.overrides_parser import OverridesParser
+from hydra.core.override_parser.types import Override
+from hydra.errors import HydraException
+
+from dxn.config.command import AS_TYPED, SHORT, Command, is_path
+from dxn.config.groups import CONF, add_folders, groups, installed_folders, keys_of_experiments
+from dxn.config.schema import fits, marks
+from dxn.core.errors import UserError
+from dxn.core.printable import quoted
+
+
+@dataclass
+class Request:
+    """The parsed words of one command line.
+
+    Args:
+        folders: Folders of YAML files. That of dxn is the first.
+        trust: Packages that this command names, by trust= or conf_dir=. Any folder may use them.
+        installed: Packages with an entry point. The composed configuration may use them, but a
+            loaded folder may not: it could be untrusted.
+        literal: Texts that are not parsed, by key, such as that of input.image.
+        groups: Overrides that choose files.
+        values: Overrides that set keys.
+        problems: The problems so far, one line each. They are collected, so that the user can
+            correct all of them at once.
+    """
+
+    folders: list[Path]
+    trust: tuple[str, ...] = ()
+    installed: tuple[str, ...] = ()
+    literal: dict[str, str] = field(default_factory=dict)
+    groups: list[Override] = field(default_factory=list)
+    values: list[Override] = field(default_factory=list)
+    problems: list[str] = field(default_factory=list)
+
+    def value(self, key: str) -> Any:
+        """Return the value of an override; None if the key is not set."""
+        return next((o.value() for o in self.values if o.key_or_group == key), None)
+
+    def stop_on_problems(self) -> None:
+        """Raise UserError with all problems, if there are any."""
+        # Several steps can find the same problem, so duplicates are removed.
+        if self.problems:
+            raise UserError("\n".join(dict.fromkeys(self.problems)))
+
+
+def parse(command: type[Command], words: Sequence[str], *, infers: bool = True) -> Request:
+    """Parse the words of a command line, and sort them into folders, texts, groups and values.
+
+    Args:
+        command: The command.
+        words: Words of the command line.
+        infers: Whether files of groups are inferred from other options, see `Command.infer`.
+    """
+    parameters = command.signature().parameters
+    literal = {name for name, each in parameters.items() if AS_TYPED in marks(each.type)}
+    installed = installed_folders()
+    folders: list[Path] = []
+    texts: dict[str, str] = {}
+    lines: list[str] = []
+    for line in _with_keys(command, words):
+        key, _, value = line.partition("=")
+        if key == "conf_dir" and value:
+            folders.append(Path(value).expanduser().absolute())
+        elif key.partition(".")[0] in literal and "=" in line:
+            texts[key] = value
+        else:
+            lines.append(line)
+    existing = [folder for folder in (*installed, *folders) if folder.is_dir()]
+    request = Request([CONF, *existing], literal=texts)
+    request.installed = add_folders(installed, request.problems)
+    request.trust = add_folders(folders, request.problems)
+    if infers:
+        lines = _with_inferred(command, lines, request.folders)
+    known = set(groups(request.folders))
+    for override in _parse(lines, request):
+        # A mapping, such as backbone={dropout: 0.1}, sets values of the part instead.
+        is_group = override.key_or_group in known and not isinstance(override.value(), dict)
+        (request.groups if is_group else request.values).append(override)
+        # Needed now: composing the files already imports the parts that they name.
+        if override.key_or_group == "trust":
+            value = override.value()
+            trusted = value if isinstance(value, list) else [value]
+            request.trust = (*request.trust, *(str(name) for name in trusted if name))
+    return request
+
+
+def expand(words: Sequence[str]) -> list[list[str]]:
+    """Expand overrides such as `key=a,b` (Hydra's sweep grammar) to all combinations.
+
+    Args:
+        words: Words of the command line.
+
+    Returns:
+        The words of each run. The values of the last key change fastest.
+
+    Raises:
+        UserError: If an override cannot be parsed, or is a range instead of a list.
+    """
+    request = Request([CONF])
+    alternatives = []
+    for word in words:
+        # A comma in a path is not a list of values.
+        overrides = [] if is_path(word) else _parse([word], request, sweep=True)
+        if not overrides or not overrides[0].is_sweep_override():
+            alternatives.append([word])
+            continue
+        override = overrides[0]
+        if not override.is_discrete_sweep():
+            raise UserError(
+                f"{word}: only lists of values can be swept, such as {override.key_or_group}=1,2,3"
+            )
+        key = override.get_key_element()
+        alternatives.append([f"{key}={value}" for value in override.sweep_string_iterator()])
+    request.stop_on_problems()
+    return [list(combination) for combination in itertools.product(*alternatives)]
+
+
+def typed_value(override: Override, annotation: Any) -> Any:
+    """Return the value of an override in the type that its key expects.
+
+    A number or Boolean can be meant as text, such as the name of a column 2024.
+    """
+    value = override.value()
+    is_scalar = isinstance(value, bool | int | float)
+    if is_scalar and not fits(value, annotation) and fits("", annotation):
+        return str(override.input_line).partition("=")[2]
+    return value
+
+
+def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:
+    """Return the words of a command line with paths and short forms replaced by key=value.
+
+    Raises:
+        UserError: If there is a path for which the command has no key, there are several paths for
+            one sample, or spaces without quotes split an option.
+    """
+    if misplaced := [word for word in words if word.startswith("=")]:
+        raise UserError(f"{misplaced[0]}: write key=value without spaces around the equals sign")
+    paths = [word for word in words if is_path(word)]
+    verb, key = command.verb(), command.path_key
+    if paths and key is None:
+        raise UserError(
+            f"{paths[0]}: dxn {verb} takes no path; options are written key=value, "
+            f"dxn {verb} --help lists them"
+        )
+    # An unquoted space splits a text or a file name into several words.
+    named = next((word for word in words if word.startswith("input.")), None)
+    if paths and named is not None:
+        raise UserError(
+            f"{paths[0]}: cannot be combined with {named.partition('=')[0]}; put a text that "
+            'contains spaces in quotes, such as input.text="a fine film"'
+        )
+    # A word without a suffix is a part of a name, such as "my" of "my table.csv".
+    parts = [p for p in paths if not Path(p).suffix and not Path(p).expanduser().exists()]
+    if len(paths) > 1 and parts:
+        raise UserError(
+            f"{parts[0]}: file or folder not found; put names that contain spaces in quotes, such "
+            f"as {' '.join(paths)!r}"
+        )
+    # A data set can consist of several tables, but one option cannot hold several samples.
+    if len(paths) > 1 and key == "input":
+        raise UserError(
+            f"{paths[1]}: dxn {verb} takes one path, got {len(paths)}; put a pattern in quotes, "
+            "such as 'photos/*.jpg', or pass their folder"
+        )
+    lines = [f"{key}={path}" for path in paths]
+    if len(paths) > 1:
+        # In quotes, because commas and brackets have a meaning in a list.
+        listed = ",".join(f'"{path}"' for path in paths)
+        lines = [f"{key}=[{listed}]"]
+    for word in words:
+        short, equals, value = word.partition("=")
+        if not is_path(word):
+            # An empty value is kept, so that the message about it names the option that was typed.
+            is_short = short in SHORT and equals and value
+            lines.append(f"{SHORT[short]}={value}" if is_short else word)
+    return lines
+
+
+def _with_inferred(
+    command: type[Command], lines: Sequence[str], folders: Sequence[Path]
+) -> list[str]:
+    """Add files of groups that follow from other options, unless the user chose one."""
+    values = {key.lstrip("+"): value for key, _, value in (line.partition("=") for line in lines)}
+    inferred = {k: v for k, v in command.infer(values).items() if k not in values}
+    experiment = values.get("experiment", "null")
+    exists = any((folder / "experiment" / f"{experiment}.yaml").is_file() for folder in folders)
+    chosen = keys_of_experiments([experiment], folders) if inferred and exists else set()
+    return [*(f"{k}={v}" for k, v in inferred.items() if k not in chosen), *lines]
+
+
+def _parse(lines: Sequence[str], request: Request, *, sweep: bool = False) -> list[Override]:
+    """Parse overrides. Those that cannot be parsed are added to the problems.
+
+    A value that is not valid in Hydra's grammar is taken as text, and so is a list of values
+    outside of a sweep: paths and sentences contain commas, brackets and quotes.
+    """
+    parsed = []
+    for line in lines:
+        override = _parse_override(line)
+        if override is None or (override.is_sweep_override() and not sweep):
+            key, _, value = line.partition("=")
+            override = _parse_override(f"{key}={quoted(value)}") if value else None
+        if override is None:
+            request.problems.append(f"{line}: not an override; write key=value")
+        elif override.is_delete():
+            # Every part takes its defaults from a signature, so a deleted key would come back.
+            request.problems.append(f"{line}: a key cannot be deleted; set it to null")
+        else:
+            parsed.append(override)
+    return parsed
+
+
+def _parse_override(line: str) -> Override | None:
+    try:
+        return OverridesParser.create().parse_override(line)
+    except HydraException:
+        return None

@@ -1,0 +1,72 @@
+"""The command `dxn check`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from dxn.config.instantiate import build
+from dxn.core.display import count
+from dxn.core.errors import UserError
+from dxn.data.inspect.check import check, remove_earlier, write_bad
+from dxn.runs.build import build_adapters, by_input, find_formats, fit_adapters
+from dxn.runs.evaluation.printing import next_step, print_line
+from dxn.runs.plan import assign_inputs, decide_task, open_source, readers_of
+from dxn.runs.settings import Settings
+from dxn.tasks.auto import Auto
+
+
+def run(settings: Settings) -> int:
+    """Read a whole data set and report what it contains. The exit code is 1 if rows are bad."""
+    config = settings.values
+    trust = settings.trust
+    output = Path(config["output"])
+    remove_earlier(output)
+    task = build(config["head"], key="head", trust=trust)
+    readers = readers_of(config, trust)
+    source = open_source(config, readers, trust, needs_target=task.needs_target)
+    decided, errors = None, []
+    # A data set without a target can be checked too, for example to train head=language on it.
+    if source.target is not None:
+        try:
+            decided, _, source = decide_task(task, config, source)
+        except UserError as error:
+            # The rest of the data is checked nevertheless, so that all problems are listed.
+            errors = [str(error)]
+    task = decided or task
+    inputs = assign_inputs(config, source.inputs, readers, source.column)
+    nodes = {each.adapter: config["adapters"][each.node] for each in inputs.values()}
+    adapters = build_adapters(nodes, trust)
+    for note in find_formats(adapters, inputs, source):
+        print_line(f"note: {note}")
+
+    def fit(splits: Mapping[str, Any]) -> None:
+        # Only a fitted tokenizer can tell which texts are truncated.
+        fit_adapters(adapters, inputs, splits["train"], ())
+        if not isinstance(task, Auto):
+            task.bind(named)  # raises UserError if it needs other inputs
+
+    named = by_input(adapters, {name: each.adapter for name, each in inputs.items()})
+    prepare = {name: adapter.tokenizer for name, adapter in named.items()}
+    result = check(source, prepare, task=decided, fit=fit, errors=errors)
+    # At once, because a table can have 100,000 columns, and rich takes a while for each call.
+    print_line("\n".join(result.lines()))
+    if result.listed:
+        write_bad(result, output)
+        print_line(f"written: {output} ({count(len(result.listed), 'line')})")
+    if result.errors or result.bad:
+        print_line(
+            f"correct the rows in {output}, or train with data.on_bad=skip"
+            if result.bad
+            else "correct the data or the options, see the errors above"
+        )
+        return 1
+    # The output of the check is a file, and that of the training is a folder.
+    options = [o for o in settings.overrides if not o.startswith("output=")]
+    if isinstance(task, Auto):
+        options.append("head=masked")  # the training without a target that needs no other options
+    elif task.streams:
+        options.append("backbone.causal=true")  # a check has no backbone
+    next_step("dxn", "train", *options)
+    return 0
