@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn.utils import clip_grads_with_norm_, get_total_norm
 
 from dxn.core.display import duration
-from dxn.core.dropout import MAX_SEED, Noise, keyed, number_layers, selected
+from dxn.core.dropout import MAX_SEED, Noise, keyed, number_layers
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import remove_unfinished
 from dxn.core.runtime import is_out_of_memory, release_memory
@@ -37,7 +37,7 @@ from dxn.training.distributed import Precision, make_accelerator, stop_signals
 from dxn.training.evaluate import as_float, predict, score, to_device
 from dxn.training.log import Log, Tracker, TrackerSink, check_trackers
 from dxn.training.state import State
-from dxn.training.step import make_ema, name_rows, use_ema
+from dxn.training.step import make_ema, name_rows, r_drop_loss, use_ema
 
 # Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.
 Schedule = Callable[[float], float]
@@ -47,8 +47,6 @@ Schedule = Callable[[float], float]
 # weights of a training that fits into its limit depend on the clock.
 GRACE = 0.05
 MIN_PATIENCE = 5  # epochs, if the patience is a fraction of all epochs
-# Number of the dropout masks of a second pass. `Model.embed` numbers its selections from 0.
-SECOND_PASS = 2**20
 MAX_BALANCED = 64  # samples from which a task computes constants of its loss
 
 
@@ -413,45 +411,30 @@ class Trainer:
 
     def backward(self, batch: dict[str, Any]) -> LossSum:
         """Add the gradients of one batch, or of a part of one, and return its loss."""
-        state, task = self.state, self.task
+        state, device = self.state, self.accelerator.device
         mixing = None
         if self.mixup and state.is_past_chance(self.mixup_below):
             # The model mixes the tokens and the task mixes the targets, with the same permutation
             # and the same share of the partner.
             share = float(torch.distributions.Beta(self.mixup, self.mixup).sample())
-            order = torch.randperm(batch["#size"]).to(self.accelerator.device)
+            order = torch.randperm(batch["#size"]).to(device)
             mixing = order, share
-            batch = {**batch, "target": task.mix_targets(batch["target"], order, share)}
+            batch = {**batch, "target": self.task.mix_targets(batch["target"], order, share)}
         # The random numbers of the dropouts depend on the step and the samples.
         seed = random.Random(f"{self.seed}/{state.epoch}/{state.step}").randrange(MAX_SEED)
-        samples = torch.tensor(batch["#index"], device=self.accelerator.device)
-        with keyed(Noise.of_step(samples, seed)):
-            loss = self._loss(batch, mixing)
+        with keyed(Noise.of_step(torch.tensor(batch["#index"], device=device), seed)):
+            if self.r_drop:
+                loss = r_drop_loss(self.wrapped, self.task, batch, mixing, self.r_drop)
+            else:
+                # Losses are computed in float32 even if the model runs in bf16, which has too few
+                # digits for sums over many terms.
+                loss = self.task.loss(as_float(self.wrapped(batch, mixing)), batch)
             if batch.get("#filler"):
                 # It only keeps this process in step with the others, which have one more sample.
                 loss = LossSum(0 * loss.total, 0 * loss.weight)
             # The sum over all targets, if there are other batches in the step.
             self.accelerator.backward(loss.total if self.adds_up else loss.mean)
         return LossSum(loss.total.detach(), loss.weight.detach())
-
-    def _loss(self, batch: dict[str, Any], mixing: tuple[Tensor, float] | None) -> LossSum:
-        """Return the loss of a batch, with R-Drop if set (arXiv:2106.14448)."""
-        # Losses are computed in float32 even if the model runs in bf16, which has too few digits
-        # for sums over many terms.
-        if not self.r_drop:
-            return self.task.loss(as_float(self.wrapped(batch, mixing)), batch)
-        # DDP prepares each forward pass that synchronizes gradients for a backward pass of its own.
-        # Both passes have the same one, so only the second pass is prepared.
-        with self.accelerator.no_sync(self.wrapped):
-            output = as_float(self.wrapped(batch, mixing))
-        samples = torch.arange(batch["#size"], device=self.accelerator.device)
-        with selected(samples, SECOND_PASS):
-            other = as_float(self.wrapped(batch, mixing))
-        # The mean of the two losses instead of their sum, so that the weight of the target does not
-        # depend on this option. The paper's code does the same.
-        loss, second = self.task.loss(output, batch), self.task.loss(other, batch)
-        divergence = self.task.divergence(output, other, batch) * loss.weight
-        return LossSum((loss.total + second.total) / 2 + self.r_drop * divergence, loss.weight)
 
     def _update(self, loss: LossSum, rows: Sequence[int]) -> None:
         """Change the weights and their average, unless the loss or the gradient is not finite.
