@@ -76,14 +76,6 @@ def _files_are_not_synchronized() -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True, scope="session")
-def _garbage_is_not_collected() -> Iterator[None]:
-    """At the end of each training, accelerate searches all objects, a third of a tiny run."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("accelerate.utils.memory.clear_device_cache", lambda *_, **__: None)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
 def _precision_is_float32() -> Iterator[None]:
     """precision=auto is float32, whatever else runs on the machine."""
     with pytest.MonkeyPatch.context() as patch:

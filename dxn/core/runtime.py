@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import errno
+import gc
 import os
 import subprocess
 import sys
@@ -112,6 +113,16 @@ def choose_bf16(device: Any) -> tuple[bool, str]:
         )
     has = "has" if bf16 else "has no"
     return bf16, f"{'bf16' if bf16 else 'float32'}: the device {has} instructions for bf16"
+
+
+def free_memory() -> None:
+    """Free what an operation that ran out of memory has left behind."""
+    import torch  # which must not be imported before `configure`
+
+    gc.collect()
+    release_memory()
+    if torch.accelerator.is_available():
+        torch.accelerator.empty_cache()
 
 
 def release_memory() -> None:

@@ -285,7 +285,7 @@ def _kinds_of_state(
 
     An optimizer has a state only after a step, so a copy takes one.
     """
-    trial = copy.copy(getattr(optimizer, "optimizer", optimizer))  # accelerate wraps it
+    trial = copy.copy(optimizer)
     trial.state = type(trial.state)(dict)
     trial.param_groups = []
     tiny: list[Tensor] = []

@@ -7,16 +7,18 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from types import FrameType
 from typing import Any, Literal
 
 import torch
-from accelerate import Accelerator, DistributedDataParallelKwargs, PartialState
+from accelerate import Accelerator, PartialState
 from accelerate.state import AcceleratorState
 from accelerate.utils import broadcast_object_list
+from torch import nn
 from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
+from torch.nn.parallel import DistributedDataParallel
 
 from dxn.core.runtime import choose_bf16
 
@@ -36,15 +38,15 @@ GRACE = 60.0
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGHUP", "SIGINT")
 
 
-def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, str]:
-    """Create the accelerator of a training.
+def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, bool, str]:
+    """Create the accelerator of a training, which knows its device and its processes.
 
     Args:
         device: Device to train on: auto, cpu, cuda or mps.
         precision: Precision of matrix products: auto, float32 or bf16.
 
     Returns:
-        The accelerator, and a note that says which precision it uses and why.
+        The accelerator, whether to use bf16, and a note that says why.
 
     Raises:
         ValueError: If the device is not available, or there are more processes than GPUs.
@@ -68,14 +70,26 @@ def make_accelerator(device: str, precision: Precision) -> tuple[Accelerator, st
     if precision == "auto":
         # Processes on different GPUs must agree.
         ((bf16, note),) = broadcast_object_list([choose_bf16(selected)])
-    accelerator = Accelerator(
-        cpu=on_cpu,
-        mixed_precision="bf16" if bf16 else "no",
+    return Accelerator(cpu=on_cpu), bf16, note
+
+
+def synchronized(model: nn.Module, accelerator: Accelerator) -> nn.Module:
+    """Return a model whose backward pass averages the gradients of all processes."""
+    if accelerator.num_processes == 1:
+        return model
+    on_cpu = accelerator.device.type == "cpu"
+    return DistributedDataParallel(
+        model,
+        device_ids=None if on_cpu else [accelerator.local_process_index],
         # If a whole batch lacks an input, the weights of its adapter receive no gradient. DDP
         # raises an error in this case by default.
-        kwargs_handlers=[DistributedDataParallelKwargs(find_unused_parameters=True)],
+        find_unused_parameters=True,
     )
-    return accelerator, note
+
+
+def not_synchronized(model: nn.Module) -> AbstractContextManager[None]:
+    """Let the backward passes of this context add up the gradients of this process only."""
+    return model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext()
 
 
 def wait_for_all(accelerator: Accelerator) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from dxn.core.display import Display
 from dxn.core.errors import UserError
-from dxn.core.runtime import is_out_of_memory, release_memory
+from dxn.core.runtime import free_memory, is_out_of_memory, release_memory
 from dxn.data.dataset import TIMEOUT, Samples
 from dxn.data.loader import make_loader
 from dxn.data.order import BatchOrder
@@ -186,10 +186,7 @@ def run_batches(
 
 def _use_more_parts(order: BatchOrder, largest: int, sample: str) -> None:
     """Halve the batches, because memory was too short for those of `largest` samples or a part."""
-    from accelerate.utils.memory import clear_device_cache  # it takes time to import
-
-    clear_device_cache(garbage_collection=True)
-    release_memory()
+    free_memory()
     size = math.ceil(largest / order.parts)
     if size == 1:
         raise UserError(

@@ -1,15 +1,27 @@
 """The optimizers and the learning rate schedules."""
 
+import inspect
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
 from torch import nn
+from torch.optim import Optimizer
 
 from dxn.core.errors import UserError
 from dxn.models import Attention, CrossAttention, Mlp, shared_name
 from dxn.training.muon import Muon
+
+# torch keeps these methods of an optimizer out of torch.compile. For this, their first call imports
+# torch._dynamo, which takes longer than all imports of dxn. Nothing compiles an optimizer of dxn,
+# so they are called as they are.
+for _method in (
+    *(Optimizer.add_param_group, Optimizer.zero_grad),
+    *(Optimizer.state_dict, Optimizer.load_state_dict),
+):
+    _function = inspect.unwrap(_method)
+    setattr(_function, "__dynamo_disable", _function)
 
 # Parameters that the model uses before the first block: they have the learning rate of layer 0.
 EMBEDDING_PREFIXES = (
@@ -23,6 +35,12 @@ EMBEDDING_PREFIXES = (
 MIN_MUON_WIDTH = 8
 
 
+class AdamW(torch.optim.AdamW):
+    """AdamW without the preparation of its step for torch.compile, see above."""
+
+    step = torch.no_grad()(inspect.unwrap(torch.optim.AdamW.step))
+
+
 def adamw(
     *,
     lr: float = 1e-3,
@@ -30,7 +48,7 @@ def adamw(
     betas: Sequence[float] = (0.9, 0.98),
     eps: float = 1e-8,
     layer_decay: float = 1.0,
-) -> Callable[[nn.Module], torch.optim.AdamW]:
+) -> Callable[[nn.Module], AdamW]:
     """AdamW (arXiv:1711.05101) with weight decay on matrices only.
 
     Biases, norms, embeddings and positional embeddings are not decayed.
@@ -51,9 +69,9 @@ def adamw(
     """
     _check(lr=lr, weight_decay=weight_decay, layer_decay=layer_decay, betas=betas, eps=eps)
 
-    def make(model: nn.Module) -> torch.optim.AdamW:
+    def make(model: nn.Module) -> AdamW:
         groups = _groups(model, lr, weight_decay, layer_decay)
-        return torch.optim.AdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
+        return AdamW(groups, lr=lr, betas=(betas[0], betas[1]), eps=eps, fused=True)
 
     return make
 

@@ -1,20 +1,20 @@
-"""The rarer parts of an optimizer step: R-Drop, the moving average, and values that are NaN."""
+"""The parts of an optimizer step: the loss of a batch, the moving average, and bad values."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
 from dxn.core.dropout import selected
 from dxn.data.dataset import Samples
 from dxn.tasks.loss import LossSum
 from dxn.tasks.task import Task
+from dxn.training.distributed import not_synchronized
 from dxn.training.evaluate import as_float
 
 # Number of the dropout masks of a second pass. `Model.embed` numbers its selections from 0.
@@ -22,34 +22,46 @@ SECOND_PASS = 2**20
 MAX_NAMED = 5  # rows in a message
 
 
-def r_drop_loss(
+def batch_loss(
     model: nn.Module,
     task: Task,
     batch: dict[str, Any],
     mixing: tuple[Tensor, float] | None,
-    weight: float,
+    bf16: bool,
+    r_drop: float,
 ) -> LossSum:
-    """Return the loss of a batch with R-Drop (arXiv:2106.14448).
+    """Return the loss of a batch.
 
     Args:
         model: The model, or the model in DDP.
         task: Task that computes the loss.
         batch: The batch.
         mixing: Permutation and share of mixup.
-        weight: Weight of the divergence of the two outputs.
+        bf16: Compute matrix products in bf16.
+        r_drop: Weight of the divergence of two outputs with different dropout (R-Drop,
+            arXiv:2106.14448). 0: only one output.
     """
+    device = next(model.parameters()).device
+
+    def output() -> Any:
+        with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
+            # Losses are computed in float32, because bf16 has too few digits for sums over many
+            # terms.
+            return as_float(model(batch, mixing))
+
+    if not r_drop:
+        return task.loss(output(), batch)
     # DDP prepares each forward pass that synchronizes gradients for a backward pass of its own.
     # Both passes have the same one, so only the second pass is prepared.
-    with model.no_sync() if isinstance(model, DistributedDataParallel) else nullcontext():
-        output = as_float(model(batch, mixing))
-    samples = torch.arange(batch["#size"], device=next(model.parameters()).device)
-    with selected(samples, SECOND_PASS):
-        other = as_float(model(batch, mixing))
+    with not_synchronized(model):
+        first = output()
+    with selected(torch.arange(batch["#size"], device=device), SECOND_PASS):
+        second = output()
     # The mean of the two losses instead of their sum, so that the weight of the target does not
     # depend on this option. The paper's code does the same.
-    loss, second = task.loss(output, batch), task.loss(other, batch)
-    divergence = task.divergence(output, other, batch) * loss.weight
-    return LossSum((loss.total + second.total) / 2 + weight * divergence, loss.weight)
+    loss, other = task.loss(first, batch), task.loss(second, batch)
+    divergence = task.divergence(first, second, batch) * loss.weight
+    return LossSum((loss.total + other.total) / 2 + r_drop * divergence, loss.weight)
 
 
 def make_ema(model: nn.Module, decay: float) -> AveragedModel:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import random
 import time
@@ -22,7 +21,7 @@ from dxn.core.display import duration
 from dxn.core.dropout import MAX_SEED, Noise, keyed, number_layers
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import remove_unfinished
-from dxn.core.runtime import is_out_of_memory, release_memory
+from dxn.core.runtime import free_memory, is_out_of_memory
 from dxn.data.dataset import Samples
 from dxn.data.loader import make_loader
 from dxn.data.order import BatchOrder
@@ -33,11 +32,17 @@ from dxn.tasks.loss import LossSum
 from dxn.tasks.task import Task
 from dxn.tokenize.spaced import spaced_rows
 from dxn.training import checkpoint
-from dxn.training.distributed import Precision, make_accelerator, stop_signals
-from dxn.training.evaluate import as_float, predict, score, to_device
+from dxn.training.distributed import (
+    Precision,
+    make_accelerator,
+    not_synchronized,
+    stop_signals,
+    synchronized,
+)
+from dxn.training.evaluate import predict, score, to_device
 from dxn.training.log import Log, Tracker, TrackerSink, check_trackers
 from dxn.training.state import State
-from dxn.training.step import make_ema, name_rows, r_drop_loss, use_ema
+from dxn.training.step import batch_loss, make_ema, name_rows, use_ema
 
 # Maps the progress of the training, 0 to 1, to the multiplier of the learning rate.
 Schedule = Callable[[float], float]
@@ -157,8 +162,8 @@ class Trainer:
         )
         if self.trackers:
             check_trackers(self.trackers)
-        self.accelerator, self.precision_note = make_accelerator(self.device, self.precision)
-        self.bf16 = self.accelerator.mixed_precision == "bf16"
+        made = make_accelerator(self.device, self.precision)
+        self.accelerator, self.bf16, self.precision_note = made
         # Only the main process prints and writes files.
         self.main = self.accelerator.is_main_process
         self.limit = math.inf if self.max_minutes is None else 60 * self.max_minutes  # seconds
@@ -221,17 +226,14 @@ class Trainer:
         self.state = State(batch_size=batch_size or self.batch_size * accelerator.num_processes)
         # The optimizer and the average refer to the parameters, so these must be on the device.
         self.model = model.to(accelerator.device)
-        # The average is a deep copy of the model, so it is made before `prepare` replaces
-        # `model.forward` for bf16: a copied wrapper would still refer to the original model.
         self.ema = make_ema(model, self.ema_decay) if self.ema_decay else None
         # The schedule multiplies these. Steps overwrite the rates in the groups, so they are stored
         # before the first step, and before a checkpoint restores overwritten ones.
         self.base_lrs = [group["lr"] for group in optimizer.param_groups]
         # With several processes, `wrapped` is the model in DDP; only its forward synchronizes the
         # gradients. `model` is used for everything else, such as saving and validation.
-        # The annotation of `prepare` does not say that it returns as many objects as it gets.
-        prepared = cast("tuple[Any, Any]", accelerator.prepare(model, optimizer))
-        self.wrapped, self.optimizer = prepared
+        self.wrapped = synchronized(model, accelerator)
+        self.optimizer = optimizer
         # Collecting these in each step would take as long as clipping the gradients.
         self.parameters = list(model.parameters())
         number_layers(model)
@@ -257,7 +259,7 @@ class Trainer:
             name=name,
         )
         with stop_signals() as self.signals:
-            # An interrupted training must also remove its progress bar and unwrap the model.
+            # An interrupted training must also remove its progress bar.
             try:
                 if resume:
                     self.restore()
@@ -286,10 +288,8 @@ class Trainer:
                 self.log.close()
                 set_compiled(model, False)
                 compiling.on_failure = None
-                # `prepare` replaced model.forward for bf16. A second training would wrap it again.
-                accelerator.unwrap_model(self.wrapped, keep_fp32_wrapper=False)
-                # Otherwise the accelerator keeps references to the model and the optimizer.
-                accelerator.free_memory()
+                # The evaluation needs their memory.
+                del self.optimizer, self.ema, self.wrapped, self.parameters, self.loader
         return self.state
 
     def train_epoch(self) -> None:
@@ -376,7 +376,7 @@ class Trainer:
             part = to_device(next(parts), self.accelerator.device)
             # The processes exchange the gradients of all parts together.
             is_last = i == num_parts - 1
-            with nullcontext() if is_last else self.accelerator.no_sync(self.wrapped):
+            with nullcontext() if is_last else not_synchronized(self.wrapped):
                 losses.append(self.backward(part))
             if not part.get("#filler"):
                 rows += part["#index"]
@@ -423,17 +423,12 @@ class Trainer:
         # The random numbers of the dropouts depend on the step and the samples.
         seed = random.Random(f"{self.seed}/{state.epoch}/{state.step}").randrange(MAX_SEED)
         with keyed(Noise.of_step(torch.tensor(batch["#index"], device=device), seed)):
-            if self.r_drop:
-                loss = r_drop_loss(self.wrapped, self.task, batch, mixing, self.r_drop)
-            else:
-                # Losses are computed in float32 even if the model runs in bf16, which has too few
-                # digits for sums over many terms.
-                loss = self.task.loss(as_float(self.wrapped(batch, mixing)), batch)
+            loss = batch_loss(self.wrapped, self.task, batch, mixing, self.bf16, self.r_drop)
             if batch.get("#filler"):
                 # It only keeps this process in step with the others, which have one more sample.
                 loss = LossSum(0 * loss.total, 0 * loss.weight)
             # The sum over all targets, if there are other batches in the step.
-            self.accelerator.backward(loss.total if self.adds_up else loss.mean)
+            (loss.total if self.adds_up else loss.mean).backward()
         return LossSum(loss.total.detach(), loss.weight.detach())
 
     def _update(self, loss: LossSum, rows: Sequence[int]) -> None:
@@ -494,10 +489,7 @@ class Trainer:
             UserError: If the batches cannot be divided.
         """
         self.optimizer.zero_grad(set_to_none=True)
-        gc.collect()
-        release_memory()
-        if self.accelerator.device.type == "cuda":
-            torch.cuda.empty_cache()
+        free_memory()
         state = self.state
         parts = 2 * state.parts
         advice = "use a smaller model, shorter inputs or a smaller batch_size"

@@ -14,7 +14,7 @@ from helpers.training import fit, without_randomness, without_time
 from dxn.core.errors import Interrupted, UserError
 from dxn.training import trainer as trainers
 from dxn.training.checkpoint import FILE, all_checkpoints, read
-from dxn.training.optim import sgd
+from dxn.training.optim import AdamW, sgd
 from dxn.training.trainer import Trainer
 
 EVERYTHING = {"ema_decay": 0.9, "mixup": 0.5, "epochs": 3, "log_every": 3}
@@ -352,6 +352,6 @@ def test_too_little_memory_for_the_optimizer_is_no_reason_for_smaller_batches(
     def step(optimizer, *arguments):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
-    monkeypatch.setattr(torch.optim.AdamW, "step", step)
+    monkeypatch.setattr(AdamW, "step", step)
     with pytest.raises(UserError, match=r"^out of memory for the state of the optimizer, whose"):
         fit(tmp_path, epochs=1)
