@@ -13,9 +13,10 @@ demo: dxn/conf/signatures.json ## train on the built-in data set and print the t
 test: dxn/conf/signatures.json ## run the test suite, one process per core
 	OMP_NUM_THREADS=1 PYTHONDONTWRITEBYTECODE= $(RUN)/pytest -n auto --dist loadfile --no-loadscope-reorder
 
-check: .venv/ready ## check lint, format and types
+check: .venv/ready ## check lint, format, the directions of imports, and types
 	$(RUN)/ruff check .
 	$(RUN)/ruff format --check .
+	$(RUN)/lint-imports
 	$(RUN)/pyright
 
 docs: .venv/ready ## write docs/config.md, which lists all options
