@@ -54,7 +54,7 @@ class Generate(FromWeights, Precision):
     def execute(self) -> int:
         """Continue a prompt, or generate a text for an input."""
         from dxn.core.errors import UserError
-        from dxn.models import make_sampler
+        from dxn.models.decoding.search import make_sampler
         from dxn.runs.evaluation.printing import print_line, print_rule
         from dxn.runs.predictor.output import check_suffix
         from dxn.runs.predictor.prompts import read_prompts, write_texts

@@ -11,10 +11,10 @@ from torch import Tensor, nn
 from dxn.core.errors import UserError
 from dxn.export.graph import Graph, encode
 from dxn.export.ports import Tensors
-from dxn.models import Model
 from dxn.models.backbone import Backbone
 from dxn.models.decoding.cache import KVCache, Memory
 from dxn.models.decoding.decoder import Decoder
+from dxn.models.model import Model
 from dxn.models.positions import token_index
 
 # Lengths of the previous tokens and of the new tokens in the cases that are traced and checked.

@@ -4,59 +4,51 @@ The code of this package does not depend on modalities or tasks. Adapters and he
 as arguments.
 """
 
-from dxn.models.attention import Attention, CrossAttention
-from dxn.models.backbone import Backbone
-from dxn.models.blocks import Block, BlockOptions, Mlp, NormOptions
-from dxn.models.decoding.cache import KVCache, Memory
-from dxn.models.decoding.decoder import Decoder
-from dxn.models.decoding.generation import beam_search, generate
-from dxn.models.decoding.language_model import LanguageModel
-from dxn.models.decoding.recurrent_decoder import RecurrentDecoder
-from dxn.models.decoding.search import Hypothesis, greedy, make_sampler
-from dxn.models.fusion import (
-    BottleneckFusion,
-    EarlyFusion,
-    LateFusion,
-    SeparateBackbones,
-    backbone_of,
-    shared_name,
-)
-from dxn.models.losses import linear_cross_entropy
-from dxn.models.model import Ensemble, InputVectors, Model, Network, count_parameters, module_key
-from dxn.models.positions import PositionOptions
-from dxn.models.recurrent import Recurrent
+import importlib
+from typing import Any
 
-__all__ = [
-    "Attention",
-    "Backbone",
-    "Block",
-    "BlockOptions",
-    "BottleneckFusion",
-    "CrossAttention",
-    "Decoder",
-    "EarlyFusion",
-    "Ensemble",
-    "Hypothesis",
-    "InputVectors",
-    "KVCache",
-    "LanguageModel",
-    "LateFusion",
-    "Memory",
-    "Mlp",
-    "Model",
-    "Network",
-    "NormOptions",
-    "PositionOptions",
-    "Recurrent",
-    "RecurrentDecoder",
-    "SeparateBackbones",
-    "backbone_of",
-    "beam_search",
-    "count_parameters",
-    "generate",
-    "greedy",
-    "linear_cross_entropy",
-    "make_sampler",
-    "module_key",
-    "shared_name",
-]
+# The module that defines each name. They are imported on first use: a classifier needs no decoder.
+_MODULES = {
+    "Attention": "attention",
+    "Backbone": "backbone",
+    "Block": "blocks",
+    "BlockOptions": "blocks",
+    "BottleneckFusion": "fusion",
+    "CrossAttention": "attention",
+    "Decoder": "decoding.decoder",
+    "EarlyFusion": "fusion",
+    "Ensemble": "model",
+    "Hypothesis": "decoding.search",
+    "InputVectors": "model",
+    "KVCache": "decoding.cache",
+    "LanguageModel": "decoding.language_model",
+    "LateFusion": "fusion",
+    "Memory": "decoding.cache",
+    "Mlp": "blocks",
+    "Model": "model",
+    "Network": "model",
+    "NormOptions": "blocks",
+    "PositionOptions": "positions",
+    "Recurrent": "recurrent",
+    "RecurrentDecoder": "decoding.recurrent_decoder",
+    "SeparateBackbones": "fusion",
+    "backbone_of": "fusion",
+    "beam_search": "decoding.generation",
+    "count_parameters": "model",
+    "generate": "decoding.generation",
+    "greedy": "decoding.search",
+    "linear_cross_entropy": "losses",
+    "make_sampler": "decoding.search",
+    "module_key": "model",
+    "shared_name": "fusion",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'dxn.models' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"dxn.models.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES])

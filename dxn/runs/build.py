@@ -17,7 +17,8 @@ from dxn.data.inspect.quality import check_learnable
 from dxn.data.raws import CACHE_GB, CacheBudget, present_values
 from dxn.data.reading import Opened, open_rows
 from dxn.data.rows import Source
-from dxn.models import Model, SeparateBackbones
+from dxn.models.fusion import SeparateBackbones
+from dxn.models.model import Model
 from dxn.runs.record import Input
 from dxn.tasks import Task
 from dxn.tokenize.base import Adapter, Tokenizer

@@ -22,7 +22,7 @@ from dxn.core.files import SUMS, link, refuse_links_out, replace_folder, write_s
 from dxn.core.schema import Strict, validated
 from dxn.core.tensors import write_tensors
 from dxn.core.untrusted import load_json, load_yaml
-from dxn.models import count_parameters
+from dxn.models.model import count_parameters
 from dxn.runs.evaluation import printing as report
 from dxn.runs.evaluation.conclusion import about_split
 from dxn.runs.evaluation.data import open_data_of_run

@@ -8,7 +8,8 @@ from typing import Any
 
 from torch import nn
 
-from dxn.models import module_key, shared_name
+from dxn.models.fusion import shared_name
+from dxn.models.model import module_key
 from dxn.tasks import Task
 from dxn.weights import PublicModel
 

@@ -13,7 +13,7 @@ from dxn.config.instantiate import build
 from dxn.core.errors import UserError, similar
 from dxn.core.untrusted import load_yaml
 from dxn.data.dataset import Samples
-from dxn.models import Model
+from dxn.models.model import Model
 from dxn.runs.paths import is_run
 from dxn.runs.settings import FOLDER, Settings
 from dxn.tasks import Task

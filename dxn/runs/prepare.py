@@ -25,7 +25,7 @@ from dxn.data.inspect.quality import find_warnings
 from dxn.data.reading import Opened
 from dxn.data.rows import Source
 from dxn.data.stream import make_samples
-from dxn.models import Model, count_parameters
+from dxn.models.model import Model, count_parameters
 from dxn.presets.preset import choose_options, recommended_weights
 from dxn.runs.build import (
     adapters_of,

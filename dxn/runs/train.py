@@ -16,7 +16,7 @@ from dxn.config.instantiate import build
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import write_text
 from dxn.core.randomness import named_draws, seed_of
-from dxn.models import Model, count_parameters
+from dxn.models.model import Model, count_parameters
 from dxn.runs.build import adapters_of, make_head
 from dxn.runs.evaluation import printing as report
 from dxn.runs.evaluation.conclusion import (

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from dxn.core.errors import UserError
-from dxn.models import make_sampler
+from dxn.models.decoding.search import make_sampler
 from dxn.runs.predictor.predictor import Predictor
 from dxn.serve.body import INPUTS, Body
 from dxn.serve.options import ServeOptions

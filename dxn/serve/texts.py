@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dxn.core.errors import UserError
-from dxn.models import LanguageModel
 from dxn.models.decoding.generation import generate
+from dxn.models.decoding.language_model import LanguageModel
 from dxn.models.decoding.search import Sampler
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.vocabulary import vocabulary_adapter

@@ -16,7 +16,7 @@ from dxn.core.runtime import free_memory, is_out_of_memory, release_memory
 from dxn.data.dataset import TIMEOUT, Samples
 from dxn.data.loader import make_loader
 from dxn.data.order import BatchOrder
-from dxn.models import Network
+from dxn.models.model import Network
 from dxn.tasks.task import Task
 
 Result = TypeVar("Result")

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrize
 
 from dxn.core.errors import UserError
-from dxn.models import Model, shared_name
+from dxn.models.fusion import shared_name
+from dxn.models.model import Model
 
 MAX_LISTED = 6  # linear layers that an error message lists, so that it fits on a few lines
 

@@ -10,7 +10,9 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dxn.core.errors import UserError
-from dxn.models import Attention, CrossAttention, Mlp, shared_name
+from dxn.models.attention import Attention, CrossAttention
+from dxn.models.blocks import Mlp
+from dxn.models.fusion import shared_name
 from dxn.training.muon import Muon
 
 # torch keeps these methods of an optimizer out of torch.compile. For this, their first call imports

@@ -25,8 +25,9 @@ from dxn.core.runtime import free_memory, is_out_of_memory
 from dxn.data.dataset import Samples
 from dxn.data.loader import make_loader
 from dxn.data.order import BatchOrder
-from dxn.models import Model, compiling
+from dxn.models import compiling
 from dxn.models.blocks import set_compiled
+from dxn.models.model import Model
 from dxn.tasks.figures import check_own_metrics
 from dxn.tasks.loss import LossSum
 from dxn.tasks.task import Task

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dxn.models import Backbone
+from dxn.models.backbone import Backbone
 
 # Poolings that use the first real token: the class token, or the first token of the input.
 FIRST_TOKEN_POOLS = ("cls", "leading", "leading_cat", "first")

@@ -16,7 +16,7 @@ from dxn.core.errors import UserError
 from dxn.core.files import SUMS, check_sums
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import check_file, load_json, load_yaml
-from dxn.models import module_key
+from dxn.models.model import module_key
 from dxn.tasks.target_tokenizer import FILE as TOKENIZER_FILE
 from dxn.tokenize.text.vocabulary import load_tokenizer, num_embeddings
 from dxn.weights.build_limit import build_limit

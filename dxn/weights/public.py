@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
-from dxn.models import module_key, shared_name
+from dxn.models.fusion import shared_name
+from dxn.models.model import module_key
 from dxn.tokenize.base import ADAPTERS, Adapter
 from dxn.weights.checkpoint import Checkpoint, refuse_non_finite
 from dxn.weights.family import Architecture, Family, TensorMap, TensorSource

@@ -15,6 +15,8 @@ D, V, MAX_LEN = 12, 11, 7
 class Adapter(nn.Module):
     """An embedding with learned positions."""
 
+    lookback = None
+
     def __init__(self, vocabulary=True):
         super().__init__()
         if vocabulary:

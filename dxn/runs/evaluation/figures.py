@@ -9,7 +9,7 @@ from pathlib import Path
 from dxn import viz
 from dxn.core.display import count
 from dxn.data.dataset import Samples
-from dxn.models import Model, count_parameters
+from dxn.models.model import Model, count_parameters
 from dxn.runs.evaluation.printing import Figures
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Task

@@ -12,7 +12,10 @@ from torch import Tensor
 
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
-from dxn.models import Backbone, EarlyFusion, Memory, Model, SeparateBackbones
+from dxn.models.backbone import Backbone
+from dxn.models.decoding.cache import Memory
+from dxn.models.fusion import EarlyFusion, SeparateBackbones
+from dxn.models.model import Model
 from dxn.runs.predictor.predictor import Predictor
 from dxn.stacking.stacked import Stacked
 from dxn.tasks import Writes

@@ -22,8 +22,8 @@ from dxn.data.reading import Opened, survey_rows
 from dxn.data.rows import OnBad, Rows
 from dxn.data.series.layouts import Layout
 from dxn.data.stream import make_samples
-from dxn.models import Network, count_parameters
 from dxn.models.decoding.search import Sampler, greedy
+from dxn.models.model import Network, count_parameters
 from dxn.runs.predictor.python_values import to_cell
 from dxn.runs.predictor.vocabulary import nearest_tokens, vocabulary_adapter
 from dxn.runs.predictor.writing import continue_prompts, write_for_samples

@@ -10,9 +10,10 @@ from torch.nn.utils.rnn import pad_sequence
 
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
-from dxn.models import LanguageModel, Model
 from dxn.models.decoding.generation import generate
+from dxn.models.decoding.language_model import LanguageModel
 from dxn.models.decoding.search import Sampler
+from dxn.models.model import Model
 from dxn.runs.predictor.vocabulary import vocabulary_adapter
 from dxn.tasks import Writes
 from dxn.tasks.target_tokenizer import ENDS, token_of

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
-from dxn.models import Model
+from dxn.models.model import Model
 from dxn.runs.build import adapters_of
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import ClassifiesByExample

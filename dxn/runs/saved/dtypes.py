@@ -13,8 +13,8 @@ from torch import nn
 from dxn.core.errors import UserError
 from dxn.core.runtime import choose_bf16
 from dxn.data.dataset import Samples
-from dxn.models import Model
 from dxn.models.inference import Int8Linear, convert, foreign_parts
+from dxn.models.model import Model
 from dxn.runs.predictor.predictor import Predictor
 from dxn.training.evaluate import score
 

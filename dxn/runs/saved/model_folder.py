@@ -15,8 +15,7 @@ from dxn.core.errors import UserError
 from dxn.core.files import SUMS, link, replace_folder, sha256, write_sums, write_text
 from dxn.core.tensors import check_before_saving, write_tensors
 from dxn.data.series.layouts import layout_of
-from dxn.models import Ensemble, Model, Network, module_key
-from dxn.models.model import split_tensors
+from dxn.models.model import Ensemble, Model, Network, module_key, split_tensors
 from dxn.runs.build import adapters_of, build_model, by_input, load_fitted, save_fitted
 from dxn.runs.paths import MEMBERS
 from dxn.runs.predictor.predictor import Predictor
