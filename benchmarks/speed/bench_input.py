@@ -21,7 +21,7 @@ from torchvision.datasets import ImageFolder
 from torchvision.transforms import v2
 
 from dxn.data.dataset import Samples
-from dxn.data.loader import make_loader
+from dxn.data.loader import Loader
 from dxn.data.order import BatchOrder
 from dxn.data.raws import CacheBudget
 from dxn.data.reading import open_rows
@@ -63,7 +63,7 @@ def text_ids(options: Options) -> Work:
         # A new preprocessor, which has not seen these texts.
         prepare = TextTokenizer(tokenizer, max_len=MAX_LEN)
         opened = open_rows(Rows({"text": texts}, [""] * len(texts)), {"text": prepare})
-        loader = make_loader(BatchOrder(Samples(opened, {"text": prepare}), BATCH), num_workers=0)
+        loader = Loader(BatchOrder(Samples(opened, {"text": prepare}), BATCH), num_workers=0)
         return [(batch["text"]["ids"], batch["text"]["mask"]) for batch in loader]
 
     def tensors() -> list[tuple[Tensor, Tensor]]:
@@ -97,9 +97,7 @@ def jpeg_folder(options: Options) -> Work:
     opened = open_rows(
         Rows({"image": paths}, [""] * len(paths)), {"image": prepare}, budget=CacheBudget(0)
     )
-    loader = make_loader(
-        BatchOrder(Samples(opened, {"image": prepare}), BATCH), num_workers=WORKERS
-    )
+    loader = Loader(BatchOrder(Samples(opened, {"image": prepare}), BATCH), num_workers=WORKERS)
     steps = (v2.PILToTensor(), v2.Resize(SIDE, antialias=True), v2.CenterCrop(SIDE))
     images = ImageFolder(str(options.folder), v2.Compose(steps))
     peers = DataLoader(images, BATCH, num_workers=WORKERS, persistent_workers=True)
@@ -208,7 +206,7 @@ def _sounds(
     rows = Rows({"audio": paths}, [""] * len(paths))
     opened = open_rows(rows, {"audio": prepare}, budget=CacheBudget(0))
     samples = Samples(opened, {"audio": prepare})
-    loader = make_loader(BatchOrder(samples, 16), num_workers=WORKERS)
+    loader = Loader(BatchOrder(samples, 16), num_workers=WORKERS)
 
     def ours() -> list[Tensor]:
         return [batch["audio"]["features"] for batch in loader]

@@ -33,7 +33,7 @@ from sacremoses import MosesTokenizer  # noqa: E402
 from dxn.config.compose import compose  # noqa: E402
 from dxn.config.instantiate import build  # noqa: E402
 from dxn.data.dataset import Samples  # noqa: E402
-from dxn.data.loader import make_loader  # noqa: E402
+from dxn.data.loader import Loader  # noqa: E402
 from dxn.data.order import BatchOrder  # noqa: E402
 from dxn.models import count_parameters  # noqa: E402
 from dxn.runs import build as parts  # noqa: E402
@@ -147,7 +147,7 @@ def make_training(experiment: str, folder: str) -> Training:
     torch.manual_seed(0)
     model = parts.build_model(config, task, adapters, inputs.adapters)
     samples = Samples(train, by_input, task=task, augment=True)
-    loader = iter(make_loader(BatchOrder(samples, config["batch_size"], shuffle=True)))
+    loader = iter(Loader(BatchOrder(samples, config["batch_size"], shuffle=True)))
     batches = [next(loader) for _ in range(BATCHES)]
     optimizer = build(config["optimizer"], key="optimizer")(model.train())
 
@@ -172,7 +172,7 @@ def padding(samples: Samples, batch_size: int) -> str:
         if not by_length:
             order.lengths = []  # without lengths, BatchOrder does not sort
         real = total = 0
-        for batch in make_loader(order):
+        for batch in Loader(order):
             # The first target is the begin-of-sequence token, which is not predicted.
             for mask in (batch["text"]["mask"], batch["target"][:, 1:] >= 0):
                 real += int(mask.sum())

@@ -21,7 +21,7 @@ _MODULES = {
     "count_truncated": "inspect.check",
     "folder": "sources.folder",
     "hub": "sources.hub",
-    "make_loader": "loader",
+    "Loader": "loader",
     "make_samples": "stream",
     "open_rows": "reading",
     "rows_of_table": "sources.table",

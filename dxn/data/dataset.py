@@ -3,26 +3,64 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
 import torch
 from annotated_types import Ge
 from torch import Tensor
 from torch.utils.data import Dataset
 
-from dxn.data.order import Stage
 from dxn.data.raws import CACHE_GB, RawColumn, digest_of, is_present, num_tokens_of
-from dxn.data.reading import Opened
+from dxn.data.reading import TIMEOUT, Opened
 from dxn.data.rows import TARGET
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
 from dxn.tokenize.spaced import evenly_spaced
-from dxn.training.input_dropout import InputDropout
 
-TIMEOUT = 300.0  # default number of seconds that preparing a sample may take
-MAX_TIMEOUT = 10_000_000  # seconds; the timer of the operating system has a limit too
+MAX_TIMEOUT = 2_000_000  # seconds; the operating system counts milliseconds with 32 bits
+
+
+@dataclass(frozen=True)
+class InputDropout:
+    """Drops inputs of training samples, so that the model learns to work without them.
+
+    Args:
+        probability: Probability of dropping each input. At least one input is kept.
+        until: Fraction of the training in which inputs are dropped.
+        below: Inputs are dropped if the validation loss of the second epoch is below this fraction
+            of that of the first one, or the model memorizes. None: they are dropped from the first
+            epoch.
+    """
+
+    probability: float = 0.0
+    until: float = 1.0
+    below: float | None = None
+
+    def __post_init__(self):
+        if not 0 <= self.probability < 1:
+            raise ValueError(f"input_dropout must be in [0, 1), got {self.probability}")
+        if not 0 <= self.until <= 1:
+            raise ValueError(f"input_dropout_until must be in [0, 1], got {self.until}")
+        if self.below is not None and not 0 < self.below <= 1:
+            raise ValueError(f"input_dropout_below must be in (0, 1], got {self.below}")
+
+    def is_active(self, progress: float, loss_ratio: float, *, memorizes: bool) -> bool:
+        """Return whether inputs are dropped in an epoch.
+
+        Args:
+            progress: Fraction of the training that is finished at the start of the epoch.
+            loss_ratio: Validation loss of the second epoch, as a fraction of that of the first one.
+            memorizes: Whether the validation loss has risen clearly above its lowest value.
+        """
+        is_needed = self.below is None or loss_ratio < self.below or memorizes
+        return self.probability > 0 and progress < self.until and is_needed
+
+    def kept(self, present: Sequence[str], rand: random.Random) -> list[str]:
+        """Drop each input with the probability. If all are dropped, keep a random one."""
+        kept = [name for name in present if rand.random() >= self.probability]
+        return kept or [rand.choice(list(present))]
 
 
 @dataclass(frozen=True)
@@ -43,8 +81,8 @@ class LoaderOptions:
             augmentation.
         num_workers: Number of processes that prepare batches. 0: the training process prepares
             them. Default: 0 if all decoded files are in memory, otherwise one per processor core.
-        timeout: Number of seconds that preparing one sample may take, for example on a network
-            drive that no longer answers. null: no limit.
+        timeout: Number of seconds to wait for a batch of the worker processes, for example on a
+            network drive that no longer answers. null: no limit.
         cache_gb: Maximum number of gigabytes of decoded images, clips and other files that are kept
             in memory, over all splits. The files of a data set that needs more are read again in
             each epoch. The default is enough for 8,000 photos with image_size=224.
@@ -78,6 +116,22 @@ class LoaderOptions:
         return InputDropout(self.input_dropout, self.input_dropout_until, self.input_dropout_below)
 
 
+class Keys(NamedTuple):
+    """The samples of one batch, which the data set prepares together.
+
+    Args:
+        epoch: Number of the epoch.
+        samples: Indices of the samples.
+        drop_inputs: Whether inputs are dropped, see `InputDropout`.
+        filler: Whether the batch only keeps the processes in step, so that its loss does not count.
+    """
+
+    epoch: int
+    samples: Sequence[int]
+    drop_inputs: bool = True
+    filler: bool = False
+
+
 @dataclass(frozen=True)
 class Draft:
     """A sample without its target.
@@ -106,6 +160,8 @@ class Samples(Dataset):
 
     Attributes:
         rows: Row of each sample. With `repeats`, the number of rows times c is added for copy c.
+        num_workers: Number of processes that prepare batches. None: see `dxn.data.loader.Loader`.
+        timeout: Number of seconds to wait for a batch of these processes. None: no limit.
 
     Args:
         opened: Opened rows.
@@ -148,6 +204,8 @@ class Samples(Dataset):
         usable = [row for row in range(len(opened)) if self._is_usable(row)]
         copies = range(repeats if augment else 1)
         self.rows = [row + copy * len(opened) for copy in copies for row in usable]
+        self.num_workers = opened.num_workers
+        self.timeout = opened.timeout
         # Copies of a row share its length: that of a text takes as long as encoding it.
         self._lengths: dict[int, float] = {}
 
@@ -159,11 +217,6 @@ class Samples(Dataset):
         """Whether samples read files, because not all raw values are in memory."""
         columns = [self.opened.raws[name] for name in self.inputs]
         return any(isinstance(column, RawColumn) and not column.is_complete for column in columns)
-
-    @property
-    def num_workers(self) -> int | None:
-        """Number of processes that read files again, see `Opened.num_workers`."""
-        return self.opened.num_workers
 
     def keep(self, count: int) -> None:
         """Remove all but `count` samples, which are spread over all of them."""
@@ -203,23 +256,16 @@ class Samples(Dataset):
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         return self._finished(self._draft(key))
 
-    def batch(
-        self, keys: Sequence[tuple[int, int]], begin: Callable[[int], None]
-    ) -> dict[str, Any]:
-        """Return the collated batch of these samples.
+    def batch(self, keys: Keys) -> dict[str, Any]:
+        """Return the collated batch of these samples, with "#filler" if it is a filler.
 
         It equals `collate` of the samples, but texts are encoded together, without coordinates.
-
-        Args:
-            keys: Keys (epoch, i) of the samples. `Keys` also tell the stage of the training.
-            begin: Function that is called with i before sample i is prepared.
         """
         together = self._encoded_together()
-        stage = getattr(keys, "stage", Stage())
-        drafts: list[Draft] = []
-        for key in keys:
-            begin(key[1])
-            drafts.append(self._draft(key, together, stage))
+        drafts = [
+            self._draft((keys.epoch, i), together, drop_inputs=keys.drop_inputs)
+            for i in keys.samples
+        ]
         encoded: dict[str, dict[str, Tensor]] = {}
         for name in together:
             having = [draft for draft in drafts if name in draft.sample]
@@ -227,18 +273,18 @@ class Samples(Dataset):
                 raws = [draft.sample[name] for draft in having]
                 rands = [draft.rand for draft in having]
                 encoded[name] = self.preprocessors[name].batch(raws, rands)
-        return self.collate([self._finished(draft) for draft in drafts], encoded)
+        batch = self.collate([self._finished(draft) for draft in drafts], encoded)
+        return {**batch, "#filler": True} if keys.filler else batch
 
     def _encoded_together(self) -> list[str]:
         """Return the inputs whose raw values `batch` prepares together."""
         # Other tasks read or change the prepared inputs of each sample.
         if self.task is not None and type(self.task).encode_sample is not Task.encode_sample:
             return []
-        # A file can take long to read, so the time limit applies to each of them.
         return [name for name in self.inputs if not self.preprocessors[name].reader.files]
 
     def _draft(
-        self, key: tuple[int, int], together: Container[str] = (), stage: Stage = Stage()
+        self, key: tuple[int, int], together: Container[str] = (), *, drop_inputs: bool = True
     ) -> Draft:
         """Prepare the inputs of a sample, except for those in `together`."""
         epoch, i = key
@@ -248,7 +294,7 @@ class Samples(Dataset):
         number = f"{row}/{copy}" if copy else f"{row}"
         rand = random.Random(f"{self.seed}/{epoch}/{number}") if self.augment else None
         present = self._present(row)
-        if rand is not None and self.input_dropout.is_active(stage):
+        if rand is not None and drop_inputs and self.input_dropout.probability:
             kept = self.input_dropout.kept(present, rand)
             present = [name for name in present if name in kept or name in self.required]
         # All inputs and the target draw from one generator. Their order is fixed, so that a sample

@@ -1,149 +1,204 @@
-"""The data loader: batches from this process, or from worker processes."""
+"""The data loader: torch's DataLoader over the batches of a `BatchOrder`."""
 
 from __future__ import annotations
 
-import copy
-import gc
 import multiprocessing
 import os
+import signal
+import threading
 from collections.abc import Iterator
 from typing import Any
 
-from dxn.core.display import Display
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+from torch.utils.data import DataLoader, Dataset, get_worker_info
+
 from dxn.core.errors import UserError
-from dxn.data.dataset import TIMEOUT
+from dxn.data.dataset import Keys, Samples
 from dxn.data.order import BatchOrder
-from dxn.data.preparing import Batches
-from dxn.data.workers import WorkerDied, Workers, WorkersBusy
+
+# Signals on which a training saves a checkpoint, which a terminal or a batch system sends to all
+# its processes. The workers are needed until the training ends.
+IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
+ADVICE = {
+    "SIGKILL": "often the memory of the machine is full: use fewer processes",
+    "SIGBUS": "often the shared memory, /dev/shm, is full: enlarge it",
+}
+# Texts of torch's errors about its workers.
+WORKER_DIED = "DataLoader worker (pid"
+TIMED_OUT = "DataLoader timed out"
+CANNOT_SHARE = ("shared memory", "Too many open files", "No space left on device")
+SECONDS = 1.0  # to wait for a killed process; one that waits for a broken disk cannot be killed
 
 
-class Loader:
+class Loader(DataLoader):
     """Iterates over the batches of an order, from its position at the start of each iteration.
 
-    If a worker process dies, all of them are started again at the same position, once per epoch.
+    The content of the batches does not depend on the number of workers.
 
     Args:
-        order: Batch sampler. Its `samples` are the data set and define how to collate.
-        num_workers: Number of processes that prepare batches. 0: this process prepares them.
-        timeout: Number of seconds that a sample may take. None: no limit.
+        order: Batch sampler. Its `samples` are the data set.
+        num_workers: Number of processes that prepare batches. 0: the main process prepares them.
+            Default: that of the samples. If they have none, one per processor core for samples that
+            read files, otherwise 0.
+        pin_memory: Whether to copy batches to page-locked memory, which a GPU reads faster.
     """
 
-    def __init__(self, order: BatchOrder, num_workers: int, timeout: float | None):
-        self.order = order
-        self.num_workers = num_workers
-        self.timeout = timeout
-        self.workers: Workers | None = None
-        self.is_iterating = False
-        # Epoch in which the workers were started again.
-        self.failed_epoch: int | None = None
+    def __init__(
+        self,
+        order: BatchOrder,
+        *,
+        num_workers: int | None = None,
+        pin_memory: bool = False,
+    ):
+        count = default_workers(order) if num_workers is None else num_workers
+        super().__init__(
+            _Batches(order.samples),
+            batch_sampler=order,
+            collate_fn=_unchanged,
+            num_workers=count,
+            persistent_workers=count > 0,
+            pin_memory=pin_memory,
+            timeout=(order.samples.timeout or 0) if count else 0,
+            worker_init_fn=_ignore_signals,
+            # A DataLoader draws a base seed for its workers. With the global generator, this draw
+            # would change the dropout of a resumed run.
+            generator=torch.Generator(),
+        )
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
         """Yield the batches.
 
         Raises:
-            UserError: If a sample cannot be prepared or takes too long, or workers die repeatedly.
+            UserError: If a sample cannot be prepared, or the workers cannot be used.
         """
-        for batch in self._from_workers() if self.num_workers else self._from_here():
-            # torch would add the traceback of the worker to the message of an exception.
-            if isinstance(batch, UserError):
-                raise batch
-            yield batch
-
-    def __del__(self):
-        if self.workers is not None:
-            self.workers.stop()
-
-    def _from_here(self) -> Iterator[Any]:
-        batches = Batches(self.order.samples, timeout=self.timeout, num_workers=0)
-        for keys in copy.copy(self.order):
-            yield batches.__getitems__(keys)
-
-    def _from_workers(self) -> Iterator[Any]:
-        # The workers are still busy with the batches of an iteration that was left early.
-        if self.is_iterating:
-            self._stop()
-        self.is_iterating = True
-        # A copy, because the caller may change the position while it iterates.
-        order = copy.copy(self.order)
-        done = 0
-        while True:
-            try:
-                if self.workers is None:
-                    self.workers = Workers(order.samples, self.num_workers, self.timeout)
-                self.workers.begin(order, done)
-                for batch in self.workers:
-                    done += 1
-                    yield batch
-                break
-            except WorkerDied as death:
-                self._stop()
-                self._note(death)
-            except WorkersBusy:
-                self._stop()
-            except BaseException:
-                self._stop()
+        try:
+            for batch in self._start():
+                # torch would add the traceback of the worker to the message of an exception.
+                if isinstance(batch, UserError):
+                    raise batch
+                yield batch
+        except Exception as error:
+            known = self._known_error(error)
+            self.stop()
+            if known is None:
                 raise
-            # The new processes must not inherit the old iterator, which the traceback of the error
-            # still refers to: torch would print an error in each of them.
-            gc.collect()
-        self.is_iterating = False
+            raise known from error
 
-    def _stop(self) -> None:
-        if self.workers is not None:
-            self.workers.stop()
-            self.workers = None
+    def _start(self) -> Any:
+        """Start the iterator of torch, without its handler of SIGCHLD.
 
-    def _note(self, death: WorkerDied) -> None:
-        """Print a note, or raise an error if it is the second death in this epoch."""
-        if self.failed_epoch == self.order.epoch:
-            raise UserError(
-                f"a process that prepares batches {death}; it is the second one in this epoch; "
-                "check this file, or use fewer processes (loader.num_workers)"
+        The handler raises the error of a dead worker wherever the main thread is at that moment.
+        torch also looks for dead workers while it waits for a batch, where the error is expected.
+        """
+        before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
+        iterator = super().__iter__()
+        if before is not None and threading.current_thread() is threading.main_thread():
+            signal.signal(signal.SIGCHLD, before)
+        return iterator
+
+    def stop(self) -> None:
+        """End the workers. The next iteration would start new ones."""
+        iterator: Any = self._iterator
+        if iterator is None:
+            return
+        self._iterator = None
+        # torch waits some seconds, and then sends SIGTERM, which the workers ignore.
+        iterator._shutdown_workers()
+        for process in iterator._workers:
+            process.kill()
+            process.join(SECONDS)
+
+    def _known_error(self, error: Exception) -> UserError | None:
+        """Return an error of torch about the workers as one sentence; None for other errors."""
+        text = str(error).partition("\n")[0]
+        if text.startswith(WORKER_DIED):
+            return UserError(
+                f"loader.num_workers: a process that prepares batches {self._end_of_worker()}; "
+                "dxn train resume=RUN continues from the last checkpoint"
             )
-        self.failed_epoch = self.order.epoch
-        display = Display(main=True, stderr=True)
-        display.line(
-            f"note: a process that prepares batches {death}; all of them start again at the same "
-            "position"
-        )
-        display.close()
+        if text.startswith(TIMED_OUT):
+            return UserError(
+                "loader.timeout: the processes that prepare batches have not delivered one in "
+                f"{self.timeout:g} s; check the files and the disk, or raise loader.timeout"
+            )
+        if any(each in text for each in CANNOT_SHARE):
+            return _sharing_error(error)
+        if isinstance(error, BlockingIOError):  # the limit of processes
+            return UserError(
+                f"loader.num_workers: {self.num_workers} processes that prepare batches cannot be "
+                f"started ({error}); use fewer, or loader.num_workers=0"
+            )
+        return None
+
+    def _end_of_worker(self) -> str:
+        """Return how a worker ended, such as "was killed (SIGKILL; ...)"."""
+        iterator: Any = self._iterator
+        codes = [process.exitcode for process in iterator._workers]
+        code = next((code for code in codes if code), None)
+        if code is None or code > 0:
+            return f"ended with exit code {code}; loader.num_workers=0 shows its error"
+        name = signal.Signals(-code).name
+        return f"was killed ({name}{'; ' * (name in ADVICE)}{ADVICE.get(name, '')})"
 
 
-def make_loader(
-    order: BatchOrder, *, num_workers: int | None = None, timeout: float | None = TIMEOUT
-) -> Loader:
-    """Create a data loader. The content of the batches does not depend on `num_workers`.
+class _Batches(Dataset):
+    """The collated batches by `Keys`. A UserError is returned in place of the batch that has it."""
 
-    Args:
-        order: Batch sampler. Its `samples` are the data set and define how to collate.
-        num_workers: Number of processes that prepare batches. 0: the main process prepares them.
-            Default: 0. If the samples read files, their own, or one per processor core.
-        timeout: Number of seconds that preparing one sample may take. None: no limit.
-    """
-    return Loader(order, default_workers(order) if num_workers is None else num_workers, timeout)
+    def __init__(self, samples: Samples):
+        self.samples = samples
+
+    def __getitems__(self, keys: Keys) -> dict[str, Any] | UserError:
+        """Return the batch of these samples. torch calls this method, not __getitem__."""
+        try:
+            batch = self.samples.batch(keys)
+            if get_worker_info() is not None:
+                # Otherwise a thread of torch would do this later, and only print an error.
+                tree_map_only(Tensor, Tensor.share_memory_, batch)
+        except UserError as error:
+            return error
+        except (RuntimeError, OSError) as error:
+            if not any(text in str(error) for text in CANNOT_SHARE):
+                raise
+            return _sharing_error(error)
+        return batch
+
+
+def _sharing_error(error: Exception) -> UserError:
+    return UserError(
+        "loader.num_workers: a batch cannot be passed from one process to another "
+        f"({str(error).splitlines()[0]}); enlarge /dev/shm and the limit of open files (ulimit "
+        "-n), or use loader.num_workers=0"
+    )
+
+
+def _unchanged(batch: Any) -> Any:
+    # `Samples.batch` has already collated the batch.
+    return batch
+
+
+def _ignore_signals(worker: int) -> None:
+    for name in IGNORED:
+        if hasattr(signal, name):
+            signal.signal(getattr(signal, name), signal.SIG_IGN)
 
 
 def default_workers(order: BatchOrder) -> int:
-    """Return the number of processes that read the files of the samples; 0 if they read none."""
-    # A data set of a test may have only the methods of `Sized`.
-    if not getattr(order.samples, "reads_files", False):
+    """Return the number of processes that prepare the samples of an order."""
+    if order.samples.num_workers is not None:
+        return order.samples.num_workers
+    if not order.samples.reads_files:
         return 0
-    chosen = getattr(order.samples, "num_workers", None)
-    if chosen is not None:
-        return chosen
     # Without fork, each process would start with an import of torch and a copy of all samples.
-    if _start_method() != "fork":
+    # allow_none: otherwise the call would set the method, and the application could not choose one.
+    method = multiprocessing.get_start_method(allow_none=True)
+    if (method or multiprocessing.get_all_start_methods()[0]) != "fork":
         return 0
     # torchrun starts several training processes per machine, which share its cores.
     cores = num_cores() // int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     # A single worker would only take turns with the training process.
     return min(cores, len(order)) if cores > 1 else 0
-
-
-def _start_method() -> str:
-    # allow_none: otherwise the call would set the method, and the application could not choose one.
-    method = multiprocessing.get_start_method(allow_none=True)
-    return method or multiprocessing.get_all_start_methods()[0]  # the first one is the default
 
 
 def num_cores() -> int:

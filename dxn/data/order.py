@@ -4,63 +4,19 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import Any, Protocol, TypeVar
+from typing import TypeVar
 
 from torch.utils.data import Sampler
+
+from dxn.data.dataset import Keys, Samples
 
 Item = TypeVar("Item")
 
 # Number of batches per pool. Samples are sorted by length within a pool, so a larger pool has less
 # padding but less random batches.
 POOL = 50
-
-
-class Sized(Protocol):
-    """The methods of a data set that `BatchOrder` calls."""
-
-    def __len__(self) -> int: ...
-
-    def num_tokens(self, i: int) -> float: ...
-
-
-@dataclass(frozen=True)
-class Stage:
-    """What a training has reached at the start of an epoch.
-
-    Args:
-        progress: Fraction of the training that is finished.
-        loss_ratio: Validation loss of the second epoch, as a fraction of that of the first one. 1
-            before it is known, and if the loss of the first epoch is not positive.
-        memorizes: Whether the validation loss has ever risen clearly above its lowest value.
-    """
-
-    progress: float = 0.0
-    loss_ratio: float = 1.0
-    memorizes: bool = False
-
-
-class Keys(list[tuple[int, int]]):
-    """Keys of the samples of a batch.
-
-    Args:
-        keys: Keys (epoch, i).
-        filler: Whether the batch only keeps the processes in step, so that its loss does not count.
-        stage: Stage of the training.
-    """
-
-    def __init__(
-        self,
-        keys: Iterable[tuple[int, int]] = (),
-        *,
-        filler: bool = False,
-        stage: Stage = Stage(),
-    ):
-        super().__init__(keys)
-        self.filler = filler
-        self.stage = stage
 
 
 class BatchOrder(Sampler):
@@ -76,14 +32,14 @@ class BatchOrder(Sampler):
 
     Attributes:
         epoch: Number of the epoch. Set it before each epoch.
-        stage: Stage of the training. Set it before each epoch.
+        drop_inputs: Whether inputs of samples are dropped. Set it before each epoch.
         skip: Number of batches to leave out, to resume in the middle of an epoch.
         parts: Number of parts of each batch that are yielded one after another, because the batch
             is too large for the memory. If a process has fewer samples than parts, the missing
             parts are fillers: a sample of the batch whose loss must not count.
 
     Args:
-        samples: Data set with items by key (epoch, i).
+        samples: The data set.
         batch_size: Number of samples per batch, over all processes. The last batch may be smaller.
         seed: Random seed of the order.
         shuffle: Whether to shuffle. Default: samples in order.
@@ -93,20 +49,20 @@ class BatchOrder(Sampler):
 
     def __init__(
         self,
-        samples: Sized,
+        samples: Samples,
         batch_size: int,
         *,
         seed: int = 0,
         shuffle: bool = False,
         shard: tuple[int, int] = (0, 1),
     ):
-        self.samples: Any = samples
+        self.samples = samples
         self.batch_size = batch_size
         self.seed = seed
         self.shuffle = shuffle
         self.shard = shard
         self.epoch = 0
-        self.stage = Stage()
+        self.drop_inputs = True
         self.skip = 0
         self.parts = 1
         lengths = [samples.num_tokens(i) for i in range(len(samples))] if shuffle else []
@@ -119,13 +75,14 @@ class BatchOrder(Sampler):
 
     def __iter__(self) -> Iterator[Keys]:
         process, num_processes = self.shard
+        # The caller can change the position while it iterates, which is for the next iteration.
+        epoch, drop_inputs, parts = self.epoch, self.drop_inputs, self.parts
         for batch in self._batches()[self.skip :]:
             # Every n-th sample, because the batch may be sorted by length: each step waits for the
             # slowest process.
             own = batch[process::num_processes]
-            for part in _split(own, self.parts):
-                keys = [(self.epoch, i) for i in part or batch[:1]]
-                yield Keys(keys, filler=not part, stage=self.stage)
+            for part in _split(own, parts):
+                yield Keys(epoch, part or batch[:1], drop_inputs, filler=not part)
 
     def _batches(self) -> list[list[int]]:
         order = list(range(len(self.samples)))

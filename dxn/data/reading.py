@@ -17,6 +17,7 @@ from dxn.tokenize.base import Tokenizer
 
 # Characters. A longer cell is not a path, so error messages do not contain it.
 MAX_PATH = 500
+TIMEOUT = 300.0  # default number of seconds to wait for a batch of the data workers
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class Opened:
             or a list. None where it is missing, or cannot be printed, such as bytes and arrays.
         num_workers: Number of processes that read files again for an evaluation of these rows.
             None: see `dxn.data.loader.default_workers`.
+        timeout: Number of seconds to wait for a batch of these processes. None: no limit.
     """
 
     raws: Mapping[str, Sequence[Any]]
@@ -73,6 +75,7 @@ class Opened:
     ids: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     cells: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     num_workers: int | None = None
+    timeout: float | None = TIMEOUT
 
     def __len__(self) -> int:
         return len(self.origin)

@@ -12,14 +12,12 @@ import torch
 from torch import Tensor
 
 from dxn.core.errors import UserError
-from dxn.data.dataset import Draft, Samples
-from dxn.data.order import Stage
+from dxn.data.dataset import Draft, InputDropout, Samples
 from dxn.data.reading import Opened
 from dxn.tasks.target_tokenizer import ENDS, token_of
 from dxn.tasks.task import Task, Window
 from dxn.tokenize.base import Tokenizer
 from dxn.tokenize.text.vocabulary import encode
-from dxn.training.input_dropout import InputDropout
 
 
 class Stream(Samples):
@@ -93,7 +91,7 @@ class Stream(Samples):
         return []  # the whole stream is encoded already
 
     def _draft(
-        self, key: tuple[int, int], together: Container[str] = (), stage: Stage = Stage()
+        self, key: tuple[int, int], together: Container[str] = (), *, drop_inputs: bool = True
     ) -> Draft:
         epoch, i = key
         start = self.rows[i] * self.max_len

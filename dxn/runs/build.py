@@ -13,8 +13,9 @@ from torch import nn
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
 from dxn.core.randomness import named_draws
+from dxn.data.dataset import LoaderOptions
 from dxn.data.inspect.quality import check_learnable
-from dxn.data.raws import CACHE_GB, CacheBudget, present_values
+from dxn.data.raws import CacheBudget, present_values
 from dxn.data.reading import Opened, open_rows
 from dxn.data.rows import Source
 from dxn.models.fusion import SeparateBackbones
@@ -69,8 +70,7 @@ def open_splits(
     preprocessors: Mapping[str, Tokenizer],
     task: Task,
     *,
-    cache_gb: float = CACHE_GB,
-    num_workers: int | None = None,
+    loader: LoaderOptions = LoaderOptions(),
 ) -> dict[str, Opened]:
     """Read every file of every split, and parse the targets.
 
@@ -78,14 +78,13 @@ def open_splits(
         source: The data set.
         preprocessors: Tokenizer of each input, by input name.
         task: Task that parses the targets.
-        cache_gb: Maximum number of gigabytes of decoded files that are kept in memory.
-        num_workers: Number of processes that read the other files again, see `Opened`.
+        loader: How files are kept in memory, and how samples are loaded.
 
     Raises:
         UserError: If there are no rows to train on, all targets are equal, or rows are bad and
             data.on_bad=error.
     """
-    budget = CacheBudget(cache_gb)
+    budget = CacheBudget(loader.cache_gb)
     plain = {name: tokenizer.plain() for name, tokenizer in preprocessors.items()}
     splits: dict[str, Opened] = {}
     for name, rows in source.splits.items():
@@ -97,7 +96,7 @@ def open_splits(
                 on_bad=source.on_bad,
                 budget=budget,
             )
-            splits[name] = replace(opened, num_workers=num_workers)
+            splits[name] = replace(opened, num_workers=loader.num_workers, timeout=loader.timeout)
     if not source.splits.get("train"):
         raise UserError("data: the training split has no rows; check data.path and the splits")
     if task.needs_target:

@@ -46,9 +46,7 @@ def use_metrics(task: Task, trainer: Trainer, own: Mapping[str, OwnMetric]) -> N
         task.monitor(trainer.monitor)
 
 
-def check_metrics(
-    model: Model, task: Task, samples: Samples | None, monitor: str | None, timeout: float | None
-) -> None:
+def check_metrics(model: Model, task: Task, samples: Samples | None, monitor: str | None) -> None:
     """Compute all metrics of a few validation rows with the untrained model.
 
     A metric that does not exist or fails would otherwise be noticed after the first epoch.
@@ -59,7 +57,6 @@ def check_metrics(
         samples: The validation split. None: there is none.
         monitor: Name of the metric that the user wants to select the best epoch. None: that of the
             task.
-        timeout: Number of seconds that preparing one sample may take. None: no limit.
 
     Raises:
         UserError: If the monitored metric does not exist or is not defined for the validation
@@ -77,7 +74,6 @@ def check_metrics(
             batch_size=MAX_SAMPLES,
             device=torch.device("cpu"),
             draft=True,
-            timeout=timeout,
         )
     figures = score(predictions, samples, task)
     targets = samples.opened.targets if task.needs_target else None

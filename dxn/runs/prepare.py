@@ -266,9 +266,7 @@ def prepare(
         report.print_line(f"note: {note}")
     preprocessors = {name: adapter.tokenizer for name, adapter in named.items()}
     loader = build(config["loader"], key="loader")
-    splits = open_splits(
-        source, preprocessors, task, cache_gb=loader.cache_gb, num_workers=loader.num_workers
-    )
+    splits = open_splits(source, preprocessors, task, loader=loader)
     data = fingerprint(splits)
     if old is not None:
         check_data(old, data, settings)
@@ -328,7 +326,7 @@ def prepare(
         warnings=warnings,
     )
     # Also of a resumed run: a function of a Python program is not in its configuration.
-    check_metrics(model, task, run.validation_samples(task), trainer.monitor, loader.timeout)
+    check_metrics(model, task, run.validation_samples(task), trainer.monitor)
 
     # The run folder. Only now, so that a training that is refused leaves none.
     if is_new and not config["run"]:

@@ -131,8 +131,6 @@ def train_one(settings: Settings, member: Member | None = None) -> Trained:
                 keep=lambda figures: save_best(run, run.folder, run.model, card, figures),
                 resume=is_resumed,
                 batch_size=run.plan.batch_size,
-                num_workers=run.loader.num_workers,
-                timeout=run.loader.timeout,
                 options=run.settings.plain(),
             )
             if not state.best_epoch:
@@ -209,8 +207,6 @@ def pretrain(run: Training, task: Task) -> None:
         keep=lambda figures: save_best(run, folder, student, card, figures),
         resume=run.settings.is_resumed,
         batch_size=run.plan.batch_size,
-        num_workers=run.loader.num_workers,
-        timeout=run.loader.timeout,
         name="pretraining",
     )
     wait_for_all(trainer.accelerator)  # until the main process has written the weights

@@ -13,8 +13,8 @@ from torch import Tensor
 from dxn.core.display import Display
 from dxn.core.errors import UserError
 from dxn.core.runtime import free_memory, is_out_of_memory, release_memory
-from dxn.data.dataset import TIMEOUT, Samples
-from dxn.data.loader import make_loader
+from dxn.data.dataset import Samples
+from dxn.data.loader import Loader
 from dxn.data.order import BatchOrder
 from dxn.models.model import Network
 from dxn.tasks.task import Task
@@ -50,7 +50,6 @@ def predict(
     bf16: bool = False,
     draft: bool = False,
     finite: bool = False,
-    timeout: float | None = TIMEOUT,
     on_batch: Callable[[int], None] | None = None,
 ) -> Predictions:
     """Run a model over all samples in order, without augmentation.
@@ -64,7 +63,6 @@ def predict(
         bf16: Compute matrix products in bf16.
         draft: For a task that generates sequences, use the fastest decoding, such as greedy search.
         finite: Whether an output of the model that is not finite is an error.
-        timeout: Number of seconds that preparing one sample may take. None: no limit.
         on_batch: Function that is called after each batch with the number of samples that are done.
             Default: show the progress on stderr.
 
@@ -100,7 +98,7 @@ def predict(
     predicted: list[Any] = []
     total = weight = 0.0
     try:
-        for part in run_batches(run, samples, batch_size, device=device, timeout=timeout):
+        for part in run_batches(run, samples, batch_size, device=device):
             rows += part[0]
             predicted += part[1]
             total += part[2][0]
@@ -144,7 +142,6 @@ def run_batches(
     batch_size: int,
     *,
     device: torch.device,
-    timeout: float | None = TIMEOUT,
 ) -> Iterator[Result]:
     """Run a function on batches of all samples in order. The batches become smaller if necessary.
 
@@ -153,7 +150,6 @@ def run_batches(
         samples: The samples.
         batch_size: Number of samples per batch.
         device: Device of the batches.
-        timeout: Number of seconds that preparing one sample may take. None: no limit.
 
     Yields:
         The results of the function, in order.
@@ -162,26 +158,29 @@ def run_batches(
         UserError: If the memory is too small for a single sample.
     """
     order = BatchOrder(samples, batch_size)
-    loader = make_loader(order, timeout=timeout)
-    while order.skip < len(order):
-        results: list[Result] = []
-        num_parts = 0
-        try:
-            for batch in loader:
-                num_parts += 1
-                if "#filler" not in batch:
-                    results.append(run(to_device(batch, device)))
-                if num_parts == order.parts:
-                    yield from results
-                    results, num_parts = [], 0
-                    order.skip += 1
-        except Exception as error:
-            if not is_out_of_memory(error):
-                raise
-        # Outside of the `except` block, in which the traceback still refers to the tensors.
-        if order.skip < len(order):
-            first = order.skip * batch_size + max(num_parts - 1, 0)
-            _use_more_parts(order, min(batch_size, len(samples)), samples.describe(first))
+    loader = Loader(order, pin_memory=device.type == "cuda")
+    try:
+        while order.skip < len(order):
+            results: list[Result] = []
+            num_parts = 0
+            try:
+                for batch in loader:
+                    num_parts += 1
+                    if "#filler" not in batch:
+                        results.append(run(to_device(batch, device)))
+                    if num_parts == order.parts:
+                        yield from results
+                        results, num_parts = [], 0
+                        order.skip += 1
+            except Exception as error:
+                if not is_out_of_memory(error):
+                    raise
+            # Outside of the `except` block, in which the traceback still refers to the tensors.
+            if order.skip < len(order):
+                first = order.skip * batch_size + max(num_parts - 1, 0)
+                _use_more_parts(order, min(batch_size, len(samples)), samples.describe(first))
+    finally:
+        loader.stop()
 
 
 def _use_more_parts(order: BatchOrder, largest: int, sample: str) -> None:

@@ -9,7 +9,6 @@ from typing import Annotated
 from pydantic import ConfigDict, Field
 
 from dxn.core.schema import Strict
-from dxn.data.order import Stage
 from dxn.tasks.task import Task
 
 # A rise of the validation loss by more than this fraction of the first one is no fluctuation.
@@ -68,17 +67,16 @@ class State(Strict):
     elapsed: Seconds = 0.0
     validation: Seconds = 0.0
 
-    def stage(self, epochs: int) -> Stage:
-        """Return what the training has reached at the start of an epoch.
+    @property
+    def loss_ratio(self) -> float:
+        """Validation loss of the second epoch, as a fraction of that of the first one.
 
-        Args:
-            epochs: Number of epochs of the training.
+        1 before it is known, and if the loss of the first epoch is not positive.
         """
-        progress = self.epoch / epochs
         # NaN is not positive either.
         if self.first_loss is None or self.second_loss is None or not self.first_loss > 0:
-            return Stage(progress, memorizes=self.memorizes)
-        return Stage(progress, self.second_loss / self.first_loss, self.memorizes)
+            return 1.0
+        return self.second_loss / self.first_loss
 
     def is_past_chance(self, fraction: float | None) -> bool:
         """Return whether the model has learned something, or memorizes the rows.

@@ -23,7 +23,7 @@ from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import remove_unfinished
 from dxn.core.runtime import free_memory, is_out_of_memory
 from dxn.data.dataset import Samples
-from dxn.data.loader import make_loader
+from dxn.data.loader import Loader
 from dxn.data.order import BatchOrder
 from dxn.models import compiling
 from dxn.models.blocks import set_compiled
@@ -182,8 +182,6 @@ class Trainer:
         keep: Callable[[dict[str, float]], None],
         resume: bool = False,
         batch_size: int | None = None,
-        num_workers: int | None = None,
-        timeout: float | None = None,
         name: str = "",
         options: Mapping[str, Any] | None = None,
     ) -> State:
@@ -203,9 +201,6 @@ class Trainer:
             resume: Continue from the last checkpoint in `folder`.
             batch_size: Number of samples per batch over all processes, which a resumed training
                 takes from its start. Default: the option batch_size times the number of processes.
-            num_workers: Number of processes that prepare batches. 0: the training process itself.
-                Default: see `make_loader`.
-            timeout: Time limit for the preparation of one sample in seconds. Default: none.
             name: Word that is printed before each epoch, such as "pretraining".
             options: Options of the run, which trackers show beside the figures.
 
@@ -222,7 +217,7 @@ class Trainer:
             for each in (folder, folder / "checkpoints"):
                 remove_unfinished(each)
         self.task, self.schedule, self.keep = task, schedule, keep
-        self.train, self.validation, self.folder, self.timeout = train, validation, folder, timeout
+        self.train, self.validation, self.folder = train, validation, folder
         accelerator = self.accelerator
         self.state = State(batch_size=batch_size or self.batch_size * accelerator.num_processes)
         # The optimizer and the average refer to the parameters, so these must be on the device.
@@ -248,7 +243,7 @@ class Trainer:
             shuffle=True,
             shard=(accelerator.process_index, accelerator.num_processes),
         )
-        self.loader = make_loader(self.order, num_workers=num_workers, timeout=timeout)
+        self.loader = Loader(self.order, pin_memory=accelerator.device.type == "cuda")
         self.steps_per_epoch = math.ceil(len(self.order) / self.grad_accum_steps)
         self.log = Log(
             folder,
@@ -287,6 +282,7 @@ class Trainer:
                 self._say_why_it_stopped()
             finally:
                 self.log.close()
+                self.loader.stop()
                 set_compiled(model, False)
                 compiling.on_failure = None
                 # The evaluation needs their memory.
@@ -315,7 +311,9 @@ class Trainer:
                 # The order of the samples depends only on the seed and the epoch, so a resumed
                 # training can skip the batches that are done.
                 self.order.epoch, self.order.skip = state.epoch, state.batch
-                self.order.stage = state.stage(self.num_epochs)
+                self.order.drop_inputs = self.train.input_dropout.is_active(
+                    state.epoch / self.num_epochs, state.loss_ratio, memorizes=state.memorizes
+                )
                 self.order.parts = state.parts
                 parts = iter(self.loader)
             start = checkpoint.generator_states(self.accelerator.device)
@@ -547,7 +545,6 @@ class Trainer:
                 # Fast decoding is enough to compare epochs.
                 draft=True,
                 on_batch=show,
-                timeout=self.timeout,
             )
             metrics = score(predictions, samples, self.task)
             if state.record(metrics, self.task):

@@ -14,7 +14,7 @@ from PIL import Image
 from dxn.core.errors import UserError
 from dxn.data.dataset import LoaderOptions, Samples
 from dxn.data.inspect.check import check
-from dxn.data.loader import default_workers, make_loader
+from dxn.data.loader import Loader, default_workers
 from dxn.data.order import BatchOrder
 from dxn.data.raws import (
     CacheBudget,
@@ -146,7 +146,9 @@ def test_all_splits_and_inputs_share_the_memory(folder):
     source = Source(splits, {"image": InputSpec("image", "image")}, target="target")
     prepare = images()
     task = Classify()
-    opened = open_splits(source, {"image": prepare}, task, cache_gb=6 * PICTURE_BYTES / 1e9)
+    opened = open_splits(
+        source, {"image": prepare}, task, loader=LoaderOptions(cache_gb=6 * PICTURE_BYTES / 1e9)
+    )
     kept = {name: stored(split.raws["image"]) for name, split in opened.items()}
     assert kept == {"train": "####", "validation": "##..", "test": "...."}
 
@@ -253,7 +255,7 @@ def test_samples_do_not_depend_on_the_memory_and_the_workers(folder, gigabytes, 
         opened = open_rows(rows, preprocessors, task=task, budget=budget)
         samples = Samples(opened, preprocessors, task=task, seed=7, augment=True)
         order = BatchOrder(samples, 3, seed=7, shuffle=True)
-        return list(make_loader(order, num_workers=workers))
+        return list(Loader(order, num_workers=workers))
 
     expected = batches(CacheBudget(), 0)
     got = batches(CacheBudget(gigabytes), num_workers)
@@ -286,9 +288,7 @@ def test_a_changed_file_stops_with_one_sentence(folder, change, num_workers):
     opened, prepare = opened_with(folder, 0)
     change(folder / "3.png")
     with pytest.raises(UserError) as caught:
-        list(
-            make_loader(BatchOrder(Samples(opened, {"image": prepare}), 2), num_workers=num_workers)
-        )
+        list(Loader(BatchOrder(Samples(opened, {"image": prepare}), 2), num_workers=num_workers))
     assert str(caught.value) == (
         f"image: {folder / '3.png'} was changed or deleted after it had been checked; "
         "run the command again"
@@ -299,7 +299,7 @@ def test_a_changed_file_that_is_in_memory_is_not_read(folder):
     opened, prepare = opened_with(folder, 9)
     replace(folder / "3.png")
     samples = Samples(opened, {"image": prepare})
-    assert len(list(make_loader(BatchOrder(samples, 2)))) == 4
+    assert len(list(Loader(BatchOrder(samples, 2)))) == 4
 
 
 # Workers and options

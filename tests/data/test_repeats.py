@@ -57,7 +57,7 @@ def test_an_epoch_has_every_copy_once():
     samples = samples_of(repeats=3)
     order = BatchOrder(samples, 4, shuffle=True)
     assert len(order) == 6
-    assert sorted(i for batch in order for _, i in batch) == list(range(21))
+    assert sorted(i for keys in order for i in keys.samples) == list(range(21))
 
 
 def test_copies_have_dropout_masks_of_their_own():

@@ -13,9 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
-from dxn.data.dataset import LoaderOptions, Samples
-from dxn.data.loader import make_loader
-from dxn.data.order import BatchOrder, Stage
+from dxn.data.dataset import InputDropout, Keys, LoaderOptions, Samples
+from dxn.data.loader import Loader
+from dxn.data.order import BatchOrder
 from dxn.data.reading import Opened, open_rows
 from dxn.data.rows import Rows
 from dxn.data.stream import Stream, make_samples
@@ -30,7 +30,6 @@ from dxn.tokenize import (
     TextAugment,
     TokenizerOptions,
 )
-from dxn.training.input_dropout import InputDropout
 
 TEXTS = [
     "the red fox runs",
@@ -156,7 +155,7 @@ def test_workers_make_the_batches_of_the_main_process(adapters, preprocessors, m
             preprocessors, task=task, seed=7, augment=True, input_dropout=InputDropout(0.3)
         )
         order = BatchOrder(samples, 3, seed=7, shuffle=True)
-        return list(make_loader(order, num_workers=num_workers))
+        return list(Loader(order, num_workers=num_workers))
 
     here, there = batches(0), batches(2)
     assert len(here) == len(there) == 4
@@ -170,13 +169,8 @@ def test_a_batch_equals_its_collated_samples(preprocessors, augment, token_dropo
     prepare = {**preprocessors, "text": text.fit(TEXTS).tokenizer}
     rows = make_rows(lacking=[("text", 2), ("image", 3)])
     samples = samples_of(prepare, rows, augment=augment, input_dropout=InputDropout(0.3), seed=7)
-    keys = [(1, i) for i in (3, 2, 7, 0)]
-    begun: list[int] = []
-    batch, reference = (
-        samples.batch(keys, begun.append),
-        samples.collate([samples[k] for k in keys]),
-    )
-    assert begun == [3, 2, 7, 0]
+    batch = samples.batch(Keys(1, [3, 2, 7, 0]))
+    reference = samples.collate([samples[1, i] for i in (3, 2, 7, 0)])
     # Texts are encoded together, without coordinates.
     coords = batch["text"].pop("coords"), reference["text"].pop("coords")
     assert are_same(batch, reference)
@@ -187,9 +181,8 @@ def test_a_batch_equals_its_collated_samples(preprocessors, augment, token_dropo
 def test_augmented_texts_are_encoded_together_if_no_other_input_draws_numbers():
     text = TextAdapter(8, vocab_size=300, augment=TextAugment(token_dropout=0.3))
     samples = samples_of({"text": text.fit(TEXTS).tokenizer}, augment=True, seed=7)
-    keys = [(1, i) for i in (3, 2, 7, 0)]
-    batch = samples.batch(keys, lambda i: None)
-    reference = samples.collate([samples[key] for key in keys])
+    batch = samples.batch(Keys(1, [3, 2, 7, 0]))
+    reference = samples.collate([samples[1, i] for i in (3, 2, 7, 0)])
     assert batch["text"].pop("coords").isnan().all()
     assert not reference["text"].pop("coords").isnan().all()
     assert are_same(batch, reference)
@@ -199,7 +192,7 @@ def test_a_task_that_changes_the_inputs_gets_prepared_ones(adapters):
     task = Masked()
     task.bind({"text": adapters["text"]})
     samples = samples_of({"text": adapters["text"].tokenizer}, task=task)
-    batch = samples.batch([(0, 0), (0, 1)], lambda i: None)
+    batch = samples.batch(Keys(0, [0, 1]))
     assert are_same(batch, samples.collate([samples[0, 0], samples[0, 1]]))
     assert "masked" in batch["text"]
 
@@ -270,35 +263,35 @@ def test_input_dropout_shows_every_combination_in_training(preprocessors):
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
-def test_inputs_are_dropped_until_a_part_of_the_training_is_finished(preprocessors, num_workers):
-    options = {"seed": 7, "augment": True, "input_dropout": InputDropout(0.9, until=0.5)}
+def test_inputs_are_dropped_in_the_epochs_of_the_order_that_say_so(preprocessors, num_workers):
+    options = {"seed": 7, "augment": True, "input_dropout": InputDropout(0.9)}
     samples = samples_of(preprocessors, **options)
     order = BatchOrder(samples, len(samples))
-    loader = make_loader(order, num_workers=num_workers)
-    counts = {}
-    for progress in (0.0, 0.49, 0.5, 1.0):
-        order.stage = Stage(progress)
+    loader = Loader(order, num_workers=num_workers)
+    counts = []
+    for order.drop_inputs in (True, True, False):
         [batch] = loader
-        counts[progress] = [len(batch[name]["rows"]) for name in INPUTS if name in batch]
-    assert sum(counts[0.0]) < 2 * len(samples) and counts[0.49] == counts[0.0]
-    assert counts[0.5] == counts[1.0] == [len(samples)] * 3
+        counts.append([len(batch[name]["rows"]) for name in INPUTS if name in batch])
+    assert sum(counts[0]) < 2 * len(samples) and counts[1] == counts[0]
+    assert counts[2] == [len(samples)] * 3
 
 
-def test_inputs_are_dropped_if_the_validation_loss_falls_early_or_the_model_memorizes(
-    preprocessors,
-):
-    options = {"seed": 7, "augment": True, "input_dropout": InputDropout(0.9, below=0.8)}
-    samples = samples_of(preprocessors, **options)
-    order = BatchOrder(samples, len(samples))
-    loader = make_loader(order, num_workers=0)
-    counts = {}
-    for stage in (Stage(0.5), Stage(0.5, 0.8), Stage(0.5, 0.79), Stage(0.5, memorizes=True)):
-        order.stage = stage
-        [batch] = loader
-        counts[stage] = sum(len(batch[name]["rows"]) for name in INPUTS if name in batch)
-    at_chance, late, early, memorizing = counts.values()
-    assert at_chance == late == 3 * len(samples)
-    assert early == memorizing < 2 * len(samples)
+@pytest.mark.parametrize(
+    ("options", "stage", "expected"),
+    [
+        ({}, (1.0, 1.0, False), False),  # nothing is left of the training
+        ({"until": 0.5}, (0.49, 1.0, False), True),
+        ({"until": 0.5}, (0.5, 1.0, False), False),
+        ({"below": 0.8}, (0.5, 1.0, False), False),
+        ({"below": 0.8}, (0.5, 0.8, False), False),
+        ({"below": 0.8}, (0.5, 0.79, False), True),
+        ({"below": 0.8}, (0.5, 1.0, True), True),
+    ],
+)
+def test_inputs_are_dropped_at_a_stage_of_the_training(options, stage, expected):
+    progress, loss_ratio, memorizes = stage
+    dropout = InputDropout(0.9, **options)
+    assert dropout.is_active(progress, loss_ratio, memorizes=memorizes) == expected
 
 
 def test_a_required_input_is_never_dropped_and_rows_without_it_are_not_used(preprocessors):
@@ -572,9 +565,9 @@ def test_a_sample_is_named_by_its_origin_and_its_files(adapters, tmp_path):
         ({"input_dropout_below": 0.0}, r"^input_dropout_below must be in \(0, 1\], got 0\.0$"),
         ({"num_workers": -1}, r"^num_workers must be at least 0, got -1$"),
         ({"overfit": -1}, r"^overfit must be at least 0, got -1$"),
-        ({"timeout": 0}, r"^timeout must be null or in \(0, 10,000,000\] seconds, got 0$"),
-        ({"timeout": math.nan}, r"^timeout must be null or in \(0, 10,000,000\] .*, got nan$"),
-        ({"timeout": math.inf}, r"^timeout must be null or in \(0, 10,000,000\] .*, got inf$"),
+        ({"timeout": 0}, r"^timeout must be null or in \(0, 2,000,000\] seconds, got 0$"),
+        ({"timeout": math.nan}, r"^timeout must be null or in \(0, 2,000,000\] .*, got nan$"),
+        ({"timeout": math.inf}, r"^timeout must be null or in \(0, 2,000,000\] .*, got inf$"),
     ],
 )
 def test_invalid_loader_options_are_refused(options, message):

@@ -12,7 +12,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from dxn.core.errors import UserError
 from dxn.data import InputSpec
 from dxn.data import text_files as read_files
-from dxn.data.loader import make_loader
+from dxn.data.loader import Loader
 from dxn.data.order import BatchOrder
 from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
@@ -198,7 +198,7 @@ def test_the_characters_per_token_are_those_of_the_text():
 
 def test_the_padding_of_a_batch_is_not_predicted():
     stream = stream_of(LETTERS[:14])  # 13 tokens to predict: 5, 5 and 3
-    batch = next(iter(make_loader(BatchOrder(stream, 3))))
+    batch = next(iter(Loader(BatchOrder(stream, 3))))
     ids = batch["target"]["ids"]
     assert batch["text"]["ids"].shape == ids.shape == (3, 5)
     assert batch["text"]["mask"].sum(1).tolist() == [5, 5, 3]

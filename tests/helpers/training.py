@@ -142,17 +142,18 @@ def fit(
     settings = {"epochs": 2, "batch_size": 11, "precision": "float32", "device": "cpu"}
     trainer = Trainer(**{**settings, "seed": seed, **options})
     folder.mkdir(parents=True, exist_ok=True)
+    train = make_samples(count, task, seed=seed, augment=True)
+    train.num_workers = num_workers
     state = trainer.fit(
         model,
         task,
         optimizer=optimizer(lr=lr)(model),
         schedule=cosine(),
-        train=make_samples(count, task, seed=seed, augment=True),
+        train=train,
         validation=make_samples(17, task, seed=seed + 1) if validation else None,
         folder=folder,
         keep=saved,
         resume=resume,
-        num_workers=num_workers,
     )
     return model, state, saved
 

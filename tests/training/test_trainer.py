@@ -2,14 +2,13 @@
 
 import itertools
 import math
-from dataclasses import astuple
 
 import pytest
 import torch
 from helpers.runs import log_of
 from helpers.training import fit, make_model, make_samples, make_task
 
-from dxn.data.dataset import Samples
+from dxn.data.dataset import InputDropout, Samples
 from dxn.training.optim import adamw, constant, sgd
 from dxn.training.state import State
 from dxn.training.trainer import Trainer
@@ -162,15 +161,21 @@ def test_without_validation_every_epoch_is_kept(tmp_path):
     assert state.best_epoch == 3  # the epoch that is kept
 
 
-def test_the_data_set_is_told_the_stage_of_the_training(tmp_path, monkeypatch):
+def test_inputs_are_dropped_at_the_stages_of_the_training_that_need_it(tmp_path, monkeypatch):
     seen, losses = [], iter([2.0, 1.0, 1.3, 0.1])
+    dropped = []
     batch = Samples.batch
 
-    def record(samples, keys, begin):
-        if samples.augment:
-            seen.append(astuple(keys.stage))
-        return batch(samples, keys, begin)
+    def is_active(self, progress, loss_ratio, *, memorizes):
+        seen.append((progress, loss_ratio, memorizes))
+        return memorizes
 
+    def record(samples, keys):
+        if samples.augment:
+            dropped.append(keys.drop_inputs)
+        return batch(samples, keys)
+
+    monkeypatch.setattr(InputDropout, "is_active", is_active)
     monkeypatch.setattr(Samples, "batch", record)
     monkeypatch.setattr(
         "dxn.training.trainer.score",
@@ -178,6 +183,7 @@ def test_the_data_set_is_told_the_stage_of_the_training(tmp_path, monkeypatch):
     )
     fit(tmp_path, count=10, epochs=4)
     assert seen == [(0, 1, False), (0.25, 1, False), (0.5, 0.5, False), (0.75, 0.5, True)]
+    assert dropped == [False, False, False, True]
 
 
 def test_mixup_asks_the_task_to_mix_the_targets(tmp_path):

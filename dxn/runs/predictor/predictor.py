@@ -17,7 +17,7 @@ from dxn.core.display import notebook_html
 from dxn.core.errors import UserError
 from dxn.core.runtime import threads
 from dxn.core.tokens import Tokens, join
-from dxn.data.dataset import TIMEOUT, Samples
+from dxn.data.dataset import Samples
 from dxn.data.reading import Opened, survey_rows
 from dxn.data.rows import OnBad, Rows
 from dxn.data.series.layouts import Layout
@@ -225,8 +225,6 @@ class Predictor:
             batch_size=batch_size,
             device=self.device,
             finite=True,
-            # To set a timer takes longer than to prepare a text.
-            timeout=TIMEOUT if samples.reads_files else None,
         )
 
     def require_answers(self) -> None:
