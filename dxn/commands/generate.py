@@ -29,7 +29,7 @@ class Generate(FromWeights, Precision):
         count: Number of texts to generate, per prompt.
         output: .csv, .jsonl, .json or .parquet file for the texts (default: print them).
         seed: Random seed of sampling.
-        batch_size: Number of prompts per batch.
+        batch_size: Number of texts per batch.
     """
 
     usage: ClassVar[Sequence[str]] = (
@@ -53,8 +53,6 @@ class Generate(FromWeights, Precision):
 
     def execute(self) -> int:
         """Continue a prompt, or generate a text for an input."""
-        from dxn.core.errors import UserError
-        from dxn.models.decoding.search import make_sampler
         from dxn.runs.evaluation.printing import print_line, print_rule
         from dxn.runs.predictor.output import check_suffix
         from dxn.runs.predictor.prompts import read_prompts, write_texts
@@ -65,16 +63,6 @@ class Generate(FromWeights, Precision):
         output = check_suffix(self.output)
         prompts = read_prompts(self.settings.values)
         predictor = load_predictor(self.settings)
-        try:
-            sampler = make_sampler(
-                self.temperature,
-                top_k=self.top_k,
-                top_p=self.top_p,
-                seed=self.seed,
-                device=predictor.device,
-            )
-        except ValueError as error:
-            raise UserError(str(error)) from error  # the message names the option
         inputs = None
         if self.input is not None:
             inputs = read_sample(self.input, predictor.readers, predictor.columns)
@@ -83,7 +71,10 @@ class Generate(FromWeights, Precision):
             inputs=inputs,
             count=self.count,
             max_new=self.max_new,
-            sampler=sampler,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            seed=self.seed,
             batch_size=self.batch_size,
         )
         if output is not None:

@@ -11,28 +11,35 @@ from pathlib import Path
 from typing import Any
 
 from fastapi import FastAPI, Request, Response
-from fastapi.responses import FileResponse, StreamingResponse
+from fastapi.responses import FileResponse, PlainTextResponse, StreamingResponse
 from starlette.exceptions import HTTPException
 from starlette.staticfiles import StaticFiles
 
 import dxn
 from dxn.core.errors import UserError
 from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.predictor.writing import Text, Writer, make_samplers
 from dxn.serve import schema
-from dxn.serve.body import INPUTS, Body, read_body
+from dxn.serve.body import read_body
 from dxn.serve.examples import Example
-from dxn.serve.generation import GENERATION, text_rows
 from dxn.serve.guard import OPEN, Guard
 from dxn.serve.operations import ATTEND, EMBED, PREDICT
 from dxn.serve.options import ServeOptions
 from dxn.serve.refusal import INTERNAL, Refusal, report
+from dxn.serve.schema import GENERATED, INPUTS, PROMPT, Body, GenerationBody
 from dxn.serve.service import Service
-from dxn.serve.texts import GENERATED
 from dxn.viz.page import SCRIPT
 
 STATIC = Path(__file__).with_name("static")
 RESULTS = "results"
-TEXT_TYPE = "text/plain; version=0.0.4"
+# Paths with a label of their own in the metrics, besides those of the operations.
+PATHS = {"/", "/docs", "/openapi.json", "/model", "/health", "/metrics"}
+
+
+class MetricsPage(PlainTextResponse):
+    """Metrics in the format of Prometheus."""
+
+    media_type = "text/plain; version=0.0.4"
 
 
 def make_app(
@@ -56,34 +63,30 @@ def make_app(
     app = FastAPI(
         title="dxn", version=dxn.__version__, docs_url=None, redoc_url=None, lifespan=_lifespan
     )
-    facts = schema.facts_of(predictor, name)
-    service = Service(predictor, options, schema.paths_of(facts))
+    writer = Writer(predictor.model, predictor.task)
+    facts = schema.facts_of(predictor, writer, name)
+    service = Service(predictor, options, PATHS | set(schema.SUMMARIES))
     app.state.service = service
 
-    async def body_of(request: Request, option_names: Sequence[str] = ()) -> Body:
-        return await read_body(
-            request,
-            inputs=predictor.inputs,
-            options=option_names,
-            timeout=options.timeout,
-            max_parts=options.max_samples * len(predictor.inputs) + len(GENERATION),
-            max_samples=options.max_samples,
-        )
+    def post(path: str, answer: Callable[[Request, Any], Any]) -> None:
+        body_model = schema.make_body(path, predictor, options, writer)
 
-    def operation(kind: str) -> Callable[[Request], Any]:
-        async def run(request: Request) -> Response:
-            body = await body_of(request)
-            if kind == ATTEND and len(body.samples) > 1:
-                raise UserError(f"{INPUTS}: must be one sample, got {len(body.samples)}")
-            return _json(
-                {RESULTS: await _while_connected(request, service.answer(kind, body.samples))}
-            )
+        async def endpoint(request: Request) -> Response:
+            body = await read_body(request, body_model, predictor.inputs, options)
+            return await answer(request, body)
 
-        return run
-
-    def post(path: str, endpoint: Callable[[Request], Any]) -> None:
-        described = schema.operation(path, predictor, facts)
+        described = schema.operation(path, body_model)
         app.add_api_route(path, endpoint, methods=["POST"], name=path[1:], **described)
+
+    def operation(path: str, kind: str) -> None:
+        async def answer(request: Request, body: Body) -> Response:
+            samples = body.samples
+            if kind == ATTEND and len(samples) > 1:
+                raise UserError(f"{INPUTS}: must be one sample, got {len(samples)}")
+            results = await _while_connected(request, service.answer(kind, samples))
+            return _json({RESULTS: results})
+
+        post(path, answer)
 
     def lacks(path: str, advice: str) -> None:
         async def refuse(request: Request) -> Response:
@@ -91,25 +94,38 @@ def make_app(
 
         app.add_api_route(path, refuse, methods=["POST"], include_in_schema=False)
 
-    task = predictor.task.name
-    if facts["predicts"]:
-        post("/predict", operation(PREDICT))
-    else:
-        lacks("/predict", "POST /embed" + " or POST /generate" * facts["generates"])
-    post("/embed", operation(EMBED))
-    post("/attend", operation(ATTEND))
-
-    async def generate(request: Request) -> Response:
-        body = await body_of(request, GENERATION)
-        rows, samples, is_stream = text_rows(body, predictor, service.operations.writer, options)
-        if not is_stream:
-            texts = await _while_connected(request, service.write(rows, samples))
-            return _json({RESULTS: [{GENERATED: text} for text in texts]})
-        events = _events(await service.stream(rows, samples))
+    async def generate(request: Request, body: GenerationBody) -> Response:
+        samples = body.samples
+        texts = [Text(sample.get(PROMPT, "")) for sample in samples]
+        samplers = make_samplers(
+            len(texts),
+            temperature=body.temperature,
+            top_k=body.top_k,
+            top_p=body.top_p,
+            seed=body.seed,
+            device=predictor.device,
+        )
+        for text, new_sampler in zip(texts, samplers, strict=True):
+            text.new_sampler = new_sampler
+            if writer.takes_prompt:
+                writer.check_prompt(text.prompt)
+        max_new = body.max_new or options.max_new
+        inputs = [] if writer.takes_prompt else samples
+        if not body.stream:
+            written = await _while_connected(request, service.write(texts, inputs, max_new))
+            return _json({RESULTS: [{GENERATED: text} for text in written]})
+        events = _events(await service.stream(texts, inputs, max_new))
         # no: a proxy such as nginx would otherwise collect the whole answer.
         headers = {"Cache-Control": "no-store", "X-Accel-Buffering": "no"}
         return StreamingResponse(events, media_type="text/event-stream", headers=headers)
 
+    task = predictor.task.name
+    if facts["predicts"]:
+        operation("/predict", PREDICT)
+    else:
+        lacks("/predict", "POST /embed" + " or POST /generate" * facts["generates"])
+    operation("/embed", EMBED)
+    operation("/attend", ATTEND)
     if facts["generates"]:
         post("/generate", generate)
     else:
@@ -126,9 +142,13 @@ def make_app(
         status = 503 if problem else 200
         return _json({"status": problem or "ok", "version": dxn.__version__}, status)
 
-    @app.get("/metrics", **schema.described("Figures in the format of Prometheus", TEXT_TYPE))
+    @app.get(
+        "/metrics",
+        response_class=MetricsPage,
+        **schema.described("Metrics in the format of Prometheus"),
+    )
     async def metrics() -> Response:
-        return Response(service.metrics.page(), media_type=TEXT_TYPE)
+        return MetricsPage(service.metrics.page())
 
     @app.get("/examples/{index}/{input}", include_in_schema=False)
     async def example(index: str, input: str) -> Response:

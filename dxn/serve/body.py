@@ -1,26 +1,24 @@
-"""The body of a request, as JSON or multipart/form-data: the values of samples, and options."""
+"""The body of a request: it is received, and parsed as JSON or as multipart/form-data."""
 
 from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from email.message import Message
-from typing import Any
+from typing import Any, TypeVar
 
 from starlette.datastructures import UploadFile
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect, Request
 
+from dxn.serve.options import ServeOptions
 from dxn.serve.refusal import Refusal
+from dxn.serve.schema import ADVICE, FORM_TYPE, INPUTS, JSON_TYPE, PROMPT, Body, check_body
 
-INPUTS = "inputs"
-JSON_TYPE = "application/json"
 CHARSETS = ("utf-8", "utf8", "us-ascii", "ascii")
 MAX_OPTION = 1000  # characters of an option in a form
-FORM_TYPE = "multipart/form-data"
 FORM_ESCAPES = str.maketrans({'"': "%22", "\r": "%0D", "\n": "%0A"})
 LONG = 200_000  # bytes
 # Values of a JSON body. A list of this many numbers takes 0.1 seconds to parse, in which nothing
@@ -28,52 +26,33 @@ LONG = 200_000  # bytes
 MAX_VALUES = 1_000_000
 # Long bodies are parsed one after the other, because each blocks the event loop.
 PARSER = ThreadPoolExecutor(1, thread_name_prefix="dxn-parser")
-ADVICE = f'send {{"{INPUTS}": [{{"NAME": VALUE}}]}} with the names of the inputs (GET /model)'
 
-
-@dataclass(frozen=True)
-class Body:
-    """The content of a request.
-
-    Args:
-        samples: Values of each sample by input name.
-        options: Options of the request, such as the temperature.
-    """
-
-    samples: Sequence[Mapping[str, Any]]
-    options: Mapping[str, Any]
+AnyBody = TypeVar("AnyBody", bound=Body)
 
 
 async def read_body(
-    request: Request,
-    *,
-    inputs: Sequence[str],
-    options: Sequence[str],
-    timeout: float,
-    max_parts: int,
-    max_samples: int,
-) -> Body:
-    """Receive and parse the body of a request.
+    request: Request, model: type[AnyBody], inputs: Sequence[str], options: ServeOptions
+) -> AnyBody:
+    """Receive, parse and check the body of a request.
 
     Args:
         request: The request.
-        inputs: Names of the inputs of the model.
-        options: Names of the options that the request may have.
-        timeout: Number of seconds in which the body must arrive.
-        max_parts: Maximum number of parts of a form.
-        max_samples: Maximum number of samples.
+        model: Model of the body.
+        inputs: Names of the inputs of the model that is served.
+        options: Limits.
 
     Raises:
         Refusal: If it arrives too slowly, or has another format.
+        UserError: If a value is wrong.
     """
     try:
-        async with asyncio.timeout(timeout):
+        async with asyncio.timeout(options.timeout):
             content = await request.body()
     except TimeoutError:
         # The rest of the body must not be read as the next request.
         raise Refusal(
             408,
-            f"the request did not arrive within {timeout:g} seconds; send it faster",
+            f"the request did not arrive within {options.timeout:g} seconds; send it faster",
             {"Connection": "close"},
         ) from None
     except ClientDisconnect:
@@ -84,21 +63,24 @@ async def read_body(
         _check_values(content)
         if len(content) > LONG:
             loop = asyncio.get_running_loop()
-            body = await loop.run_in_executor(PARSER, _parse_json, content, options)
+            data = await loop.run_in_executor(PARSER, _parse_json, content)
         else:
-            body = _parse_json(content, options)
+            data = _parse_json(content)
     elif kind == FORM_TYPE:
         _check_charset(request.headers["content-type"])
-        body = await _parse_form(request, inputs, options, max_parts)
+        names = [name for name in model.model_fields if name != INPUTS]
+        max_parts = options.max_samples * len(inputs) + len(names)
+        data = await _parse_form(request, inputs, names, max_parts)
     else:
         raise Refusal(415, f"Content-Type: must be {JSON_TYPE} or {FORM_TYPE}, got {kind[:60]!r}")
-    if len(body.samples) > max_samples:
+    body = check_body(model, data)
+    if len(body.inputs) > options.max_samples:
         raise Refusal(
             413,
-            f"{INPUTS}: at most {max_samples} samples per request, got {len(body.samples):,}; "
-            "send several requests",
+            f"{INPUTS}: at most {options.max_samples} samples per request, got "
+            f"{len(body.inputs):,}; send several requests",
         )
-    return body
+    return body  # pyright: ignore[reportReturnType]
 
 
 def _check_charset(content_type: str) -> None:
@@ -122,31 +104,18 @@ def _check_values(content: bytes) -> None:
         )
 
 
-def _parse_json(content: bytes, options: Sequence[str]) -> Body:
+def _parse_json(content: bytes) -> Any:
     try:
-        data = json.loads(content)
+        return json.loads(content)
     # A number with thousands of digits is a ValueError, deep nesting a RecursionError.
     except (ValueError, RecursionError) as error:
         reason = " ".join(str(error).split())[:120]
         raise Refusal(400, f"the body is not valid JSON ({reason}); {ADVICE}") from None
-    if not isinstance(data, dict) or INPUTS not in data:
-        raise Refusal(400, f'the body must be an object with the key "{INPUTS}"; {ADVICE}')
-    unknown = [name for name in data if name != INPUTS and name not in options]
-    if unknown:
-        known = ", ".join([INPUTS, *options])
-        raise Refusal(400, f"{unknown[0][:60]!r}: there is no such key; the keys are {known}")
-    samples = data[INPUTS]
-    if isinstance(samples, dict):
-        samples = [samples]
-    is_list = isinstance(samples, list) and all(isinstance(each, dict) for each in samples)
-    if not is_list or not samples:
-        raise Refusal(400, f"{INPUTS}: must be a list of at least one object; {ADVICE}")
-    return Body(samples, {name: data[name] for name in options if name in data})
 
 
 async def _parse_form(
     request: Request, inputs: Sequence[str], options: Sequence[str], max_parts: int
-) -> Body:
+) -> dict[str, Any]:
     """Parse a form. The n-th part with the name of an input belongs to the n-th sample."""
     # Browsers send some characters of a name in this form (HTML standard, multipart/form-data).
     escaped = {name.translate(FORM_ESCAPES): name for name in inputs}
@@ -158,6 +127,8 @@ async def _parse_form(
     columns: dict[str, list[Any]] = {}
     for name, value in form.multi_items():
         content = await value.read() if isinstance(value, UploadFile) else value
+        if name == PROMPT and isinstance(content, bytes):
+            content = content.decode("utf-8", errors="surrogateescape")
         columns.setdefault(escaped.get(name, name), []).append(content)
     await form.close()
     chosen: dict[str, Any] = {}
@@ -175,7 +146,7 @@ async def _parse_form(
             "samples that lack an input in separate requests",
         )
     rows = zip(*columns.values(), strict=True)
-    return Body([dict(zip(columns, row, strict=True)) for row in rows], chosen)
+    return {INPUTS: [dict(zip(columns, row, strict=True)) for row in rows], **chosen}
 
 
 def _parse_option(value: Any) -> Any:

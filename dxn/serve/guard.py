@@ -11,7 +11,7 @@ from urllib.parse import urlsplit
 
 from dxn.serve.metrics import Metrics
 from dxn.serve.options import BODIES, LOOPBACK, ServeOptions
-from dxn.serve.refusal import INTERNAL, Busy, Refusal, report
+from dxn.serve.refusal import INTERNAL, Refusal, busy, report
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -180,7 +180,7 @@ class Guard:
                 {"Connection": "close"},
             )
         if self.num_bytes > BODIES * limit:
-            raise Busy("too many large requests at the same time; try again later")
+            raise busy("too many large requests at the same time; try again later")
 
 
 def _host_of(value: bytes) -> str:

@@ -3,21 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
 
+from dxn.runs.predictor.attention import MAX_WEIGHTS, Attention, attention_on
 from dxn.runs.predictor.predictor import Predictor
-from dxn.serve.attention import attention_of
+from dxn.runs.predictor.writing import Text, Writer
 from dxn.serve.engine import Job
 from dxn.serve.prepare import Prepared
-from dxn.serve.texts import TextRow, Writer
+from dxn.serve.refusal import Refusal
+from dxn.serve.schema import GENERATED
 from dxn.training.evaluate import as_float, check_finite, to_device
+from dxn.viz.page import shares_data
+from dxn.viz.sample import SampleView
 
 PREDICT = "predict"
 EMBED = "embed"
 ATTEND = "attend"
-WRITE = "write"  # together with the maximum number of tokens
+WRITE = "write"  # a kind together with the maximum number of tokens
 
 
 class Operations:
@@ -31,7 +36,7 @@ class Operations:
     def __init__(self, predictor: Predictor, *, batch_size: int):
         self.predictor = predictor
         self.batch_size = batch_size
-        self.writer = Writer(predictor)
+        self.writer = Writer(predictor.model, predictor.task)
 
     def __call__(self, kind: Hashable, jobs: Sequence[Job]) -> list[Any]:
         """Compute the jobs of a batch, see `Engine`."""
@@ -85,13 +90,15 @@ class Operations:
 
     @torch.inference_mode()
     def _write(self, jobs: Sequence[Job]) -> list[list[str]]:
-        rows: list[TextRow] = [row for job in jobs for row in job.content]
-        for start in range(0, len(rows), self.batch_size):
-            part = rows[start : start + self.batch_size]
-            # A batch also encodes its inputs, before the writer sees that nobody waits for it.
-            if not all(row.is_cancelled for row in part):
-                self.writer.write(part)
-        return [[row.text for row in job.content] for job in jobs]
+        texts: list[Text] = [text for job in jobs for text in job.content]
+        # The batch has failed, and its jobs are computed alone. Another attempt could contradict
+        # what has been sent.
+        if any(text.on_text is not None and text.text for text in texts):
+            raise Refusal(500, "the generation failed after its first words; send it again")
+        kind: Any = jobs[0].kind
+        _, max_new = kind
+        self.writer.write(texts, max_new=max_new, batch_size=self.batch_size)
+        return [[text.text for text in job.content] for job in jobs]
 
 
 class _Numbered:
@@ -111,3 +118,32 @@ def _merged(parts: Sequence[Prepared]) -> Prepared:
     items = [item for part in parts for item in part.items]
     numbered = [{**item, "index": i} for i, item in enumerate(items)]
     return Prepared(cells, numbered, parts[0].samples)
+
+
+@torch.inference_mode()
+def attention_of(predictor: Predictor, prepared: Prepared) -> Attention:
+    """Return the attention of a model on a sample, without the maps of each block.
+
+    Raises:
+        UserError: If the model has no attention that can be drawn, or the sample is too long.
+    """
+    # dxn attend has no such limit, but a request must not fill the memory.
+    batch = to_device(prepared.collate(prepared.items[:1]), predictor.device)
+    found = attention_on(predictor, batch, list(prepared.cells[0]), max_weights=MAX_WEIGHTS)
+    return replace(found, maps=[])
+
+
+@torch.inference_mode()
+def attention_data(predictor: Predictor, prepared: Prepared, found: Attention) -> dict[str, Any]:
+    """Return the share of each token of a sample in the answer, and what to draw it on.
+
+    To draw a picture or a sound takes longer than to compute its attention, so the model thread
+    does not call this function.
+    """
+    # Without sources: a drawer may open a source that looks like a path.
+    view = SampleView.of(found.encoded, predictor.adapters, prepared.raws(0))
+    return {
+        **shares_data(view, found.shares.cpu().numpy()),
+        "note": found.limits,
+        GENERATED: None if found.written is None else found.written.text,
+    }

@@ -60,16 +60,11 @@ def to_cells(sample: Mapping[str, Any], predictor: Predictor, where: str) -> dic
         where: Name of the sample, for messages.
 
     Raises:
-        UserError: If an input is unknown, or its value is of another kind.
+        UserError: If a value is of another kind.
     """
     cells: dict[str, Any] = {}
     preprocessors = predictor.preprocessors
     for name, value in sample.items():
-        if name not in preprocessors:
-            raise UserError(
-                f"{where}{_shown(name)}: there is no such input; the inputs are "
-                f"{', '.join(preprocessors)}"
-            )
         if value is not None:
             cells[name] = _to_cell(value, preprocessors[name], f"{where}{name}")
     return cells

@@ -10,22 +10,23 @@ from collections.abc import Mapping
 from dxn.core.printable import printable
 
 INTERNAL = "an error of the server; its log says more"
-# The name of the error in the answer, by status code. The message says what to do.
+# The name of the error in the answer, and its description, by status code. The message of an answer
+# says what to do.
 KINDS = {
-    400: "bad_request",
-    401: "unauthorized",
-    403: "forbidden",
-    404: "not_found",
-    405: "method_not_allowed",
-    408: "request_timeout",
-    413: "too_large",
-    415: "unsupported_media_type",
-    421: "wrong_host",
-    422: "bad_input",
-    431: "headers_too_large",
-    500: "internal_error",
-    503: "busy",
-    504: "timeout",
+    400: ("bad_request", "The body has another format."),
+    401: ("unauthorized", "The API key is missing or wrong."),
+    403: ("forbidden", "The request comes from a page of another server."),
+    404: ("not_found", "There is no such path, or the model cannot do this."),
+    405: ("method_not_allowed", "The path has another method."),
+    408: ("request_timeout", "The request arrived too slowly."),
+    413: ("too_large", "The request is too large."),
+    415: ("unsupported_media_type", "The content type is neither JSON nor a form."),
+    421: ("wrong_host", "The server does not know this host name."),
+    422: ("bad_input", "A sample cannot be used."),
+    431: ("headers_too_large", "The headers are too large."),
+    500: ("internal_error", "An error of the server, whose log says more."),
+    503: ("busy", "Too many samples wait. Try again later."),
+    504: ("timeout", "The answer took too long."),
 }
 
 
@@ -47,25 +48,21 @@ class Refusal(Exception):
     @property
     def content(self) -> dict[str, dict[str, str]]:
         """The body of the answer."""
-        return {"error": {"type": KINDS.get(self.status, "error"), "message": self.message}}
+        kind = KINDS[self.status][0] if self.status in KINDS else "error"
+        return {"error": {"type": kind, "message": self.message}}
 
 
-class Busy(Refusal):
-    """Too many samples or connections wait."""
-
-    def __init__(self, message: str):
-        super().__init__(503, message, {"Retry-After": "1"})
+def busy(message: str) -> Refusal:
+    """Return the refusal of a request for which too many samples or connections wait."""
+    return Refusal(503, message, {"Retry-After": "1"})
 
 
-class TimedOut(Refusal):
-    """The answer took too long."""
-
-    def __init__(self, seconds: float):
-        super().__init__(
-            504,
-            f"no answer within {seconds:g} seconds; send fewer or smaller samples, or try again "
-            "later",
-        )
+def timed_out(seconds: float) -> Refusal:
+    """Return the refusal of a request whose answer took too long."""
+    return Refusal(
+        504,
+        f"no answer within {seconds:g} seconds; send fewer or smaller samples, or try again later",
+    )
 
 
 def report(error: BaseException) -> None:

@@ -1,34 +1,270 @@
-"""The description of a model: for the page, and for the OpenAPI documentation."""
+"""What a model takes and gives, as pydantic models: requests are checked and described by them."""
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from starlette.responses import Response
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, create_model
+from pydantic import field_validator as validator
 
+from dxn.config.schema import SENTENCES
+from dxn.core.errors import UserError
+from dxn.core.untrusted import shortened
 from dxn.runs.predictor.predictor import Predictor
-from dxn.serve.body import FORM_TYPE, INPUTS, JSON_TYPE
-from dxn.serve.generation import GENERATION, PROMPT
+from dxn.runs.predictor.writing import MAX_SEED, Writer
+from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import takes_text
-from dxn.serve.refusal import KINDS
-from dxn.serve.texts import Writer
+from dxn.serve.refusal import KINDS, Refusal
 from dxn.tokenize.base import Tokenizer
 
+INPUTS = "inputs"
+PROMPT = "prompt"  # key of the text to continue, in place of an input
+GENERATED = "generated"  # key of a generated text, also in the files of dxn generate
+JSON_TYPE = "application/json"
+FORM_TYPE = "multipart/form-data"
 MAX_LABELS = 1000  # class names in the description
-# Status codes of a request without a body, beside 401 and 503.
-REFUSED_WITHOUT_BODY = ("403", "421", "431", "500")
-# Parts of the OpenAPI description that do not depend on the model.
-PARTS: dict[str, Any] = json.loads(
-    Path(__file__).with_name("descriptions.json").read_text(encoding="utf-8")
-)
+MAX_PROMPT = 20_000  # characters; a model reads only the last tokens
+MIN_TEMPERATURE = 1e-3
+ADVICE = f'send {{"{INPUTS}": [{{"NAME": VALUE}}]}} with the names of the inputs (GET /model)'
+# Status codes of every request, and those of requests with a body.
+REFUSED = (403, 421, 431, 500)
+REFUSED_BODIES = (400, 401, 403, 408, 413, 415, 421, 422, 431, 500, 503, 504)
+TEXT_VALUES: list[dict[str, Any]] = [
+    {"type": "string"},
+    {"type": "number"},
+    {"type": "array", "items": {}},
+]
+FILE_VALUE: dict[str, Any] = {
+    "type": "object",
+    "required": ["base64"],
+    "properties": {"base64": {"type": "string", "format": "byte"}},
+}
 
 
-def facts_of(predictor: Predictor, name: str) -> dict[str, Any]:
+class Model(BaseModel):
+    """A part of a request. Names are checked, and nothing is converted."""
+
+    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+
+
+class Body(Model):
+    """The body of a request."""
+
+    inputs: list[Any]
+
+    @validator(INPUTS, mode="before", check_fields=False)
+    @classmethod
+    def _listed(cls, value: Any) -> Any:
+        return [value] if isinstance(value, Mapping) else value
+
+    @property
+    def samples(self) -> list[dict[str, Any]]:
+        """The values of each sample by input name."""
+        return [
+            {
+                type(each).model_fields[name].alias: getattr(each, name)
+                for name in each.model_fields_set
+            }
+            for each in self.inputs
+        ]
+
+
+class GenerationBody(Body):
+    """The body of a request that generates texts."""
+
+    temperature: float = Field(
+        1.0,
+        ge=0,
+        lt=1e6,
+        description="Divisor of the logits; 0 always chooses the most probable token.",
+    )
+    top_k: int | None = Field(
+        None, ge=1, description="Sample from this number of most probable tokens."
+    )
+    top_p: float | None = Field(
+        None,
+        gt=0,
+        le=1,
+        description="Sample from the most probable tokens with this total probability.",
+    )
+    max_new: int | None = Field(None, ge=1, description="Maximum number of tokens to generate.")
+    seed: int = Field(0, ge=-MAX_SEED, le=MAX_SEED, description="Random seed of sampling.")
+    stream: bool = Field(
+        False, description="Send the text as server-sent events while it is generated."
+    )
+
+    @validator("temperature")
+    @classmethod
+    def _not_tiny(cls, value: float) -> float:
+        # The scores are divided by it, and would overflow.
+        if 0 < value < MIN_TEMPERATURE:
+            raise ValueError(f"must be 0 or at least {MIN_TEMPERATURE}, got {value:g}")
+        return value
+
+
+class Problem(BaseModel):
+    """What is wrong with a request."""
+
+    type: str
+    message: str
+
+
+class Refused(BaseModel):
+    """The answer to a request that is refused."""
+
+    error: Problem
+
+
+class Prediction(BaseModel):
+    """The prediction, and for classes the probability of each of them."""
+
+    model_config = ConfigDict(extra="allow")
+    prediction: Any
+    probabilities: dict[str, float] | None = None
+
+
+class GeneratedText(BaseModel):
+    """A generated text."""
+
+    generated: str
+
+
+SUMMARIES: dict[str, tuple[str, Any]] = {
+    "/predict": ("Predict for samples", Prediction),
+    "/embed": ("Compute one embedding per sample", list[float]),
+    "/attend": ("Compute the share of each token of one sample in the answer", dict[str, Any]),
+    "/generate": ("Generate texts", GeneratedText),
+}
+
+
+def make_body(path: str, predictor: Predictor, options: ServeOptions, writer: Writer) -> type[Body]:
+    """Return the model of the body of a request.
+
+    Args:
+        path: Path of the operation.
+        predictor: The model that is served.
+        options: Limits.
+        writer: Its generation of texts.
+    """
+    writes = path == "/generate"
+    if writes and writer.takes_prompt:
+        text = Annotated[str, Field(max_length=MAX_PROMPT)]
+        fields: dict[str, Any] = {
+            PROMPT: (text, Field(alias=PROMPT, description="Text to continue."))
+        }
+    else:
+        # Names of columns can be no names of Python.
+        fields = {
+            f"input{i}": (_value(prepare), Field(None, alias=name, description=prepare.modality))
+            for i, (name, prepare) in enumerate(predictor.preprocessors.items())
+        }
+    sample = create_model("Sample", __base__=Model, **fields)
+    own: dict[str, Any] = {INPUTS: (list[sample], Field(min_length=1))}
+    if writes:
+        field = GenerationBody.model_fields["max_new"]
+        limited = Field(options.max_new, ge=1, le=options.max_new, description=field.description)
+        own["max_new"] = (int, limited)
+    base = GenerationBody if writes else Body
+    return create_model(f"{path[1:].title()}Body", __base__=base, **own)
+
+
+def check_body(model: type[Body], content: Any) -> Body:
+    """Return the parsed content of a request as its model.
+
+    Raises:
+        Refusal: If it has another format.
+        UserError: If a value is wrong.
+    """
+    if not isinstance(content, dict) or INPUTS not in content:
+        raise Refusal(400, f'the body must be an object with the key "{INPUTS}"; {ADVICE}')
+    try:
+        return model.model_validate(content)
+    except ValidationError as error:
+        raise _problem(model, content, error) from None
+
+
+def _problem(model: type[Body], content: Mapping[str, Any], error: ValidationError) -> Exception:
+    """Return the first problem of a request as one sentence."""
+    first: Any = error.errors(include_url=False)[0]
+    kind, place = first["type"], first["loc"]
+    name = str(first["input"] if kind == "string_unicode" else place[-1])
+    if place[0] != INPUTS:
+        if kind in ("extra_forbidden", "invalid_key"):
+            known = ", ".join(model.model_fields)
+            return Refusal(400, f"{name[:60]!r}: there is no such key; the keys are {known}")
+        if kind == "value_error":
+            return UserError(f"{name}: {first['ctx']['error']}")
+        limits = {
+            key: f"{value:g}" if isinstance(value, float) else value
+            for key, value in first.get("ctx", {}).items()
+        }
+        sentence = SENTENCES.get(str(kind), str(first["msg"])).format(**limits)
+        return UserError(f"{name}: {sentence}, got {shortened(first['input'])}")
+    # A name with an incomplete surrogate pair has no place.
+    if len(place) < 3 and kind != "string_unicode":
+        return Refusal(400, f"{INPUTS}: must be a list of at least one object; {ADVICE}")
+    sample: Any = model.model_fields[INPUTS].annotation
+    fields = sample.__args__[0].model_fields
+    if PROMPT in fields:
+        if kind == "string_unicode":
+            return UserError(f"{PROMPT}: must be valid Unicode text")
+        if kind == "string_too_long":
+            return UserError(
+                f"{PROMPT}: must have at most {MAX_PROMPT:,} characters, got "
+                f"{len(first['input']):,}; send the end of the text"
+            )
+        return UserError(
+            f'{INPUTS}: a language model continues a text: send {{"{PROMPT}": "..."}} for each '
+            "sample"
+        )
+    is_one = len(content[INPUTS]) == 1 or isinstance(content[INPUTS], Mapping)
+    where = "" if is_one else f"sample {int(place[1]) + 1}: "
+    inputs = ", ".join(str(field.alias) for field in fields.values())
+    return UserError(f"{where}{shortened(name)}: there is no such input; the inputs are {inputs}")
+
+
+def operation(path: str, body: type[Body]) -> dict[str, Any]:
+    """Return the arguments with which FastAPI describes an operation on samples."""
+    schema = body.model_json_schema()
+    sample = schema["properties"][INPUTS]["items"] = schema.pop("$defs")["Sample"]
+    options = {name: each for name, each in schema["properties"].items() if name != INPUTS}
+    form = {
+        name: {"type": "array", "items": _form_part(value)}
+        for name, value in sample["properties"].items()
+    }
+    content = {
+        JSON_TYPE: {"schema": schema},
+        FORM_TYPE: {"schema": {"type": "object", "properties": {**form, **options}}},
+    }
+    summary, answer = SUMMARIES[path]
+    fields: dict[str, Any] = {"results": (list.__class_getitem__(answer), ...)}
+    results = create_model(f"{path[1:].title()}Results", **fields)
+    responses: dict[int | str, Any] = {
+        200: {"model": results, "description": "One result per sample."},
+        **_refused(REFUSED_BODIES),
+    }
+    if path == "/generate":
+        responses[200]["content"] = {"text/event-stream": {"schema": {"type": "string"}}}
+    return {
+        "summary": summary,
+        "responses": responses,
+        "openapi_extra": {"requestBody": {"required": True, "content": content}},
+    }
+
+
+def described(summary: str, *, is_open: bool = False) -> dict[str, Any]:
+    """Return the arguments with which FastAPI describes a request without a body.
+
+    Args:
+        summary: What the answer is.
+        is_open: Whether the request needs no key, and is answered with 503 if the model is stuck.
+    """
+    return {"summary": summary, "responses": _refused((*REFUSED, 503 if is_open else 401))}
+
+
+def facts_of(predictor: Predictor, writer: Writer, name: str) -> dict[str, Any]:
     """Return what the page needs to know about a model, as JSON data."""
-    writer = Writer(predictor)
     generates = not writer.obstacle
     inputs = [_input(key, prepare, predictor) for key, prepare in predictor.preprocessors.items()]
     if generates and writer.takes_prompt:
@@ -48,76 +284,6 @@ def facts_of(predictor: Predictor, name: str) -> dict[str, Any]:
     }
 
 
-def paths_of(facts: Mapping[str, Any]) -> set[str]:
-    """Return the paths of the interface, for the labels of the metrics."""
-    paths = {"/", "/docs", "/openapi.json", "/model", "/health", "/metrics", "/embed", "/attend"}
-    paths |= {"/predict"} if facts["predicts"] else set()
-    return paths | ({"/generate"} if facts["generates"] else set())
-
-
-def operation(path: str, predictor: Predictor, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the arguments with which FastAPI describes an operation on samples."""
-    writes = path == "/generate"
-    options = {name: PARTS["options"][name] for name in GENERATION} if writes else {}
-    # The other operations of a language model take its text input, and not a prompt.
-    is_prompt = writes and facts["takes_prompt"]
-    sample = _sample(facts["inputs"]) if is_prompt else _sample(_inputs(predictor))
-    json_schema = {
-        "type": "object",
-        "required": [INPUTS],
-        "properties": {INPUTS: {"type": "array", "minItems": 1, "items": sample}, **options},
-    }
-    form = {
-        name: {"type": "array", "items": _form_part(value)}
-        for name, value in sample["properties"].items()
-    }
-    content = {
-        JSON_TYPE: {"schema": json_schema},
-        FORM_TYPE: {"schema": {"type": "object", "properties": {**form, **options}}},
-    }
-    described_answer = {
-        "type": "object",
-        "properties": {"results": {"type": "array", "items": PARTS["answers"][path]}},
-    }
-    answers: dict[str, Any] = {JSON_TYPE: {"schema": described_answer}}
-    if writes:
-        answers["text/event-stream"] = {"schema": {"type": "string"}}
-    responses = {code: _refused(code, text) for code, text in PARTS["refused"].items()}
-    return {
-        "summary": PARTS["summaries"][path],
-        "openapi_extra": {
-            "requestBody": {"required": True, "content": content},
-            "responses": {
-                "200": {"description": "One result per sample.", "content": answers},
-                **responses,
-            },
-        },
-    }
-
-
-def described(summary: str, media: str = JSON_TYPE, *, is_open: bool = False) -> dict[str, Any]:
-    """Return the arguments with which FastAPI describes a request without a body.
-
-    Args:
-        summary: What the answer is.
-        media: Media type of the answer.
-        is_open: Whether the request needs no key, and is answered with 503 if the model is stuck.
-    """
-    codes = (*REFUSED_WITHOUT_BODY, "503" if is_open else "401")
-    responses = {code: _refused(code, PARTS["refused"][code]) for code in sorted(codes)}
-    success = {"description": summary, "content": {media: {"schema": {}}}}
-    return {
-        "summary": summary,
-        # Otherwise FastAPI describes each answer as JSON.
-        "response_class": Response,
-        "openapi_extra": {"responses": {"200": success, **responses}},
-    }
-
-
-def _inputs(predictor: Predictor) -> list[dict[str, Any]]:
-    return [_input(key, prepare, predictor) for key, prepare in predictor.preprocessors.items()]
-
-
 def _input(name: str, prepare: Tokenizer, predictor: Predictor) -> dict[str, Any]:
     """Return how an input is entered."""
     known = prepare.choices
@@ -134,28 +300,16 @@ def _input(name: str, prepare: Tokenizer, predictor: Predictor) -> dict[str, Any
     }
 
 
-def _sample(inputs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the JSON schema of a sample. Every input can be missing."""
-    properties: dict[str, Any] = {}
-    for each in inputs:
-        kinds = list(PARTS["text_values"]) if each["takes_text"] else []
-        kinds += [PARTS["file_value"]] if each["takes_file"] else []
-        properties[each["name"]] = {"anyOf": kinds, "description": f"Input ({each['kind']})."}
-    return {"type": "object", "properties": properties, "additionalProperties": False}
+def _value(prepare: Tokenizer) -> Any:
+    """Return the type of a value of an input. `dxn.serve.prepare` checks the value itself."""
+    kinds = [*(TEXT_VALUES if takes_text(prepare) else []), *([FILE_VALUE] * prepare.reader.files)]
+    return Annotated[Any, WithJsonSchema({"anyOf": kinds})]
 
 
 def _form_part(value: Mapping[str, Any]) -> dict[str, Any]:
-    is_file = any(kind.get("type") == "object" for kind in value["anyOf"])
+    is_file = FILE_VALUE in value.get("anyOf", ())
     return {"type": "string", "format": "binary"} if is_file else {"type": "string"}
 
 
-def _refused(code: str, description: str) -> dict[str, Any]:
-    error = {
-        "type": "object",
-        "properties": {
-            "type": {"type": "string", "const": KINDS[int(code)]},
-            "message": {"type": "string"},
-        },
-    }
-    schema = {"type": "object", "properties": {"error": error}}
-    return {"description": description, "content": {JSON_TYPE: {"schema": schema}}}
+def _refused(codes: tuple[int, ...]) -> dict[int | str, Any]:
+    return {code: {"model": Refused, "description": KINDS[code][1]} for code in codes}

@@ -13,14 +13,14 @@ from typing import Any
 from dxn.data.raws import READERS
 from dxn.runs.predictor.attention import Attention
 from dxn.runs.predictor.predictor import Predictor
-from dxn.serve.attention import attention_data
+from dxn.runs.predictor.writing import Text
 from dxn.serve.engine import Engine, Job
 from dxn.serve.metrics import Metrics
-from dxn.serve.operations import ATTEND, WRITE, Operations
+from dxn.serve.operations import ATTEND, WRITE, Operations, attention_data
 from dxn.serve.options import ServeOptions
 from dxn.serve.prepare import Prepared, checked_samples, is_light
-from dxn.serve.refusal import Busy, TimedOut
-from dxn.serve.texts import GENERATED, TextRow
+from dxn.serve.refusal import busy, timed_out
+from dxn.serve.schema import GENERATED
 
 # The model thread counts as stuck if one batch takes this multiple of the time limit.
 STUCK = 2
@@ -90,7 +90,7 @@ class Service:
                     result = await _result(job)
                     return await self._drawn(prepared, result) if kind == ATTEND else result
             except TimeoutError:
-                raise TimedOut(self.options.timeout) from None
+                raise timed_out(self.options.timeout) from None
 
     async def _drawn(self, prepared: Prepared, found: Attention) -> list[dict[str, Any]]:
         """Return the attention on the only sample of a request, as the page draws it."""
@@ -98,30 +98,32 @@ class Service:
         drawing = partial(attention_data, self.predictor, prepared, found)
         return [await loop.run_in_executor(self.drawer, drawing)]
 
-    async def write(self, rows: Sequence[TextRow], samples: Sequence[Mapping[str, Any]]) -> Any:
-        """Return the text of each row. See `stream`."""
-        texts: list[str] = []
-        async for part in await self.stream(rows, samples, only_texts=True):
-            texts.append(part[GENERATED])
-        return texts
+    async def write(
+        self, texts: Sequence[Text], samples: Sequence[Mapping[str, Any]], max_new: int
+    ) -> list[str]:
+        """Return the generated texts, see `stream`."""
+        stream = await self.stream(texts, samples, max_new, only_texts=True)
+        return [part[GENERATED] async for part in stream]
 
     async def stream(
         self,
-        rows: Sequence[TextRow],
+        texts: Sequence[Text],
         samples: Sequence[Mapping[str, Any]],
+        max_new: int,
         *,
         only_texts: bool = False,
     ) -> AsyncIterator[dict[str, Any]]:
         """Start to generate texts.
 
         Args:
-            rows: The texts to generate.
-            samples: The sample of each row, for a model that writes a text for an input.
+            texts: The texts to generate.
+            samples: The sample of each text, for a model that writes a text for an input.
+            max_new: Maximum number of tokens of each text.
             only_texts: Yield only the complete texts.
 
         Returns:
-            An iterator of {"index": row, "delta": new part of the text}, and in the end
-            {"index": row, "generated": complete text} for each row.
+            An iterator of {"index": i, "delta": new part of text i}, and in the end
+            {"index": i, "generated": complete text} for each text.
 
         Raises:
             Refusal: If too many samples wait, or the time is over. The iterator raises it too.
@@ -130,25 +132,26 @@ class Service:
         loop = asyncio.get_running_loop()
         end = loop.time() + self.options.timeout
         parts: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
-        with self._admitted(len(rows)) as hand_over:
+        with self._admitted(len(texts)) as hand_over:
             try:
                 async with asyncio.timeout_at(end):
-                    for row, sample in zip(rows, samples, strict=False):
-                        row.prepared = await self.prepare([sample])
+                    for text, sample in zip(texts, samples, strict=False):
+                        prepared = await self.prepare([sample])
+                        text.item, text.samples = prepared.items[0], prepared.samples
             except TimeoutError:
-                raise TimedOut(self.options.timeout) from None
+                raise timed_out(self.options.timeout) from None
             if not only_texts:
-                for index, row in enumerate(rows):
-                    row.on_text = _sender(loop, parts, index)
-            job = self.engine.submit((WRITE, rows[0].max_new), rows, len(rows))
+                for index, text in enumerate(texts):
+                    text.on_text = _sender(loop, parts, index)
+            job = self.engine.submit((WRITE, max_new), texts, len(texts))
             hand_over(job)
         job.future.add_done_callback(lambda _: parts.put_nowait(None))
-        return self._parts(job, rows, parts, end)
+        return self._parts(job, texts, parts, end)
 
     async def _parts(
         self,
         job: Job,
-        rows: Sequence[TextRow],
+        texts: Sequence[Text],
         parts: asyncio.Queue[dict[str, Any] | None],
         end: float,
     ) -> AsyncIterator[dict[str, Any]]:
@@ -164,15 +167,15 @@ class Service:
                 if part is None:
                     break
                 yield part
-            for index, text in enumerate(job.future.result()):
-                yield {"index": index, GENERATED: text}
+            for index, result in enumerate(job.future.result()):
+                yield {"index": index, GENERATED: result}
         except TimeoutError:
-            raise TimedOut(self.options.timeout) from None
+            raise timed_out(self.options.timeout) from None
         finally:
             # The client has gone, or the time is over: the thread stops after the next token.
             job.is_cancelled = True
-            for row in rows:
-                row.is_cancelled = True
+            for text in texts:
+                text.is_cancelled = True
 
     async def prepare(self, samples: Sequence[Mapping[str, Any]]) -> Prepared:
         """Check, decode and prepare samples."""
@@ -191,7 +194,7 @@ class Service:
         limit = self.options.max_queue
         # A request that is larger than the queue is answered if nothing else waits.
         if self.admitted and self.admitted + count > limit:
-            raise Busy(
+            raise busy(
                 f"{self.admitted} samples are waiting, and at most {limit} may (max_queue); try "
                 "again later"
             )

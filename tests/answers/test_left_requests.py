@@ -9,8 +9,8 @@ from helpers.runs import PLAIN, SMALL, TEXT, train
 from helpers.serving import server_of
 
 import dxn
+from dxn.runs.predictor.writing import BatchSampler, Writer
 from dxn.serve.operations import Operations
-from dxn.serve.texts import BatchSampler, Writer
 
 SECONDS = 20  # limit of each wait
 WORDS = ["apple", "pear", "plum", "cherry"]
@@ -36,18 +36,18 @@ def wait_for_refusal(url, path):
 def test_texts_are_not_generated_after_the_client_has_left(translator, monkeypatch):
     may_go_on = threading.Event()
     sizes, num_tokens = [], []
-    write, sample = Writer.write, BatchSampler.__call__
+    write, sample = Writer._for_samples, BatchSampler.__call__
 
-    def counted(self, rows):
-        sizes.append(len(rows))
-        return write(self, rows)
+    def counted(self, texts, max_new):
+        sizes.append(len(texts))
+        return write(self, texts, max_new)
 
     def slow(self, log_probs):
         num_tokens.append(len(log_probs))
         assert may_go_on.wait(SECONDS)
         return sample(self, log_probs)
 
-    monkeypatch.setattr(Writer, "write", counted)
+    monkeypatch.setattr(Writer, "_for_samples", counted)
     monkeypatch.setattr(BatchSampler, "__call__", slow)
     body = {"inputs": [{"text": "apple number 1"}] * 6, "max_new": 50, "temperature": 0}
     with server_of(translator, batch_size=2) as url:

@@ -10,14 +10,12 @@ from helpers.serving import client_of, error_of
 
 import dxn
 from dxn.models import make_sampler
-from dxn.runs.predictor.vocabulary import vocabulary_adapter
+from dxn.runs.predictor.writing import BatchSampler, Cancelled, Text, Writer, decoder_after
 from dxn.serve.engine import Job
 from dxn.serve.operations import WRITE, Operations
 from dxn.serve.refusal import Refusal
-from dxn.serve.texts import BatchSampler, Cancelled, TextRow, Writer, _decoder, _ids
 
 WORDS = ["apple", "pear", "plum", "cherry"]
-greedy_sampler = partial(make_sampler, 0)
 GREEDY = {"temperature": 0, "max_new": 12}
 
 
@@ -111,15 +109,15 @@ def test_the_same_seed_gives_the_same_text_and_another_seed_another_one(language
 
 
 WRONG = [
-    ({"temperature": -1}, "temperature: must be above 0"),
+    ({"temperature": -1}, "temperature: must be at least 0, got -1"),
     ({"temperature": 1e-40}, "temperature: must be 0 or at least"),
     ({"inputs": [{"prompt": "a" * 20_001}]}, "at most 20,000 characters"),
     ({"temperature": "hot"}, "temperature: must be a number"),
-    ({"temperature": float("nan")}, "temperature: must be a number"),
-    ({"top_k": 0}, "top_k: must be an integer"),
-    ({"top_p": 2}, "top_p: must be above 0"),
-    ({"max_new": 201}, "max_new: must be an integer (1 to 200)"),
-    ({"seed": 2**80}, "seed: must be an integer"),
+    ({"temperature": float("nan")}, "temperature: must be a finite number"),
+    ({"top_k": 0}, "top_k: must be at least 1"),
+    ({"top_p": 2}, "top_p: must be at most 1"),
+    ({"max_new": 201}, "max_new: must be at most 200"),
+    ({"seed": 2**80}, "seed: must be at most"),
     ({"stream": 1}, "stream: must be true or false"),
     ({"inputs": [{"text": "a"}]}, 'send {"prompt": "..."}'),
     ({"inputs": [{"prompt": 3}]}, 'send {"prompt": "..."}'),
@@ -143,13 +141,13 @@ def test_a_wrong_sample_is_refused_before_the_stream_starts(translator):
 
 def test_an_error_in_the_middle_is_the_last_event_of_a_stream(language, monkeypatch):
     with client_of(language) as client:
-        monkeypatch.setattr(TextRow, "finish", lambda row, text: 1 / 0)
+        monkeypatch.setattr(Text, "finish", lambda self, text: 1 / 0)
         events = events_of(client, {"inputs": [{"prompt": "apple"}], **GREEDY})
     assert events[-1]["error"]["type"] == "internal_error"
 
 
 def test_a_stream_ends_when_its_time_is_over(language, monkeypatch):
-    monkeypatch.setattr("dxn.serve.texts.BatchSampler.__call__", slow(BatchSampler.__call__))
+    monkeypatch.setattr(BatchSampler, "__call__", slow(BatchSampler.__call__))
     with client_of(language, timeout=0.5) as client:
         events = events_of(client, {"inputs": [{"prompt": "apple"}], "max_new": 200})
         assert events[-1]["error"]["type"] == "timeout"
@@ -169,68 +167,77 @@ def slow(call):
 
 def test_rows_of_a_batch_have_their_own_sampler_and_may_end_early(language):
     """The batch gives the same texts as each row alone, also when other rows have ended."""
-    writer = Writer(language)
+    writer = Writer(language.model, language.task)
 
-    def rows():
+    def texts():
         prompts = ["apple", "pear größe", "plum apple cherry"]
         settings = [(0, 0), (1.2, 3), (1.2, 4)]
         samplers = [partial(make_sampler, value, seed=seed) for value, seed in settings]
-        return [TextRow(None, p, s, 40) for p, s in zip(prompts, samplers, strict=True)]
+        return [Text(p, new_sampler=s) for p, s in zip(prompts, samplers, strict=True)]
 
-    together = rows()
-    writer.write(together)
-    alone = rows()
-    for row in alone:
-        writer.write([row])
-    assert [row.text for row in together] == [row.text for row in alone]
+    together = writer.write(texts(), max_new=40, batch_size=3)
+    assert together == writer.write(texts(), max_new=40, batch_size=1)
+
+
+def test_a_sampled_text_is_that_of_the_model_in_python(language):
+    options = {"max_new": 20, "temperature": 1.3, "top_k": 9, "seed": 5}
+    with client_of(language) as client:
+        body = {"inputs": [{"prompt": "größe"}, {"prompt": "apple"}], **options}
+        answer = client.post("/generate", json=body).json()["results"]
+    expected = language.write(prompt=["größe", "apple"], batch_size=1, **options)
+    assert [each["generated"] for each in answer] == expected
 
 
 def test_a_batch_that_nobody_waits_for_is_given_up(language):
-    rows = [TextRow(None, "apple", greedy_sampler, 50, is_cancelled=True)]
-    Writer(language).write(rows)
-    assert rows[0].text == ""
+    writer = Writer(language.model, language.task)
+    assert writer.write([Text("apple", is_cancelled=True)], max_new=50, batch_size=1) == [""]
 
 
 def test_a_second_attempt_gives_the_text_of_the_first(language):
-    row = TextRow(None, "apple", partial(make_sampler, 1.2, seed=3), 20)
-    writer = Writer(language)
-    writer.write([row])
-    first = row.text
-    writer.write([row])
-    assert row.text == first
+    text = Text("apple", new_sampler=partial(make_sampler, 1.2, seed=3))
+    writer = Writer(language.model, language.task)
+    first = writer.write([text], max_new=20, batch_size=1)
+    assert writer.write([text], max_new=20, batch_size=1) == first
 
 
 def test_a_text_that_was_sent_in_part_is_not_generated_again(language):
     sent = []
-    row = TextRow(None, "apple", greedy_sampler, 5, sent.append, text="apple")
+    text = Text("apple", on_text=sent.append, text="apple")
     with pytest.raises(Refusal):
-        Writer(language).write([row])
+        Operations(language, batch_size=2)((WRITE, 5), [Job((WRITE, 5), [text], 1, None)])
     assert sent == []
 
 
 def test_the_texts_of_a_large_request_are_generated_in_batches(language, monkeypatch):
     sizes = []
-    monkeypatch.setattr(Writer, "write", lambda self, rows: sizes.append(len(rows)))
-    rows = [TextRow(None, "a", greedy_sampler, 2) for _ in range(5)]
-    Operations(language, batch_size=2)(WRITE, [Job(WRITE, rows, 5, None)])
+    write = Writer._continued
+
+    def counted(self, texts, max_new):
+        sizes.append(len(texts))
+        return write(self, texts, max_new)
+
+    monkeypatch.setattr(Writer, "_continued", counted)
+    texts = [Text("a") for _ in range(5)]
+    Operations(language, batch_size=2)((WRITE, 2), [Job((WRITE, 2), texts, 5, None)])
     assert sizes == [2, 2, 1]
 
 
 def test_a_prompt_whose_end_is_decoded_with_the_new_tokens_gives_the_same_text(language):
-    tokenizer = vocabulary_adapter(language.adapters, None).tokenizer.vocabulary
-    prompt = _ids(tokenizer, "größe 東京 " * 20)
-    decode = _decoder(tokenizer, prompt)
+    writer = Writer(language.model, language.task)
+    tokenizer = writer.tokenizer
+    prompt = writer._encoded("größe 東京 " * 20)
+    decode = decoder_after(tokenizer, prompt)
     assert decode(prompt[:9]) == tokenizer.decode([*prompt, *prompt[:9]])
 
 
 def test_the_model_receives_only_the_end_of_a_long_prompt(language, monkeypatch):
-    writer = Writer(language)
+    writer = Writer(language.model, language.task)
     shapes = []
 
     def record(*args, prompt, **options):
         shapes.append(prompt.shape[1])
         raise Cancelled
 
-    monkeypatch.setattr("dxn.serve.texts.generate", record)
-    writer.write([TextRow(None, "größe " * 2000, greedy_sampler, 2)])
+    monkeypatch.setattr("dxn.runs.predictor.writing.generate", record)
+    writer.write([Text("größe " * 2000)], max_new=2, batch_size=1)
     assert shapes == [writer.language.max_len + 1]

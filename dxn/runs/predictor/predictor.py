@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Mapping, Sequence
-from functools import partial
 from os import PathLike
 from pathlib import Path
 from types import ModuleType
@@ -22,11 +21,11 @@ from dxn.data.reading import Opened, survey_rows
 from dxn.data.rows import OnBad, Rows
 from dxn.data.series.layouts import Layout
 from dxn.data.stream import make_samples
-from dxn.models.decoding.search import Sampler, greedy
+from dxn.models.decoding.search import Sampler
 from dxn.models.model import Network, count_parameters
 from dxn.runs.predictor.python_values import to_cell
 from dxn.runs.predictor.vocabulary import nearest_tokens, vocabulary_adapter
-from dxn.runs.predictor.writing import continue_prompts, write_for_samples
+from dxn.runs.predictor.writing import Text, Writer, make_samplers
 from dxn.tasks import ClassifiesByExample, Task, Writes
 from dxn.tasks.probabilities import list_names
 from dxn.tokenize.base import Reader, Tokenizer
@@ -328,7 +327,11 @@ class Predictor:
         inputs: Sample | Sequence[Sample] | None = None,
         count: int = 1,
         max_new: int = 200,
-        sampler: Sampler = greedy,
+        temperature: float = 0.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        seed: int = 0,
+        sampler: Sampler | None = None,
         batch_size: int = 16,
     ) -> list[str]:
         """Generate texts: continuations of prompts, or texts for samples.
@@ -338,8 +341,13 @@ class Predictor:
             inputs: Sample to generate a text for, or several, for a model with head=generate.
             count: Number of texts per prompt or sample.
             max_new: Maximum number of tokens to generate.
-            sampler: Chooses each token, see `dxn.models.make_sampler`.
-            batch_size: Number of prompts or samples per batch.
+            temperature: Divisor of the logits. 0: the most probable tokens.
+            top_k: Sample from this number of most probable tokens. Default: all.
+            top_p: Sample from the most probable tokens with this total probability. Default: all.
+            seed: Random seed of sampling.
+            sampler: Function that chooses the next tokens (B,) from log-probabilities (B, V), in
+                place of the four options above.
+            batch_size: Number of texts per batch.
 
         Returns:
             `count` texts per prompt or sample, one prompt or sample after the other.
@@ -347,13 +355,16 @@ class Predictor:
         Raises:
             UserError: If the model does not generate text, or cannot use what it gets.
         """
+        writer = Writer(self.model, self.task)
+        texts: list[Text] = []
         if isinstance(self.task, Writes):
             if not inputs or prompt:
                 names = " or ".join(f"input.{name}=..." for name in self.inputs)
                 got = "a prompt" if prompt else "no input"
                 raise UserError(f"input: this model generates a text for {names}; got {got}")
             samples = self.samples([inputs] if isinstance(inputs, Mapping) else inputs)
-            write = partial(write_for_samples, self.model, self.task, samples)
+            items = [samples[0, i] for i in range(len(samples))]
+            texts = [Text(item=item, samples=samples) for item in items for _ in range(count)]
         else:
             if self.task.answers:
                 raise UserError(
@@ -361,9 +372,22 @@ class Predictor:
                 )
             if inputs:
                 raise UserError("input: a language model continues a text; set prompt=... instead")
-            prompts = [prompt] if isinstance(prompt, str) else prompt
-            write = partial(continue_prompts, self.model, self.adapters, prompts)
-        return write(count=count, max_new=max_new, sampler=sampler, batch_size=batch_size)
+            if writer.obstacle:
+                raise UserError(f"generate: {writer.obstacle}")
+            for each in [prompt] if isinstance(prompt, str) else prompt:
+                writer.check_prompt(each)
+                texts += [Text(each) for _ in range(count)]
+        samplers = make_samplers(
+            len(texts),
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            seed=seed,
+            device=self.device,
+        )
+        for text, new_sampler in zip(texts, samplers, strict=True):
+            text.new_sampler = new_sampler if sampler is None else lambda: sampler
+        return writer.write(texts, max_new=max_new, batch_size=batch_size)
 
     @torch.inference_mode()
     def neighbors(

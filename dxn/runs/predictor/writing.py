@@ -1,100 +1,283 @@
-"""Generate texts in batches: continuations of prompts, and texts for samples."""
+"""Generated texts: continuations of prompts, and texts for samples.
+
+`Predictor.write`, `dxn generate` and `dxn serve` use the same `Writer`, so they write equal texts.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeAlias
 
 import torch
+from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.models.decoding.generation import generate
 from dxn.models.decoding.language_model import LanguageModel
-from dxn.models.decoding.search import Sampler
+from dxn.models.decoding.search import Sampler, greedy, make_sampler
 from dxn.models.model import Model
 from dxn.runs.predictor.vocabulary import vocabulary_adapter
-from dxn.tasks import Writes
+from dxn.tasks import Task, Writes
 from dxn.tasks.target_tokenizer import ENDS, token_of
 from dxn.tokenize.text.vocabulary import encode
 from dxn.training.evaluate import to_device
 
-T = TypeVar("T")
+MAX_SEED = 2**63 - 1  # of torch.manual_seed
+TAIL = 16  # tokens of a prompt that are decoded together with the new ones
+UNFINISHED = "\ufffd"  # stands for the first bytes of a character whose last bytes are missing
+
+Decode: TypeAlias = Callable[[list[int]], str]
 
 
-def continue_prompts(
-    model: Model,
-    adapters: Mapping[str, Any],
-    prompts: Sequence[str],
-    *,
+class Cancelled(Exception):
+    """Nobody waits for any text of a batch any more."""
+
+
+@dataclass(eq=False)
+class Text:
+    """One text to generate.
+
+    Args:
+        prompt: The text to continue, for a language model.
+        item: The prepared sample to describe, for a model that writes a text for a sample.
+        samples: The samples that the item belongs to, which collate it.
+        new_sampler: Function that returns the sampler of this text, which chooses its next token.
+        on_text: Function that is called with each new part of the text, while it is generated.
+        is_cancelled: Whether nobody waits for the text any more.
+        text: The text. For a language model, it starts with the prompt.
+    """
+
+    prompt: str = ""
+    item: Mapping[str, Any] | None = None
+    samples: Samples | None = None
+    new_sampler: Callable[[], Sampler] = lambda: greedy
+    on_text: Callable[[str], None] | None = None
+    is_cancelled: bool = False
+    text: str = ""
+    ids: list[int] = field(default_factory=list)
+    has_ended: bool = False
+    sampler: Sampler = greedy
+
+    def start(self) -> None:
+        """Forget an attempt that failed with its batch."""
+        self.text = ""
+        self.ids = []
+        self.has_ended = False
+        self.sampler = self.new_sampler()
+
+    def add(self, token: int, end: int | None, decode: Decode) -> None:
+        """Add a token, and pass on the text that it completes."""
+        if self.has_ended:
+            return
+        if token == end:
+            self.has_ended = True
+            return
+        self.ids.append(token)
+        if self.on_text is None or self.is_cancelled:
+            return
+        # Decoded from the start: the space between two tokens can depend on both of them. Some
+        # tokenizers change the end of a text when it goes on. Then the final text corrects it.
+        self._pass_on(decode(self.ids).rstrip(UNFINISHED))
+
+    def finish(self, text: str) -> None:
+        """Set the complete text, and pass on the rest of it."""
+        self._pass_on(text)
+        self.text = text
+
+    def _pass_on(self, text: str) -> None:
+        if self.on_text is not None and text.startswith(self.text) and text != self.text:
+            self.on_text(text[len(self.text) :])
+            self.text = text
+
+
+def make_samplers(
     count: int,
-    max_new: int,
-    sampler: Sampler,
-    batch_size: int,
-) -> list[str]:
-    """Return `count` texts that continue each prompt, see `Predictor.write`.
+    *,
+    temperature: float,
+    top_k: int | None,
+    top_p: float | None,
+    seed: int,
+    device: torch.device,
+) -> list[Callable[[], Sampler]]:
+    """Return the function that makes the sampler of each text, see `Text.new_sampler`.
+
+    Each text has a seed of its own, so that equal prompts get different texts, and a text does not
+    depend on the others.
 
     Raises:
-        UserError: If the model is no language model, or a prompt is empty and cannot be.
+        UserError: If an option is out of range.
     """
+    new = partial(make_sampler, temperature, top_k=top_k, top_p=top_p, device=device)
     try:
-        language = LanguageModel(model)
+        new()
     except ValueError as error:
-        raise UserError(f"generate: {error}") from error
-    tokenizer = vocabulary_adapter(adapters, None).tokenizer.vocabulary
-    end = token_of(tokenizer, ENDS)
-    # Special tokens such as [SEP] at the end would end the text before it is continued.
-    ids = [encode(tokenizer, prompt, add_special_tokens=False).ids for prompt in prompts]
-    if end is None and not all(ids):
-        raise UserError(
-            "prompt: must not be empty, because this model's tokenizer has no end token to "
-            "start from"
-        )
-    device = next(model.parameters()).device
-    texts: dict[int, list[str]] = {}
-    # Prompts of similar length together, so that there is little padding.
-    order = sorted(range(len(ids)), key=lambda i: len(ids[i]))
-    for batch in _batched(order, batch_size):
+        raise UserError(str(error)) from error  # the message names the option
+    return [partial(new, seed=(seed + i) % MAX_SEED) for i in range(count)]
+
+
+class BatchSampler:
+    """The sampler of a batch. Each text has its own, and receives its tokens.
+
+    A generation removes texts that have ended, but not immediately.
+
+    Args:
+        texts: The texts of the batch.
+        end: Id of the end token. None: there is none.
+        decoders: Function that decodes the new tokens of each text.
+    """
+
+    def __init__(self, texts: Sequence[Text], end: int | None, decoders: Sequence[Decode]):
+        self.rows = list(zip(texts, decoders, strict=True))
+        self.end = end
+
+    def __call__(self, log_probs: Tensor) -> Tensor:
+        """Return the next token (B,) of each text."""
+        if len(log_probs) < len(self.rows):
+            self.rows = [pair for pair in self.rows if not pair[0].has_ended]
+        assert len(log_probs) == len(self.rows)
+        if all(text.is_cancelled for text, _ in self.rows):
+            raise Cancelled
+        first = self.rows[0][0].sampler
+        if all(text.sampler is first for text, _ in self.rows):
+            ids = first(log_probs)
+        else:
+            parts = [text.sampler(log_probs[i : i + 1]) for i, (text, _) in enumerate(self.rows)]
+            ids = torch.cat(parts)
+        for (text, decode), token in zip(self.rows, ids.tolist(), strict=True):
+            text.add(token, self.end, decode)
+        return ids
+
+
+class Writer:
+    """Generates the texts of a model.
+
+    Args:
+        model: The model. It need not generate texts; then only `obstacle` can be used.
+        task: Its task.
+
+    Attributes:
+        obstacle: Why the model does not generate texts. "": it does.
+        takes_prompt: Whether it continues a prompt. Otherwise, it writes a text for a sample.
+    """
+
+    def __init__(self, model: Model, task: Task):
+        self.model = model
+        self.task = task
+        self.obstacle = ""
+        self.language: LanguageModel | None = None
+        if isinstance(task, Writes):
+            return
+        try:
+            self.language = LanguageModel(model)
+            self.tokenizer = vocabulary_adapter(
+                {name: model.adapter(name) for name in model.inputs}, None
+            ).tokenizer.vocabulary
+            self.end = token_of(self.tokenizer, ENDS)
+        except ValueError as error:
+            self.obstacle = str(error)
+
+    @property
+    def takes_prompt(self) -> bool:
+        """Whether the model continues a prompt."""
+        return self.language is not None
+
+    def check_prompt(self, prompt: str) -> None:
+        """Raise UserError if the model cannot continue this prompt."""
+        if self.end is None and not self._encoded(prompt):
+            raise UserError(
+                "prompt: must not be empty, because this model's tokenizer has no end token to "
+                "start from"
+            )
+
+    @torch.inference_mode()
+    def write(
+        self,
+        texts: Sequence[Text],
+        *,
+        max_new: int,
+        batch_size: int,
+    ) -> list[str]:
+        """Generate texts. A text does not depend on the others, and not on the batch size.
+
+        Args:
+            texts: The texts.
+            max_new: Maximum number of tokens of each text.
+            batch_size: Number of texts that are generated together.
+
+        Returns:
+            The text of each of them, "" for those that nobody waits for.
+        """
+        # Prompts of similar length together, so that there is little padding.
+        order = sorted(range(len(texts)), key=lambda i: len(texts[i].prompt))
+        for start in range(0, len(texts), batch_size):
+            batch = [texts[i] for i in order[start : start + batch_size]]
+            if all(text.is_cancelled for text in batch):
+                continue
+            for text in batch:
+                text.start()
+            try:
+                write = self._for_samples if self.language is None else self._continued
+                results = write(batch, max_new)
+            except Cancelled:
+                continue
+            for text, result in zip(batch, results, strict=True):
+                text.finish(result)
+        return [text.text for text in texts]
+
+    def _continued(self, texts: Sequence[Text], max_new: int) -> list[str]:
+        assert self.language is not None
+        prompts = [self._encoded(text.prompt) for text in texts]
         # In training, the end token separates texts, so a new text starts after it.
-        starts = [torch.tensor(ids[i] or [end]) for i in batch]
+        # The model shortens a longer prompt itself. The other tokens would only be padded.
+        longest = self.language.max_len + 1
+        starts = [torch.tensor(ids[-longest:] or [self.end]) for ids in prompts]
         hypotheses = generate(
-            language,
+            self.language,
             None,
-            prompt=pad_sequence(starts, batch_first=True).to(device),
+            prompt=pad_sequence(starts, batch_first=True).to(self._device),
             lengths=torch.tensor([len(start) for start in starts]),
-            end=end,
+            end=self.end,
             max_new=max_new,
-            sampler=sampler,
-            count=count,
+            sampler=BatchSampler(
+                texts, self.end, [decoder_after(self.tokenizer, ids) for ids in prompts]
+            ),
         )
-        for i, group in zip(batch, _batched(hypotheses, count), strict=True):
-            # Decoded together: the space between two tokens can depend on both of them.
-            texts[i] = [tokenizer.decode([*ids[i], *hypothesis.ids]) for hypothesis in group]
-    return [text for i in range(len(ids)) for text in texts[i]]
+        # Decoded together: the space between two tokens can depend on both of them.
+        pairs = zip(prompts, hypotheses, strict=True)
+        return [self.tokenizer.decode([*ids, *hypothesis.ids]) for ids, hypothesis in pairs]
+
+    def _for_samples(self, texts: Sequence[Text], max_new: int) -> list[str]:
+        # Any: the protocol Writes has no tokenizer, because the task of a package need not have it.
+        task: Any = self.task
+        samples = texts[0].samples
+        assert samples is not None
+        items = [text.item for text in texts if text.item is not None]
+        batch = to_device(samples.collate(items), self._device)
+        encoded, _ = self.model.encode(self.model.embed(batch))
+        tokenizer = getattr(task, "tokenizer", None)
+        sampler: Sampler = texts[0].sampler
+        if tokenizer is not None:
+            sampler = BatchSampler(texts, tokenizer.end, [tokenizer.decode] * len(texts))
+        return task.write(self.model.head, encoded, max_new=max_new, sampler=sampler)
+
+    def _encoded(self, prompt: str) -> list[int]:
+        # Special tokens such as [SEP] at the end would end the text before it is continued.
+        return encode(self.tokenizer, prompt, add_special_tokens=False).ids
+
+    @property
+    def _device(self) -> torch.device:
+        return next(self.model.parameters()).device
 
 
-def write_for_samples(
-    model: Model,
-    task: Writes,
-    samples: Samples,
-    *,
-    count: int,
-    max_new: int,
-    sampler: Sampler,
-    batch_size: int,
-) -> list[str]:
-    """Return `count` texts for each opened sample, see `Predictor.write`."""
-    device = next(model.parameters()).device
-    texts: list[str] = []
-    for indices in _batched(range(len(samples)), batch_size):
-        # Copies of each sample, because a sampler draws another text for each row.
-        rows = [samples[0, i] for i in indices for _ in range(count)]
-        encoded, _ = model.encode(model.embed(to_device(samples.collate(rows), device)))
-        texts += task.write(model.head, encoded, max_new=max_new, sampler=sampler)
-    return texts
-
-
-def _batched(items: Sequence[T], size: int) -> list[Sequence[T]]:
-    """Divide a sequence into parts of this size. The last one can be shorter."""
-    return [items[i : i + size] for i in range(0, len(items), size)]
+def decoder_after(tokenizer: Any, prompt: list[int]) -> Decode:
+    """Return a function that decodes the ids after a prompt, and returns the whole text."""
+    # A long prompt is decoded once, and not again for each token. The space before the first new
+    # token can depend on the token before it.
+    start = tokenizer.decode(prompt)
+    tail = prompt[-TAIL:]
+    num_known = len(tokenizer.decode(tail))
+    return lambda ids: start + tokenizer.decode([*tail, *ids])[num_known:]
