@@ -5,7 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, WithJsonSchema, create_model
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    TypeAdapter,
+    ValidationError,
+    WithJsonSchema,
+    create_model,
+)
 from pydantic import field_validator as validator
 
 from dxn.config.schema import SENTENCES
@@ -30,11 +38,7 @@ ADVICE = f'send {{"{INPUTS}": [{{"NAME": VALUE}}]}} with the names of the inputs
 # Status codes of every request, and those of requests with a body.
 REFUSED = (403, 421, 431, 500)
 REFUSED_BODIES = (400, 401, 403, 408, 413, 415, 421, 422, 431, 500, 503, 504)
-TEXT_VALUES: list[dict[str, Any]] = [
-    {"type": "string"},
-    {"type": "number"},
-    {"type": "array", "items": {}},
-]
+TEXT_VALUES: list[dict[str, Any]] = TypeAdapter(str | float | list[Any]).json_schema()["anyOf"]
 FILE_VALUE: dict[str, Any] = {
     "type": "object",
     "required": ["base64"],
