@@ -16,8 +16,8 @@ from pydantic import (
 )
 from pydantic import field_validator as validator
 
-from dxn.config.schema import SENTENCES
 from dxn.core.errors import UserError
+from dxn.core.schema import SENTENCES
 from dxn.core.untrusted import shortened
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.writing import MAX_SEED, Writer
