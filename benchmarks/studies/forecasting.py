@@ -39,7 +39,7 @@ from statsmodels.tsa.exponential_smoothing.ets import ETSModel  # noqa: E402
 import dxn  # noqa: E402
 from dxn.data.series.timeline import timeline  # noqa: E402
 from dxn.tasks.futures import Future, forecast_metrics, seasonal_naive  # noqa: E402
-from dxn.tokenize import SeriesAdapter  # noqa: E402
+from dxn.tokenize.series.reader import SeriesReader  # noqa: E402
 
 COMMON = ["adapters=[series]", "dim=64", "backbone.depth=2", "backbone.dropout=0.2"]
 COMMON += ["head=forecast", "head.dropout=0.3", "trainer.epochs=30", "trainer.precision=float32"]
@@ -127,9 +127,7 @@ def measure(name: str, folder: Path, seeds: Sequence[int]) -> dict[str, list[flo
     """Return the test MASE of each method; one value per seed for dxn."""
     case = CASES[name]
     path = write_series(name, folder)
-    source = timeline(
-        str(path), preprocessors={"series": SeriesAdapter(8).tokenizer}, target=case.column
-    )
+    source = timeline(str(path), readers={"series": SeriesReader()}, target=case.column)
     with path.open(newline="", encoding="utf-8") as file:
         cells = [row[case.column] for row in csv.DictReader(file)]
     values = np.array([float(cell) if cell else np.nan for cell in cells])

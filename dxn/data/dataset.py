@@ -12,12 +12,12 @@ from annotated_types import Ge
 from torch import Tensor
 from torch.utils.data import Dataset
 
+from dxn.core.randomness import evenly_spaced
 from dxn.data.raws import CACHE_GB, RawColumn, digest_of, is_present, num_tokens_of
 from dxn.data.reading import TIMEOUT, Opened
 from dxn.data.rows import TARGET
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
-from dxn.tokenize.spaced import evenly_spaced
 
 MAX_TIMEOUT = 2_000_000  # seconds; the operating system counts milliseconds with 32 bits
 

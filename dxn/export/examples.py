@@ -18,7 +18,7 @@ from dxn.tokenize.audio.tokenizer import AudioTokenizer
 from dxn.tokenize.base import Tokenizer
 from dxn.tokenize.cells.category import CategoryTokenizer
 from dxn.tokenize.cells.date import DateTokenizer
-from dxn.tokenize.cells.date_format import SECONDS_PER_DAY, Moment
+from dxn.tokenize.cells.dates import SECONDS_PER_DAY, Moment
 from dxn.tokenize.cells.number import NumberTokenizer
 from dxn.tokenize.image.tokenizer import ImageTokenizer
 from dxn.tokenize.series.tokenizer import SeriesTokenizer

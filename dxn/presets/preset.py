@@ -20,6 +20,7 @@ from accelerate.utils import broadcast_object_list
 from dxn.config.instantiate import build, expand_defaults
 from dxn.config.keys import assign, lookup
 from dxn.config.no_effect import overriding
+from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.data.rows import Source
 from dxn.presets.advice import MUON, Advice, Facts
@@ -30,7 +31,6 @@ from dxn.presets.text import advise_text
 from dxn.tasks import Task
 from dxn.tasks.forecast import MANY_WINDOWS
 from dxn.tokenize.base import Reader
-from dxn.tokenize.spaced import evenly_spaced
 
 AUTO = "auto"
 # By modality, from some cells of the training split, which are not None. Others can be added.

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from dxn.core.errors import UserError
-from dxn.tokenize.cells.date_format import are_dates, most
-from dxn.tokenize.cells.number_format import Numbers, are_codes, are_numbers, read_numbers
+from dxn.tokenize.cells.dates import are_dates, most
+from dxn.tokenize.cells.numbers import Numbers, are_codes, are_numbers, read_numbers
 
 # Thresholds of heuristics; head=NAME overrides their result.
 # A column of whole numbers with at most this many distinct values contains class labels (such as 1

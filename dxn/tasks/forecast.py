@@ -31,7 +31,6 @@ from dxn.tasks.probabilities import significant
 from dxn.tasks.row_scores import RowScores
 from dxn.tasks.task import STATE_FILE, Batch, Task
 from dxn.tokenize.base import Adapter
-from dxn.tokenize.series.tokenizer import SeriesTokenizer
 
 Residual = Literal["season", "last", "none"]
 Read = Literal["tokens", "pooled"]
@@ -169,11 +168,7 @@ class Forecast(Task):
         Raises:
             UserError: If there is not exactly one input with time steps.
         """
-        candidates = [
-            name
-            for name, adapter in adapters.items()
-            if isinstance(adapter.tokenizer, SeriesTokenizer)
-        ]
+        candidates = [name for name, adapter in adapters.items() if adapter.reader.steps]
         if len(candidates) != 1:
             found = ", ".join(candidates) or f"none among {', '.join(adapters)}"
             raise UserError(

@@ -22,7 +22,7 @@ from dxn.tasks.row_scores import RowScores
 from dxn.tasks.target_tokenizer import TargetTokenizer
 from dxn.tasks.task import IGNORED, Batch, Task
 from dxn.tasks.text_metrics import sentence_chrf, text_metrics, weighted_text_metrics
-from dxn.tokenize.cells.number_format import are_numbers
+from dxn.tokenize.cells.numbers import are_numbers
 from dxn.tokenize.text.options import TokenizerOptions
 
 # head=auto does not infer this task from fewer values: in a small table, class names may also be

@@ -11,7 +11,7 @@ from typing import Any
 
 from dxn.core.errors import UserError
 from dxn.tasks.cells import class_name
-from dxn.tokenize.cells.number_format import are_numbers
+from dxn.tokenize.cells.numbers import are_numbers
 
 SEPARATOR = "|"  # usual text between the labels of one cell, as in "red|round"
 # Other texts between labels. They also occur in the names of classes, so they are only suggested.

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
-from dxn.tokenize.cells.number_format import NumberFormat, are_codes, read_numbers
+from dxn.tokenize.cells.numbers import NumberFormat, are_codes, read_numbers
 
 MAX_EXAMPLES = 3
 # A quantity with at most this many distinct values could also be classes.

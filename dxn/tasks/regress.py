@@ -22,7 +22,7 @@ from dxn.tasks.loss import LossSum
 from dxn.tasks.number_notes import explain_amounts, explain_format
 from dxn.tasks.row_scores import RowScores
 from dxn.tasks.task import STATE_FILE, Batch, Task
-from dxn.tokenize.cells.number_format import NumberFormat, find_format
+from dxn.tokenize.cells.numbers import NumberFormat, find_format
 
 MAX_TARGET = 1e37  # predictions are computed in float32, whose largest number is 3.4e38
 

@@ -3,75 +3,55 @@
 `base.py` defines their base classes.
 """
 
-from dxn.tokenize.audio.adapter import AudioAdapter
-from dxn.tokenize.audio.options import (
-    AudioAugment,
-    AudioNormalization,
-    PatchOptions,
-    SpectrogramOptions,
-)
-from dxn.tokenize.base import ADAPTERS, Adapter, BadMedia, Masking, Reader, Tokenizer, pad
-from dxn.tokenize.cells.category import CategoryAdapter, CategoryMasking
-from dxn.tokenize.cells.cell import CellMasking
-from dxn.tokenize.cells.date import DateAdapter
-from dxn.tokenize.cells.number import NumberAdapter, PeriodicOptions
-from dxn.tokenize.image.adapter import ImageAdapter
-from dxn.tokenize.image.options import ImageAugment, ImageNormalization, ResizeOptions
-from dxn.tokenize.masking import AudioMasking, ImageMasking, TextMasking
-from dxn.tokenize.series.adapter import SeriesAdapter
-from dxn.tokenize.series.masking import SeriesMasking
-from dxn.tokenize.series.options import SeriesAugment
-from dxn.tokenize.text.adapter import TextAdapter
-from dxn.tokenize.text.options import (
-    EmbeddingNormOptions,
-    EmbeddingOptions,
-    NgramOptions,
-    TextAugment,
-    TokenizerOptions,
-)
-from dxn.tokenize.text.vocabulary import train_tokenizer
-from dxn.tokenize.video.adapter import VideoAdapter
-from dxn.tokenize.video.masking import VideoMasking
-from dxn.tokenize.video.options import VideoAugment, VideoSampling
+import importlib
+from typing import Any
 
-__all__ = [
-    "ADAPTERS",
-    "Adapter",
-    "AudioAdapter",
-    "AudioAugment",
-    "AudioMasking",
-    "AudioNormalization",
-    "BadMedia",
-    "CategoryAdapter",
-    "CategoryMasking",
-    "CellMasking",
-    "DateAdapter",
-    "EmbeddingNormOptions",
-    "EmbeddingOptions",
-    "ImageAdapter",
-    "ImageAugment",
-    "ImageMasking",
-    "ImageNormalization",
-    "Masking",
-    "NgramOptions",
-    "NumberAdapter",
-    "PatchOptions",
-    "PeriodicOptions",
-    "Reader",
-    "ResizeOptions",
-    "SeriesAdapter",
-    "SeriesAugment",
-    "SeriesMasking",
-    "SpectrogramOptions",
-    "TextAdapter",
-    "TextAugment",
-    "TextMasking",
-    "Tokenizer",
-    "TokenizerOptions",
-    "VideoAdapter",
-    "VideoAugment",
-    "VideoMasking",
-    "VideoSampling",
-    "pad",
-    "train_tokenizer",
-]
+# The module that defines each name. They are imported on first use: a command needs only the
+# modalities of its data.
+_MODULES = {
+    "ADAPTERS": "base",
+    "Adapter": "base",
+    "AudioAdapter": "audio.adapter",
+    "AudioAugment": "audio.options",
+    "AudioNormalization": "audio.options",
+    "BadMedia": "base",
+    "CategoryAdapter": "cells.category",
+    "CellMasking": "masking",
+    "DateAdapter": "cells.date",
+    "EmbeddingNormOptions": "text.options",
+    "EmbeddingOptions": "text.options",
+    "ImageAdapter": "image.adapter",
+    "ImageAugment": "image.options",
+    "ImageNormalization": "image.options",
+    "Masking": "base",
+    "NgramOptions": "text.options",
+    "NumberAdapter": "cells.number",
+    "PatchMasking": "patch_masking",
+    "PatchOptions": "audio.options",
+    "PeriodicOptions": "cells.number",
+    "Reader": "base",
+    "ResizeOptions": "image.options",
+    "SeriesAdapter": "series.adapter",
+    "SeriesAugment": "series.options",
+    "SpectrogramOptions": "audio.options",
+    "TextAdapter": "text.adapter",
+    "TextAugment": "text.options",
+    "TokenMasking": "masking",
+    "Tokenizer": "base",
+    "TokenizerOptions": "text.options",
+    "VideoAdapter": "video.adapter",
+    "VideoAugment": "video.options",
+    "VideoSampling": "video.options",
+    "pad": "base",
+    "train_tokenizer": "text.vocabulary",
+}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _MODULES:
+        raise AttributeError(f"module 'dxn.tokenize' has no attribute {name!r}")
+    return getattr(importlib.import_module(f"dxn.tokenize.{_MODULES[name]}"), name)
+
+
+def __dir__() -> list[str]:
+    return sorted([*globals(), *_MODULES])

@@ -45,9 +45,9 @@ READERS: dict[str, str] = {
     "audio": "dxn.tokenize.audio.reader.AudioReader",
     "video": "dxn.tokenize.video.reader.VideoReader",
     "series": "dxn.tokenize.series.reader.SeriesReader",
-    "number": "dxn.tokenize.cells.number.NumberReader",
-    "category": "dxn.tokenize.cells.category.CategoryReader",
-    "date": "dxn.tokenize.cells.date.DateReader",
+    "number": "dxn.tokenize.cells.readers.NumberReader",
+    "category": "dxn.tokenize.cells.readers.CategoryReader",
+    "date": "dxn.tokenize.cells.readers.DateReader",
 }
 
 MASKED = "masked"  # key of samples and batches: True at the columns to predict
@@ -78,6 +78,7 @@ class Reader:
         files: Whether a str is the path of a file, relative to the folder of the table.
         media: Kind of these files, as HTML forms name it, such as "image/*".
         words: Whether a cell can be a list of words.
+        steps: Whether raw values are series: float tensors (T, C), NaN where a value is missing.
         tabular: Whether it reads cells of a table, such as numbers. Each of these inputs has an
             adapter of its own, because columns have different units. They are also printed and
             evaluated together.
@@ -87,6 +88,7 @@ class Reader:
     files: ClassVar[bool] = False
     media: ClassVar[str] = ""
     words: ClassVar[bool] = False
+    steps: ClassVar[bool] = False
     tabular: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
@@ -224,7 +226,7 @@ class Masking:
             comparing the output with the adapter's embedding.
     """
 
-    num_outputs: int | None = None
+    num_outputs: int | None
 
     def __call__(self, sample: Mapping[str, Tensor], rand: random.Random) -> dict[str, Tensor]:
         """Return a copy of the sample in which the content of the masked columns is replaced.

@@ -14,16 +14,20 @@ import torch
 from PIL import Image
 from torch import Tensor
 
+from dxn.core.randomness import evenly_spaced
 from dxn.tokenize.base import BadMedia
-from dxn.tokenize.spaced import evenly_spaced
 
-IMAGE_SUFFIXES = (
-    *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"),
-    *(".ppm", ".pgm", ".pbm"),
-)
-AUDIO_SUFFIXES = (".wav", ".flac", ".ogg", ".mp3", ".oga", ".opus", ".m4a", ".aac")
-VIDEO_SUFFIXES = (".mp4", ".webm", ".mkv", ".avi", ".mov", ".m4v", ".gif")
-SOUND_TRACK_SUFFIXES = tuple(suffix for suffix in VIDEO_SUFFIXES if suffix != ".gif")
+SOUND_TRACK = "sound track"
+FILMS = (".mp4", ".webm", ".mkv", ".avi", ".mov", ".m4v")
+SUFFIXES = {
+    "image": (
+        *(".jpg", ".jpeg", ".jfif", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff", ".avif"),
+        *(".ppm", ".pgm", ".pbm"),
+    ),
+    "audio": (".wav", ".flac", ".ogg", ".mp3", ".oga", ".opus", ".m4a", ".aac"),
+    "video": (*FILMS, ".gif"),
+    SOUND_TRACK: FILMS,
+}
 # The first bytes of JPEG, PNG, GIF, BMP and TIFF, and of FLAC, OGG, and MP3 with and without an ID3
 # tag. Cells of a table can contain the bytes of a file, which have no suffix.
 IMAGE_SIGNATURES = (b"\xff\xd8\xff", b"\x89PNG", b"GIF8", b"BM", b"II*\0", b"MM\0*")
@@ -36,9 +40,6 @@ ADTS = (b"\xff\xf1", b"\xff\xf9")
 MP4_PARTS = (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip")
 AUDIO_BRANDS = (b"M4A ", b"M4B ")  # kinds of MP4 files without pictures
 AVIF_BRANDS = (b"avif", b"avis")  # pictures in the same container
-# Score of a file whose sound track is read. The reader of its pictures has a score of 1, so that it
-# is preferred.
-SOUND_TRACK_SCORE = 0.5
 # A URL in a table may have been joined to a folder as if it were a path, which removes one slash.
 URL = re.compile(r"(^|/)https?:/", re.IGNORECASE)
 # Two paths in one text, such as "a.png;b.png" or "['a.png', 'b.png']".
@@ -73,64 +74,39 @@ def embedded_file(text: str, num_chars: int | None = None) -> bytes | None:
         return None
 
 
-def _as_bytes(value: Any) -> Any:
-    """Return the first bytes of a file that is written into a text, any other value unchanged."""
-    content = embedded_file(value, MAX_HEADER) if isinstance(value, str) else None
-    return value if content is None else content
+def kinds_of(cell: Any) -> tuple[str, ...]:
+    """Return the modalities that a cell looks like, judged by its type, suffix or first bytes.
 
-
-def _has_suffix(value: str | Path, suffixes: tuple[str, ...]) -> bool:
-    return str(value).strip().lower().endswith(suffixes)
-
-
-def is_image(value: Any) -> bool:
-    """Whether a cell looks like an image, judged by its type, suffix or first bytes."""
-    value = _as_bytes(value)
-    if isinstance(value, str | Path):
-        return _has_suffix(value, IMAGE_SUFFIXES)
-    if isinstance(value, bytes):
-        is_signed = value.startswith(IMAGE_SIGNATURES) or _is_avif(value)
-        return is_signed or _riff(value) == b"WEBP"
-    if isinstance(value, np.ndarray | Tensor):
-        return value.dtype in (np.uint8, torch.uint8) and value.ndim in (2, 3)
-    return isinstance(value, Image.Image)
-
-
-def is_audio(value: Any) -> bool:
-    """Whether a cell looks like audio, judged by its type, suffix or first bytes."""
-    value = _as_bytes(value)
-    if isinstance(value, str | Path):
-        return _has_suffix(value, AUDIO_SUFFIXES)
-    if isinstance(value, bytes):
-        is_m4a = _is_mp4(value) and value[8:12] in AUDIO_BRANDS
-        return value.startswith((*AUDIO_SIGNATURES, *ADTS)) or _riff(value) == b"WAVE" or is_m4a
-    return (
-        isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], np.ndarray | Tensor)
-    )
-
-
-def is_video(value: Any) -> bool:
-    """Whether a cell looks like a video, judged by its type, suffix or first bytes.
-
-    A GIF looks like an image as well. If an image adapter is in use too, it is preferred, because
-    the registry lists it first.
+    A GIF looks like an image and like a video. A file with pictures that can have a sound track
+    also looks like SOUND_TRACK.
     """
-    value = _as_bytes(value)
-    if isinstance(value, str | Path):
-        return _has_suffix(value, VIDEO_SUFFIXES)
-    if isinstance(value, bytes):
-        return (is_container(value) and not is_audio(value)) or value.startswith(b"GIF8")
-    if isinstance(value, np.ndarray | Tensor):
-        return value.dtype in (np.uint8, torch.uint8) and value.ndim == 4
-    return False
+    if isinstance(cell, str):
+        cell = embedded_file(cell, MAX_HEADER) or cell
+    if isinstance(cell, str | Path):
+        text = str(cell).strip().lower()
+        return tuple(kind for kind, suffixes in SUFFIXES.items() if text.endswith(suffixes))
+    if isinstance(cell, bytes):
+        return _kinds_of_file(cell)
+    if isinstance(cell, np.ndarray | Tensor):
+        is_picture = cell.dtype in (np.uint8, torch.uint8) and cell.ndim in (2, 3, 4)
+        return (("video",) if cell.ndim == 4 else ("image",)) if is_picture else ()
+    if isinstance(cell, Image.Image):
+        return ("image",)
+    is_pair = isinstance(cell, tuple) and len(cell) == 2
+    return ("audio",) if is_pair and isinstance(cell[0], np.ndarray | Tensor) else ()
 
 
-def may_have_sound_track(value: Any) -> bool:
-    """Whether a cell looks like a video whose sound track can be read."""
-    value = _as_bytes(value)
-    if isinstance(value, str | Path):
-        return _has_suffix(value, SOUND_TRACK_SUFFIXES)
-    return isinstance(value, bytes) and is_container(value)
+def _kinds_of_file(data: bytes) -> tuple[str, ...]:
+    is_m4a = _is_mp4(data) and data[8:12] in AUDIO_BRANDS
+    is_audio = data.startswith((*AUDIO_SIGNATURES, *ADTS)) or _riff(data) == b"WAVE" or is_m4a
+    is_film = is_container(data)
+    kinds = {
+        "image": data.startswith(IMAGE_SIGNATURES) or _is_avif(data) or _riff(data) == b"WEBP",
+        "audio": is_audio,
+        "video": (is_film and not is_audio) or data.startswith(b"GIF8"),
+        SOUND_TRACK: is_film,
+    }
+    return tuple(kind for kind, is_one in kinds.items() if is_one)
 
 
 def is_container(data: bytes) -> bool:

@@ -21,6 +21,7 @@ from dxn.core.display import duration
 from dxn.core.dropout import MAX_SEED, Noise, keyed, number_layers
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import remove_unfinished
+from dxn.core.randomness import spaced_rows
 from dxn.core.runtime import free_memory, is_out_of_memory
 from dxn.data.dataset import Samples
 from dxn.data.loader import Loader
@@ -31,7 +32,6 @@ from dxn.models.model import Model
 from dxn.tasks.figures import check_own_metrics
 from dxn.tasks.loss import LossSum
 from dxn.tasks.task import Task
-from dxn.tokenize.spaced import spaced_rows
 from dxn.training import checkpoint
 from dxn.training.distributed import (
     Precision,

@@ -43,6 +43,8 @@ def adapters_stub(**inputs):
             dim=D,
             reader=SimpleNamespace(**attributes),
             check_columns_are_tokens=lambda task: None,
+            has_vocabulary=False,
+            masking=lambda **options: None,
         )
         for name, attributes in inputs.items()
     }

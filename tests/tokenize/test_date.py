@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from dxn.core.errors import UserError
 from dxn.tokenize import BadMedia, DateAdapter
-from dxn.tokenize.cells.date_format import DateFormat, find_date_format
+from dxn.tokenize.cells.dates import DateFormat, find_date_format
 
 DIM = 11
 DATES = ["2026-01-31", "2025-07-02", "2024-12-24 18:30", "2026-03-08"]

@@ -22,7 +22,7 @@ from dxn.tokenize import (
 )
 from dxn.tokenize.image.augment import ImageAugmenter
 from dxn.tokenize.image.tokenizer import ImageTokenizer
-from dxn.tokenize.stem import ConvStem
+from dxn.tokenize.patches import ConvStem
 
 D = 12
 

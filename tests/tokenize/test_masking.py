@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from dxn.core.errors import UserError
+from dxn.core.randomness import torch_generator
 from dxn.tokenize import (
     AudioAdapter,
     AudioNormalization,
@@ -23,7 +24,8 @@ from dxn.tokenize import (
     TextAdapter,
     TokenizerOptions,
 )
-from dxn.tokenize.masking import TextMasking, hide_tiles, make_generator, standardize
+from dxn.tokenize.masking import TokenMasking
+from dxn.tokenize.patch_masking import hide_tiles, standardize
 from dxn.tokenize.text.vocabulary import SPECIALS
 
 DIM = 16
@@ -183,7 +185,7 @@ def test_a_span_below_1_is_refused():
 
 def test_text_masking_replaces_tokens_as_bert_does():
     ids = torch.randint(len(SPECIALS), 101, (9973,))
-    masking = TextMasking(ratio=0.3, vocab_size=101, special_ids=range(5), mask_id=MASK)
+    masking = TokenMasking(ratio=0.3, vocab_size=101, special_ids=range(5), mask_id=MASK)
     sample = masking({"ids": ids}, random.Random(0))
     masked, shown = sample["masked"], sample["ids"]
     assert torch.equal(shown[~masked], ids[~masked])
@@ -197,7 +199,7 @@ def test_text_masking_replaces_tokens_as_bert_does():
 
 def test_special_tokens_are_never_masked():
     ids = torch.arange(len(SPECIALS)).repeat(50)
-    masking = TextMasking(ratio=0.9, vocab_size=101, special_ids=range(5), mask_id=MASK)
+    masking = TokenMasking(ratio=0.9, vocab_size=101, special_ids=range(5), mask_id=MASK)
     sample = masking({"ids": ids}, random.Random(0))
     assert not sample["masked"].any() and torch.equal(sample["ids"], ids)
 
@@ -228,7 +230,7 @@ def test_a_tokenizer_without_a_mask_token_cannot_mask():
 @pytest.mark.parametrize("tile", [(1, 1), (2, 2), (3, 1), (2, 5)])
 @pytest.mark.parametrize("size", [(29, 31), (7, 31), (29, 5), (1, 1)])
 def test_hidden_tiles_are_the_ratio_of_the_grid_on_average(tile, size):
-    generator = make_generator(random.Random(0))
+    generator = torch_generator(random.Random(0))
     shares = [
         hide_tiles(size, (2, 3), tile, 0.4, generator).float().mean().item() for _ in range(2000)
     ]
@@ -236,14 +238,14 @@ def test_hidden_tiles_are_the_ratio_of_the_grid_on_average(tile, size):
 
 
 def test_the_number_of_hidden_single_cells_is_exact():
-    generator = make_generator(random.Random(1))
+    generator = torch_generator(random.Random(1))
     for _ in range(11):
         assert int(hide_tiles((7, 11), (1, 1), (1, 1), 0.5, generator).sum()) in (38, 39)
         assert int(hide_tiles((5, 2), (1, 1), (1, 1), 0.5, generator).sum()) == 5
 
 
 def test_tiles_are_hidden_completely():
-    generator = make_generator(random.Random(0))
+    generator = torch_generator(random.Random(0))
     masks = [hide_tiles((60, 1), (3, 1), (4, 1), 0.3, generator)[:, 0] for _ in range(50)]
     assert len({tuple(mask.tolist()) for mask in masks}) > 30
     for mask in masks:

@@ -22,7 +22,7 @@ from PIL import Image
 from dxn.tokenize import AudioAdapter, BadMedia, ImageAdapter, VideoAdapter, VideoSampling
 from dxn.tokenize.audio.reader import audio_rate, read_audio
 from dxn.tokenize.audio.sound_track import NoSoundTrack
-from dxn.tokenize.media import is_audio, is_image, is_video
+from dxn.tokenize.media import kinds_of
 from dxn.tokenize.video.reader import read_video, sample_times, video_header
 
 SOUNDING = [suffix for suffix in SOUND_CODECS if suffix != ".avi"]  # AVI needs an MP3 encoder
@@ -53,7 +53,7 @@ def test_a_file_of_each_format_has_the_frames_that_were_written(tmp_path, suffix
     assert frames.dtype == torch.uint8
     assert places(frames) == pytest.approx([4 * i for i in range(11)], abs=1)
     assert torch.equal(read((tmp_path / f"a{suffix}").read_bytes()), frames)
-    assert is_video(path)
+    assert "video" in kinds_of(path)
 
 
 def test_the_content_decides_about_the_format_not_the_suffix(tmp_path):
@@ -158,8 +158,8 @@ def test_arrays_and_tensors_with_channels_first_or_last_are_the_same_clip():
         for source in (clip, readonly, torch.from_numpy(clip), expected):
             assert torch.equal(read(source), expected)
     assert torch.equal(read(clip[..., 0]), expected)  # gray becomes RGB
-    assert is_video(clip) and is_video(expected) and not is_video(clip[0])
-    assert is_image(clip[0])
+    assert kinds_of(clip) == kinds_of(expected) == ("video",)
+    assert kinds_of(clip[0]) == ("image",)
 
 
 # Limits
@@ -298,8 +298,8 @@ def test_m4a_files_are_audio(tmp_path):
     m4a = tmp_path / "a.m4a"
     (tmp_path / "a.mp4").rename(m4a)
     assert len(read_audio(m4a, sample_rate=RATE)) == pytest.approx(RATE, rel=0.1)
-    assert is_audio(str(m4a)) and not is_video(str(m4a))
-    assert not is_audio(path)
+    assert kinds_of(str(m4a)) == ("audio",)
+    assert "audio" not in kinds_of(path)
 
 
 def test_a_video_without_a_sound_track_is_a_missing_input(tmp_path):

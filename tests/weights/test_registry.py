@@ -85,6 +85,7 @@ def test_a_family_that_a_program_appends_is_used_and_fills_a_model(toy_checkpoin
     public = read_public(str(toy_checkpoint))
     adapter = nn.Module()
     adapter.modality = "audio"
+    adapter.has_vocabulary = False
     adapter.proj = nn.Linear(10, DIM)
     model = Model(
         {"audio": adapter},

@@ -18,7 +18,7 @@ from dxn.data.sources.cell_paths import file_of_cell
 from dxn.data.sources.confine import KEY, confined
 from dxn.data.tables.read import Table, as_list
 from dxn.tokenize.base import Reader
-from dxn.tokenize.cells.missing import has_no_value
+from dxn.tokenize.cells.numbers import has_no_value
 
 URL = re.compile(r"(?i)(?:https?|ftp|s3|gs)://")
 

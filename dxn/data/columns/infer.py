@@ -11,8 +11,8 @@ from dxn.data.columns.useless import determines, why_useless
 from dxn.data.tables.read import Table
 from dxn.tasks.cells import are_identifiers, kind_of
 from dxn.tokenize.base import Reader
-from dxn.tokenize.cells.date_format import are_dates
-from dxn.tokenize.cells.number_format import are_numbers
+from dxn.tokenize.cells.dates import are_dates
+from dxn.tokenize.cells.numbers import are_numbers
 
 # Minimum score of a reader at which a column becomes an input. Lower scores come from columns in
 # which only a few values look like the modality.

@@ -8,9 +8,8 @@ from collections.abc import Hashable, Sequence
 from itertools import pairwise
 from typing import Any
 
-from dxn.tokenize.cells.date_format import are_dates
-from dxn.tokenize.cells.missing import has_no_value
-from dxn.tokenize.cells.number_format import read_numbers
+from dxn.tokenize.cells.dates import are_dates
+from dxn.tokenize.cells.numbers import has_no_value, read_numbers
 
 # Below this number of rows, distinct numbers are not surprising.
 MIN_NUMBERED = 20

@@ -14,8 +14,8 @@ from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
 from dxn.core.errors import UserError
-from dxn.tokenize.cells.date_format import DateFormat, find_date_format, is_compact
-from dxn.tokenize.cells.number_format import NumberFormat
+from dxn.tokenize.cells.dates import DateFormat, find_date_format, is_compact
+from dxn.tokenize.cells.numbers import NumberFormat
 
 Unit = Literal["numeric", "second", "month"]
 DAY = 86_400  # seconds

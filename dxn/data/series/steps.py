@@ -14,7 +14,7 @@ from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.data.series.clock import Clock, Times, grid_positions, parse_times
 from dxn.data.tables.read import Table
-from dxn.tokenize.cells.number_format import NumberFormat, read_numbers
+from dxn.tokenize.cells.numbers import NumberFormat, read_numbers
 
 # A regular grid may have this many steps per row of the table. With more, the gaps are not filled:
 # a typing error in a date would otherwise need all memory.

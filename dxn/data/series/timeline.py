@@ -16,8 +16,7 @@ from dxn.data.series.steps import Series, channel_format, group_rows
 from dxn.data.series.windows import Windows
 from dxn.data.splits.split import SPLITS, UNDIVIDED, check_fractions
 from dxn.data.tables.read import ReadOptions, Table, as_list, concatenate, read_table
-from dxn.tokenize.cells.number_format import read_numbers
-from dxn.tokenize.series.reader import SeriesReader
+from dxn.tokenize.cells.numbers import read_numbers
 
 # Names of time columns whose cells can be numbers, such as years, in lower case.
 TIME_NAMES = "time date datetime timestamp ds year month week day t hour step jahr datum zeit"
@@ -81,7 +80,7 @@ def timeline(
         UserError: If the table cannot be read, a column does not exist or has no numbers or times,
             or the series are too short.
     """
-    modality = next((m for m, r in readers.items() if isinstance(r, SeriesReader)), None)
+    modality = next((m for m, reader in readers.items() if reader.steps), None)
     if modality is None:
         raise UserError(
             "data=timeline: needs an adapter that reads series; add it to adapters=[...], got "

@@ -18,6 +18,7 @@ from rich.text import Text
 from dxn.core.display import count, prints
 from dxn.core.files import write_text
 from dxn.core.printable import json_text, printable
+from dxn.core.randomness import spaced_rows
 from dxn.data.inspect.check import Truncation, count_truncated
 from dxn.data.inspect.quality import check_known_targets
 from dxn.data.raws import memory_lines, take_rows
@@ -30,7 +31,6 @@ from dxn.tasks import Task
 from dxn.tasks.figures import defined
 from dxn.tasks.probabilities import list_names
 from dxn.tokenize.base import Tokenizer
-from dxn.tokenize.spaced import spaced_rows
 
 # Without highlighting, numbers are not coloured. Soft wrapping leaves long lines to the terminal:
 # rich would break them at 80 columns when the output is a pipe or a file.

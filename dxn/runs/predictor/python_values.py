@@ -10,7 +10,7 @@ import numpy as np
 from dxn.core.errors import UserError
 from dxn.tasks import Task
 from dxn.tokenize.base import Tokenizer
-from dxn.tokenize.cells.missing import is_null
+from dxn.tokenize.cells.numbers import is_null
 
 
 def to_cell(name: str, value: Any, task: Task, prepare: Tokenizer) -> Any:

@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from dxn.stacking.features.base import COLUMNS, Features
-from dxn.tokenize.cells.category import NUM_SPECIAL
 
 # Values of a category that have a feature each. More would be 0 in nearly all rows.
 MAX_DENSE = 64
@@ -34,7 +33,7 @@ def category_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
     values, all of them are counted as well.
     """
     ids, mask = batch["ids"], batch["mask"]
-    size = NUM_SPECIAL + len(adapter.tokenizer.choices)
+    size = adapter.embedding.num_embeddings
     dense = torch.zeros(ids.shape[0], min(size, MAX_DENSE), device=ids.device)
     known = mask & (ids < dense.shape[1])
     dense = dense.scatter_add_(1, ids.masked_fill(~known, 0), known.float())

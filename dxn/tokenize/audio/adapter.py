@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal, Self, get_args
 
 import torch
@@ -10,6 +11,7 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
+from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.audio.options import (
     AudioAugment,
@@ -22,12 +24,11 @@ from dxn.tokenize.audio.options import (
 from dxn.tokenize.audio.reader import AudioReader
 from dxn.tokenize.audio.tokenizer import AudioTokenizer
 from dxn.tokenize.base import MASKED, Adapter, raws_of
-from dxn.tokenize.grid import PatchGrid
-from dxn.tokenize.masking import AudioMasking, check_ratio
-from dxn.tokenize.moments import Moments
+from dxn.tokenize.masking import check_ratio
+from dxn.tokenize.patch_masking import PatchMasking
+from dxn.tokenize.patches import ConvStem, PatchGrid, WhisperStem
 from dxn.tokenize.positions import PosEmbed1d, PosEmbed2d, PosEmbedKind
-from dxn.tokenize.spaced import evenly_spaced
-from dxn.tokenize.stem import ConvStem, WhisperStem
+from dxn.tokenize.statistics import Moments
 
 StemKind = Literal["patch", "conv", "residual", "whisper"]
 
@@ -129,7 +130,7 @@ class AudioAdapter(Adapter):
             self.std.copy_(moments.std.clamp(min=MIN_STD))
         return self
 
-    def masking(self, *, ratio: float | None = None, span: int = 5) -> AudioMasking | None:
+    def masking(self, *, ratio: float | None = None, span: int = 5) -> PatchMasking | None:
         """Create a masking of runs of `span` columns. Call it after `fit`.
 
         Args:
@@ -145,12 +146,13 @@ class AudioAdapter(Adapter):
         if not ratio:
             return None
         # Copies on the CPU, because a masking is pickled and sent to the data workers.
-        return AudioMasking(
+        mean, std = self.mean.detach().cpu().clone(), self.std.detach().cpu().clone()
+        return PatchMasking(
             ratio=ratio,
-            span=span,
             grid=self.grid,
-            mean=self.mean.detach().cpu().clone(),
-            std=self.std.detach().cpu().clone(),
+            num_outputs=self.grid.size[0] * self.grid.size[1],
+            contents=partial(_masked_features, mean=mean, std=std),
+            span=span,
             stem_pads_end=self.stem is not None,
         )
 
@@ -217,6 +219,13 @@ class AudioAdapter(Adapter):
         coords = torch.stack([start.expand_as(stop), stop], -1) * self.tokenizer.seconds
         coords = coords.repeat_interleave(self.bands, 1)  # all bands have the same time
         return coords.masked_fill(~mask[..., None], torch.nan)
+
+
+def _masked_features(
+    sample: Mapping[str, Tensor], mean: Tensor, std: Tensor
+) -> tuple[Tensor, None]:
+    """Return the normalized features (1, 1, T, F) that masked pretraining predicts."""
+    return ((sample["features"] - mean) / std)[None, None], None
 
 
 def _patch_grid(

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, get_args
 
-from dxn.tokenize.grid import as_pair
+from dxn.tokenize.patches import as_pair
 
 Frontend = Literal["mel", "kaldi", "whisper"]
 Scale = Literal["log", "pcen"]

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import random
-import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any, Self
 
@@ -14,142 +12,15 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
-from dxn.core.untrusted import shortened
-from dxn.tokenize.base import MASKED, Adapter, BadMedia, Masking, Reader, Sample, Tokenizer, raws_of
-from dxn.tokenize.cells.category_cell import MAX_CHARS, cell_values
+from dxn.tokenize.base import Adapter, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens
-from dxn.tokenize.cells.date_format import are_dates
-from dxn.tokenize.cells.missing import has_no_value
-from dxn.tokenize.cells.number_format import are_codes, are_numbers
-from dxn.tokenize.masking import check_ratio
-from dxn.tokenize.media import MAX_INSPECTED
-from dxn.tokenize.spaced import evenly_spaced
-
-# A short code, such as that of a country. "NA" is Namibia in a column of these.
-CODE = re.compile(r"[A-Z]{2}")
-SURE = 0.95  # share of the other values of such a column that are codes
-# Characters between several values of a cell; each part is a value if at least MIN_JOINED of the
-# different cells have it, and there are at most MAX_PARTS as many different parts as cells.
-SEPARATORS = ("|", ";", ",")
-MIN_JOINED, MAX_PARTS = 0.3, 0.5
-RawCategory = tuple[str, ...]
+from dxn.tokenize.cells.readers import CategoryReader, RawCategory
+from dxn.tokenize.masking import TokenMasking, check_ratio
 
 UNKNOWN = 0  # id of rare and of new values
 MASK = 1  # id of a hidden value, in masked pretraining
 NUM_SPECIAL = 2  # the first value of the column has this id
-MAX_CELL_CHARS = 2_000  # of a cell with several values; longer ones are texts
-# Values with at least this many words on average are sentences, which the text adapter reads.
-SENTENCE_WORDS = 4
 MAX_LISTED = 3  # values in a summary
-
-
-@dataclass(frozen=True)
-class CategoryMasking(Masking):
-    """Hides the values of a cell, and predicts them.
-
-    Args:
-        ratio: Probability that a value is hidden.
-    """
-
-    ratio: float
-
-    num_outputs = None  # predicted by comparing the output with the embedding of each value
-
-    def __call__(self, sample: Mapping[str, Tensor], rand: random.Random) -> dict[str, Tensor]:
-        """Return the sample with hidden ids, masked (n,), and masked_target (m,), their ids."""
-        ids = sample["ids"]
-        masked = torch.tensor([rand.random() < self.ratio for _ in range(len(ids))])
-        return {
-            **sample,
-            "ids": ids.masked_fill(masked, MASK),
-            MASKED: masked,
-            "masked_target": ids[masked],
-        }
-
-
-class CategoryReader(Reader):
-    """Reads a value, or a list of values.
-
-    Args:
-        separator: Separator of several values in a text. None: it is found in the training table.
-
-    Attributes:
-        codes: Words that are codes in this column, although elsewhere they say that there is no
-            value.
-        fixed: Whether both are known, because they have been loaded.
-    """
-
-    modality = "category"
-    tabular = True
-
-    def __init__(self, separator: str | None = None):
-        self.separator = separator
-        self.codes: frozenset[str] = frozenset()
-        self.fixed = False
-
-    def learn(self, cells: Sequence[Any]) -> str:
-        """Find out whether cells have several values, and whether "NA" is a code, as of Namibia."""
-        if self.fixed:
-            return ""
-        words = Counter(str(cell).strip() for cell in cells if has_no_value(cell))
-        others = [str(cell).strip() for cell in cells if not has_no_value(cell)]
-        codes = [word for word in words if CODE.fullmatch(word)]
-        if codes and others and sum(map(bool, map(CODE.fullmatch, others))) >= SURE * len(others):
-            self.codes = frozenset(codes)
-            return f"{', '.join(codes)}: read as a code, like the other values"
-        if self.separator is None:
-            self.separator = find_separator(others)
-            if self.separator is not None:
-                example = next(value for value in others if self.separator in value)
-                return (
-                    f"read as several values separated by {self.separator!r}, such as {example!r}"
-                )
-        if words:
-            word, _ = words.most_common(1)[0]
-            return f"{words.total():,} cells such as {word!r} are read as missing" if word else ""
-        return ""
-
-    def read(self, cell: Any) -> RawCategory | None:
-        """Return the values of a cell; None if it says that there is none, such as "N/A".
-
-        Raises:
-            BadMedia: If it is not a short text, a number, a boolean or a list of these.
-        """
-        try:
-            return cell_values(cell, self.separator, self.codes)
-        except ValueError as error:
-            raise BadMedia(f"{error}, got {shortened(cell)}") from None
-
-    def score(self, cells: Sequence[Any]) -> float:
-        """Return 0.3 for a column of repeated short values, booleans or codes.
-
-        The score is below that of texts, which repeat less. It is 0.55, above that of texts, for
-        cells with several tags: most combinations occur once, but the tags repeat.
-        """
-        present = [value for value in cells if not has_no_value(value)]
-        if not all(isinstance(value, str | bool | int) for value in present):
-            return 0.0
-        texts = [str(value) for value in present]
-        longest = max(map(len, texts), default=0)
-        separator = find_separator(texts) if 0 < longest <= MAX_CELL_CHARS else None
-        if separator is not None:
-            parts = {part for text in texts for part in text.split(separator)}
-            return 0.55 if max(map(len, parts)) <= MAX_CHARS else 0.0
-        if not texts or len(set(texts)) > len(texts) / 2 or longest > MAX_CHARS:
-            return 0.0
-        is_boolean = all(isinstance(value, bool) for value in present)
-        if not is_boolean and are_numbers(present) and not are_codes(present):
-            return 0.0
-        inspected = list(evenly_spaced(texts, MAX_INSPECTED))
-        num_words = sum(len(text.split()) for text in inspected) / len(inspected)
-        return 0.0 if are_dates(present) else (0.15 if num_words >= SENTENCE_WORDS else 0.3)
-
-    def describe(self, raws: Sequence[RawCategory], cells: Sequence[Any]) -> str:
-        """Describe the number of values, and name the most frequent ones."""
-        counts = Counter(value for raw in raws for value in raw)
-        most = ", ".join(f"{value} {count:,}" for value, count in counts.most_common(MAX_LISTED))
-        more = ", ..." if len(counts) > MAX_LISTED else ""
-        return f"{len(counts):,} different: {most}{more}" if counts else ""
 
 
 class CategoryTokenizer(Tokenizer):
@@ -270,7 +141,7 @@ class CategoryAdapter(Adapter):
         nn.init.uniform_(self.embedding.weight, -(self.dim**-0.5), self.dim**-0.5)
         self.fitted = True
 
-    def masking(self, *, ratio: float | None = None, span: int = 5) -> CategoryMasking | None:
+    def masking(self, *, ratio: float | None = None, span: int = 5) -> TokenMasking | None:
         """Create a masking that predicts the value. None if ratio is 0.
 
         Args:
@@ -278,7 +149,9 @@ class CategoryAdapter(Adapter):
             span: Not used.
         """
         ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
-        return CategoryMasking(ratio) if ratio else None
+        # A cell has few values, so all of them are replaced by the mask.
+        size = self.embedding.num_embeddings
+        return TokenMasking(ratio, MASK, size, replaced=1.0, randomized=0.0) if ratio else None
 
     def state(self) -> dict[str, Any]:
         """Return the values of the column, and how its cells are written."""
@@ -312,20 +185,3 @@ class CategoryAdapter(Adapter):
         if not self.fitted:
             raise ValueError("the category adapter has no values yet: call fit(raws)")
         return cell_tokens(self.embedding(batch["ids"]), batch["mask"], self.modality)
-
-
-def find_separator(values: Sequence[str]) -> str | None:
-    """Return the character that separates several values in the cells of a column.
-
-    None if the cells are single values. Many different cells must consist of few different parts:
-    "Ships, boats" beside "Cars" and "Planes" is one value.
-    """
-    distinct = set(values)
-    for separator in SEPARATORS:
-        joined = [value for value in distinct if separator in value]
-        if len(joined) < MIN_JOINED * len(distinct):
-            continue
-        parts = {part.strip() for value in distinct for part in value.split(separator)}
-        if len(parts) <= MAX_PARTS * len(distinct):
-            return separator
-    return None

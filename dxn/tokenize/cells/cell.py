@@ -6,49 +6,16 @@ The cells of a column have an adapter of their own, so its weights also tell whi
 from __future__ import annotations
 
 import math
-import random
-from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dxn.core.tokens import Span, Tokens
-from dxn.tokenize.base import MASKED, Masking
 
 # As in BERT and in models of tables, where a row with half of its cells is still informative
 # (arXiv:2207.03208 compares ratios).
 MASK_RATIO = 0.3
-
-
-@dataclass(frozen=True)
-class CellMasking(Masking):
-    """Hides the value of a cell, and predicts it.
-
-    Args:
-        ratio: Probability that a cell is hidden.
-        num_outputs: Number of values to predict.
-    """
-
-    ratio: float
-    num_outputs: int
-
-    def __call__(self, sample: Mapping[str, Tensor], rand: random.Random) -> dict[str, Tensor]:
-        """Return the sample with hidden (1,), masked (1,), masked_target and masked_valid (m, K).
-
-        m is 1 if the cell is hidden, otherwise 0.
-        """
-        value = sample["value"]  # (1, K)
-        masked = torch.tensor([rand.random() < self.ratio])
-        valid = sample.get("valid", torch.ones_like(value, dtype=torch.bool))
-        return {
-            **sample,
-            "value": value.masked_fill(masked[:, None], 0.0),
-            MASKED: masked,
-            "masked_target": value[masked],
-            "masked_valid": valid[masked],
-        }
 
 
 def cell_tokens(x: Tensor, mask: Tensor, modality: str) -> Tokens:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict
 from typing import Any, Self
 
@@ -14,18 +14,15 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
-from dxn.core.untrusted import shortened
-from dxn.tokenize.base import MASKED, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
-from dxn.tokenize.cells.cell import MASK_RATIO, CellMasking, cell_tokens, is_finite_number
-from dxn.tokenize.cells.date_format import (
+from dxn.tokenize.base import MASKED, Adapter, Sample, Tokenizer, raws_of
+from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, is_finite_number
+from dxn.tokenize.cells.dates import (
     SECONDS_PER_DAY,
     DateFormat,
     Moment,
-    are_dates,
-    find_date_format,
 )
-from dxn.tokenize.cells.missing import has_no_number
-from dxn.tokenize.masking import check_ratio
+from dxn.tokenize.cells.readers import DateReader
+from dxn.tokenize.masking import CellMasking, check_ratio
 
 # Number of sines and cosines of each cycle. Three pairs tell seven weekdays apart.
 WEEKDAY, YEAR, MONTH, DAY = 3, 2, 1, 3
@@ -36,57 +33,6 @@ DAYS_PER_YEAR = 365.2425
 DAYS_PER_MONTH = 31
 # Dates far after those of the training would otherwise get values that the model has never seen.
 MAX_TREND = 3.0
-
-
-class DateReader(Reader):
-    """Reads dates and times.
-
-    Args:
-        day_first: Whether 1/2/2026 is the first of February. None: it is found in the table.
-
-    Attributes:
-        format: How the dates of the column are written.
-        fixed: Whether the format is known, because it has been set or loaded.
-    """
-
-    modality = "date"
-    tabular = True
-
-    def __init__(self, day_first: bool | None = None):
-        self.format = DateFormat(day_first is not False)
-        self.fixed = day_first is not None
-
-    def learn(self, cells: Sequence[Any]) -> str:
-        """Find out whether days come before months, unless it is known."""
-        if not self.fixed:
-            self.format = find_date_format(cells)
-        return ""
-
-    def read(self, cell: Any) -> Moment | None:
-        """Return a date, a time or both; None if the cell says that there is none.
-
-        Raises:
-            BadMedia: If it is neither a date nor a time, or the day does not exist.
-        """
-        if has_no_number(cell):
-            return None
-        moment = self.format.parse(cell)
-        if moment is None:
-            order = "day/month/year" if self.format.day_first else "month/day/year"
-            raise BadMedia(
-                f"must be a date such as 2026-01-31 or {order}, or a time such as 12:30, got "
-                f"{shortened(cell)}"
-            )
-        return moment
-
-    def score(self, cells: Sequence[Any]) -> float:
-        """Return 1 for a column of dates or times."""
-        return float(are_dates(cells))
-
-    def describe(self, raws: Sequence[Moment], cells: Sequence[Any]) -> str:
-        """Describe the range."""
-        ordered = sorted(raws, key=lambda moment: moment.days)
-        return f"{ordered[0]} to {ordered[-1]}" if ordered else ""
 
 
 class DateTokenizer(Tokenizer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, Self, get_args
 
@@ -13,13 +13,13 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
-from dxn.core.untrusted import shortened
-from dxn.tokenize.base import MASKED, Adapter, BadMedia, Reader, Sample, Tokenizer, raws_of
-from dxn.tokenize.cells.cell import MASK_RATIO, CellMasking, cell_tokens, is_finite_number
-from dxn.tokenize.cells.date_format import are_dates
-from dxn.tokenize.cells.missing import has_no_number
-from dxn.tokenize.cells.number_format import NumberFormat, are_codes, are_numbers, find_format
-from dxn.tokenize.masking import check_ratio
+from dxn.tokenize.base import MASKED, Adapter, Sample, Tokenizer, raws_of
+from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, is_finite_number
+from dxn.tokenize.cells.numbers import (
+    NumberFormat,
+)
+from dxn.tokenize.cells.readers import NumberReader
+from dxn.tokenize.masking import CellMasking, check_ratio
 
 NumberEmbedding = Literal["piecewise", "periodic", "linear"]
 # Standardized numbers approach this limit smoothly (arXiv:2407.04491, section 3), so that an
@@ -49,61 +49,6 @@ class PeriodicOptions:
             raise ValueError(f"num_frequencies must be at least 1, got {self.num_frequencies}")
         if not self.sigma > 0:
             raise ValueError(f"sigma must be above 0, got {self.sigma}")
-
-
-class NumberReader(Reader):
-    """Reads numbers.
-
-    Args:
-        decimal: Decimal separator, a point or a comma. None: it is found in the training table.
-
-    Attributes:
-        format: How the numbers of the column are written.
-        fixed: Whether the format is known, because it has been loaded.
-    """
-
-    modality = "number"
-    tabular = True
-
-    def __init__(self, decimal: str | None = None):
-        self.decimal = decimal
-        self.format = NumberFormat(decimal or ".")
-        self.fixed = False
-
-    def learn(self, cells: Sequence[Any]) -> str:
-        """Find the decimal separator and the unit of a column, unless they are known."""
-        if not self.fixed:
-            found = find_format([cell for cell in cells if not has_no_number(cell)])
-            self.format = NumberFormat(self.decimal or found.decimal, found.unit)
-        return ""
-
-    def read(self, cell: Any) -> float | None:
-        """Return a number; None if the cell says that there is none, such as "N/A".
-
-        Raises:
-            BadMedia: If it is not a finite number in the format of the column.
-        """
-        if has_no_number(cell):
-            return None
-        number = self.format.parse(cell)
-        if number is None:
-            mark = "a decimal comma" if self.format.decimal == "," else "a decimal point"
-            unit = f" and an optional unit {self.format.unit!r}" if self.format.unit else ""
-            raise BadMedia(f"must be a number with {mark}{unit}, got {shortened(cell)}")
-        return number
-
-    def score(self, cells: Sequence[Any]) -> float:
-        """Return 1 for a column of numbers, but not for booleans, dates and codes."""
-        if any(isinstance(cell, bool) for cell in cells):
-            return 0.0
-        return float(are_numbers(cells) and not are_codes(cells) and not are_dates(cells))
-
-    def describe(self, raws: Sequence[float], cells: Sequence[Any]) -> str:
-        """Describe the range."""
-        if not raws:
-            return ""
-        middle = float(np.median(np.array(raws)))
-        return f"{min(raws):,g} to {max(raws):,g}, median {middle:,g}"
 
 
 class NumberTokenizer(Tokenizer):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal, Self, get_args
 
 import torch
@@ -10,22 +11,23 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.core.dropout import MAX_BRANCHES, Dropout, Keys, uniform
+from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import MASKED, Adapter, raws_of
-from dxn.tokenize.grid import PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.image.options import ImageAugment, ImageNormalization, ResizeOptions
 from dxn.tokenize.image.reader import ImageReader
 from dxn.tokenize.image.tokenizer import ImageTokenizer
-from dxn.tokenize.masking import ImageMasking, check_ratio
-from dxn.tokenize.pixels import (
+from dxn.tokenize.masking import check_ratio
+from dxn.tokenize.patch_masking import PatchMasking
+from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes
+from dxn.tokenize.positions import PosEmbedKind
+from dxn.tokenize.statistics import (
     make_positions,
+    masked_pixels,
     normalize_pixels,
     register_statistics,
     set_statistics,
 )
-from dxn.tokenize.positions import PosEmbedKind
-from dxn.tokenize.spaced import evenly_spaced
-from dxn.tokenize.stem import ConvStem
 from dxn.tokenize.text.options import EmbeddingNormOptions
 
 ImageStem = Literal["patch", "conv", "residual"]
@@ -126,7 +128,7 @@ class ImageAdapter(Adapter):
         set_statistics(self, chosen)
         return self
 
-    def masking(self, *, ratio: float | None = None, span: int = 5) -> ImageMasking | None:
+    def masking(self, *, ratio: float | None = None, span: int = 5) -> PatchMasking | None:
         """Create a masking of random patches. Call it after `fit`.
 
         Args:
@@ -140,9 +142,14 @@ class ImageAdapter(Adapter):
         if not ratio:
             return None
         # Copies on the CPU, because a masking is pickled and sent to the data workers.
-        mean = self.mean.detach().cpu().clone()
-        std = self.std.detach().cpu().clone()
-        return ImageMasking(ratio=ratio, grid=self.grid, mean=mean, std=std)
+        mean, std = self.mean.detach().cpu().clone(), self.std.detach().cpu().clone()
+        return PatchMasking(
+            ratio=ratio,
+            grid=self.grid,
+            num_outputs=len(mean) * self.patch_size**2,
+            contents=partial(masked_pixels, mean=mean, std=std),
+            is_standardized=True,
+        )
 
     def describe(self, raw: Tensor) -> str:
         """Describe the grid of patches."""

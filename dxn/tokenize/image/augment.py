@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from dxn.core.randomness import torch_seeded
-from dxn.tokenize.image.options import ImageAugment, Interpolation
-from dxn.tokenize.image.reader import resize
+from dxn.tokenize.image.options import ImageAugment
+from dxn.tokenize.image.reader import Interpolation, resize
 
 GRAY = 128  # fill value of erased pixels: the middle of 0 to 255
 

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from dxn.core.randomness import check_probability
+from dxn.tokenize.image.reader import Interpolation
 
 ResizeMode = Literal["within", "stretch", "crop"]
-Interpolation = Literal["bilinear", "bicubic"]
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ import threading
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import torch
@@ -17,8 +17,7 @@ from torch import Tensor
 
 from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.image.jpeg import decode_jpeg
-from dxn.tokenize.image.options import Interpolation
-from dxn.tokenize.media import bytes_or_path, is_image, matching_fraction
+from dxn.tokenize.media import bytes_or_path, kinds_of, matching_fraction
 
 # Only common formats. Pillow supports many more, whose decoders are rarely tested or maintained.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "PPM")
@@ -51,6 +50,7 @@ MIN_DRAFT_PIXELS = 1_000_000
 # reason is that the decoder averages blocks of pixels, without a smooth filter.
 DRAFT_MARGIN = 3
 
+Interpolation = Literal["bilinear", "bicubic"]
 # Returns the reduced height and width of an image.
 ReducedSize = Callable[[int, int], tuple[int, int]]
 
@@ -97,8 +97,8 @@ class ImageReader(Reader):
         )
 
     def score(self, cells: Sequence[Any]) -> float:
-        """Return the fraction of the cells that look like images, see `is_image`."""
-        return matching_fraction(cells, is_image)
+        """Return the fraction of the cells that look like images, see `kinds_of`."""
+        return matching_fraction(cells, lambda cell: "image" in kinds_of(cell))
 
     def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
         """Describe the smallest, median and largest size of the cells as width×height."""

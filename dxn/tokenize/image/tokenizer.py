@@ -10,10 +10,10 @@ import torch
 from torch import Tensor
 
 from dxn.tokenize.base import Sample, Tokenizer
-from dxn.tokenize.grid import as_pair
 from dxn.tokenize.image.augment import Frame, ImageAugmenter
 from dxn.tokenize.image.options import ImageAugment, ResizeOptions
 from dxn.tokenize.image.reader import ImageReader, resize
+from dxn.tokenize.patches import as_pair
 
 # Pixels per token in `length`: a patch of 16×16. The exact value is not needed, because `length`
 # serves only to compare images with each other.

@@ -11,13 +11,13 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
+from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import MASKED, Adapter, raws_of
-from dxn.tokenize.grid import PatchGrid
 from dxn.tokenize.masking import check_ratio
-from dxn.tokenize.moments import Moments
+from dxn.tokenize.patch_masking import PatchMasking
+from dxn.tokenize.patches import ConvStem, PatchGrid
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
-from dxn.tokenize.series.masking import SeriesMasking
 from dxn.tokenize.series.options import (
     SeriesAugment,
     SeriesChannels,
@@ -27,8 +27,7 @@ from dxn.tokenize.series.options import (
 )
 from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.series.tokenizer import SeriesTokenizer, channel_statistics
-from dxn.tokenize.spaced import evenly_spaced
-from dxn.tokenize.stem import ConvStem
+from dxn.tokenize.statistics import Moments
 
 MASK_RATIO = 0.4  # fraction of the patches that masked pretraining hides by default (PatchTST)
 MAX_FITTED = 10_000  # series are enough for stable statistics
@@ -128,7 +127,7 @@ class SeriesAdapter(Adapter):
         self._create_layers(num_channels, patch_size, *channel_statistics(moments))
         return self
 
-    def masking(self, *, ratio: float | None = None, span: int = 5) -> SeriesMasking | None:
+    def masking(self, *, ratio: float | None = None, span: int = 5) -> PatchMasking | None:
         """Create a masking of runs of `span` patches. Call it after `fit`.
 
         Args:
@@ -141,7 +140,10 @@ class SeriesAdapter(Adapter):
         ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
         if span < 1:
             raise ValueError(f"span must be at least 1, got {span}")
-        return SeriesMasking(ratio, span, self.grid) if ratio else None
+        if not ratio:
+            return None
+        num_outputs = self.grid.size[0] * self.grid.size[1]
+        return PatchMasking(ratio, self.grid, num_outputs, _masked_values, span=span)
 
     def state(self) -> dict[str, Any]:
         """Return what `fit` learned."""
@@ -273,3 +275,8 @@ class SeriesAdapter(Adapter):
                 "stem=conv needs a patch_size of 2, 4, 8, 16 or 32 and no stride, "
                 f"got patch_size={patch_size} and stride={self.stride}"
             )
+
+
+def _masked_values(sample: Mapping[str, Tensor]) -> tuple[Tensor, Tensor]:
+    """Return the values (1, 1, T, C) that masked pretraining predicts, and which are known."""
+    return sample["values"][None, None], sample["observed"][None, None]

@@ -9,7 +9,7 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor
 
-from dxn.tokenize.masking import make_generator
+from dxn.core.randomness import torch_generator
 from dxn.tokenize.series.options import SeriesAugment
 
 
@@ -25,7 +25,7 @@ def augment_series(x: Tensor, options: SeriesAugment, rand: random.Random) -> Te
         x = x[start : start + kept]
     if options.warp:
         x = _stretch(x, 1 + rand.uniform(-options.warp, options.warp))
-    generator = make_generator(rand)
+    generator = torch_generator(rand)
     steps, channels = x.shape
     if options.scale or options.shift or options.noise:
         x = _disturb(x, options, rand, generator)

@@ -48,6 +48,7 @@ class SeriesReader(Reader):
 
     modality = "series"
     files = True
+    steps = True
 
     def __init__(self) -> None:
         self.num_channels = 0

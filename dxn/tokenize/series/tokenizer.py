@@ -9,10 +9,10 @@ import torch
 from torch import Tensor
 
 from dxn.tokenize.base import Sample, Tokenizer
-from dxn.tokenize.moments import Moments
 from dxn.tokenize.series.augment import augment_series
 from dxn.tokenize.series.options import SeriesAugment, SeriesNormalization
 from dxn.tokenize.series.reader import SeriesReader
+from dxn.tokenize.statistics import Moments
 
 # A channel whose standard deviation is a tiny fraction of its mean is constant, apart from rounding
 # of float32. It is only centered.

@@ -18,7 +18,7 @@ from dxn.core.dropout import Dropout
 from dxn.core.errors import UserError
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import Adapter, file_of_adapter
-from dxn.tokenize.masking import TextMasking, check_ratio
+from dxn.tokenize.masking import TokenMasking, check_ratio
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.text.chars import CharNgrams
 from dxn.tokenize.text.options import (
@@ -163,7 +163,7 @@ class TextAdapter(Adapter):
             self.embedding.weight.data.copy_(vectors)
         self.embedding.weight.requires_grad_(not options.frozen)
 
-    def masking(self, *, ratio: float | None = None, span: int = 5) -> TextMasking | None:
+    def masking(self, *, ratio: float | None = None, span: int = 5) -> TokenMasking | None:
         """Create a masking of single tokens, as in BERT. Call it after `fit`.
 
         Args:
@@ -193,7 +193,7 @@ class TextAdapter(Adapter):
                 f"mask_ratio.text: masking needs a tokenizer with a {names} token, got a ratio of "
                 f"{ratio} and a tokenizer without it: set mask_ratio.text=0"
             )
-        return TextMasking(
+        return TokenMasking(
             ratio=mask_ratio,
             vocab_size=self.embedding.num_embeddings,
             special_ids=self.tokenizer.special_ids,

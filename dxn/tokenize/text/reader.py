@@ -7,10 +7,10 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from dxn.core.randomness import evenly_spaced
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.media import MAX_INSPECTED
-from dxn.tokenize.spaced import evenly_spaced
 
 RawText = str | list[str]
 

@@ -21,9 +21,9 @@ from tokenizers import (
 )
 
 from dxn.core.errors import UserError
+from dxn.core.randomness import evenly_spaced
 from dxn.core.tokenizer_check import check_tokenizer, trust_tokenizer
 from dxn.core.untrusted import shortened
-from dxn.tokenize.spaced import evenly_spaced
 from dxn.tokenize.text.options import TokenizerKind, TokenizerOptions, check_kind
 from dxn.tokenize.text.scripts import UNSPACED
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Literal, Self, get_args
 
 import torch
@@ -11,21 +12,21 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
+from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import MASKED, Adapter, raws_of
-from dxn.tokenize.grid import PatchGrid, grid_mask, patch_boxes
 from dxn.tokenize.image.options import ImageNormalization, ResizeOptions
 from dxn.tokenize.masking import check_ratio
-from dxn.tokenize.pixels import (
+from dxn.tokenize.patch_masking import PatchMasking
+from dxn.tokenize.patches import ConvStem, PatchGrid, grid_mask, patch_boxes
+from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
+from dxn.tokenize.statistics import (
     make_positions,
+    masked_pixels,
     normalize_pixels,
     register_statistics,
     set_statistics,
 )
-from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
-from dxn.tokenize.spaced import evenly_spaced
-from dxn.tokenize.stem import ConvStem
-from dxn.tokenize.video.masking import VideoMasking
 from dxn.tokenize.video.options import VideoAugment, VideoSampling, VideoTokens
 from dxn.tokenize.video.reader import VideoReader
 from dxn.tokenize.video.tokenizer import CHANNELS, VideoTokenizer
@@ -126,7 +127,7 @@ class VideoAdapter(Adapter):
             set_statistics(self, (raw.movedim(1, 0) for raw in chosen))
         return self
 
-    def masking(self, *, ratio: float | None = None, span: int = 5) -> VideoMasking | None:
+    def masking(self, *, ratio: float | None = None, span: int = 5) -> PatchMasking | None:
         """Create a masking of random patches in all frames. Call it after `fit`.
 
         Args:
@@ -140,12 +141,14 @@ class VideoAdapter(Adapter):
         if not ratio or self.pool is not None:
             return None
         # Copies on the CPU, because a masking is pickled and sent to the data workers.
-        return VideoMasking(
+        mean, std = self.mean.detach().cpu().clone(), self.std.detach().cpu().clone()
+        frames = self.tubelet_frames
+        return PatchMasking(
             ratio=ratio,
             grid=self.grid,
-            num_frames=self.tubelet_frames,
-            mean=self.mean.detach().cpu().clone(),
-            std=self.std.detach().cpu().clone(),
+            num_outputs=frames * CHANNELS * self.patch_size**2,
+            contents=partial(masked_pixels, mean=mean, std=std, num_frames=frames),
+            is_standardized=True,
         )
 
     def describe(self, raw: Tensor) -> str:

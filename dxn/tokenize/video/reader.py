@@ -23,9 +23,15 @@ from dxn.tokenize.container import (
     padded,
     streams_of,
 )
-from dxn.tokenize.image.options import Interpolation
-from dxn.tokenize.image.reader import ImageReader, ReducedSize, check_pixels, read_image, resize
-from dxn.tokenize.media import is_video, matching_fraction
+from dxn.tokenize.image.reader import (
+    ImageReader,
+    Interpolation,
+    ReducedSize,
+    check_pixels,
+    read_image,
+    resize,
+)
+from dxn.tokenize.media import kinds_of, matching_fraction
 from dxn.tokenize.video.options import VideoSampling
 
 if TYPE_CHECKING:  # see dxn.tokenize.container
@@ -86,8 +92,12 @@ class VideoReader(Reader):
         )
 
     def score(self, cells: Sequence[Any]) -> float:
-        """Return the fraction of the cells that look like videos, see `is_video`."""
-        return matching_fraction(cells, is_video)
+        """Return the fraction of the cells that look like videos, see `kinds_of`.
+
+        If there is a reader of images too, it is preferred for a GIF, because the registry lists
+        it first.
+        """
+        return matching_fraction(cells, lambda cell: "video" in kinds_of(cell))
 
     def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
         """Describe the numbers of frames that are read, and the sizes and rates of the files."""

@@ -1,20 +1,57 @@
-"""Normalization and positions of pixels, shared by the adapters whose raw values are pictures."""
+"""Statistics of a training split, and the normalization of pixels by them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import torch
+import torch.nn.functional as F
+from einops import rearrange
 from torch import Tensor, nn
 
-from dxn.tokenize.grid import PatchGrid
 from dxn.tokenize.image.options import ImageNormalization, ResizeOptions
-from dxn.tokenize.moments import Moments
+from dxn.tokenize.patches import PatchGrid
 from dxn.tokenize.positions import PosEmbed2d, PosEmbedKind
 
 MIN_STD = 1e-3  # of pixels from 0 to 1
 # Without an image_size, learned positions have the grid of this size, and are interpolated.
 USUAL_SIZE = (224, 224)
+
+
+class Moments:
+    """Mean and standard deviation of each channel of values that are added piece by piece.
+
+    The pieces are combined as in Chan, Golub and LeVeque (1983), because a sum of squares loses the
+    variance of values that are large compared with it. NaN is a missing value.
+
+    Args:
+        num_channels: Number of channels C.
+
+    Attributes:
+        mean: (C,) float64. 0 where a channel has no value yet.
+    """
+
+    def __init__(self, num_channels: int):
+        self.count = torch.zeros(num_channels, dtype=torch.float64)
+        self.mean = torch.zeros(num_channels, dtype=torch.float64)
+        self.squares = torch.zeros(num_channels, dtype=torch.float64)
+
+    def add(self, x: Tensor) -> None:
+        """Add values x (M, C)."""
+        x = x.double()
+        count = (~x.isnan()).sum(0)
+        mean = x.nanmean(0).nan_to_num(0.0)
+        difference = mean - self.mean
+        total = self.count + count
+        share = count / total.clamp(min=1)
+        self.squares += (x - mean).square().nansum(0) + difference**2 * self.count * share
+        self.mean += difference * share
+        self.count = total
+
+    @property
+    def std(self) -> Tensor:
+        """(C,) float64. 0 where a channel has no value."""
+        return (self.squares / self.count.clamp(min=1)).sqrt()
 
 
 def make_positions(
@@ -82,3 +119,29 @@ def set_statistics(module: nn.Module, pictures: Iterable[Tensor]) -> None:
 def normalize_pixels(pixels: Tensor, mean: Tensor, std: Tensor) -> Tensor:
     """Scale uint8 pixels (..., C, H, W) to 0 to 1, and normalize each channel."""
     return (pixels.to(mean.dtype) / 255 - mean[:, None, None]) / std[:, None, None]
+
+
+def masked_pixels(
+    sample: Mapping[str, Tensor], mean: Tensor, std: Tensor, num_frames: int = 1
+) -> tuple[Tensor, Tensor | None]:
+    """Return what a `PatchMasking` of pictures or clips predicts.
+
+    Args:
+        sample: Sample with uint8 pixels, (C, H, W) or (T, C, H, W).
+        mean: (C,). Mean of each channel, for pixels from 0 to 1.
+        std: (C,). Standard deviation of each channel.
+        num_frames: Number of frames F of a tubelet.
+
+    Returns:
+        Normalized pixels (t, F C, H, W), and False at the missing frames of the last tubelet. None:
+        there are none.
+    """
+    pixels = sample["pixels"]
+    x = normalize_pixels(pixels if pixels.ndim == 4 else pixels[None], mean, std)
+    missing = -len(x) % num_frames
+    known = None
+    if missing:
+        is_frame = torch.arange(len(x) + missing)[:, None, None, None] < len(x)
+        x = F.pad(x, (0, 0, 0, 0, 0, 0, 0, missing))
+        known = rearrange(is_frame.expand_as(x), "(t f) c h w -> t (f c) h w", f=num_frames)
+    return rearrange(x, "(t f) c h w -> t (f c) h w", f=num_frames), known

@@ -1,16 +1,20 @@
-"""Read numbers as people write them in tables: 1,234.50, 3,5, $5, 12 %."""
+"""Read numbers as people write them in tables: 1,234.50, 3,5, $5, 12 %, and missing ones: N/A."""
 
 from __future__ import annotations
 
 import math
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 from dataclasses import dataclass
 from typing import Any
 
-from dxn.tokenize.cells.missing import has_no_number
-
+# In lower case. A value such as "none" or "unknown" is not here: it can be a category of its own,
+# such as "none" in a column of garages.
+NO_VALUE = {"na", "n/a", "n.a.", "nan", "null", "nil", "?", "-", "--", "—", "–", "#n/a"}
+# Further cells that contain no number or date.
+NO_NUMBER = NO_VALUE | {".", "none", "unknown", "missing", "tbd"}
+NO_NUMBER |= {"not available", "not applicable", "#value!", "#div/0!", "#ref!"}  # Excel
 # A column is numeric if at most this share of its cells, besides those such as "N/A", is no number.
 MAX_OTHERS = 0.05
 # At least this share of its cells must be numbers.
@@ -223,3 +227,29 @@ def _finite(value: Any) -> float | None:
         return None
     # float() also accepts "nan" and "inf", which would make the loss NaN.
     return number if math.isfinite(number) else None
+
+
+def has_no_value(value: Any) -> bool:
+    """Whether a cell says that there is no value: null, a blank text, or such as "N/A"."""
+    return _says(value, NO_VALUE)
+
+
+def has_no_number(value: Any) -> bool:
+    """Whether a cell says that there is no number or date, such as "N/A" or "unknown"."""
+    return _says(value, NO_NUMBER)
+
+
+def is_null(value: Any) -> bool:
+    """Whether a value is None, NaN, or the missing value of pandas."""
+    if isinstance(value, float):
+        return value != value  # only NaN is not equal to itself
+    # pandas need not be installed. Its NaT is an instance of datetime.
+    return value is None or type(value).__name__ in ("NAType", "NaTType")
+
+
+def _says(value: Any, texts: Set[str]) -> bool:
+    # Texts first: this is called several times for each cell of a table.
+    if not isinstance(value, str):
+        return is_null(value)
+    text = value.strip().lower()
+    return not text or text in texts
