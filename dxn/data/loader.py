@@ -29,6 +29,7 @@ ADVICE = {
 WORKER_DIED = "DataLoader worker (pid"
 TIMED_OUT = "DataLoader timed out"
 CANNOT_SHARE = ("shared memory", "Too many open files", "No space left on device")
+POLL = 1.0  # seconds between two looks at the workers while the main process waits for a batch
 SECONDS = 1.0  # to wait for a killed process; one that waits for a broken disk cannot be killed
 
 
@@ -52,6 +53,7 @@ class Loader(DataLoader):
         num_workers: int | None = None,
         pin_memory: bool = False,
     ):
+        self.samples = order.samples
         count = default_workers(order) if num_workers is None else num_workers
         super().__init__(
             _Batches(order.samples),
@@ -60,7 +62,8 @@ class Loader(DataLoader):
             num_workers=count,
             persistent_workers=count > 0,
             pin_memory=pin_memory,
-            timeout=(order.samples.timeout or 0) if count else 0,
+            # torch looks for dead workers each time that it has waited this long.
+            timeout=min(POLL, order.samples.timeout or POLL) if count else 0,
             worker_init_fn=_ignore_signals,
             # A DataLoader draws a base seed for its workers. With the global generator, this draw
             # would change the dropout of a resumed run.
@@ -74,7 +77,8 @@ class Loader(DataLoader):
             UserError: If a sample cannot be prepared, or the workers cannot be used.
         """
         try:
-            for batch in self._start():
+            iterator = self._start()
+            while (batch := self._next(iterator)) is not None:
                 # torch would add the traceback of the worker to the message of an exception.
                 if isinstance(batch, UserError):
                     raise batch
@@ -93,10 +97,30 @@ class Loader(DataLoader):
         torch also looks for dead workers while it waits for a batch, where the error is expected.
         """
         before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
-        iterator = super().__iter__()
+        try:
+            iterator = super().__iter__()
+        except RuntimeError as error:
+            if not str(error).startswith(TIMED_OUT):
+                raise
+            # The workers are still busy with the batches of an iteration that was left early.
+            self.stop()
+            iterator = super().__iter__()
         if before is not None and threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGCHLD, before)
         return iterator
+
+    def _next(self, iterator: Any) -> Any:
+        """Return the next batch; None at the end."""
+        waited = 0.0
+        while True:
+            try:
+                return next(iterator, None)
+            except RuntimeError as error:
+                waited += self.timeout
+                limit = self.samples.timeout
+                is_over = limit is not None and waited >= limit
+                if is_over or not str(error).startswith(TIMED_OUT):
+                    raise
 
     def stop(self) -> None:
         """End the workers. The next iteration would start new ones."""
@@ -121,7 +145,7 @@ class Loader(DataLoader):
         if text.startswith(TIMED_OUT):
             return UserError(
                 "loader.timeout: the processes that prepare batches have not delivered one in "
-                f"{self.timeout:g} s; check the files and the disk, or raise loader.timeout"
+                f"{self.samples.timeout:g} s; check the files and the disk, or raise loader.timeout"
             )
         if any(each in text for each in CANNOT_SHARE):
             return _sharing_error(error)
