@@ -307,10 +307,20 @@ def attention_weights(
     """
     if score is not None and score.kind == "additive":
         scores = score.additive(query, key)
-    elif score is None or score.kind == "scaled_dot":
-        scores = _dot_products(query, key, query.shape[-1] ** -0.5)
     else:
-        scores = _dot_products(*score.sides(query, key), 1.0)
+        scale = query.shape[-1] ** -0.5
+        if score is not None and score.kind != "scaled_dot":
+            query, key = score.sides(query, key)
+            scale = 1.0
+        batch = query.shape[:-2]
+        if not batch or batch != key.shape[:-2]:
+            scores = query @ key.mT * scale
+        else:
+            # The matrix product multiplies by the scale without a pass over the queries.
+            left, right = query.flatten(0, -3), key.flatten(0, -3)
+            nothing = query.new_empty(())
+            scores = torch.baddbmm(nothing, left, right.mT, beta=0, alpha=scale)
+            scores = scores.unflatten(0, batch)
     if causal:
         attn_mask = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).tril()
     # In place, because the scores are large, and nothing else refers to them.
@@ -320,17 +330,6 @@ def attention_weights(
     elif attn_mask is not None:
         scores += attn_mask
     return scores.softmax(-1)
-
-
-def _dot_products(query: Tensor, key: Tensor, scale: float) -> Tensor:
-    """Return scale * query @ key^T: (..., M, N) of query (..., M, d) and key (..., N, d)."""
-    batch = query.shape[:-2]
-    if not batch or batch != key.shape[:-2]:
-        return query @ key.mT * scale
-    # The matrix product multiplies by the scale without a pass over the queries.
-    nothing = query.new_empty(())
-    left, right = query.flatten(0, -3), key.flatten(0, -3)
-    return torch.baddbmm(nothing, left, right.mT, beta=0, alpha=scale).unflatten(0, batch)
 
 
 def _check_heads(dim: int, num_heads: int, dropout: float) -> None:

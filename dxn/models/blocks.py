@@ -200,14 +200,14 @@ class Block(nn.Module):
         self.pre_norm = pre_norm
         self.attn_norm = norm(dim)
         self.attn = attn
-        self.attn_scale = _make_scale(dim, layer_scale)
+        self.attn_scale = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.cross = None
         if cross is not None:
             self.cross_norm = norm(dim)
             self.cross = cross
         self.mlp_norm = norm(dim)
         self.mlp = mlp
-        self.mlp_scale = _make_scale(dim, layer_scale)
+        self.mlp_scale = nn.Identity() if layer_scale is None else LayerScale(dim, layer_scale)
         self.dropout = Dropout(dropout)
         self.drop_path = DropPath(drop_path)
         # Whether torch.compile is used, see dxn.models.compiling.
@@ -235,8 +235,10 @@ class Block(nn.Module):
         """
         # Pre-norm: arXiv:2002.04745, figure 1b. Post-norm: arXiv:1706.03762, section 3.1.
         branch = self.attn(self.attn_norm(x) if self.pre_norm else x, groups, cache)
+        branch = self.attn_scale(branch)
         if self.cross is not None:
-            x = self._add_attended(x, branch, keys)
+            x = x + self._drop(branch, keys, 0)
+            x = x if self.pre_norm else self.attn_norm(x)
             query = self.cross_norm(x) if self.pre_norm else x
             branch = self._cross(self.cross, query, groups, memory, cache)
         if self.compiled:
@@ -248,22 +250,15 @@ class Block(nn.Module):
 
         Args:
             x: (T, D). Tokens of all samples.
-            branch: (T, D). Output of the last attention.
+            branch: (T, D). Scaled output of the last attention.
             keys: Keys of the T tokens for dropout.
         """
-        if self.cross is None:
-            x = self._add_attended(x, branch, keys)
-        else:
-            x = x + self._drop(branch, keys, 1)
-            x = x if self.pre_norm else self.cross_norm(x)
+        x = x + self._drop(branch, keys, 0 if self.cross is None else 1)
+        if not self.pre_norm:
+            x = self.attn_norm(x) if self.cross is None else self.cross_norm(x)
         branch = self.mlp(self.mlp_norm(x) if self.pre_norm else x, keys)
         x = x + self._drop(self.mlp_scale(branch), keys, 2)
         return x if self.pre_norm else self.mlp_norm(x)
-
-    def _add_attended(self, x: Tensor, attended: Tensor, keys: Keys | None) -> Tensor:
-        """Add the output of the self-attention to x (T, D)."""
-        x = x + self._drop(self.attn_scale(attended), keys, 0)
-        return x if self.pre_norm else self.attn_norm(x)
 
     def _cross(
         self,
@@ -290,16 +285,8 @@ class Block(nn.Module):
         return self.drop_path(self.dropout(x, keys, branch=branch), keys, branch=branch)
 
 
-def blocks_of(model: nn.Module) -> list[Block]:
-    """Return all transformer blocks of a model."""
-    return [module for module in model.modules() if isinstance(module, Block)]
-
-
 def set_compiled(model: nn.Module, on: bool) -> None:
     """Use torch.compile in all blocks of a model, or stop to use it."""
-    for block in blocks_of(model):
-        block.compiled = on
-
-
-def _make_scale(dim: int, initial: float | None) -> nn.Module:
-    return nn.Identity() if initial is None else LayerScale(dim, initial)
+    for module in model.modules():
+        if isinstance(module, Block):
+            module.compiled = on

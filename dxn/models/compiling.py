@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable
 from functools import cache
 from textwrap import shorten
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -24,20 +24,12 @@ MAX_VARIANTS = 16
 MAX_REASON = 200  # characters
 
 
-class Finishes(Protocol):
-    """The part of `dxn.models.blocks.Block` that is compiled."""
-
-    def finish(self, x: Tensor, branch: Tensor, keys: Keys | None = None) -> Tensor:
-        """Apply what comes after the last attention."""
-        ...
-
-
 # Called with the reason if this machine cannot compile.
 on_failure: Callable[[str], None] | None = None
 _failures: list[str] = []
 
 
-def finish(block: Finishes, x: Tensor, branch: Tensor, keys: Keys | None) -> Tensor:
+def finish(block: Any, x: Tensor, branch: Tensor, keys: Keys | None) -> Tensor:
     """Compute `block.finish` in compiled form, or as it is if this machine cannot compile."""
     from torch._dynamo.exc import TorchDynamoException  # takes a second
 
@@ -72,5 +64,5 @@ def _compiled() -> Callable[..., Tensor]:
     return torch._dynamo.config.patch(options)(compiled)
 
 
-def _finish(block: Finishes, x: Tensor, branch: Tensor, keys: Keys | None) -> Tensor:
+def _finish(block: Any, x: Tensor, branch: Tensor, keys: Keys | None) -> Tensor:
     return block.finish(x, branch, keys)

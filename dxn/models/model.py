@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from dxn.core.dropout import selected
 from dxn.core.tokens import Tokens, check_columns, join
-from dxn.models.fusion import Encoder
 
 # A batch has the collated tensors of each input under the name of the input, "#size" (number of
 # samples), "#index" (their row numbers in the data set), and the keys of the task, such as
@@ -18,16 +17,6 @@ from dxn.models.fusion import Encoder
 Batch = Mapping[str, Any]
 # Keys of a batch that cannot be names of inputs.
 RESERVED = ("#size", "#index", "#filler", "target")
-
-
-class Fusion(Protocol):
-    """A module that encodes the Tokens of all inputs, such as EarlyFusion."""
-
-    width: int
-
-    def __call__(self, parts: Sequence[Tokens], backbone: Any, /) -> tuple[Tokens, Tensor]:
-        """Return the encoded Tokens, and one vector per sample (B, width)."""
-        ...
 
 
 class InputVectors(NamedTuple):
@@ -41,19 +30,6 @@ class InputVectors(NamedTuple):
 
     x: Tensor
     mask: Tensor
-
-
-class Head(Protocol):
-    """A module that computes the output of a task.
-
-    A head can have an attribute `pre`, a module that computes the embedding of a sample from the
-    pooled vector. With the attribute `separates_inputs = True`, each input is encoded alone, and
-    the head receives `InputVectors` in place of the pooled vectors.
-    """
-
-    def __call__(self, tokens: Tokens, pooled: Tensor, batch: Batch, /) -> Any:
-        """Compute the output from the encoded tokens and the pooled vectors (B, width)."""
-        ...
 
 
 class Network(nn.Module):
@@ -76,15 +52,19 @@ class Model(Network):
         adapters: Adapters by key. An adapter converts an input to Tokens.
         inputs: Key of the adapter of each input, by the name of the input, in the order of the
             tokens. Several inputs can share one adapter.
-        fusion: Module that applies the backbone to the Tokens of all inputs.
+        fusion: Module that applies the backbone to the Tokens of all inputs, and returns encoded
+            Tokens and one vector (B, width) per sample.
         backbone: Transformer that processes all inputs.
-        head: Module that computes the output of the task.
+        head: Module that computes the output of the task from the encoded Tokens, the vectors and
+            the batch. It can have a module `pre`, which computes the embedding of a sample from its
+            vector. With `separates_inputs = True`, each input is encoded alone, and the head
+            receives `InputVectors` in place of the vectors.
 
     Raises:
         ValueError: If an input has no adapter, an adapter has no input, or a name is reserved.
     """
 
-    # Any, because Python has no intersection type of nn.Module and the protocols above.
+    # Any, because the types of the parts are those of the user.
     adapters: Any
     fusion: Any
     backbone: Any
@@ -95,18 +75,34 @@ class Model(Network):
         adapters: Mapping[str, nn.Module],
         *,
         inputs: Mapping[str, str],
-        fusion: Fusion,
-        backbone: Encoder,
-        head: Head,
+        fusion: nn.Module,
+        backbone: nn.Module,
+        head: nn.Module,
     ):
         super().__init__()
-        _check_inputs(inputs, adapters)
+        if not inputs:
+            raise ValueError("a model needs at least one input, got none")
+        reserved = [name for name in inputs if name in RESERVED]
+        if reserved:
+            raise ValueError(
+                f"an input must not be named {' or '.join(RESERVED)}, got {', '.join(reserved)}: "
+                "rename it"
+            )
+        missing = sorted(set(inputs.values()) - set(adapters))
+        if missing:
+            known = ", ".join(adapters) or "none"
+            raise ValueError(f"unknown adapter {', '.join(missing)}: the adapters are {known}")
+        unused = [key for key in adapters if key not in inputs.values()]
+        if unused:
+            raise ValueError(f"no input uses the adapter {', '.join(unused)}: remove it")
         self.inputs = dict(inputs)
         self._keys = {name: module_key(key) for name, key in inputs.items()}
         self.adapters = nn.ModuleDict({module_key(key): adapters[key] for key in adapters})
         self.fusion = fusion
         self.backbone = backbone
         self.head = head
+        # Whether each input is encoded alone, because the head compares inputs with each other.
+        self.separates_inputs: bool = getattr(head, "separates_inputs", False)
 
     def adapter(self, name: str) -> Any:
         """Return the adapter of the input `name`."""
@@ -130,11 +126,6 @@ class Model(Network):
                     tokens: Tokens = self.adapter(name)(batch[name])
                 parts.append(tokens.spread(rows, batch["#size"]).renamed(name))
         return parts
-
-    @property
-    def separates_inputs(self) -> bool:
-        """Whether each input is encoded alone, because the head compares inputs with each other."""
-        return getattr(self.head, "separates_inputs", False)
 
     def encode(self, parts: Sequence[Tokens]) -> tuple[Tokens, Any]:
         """Return the encoded Tokens of all parts, and one vector per sample (B, width).
@@ -275,21 +266,3 @@ def mix(tokens: Tokens, order: Tensor, share: float) -> Tokens:
 def count_parameters(module: nn.Module, *, trained: bool = False) -> int:
     """Return the number of parameters. With `trained`, only of those that require gradients."""
     return sum(p.numel() for p in module.parameters() if p.requires_grad or not trained)
-
-
-def _check_inputs(inputs: Mapping[str, str], adapters: Mapping[str, nn.Module]) -> None:
-    if not inputs:
-        raise ValueError("a model needs at least one input, got none")
-    reserved = [name for name in inputs if name in RESERVED]
-    if reserved:
-        raise ValueError(
-            f"an input must not be named {' or '.join(RESERVED)}, got {', '.join(reserved)}: "
-            "rename it"
-        )
-    missing = sorted(set(inputs.values()) - set(adapters))
-    if missing:
-        known = ", ".join(adapters) or "none"
-        raise ValueError(f"unknown adapter {', '.join(missing)}: the adapters are {known}")
-    unused = [key for key in adapters if key not in inputs.values()]
-    if unused:
-        raise ValueError(f"no input uses the adapter {', '.join(unused)}: remove it")
