@@ -18,7 +18,94 @@ from dxn.models.positions import token_index
 DecoderPosition = Literal["learned", "sinusoidal", "none"]
 
 
-class Decoder(nn.Module):
+class StepDecoder(nn.Module):
+    """Base class of models that predict the next token, for `generate` and `beam_search`.
+
+    There can be several rows for each sample of the memory: row i belongs to sample i // K if there
+    are K times as many rows as samples.
+
+    Args:
+        embedding: Embedding (V, D) of the tokens, whose weights are also those of the output layer.
+        max_len: Maximum number of tokens of a sequence, including the begin token.
+    """
+
+    def __init__(self, embedding: nn.Embedding, max_len: int):
+        super().__init__()
+        self.max_len = max_len
+        self.embedding = embedding
+
+    def tie(self, embedding: nn.Embedding) -> None:
+        """Replace the embedding by that of another module, which alone owns it.
+
+        It is not a parameter of the decoder, so it is trained and saved only once.
+        """
+        del self.embedding
+        # A normal assignment would register the embedding as a submodule.
+        self.__dict__["embedding"] = embedding
+
+    def forward(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        memory: Memory | None = None,
+        caches: Sequence[Any] | None = None,
+    ) -> Tensor:
+        """Compute the logits of the token after each of `ids`.
+
+        Args:
+            ids: (B, n). Token ids. With caches, only the new tokens; otherwise n = N.
+            mask: (B, N) bool. True at the real tokens of the whole sequence.
+            memory: Sequence to which the decoder attends.
+            caches: Caches of the previous tokens, created by `caches`. The new ones are appended.
+
+        Returns:
+            (B, n, V).
+
+        Raises:
+            ValueError: If the sequence is longer than max_len.
+        """
+        return self.states(ids, mask, memory, caches) @ self.embedding.weight.T
+
+    def states(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        memory: Memory | None = None,
+        caches: Sequence[Any] | None = None,
+    ) -> Tensor:
+        """Compute the output vectors (B, n, D), whose products with the embedding are the logits.
+
+        The arguments are those of `forward`.
+        """
+        raise NotImplementedError
+
+    def next_states(
+        self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[Any]
+    ) -> Tensor:
+        """Compute the output vectors (R, D) after the last real token of each row."""
+        return at_last(self.states(ids, mask, memory, caches), mask)
+
+    def caches(self) -> Sequence[Any]:
+        """Create empty caches for the previous tokens and for the memory.
+
+        The method `select(rows, samples=None)` of a cache keeps these rows (r,), and what belongs
+        to these samples (b,) of the memory.
+        """
+        raise NotImplementedError
+
+    def output_layer(self) -> nn.Module:
+        """Create the layer from output vectors (..., D) to logits (..., V)."""
+        return make_output_layer(self.embedding.weight)
+
+    def _check_length(self, length: int) -> None:
+        if length > self.max_len:
+            raise ValueError(
+                f"a sequence of {length} tokens is longer than max_len={self.max_len}: raise "
+                "max_len"
+            )
+
+
+class Decoder(StepDecoder):
     """Predicts the next token from the previous tokens and, optionally, from a memory.
 
     The weights of the output layer are those of the input embedding (arXiv:1608.05859).
@@ -47,7 +134,7 @@ class Decoder(nn.Module):
         dropout: float = 0.0,
         token_dropout: float = 0.0,
     ):
-        super().__init__()
+        super().__init__(make_token_embedding(vocab_size, backbone.dim), max_len)
         check_rate("token_dropout", token_dropout)
         if pos_embed not in get_args(DecoderPosition):
             raise ValueError(f"pos_embed must be learned, sinusoidal or none, got {pos_embed!r}")
@@ -57,8 +144,6 @@ class Decoder(nn.Module):
                 "it predicts, got causal=false: set causal=true"
             )
         self.backbone = backbone
-        self.max_len = max_len
-        self.embedding = make_token_embedding(vocab_size, backbone.dim)
         if pos_embed == "learned":
             weight = torch.empty(max_len, backbone.dim)
             self.pos_embed = nn.Parameter(nn.init.trunc_normal_(weight, std=0.02))
@@ -71,33 +156,6 @@ class Decoder(nn.Module):
         self.dropout = Dropout(dropout)
         self.token_dropout = token_dropout
 
-    def tie(self, embedding: nn.Embedding) -> None:
-        """Replace the embedding of the decoder, see `tie_embedding`."""
-        tie_embedding(self, embedding)
-
-    def forward(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        memory: Memory | None = None,
-        caches: Sequence[KVCache] | None = None,
-    ) -> Tensor:
-        """Compute the logits of the token after each of `ids`.
-
-        Args:
-            ids: (B, n). Token ids. With caches, only the new tokens; otherwise n = N.
-            mask: (B, N) bool. True at the real tokens of the whole sequence.
-            memory: Sequence to which the cross-attention of the backbone attends.
-            caches: Caches of the previous tokens, created by `caches`.
-
-        Returns:
-            (B, n, V).
-
-        Raises:
-            ValueError: If the sequence is longer than max_len.
-        """
-        return self.states(ids, mask, memory, caches) @ self.embedding.weight.T
-
     def states(
         self,
         ids: Tensor,
@@ -105,12 +163,9 @@ class Decoder(nn.Module):
         memory: Memory | None = None,
         caches: Sequence[KVCache] | None = None,
     ) -> Tensor:
-        """Compute the output vectors (B, n, D), whose products with the embedding are the logits.
-
-        The arguments are those of `forward`.
-        """
+        """See `StepDecoder.states`."""
         total = mask.shape[1]
-        check_length(total, self.max_len)
+        self._check_length(total)
         x = self.embedding(ids) * self.backbone.dim**0.5
         # Before the positions are added, so that the decoder still knows where it is.
         if self.training and self.token_dropout:
@@ -164,16 +219,6 @@ class Decoder(nn.Module):
         """Create an empty cache for each block."""
         return [KVCache() for _ in self.backbone.blocks]
 
-    def output_layer(self) -> nn.Module:
-        """Create the layer from output vectors to logits, see `StepDecoder`."""
-        return make_output_layer(self.embedding.weight)
-
-    def next_states(
-        self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[KVCache]
-    ) -> Tensor:
-        """Compute the vectors (R, D) after the last real token of each row, see `StepDecoder`."""
-        return at_last(self.states(ids, mask, memory, caches), mask)
-
 
 def at_last(x: Tensor, mask: Tensor) -> Tensor:
     """Return the vectors (R, D) of the last real token of each row.
@@ -204,22 +249,3 @@ def make_token_embedding(vocab_size: int, dim: int) -> nn.Embedding:
     # input is multiplied by sqrt(dim) to compensate (arXiv:1706.03762, section 3.4).
     nn.init.normal_(embedding.weight, std=dim**-0.5)
     return embedding
-
-
-def tie_embedding(decoder: nn.Module, embedding: nn.Embedding) -> None:
-    """Replace `decoder.embedding` by the embedding of another module.
-
-    Only the other module owns the embedding: it is not a parameter of the decoder, so it is trained
-    and saved only once.
-    """
-    del decoder.embedding
-    # A normal assignment would register the embedding as a submodule.
-    decoder.__dict__["embedding"] = embedding
-
-
-def check_length(length: int, max_len: int) -> None:
-    """Raise a ValueError if a sequence is longer than max_len."""
-    if length > max_len:
-        raise ValueError(
-            f"a sequence of {length} tokens is longer than max_len={max_len}: raise max_len"
-        )

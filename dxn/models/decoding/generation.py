@@ -2,54 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
-
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dxn.models.decoding.cache import Memory
-from dxn.models.decoding.search import Beams, Choice, Hypothesis, Sampler, Search, greedy
+from dxn.models.decoding.decoder import StepDecoder
+from dxn.models.decoding.search import Beams, Choice, Hypothesis, Sampler, greedy
 
 # An accelerator waits for a check whether sequences are finished, so it is not done at every step.
 CHECK_EVERY = 8
 # Finished samples are removed when they are at least this share of all samples.
 MIN_FINISHED = 0.25
-
-
-class StepCache(Protocol):
-    """Cached results of a decoder for the previous tokens, and for the memory."""
-
-    def select(self, rows: Tensor, samples: Tensor | None = None) -> None:
-        """Keep these rows (r,), and what belongs to these samples (b,) of the memory."""
-        ...
-
-
-class StepDecoder(Protocol):
-    """A model that predicts the next token, such as Decoder, RecurrentDecoder or LanguageModel.
-
-    There can be several rows for each sample of the memory: row i belongs to sample i // K if
-    there are K times as many rows as samples.
-    """
-
-    def caches(self) -> Sequence[Any]:
-        """Create empty caches. Each one is a `StepCache`."""
-        ...
-
-    def output_layer(self) -> nn.Module:
-        """Return the layer that computes logits (R, V) from the vectors of `next_states`."""
-        ...
-
-    def next_states(self, ids: Tensor, mask: Tensor, memory: Any, caches: Any, /) -> Tensor:
-        """Compute the output vectors (R, D) after the last real token of each row.
-
-        Args:
-            ids: (R, n). New token ids.
-            mask: (R, N) bool. True at the real tokens of the whole sequence.
-            memory: Sequence to which the decoder attends, or None.
-            caches: Caches of the previous N - n tokens. The new ones are appended.
-        """
-        ...
 
 
 @torch.inference_mode()
@@ -137,7 +100,7 @@ def _run(
     memory: Memory | None,
     prompt: Tensor,
     lengths: Tensor | None,
-    search: Search,
+    search: Choice | Beams,
     max_new: int,
 ) -> list[Hypothesis]:
     """Return the hypotheses of a search, one sample after the other."""

@@ -10,8 +10,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
-from dxn.models.decoding.cache import KVCache
-from dxn.models.decoding.decoder import at_last, make_output_layer
+from dxn.models.decoding.cache import KVCache, Memory
+from dxn.models.decoding.decoder import StepDecoder, at_last, make_output_layer
 from dxn.models.model import Model
 
 
@@ -74,7 +74,7 @@ class TokenCache:
         self.ids, self.lengths, self.mask = self.ids[rows], self.lengths[rows], self.mask[rows]
 
 
-class LanguageModel:
+class LanguageModel(StepDecoder):
     """A causal Model with the interface of a decoder, for `generate` and `beam_search`.
 
     When a sequence becomes longer than the max_len of the adapter, only its last max_len / 2 tokens
@@ -100,38 +100,39 @@ class LanguageModel:
                 f"backbone can generate tokens: got inputs {', '.join(model.inputs)} and "
                 f"causal={causal}"
             )
-        self.adapter = adapters[0]
+        super().__init__(adapters[0].embedding, adapters[0].tokenizer.max_len)
+        self.adapter: Any = adapters[0]
         self.backbone = model.backbone
-        self.max_len: int = self.adapter.tokenizer.max_len
         # Number of previous tokens on which the embedding of a token depends. An adapter with this
         # attribute accepts batches with the key token_index (B, N): indices of tokens in a text.
         self.lookback: int | None = self.adapter.lookback
-        self.output = make_output_layer(self.adapter.embedding.weight)
+        self.output = make_output_layer(self.embedding.weight)
 
     def caches(self) -> list[TokenCache | KVCache]:
         """Create an empty cache for the token ids, and one for each block."""
         return [TokenCache(), *(KVCache() for _ in self.backbone.blocks)]
 
-    def __call__(
-        self, ids: Tensor, mask: Tensor, memory: None, caches: Sequence[TokenCache | KVCache], /
+    def states(
+        self,
+        ids: Tensor,
+        mask: Tensor,
+        memory: Memory | None = None,
+        caches: Sequence[Any] | None = None,
     ) -> Tensor:
-        """Compute the logits (R, n, V) after new ids (R, n), which follow the ids in the caches."""
-        x, _ = self._states(ids, mask, caches)
-        return self.output(x[:, -ids.shape[1] :])
+        """See `StepDecoder.states`. The new ids follow those in the caches."""
+        return self._states(ids, mask, caches or self.caches())[0][:, -ids.shape[1] :]
 
     def output_layer(self) -> nn.Module:
-        """Return the layer from output vectors to logits, see `StepDecoder`."""
+        """Return the same layer each time, because packing its weights takes long."""
         return self.output
 
     def next_states(
-        self, ids: Tensor, mask: Tensor, memory: None, caches: Sequence[TokenCache | KVCache], /
+        self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[Any]
     ) -> Tensor:
-        """Compute the vectors (R, D) after the last real token of each row, see `StepDecoder`."""
+        """See `StepDecoder.next_states`."""
         return at_last(*self._states(ids, mask, caches))
 
-    def _states(
-        self, ids: Tensor, mask: Tensor, caches: Sequence[TokenCache | KVCache]
-    ) -> tuple[Tensor, Tensor]:
+    def _states(self, ids: Tensor, mask: Tensor, caches: Sequence[Any]) -> tuple[Tensor, Tensor]:
         """Return the output vectors (R, n, D) of the last n columns, and the mask of all columns.
 
         These are the columns of `ids`, or all if the context was shortened.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -14,12 +14,7 @@ from torch import Tensor, nn
 from dxn.core.dropout import Dropout
 from dxn.models.attention import Score, ScoreKind
 from dxn.models.decoding.cache import Memory
-from dxn.models.decoding.decoder import (
-    check_length,
-    make_output_layer,
-    make_token_embedding,
-    tie_embedding,
-)
+from dxn.models.decoding.decoder import StepDecoder, make_token_embedding
 from dxn.models.recurrent import CELLS, CellKind, State, check_cell, run_layer, step
 
 
@@ -37,23 +32,7 @@ class RecurrentCache:
             self.memory = tuple(part[samples] for part in self.memory)
 
 
-class Steps(NamedTuple):
-    """Intermediate results of the decoder at each of n steps.
-
-    Args:
-        embedded: (B, n, D). Embedded input tokens.
-        states: (B, n, D). States of the last layer.
-        context: (B, n, D). Context vectors: weighted means of the memory.
-        weights: (B, n, M). Attention weights. (B, n, 0) without attention.
-    """
-
-    embedded: Tensor
-    states: Tensor
-    context: Tensor
-    weights: Tensor
-
-
-class RecurrentDecoder(nn.Module):
+class RecurrentDecoder(StepDecoder):
     """A recurrent decoder with the interface of `Decoder`.
 
     The initial state is computed from the final states of the encoder, see `both_ends`. With
@@ -94,7 +73,7 @@ class RecurrentDecoder(nn.Module):
         max_len: int = 256,
         dropout: float = 0.0,
     ):
-        super().__init__()
+        super().__init__(make_token_embedding(vocab_size, dim), max_len)
         check_cell(cell, depth)
         if gate and not attention:
             raise ValueError(
@@ -102,8 +81,6 @@ class RecurrentDecoder(nn.Module):
                 "attention=true, or leave out gate"
             )
         self.dim = dim
-        self.max_len = max_len
-        self.embedding = make_token_embedding(vocab_size, dim)
         # The first layer reads the token and the context, the others the output of the layer below.
         self.blocks = nn.ModuleList(
             CELLS[cell](dim if i else 2 * dim, dim, batch_first=True) for i in range(depth)
@@ -114,33 +91,6 @@ class RecurrentDecoder(nn.Module):
         self.out = nn.Linear(3 * dim, dim)
         self.dropout = Dropout(dropout)
 
-    def tie(self, embedding: nn.Embedding) -> None:
-        """Replace the embedding of the decoder, see `tie_embedding`."""
-        tie_embedding(self, embedding)
-
-    def forward(
-        self,
-        ids: Tensor,
-        mask: Tensor,
-        memory: Memory | None = None,
-        caches: Sequence[RecurrentCache] | None = None,
-    ) -> Tensor:
-        """Compute the logits of the token after each of `ids`.
-
-        Args:
-            ids: (B, n). Token ids. With caches, only the new tokens; otherwise n = N.
-            mask: (B, N) bool. True at the real tokens of the whole sequence.
-            memory: Output of the encoder. It is required.
-            caches: Caches of the previous tokens, created by `caches`.
-
-        Returns:
-            (B, n, V).
-
-        Raises:
-            ValueError: If memory is None, or the sequence is longer than max_len.
-        """
-        return self.states(ids, mask, memory, caches) @ self.embedding.weight.T
-
     def states(
         self,
         ids: Tensor,
@@ -148,12 +98,12 @@ class RecurrentDecoder(nn.Module):
         memory: Memory | None = None,
         caches: Sequence[RecurrentCache] | None = None,
     ) -> Tensor:
-        """Compute the output vectors (B, n, D), whose products with the embedding are the logits.
+        """See `StepDecoder.states`.
 
-        The arguments are those of `forward`.
+        Raises:
+            ValueError: If memory is None, or the sequence is longer than max_len.
         """
-        steps = self._steps(ids, mask, memory, caches)
-        return self.out(torch.cat([steps.states, steps.embedded, steps.context], -1))
+        return self._steps(ids, mask, memory, caches)[0]
 
     def cross_attention_weights(self, ids: Tensor, mask: Tensor, memory: Memory) -> Tensor:
         """Compute the attention weights of each step, before the gate. Each row sums to 1.
@@ -166,20 +116,16 @@ class RecurrentDecoder(nn.Module):
         """
         if self.look is None:
             raise ValueError("this decoder has no attention, so there are no weights to show")
-        return rearrange(self._steps(ids, mask, memory, None).weights, "b n m -> b 1 1 n m")
+        return rearrange(self._steps(ids, mask, memory, None)[1], "b n m -> b 1 1 n m")
 
     def caches(self) -> list[RecurrentCache]:
         """Create one empty cache for all layers."""
         return [RecurrentCache()]
 
-    def output_layer(self) -> nn.Module:
-        """Create the layer from output vectors to logits, see `StepDecoder`."""
-        return make_output_layer(self.embedding.weight)
-
     def next_states(
         self, ids: Tensor, mask: Tensor, memory: Memory | None, caches: Sequence[RecurrentCache]
     ) -> Tensor:
-        """Compute the vectors (R, D) after the last real token of each row, see `StepDecoder`."""
+        """See `StepDecoder.next_states`."""
         n = ids.shape[1]
         real = mask[:, -n:]
         # A prompt is computed token by token, because padding must not change the state.
@@ -202,11 +148,16 @@ class RecurrentDecoder(nn.Module):
         mask: Tensor,
         memory: Memory | None,
         caches: Sequence[RecurrentCache] | None,
-    ) -> Steps:
-        """Run all layers. The arguments are those of `forward`."""
+    ) -> tuple[Tensor, Tensor]:
+        """Run all layers. The arguments are those of `forward`.
+
+        Returns:
+            The output vectors (B, n, D) and the attention weights (B, n, M); (B, n, 0) without
+            attention.
+        """
         if memory is None:
             raise ValueError("a recurrent decoder needs a memory for its initial state, got None")
-        check_length(mask.shape[1], self.max_len)
+        self._check_length(mask.shape[1])
         cache = caches[0] if caches is not None else RecurrentCache()
         # An empty cache means that no token was computed before.
         if not cache.states:
@@ -228,7 +179,7 @@ class RecurrentDecoder(nn.Module):
         for i, block in enumerate(self.blocks[1:], 1):
             x, cache.states[i] = run_layer(block, x, cache.states[i])
             x = self.dropout(x, branch=i + 1)
-        return Steps(embedded, x, context, weights)
+        return self.out(torch.cat([x, embedded, context], -1)), weights
 
     def _begin(self, memory: Memory, cache: RecurrentCache) -> None:
         """Fill an empty cache with the initial states, and with tensors that all steps use."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
@@ -45,41 +44,6 @@ def _divisor(length: int, penalty: float) -> float:
     return ((5 + length) / 6) ** penalty
 
 
-class Search(Protocol):
-    """The rows of a generation: `width` sequences for each of B samples.
-
-    Args:
-        width: Number K of sequences of a sample.
-    """
-
-    width: int
-
-    @property
-    def finished(self) -> Tensor:
-        """(B,) bool. True at samples whose hypotheses are final."""
-        ...
-
-    def advance(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Choose the next tokens.
-
-        Args:
-            logits: (B K, V). In the first step, (B, V).
-
-        Returns:
-            The token of each row (B K,), and the index of the row that each row continues (B K,).
-            None: each row continues itself.
-        """
-        ...
-
-    def select(self, samples: Tensor) -> None:
-        """Keep these samples (b,)."""
-        ...
-
-    def hypotheses(self, sample: int) -> list[Hypothesis]:
-        """Return the final hypotheses of a sample."""
-        ...
-
-
 class Choice:
     """Each row is continued with the token that a sampler chooses, until the end token.
 
@@ -117,7 +81,15 @@ class Choice:
         return self.ended.all(1)
 
     def advance(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Choose the next token of each row. Rows that have ended continue, but are ignored."""
+        """Choose the next token of each row. Rows that have ended continue, but are ignored.
+
+        Args:
+            logits: (B K, V). In the first step, (B, V).
+
+        Returns:
+            The token of each row (B K,), and the index of the row that each row continues (B K,).
+            None: each row continues itself.
+        """
         parents = None
         if len(logits) < self.ended.numel():
             parents = torch.arange(len(logits), device=logits.device)
@@ -196,7 +168,7 @@ class Beams:
         return self.best_ranks >= bound
 
     def advance(self, logits: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Replace the beams by their best continuations. See `Search.advance`."""
+        """Replace the beams by their best continuations. See `Choice.advance`."""
         k = self.width
         before = self.scores.shape[1]
         # Twice as many candidates as beams: at most one for each beam ends, so at least `width` of
