@@ -21,7 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from dxn.commands.train import Train
-from dxn.config.checks import prepare
+from dxn.config.command import prepare
 from dxn.config.compose import compose
 from dxn.config.groups import options as options_of
 from dxn.core.display import notebook_html

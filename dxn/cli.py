@@ -142,7 +142,7 @@ def _run(arguments: list[str]) -> int:
         return cls.compose(words).execute()
     check_address_space(HEAVY)
     # Imported here, because Hydra takes a tenth of a second: --help must be fast.
-    prepare = importlib.import_module("dxn.config.checks").prepare
+    prepare = importlib.import_module("dxn.config.command").prepare
     if is_sweep:
         # All runs are composed before the first one starts: a wrong option fails immediately.
         expanded = importlib.import_module("dxn.config.words").expand(words)

@@ -19,10 +19,10 @@ import dxn.tasks
 import dxn.tokenize
 from dxn.commands import VERBS, all_commands
 from dxn.commands.train import Train
+from dxn.config.command import verb_of
 from dxn.config.compose import compose
 from dxn.config.groups import CONF, groups, node_of, options
 from dxn.config.instantiate import build, problems_of
-from dxn.config.schema import option_group
 from dxn.config.targets import resolve
 from dxn.tasks.task import TASKS
 from dxn.tokenize.base import ADAPTERS
@@ -309,7 +309,7 @@ def test_every_command_is_in_the_list_and_describes_its_options():
     modules = {path.stem for path in (PACKAGE / "commands").glob("*.py")}
     assert modules - {"__init__", "options"} == set(VERBS)
     for verb, command in all_commands().items():
-        assert command.verb() == verb
+        assert verb_of(command) == verb
         assert command.usage
-        for key, parameter in command.signature().parameters.items():
-            assert parameter.meaning or option_group(parameter.type), f"{verb} {key}"
+        for key, parameter in command.options().parameters.items():
+            assert parameter.meaning or parameter.group, f"{verb} {key}"

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar
 
 from dxn.commands.options import FromWeights, Input
-from dxn.config.checks import Output
+from dxn.config.command import OUTPUT_FOLDER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -30,7 +30,7 @@ class Attend(FromWeights):
     )
 
     input: Input
-    output: Annotated[str, Output(is_folder=True)] = "attention"
+    output: Annotated[str, OUTPUT_FOLDER] = "attention"
 
     def execute(self) -> int:
         """Draw the attention, and print the share of each input."""

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar
 
-from dxn.commands.options import Adapters, Count, Data, DataFiles, Seed
-from dxn.config.checks import Output
-from dxn.config.command import Group
+from dxn.commands.options import DATA_FILES, Adapters, Count, Data, Seed
+from dxn.config.command import OUTPUT_FILE, Group
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,10 +31,10 @@ class Check(Data):
 
     dim: Count = 128
     seed: Seed = 0
-    output: Annotated[str, Output()] = "bad_files.csv"
+    output: Annotated[str, OUTPUT_FILE] = "bad_files.csv"
     adapters: Adapters
     head: Annotated[Any, Group("auto")]
-    data: Annotated[Any, Group("digits"), DataFiles()] = None
+    data: Annotated[Any, Group("digits"), DATA_FILES] = None
 
     def execute(self) -> int:
         """Report what the data contains. The exit code is 1 if rows are bad."""

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
-from dxn.commands.options import RunFolder
-from dxn.config.checks import Output
-from dxn.config.command import Command
+from dxn.commands.options import Runs
+from dxn.config.command import OUTPUT_FILE, Command
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -25,8 +24,8 @@ class Compare(Command):
         "dxn compare run=[A,B,C] output=compare.html",
     )
 
-    run: Annotated[Sequence[str] | str, RunFolder()] = ()
-    output: Annotated[str, Output()] = "compare.html"
+    run: Runs = ()
+    output: Annotated[str, OUTPUT_FILE] = "compare.html"
 
     def execute(self) -> int:
         """Put runs side by side, and compare their answers row by row."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from dxn.commands.options import Compiled, FromWeights, Input, TableInput
-from dxn.config.checks import Output
+from dxn.config.command import OUTPUT_FILE
 from dxn.core.errors import UserError
 
 
@@ -29,7 +29,7 @@ class Embed(FromWeights, TableInput, Compiled):
 
     input: Input
     only: Sequence[str] | None = None
-    output: Annotated[str | None, Output()] = None
+    output: Annotated[str | None, OUTPUT_FILE] = None
 
     def execute(self) -> int:
         """Compute the embedding of one sample, or of each sample of a table or folder."""

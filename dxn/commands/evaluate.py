@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from dxn.commands.options import Compiled, Data, FromWeights, InputPath, Labels, Seed, TableInput
-from dxn.config.checks import Output
-from dxn.config.command import AS_TYPED
+from dxn.commands.options import Compiled, Data, FromWeights, InputTable, Labels, Seed, TableInput
+from dxn.config.command import OUTPUT_FOLDER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,10 +33,10 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compiled):
         "dxn evaluate weights=google/vit-base-patch16-224 data.path=photos/",
     )
 
-    input: Annotated[str | None, AS_TYPED, InputPath()] = None
+    input: InputTable = None
     split: Literal["train", "validation", "test"] | None = None
     only: Sequence[str] | None = None
-    output: Annotated[str | None, Output(is_folder=True)] = None
+    output: Annotated[str | None, OUTPUT_FOLDER] = None
     keep: Sequence[str] = ()
     seed: Seed = 0
     confine: bool = True

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
 from dxn.commands.options import FromRun, Labels
-from dxn.config.checks import Output
+from dxn.config.command import OUTPUT_FOLDER
 from dxn.runs.paths import is_run
 
 
@@ -28,7 +28,7 @@ class Export(FromRun, Labels):
     )
 
     format: Literal["onnx", "torch"] = "onnx"
-    output: Annotated[str | None, Output(is_folder=True)] = None
+    output: Annotated[str | None, OUTPUT_FOLDER] = None
     baseline: Literal["auto", "always", "none"] = "auto"
 
     def execute(self) -> int:

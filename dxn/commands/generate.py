@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from annotated_types import Ge, Gt, Le
 
-from dxn.commands.options import Count, FromWeights, InputPath, Precision, Seed
-from dxn.config.checks import Output
-from dxn.config.command import AS_TYPED
+from dxn.commands.options import Count, FromWeights, Input, Precision, Seed
+from dxn.config.command import AS_TYPED, OUTPUT_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,13 +40,13 @@ class Generate(FromWeights, Precision):
 
     prompt: Annotated[str, AS_TYPED] = ""
     prompts: str | None = None
-    input: Annotated[str | Mapping[str, str] | None, AS_TYPED, InputPath()] = None
+    input: Input | None = None
     max_new: Count = 200
     temperature: Annotated[float, Ge(0)] = 1.0
     top_k: Count | None = None
     top_p: Annotated[float, Gt(0), Le(1)] | None = None
     count: Count = 1
-    output: Annotated[str | None, Output()] = None
+    output: Annotated[str | None, OUTPUT_FILE] = None
     seed: Seed = 0
     batch_size: Count = 16
 

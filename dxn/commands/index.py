@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Annotated, ClassVar, Literal
 
-from dxn.commands.options import Data, Device, FromWeights, InputPath, Seed, TableInput
-from dxn.config.checks import Output
-from dxn.config.command import AS_TYPED
+from dxn.commands.options import Data, Device, FromWeights, InputTable, Seed, TableInput
+from dxn.config.command import OUTPUT_FOLDER
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,10 +30,10 @@ class Index(FromWeights, Data, TableInput, Device):
         "dxn index run=RUN split=test only=[image] output=INDEX",
     )
 
-    input: Annotated[str | None, AS_TYPED, InputPath()] = None
+    input: InputTable = None
     split: Literal["train", "validation", "test"] | None = None
     only: Sequence[str] | None = None
-    output: Annotated[str, Output(is_folder=True)] = "index"
+    output: Annotated[str, OUTPUT_FOLDER] = "index"
     approximate: bool = False
     keep: Sequence[str] = ()
     seed: Seed = 0

@@ -26,70 +26,61 @@ FIRST_OF_LIST = re.compile(r'\[\s*(?:"([^"]*)"|([^,\]]+))')  # in a list of tabl
 MAX_SEED = 2**63 - 1  # of torch.manual_seed
 
 
-class RunFolder(PathOption):
-    """A run folder, model folder or folder of runs, of which the newest one is used, or latest."""
-
-    def check(self, key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
-        """Find the run folder."""
-        if isinstance(value, str):
-            folder, note = trained_run(value)
-            return str(folder), note
-        found = [trained_run(text) for text in value]
-        notes = [note for _, note in found if note]
-        return [str(folder) for folder, _ in found], "\n".join(notes) or None
+def find_runs(key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
+    """Return the run folders that an option names: folders, latest, or folders of runs."""
+    if isinstance(value, str):
+        folder, note = trained_run(value)
+        return str(folder), note
+    found = [trained_run(text) for text in value]
+    notes = [note for _, note in found if note]
+    return [str(folder) for folder, _ in found], "\n".join(notes) or None
 
 
-class WeightsSource(PathOption):
-    """A run, a file or folder, or a model on the hub; or a mapping of them."""
+def find_weights(key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
+    """Return the source of weights: a run, a file or folder, or a model on the hub.
 
-    def check(self, key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
-        """Replace a folder of runs by its newest run, and check that a path exists."""
-        key = key.removesuffix(".source")  # as the user types it
-        if isinstance(value, Mapping):
-            found = {n: self.check(f"{key}.{n}", each, settings) for n, each in value.items()}
-            notes = [note for _, note in found.values() if note]
-            return {n: each for n, (each, _) in found.items()}, "\n".join(notes) or None
-        source, note = weights_of_run(value, key)
-        path = Path(source)
-        # In outputs/lable, the folder exists, so its subfolder is misspelt.
-        is_hub_id = HUB_ID.fullmatch(source) is not None and not path.parent.is_dir()
-        if path.exists() or is_hub_id:
-            return source, note
-        names = [str(each) for each in path.parent.iterdir()] if path.parent.is_dir() else []
-        match = similar(source, names)
-        advice = f"did you mean {match}?" if match else "a model on the hub is written OWNER/NAME"
-        raise UserError(
-            f"{key}: file or folder not found: {source} (current directory: {Path.cwd()}); {advice}"
-        )
-
-
-class InputPath(PathOption):
-    """A table, file, folder or pattern, or the inputs of one sample by name."""
-
-    def check(self, key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
-        """Check that a table exists, or a path without a key. Another text can be the input."""
-        is_path = value in settings.overrides or table_format(str(value)) is not None
-        if isinstance(value, str) and is_path:
-            try:
-                _require(key, value)
-            except UserError as error:
-                advice = "; a text is written input.NAME=..." if " " in value else ""
-                raise UserError(f"{error}{advice}") from error
-        return value, None
+    A folder of runs is replaced by its newest run. The value can be a mapping of sources.
+    """
+    key = key.removesuffix(".source")  # as the user types it
+    if isinstance(value, Mapping):
+        found = {n: find_weights(f"{key}.{n}", each, settings) for n, each in value.items()}
+        notes = [note for _, note in found.values() if note]
+        return {n: each for n, (each, _) in found.items()}, "\n".join(notes) or None
+    source, note = weights_of_run(value, key)
+    path = Path(source)
+    # In outputs/lable, the folder exists, so its subfolder is misspelt.
+    is_hub_id = HUB_ID.fullmatch(source) is not None and not path.parent.is_dir()
+    if path.exists() or is_hub_id:
+        return source, note
+    names = [str(each) for each in path.parent.iterdir()] if path.parent.is_dir() else []
+    match = similar(source, names)
+    advice = f"did you mean {match}?" if match else "a model on the hub is written OWNER/NAME"
+    raise UserError(
+        f"{key}: file or folder not found: {source} (current directory: {Path.cwd()}); {advice}"
+    )
 
 
-class DataFiles(PathOption):
-    """A data source, whose options contain paths."""
+def check_input(key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
+    """Check that a table exists, or a path without a key. Another text can be the input itself."""
+    is_path = value in settings.overrides or table_format(str(value)) is not None
+    if isinstance(value, str) and is_path:
+        try:
+            _require(key, value)
+        except UserError as error:
+            advice = "; a text is written input.NAME=..." if " " in value else ""
+            raise UserError(f"{error}{advice}") from error
+    return value, None
 
-    def check(self, key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
-        """Check that the files exist."""
-        # Other packages can have data sources whose paths are something else, such as an address.
-        if str(value.get("_target_")).startswith("dxn."):
-            for name in DATA_PATHS:
-                paths = value.get(name)
-                for path in paths if isinstance(paths, list) else [paths]:
-                    _require(f"{key}.{name}", path)
-        return value, None
+
+def check_data(key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
+    """Check that the files of a data source exist."""
+    # Other packages can have data sources whose paths are something else, such as an address.
+    if str(value.get("_target_")).startswith("dxn."):
+        for name in DATA_PATHS:
+            paths = value.get(name)
+            for path in paths if isinstance(paths, list) else [paths]:
+                _require(f"{key}.{name}", path)
+    return value, None
 
 
 def _require(key: str, path: Any) -> None:
@@ -98,8 +89,12 @@ def _require(key: str, path: Any) -> None:
         require_path(Path(path), key)
 
 
-Run = Annotated[str | None, RunFolder()]
-Input = Annotated[str | Mapping[str, str], AS_TYPED, InputPath()]
+Run = Annotated[str | None, PathOption(find_runs)]
+Runs = Annotated[Sequence[str] | str, PathOption(find_runs)]
+Input = Annotated[str | Mapping[str, str], AS_TYPED, PathOption(check_input)]
+InputTable = Annotated[str | None, AS_TYPED, PathOption(check_input)]
+WeightsSource = Annotated[str | None, PathOption(find_weights)]
+DATA_FILES = PathOption(check_data)
 Count = Annotated[int, Ge(1)]
 Seed = Annotated[int, Interval(ge=-MAX_SEED, le=MAX_SEED)]
 DeviceName = Literal["auto", "cpu", "cuda", "mps"]
@@ -116,7 +111,7 @@ class Weights:
         strict: Stop on missing or unexpected tensors; false lists them and continues.
     """
 
-    source: Annotated[str | None, WeightsSource()] = None
+    source: WeightsSource = None
     revision: str | None = None
     part: str | None = None
     strict: bool = True
@@ -227,7 +222,7 @@ class Data(Command):
         data: Other data than that of the training; inferred from data.path.
     """
 
-    data: Annotated[Any, Group(), DataFiles()] = None
+    data: Annotated[Any, Group(), DATA_FILES] = None
 
     @classmethod
     def infer(cls, values: Mapping[str, str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from dxn.commands.options import Compiled, FromWeights, Input, Labels, TableInput
-from dxn.config.checks import Output
+from dxn.config.command import OUTPUT_FILE
 
 MAX_PRINTED = 20  # rows; a file has all of them
 
@@ -32,7 +32,7 @@ class Predict(FromWeights, TableInput, Labels, Compiled):
     )
 
     input: Input
-    output: Annotated[str | None, Output()] = None
+    output: Annotated[str | None, OUTPUT_FILE] = None
     keep: Sequence[str] = ()
 
     def execute(self) -> int:

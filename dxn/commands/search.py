@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from dxn.commands.options import Count, Device, FromRun, Input, TableInput
-from dxn.config.checks import Output
+from dxn.config.command import OUTPUT_FILE
 
 MAX_PRINTED = 20  # rows; a file has all of them
 
@@ -38,7 +38,7 @@ class Search(FromRun, TableInput, Device):
     k: Count = 10
     only: Sequence[str] | None = None
     approximate: bool = False
-    output: Annotated[str | None, Output()] = None
+    output: Annotated[str | None, OUTPUT_FILE] = None
 
     def execute(self) -> int:
         """Find the rows that are most similar to each query."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Annotated, ClassVar
 
 from dxn.commands.options import Adapters, Count, FromRun, Input, Seed
-from dxn.config.checks import Output
+from dxn.config.command import OUTPUT_FILE
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Tokenize(FromRun):
     )
 
     input: Input
-    output: Annotated[str, Output()] = "tokens.png"
+    output: Annotated[str, OUTPUT_FILE] = "tokens.png"
     dim: Count = 128
     seed: Seed = 0
     adapters: Adapters

@@ -8,16 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Literal
 
 from dxn.commands.options import (
+    DATA_FILES,
     Adapters,
     Count,
     Data,
-    DataFiles,
     Seed,
     Weights,
-    WeightsSource,
+    find_weights,
 )
-from dxn.config.checks import Output
-from dxn.config.command import Group
+from dxn.config.command import OUTPUT_FOLDER, Group, PathOption
 from dxn.config.environment import interpolations, require_no_interpolations, resolve
 from dxn.config.keys import assign
 from dxn.runs.paths import interrupted_run
@@ -42,7 +41,7 @@ class StartWeights(Weights):
         adapters: Checkpoints of single adapters: weights.adapters.NAME=...
     """
 
-    adapters: Annotated[Mapping[str, str], WeightsSource()] = field(default_factory=dict)
+    adapters: Annotated[Mapping[str, str], PathOption(find_weights)] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -112,8 +111,8 @@ class Train(Data):
     seed: Seed = 0
     batch_size: Count = 64
     name: str | None = None
-    output: Annotated[str, Output(is_folder=True)] = "outputs"
-    run: Annotated[str | None, Output(is_folder=True)] = None
+    output: Annotated[str, OUTPUT_FOLDER] = "outputs"
+    run: Annotated[str | None, OUTPUT_FOLDER] = None
     resume: Resume = Resume()
     share_adapters: bool = True
     share_backbone: bool = True
@@ -128,7 +127,7 @@ class Train(Data):
     loader: Annotated[Any, Group("default")]
     finetune: Annotated[Any, Group("default")]
     pretrain: Annotated[Any, Group()] = None
-    data: Annotated[Any, Group("digits"), DataFiles()] = None
+    data: Annotated[Any, Group("digits"), DATA_FILES] = None
     experiment: Annotated[Any, Group(is_part=False)] = None
     debug: Annotated[Any, Group(is_part=False)] = None
 
@@ -177,7 +176,7 @@ def settings_of_run(folder: Path, words: Sequence[str] = (), trust: Sequence[str
 
     request = parse(Train, words, infers=False)
     request.trust = tuple(dict.fromkeys([*request.trust, *trust]))
-    request.installed = ()  # the folder names code, and not the user
+    request.trust_all = request.trust  # an installed package is not trusted by a folder
     saved = Settings.load(folder, request.trust)
     values = saved.values
     for override in request.groups:

@@ -6,23 +6,31 @@ the dataclass: the names, types and defaults of its fields, and the section Args
 
 from __future__ import annotations
 
+import copy
+import functools
+import importlib
 import inspect
-from collections.abc import Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any, ClassVar, Self
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from dxn.config.schema import Parameter, Signature, marks, option_group, signature_from
+from dxn.config.keys import assign, lookup
+from dxn.config.schema import Parameter, signature_from
 from dxn.config.targets import signature_of
+from dxn.core.errors import UserError
 from dxn.runs.settings import Settings
 
 if TYPE_CHECKING:
     from dxn.config.words import Request
 
-Node = Mapping[str, Any]  # the configuration of a part
 # Marks an option whose text is taken as it was typed: numbers, brackets and ${...} in it are text.
 AS_TYPED = "as typed"
 # Short forms of the options that are typed most.
 SHORT = {"target": "data.target", "weights": "weights.source", "resume": "resume.run"}
+DEVICE_KEYS = ("device", "trainer.device")
+MAX_SHOWN = 100  # characters of a path in a message
 
 
 @dataclass(frozen=True)
@@ -39,29 +47,37 @@ class Group:
     is_part: bool = True
 
 
+@dataclass(frozen=True)
 class PathOption:
-    """Marks an option that contains paths. Subclasses check them before torch is imported."""
+    """Marks an option that contains paths, which are checked before torch is imported.
 
-    def check(self, key: str, value: Any, settings: Settings) -> tuple[Any, str | None]:
-        """Check the value of the option.
+    Args:
+        check: Function of the name of the option, its value, which is not None, and the settings.
+            It returns the value that the command uses, and a line to print about the choice, or
+            None. It raises a UserError with one line per problem.
+    """
 
-        Args:
-            key: The option.
-            value: Its value, which is not None.
-            settings: The values of all options, and the words of the command line.
+    check: Callable[[str, Any, Settings], tuple[Any, str | None]]
 
-        Returns:
-            The value that the command uses, and a line to print about the choice, or None.
 
-        Raises:
-            UserError: If the command would fail. One line per problem.
-        """
-        raise NotImplementedError
+@dataclass(frozen=True)
+class Options:
+    """The options of a command.
+
+    Args:
+        parameters: The fields of its class, those of its base classes last.
+        groups: Those that are groups of files.
+        by_key: All others by dotted name, such as weights.source.
+    """
+
+    parameters: Mapping[str, Parameter]
+    groups: Mapping[str, Group]
+    by_key: Mapping[str, Parameter]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """Base class of the commands. The fields are the options, the first ones in the help pages.
+    """Base class of the commands. The fields are the options.
 
     Args:
         settings: How the command was called, and the values of all options as plain data.
@@ -125,43 +141,113 @@ class Command:
         return None
 
     @classmethod
-    def verb(cls) -> str:
-        """Return the name of the command."""
-        return cls.__name__.lower()
-
-    @classmethod
-    def signature(cls) -> Signature:
+    @functools.cache
+    def options(cls) -> Options:
         """Return the options with their types, defaults and meanings."""
-        signature = signature_from(cls, ("settings",))
+        known = signature_from(cls, ("settings",)).parameters
         # The options of the command itself come first, and those of its base classes last.
         names = [name for each in cls.__mro__ for name in inspect.get_annotations(each)]
-        parameters = {n: signature.parameters[n] for n in names if n in signature.parameters}
-        return replace(signature, parameters=parameters)
+        parameters = {name: known[name] for name in names if name in known}
+        groups: dict[str, Group] = {}
+        by_key: dict[str, Parameter] = {}
+        for name, parameter in parameters.items():
+            if parameter.group is not None:
+                below = signature_of(parameter.group, key=name).parameters
+                by_key |= {f"{name}.{key}": each for key, each in below.items()}
+                continue
+            by_key[name] = parameter
+            for mark in parameter.marks:
+                if isinstance(mark, Group):
+                    groups[name] = mark
+                    del by_key[name]
+        return Options(parameters, groups, by_key)
 
-    @classmethod
-    def groups(cls) -> dict[str, Group]:
-        """Return the options that are groups of files."""
-        parameters = cls.signature().parameters
-        return {
-            name: mark
-            for name, each in parameters.items()
-            for mark in marks(each.type)
-            if isinstance(mark, Group)
-        }
 
-    @classmethod
-    def options(cls) -> dict[str, Parameter]:
-        """Return all options except for the groups of files, by dotted name."""
-        groups = cls.groups()
-        found: dict[str, Parameter] = {}
-        for name, parameter in cls.signature().parameters.items():
-            nested = option_group(parameter.type)
-            if nested is not None:
-                below = signature_of(nested, key=name).parameters
-                found |= {f"{name}.{key}": each for key, each in below.items()}
-            elif name not in groups:
-                found[name] = parameter
-        return found
+C = TypeVar("C", bound=Command)
+
+
+def verb_of(command: type[Command]) -> str:
+    """Return the name of a command."""
+    return command.__name__.lower()
+
+
+def prepare(command: C) -> C:
+    """Check the paths and the device of a command, and find the run folders that it names.
+
+    Raises:
+        UserError: One line per problem.
+    """
+    settings = command.settings
+    values = copy.deepcopy(settings.values)
+    problems: list[str] = []
+    notes = list(settings.notes)
+    options = command.options()
+    for key, parameter in {**options.parameters, **options.by_key}.items():
+        value = lookup(values, key)[1]
+        for mark in parameter.marks:
+            if isinstance(mark, PathOption) and value is not None:
+                try:
+                    value, note = mark.check(key, value, settings)
+                    assign(values, key, value)
+                    notes += [note] if note else []
+                except UserError as error:
+                    problems += str(error).splitlines()
+    if problems:
+        raise UserError("\n".join(problems))
+    for key in DEVICE_KEYS:
+        device = lookup(values, key)[1]
+        if device in ("cuda", "mps"):
+            _check_device(key, device)
+    return command.of(replace(settings, values=values, notes=tuple(notes)))
+
+
+def check_output(
+    key: str, value: Any, settings: Settings, *, is_folder: bool = False
+) -> tuple[Any, str | None]:
+    """Check a path to write, judged by the nearest folder that exists, see `PathOption`.
+
+    Args:
+        key: The option.
+        value: The path.
+        settings: The values of all options.
+        is_folder: Whether a folder is written, and not a file.
+
+    Raises:
+        UserError: If it cannot be written, or is also the input.
+    """
+    path, source = Path(value), settings.values.get("input")
+    try:
+        if isinstance(source, str) and path.is_file() and path.resolve() == Path(source).resolve():
+            wrong = f"{path} is also the input and would be overwritten; choose another file"
+            raise UserError(f"{key}: {wrong}")
+        if path.is_dir() and not is_folder:
+            raise UserError(f"{key}: {path} is a folder; choose the name of a file")
+        parents = [path, *path.absolute().parents] if is_folder else path.absolute().parents
+        parent = next(folder for folder in parents if folder.exists())
+        if not parent.is_dir():
+            raise UserError(
+                f"{key}: {parent} is a file, so {path} cannot be written; choose another path"
+            )
+    except UserError:
+        raise
+    except (OSError, ValueError) as error:  # too long, or with a zero byte
+        reason = getattr(error, "strerror", None) or error
+        raise UserError(
+            f"{key}: {value[:MAX_SHOWN]} cannot be written ({reason}); choose another path"
+        ) from error
+    # Trying is the only way to know: permissions do not tell about a read-only disk, and root has
+    # all of them. A temporary file without a name leaves nothing behind.
+    try:
+        with tempfile.TemporaryFile(dir=parent):
+            return value, None
+    except OSError as error:
+        raise UserError(
+            f"{key}: {parent} cannot be written to ({error.strerror}); choose another path"
+        ) from error
+
+
+OUTPUT_FILE = PathOption(check_output)
+OUTPUT_FOLDER = PathOption(functools.partial(check_output, is_folder=True))
 
 
 def is_path(word: str) -> bool:
@@ -169,3 +255,14 @@ def is_path(word: str) -> bool:
     # ~KEY deletes a key in Hydra's grammar, and is refused with a message of its own.
     is_deletion = word.startswith("~") and not word.startswith("~/")
     return "=" not in word and not word.startswith("-") and not is_deletion
+
+
+def _check_device(key: str, device: str) -> None:
+    # Only a computer with this device can run the command, and then torch is needed anyway.
+    torch = importlib.import_module("torch")
+    backend = torch.cuda if device == "cuda" else torch.backends.mps
+    if not backend.is_available():
+        raise UserError(
+            f"{key}: {device} is not available: torch finds no such device or no driver for it; "
+            f"use {key}=cpu or {key}=auto"
+        )

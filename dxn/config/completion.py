@@ -8,7 +8,7 @@ from typing import Any
 
 from dxn.config.command import SHORT, Command, Group
 from dxn.config.groups import groups, node_of, options
-from dxn.config.schema import choices, option_group
+from dxn.config.schema import choices
 from dxn.config.signatures import find
 from dxn.core.errors import UserError
 
@@ -89,12 +89,12 @@ def _words(line: str) -> list[str]:
 
 def _keys(command: type[Command], current: str, others: Sequence[str]) -> list[str]:
     """Return the keys and groups of a command that begin with a prefix of dotted names."""
-    used = command.groups()
+    used = command.options().groups
     group, dot, _ = current.partition(".")
     if dot and group in used:
         return [*_keys_of_group(group, used[group], others)]
     # Without a dot, only the names of groups: all keys would be hundreds.
-    names = [*command.options()]
+    names = [*command.options().by_key]
     short = [name for name, key in SHORT.items() if key.partition(".")[0] in (*used, *names)]
     short += [name for name, key in SHORT.items() if key in names]
     return list(dict.fromkeys([*used, *names, *short]))
@@ -123,7 +123,7 @@ def _keys_of_part(node: Mapping[str, Any], prefix: str, depth: int = 1) -> Itera
         return
     for name, parameter in signature.parameters.items():
         key = f"{prefix}.{name}"
-        part = option_group(parameter.type)
+        part = parameter.group
         value = node.get(name)
         if part is not None:
             yield from _keys_of_part({"_target_": part}, key, depth + 1)
@@ -141,7 +141,7 @@ def _values(command: type[Command], key: str, value: str) -> list[str]:
         chosen = value[:at].strip("[]").split(",")
         names = [name for name in options(key) if name not in chosen]
         return [f"{value[:at]}{name}" for name in _matching(value[at:], names)]
-    parameter = command.options().get(key)
+    parameter = command.options().by_key.get(key)
     if parameter is not None and (listed := choices(parameter.type)):
         return _matching(value, listed)
     latest = _matching(value, ["latest"]) if key in RUN_KEYS else []

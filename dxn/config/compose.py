@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import functools
 import re
 from collections.abc import Mapping, Sequence
@@ -14,15 +13,15 @@ from hydra import initialize_config_dir
 from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dxn.config.command import Command
+from dxn.config.command import Command, verb_of
 from dxn.config.environment import Texts, resolve
 from dxn.config.groups import CONF, groups, keys_of_experiments, node_of, options
 from dxn.config.instantiate import expand_defaults, merge_options, problems_of
 from dxn.config.keys import all_keys, assign, lookup, type_of
-from dxn.config.schema import NO_DEFAULT, option_group, problem, suggestion
+from dxn.config.schema import NO_DEFAULT, Signature, problem, suggestion
 from dxn.config.targets import check_targets, signature_of
 from dxn.config.words import Request, parse, typed_value
 from dxn.core.errors import UserError, similar
@@ -31,17 +30,6 @@ from dxn.runs.settings import Settings
 
 HOME = "~/"
 MAX_OPTIONS = 3  # files that a message suggests
-
-
-def _value_or(key: str, default: Any, *, _root_: DictConfig) -> Any:
-    """Resolve `${value_or:KEY,DEFAULT}`: the value of a key, or a default if there is no such key.
-
-    A decoder copies options of the backbone with it, and not every backbone has them.
-    """
-    return OmegaConf.select(_root_, key, default=default)
-
-
-OmegaConf.register_new_resolver("value_or", _value_or, replace=True)
 
 
 def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
@@ -58,32 +46,29 @@ def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
     saved = command.resumed(request, words)
     if saved is not None:
         return saved
-    trust = (*request.trust, *request.installed)
     # Hydra composes only the files. Whether the keys of the other overrides exist is known after
     # that: Hydra itself stops at the first unknown key, and does not suggest the right one.
-    files = _compose_files(command, _checked_groups(request, command), request)
+    files = _compose_files(command, request) if command.options().groups else {}
     base = _expanded(files, command, request)
-    known = valid_overrides(command, base, request)
-    for override, value in known:
+    for override, value in valid_overrides(command, base, request):
         key = override.key_or_group
         _, old = lookup(files, key)
         # A mapping, such as backbone={dropout: 0.1}, changes only the keys that it contains.
-        if isinstance(value, Mapping) and isinstance(old, Mapping):
-            value = merge_options(old, value)
-        assign(files, key, value)
+        is_merged = isinstance(value, Mapping) and isinstance(old, Mapping)
+        assign(files, key, merge_options(old, value) if is_merged else value)
     values, hidden = _resolved(_expanded(files, command, request), command, request)
-    request.problems += type_problems(command, values, trust)
+    request.problems += type_problems(command, values, request.trust_all)
     request.stop_on_problems()
-    experiments = [o.value() for o in request.groups if o.key_or_group == "experiment"]
-    names = [str(name) for name in experiments if name]
-    overridden = [o.key_or_group for o in (*request.groups, *request.values)]
-    # What an experiment sets counts as chosen by the user.
-    chosen = {*overridden, *request.literal, *keys_of_experiments(names, request.folders)}
+    chosen = {o.key_or_group for o in (*request.groups, *request.values)} | {*request.literal}
+    if "experiment" in chosen:
+        # What an experiment sets counts as chosen by the user.
+        names = [str(o.value()) for o in request.groups if o.key_or_group == "experiment"]
+        chosen |= keys_of_experiments([n for n in names if n != "None"], request.folders)
     return Settings(
         values,
         tuple(words),
         frozenset(chosen),
-        trust=trust,
+        trust=request.trust_all,
         folder_trust=request.trust,
         hidden=hidden,
     )
@@ -99,11 +84,11 @@ def valid_overrides(
         values: A configuration whose defaults have been added.
         request: The parsed words.
     """
-    trust = (*request.trust, *request.installed)
+    parameters = command.options().parameters
     known = []
     for override in request.values:
         key = override.key_or_group
-        annotation = type_of(key, values, command.signature(), trust)
+        annotation = type_of(key, values, parameters, request.trust_all)
         if annotation is None:
             advice = _advice(key, command, values, request)
             request.problems.append(f"{key}: no such key;{advice}")
@@ -117,11 +102,9 @@ def type_problems(
 ) -> list[str]:
     """Return one line per value of a wrong type."""
     top = []
-    for key, parameter in command.options().items():
+    for key, parameter in command.options().by_key.items():
         exists, value = lookup(values, key)
-        if not exists or parameter.is_default(value):
-            continue
-        if wrong := problem(value, parameter.type):
+        if exists and (wrong := problem(value, parameter.type, parameter.default)):
             top.append(f"{key}: {wrong}")
     # A wrong `seed` is also a wrong data.seed and trainer.seed, which the user did not type.
     nested = problems_of(values, trust)
@@ -137,20 +120,49 @@ def expand_home(value: Any) -> Any:
     return [expand_home(item) for item in value] if isinstance(value, list) else value
 
 
+def _compose_files(command: type[Command], request: Request) -> dict[str, Any]:
+    """Compose the files of the groups of a command.
+
+    Interpolations are not resolved yet, because they can refer to a value of an override, or to a
+    default that only a signature contains.
+    """
+    # The defaults of the command instead of a file of its own. `_self_` comes first: a file of a
+    # group can change them, such as the preset.
+    own: dict[str, Any] = {"defaults": ["_self_"]}
+    for name, group in command.options().groups.items():
+        names = list(group.default) if isinstance(group.default, tuple) else group.default
+        own["defaults"].append({name: names})
+    for key, parameter in command.options().by_key.items():
+        if parameter.default is not NO_DEFAULT:
+            assign(own, key, parameter.default)
+    primary = f"dxn_{verb_of(command)}"
+    ConfigStore.instance().store(name=primary, node=own)
+    # Hydra searches the folder of dxn first, so a file of the user cannot replace one of dxn.
+    paths = ",".join(quoted(f"file://{folder}") for folder in request.folders[1:])
+    search = [f"hydra.searchpath=[{paths}]"] if paths else []
+    lines = _checked_groups(request, command) if request.groups else []
+    try:
+        with initialize_config_dir(str(CONF.absolute()), version_base="1.3"):
+            composed = hydra_compose(primary, overrides=[*search, *lines])
+        values: Any = OmegaConf.to_container(composed, resolve=False)
+    except (HydraException, OmegaConfBaseException) as error:
+        # The messages have several lines, but a line of the problems is one problem.
+        _stop(request, " ".join(str(error).split()))
+    if isinstance(values.get("adapters"), dict):
+        # Files of data and backbone also set options of adapters that are not chosen. These have
+        # no class, and are removed.
+        adapters = values["adapters"]
+        values["adapters"] = {k: v for k, v in adapters.items() if v and "_target_" in v}
+    return values
+
+
 def _checked_groups(request: Request, command: type[Command]) -> list[str]:
     """Return the overrides that choose existing files. Wrong ones are added to the problems."""
-    defaults = command.groups()
     lines = []
     for override in request.groups:
         name, value = override.key_or_group, override.value()
         available = options(name, request.folders)
-        if name not in defaults:
-            listed = ", ".join(defaults) or "none"
-            request.problems.append(
-                f"{name}: dxn {command.verb()} has no such group; groups: {listed}"
-            )
-            continue
-        if value is None and defaults[name].default is None:
+        if value is None and command.options().groups[name].default is None:
             continue  # experiment=null is the default
         chosen = value if isinstance(value, list) else [value]
         wrong = [str(item) for item in chosen if str(item) not in available]
@@ -168,73 +180,24 @@ def _checked_groups(request: Request, command: type[Command]) -> list[str]:
     return lines
 
 
-def _compose_files(
-    command: type[Command], lines: Sequence[str], request: Request
-) -> dict[str, Any]:
-    """Compose the files of the groups of a command.
-
-    Interpolations are not resolved yet, because they can refer to a value of an override, or to a
-    default that only a signature contains.
-    """
-    if not command.groups():
-        return {}
-    # Hydra searches the folder of dxn first, so a file of the user cannot replace one of dxn.
-    paths = ",".join(quoted(f"file://{folder}") for folder in request.folders[1:])
-    search = [f"hydra.searchpath=[{paths}]"] if paths else []
-    # The files of dxn do not change, but those of the user can.
-    compose_files = _hydra.__wrapped__ if search else _hydra
-    try:
-        values = copy.deepcopy(compose_files(command, (*search, *lines)))
-    except (HydraException, OmegaConfBaseException) as error:
-        # The messages have several lines, but a line of the problems is one problem.
-        _stop(request, " ".join(str(error).split()))
-    if isinstance(values.get("adapters"), dict):
-        # Files of data and backbone also set options of adapters that are not chosen. These have
-        # no class, and are removed.
-        adapters = values["adapters"]
-        values["adapters"] = {k: v for k, v in adapters.items() if v and "_target_" in v}
-    return values
-
-
-# Cached, because Hydra takes a tenth of a second, and the runs of a sweep choose the same files.
-@functools.lru_cache(maxsize=64)
-def _hydra(command: type[Command], lines: tuple[str, ...]) -> dict[str, Any]:
-    """Return the values of files, with unresolved interpolations."""
-    # The defaults of the command instead of a file of its own. `_self_` comes first: a file of a
-    # group can change them, such as the preset.
-    own: dict[str, Any] = {"defaults": ["_self_"]}
-    for name, group in command.groups().items():
-        names = list(group.default) if isinstance(group.default, tuple) else group.default
-        own["defaults"].append({name: names})
-    for key, parameter in command.options().items():
-        if parameter.default is not NO_DEFAULT:
-            assign(own, key, parameter.default)
-    name = f"dxn_{command.verb()}"
-    ConfigStore.instance().store(name=name, node=own)
-    with initialize_config_dir(str(CONF.absolute()), version_base="1.3"):
-        cfg = hydra_compose(name, overrides=list(lines))
-    composed: Any = OmegaConf.to_container(cfg, resolve=False)
-    return composed
-
-
 def _expanded(values: Any, command: type[Command], request: Request) -> dict[str, Any]:
     """Add the defaults of all signatures."""
-    trust = (*request.trust, *request.installed)
+    options = command.options()
     try:
-        check_targets(values, trust)
-        expanded = expand_defaults(values, trust, signature=command.signature())
+        check_targets(values, request.trust_all)
+        own = Signature("", parameters=options.parameters)
+        expanded = expand_defaults(values, request.trust_all, signature=own)
     except UserError as error:
         _stop(request, str(error))
-    parameters = command.signature().parameters
-    for name in values:
-        if name not in parameters:  # of a file of the user
-            request.problems.append(f"{name}: dxn {command.verb()} has no such key")
-    for name, parameter in parameters.items():
+    for name in values.keys() - options.parameters:  # of a file of the user
+        request.problems.append(f"{name}: dxn {verb_of(command)} has no such key")
+    for name, parameter in options.parameters.items():
+        if name in options.groups and not options.groups[name].is_part:
+            del expanded[name]
         # The class of a group of options of the command itself, such as weights, is always known.
-        if option_group(parameter.type) is not None and isinstance(expanded.get(name), dict):
+        elif parameter.group is not None and isinstance(expanded.get(name), dict):
             expanded[name].pop("_target_", None)
-    settings = {n for n, group in command.groups().items() if not group.is_part}
-    return {name: value for name, value in expanded.items() if name not in settings}
+    return expanded
 
 
 def _resolved(
@@ -248,7 +211,7 @@ def _resolved(
     # Such a key has a value, so it must not count as missing (???).
     for key in request.literal:
         assign(values, key, None)
-    parameters = command.signature().parameters
+    parameters = command.options().parameters
     missing = [n for n, p in parameters.items() if p.required and n not in values]
     try:
         # The search for missing values resolves all interpolations, so it is skipped if possible.
@@ -264,7 +227,8 @@ def _resolved(
         _stop(request, f"{key[1]}: {message}" if key else message)
     except UserError as error:
         _stop(request, *([] if str(error) in request.problems else [str(error)]))
-    resolved = expand_home(resolved)
+    if HOME in str(resolved):
+        resolved = expand_home(resolved)
     # After resolving, so that ${...} in a text is not an interpolation.
     for key, text in request.literal.items():
         # A text can also start with "~/".
@@ -289,18 +253,19 @@ def _stop(request: Request, *problems: str) -> NoReturn:
 
 def _advice(key: str, command: type[Command], values: Mapping[str, Any], request: Request) -> str:
     """Return how to set an unknown key: with another file of its group, or by its right name."""
-    trust = (*request.trust, *request.installed)
+    trust, parameters = request.trust_all, command.options().parameters
     group, _, rest = key.partition(".")
     first = rest.partition(".")[0]
-    is_known = type_of(f"{group}.{first}", values, command.signature(), trust) is not None
+    is_known = type_of(f"{group}.{first}", values, parameters, trust) is not None
     if rest and group in groups(request.folders) and not is_known:
         names = _options_with(group, first, tuple(request.folders), trust)
         # The next part of an adapter's key is its name, and not an argument.
         if names and group != "adapters":
             return f" {' or '.join(f'{group}={option}' for option in names)} has it"
-    if hint := suggestion(key, list(all_keys(values, command.signature(), trust))):
+    if hint := suggestion(key, list(all_keys(values, parameters, trust))):
         return hint
-    shown = "show prints" if command.groups() else f"{command.verb()} --help lists"
+    has_parts = "trainer" in parameters
+    shown = "show prints" if has_parts else f"{verb_of(command)} --help lists"
     return f" dxn {shown} all keys"
 
 

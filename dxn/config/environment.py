@@ -18,6 +18,8 @@ INTERPOLATION = re.compile(r"\$\{")
 # An interpolation that names its resolver by another one, such as ${oc.${x}:TOKEN}: it could read
 # the environment unnoticed.
 HIDDEN_RESOLVER = re.compile(r"\$\{[\w.]*\$\{.*\}[\w.]*:")
+# Whether a configuration may read the environment.
+MAY_READ = re.compile(r"oc\.(?!select)|\$\{[^}]*\$\{")
 # A trained model must be complete without the environment.
 MODEL_KEYS = ("adapters", "backbone", "fusion", "head", "dim")
 # Around each value of the environment until all interpolations are resolved, so that every text
@@ -42,10 +44,15 @@ def resolve(values: Mapping[str, Any]) -> tuple[dict[str, Any], Texts]:
         OmegaConfBaseException: If an interpolation cannot be resolved.
         UserError: If an environment variable is used in another way than as a value of an option.
     """
+    if "${" not in str(values):
+        return dict(values), {}
     # It takes a tenth of a second, and commands without interpolations do not need it.
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
+    if not MAY_READ.search(str(values)):
+        resolved: Any = OmegaConf.to_container(OmegaConf.create(dict(values)), resolve=True)
+        return resolved, {}
     raw = _with_own_resolvers(dict(values))
     # Names of dxn: the resolvers of OmegaConf itself belong to the whole process.
     OmegaConf.register_new_resolver("dxn.env", _read, replace=True)

@@ -12,10 +12,10 @@ from typing import Any
 
 import yaml
 
-from dxn.config.command import SHORT, Command, is_path
+from dxn.config.command import SHORT, Command, is_path, verb_of
 from dxn.config.groups import CONF, add_folders, file_of, groups, node_of, options
 from dxn.config.instantiate import expand_defaults
-from dxn.config.schema import describe, option_group, suggestion
+from dxn.config.schema import describe, signature_from, suggestion
 from dxn.config.targets import signature_of
 from dxn.core.errors import UserError, similar
 
@@ -98,7 +98,7 @@ def rows_of(node: Mapping[str, Any], prefix: str, trust: Sequence[str] = ()) -> 
         if parameter.required and name not in values:
             continue
         key, value = f"{prefix}{name}", values.get(name)
-        group = option_group(parameter.type)
+        group = parameter.group
         kind = describe(parameter.type)
         if group is not None:
             # null turns the group off, which needs a row of its own.
@@ -118,7 +118,7 @@ def rows_of(node: Mapping[str, Any], prefix: str, trust: Sequence[str] = ()) -> 
 def command_rows(command: type[Command]) -> list[Row]:
     """Return the keys of a command, except for its groups."""
     rows = []
-    for key, parameter in command.options().items():
+    for key, parameter in command.options().by_key.items():
         default = REQUIRED if parameter.required else as_yaml(parameter.default)
         rows.append(Row(key, default, parameter.meaning, describe(parameter.type)))
     return rows
@@ -145,8 +145,8 @@ def as_yaml(value: Any) -> str:
     if value == "???":
         return REQUIRED
     if isinstance(value, str):
-        # ${value_or:key,fallback} is shown as ${key}. The fallback is for parts without the key.
-        value = re.sub(r"\$\{value_or:([\w.]+),.*\}", r"${\1}", value)
+        # ${oc.select:key,fallback} is shown as ${key}. The fallback is for parts without the key.
+        value = re.sub(r"\$\{oc\.select:([\w.]+),.*\}", r"${\1}", value)
     # A large width prevents line breaks. safe_dump ends a plain scalar with a line "...".
     text = yaml.safe_dump(value, default_flow_style=True, width=1000)
     return text.strip().removesuffix("...").strip()
@@ -179,8 +179,8 @@ def overview(commands: Mapping[str, type[Command]]) -> str:
 
 def command_page(command: type[Command]) -> str:
     """Return the page of `dxn VERB --help`."""
-    used = command.groups()
-    lines = [f"dxn {command.verb()}: {_summary(command)}.", ""]
+    used = command.options().groups
+    lines = [f"dxn {verb_of(command)}: {_summary(command)}.", ""]
     lines += [f"  {example}" for example in command.usage]
     if "trainer" in used:
         for name, rows in _common_rows(command):
@@ -297,7 +297,7 @@ def _all_rows(
     defaults: dict[str, Any] = {}
     for name, command in commands.items():
         yield from ((row, f"dxn {name}") for row in command_rows(command))
-        defaults = {n: group.default for n, group in command.groups().items()} | defaults
+        defaults = {n: group.default for n, group in command.options().groups.items()} | defaults
     for group in groups(folders):
         # The default of a group comes first, so its values are shown.
         for option in sorted(options(group, folders), key=lambda n: n != defaults.get(group)):
@@ -322,7 +322,7 @@ def _with_type(row: Row) -> str:
 
 def _common_rows(command: type[Command]) -> Iterator[tuple[str, list[Row]]]:
     """Yield the sections of the page of `dxn train --help`."""
-    used = command.groups()
+    used = command.options().groups
     known = {row.key: row for row in command_rows(command)}
     for group in {key.partition(".")[0] for keys in COMMON.values() for key in keys}:
         if group in used:
@@ -342,17 +342,17 @@ def _common_rows(command: type[Command]) -> Iterator[tuple[str, list[Row]]]:
 
 
 def _group_row(command: type[Command], group: str) -> Row:
-    default = command.groups()[group].default
+    default = command.options().groups[group].default
     shown = f"[{','.join(default)}]" if isinstance(default, tuple) else str(default or "null")
     names = options(group)
     listed = ", ".join(names) if len(names) <= MAX_LISTED else f"{len(names)} options"
     choice = f": {listed}" if len(names) > 1 else ""
-    meaning = command.signature().parameters[group].meaning
+    meaning = command.options().parameters[group].meaning
     return Row(group, shown, f"{meaning}{choice} (dxn help {group})")
 
 
 def _summary(command: type[Command]) -> str:
-    return command.signature().summary.removesuffix(".")
+    return signature_from(command).summary.removesuffix(".")
 
 
 def _layout(rows: Sequence[Row], *, types: bool = False) -> list[str]:

@@ -11,8 +11,8 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from dxn.config.schema import NO_DEFAULT, Signature, option_group, problem, suggestion
-from dxn.config.targets import children, resolve, signature_of
+from dxn.config.schema import NO_DEFAULT, Signature, problem, suggestion
+from dxn.config.targets import check_targets, nodes_in, resolve, signature_of
 from dxn.core.errors import UserError
 
 Plain = Mapping[str, Any]
@@ -34,24 +34,43 @@ def build(node: Plain, *, key: str, trust: Sequence[str] = (), **extra: Any) -> 
     Raises:
         UserError: If the target is refused, an argument is wrong, or the constructor fails.
     """
-    target = resolve(node.get("_target_"), key=key, trust=trust)
-    signature = signature_of(node.get("_target_"), key=key, trust=trust)
-    accepted = {*signature.parameters, *signature.from_caller}
-    # Not every class of a group needs all extra arguments, such as `inputs` of a fusion.
-    known = {n: v for n, v in extra.items() if signature.others is not None or n in accepted}
-    if problems := _own_problems(node, signature, key, trust):
+    check_targets(node if "_target_" in node else {**node, "_target_": None}, trust, key=key)
+    expanded = expand_defaults(node, trust, key=key)
+    if problems := problems_of(expanded, trust, key=key):
         raise UserError("\n".join(problems))
-    if node.get("_partial_"):
-        return Partial(node, key, tuple(trust), known)
+    return _make(expanded, key, trust, extra)
+
+
+def _make(value: Any, key: str, trust: Sequence[str], extra: Plain) -> Any:
+    """Build the nodes of a configuration that has been checked.
+
+    Args:
+        value: A node, or any other value.
+        key: Dotted key of the value.
+        trust: Top-level packages besides dxn whose code may be used.
+        extra: Further arguments, if the value is a node.
+    """
+    if isinstance(value, list | tuple):
+        return [_make(item, f"{key}.{i}", trust, {}) for i, item in enumerate(value)]
+    if not isinstance(value, Mapping):
+        return value
+    if "_target_" not in value:
+        return {name: _make(item, f"{key}.{name}", trust, {}) for name, item in value.items()}
+    signature = signature_of(value["_target_"], key=key, trust=trust)
+    # Not every class of a group needs all extra arguments, such as `inputs` of a fusion.
+    known = {name: each for name, each in extra.items() if signature.parameter(name) is not None}
+    if value.get("_partial_"):
+        return Partial(value, key, tuple(trust), known)
     arguments = {
-        name: _build_value(_as_group(value, signature.type_of(name)), f"{key}.{name}", trust)
-        for name, value in node.items()
+        name: _make(item, f"{key}.{name}", trust, {})
+        for name, item in value.items()
         if name not in SPECIAL and name not in known
     }
     arguments |= known
     for name, parameter in signature.parameters.items():
         if parameter.required and name not in arguments:
             raise UserError(f"{key}.{name}: needs a value, {key}.{name}=...")
+    target = resolve(value["_target_"], key=key, trust=trust)
     try:
         return target(**arguments)
     # CPython raises SystemError if it has no memory for the exception itself.
@@ -90,7 +109,7 @@ class Partial:
     def __call__(self, **extra: Any) -> Any:
         """Build the object."""
         node = {name: value for name, value in self.node.items() if name != "_partial_"}
-        return build(node, key=self.key, trust=self.trust, **{**self.known, **extra})
+        return _make(node, self.key, self.trust, {**self.known, **extra})
 
 
 def expand_defaults(
@@ -116,11 +135,12 @@ def expand_defaults(
     # In the order of the signature, which is the order in which `dxn show` prints them.
     expanded = {name: node[name] for name in SPECIAL if name in node}
     parameters = {} if signature is None else signature.parameters
+    others = None if signature is None else signature.others
     for name in [*parameters, *node]:
         # Names that are not parameters are arguments of **kwargs, or unknown: reported later.
         if name in expanded:
             continue
-        parameter = parameters.get(name)
+        parameter = parameters.get(name, others)
         # A copy, because configurations are changed in place, and signatures are shared.
         default = copy.deepcopy(NO_DEFAULT if parameter is None else parameter.default)
         if name not in node:
@@ -128,8 +148,10 @@ def expand_defaults(
                 expanded[name] = default
             continue
         value = node[name]
-        if parameter is not None:
-            value = _as_group(value, parameter.type, default)
+        group = None if parameter is None else parameter.group
+        if group is not None and isinstance(value, Mapping) and "_target_" not in value:
+            base = default if isinstance(default, Mapping) else {"_target_": group}
+            value = merge_options(base, value)
         expanded[name] = expand_defaults(value, trust, key=f"{key}.{name}" if key else name)
     return expanded
 
@@ -145,61 +167,25 @@ def merge_options(base: Plain, options: Plain) -> dict[str, Any]:
     return merged
 
 
-def problems_of(node: Any, trust: Sequence[str] = (), *, key: str = "") -> list[str]:
+def problems_of(values: Any, trust: Sequence[str] = (), *, key: str = "") -> list[str]:
     """Return one line per argument that a target does not have, or whose value has a wrong type."""
-    problems: list[str] = []
-    if isinstance(node, Mapping) and "_target_" in node:
-        signature = signature_of(node["_target_"], key=key, trust=trust)
-        problems += _own_problems(node, signature, key, trust)
-    for path, value in children(node, key):
-        problems += problems_of(value, trust, key=path)
-    return problems
-
-
-def _build_value(value: Any, key: str, trust: Sequence[str]) -> Any:
-    if isinstance(value, Mapping):
-        if "_target_" in value:
-            return build(value, key=key, trust=trust)
-        return {name: _build_value(v, f"{key}.{name}", trust) for name, v in value.items()}
-    if isinstance(value, list | tuple):
-        return [_build_value(v, f"{key}.{i}", trust) for i, v in enumerate(value)]
-    return value
-
-
-def _own_problems(node: Plain, signature: Signature, key: str, trust: Sequence[str]) -> list[str]:
-    """Return what is wrong with the arguments of a node, but not what is wrong below them."""
     problems = []
-    for name, value in node.items():
-        if name in SPECIAL:
-            continue
-        # Most values are defaults, and checking them would take a tenth of a second.
-        if name in signature.parameters and signature.parameters[name].is_default(value):
-            continue
-        annotation = signature.type_of(name)
-        group = option_group(annotation)
-        if annotation is None:
-            hint = suggestion(str(name), list(signature.parameters))
-            wrong = f"{signature.name} has no such argument{';' if hint else ''}{hint}"
-        elif group is not None and isinstance(value, Mapping) and "_target_" in value:
-            bases = signature_of(value["_target_"], key=f"{key}.{name}", trust=trust).bases
-            expected = group.rpartition(".")[2]
-            wrong = None if group in bases else f"must be {expected}, got {value['_target_']}"
-        else:
-            wrong = problem(value, annotation)
-        if wrong is not None:
-            problems.append(f"{key}.{name}: {wrong}" if key else f"{name}: {wrong}")
+    for path, node in nodes_in(values, key):
+        signature = signature_of(node["_target_"], key=path, trust=trust)
+        for name, value in node.items():
+            parameter = signature.parameter(name)
+            if name in SPECIAL:
+                continue
+            if parameter is None:
+                hint = suggestion(str(name), list(signature.parameters))
+                wrong = f"{signature.name} has no such argument{';' if hint else ''}{hint}"
+            elif parameter.group is not None and isinstance(value, Mapping):
+                target = value.get("_target_", parameter.group)
+                bases = signature_of(target, key=f"{path}.{name}", trust=trust).bases
+                expected = parameter.group.rpartition(".")[2]
+                wrong = None if parameter.group in bases else f"must be {expected}, got {target}"
+            else:
+                wrong = problem(value, parameter.type, parameter.default)
+            if wrong is not None:
+                problems.append(f"{path}.{name}: {wrong}" if path else f"{name}: {wrong}")
     return problems
-
-
-def _as_group(value: Any, annotation: Any, default: Any = None) -> Any:
-    """Add the `_target_` to a mapping of options, such as `norm: {eps: 1e-6}`.
-
-    Args:
-        value: Value of an argument. Other values than option groups are returned unchanged.
-        annotation: Type of the argument.
-        default: Node of the default, whose options are completed by those of `value`.
-    """
-    group = option_group(annotation)
-    if group is None or not isinstance(value, Mapping) or "_target_" in value:
-        return value
-    return merge_options(default if isinstance(default, Mapping) else {"_target_": group}, value)

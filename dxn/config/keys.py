@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from dxn.config.instantiate import SPECIAL, expand_defaults
-from dxn.config.schema import Signature, option_group, value_type
+from dxn.config.schema import Parameter, Signature, value_type
 from dxn.config.targets import signature_of
 
 
@@ -42,26 +42,28 @@ def leaves(values: Mapping[str, Any], prefix: str = "") -> list[str]:
 
 
 def type_of(
-    key: str, values: Mapping[str, Any], signature: Signature, trust: Sequence[str] = ()
+    key: str, values: Mapping[str, Any], parameters: Mapping[str, Parameter], trust: Sequence[str]
 ) -> Any:
     """Return the type of a key that can be set; None if there is no such key.
 
     Args:
         key: Dotted name.
         values: A configuration whose defaults have been added.
-        signature: Signature of the command, which describes the top-level keys.
+        parameters: Parameters of the command, which describe the top-level keys.
         trust: Top-level packages besides dxn whose code may be used.
     """
     node: Any = values
-    known: Signature | None = signature
+    known: Signature | None = Signature("", parameters=parameters)
     annotation: Any = None
     path = ""
     for name in key.split("."):
+        parameter = None
         if known is not None:
-            annotation = known.parameters[name].type if name in known.parameters else None
-            if annotation is None and known.others is not None:
+            parameter = known.parameters.get(name)
+            if parameter is None and known.others is not None:
                 names = _columns(values, trust)
-                annotation = known.others.type if names is None or name in names else None
+                parameter = known.others if names is None or name in names else None
+            annotation = None if parameter is None else parameter.type
             if name in SPECIAL and path:
                 annotation = Any
         elif value_type(annotation) is not None:
@@ -76,31 +78,32 @@ def type_of(
             return None
         node = node.get(name) if isinstance(node, Mapping) else None
         path = f"{path}.{name}" if path else name
-        group = option_group(annotation)
         target = node.get("_target_") if isinstance(node, Mapping) else None
-        target = target or group
+        target = target or (None if parameter is None else parameter.group)
         known = None if target is None else signature_of(target, key=path, trust=trust)
     return annotation
 
 
 def all_keys(
-    values: Mapping[str, Any], signature: Signature | None, trust: Sequence[str], prefix: str = ""
+    values: Mapping[str, Any],
+    parameters: Mapping[str, Parameter],
+    trust: Sequence[str],
+    prefix: str = "",
 ) -> Iterator[str]:
     """Yield all keys that can be set, for a suggestion. See `type_of` for the arguments."""
-    parameters = {} if signature is None else signature.parameters
     for name in dict.fromkeys([*values, *parameters]):
         if name in SPECIAL:
             continue
         path, value = f"{prefix}{name}", values.get(name)
         yield path
-        group = option_group(parameters[name].type) if name in parameters else None
+        group = parameters[name].group if name in parameters else None
         if value is None and group is not None:
             # Setting an option of a group whose default is null turns the group on, so the options
             # of the group are keys too.
             value = expand_defaults({"_target_": group}, trust, key=path)
         if isinstance(value, Mapping):
             target = value.get("_target_", group)
-            below = None if target is None else signature_of(target, key=path, trust=trust)
+            below = {} if target is None else signature_of(target, key=path, trust=trust).parameters
             yield from all_keys(value, below, trust, f"{path}.")
 
 

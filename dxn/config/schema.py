@@ -7,6 +7,7 @@ without importing torch, see `dxn.config.signatures`.
 
 from __future__ import annotations
 
+import collections.abc
 import dataclasses
 import functools
 import inspect
@@ -46,7 +47,7 @@ RANGES = {
 
 @dataclass(frozen=True)
 class Node:
-    """The type of an argument that is built from a node, in the annotation Annotated[Any, Node()].
+    """Marks the type of an argument that is built from a node: Annotated[Mapping, Node(CLASS)].
 
     Args:
         path: Dotted name of the class.
@@ -55,17 +56,6 @@ class Node:
 
     path: str
     is_group: bool = False
-
-    def __get_pydantic_core_schema__(self, source: Any, handler: Any) -> Any:
-        from pydantic_core import core_schema
-
-        return core_schema.no_info_plain_validator_function(self._check)
-
-    def _check(self, value: Any) -> Any:
-        # A node, or an object that is already built, but no other plain value.
-        if value is None or isinstance(value, bool | int | float | str | list | tuple):
-            raise ValueError
-        return value
 
 
 @dataclass(frozen=True)
@@ -84,9 +74,17 @@ class Parameter:
     required: bool = False
     meaning: str = ""
 
-    def is_default(self, value: Any) -> bool:
-        """Whether a value is the default."""
-        return type(value) is type(self.default) and value == self.default
+    @functools.cached_property
+    def marks(self) -> tuple[Any, ...]:
+        """What annotations such as Annotated[str, PATH] add to the type, or to its alternatives."""
+        members = (self.type, *typing.get_args(self.type))
+        return tuple(mark for each in members for mark in getattr(each, "__metadata__", ()))
+
+    @functools.cached_property
+    def group(self) -> str | None:
+        """Dotted name of the group of options that the parameter is, such as backbone.norm."""
+        nodes = (mark for mark in self.marks if isinstance(mark, Node))
+        return next((node.path for node in nodes if node.is_group), None)
 
 
 @dataclass(frozen=True)
@@ -116,12 +114,10 @@ class Signature:
         """Name of the class or function."""
         return self.path.rpartition(".")[2]
 
-    def type_of(self, name: str) -> Any:
-        """Return the type of an argument; None if there is no such argument."""
+    def parameter(self, name: str) -> Parameter | None:
+        """Return the parameter that an argument is for; None if there is no such argument."""
         # The calling code passes objects, which need no check.
-        default = Parameter() if name in self.from_caller else self.others
-        parameter = self.parameters.get(name, default)
-        return None if parameter is None else parameter.type
+        return self.parameters.get(name, Parameter() if name in self.from_caller else self.others)
 
 
 # Cached, because evaluating postponed annotations is slow compared with the checks that need them.
@@ -136,26 +132,32 @@ def signature_from(
         from_caller: Names of the parameters that are not keys of the configuration. Default:
             FROM_CALLER, and none for a group of options.
     """
-    fields = _fields(target)
+    record: Any = target
+    fields = dataclasses.fields(record) if dataclasses.is_dataclass(record) else None
     if from_caller is None:
         from_caller = FROM_CALLER if fields is None else ()
-    doc = inspect.getdoc(target) or ""
-    mro: Sequence[Any] = inspect.getmro(target) if inspect.isclass(target) else (target,)
+    mro = [each for each in getattr(target, "__mro__", ()) if "__dataclass_fields__" in vars(each)]
     meanings: dict[str, str] = {}
     # A dataclass describes only the fields that it adds to those of its base classes.
-    for each in reversed(mro):
-        if _fields(each) is not None:
-            meanings |= arguments_in(inspect.getdoc(each) or "")
-    meanings |= arguments_in(doc)
-    annotations = _annotations(target)
+    for each in (*reversed(mro), target):
+        # A name is indented by four spaces, and the lines that continue its description by more.
+        section = (inspect.getdoc(each) or "").partition("Args:\n")[2].partition("\n\n")[0]
+        entries = re.findall(r"^    ([*\w]+): (.+(?:\n     .+)*)$", section, re.MULTILINE)
+        meanings |= {name.lstrip("*"): " ".join(text.split()) for name, text in entries}
+    try:
+        # The generated __init__ of a dataclass has no access to the names of its module.
+        source = target.__init__ if inspect.isclass(target) and fields is None else target
+        annotations = typing.get_type_hints(source, include_extras=True)
+    except (NameError, TypeError):
+        annotations = {}  # a module can import names for type checkers only
     factories = {each.name: each.default_factory for each in fields or ()}
     parameters: dict[str, Parameter] = {}
     passed = []
     others = None
     for name, parameter in inspect.signature(target).parameters.items():
         annotation = plain_type(annotations.get(name, Any))
+        meaning = meanings.get(name, "")
         if parameter.kind is parameter.VAR_KEYWORD:
-            meaning = meanings.get(f"**{name}", meanings.get(name, ""))
             others = Parameter(annotation, meaning=meaning)
         elif name in from_caller:
             passed.append(name)
@@ -164,15 +166,15 @@ def signature_from(
             factory = factories.get(name, dataclasses.MISSING)
             has_factory = factory is not dataclasses.MISSING
             default = plain_default(factory() if has_factory else parameter.default)
-            parameters[name] = Parameter(annotation, default, required, meanings.get(name, ""))
+            parameters[name] = Parameter(annotation, default, required, meaning)
     modality = getattr(target, "modality", None)
     return Signature(
         path=class_path(target),
-        summary=doc.split("\n\n")[0].replace("\n", " "),
+        summary=(inspect.getdoc(target) or "").split("\n\n")[0].replace("\n", " "),
         parameters=parameters,
         from_caller=passed,
         others=others,
-        bases=[class_path(each) for each in mro if _fields(each) is not None],
+        bases=[class_path(each) for each in mro],
         # A property, which the class of an instance may have, is not a name.
         modality=modality if isinstance(modality, str) else None,
     )
@@ -197,7 +199,9 @@ def plain_type(annotation: Any) -> Any:
         return Mapping[str, plain_type(arguments[1]) if len(arguments) == 2 else Any]
     if issubclass(outer, Sequence):
         return Sequence[plain_type(arguments[0]) if arguments else Any]
-    return Annotated[Any, Node(class_path(outer), dataclasses.is_dataclass(outer))]
+    # As the configuration has it: a node, from which the object is built.
+    node = Node(class_path(outer), dataclasses.is_dataclass(outer))
+    return Annotated[Mapping[str, Any], node]
 
 
 def plain_default(default: Any) -> Any:
@@ -219,22 +223,22 @@ def class_path(cls: Callable[..., Any]) -> str:
     return f"{cls.__module__}.{cls.__qualname__}"
 
 
-def arguments_in(doc: str) -> dict[str, str]:
-    """Return the Args section of a docstring as descriptions by name."""
-    section = doc.partition("Args:\n")[2].partition("\n\n")[0]
-    # A name is indented by four spaces, and the lines that continue its description by more.
-    entries = re.findall(r"^    ([*\w]+): (.+(?:\n     .+)*)$", section, re.MULTILINE)
-    return {name: " ".join(text.split()) for name, text in entries}
-
-
 # Checks of values
 
 
-def problem(value: Any, annotation: Any) -> str | None:
+def problem(value: Any, annotation: Any, default: Any = NO_DEFAULT) -> str | None:
     """Return what is wrong with a value, such as "must be a number, got 'x'". None if it fits.
 
     A node (a mapping with `_target_`) fits every class, because an object is built from it.
+
+    Args:
+        value: The value.
+        annotation: Its type, see `plain_type`.
+        default: A value that fits.
     """
+    # Most values are defaults, and checking them would take a tenth of a second.
+    if type(value) is type(default) and value == default:
+        return None
     from pydantic import ValidationError
 
     try:
@@ -257,11 +261,6 @@ def problem(value: Any, annotation: Any) -> str | None:
     return f"must be one of {', '.join(listed)}, got {value!r}{hint}"
 
 
-def fits(value: Any, annotation: Any) -> bool:
-    """Whether a value, or an object that is already built, fits a type."""
-    return problem(value, annotation) is None
-
-
 @functools.cache
 def _adapter(annotation: Any) -> Any:
     from pydantic import ConfigDict, TypeAdapter
@@ -271,28 +270,16 @@ def _adapter(annotation: Any) -> Any:
 
 
 def members(annotation: Any) -> Sequence[Any]:
-    """Return the alternatives of a type, or the type itself if it has none."""
-    if typing.get_origin(annotation) in UNIONS:
-        return [part for each in typing.get_args(annotation) for part in members(each)]
-    node = node_type(annotation)
-    # Ranges and kinds of paths are about the same type.
-    is_marked = typing.get_origin(annotation) is Annotated and node is None
-    return members(typing.get_args(annotation)[0]) if is_marked else [annotation]
+    """Return the alternatives of a type, or the type itself if it has none.
 
-
-def node_type(annotation: Any) -> Node | None:
-    """Return the class of a type that is an object; None for plain values."""
-    marks = annotation.__metadata__ if typing.get_origin(annotation) is Annotated else ()
-    return next((mark for mark in marks if isinstance(mark, Node)), None)
-
-
-def option_group(annotation: Any) -> str | None:
-    """Return the dotted name of the dataclass among the alternatives; None if there is none.
-
-    A parameter with such a type is a group of options, such as backbone.norm.
+    What an annotation adds is left out, except for the class of a node.
     """
-    nodes = map(node_type, members(annotation))
-    return next((node.path for node in nodes if node is not None and node.is_group), None)
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in UNIONS:
+        return [part for each in arguments for part in members(each)]
+    if origin is Annotated and not isinstance(arguments[1], Node):
+        return members(arguments[0])
+    return [annotation]
 
 
 def value_type(annotation: Any) -> Any:
@@ -301,16 +288,9 @@ def value_type(annotation: Any) -> Any:
     Such a mapping is the value of data.holdout.
     """
     for member in members(annotation):
-        if typing.get_origin(member) is typing.get_origin(Mapping[str, int]):
+        if typing.get_origin(member) is collections.abc.Mapping:
             return typing.get_args(member)[1]
     return None
-
-
-def marks(annotation: Any) -> Sequence[Any]:
-    """Return what annotations such as Annotated[str, PATH] add to a type."""
-    if typing.get_origin(annotation) in UNIONS:
-        return [mark for each in typing.get_args(annotation) for mark in marks(each)]
-    return annotation.__metadata__ if typing.get_origin(annotation) is Annotated else ()
 
 
 def choices(annotation: Any) -> list[str]:
@@ -354,28 +334,11 @@ def _name(member: Any) -> str:
     origin = typing.get_origin(member)
     if origin is Literal:
         return f"one of {', '.join(map(_written, typing.get_args(member)))}"
-    node = node_type(member)
-    if node is not None:
-        return node.path.rpartition(".")[2]
+    if origin is Annotated:
+        return typing.get_args(member)[1].path.rpartition(".")[2]
     return NAMES.get(member) or ("a mapping" if issubclass(origin, Mapping) else "a list")
 
 
 def _written(value: Any) -> str:
     # As YAML writes it.
     return str(value).lower() if isinstance(value, bool) else str(value)
-
-
-def _fields(target: Any) -> Sequence[dataclasses.Field[Any]] | None:
-    """Return the fields of a dataclass, None for another class or a function."""
-    return dataclasses.fields(target) if dataclasses.is_dataclass(target) else None
-
-
-def _annotations(target: Any) -> dict[str, Any]:
-    # The generated __init__ of a dataclass has no access to the names that its module imports.
-    is_plain_class = inspect.isclass(target) and not dataclasses.is_dataclass(target)
-    try:
-        return typing.get_type_hints(
-            target.__init__ if is_plain_class else target, include_extras=True
-        )
-    except (NameError, TypeError):
-        return {}  # a module can import names for type checkers only

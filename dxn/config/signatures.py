@@ -22,7 +22,7 @@ from typing import Any
 
 import annotated_types
 
-from dxn.config.schema import Node, Parameter, Signature, class_path, option_group, signature_from
+from dxn.config.schema import Node, Parameter, Signature, class_path, signature_from
 from dxn.core.files import write_text
 
 ROOT = Path(__file__).parents[1]
@@ -49,14 +49,16 @@ def find(target: str, *, outdated: bool = False) -> Signature | None:
     Returns:
         The signature. None if it is not stored, or outdated: then the part has to be imported.
     """
-    stored = _read()
-    if not outdated and not _is_current():
-        return None
-    path = stored["names"].get(target, target)
-    try:
-        return _signature(path) if path in stored["signatures"] else None
-    except (TypeError, NameError):  # another version of dxn has written the file
-        return None
+    stored = read()
+    return stored.signatures.get(target) if outdated or stored.is_current else None
+
+
+def update() -> None:
+    """Write the file with the parts that dxn's own YAML files name, unless it is current."""
+    from dxn.config.targets import functions_of_dxn, resolve
+
+    if not read().is_current:
+        write({name: resolve(name, key=name) for name in functions_of_dxn()})
 
 
 def write(targets: Mapping[str, Callable[..., Any]]) -> None:
@@ -71,32 +73,54 @@ def write(targets: Mapping[str, Callable[..., Any]]) -> None:
         signature = remaining.pop()
         if signature.path in signatures:
             continue
-        signatures[signature.path] = _plain(signature)
-        groups = [option_group(each.type) for each in signature.parameters.values()]
-        remaining += [signature_from(_import(path)) for path in groups if path is not None]
+        plain = _changed(signature)
+        plain["parameters"] = {n: _changed(each) for n, each in signature.parameters.items()}
+        if signature.others is not None:
+            plain["others"] = _changed(signature.others)
+        signatures[signature.path] = plain
+        for path in filter(None, (each.group for each in signature.parameters.values())):
+            module, _, name = path.rpartition(".")
+            remaining.append(signature_from(getattr(importlib.import_module(module), name)))
     names = {name: class_path(target) for name, target in sorted(targets.items())}
     content = {"sources": _digest(), "names": names, "signatures": dict(sorted(signatures.items()))}
     write_text(PATH, json.dumps(content, indent=1, ensure_ascii=False))
-    forget()
+    read.cache_clear()
 
 
-def forget() -> None:
-    """Read the file again when it is needed next."""
-    for cached in (_read, _is_current, _signature):
-        cached.cache_clear()
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """The content of the file.
+
+    Args:
+        signatures: Signatures by the dotted names that a configuration may use.
+        is_current: Whether the source code is that from which the file was written.
+    """
+
+    signatures: Mapping[str, Signature]
+    is_current: bool
 
 
 @functools.cache
-def _read() -> Mapping[str, Any]:
+def read() -> Stored:
+    """Read the file. Empty if it is missing or damaged, or written by another version of dxn."""
+    types: dict[str, Any] = {}
     try:
-        return json.loads(PATH.read_text(encoding="utf-8"))
-    except (OSError, ValueError):  # missing, or half written
-        return {"sources": "", "names": {}, "signatures": {}}
-
-
-@functools.cache
-def _is_current() -> bool:
-    return _read()["sources"] == _digest()
+        content = json.loads(PATH.read_text(encoding="utf-8"))
+        signatures: dict[str, Signature] = {}
+        for path, plain in content["signatures"].items():
+            for each in (*plain["parameters"].values(), *filter(None, [plain.get("others")])):
+                text = each.get("type", "typing.Any")
+                if text not in types:
+                    # The file belongs to the package, like its modules.
+                    types[text] = eval(text, NAMES)
+                each["type"] = types[text]
+            plain["parameters"] = {n: Parameter(**each) for n, each in plain["parameters"].items()}
+            others = Parameter(**plain["others"]) if "others" in plain else None
+            signatures[path] = Signature(**{**plain, "others": others})
+        signatures |= {name: signatures[path] for name, path in content["names"].items()}
+        return Stored(signatures, content["sources"] == _digest())
+    except (OSError, ValueError, LookupError, TypeError, NameError, SyntaxError):
+        return Stored({}, is_current=False)
 
 
 def _digest() -> str:
@@ -107,36 +131,8 @@ def _digest() -> str:
     return total.hexdigest()
 
 
-@functools.cache
-def _signature(path: str) -> Signature:
-    stored = dict(_read()["signatures"][path])
-    stored["parameters"] = {name: _parameter(p) for name, p in stored["parameters"].items()}
-    if "others" in stored:
-        stored["others"] = _parameter(stored["others"])
-    return Signature(path, **stored)
-
-
-def _parameter(stored: Mapping[str, Any]) -> Parameter:
-    return Parameter(**{**stored, "type": _type(stored.get("type", "typing.Any"))})
-
-
-@functools.cache
-def _type(text: str) -> Any:
-    # The file belongs to the package, like its modules.
-    return eval(text, NAMES)
-
-
-def _plain(signature: Signature) -> dict[str, Any]:
-    """Return a signature as plain data, without what equals the defaults of the dataclasses."""
-    stored = _changed(signature)
-    del stored["path"]
-    stored["parameters"] = {name: _changed(p) for name, p in signature.parameters.items()}
-    if signature.others is not None:
-        stored["others"] = _changed(signature.others)
-    return stored
-
-
 def _changed(record: Signature | Parameter) -> dict[str, Any]:
+    """Return the values of a record that differ from its defaults, with types as text."""
     values = {each.name: getattr(record, each.name) for each in dataclasses.fields(record)}
     defaults = {each.name: each.default for each in dataclasses.fields(record)}
     changed = {name: value for name, value in values.items() if value != defaults[name]}
@@ -144,19 +140,6 @@ def _changed(record: Signature | Parameter) -> dict[str, Any]:
         kind = changed["type"]
         changed["type"] = kind.__name__ if isinstance(kind, type) else repr(kind)
     return changed
-
-
-def _import(path: str) -> Callable[..., Any]:
-    module, _, name = path.rpartition(".")
-    return getattr(importlib.import_module(module), name)
-
-
-def update() -> None:
-    """Write the file with the parts that dxn's own YAML files name, unless it is current."""
-    from dxn.config.targets import functions_of_dxn, resolve
-
-    if not _is_current():
-        write({name: resolve(name, key=name) for name in functions_of_dxn()})
 
 
 if __name__ == "__main__":

@@ -13,8 +13,7 @@ import importlib
 import inspect
 import re
 import sys
-import typing
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,23 +34,23 @@ DOTTED_NAME = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+")
 
 
 def check_targets(
-    node: Any, trust: Sequence[str] = (), *, packages: Sequence[str] = PACKAGES, key: str = ""
+    values: Any, trust: Sequence[str] = (), *, packages: Sequence[str] = PACKAGES, key: str = ""
 ) -> None:
     """Check all targets of a configuration without importing anything.
 
     Args:
-        node: A configuration, or any part of one.
+        values: A configuration, or any part of one.
         trust: Top-level packages besides dxn whose code may be used.
         packages: Packages of dxn whose classes are allowed.
-        key: Dotted key of the node in the configuration.
+        key: Dotted key of the values in the configuration.
 
     Raises:
         UserError: One line per refused target.
     """
     problems = [
         problem
-        for path, target in targets_in(node, key)
-        if (problem := _refusal(target, path, trust, packages))
+        for path, node in nodes_in(values, key)
+        if (problem := _refusal(node["_target_"], path, trust, packages))
     ]
     if problems:
         raise UserError("\n".join(problems))
@@ -75,10 +74,14 @@ def resolve(
         raise UserError(f"{key}: {target} cannot be imported: {error}") from error
     except Exception as error:  # code of a trusted package that fails while it is imported
         raise UserError(f"{key}: importing {module_name} failed: {error!r}") from error
-    target_object = getattr(module, name, None)
-    if not _is_part(target_object, trust, packages):
+    part: Any = getattr(module, name, None)
+    is_error = inspect.isclass(part) and issubclass(part, BaseException)
+    # The module that defines it, because modules also contain what they import:
+    # dxn.models.attention.nn.Linear is a class of torch.
+    defined_in = f"{part.__module__}." if inspect.isclass(part) or inspect.isfunction(part) else ""
+    if is_error or not defined_in.startswith(tuple(f"{each}." for each in (*packages, *trust))):
         raise UserError(f"{key}: {module_name} has no part {name}")
-    return typing.cast("Callable[..., Any]", target_object)
+    return part
 
 
 def signature_of(target: Any, *, key: str, trust: Sequence[str] = ()) -> Signature:
@@ -119,18 +122,6 @@ def _refusal(target: Any, key: str, trust: Sequence[str], packages: Sequence[str
     return None
 
 
-def _is_part(target: Any, trust: Sequence[str], packages: Sequence[str]) -> bool:
-    """Whether a target is a class or function that is defined in an allowed package."""
-    if not (inspect.isclass(target) or inspect.isfunction(target)):
-        return False
-    if inspect.isclass(target) and issubclass(target, BaseException):
-        return False
-    # The module that defines it, because modules also contain what they import:
-    # dxn.models.attention.nn.Linear is a class of torch.
-    module = f"{target.__module__}."
-    return any(module.startswith(f"{package}.") for package in (*packages, *trust))
-
-
 # Cached, because it reads all YAML files and is needed for every function.
 @functools.cache
 def functions_of_dxn() -> frozenset[str]:
@@ -142,20 +133,16 @@ def functions_of_dxn() -> frozenset[str]:
     return frozenset(names)
 
 
-def targets_in(node: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the key and the `_target_` of every node in a configuration."""
-    if isinstance(node, Mapping) and "_target_" in node:
-        yield key, node["_target_"]
-    for path, value in children(node, key):
-        yield from targets_in(value, path)
-
-
-def children(node: Any, key: str) -> Iterator[tuple[str, Any]]:
-    """Yield the values of a mapping or list with their dotted keys; nothing for other values."""
+def nodes_in(values: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield all nodes of a configuration, which are mappings with `_target_`, with their keys."""
+    if isinstance(values, Mapping):
+        if "_target_" in values:
+            yield key, values
+        items: Iterable[tuple[Any, Any]] = values.items()
+    elif isinstance(values, list | tuple):
+        items = enumerate(values)
+    else:
+        return
     prefix = f"{key}." if key else ""
-    if isinstance(node, Mapping):
-        for name, value in node.items():
-            yield f"{prefix}{name}", value
-    elif isinstance(node, list | tuple):
-        for i, value in enumerate(node):
-            yield f"{prefix}{i}", value
+    for name, value in items:
+        yield from nodes_in(value, f"{prefix}{name}")

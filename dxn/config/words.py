@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,9 +12,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from dxn.config.command import AS_TYPED, SHORT, Command, is_path
-from dxn.config.groups import CONF, add_folders, groups, installed_folders, keys_of_experiments
-from dxn.config.schema import fits, marks
+from dxn.config.command import AS_TYPED, SHORT, Command, is_path, verb_of
+from dxn.config.groups import CONF, add_folders, installed_folders, keys_of_experiments
+from dxn.config.schema import problem
 from dxn.core.errors import UserError
 from dxn.core.printable import quoted
 
@@ -33,6 +33,7 @@ class Request:
         values: Overrides that set keys.
         problems: The problems so far, one line each. They are collected, so that the user can
             correct all of them at once.
+        trust_all: Packages that the composed configuration may use: trust and installed.
     """
 
     folders: list[Path]
@@ -42,6 +43,7 @@ class Request:
     groups: list[Override] = field(default_factory=list)
     values: list[Override] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    trust_all: tuple[str, ...] = ()
 
     def value(self, key: str) -> Any:
         """Return the value of an override; None if the key is not set."""
@@ -62,9 +64,8 @@ def parse(command: type[Command], words: Sequence[str], *, infers: bool = True) 
         words: Words of the command line.
         infers: Whether files of groups are inferred from other options, see `Command.infer`.
     """
-    parameters = command.signature().parameters
-    literal = {name for name, each in parameters.items() if AS_TYPED in marks(each.type)}
-    installed = installed_folders()
+    options = command.options()
+    literal = {name for name, each in options.parameters.items() if AS_TYPED in each.marks}
     folders: list[Path] = []
     texts: dict[str, str] = {}
     lines: list[str] = []
@@ -76,22 +77,27 @@ def parse(command: type[Command], words: Sequence[str], *, infers: bool = True) 
             texts[key] = value
         else:
             lines.append(line)
+    installed = installed_folders()
     existing = [folder for folder in (*installed, *folders) if folder.is_dir()]
     request = Request([CONF, *existing], literal=texts)
-    request.installed = add_folders(installed, request.problems)
-    request.trust = add_folders(folders, request.problems)
-    if infers:
-        lines = _with_inferred(command, lines, request.folders)
-    known = set(groups(request.folders))
-    for override in _parse(lines, request):
+    if installed or folders:
+        request.installed = add_folders(installed, request.problems)
+        request.trust = add_folders(folders, request.problems)
+    typed = {key.lstrip("+"): value for key, _, value in (line.partition("=") for line in lines)}
+    inferred = command.infer(typed) if infers else {}
+    if inferred.keys() - typed and "experiment" in typed:
+        inferred = {k: v for k, v in inferred.items() if k not in _experiment(typed, request)}
+    lines = [*(f"{k}={v}" for k, v in inferred.items() if k not in typed), *lines]
+    for override in _parse(lines, request.problems):
         # A mapping, such as backbone={dropout: 0.1}, sets values of the part instead.
-        is_group = override.key_or_group in known and not isinstance(override.value(), dict)
+        key, value = override.key_or_group, override.value()
+        is_group = key in options.groups and not isinstance(value, dict)
         (request.groups if is_group else request.values).append(override)
         # Needed now: composing the files already imports the parts that they name.
-        if override.key_or_group == "trust":
-            value = override.value()
+        if key == "trust":
             trusted = value if isinstance(value, list) else [value]
             request.trust = (*request.trust, *(str(name) for name in trusted if name))
+    request.trust_all = (*request.trust, *request.installed)
     return request
 
 
@@ -107,11 +113,11 @@ def expand(words: Sequence[str]) -> list[list[str]]:
     Raises:
         UserError: If an override cannot be parsed, or is a range instead of a list.
     """
-    request = Request([CONF])
+    problems: list[str] = []
     alternatives = []
     for word in words:
         # A comma in a path is not a list of values.
-        overrides = [] if is_path(word) else _parse([word], request, sweep=True)
+        overrides = [] if is_path(word) else _parse([word], problems, sweep=True)
         if not overrides or not overrides[0].is_sweep_override():
             alternatives.append([word])
             continue
@@ -122,7 +128,8 @@ def expand(words: Sequence[str]) -> list[list[str]]:
             )
         key = override.get_key_element()
         alternatives.append([f"{key}={value}" for value in override.sweep_string_iterator()])
-    request.stop_on_problems()
+    if problems:
+        raise UserError("\n".join(problems))
     return [list(combination) for combination in itertools.product(*alternatives)]
 
 
@@ -133,7 +140,7 @@ def typed_value(override: Override, annotation: Any) -> Any:
     """
     value = override.value()
     is_scalar = isinstance(value, bool | int | float)
-    if is_scalar and not fits(value, annotation) and fits("", annotation):
+    if is_scalar and problem(value, annotation) and not problem("", annotation):
         return str(override.input_line).partition("=")[2]
     return value
 
@@ -148,7 +155,7 @@ def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:
     if misplaced := [word for word in words if word.startswith("=")]:
         raise UserError(f"{misplaced[0]}: write key=value without spaces around the equals sign")
     paths = [word for word in words if is_path(word)]
-    verb, key = command.verb(), command.path_key
+    verb, key = verb_of(command), command.path_key
     if paths and key is None:
         raise UserError(
             f"{paths[0]}: dxn {verb} takes no path; options are written key=value, "
@@ -188,19 +195,15 @@ def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:
     return lines
 
 
-def _with_inferred(
-    command: type[Command], lines: Sequence[str], folders: Sequence[Path]
-) -> list[str]:
-    """Add files of groups that follow from other options, unless the user chose one."""
-    values = {key.lstrip("+"): value for key, _, value in (line.partition("=") for line in lines)}
-    inferred = {k: v for k, v in command.infer(values).items() if k not in values}
-    experiment = values.get("experiment", "null")
-    exists = any((folder / "experiment" / f"{experiment}.yaml").is_file() for folder in folders)
-    chosen = keys_of_experiments([experiment], folders) if inferred and exists else set()
-    return [*(f"{k}={v}" for k, v in inferred.items() if k not in chosen), *lines]
+def _experiment(typed: Mapping[str, str], request: Request) -> set[str]:
+    """Return the keys and groups that the chosen experiment sets."""
+    name = typed["experiment"]
+    paths = [folder / "experiment" / f"{name}.yaml" for folder in request.folders]
+    exists = any(path.is_file() for path in paths)
+    return keys_of_experiments([name], request.folders) if exists else set()
 
 
-def _parse(lines: Sequence[str], request: Request, *, sweep: bool = False) -> list[Override]:
+def _parse(lines: Sequence[str], problems: list[str], *, sweep: bool = False) -> list[Override]:
     """Parse overrides. Those that cannot be parsed are added to the problems.
 
     A value that is not valid in Hydra's grammar is taken as text, and so is a list of values
@@ -208,22 +211,20 @@ def _parse(lines: Sequence[str], request: Request, *, sweep: bool = False) -> li
     """
     parsed = []
     for line in lines:
-        override = _parse_override(line)
-        if override is None or (override.is_sweep_override() and not sweep):
-            key, _, value = line.partition("=")
-            override = _parse_override(f"{key}={quoted(value)}") if value else None
-        if override is None:
-            request.problems.append(f"{line}: not an override; write key=value")
-        elif override.is_delete():
-            # Every part takes its defaults from a signature, so a deleted key would come back.
-            request.problems.append(f"{line}: a key cannot be deleted; set it to null")
+        key, _, value = line.partition("=")
+        for text in (line, f"{key}={quoted(value)}" if value else line):
+            try:
+                override = OverridesParser.create().parse_override(text)
+            except HydraException:
+                continue
+            if override.is_delete():
+                # Every part takes its defaults from a signature, so a deleted key would come back.
+                problems.append(f"{line}: a key cannot be deleted; set it to null")
+            elif override.is_sweep_override() and not sweep:
+                continue
+            else:
+                parsed.append(override)
+            break
         else:
-            parsed.append(override)
+            problems.append(f"{line}: not an override; write key=value")
     return parsed
-
-
-def _parse_override(line: str) -> Override | None:
-    try:
-        return OverridesParser.create().parse_override(line)
-    except HydraException:
-        return None

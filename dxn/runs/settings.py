@@ -58,7 +58,8 @@ class Settings:
 
     def yaml(self) -> str:
         """Return the values as YAML, in the order of composition."""
-        return dump_yaml(with_interpolations(self.values, self.hidden))
+        values = with_interpolations(self.values, self.hidden) if self.hidden else self.values
+        return dump_yaml(values)
 
     def save(self, folder: Path) -> None:
         """Write .hydra/config.yaml (the values) and .hydra/overrides.yaml in a run folder."""

@@ -35,7 +35,7 @@ def test_a_value_of_a_wrong_type_is_refused(command, key, capsys):
 @pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
 def test_every_key_of_a_command_has_a_type(path):
     node = yaml.safe_load(path.read_text())
-    known = {key for each in all_commands().values() for key in each.signature().parameters}
+    known = {key for each in all_commands().values() for key in each.options().parameters}
     assert {name for name in node if name != "defaults"} <= known
 
 

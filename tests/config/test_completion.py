@@ -69,7 +69,7 @@ def test_all_commands_are_offered():
 
 def test_every_command_offers_its_own_keys():
     for verb in VERBS:
-        keys = all_commands()[verb].options()
+        keys = all_commands()[verb].options().by_key
         assert {f"{key}=" for key in keys} <= set(complete(f"dxn {verb} "))
 
 

@@ -117,7 +117,7 @@ def test_all_problems_are_listed_at_once():
         ("predict", ["run=r", "input=x", "batch_size=abc"], "batch_size: must be a whole number"),
         ("predict", ["run=r", "input=x", "device=gpu"], "device: must be one of auto, cpu"),
         ("predict", ["run=r"], "input: needs a value, input=..."),
-        ("predict", ["backbone=small"], "backbone: dxn predict has no such group; groups: none"),
+        ("predict", ["backbone=small"], "backbone: no such key; dxn predict --help lists all keys"),
         ("evaluate", ["run=r", "split=all"], "split: must be one of train, validation, test"),
         ("generate", ["run=r", "top_k=0.5"], "top_k: must be a whole number or null, got 0.5"),
     ],

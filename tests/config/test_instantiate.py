@@ -269,7 +269,7 @@ def stored(tmp_path, monkeypatch):
     signatures.write({"dxn.models.Backbone": Backbone})
     yield tmp_path / "signatures.json"
     monkeypatch.undo()
-    signatures.forget()
+    signatures.read.cache_clear()
 
 
 def test_a_stored_signature_equals_that_of_the_class(stored):
@@ -281,7 +281,7 @@ def test_a_stored_signature_equals_that_of_the_class(stored):
 @pytest.mark.parametrize("content", [None, "", "{", '{"sources": "old", "names": {}}'])
 def test_a_missing_or_outdated_file_is_not_used(stored, content):
     stored.unlink() if content is None else stored.write_text(content)
-    signatures.forget()
+    signatures.read.cache_clear()
     assert signatures.find("dxn.models.Backbone") is None
     assert signature_of("dxn.models.Backbone", key="backbone") == signature_from(Backbone)
 
@@ -292,7 +292,7 @@ def test_the_defaults_of_a_signature_are_copied():
     assert expand_defaults(node)["norm"]["eps"] == 1e-5
 
 
-NORM = Annotated[Any, Node("dxn.models.blocks.NormOptions", is_group=True)]
+NORM = Annotated[Mapping[str, Any], Node("dxn.models.blocks.NormOptions", is_group=True)]
 
 
 @pytest.mark.parametrize(
@@ -304,7 +304,7 @@ NORM = Annotated[Any, Node("dxn.models.blocks.NormOptions", is_group=True)]
         (dict[str, float] | None, Mapping[str, float] | None, "a mapping or null"),
         (NormOptions, NORM, "NormOptions"),
         (NormOptions | None, NORM | None, "NormOptions or null"),
-        (Fraction, Annotated[Any, Node("fractions.Fraction")], "Fraction"),
+        (Fraction, Annotated[Mapping[str, Any], Node("fractions.Fraction")], "Fraction"),
         (Annotated[int, Ge(1)] | str, Annotated[int, Ge(1)] | str, "a whole number or a string"),
         (Any, Any, "any value"),
         (object, Any, "any value"),

@@ -141,5 +141,5 @@ def test_every_key_of_a_training_is_on_the_page(reference):
     walk(compose(Train).values, "")
     # The backbone of a decoder has the keys of the section backbone. A group has no row of its own.
     expected = {key for key in keys if not key.startswith("head.decoder.backbone.")}
-    expected -= set(Train.groups())
+    expected -= set(Train.options().groups)
     assert sorted(set(expected) - set(rows)) == []

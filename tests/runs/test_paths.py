@@ -5,7 +5,7 @@ import os
 import pytest
 
 from dxn.commands.train import Train
-from dxn.config.checks import prepare
+from dxn.config.command import prepare
 from dxn.core.errors import UserError
 from dxn.runs.paths import trained_run, weights_of_run
 

@@ -13,7 +13,7 @@ from PIL import Image
 
 import dxn
 from dxn.commands.serve import Serve
-from dxn.config.checks import prepare
+from dxn.config.command import prepare
 from dxn.serve.examples import read_examples
 
 CHROMIUM = shutil.which("chromium")

@@ -23,7 +23,7 @@ from PIL import Image
 import dxn
 from dxn.cli import main
 from dxn.commands.serve import Serve
-from dxn.config.checks import prepare
+from dxn.config.command import prepare
 from dxn.core.errors import UserError
 from dxn.data.sources.confine import confined
 from dxn.serve import server

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dxn.config.environment import require_no_interpolations
-from dxn.config.schema import fits
+from dxn.config.schema import problem
 from dxn.config.targets import signature_of
 from dxn.core.errors import UserError
 from dxn.data.reading import Opened, open_rows
@@ -235,7 +235,7 @@ def _for_evaluation(
     result = _with_layout(node, predictor, settings.trust, chosen=settings.chosen)
     signature = signature_of(node.get("_target_"), key="data", trust=settings.trust)
     fractions = signature.parameters.get("fractions")
-    may_be_undivided = fractions is not None and fits(None, fractions.type)
+    may_be_undivided = fractions is not None and problem(None, fractions.type) is None
     if may_be_undivided and "data.fractions" not in settings.chosen:
         result["fractions"] = None
     takes_columns = signature.others is not None

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dxn.config.environment import dotted
-from dxn.config.targets import targets_in
+from dxn.config.targets import nodes_in
 from dxn.core.printable import quoted
 from dxn.data.reading import Opened
 from dxn.runs.evaluation.data import default_split
@@ -58,7 +58,8 @@ def code_options(settings: Settings) -> list[str]:
     """Return the options with which another command may use the code of the same packages."""
     named = [line for line in settings.overrides if line.startswith(("conf_dir=", "trust="))]
     # A configuration may use installed packages, but a run folder only those that a command names.
-    used = {str(target).partition(".")[0] for _, target in targets_in(settings.values)}
+    nodes = nodes_in(settings.values)
+    used = {str(node["_target_"]).partition(".")[0] for _, node in nodes}
     installed = used.intersection(settings.trust) - set(settings.folder_trust)
     return [*named, f"trust=[{','.join(sorted(installed))}]"] if installed else named
 
