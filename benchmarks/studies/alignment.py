@@ -68,7 +68,7 @@ def pairs_of(predictor: Predictor, text: str) -> list[Pair]:
         encoded, _ = predictor.model.encode(predictor.model.embed(batch))
         answer = answer_of(predictor, encoded)
     span = next(span for span in encoded.spans if span.name == "text")
-    tokenizer = predictor.preprocessors["text"].vocabulary
+    tokenizer = predictor.tokenizers["text"].vocabulary
     tokens = [tokenizer.decode([i]).strip().lower() for i in batch["text"]["ids"][0].tolist()]
     # (1 + L, T, N): the mean over all blocks and heads, then the mean over the heads of each of L
     # blocks. Only the columns of the text remain.

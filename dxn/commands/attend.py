@@ -36,11 +36,11 @@ class Attend(FromWeights):
         """Draw the attention, and print the share of each input."""
         from dxn.runs.attend import draw_attention
         from dxn.runs.evaluation.printing import print_line
-        from dxn.runs.predictor.samples import read_sample
+        from dxn.runs.predictor.option import read_sample
         from dxn.runs.saved.loading import load_predictor
 
         predictor = load_predictor(self.settings)
-        sample = read_sample(self.input, predictor.readers, predictor.columns)
+        sample = read_sample(self.input, predictor.reads.readers, predictor.columns)
         folder = Path(self.output)
         name = str(self.run or self.weights.source)
         result = draw_attention(predictor, sample, folder, model_name=name)

@@ -37,39 +37,44 @@ class Embed(FromWeights, TableInput, Compiled):
         from dxn.runs.evaluation.next_commands import with_output
         from dxn.runs.evaluation.printing import next_step, print_line
         from dxn.runs.index.index import check_only
-        from dxn.runs.predictor import vectors
-        from dxn.runs.predictor.input_rows import has_many_samples, open_input
-        from dxn.runs.predictor.output import check_suffix, list_suffixes, rows_text
-        from dxn.runs.predictor.samples import read_sample
+        from dxn.runs.predictor.option import has_many_samples, read_sample
+        from dxn.runs.predictor.output import (
+            VECTOR_SUFFIXES,
+            check_suffix,
+            list_suffixes,
+            rows_text,
+            vector_lines,
+            write_vectors,
+        )
         from dxn.runs.predictor.table import identify
         from dxn.runs.saved.loading import load_predictor
 
-        output = check_suffix(self.output, vectors.SUFFIXES)
+        output = check_suffix(self.output, VECTOR_SUFFIXES)
         is_single = not has_many_samples(self.input)
         if output is None and not is_single:
             raise UserError(
                 "output: must be set for several samples, to a file that ends in "
-                f"{list_suffixes(vectors.SUFFIXES)}"
+                f"{list_suffixes(VECTOR_SUFFIXES)}"
             )
         predictor = load_predictor(self.settings)
         if is_single:
             samples = predictor.samples(
-                [read_sample(self.input, predictor.readers, predictor.columns)]
+                [read_sample(self.input, predictor.reads.readers, predictor.columns)]
             )
         else:
             only = check_only(self.only, predictor)
-            opened = open_input(self.settings.values, predictor)
-            samples = Samples(opened, predictor.preprocessors, only=only)
+            opened = predictor.reads.option(self.settings.values)
+            samples = Samples(opened, predictor.tokenizers, only=only)
         opened = samples.opened
         rows, embeddings = predictor.vectors(samples, batch_size=self.batch_size)
         if is_single:
-            for line in vectors.vector_lines(embeddings[0]):
+            for line in vector_lines(embeddings[0]):
                 print_line(line)
         if output is None:
             next_step("dxn", *with_output("embed", self.settings, "vector.npy"))
             return 0
         ids = [identify(opened, row) for row in rows]
-        files = vectors.write_vectors(output, ids, embeddings)
+        files = write_vectors(output, ids, embeddings)
         sizes = f"{rows_text(len(rows), opened)} of {embeddings.shape[1]} numbers"
         print_line(f"written: {files[0]} ({sizes})")
         for file in files[1:]:

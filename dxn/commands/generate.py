@@ -53,9 +53,9 @@ class Generate(FromWeights, Precision):
     def execute(self) -> int:
         """Continue a prompt, or generate a text for an input."""
         from dxn.runs.evaluation.printing import print_line, print_rule
+        from dxn.runs.predictor.option import read_sample
         from dxn.runs.predictor.output import check_suffix
         from dxn.runs.predictor.prompts import read_prompts, write_texts
-        from dxn.runs.predictor.samples import read_sample
         from dxn.runs.saved.loading import load_predictor
 
         # Before the model is loaded, so that a mistake is reported at once.
@@ -64,7 +64,7 @@ class Generate(FromWeights, Precision):
         predictor = load_predictor(self.settings)
         inputs = None
         if self.input is not None:
-            inputs = read_sample(self.input, predictor.readers, predictor.columns)
+            inputs = read_sample(self.input, predictor.reads.readers, predictor.columns)
         texts = predictor.write(
             prompt=prompts,
             inputs=inputs,

@@ -41,9 +41,8 @@ class Predict(FromWeights, TableInput, Labels, Compiled):
         from dxn.data.dataset import Samples
         from dxn.runs.evaluation.next_commands import with_output
         from dxn.runs.evaluation.printing import next_step, print_line
-        from dxn.runs.predictor.input_rows import has_many_samples, open_input
+        from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.output import check_suffix, rows_text, write_records
-        from dxn.runs.predictor.samples import read_sample
         from dxn.runs.predictor.table import answer_lines, prediction_records, record_line
         from dxn.runs.saved.loading import load_predictor
 
@@ -54,17 +53,19 @@ class Predict(FromWeights, TableInput, Labels, Compiled):
         is_single = not has_many_samples(self.input)
         if is_single:
             samples = predictor.samples(
-                [read_sample(self.input, predictor.readers, predictor.columns)]
+                [read_sample(self.input, predictor.reads.readers, predictor.columns)]
             )
         else:
             # Samples without a task: a target column in a new table has no effect.
-            opened = open_input(self.settings.values, predictor)
-            samples = Samples(opened, predictor.preprocessors)
+            opened = predictor.reads.option(self.settings.values)
+            samples = Samples(opened, predictor.tokenizers)
         predictions = predictor.run(samples, batch_size=self.batch_size)
         opened, task = samples.opened, predictor.task
         if is_single:
             for name, raws in opened.raws.items():
-                if note := predictor.preprocessors[name].remark(raws[0]):
+                raw = raws[0]  # None: the sample lacks the input
+                note = "" if raw is None else predictor.tokenizers[name].remark(raw)
+                if note:
                     print_line(f"note: {name}: {note}")
             inputs = {name: cells[0] for name, cells in opened.cells.items()}
             for line in answer_lines(task.answer(predictions.predicted[0], inputs)):

@@ -86,7 +86,7 @@ def describe(
         "task": predictor.task.name,
         "target": predictor.target,
         "inputs": {
-            name: {"modality": predictor.preprocessors[name].modality, **each}
+            name: {"modality": predictor.tokenizers[name].modality, **each}
             for name, each in recipes.items()
         },
         "outputs": predictor.task.recipe(predictor.model.head),

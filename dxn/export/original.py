@@ -88,10 +88,10 @@ def _check(predictor: Predictor, folder: Path) -> None:
 def _is_same(trained: Predictor, saved: Predictor) -> bool:
     """Whether the trained model and the saved one have the same outputs."""
     (name,) = trained.inputs
-    tokenizer = trained.preprocessors[name]
+    tokenizer = trained.tokenizers[name]
     raws = examples(name, tokenizer, COUNT, random.Random(0))
     # transformers takes the maximum length with each call.
-    (own,) = saved.preprocessors.values()
+    (own,) = saved.tokenizers.values()
     own.max_len = tokenizer.max_len
     expected = _outputs(trained, raws)
     outputs = _outputs(saved, raws)
@@ -104,7 +104,7 @@ def _is_same(trained: Predictor, saved: Predictor) -> bool:
 def _outputs(predictor: Predictor, raws: Sequence[Any]) -> Tensor:
     """Return the outputs (B, K) for raw values of the only input."""
     (name,) = predictor.inputs
-    prepare = predictor.preprocessors[name]
+    prepare = predictor.tokenizers[name]
     collated = prepare.collate([prepare(raw) for raw in raws])
     count = len(raws)
     batch = {"#size": count, name: {**collated, "rows": torch.arange(count)}}

@@ -67,7 +67,7 @@ def find_formats(
 
 def open_splits(
     source: Source,
-    preprocessors: Mapping[str, Tokenizer],
+    tokenizers: Mapping[str, Tokenizer],
     task: Task,
     *,
     loader: LoaderOptions = LoaderOptions(),
@@ -76,7 +76,7 @@ def open_splits(
 
     Args:
         source: The data set.
-        preprocessors: Tokenizer of each input, by input name.
+        tokenizers: Tokenizer of each input, by input name.
         task: Task that parses the targets.
         loader: How files are kept in memory, and how samples are loaded.
 
@@ -85,13 +85,13 @@ def open_splits(
             data.on_bad=error.
     """
     budget = CacheBudget(loader.cache_gb)
-    plain = {name: tokenizer.plain() for name, tokenizer in preprocessors.items()}
+    plain = {name: tokenizer.plain() for name, tokenizer in tokenizers.items()}
     splits: dict[str, Opened] = {}
     for name, rows in source.splits.items():
         if len(rows):
             opened = open_rows(
                 rows,
-                preprocessors if name == "train" else plain,
+                tokenizers if name == "train" else plain,
                 task=task,
                 on_bad=source.on_bad,
                 budget=budget,

@@ -109,7 +109,7 @@ class Training:
     warnings: Sequence[str] = ()
 
     @property
-    def preprocessors(self) -> dict[str, Tokenizer]:
+    def tokenizers(self) -> dict[str, Tokenizer]:
         """The tokenizer of each input, by input name."""
         # The model's own adapters, because loading weights can replace statistics of its inputs.
         return {name: self.model.adapter(name).tokenizer for name in self.model.inputs}
@@ -149,7 +149,7 @@ class Training:
 
     def _samples(self, task: Task, split: str, **options: Any) -> Samples:
         opened = self.splits[split]
-        samples = make_samples(task, opened, self.preprocessors, seed=self.trainer.seed, **options)
+        samples = make_samples(task, opened, self.tokenizers, seed=self.trainer.seed, **options)
         if self.loader.overfit:
             samples.keep(self.loader.overfit)
         return samples
@@ -264,9 +264,9 @@ def prepare(
     use_metrics(task, trainer, settings.metrics)
     for note in find_formats(adapters, inputs, source):
         report.print_line(f"note: {note}")
-    preprocessors = {name: adapter.tokenizer for name, adapter in named.items()}
+    tokenizers = {name: adapter.tokenizer for name, adapter in named.items()}
     loader = build(config["loader"], key="loader")
-    splits = open_splits(source, preprocessors, task, loader=loader)
+    splits = open_splits(source, tokenizers, task, loader=loader)
     data = fingerprint(splits)
     if old is not None:
         check_data(old, data, settings)
@@ -284,7 +284,7 @@ def prepare(
             task.bind(named)
     if pretraining is not None:
         pretraining.bind(named)
-    truncations = report.truncations(train, preprocessors)
+    truncations = report.truncations(train, tokenizers)
     report.describe(source, splits, task, plan, truncations)
     warnings = find_warnings(source, splits, task)
     for line in [*(f"warning: {warning}" for warning in warnings), *lines]:

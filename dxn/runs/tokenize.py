@@ -14,8 +14,8 @@ from dxn.core.tokens import join
 from dxn.runs.build import build_adapters
 from dxn.runs.evaluation.printing import print_line
 from dxn.runs.plan import adapter_nodes, readers_of
+from dxn.runs.predictor.option import read_sample
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.predictor.samples import read_sample
 from dxn.runs.saved.loading import load_predictor
 from dxn.runs.settings import Settings
 from dxn.tokenize.media import BadMedia
@@ -47,7 +47,7 @@ def tokenize_sample(settings: Settings, predictor: Predictor | None) -> list[str
     """
     values = settings.values
     if predictor is not None:
-        sample = read_sample(values["input"], predictor.readers, predictor.columns)
+        sample = read_sample(values["input"], predictor.reads.readers, predictor.columns)
         adapters = {name: predictor.adapters[name] for name in predictor.inputs if name in sample}
     else:
         readers = readers_of(values, settings.trust)

@@ -69,7 +69,7 @@ def read_examples(settings: Settings, predictor: Predictor, count: int) -> list[
 def _example(rows: Rows, row: int, predictor: Predictor) -> Example:
     texts: dict[str, str] = {}
     files: dict[str, bytes] = {}
-    for name, prepare in predictor.preprocessors.items():
+    for name, prepare in predictor.tokenizers.items():
         cell = rows.cells[name][row] if name in rows.cells else None
         if cell is None:
             continue

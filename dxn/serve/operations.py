@@ -73,7 +73,7 @@ class Operations:
         network, task = self.predictor.network, self.predictor.task
         batch = self._batch(prepared)
         output = as_float(network(batch))
-        check_finite(output, batch, NUMBERED)
+        check_finite(output, batch, _name)
         predicted = task.predict(self.predictor.model.head, output, batch)
         pairs = zip(predicted, prepared.cells, strict=True)
         return [task.answer(each, cells) for each, cells in pairs]
@@ -82,7 +82,7 @@ class Operations:
     def _embed(self, prepared: Prepared) -> list[list[float]]:
         batch = self._batch(prepared)
         vectors = self.predictor.network.vectors(batch).float().cpu()
-        check_finite(vectors, batch, NUMBERED)
+        check_finite(vectors, batch, _name)
         return vectors.tolist()
 
     def _batch(self, prepared: Prepared) -> dict[str, Any]:
@@ -101,15 +101,9 @@ class Operations:
         return [[text.text for text in job.content] for job in jobs]
 
 
-class _Numbered:
-    """Names the samples of a batch in messages, by their number in it."""
-
-    def describe_index(self, row: int) -> str:
-        return f"sample {row + 1}"
-
-
-# Any: the check needs only this method of `Samples`.
-NUMBERED: Any = _Numbered()
+def _name(row: int) -> str:
+    """Name a sample of a batch in messages, by its number in it."""
+    return f"sample {row + 1}"
 
 
 def _merged(parts: Sequence[Prepared]) -> Prepared:

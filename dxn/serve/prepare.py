@@ -63,10 +63,10 @@ def to_cells(sample: Mapping[str, Any], predictor: Predictor, where: str) -> dic
         UserError: If a value is of another kind.
     """
     cells: dict[str, Any] = {}
-    preprocessors = predictor.preprocessors
+    tokenizers = predictor.tokenizers
     for name, value in sample.items():
         if value is not None:
-            cells[name] = _to_cell(value, preprocessors[name], f"{where}{name}")
+            cells[name] = _to_cell(value, tokenizers[name], f"{where}{name}")
     return cells
 
 

@@ -161,7 +161,7 @@ def make_body(path: str, predictor: Predictor, options: ServeOptions, writer: Wr
         # Names of columns can be no names of Python.
         fields = {
             f"input{i}": (_value(prepare), Field(None, alias=name, description=prepare.modality))
-            for i, (name, prepare) in enumerate(predictor.preprocessors.items())
+            for i, (name, prepare) in enumerate(predictor.tokenizers.items())
         }
     sample = create_model("Sample", __base__=Model, **fields)
     own: dict[str, Any] = {INPUTS: (list[sample], Field(min_length=1))}
@@ -270,7 +270,7 @@ def described(summary: str, *, is_open: bool = False) -> dict[str, Any]:
 def facts_of(predictor: Predictor, writer: Writer, name: str) -> dict[str, Any]:
     """Return what the page needs to know about a model, as JSON data."""
     generates = not writer.obstacle
-    inputs = [_input(key, prepare, predictor) for key, prepare in predictor.preprocessors.items()]
+    inputs = [_input(key, prepare, predictor) for key, prepare in predictor.tokenizers.items()]
     if generates and writer.takes_prompt:
         prompt = {"name": PROMPT, "kind": PROMPT, "takes_text": True, "takes_file": False}
         inputs = [{**prompt, "accept": "", "column": PROMPT, "choices": []}]

@@ -75,7 +75,7 @@ def predict(
         with torch.autocast(device.type, torch.bfloat16, enabled=bf16):
             output = as_float(model(batch))
             if finite:
-                check_finite(output, batch, samples)
+                check_finite(output, batch, samples.describe_index)
             # Inside autocast, because a task that generates sequences runs its decoder here.
             predicted = task.predict(head, output, batch, draft=draft)
         loss = (0.0, 0.0)
@@ -128,7 +128,7 @@ def embed(
 
     def run(batch: dict[str, Any]) -> tuple[list[int], Tensor]:
         vectors = model.vectors(batch).float().cpu()
-        check_finite(vectors, batch, samples)
+        check_finite(vectors, batch, samples.describe_index)
         return batch["#index"], vectors
 
     parts = list(run_batches(run, samples, batch_size, device=device))
@@ -201,13 +201,13 @@ def _use_more_parts(order: BatchOrder, largest: int, sample: str) -> None:
     display.close()
 
 
-def check_finite(output: Any, batch: Mapping[str, Any], samples: Samples) -> None:
+def check_finite(output: Any, batch: Mapping[str, Any], describe: Callable[[int], str]) -> None:
     """Check that a model gives numbers.
 
     Args:
         output: Output for a batch: a tensor (B, ...), or an object that contains such tensors.
         batch: The batch.
-        samples: The samples of the batch, which name the rows.
+        describe: Function that names a row, given its index in `batch["#index"]`.
 
     Raises:
         UserError: If a number is NaN or infinite.
@@ -221,7 +221,7 @@ def check_finite(output: Any, batch: Mapping[str, Any], samples: Samples) -> Non
                 bad |= set(is_bad.nonzero().flatten().tolist())
     if not bad:
         return
-    names = [samples.describe_index(batch["#index"][i]) for i in sorted(bad)[:MAX_NAMED]]
+    names = [describe(batch["#index"][i]) for i in sorted(bad)[:MAX_NAMED]]
     named = ", ".join(names) + (f" and {len(bad) - MAX_NAMED} more" * (len(bad) > MAX_NAMED))
     raise UserError(
         f"{named}: the output of the model is not finite (NaN or infinite); if this happens for "

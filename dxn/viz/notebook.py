@@ -131,7 +131,7 @@ def _predictor(predictor: Any) -> str:
     """Return the inputs of a model with their columns, and the labels."""
     inputs = [
         {"name": name, "modality": prepare.modality, "column": predictor.columns.get(name, "")}
-        for name, prepare in predictor.preprocessors.items()
+        for name, prepare in predictor.tokenizers.items()
     ]
     labels = predictor.labels or ()
     more = f", … ({len(labels):,} in all)" if len(labels) > MAX_LABELS else ""

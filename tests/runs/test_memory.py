@@ -43,14 +43,14 @@ def run(photos, tmp_path_factory):
     """The folder of a run, and what it prepared."""
     folder = tmp_path_factory.mktemp("runs") / "run"
     prepared = []
-    prepare = dxn.runs.train.tokenizer
+    prepare = dxn.runs.train.prepare
 
     def recorded(*arguments, **options):
         prepared.append(prepare(*arguments, **options))
         return prepared[-1]
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("dxn.runs.train.tokenizer", recorded)
+        patch.setattr("dxn.runs.train.prepare", recorded)
         train(folder, *OPTIONS, f"data.path={photos}")
     return folder, prepared[0]
 
@@ -64,7 +64,7 @@ def test_a_photo_has_the_same_pixels_in_training_evaluation_and_prediction(photo
     folder, prepared = run
     model = dxn.load(folder)
     opened = prepared.splits[split]
-    in_training = Samples(opened, prepared.preprocessors)
+    in_training = Samples(opened, prepared.tokenizers)
     in_evaluation = model.task_samples(opened)
     for i, cell in enumerate(opened.cells["image"]):
         predicted = pixels_of(model.samples([{"image": cell}]), 0)
@@ -101,7 +101,7 @@ def test_a_photo_that_is_deleted_during_the_training_stops_it_with_one_sentence(
         (folder / label).mkdir(parents=True)
         for i in range(6):
             Image.new("RGB", (30, 20), (40 * i, 0, 0)).save(folder / label / f"{i}.png")
-    prepare = dxn.runs.train.tokenizer
+    prepare = dxn.runs.train.prepare
 
     def deleted(*arguments, **options):
         prepared = prepare(*arguments, **options)
@@ -109,7 +109,7 @@ def test_a_photo_that_is_deleted_during_the_training_stops_it_with_one_sentence(
             file.unlink()
         return prepared
 
-    monkeypatch.setattr("dxn.runs.train.tokenizer", deleted)
+    monkeypatch.setattr("dxn.runs.train.prepare", deleted)
     options = [*OPTIONS, f"data.path={folder}", f"run={tmp_path / 'run'}", "loader.cache_gb=0"]
     assert main(["train", *options, "loader.num_workers=2"]) == 2
     error = capsys.readouterr().err.strip()

@@ -10,9 +10,14 @@ import torch
 from dxn.core.errors import UserError
 from dxn.data.reading import Opened
 from dxn.runs.evaluation.printing import count, format_number
-from dxn.runs.predictor.output import check_suffix, format_cell, write_records
+from dxn.runs.predictor.output import (
+    check_suffix,
+    format_cell,
+    vector_lines,
+    write_records,
+    write_vectors,
+)
 from dxn.runs.predictor.table import answer_lines, prediction_records, record_line
-from dxn.runs.predictor.vectors import vector_lines, write_vectors
 from dxn.tasks import Classify, Regress
 from dxn.training.evaluate import Predictions
 

@@ -9,8 +9,9 @@ import pytest
 
 import dxn
 from dxn.cli import main
-from dxn.runs.evaluation.evaluate import subsets
-from dxn.runs.predictor.input_groups import evaluated_groups, input_lines
+from dxn.core.errors import UserError
+from dxn.runs.evaluation.evaluate import evaluated_groups, subsets
+from dxn.runs.evaluation.printing import input_lines
 
 SMALL = ["dim=16", "backbone.depth=1", "backbone.num_heads=2", "trainer.precision=float32"]
 FUSIONS = ("early", "late", "bottleneck")
@@ -103,6 +104,33 @@ def test_an_unknown_category_and_a_boolean_are_predicted(run):
     assert math.isfinite(model.predict(garden=False)["prediction"])
 
 
+@pytest.mark.parametrize(
+    "sample",
+    [
+        {"area": "82,5", "city": "Paris"},
+        {"area": 82.5, "city": "Rome", "built": "31.1.2020"},
+        {"city": "Paris", "garden": "N/A"},
+    ],
+)
+def test_one_sample_is_predicted_directly_with_the_answer_of_a_batch(run, sample):
+    model = dxn.load(run)
+    direct = model._predict_one(sample)
+    assert direct is not None
+    assert direct == model.predict(**sample) == model.predict_many([sample])[0]
+
+
+def test_a_problem_of_one_sample_is_told_as_that_of_a_batch(run):
+    model = dxn.load(run)
+    for sample, message in (
+        ({"area": "many"}, "area: must be a number with a decimal comma, got 'many'"),
+        ({"height": 3}, "this model has the inputs .*, got height"),
+        ({"area": None}, "no input: "),
+    ):
+        assert model._predict_one(sample) is None
+        with pytest.raises(UserError, match=message):
+            model.predict(**sample)
+
+
 def test_a_new_table_is_predicted_and_evaluated(place, run, tmp_path, capsys):
     write(tmp_path / "new.csv", houses(20))
     told = printed(capsys, "evaluate", f"run={run}", f"input={tmp_path / 'new.csv'}")
@@ -170,12 +198,12 @@ def test_many_columns_are_printed_and_evaluated_together(tmp_path, capsys):
 
 
 def test_groups_of_columns_are_bounded():
-    preprocessors = {f"n{i}": dxn.tokenize.NumberAdapter(8).tokenizer for i in range(9)}
-    preprocessors["title"] = dxn.tokenize.TextAdapter(8).tokenizer
-    groups = evaluated_groups(preprocessors, list(preprocessors))
+    readers = {f"n{i}": dxn.tokenize.NumberAdapter.reader() for i in range(9)}
+    readers["title"] = dxn.tokenize.TextAdapter.reader()
+    groups = evaluated_groups(readers, list(readers))
     assert list(groups) == ["number columns", "title"]
-    assert list(subsets(list(preprocessors), 1, groups)) == ["number columns", "title", "all"]
-    few = evaluated_groups(preprocessors, ["n0", "n1", "title"])
+    assert list(subsets(list(readers), 1, groups)) == ["number columns", "title", "all"]
+    few = evaluated_groups(readers, ["n0", "n1", "title"])
     assert few == {"n0": ("n0",), "n1": ("n1",), "title": ("title",)}
     assert input_lines({}) == []
 

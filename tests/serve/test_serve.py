@@ -637,7 +637,7 @@ def test_an_example_never_contains_a_file_outside_the_data_folder_or_of_another_
 ):
     Image.new("L", (8, 8)).save(tmp_path / "picture.png")
     (tmp_path / "secret.png").write_text("not a picture")
-    prepare = predictor.preprocessors["image"]
+    prepare = predictor.tokenizers["image"]
     for name, is_offered in (("picture.png", True), ("secret.png", False)):
         path = str(tmp_path / name)
         assert (_file_of("image", path, prepare) is not None) == is_offered

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence, Sized
-from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from dxn.config.environment import require_no_interpolations
 from dxn.config.schema import problem
@@ -18,12 +17,8 @@ from dxn.data.splits.split import SPLITS, UNDIVIDED
 from dxn.data.tables.read import as_list
 from dxn.runs.evaluation import printing as report
 from dxn.runs.plan import open_source
-from dxn.runs.predictor.input_rows import (
-    is_table,
-    open_rows_for_use,
-    print_columns,
-    read_table_rows,
-)
+from dxn.runs.predictor.inputs import print_columns
+from dxn.runs.predictor.option import is_table
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.settings import FOLDER as CONFIG_FOLDER
 from dxn.runs.settings import Settings
@@ -34,11 +29,10 @@ INPUT_OPTIONS = ("columns", "keep", "sep", "encoding", "sheet", "on_bad", "confi
 PATHS = ("path", "train", "validation", "test", "name")
 
 
-@dataclass(frozen=True)
-class EvaluationData:
+class EvaluationData(NamedTuple):
     """Opened rows with their targets.
 
-    Args:
+    Attributes:
         split: Name of the split, for the keys of metrics.json.
         about: Description of the rows for titles and messages.
         opened: The rows.
@@ -59,9 +53,27 @@ def open_evaluation_data(settings: Settings, predictor: Predictor) -> Evaluation
     Raises:
         UserError: If there is no data, or it does not fit the model.
     """
-    if settings.values["input"] is not None:
-        return _open_input(settings.values, predictor)
-    return _open_data(settings, predictor)
+    values = settings.values
+    if values["input"] is not None:
+        return _open_input(values, predictor)
+    # The data of the run has no options on the command line, so `confine` also applies to it.
+    unused = INPUT_OPTIONS if values.get("data") else set(INPUT_OPTIONS) - {"confine"}
+    if wrong := sorted(key for key in unused if _is_chosen(key, settings.chosen)):
+        raise UserError(
+            f"{wrong[0]}: only applies to input=TABLE; remove it, or set input instead of data"
+        )
+    source, node = _source(settings, predictor)
+    for note in source.notes:
+        report.print_line(f"note: {note}")
+    split = values["split"] or default_split(source.splits)
+    if not source.splits.get(split):
+        known = ", ".join(name for name, rows in source.splits.items() if len(rows))
+        raise UserError(f"split: the data has {known}, got {split}")
+    path = node.get("path")
+    about = split
+    if isinstance(path, str):
+        about = path if split == UNDIVIDED else f"{split} of {path}"
+    return EvaluationData(split, about, _open(source, split, predictor))
 
 
 def open_data_of_run(
@@ -74,12 +86,9 @@ def open_data_of_run(
         predictor: The model.
         trust: Top-level packages besides dxn whose code the node may use.
     """
-    node = _with_layout(node, predictor, trust, chosen=())
-    source = _open(node, predictor, trust)
+    source = _source_of(_with_layout(node, predictor, trust), predictor, trust)
     split = default_split(source.splits)
-    rows = _rows_for_model(predictor, source, split)
-    opened = open_rows(rows, predictor.preprocessors, task=predictor.task, on_bad=source.on_bad)
-    return EvaluationData(split, split, opened)
+    return EvaluationData(split, split, _open(source, split, predictor))
 
 
 def rows_of_run(settings: Settings, predictor: Predictor) -> tuple[str, Rows]:
@@ -94,12 +103,23 @@ def rows_of_run(settings: Settings, predictor: Predictor) -> tuple[str, Rows]:
     """
     source, _ = _source(settings, predictor)
     split = default_split(source.splits)
-    return split, _rows_for_model(predictor, source, split)
+    return split, predictor.reads.of_source(source, split)
 
 
 def default_split(splits: Mapping[str, Sized]) -> str:
     """Return the split that is evaluated by default: the first with rows, the test split first."""
     return next(name for name in (*SPLITS[::-1], UNDIVIDED) if splits.get(name))
+
+
+def print_paths(node: Mapping[str, Any]) -> None:
+    """Print the data that a run folder from an untrusted source names, before it is read.
+
+    Args:
+        node: The saved data source.
+    """
+    paths = [str(path) for key in PATHS if node.get(key) for path in as_list(node[key])]
+    if paths:
+        report.print_line(f"data of the run: {', '.join(paths)}")
 
 
 def _open_input(values: Mapping[str, Any], predictor: Predictor) -> EvaluationData:
@@ -116,49 +136,31 @@ def _open_input(values: Mapping[str, Any], predictor: Predictor) -> EvaluationDa
             f"input: must be a table, got {values['input']}; for one folder per class, set "
             f"data=folder data.path={values['input']}"
         )
-    rows = read_table_rows(values, predictor)
+    rows = predictor.reads.table(values)
     if TARGET not in rows.cells and predictor.task.needs_target:
         raise UserError(
             f"input: {values['input']} has no column {predictor.target!r}, which the model "
             f"predicts; set columns.{predictor.target}=COLUMN, or use dxn predict"
         )
-    opened = open_rows_for_use(rows, predictor, values["on_bad"], with_target=True)
+    opened = predictor.reads.open(rows, values["on_bad"], with_target=True)
     return EvaluationData("input", str(values["input"]), opened)
 
 
-def _open_data(settings: Settings, predictor: Predictor) -> EvaluationData:
-    """Open a split of the data set `data`, or of the data set of the run."""
-    values = settings.values
-    # The data of the run has no options on the command line, so `confine` also applies to it.
-    unused = INPUT_OPTIONS if values.get("data") else set(INPUT_OPTIONS) - {"confine"}
-    if wrong := sorted(key for key in unused if _is_chosen(key, settings.chosen)):
-        raise UserError(
-            f"{wrong[0]}: only applies to input=TABLE; remove it, or set input instead of data"
-        )
-    source, path = _source(settings, predictor)
-    for note in source.notes:
-        report.print_line(f"note: {note}")
-    split = values["split"] or default_split(source.splits)
-    if not source.splits.get(split):
-        known = ", ".join(name for name, rows in source.splits.items() if len(rows))
-        raise UserError(f"split: the data has {known}, got {split}")
-    rows = _rows_for_model(predictor, source, split)
-    opened = open_rows(rows, predictor.preprocessors, task=predictor.task, on_bad=source.on_bad)
-    if split == UNDIVIDED:
-        return EvaluationData(split, path or split, opened)
-    return EvaluationData(split, f"{split} of {path}" if path else split, opened)
+def _open(source: Source, split: str, predictor: Predictor) -> Opened:
+    rows = predictor.reads.of_source(source, split)
+    return open_rows(rows, predictor.tokenizers, task=predictor.task, on_bad=source.on_bad)
 
 
-def _source(settings: Settings, predictor: Predictor) -> tuple[Source, str]:
+def _source(settings: Settings, predictor: Predictor) -> tuple[Source, Mapping[str, Any]]:
     """Open the data that the user named, or otherwise the data of the run.
 
     Returns:
-        The data, and its path; "" if it has none.
+        The data, and its configuration node.
     """
     values = settings.values
     if values.get("data"):
         node = _for_evaluation(values["data"], predictor, settings)
-        return _open(node, predictor, settings.trust), _path_of(node)
+        return _source_of(node, predictor, settings.trust), node
     if values["run"] is None:
         raise UserError(
             "data: a public checkpoint has no data of its own; set data=table data.path=..."
@@ -168,60 +170,26 @@ def _source(settings: Settings, predictor: Predictor) -> tuple[Source, str]:
     # folder around it.
     if not (folder / CONFIG_FOLDER).is_dir() and (folder.parent / CONFIG_FOLDER).is_dir():
         folder = folder.parent
-    saved = Settings.load(folder, settings.folder_trust).values
-    # The run folder may come from a stranger, so the type of the node is checked.
-    if not isinstance(saved.get("data"), Mapping):
-        raise UserError(
-            f"{folder}: the saved configuration has no data; set data=table data.path=..."
-        )
+    saved = Settings.load(folder, settings.folder_trust).values["data"]
     require_no_interpolations(
-        {"data": saved["data"]}, "set data=... and its options, such as data.path=..."
+        {"data": saved}, "set data=... and its options, such as data.path=..."
     )
     # Options that were inferred in the training, such as the season, must not be inferred again.
-    node = _with_layout(saved["data"], predictor, settings.folder_trust, chosen=())
+    node = _with_layout(saved, predictor, settings.folder_trust)
     print_paths(node)
-    node = _confined(node, folder, confine=values["confine"])
-    return _open(node, predictor, settings.folder_trust), _path_of(node)
+    # Only false of the folder, which can be from an untrusted source, needs a decision of the user.
+    if values["confine"] and not node.get("confine", True):
+        raise UserError(
+            f"confine: {folder} was trained with data.confine=false, so its data may lead to any "
+            "file of this machine; set confine=false if you trust this run folder, or set data=..."
+        )
+    return _source_of(node, predictor, settings.folder_trust), node
 
 
-def _open(node: Mapping[str, Any], predictor: Predictor, trust: Sequence[str]) -> Source:
+def _source_of(node: Mapping[str, Any], predictor: Predictor, trust: Sequence[str]) -> Source:
     """Open a data source with the splits that a training of the same task has."""
     needs_target = predictor.task.needs_target
-    return open_source({"data": node}, predictor.readers, trust, needs_target=needs_target)
-
-
-def print_paths(node: Mapping[str, Any]) -> None:
-    """Print the data that a run folder, which may come from a stranger, names, before it is read.
-
-    Args:
-        node: The saved data source.
-    """
-    paths = [str(path) for key in PATHS if node.get(key) for path in as_list(node[key])]
-    if paths:
-        report.print_line(f"data of the run: {', '.join(paths)}")
-
-
-def _confined(node: Mapping[str, Any], folder: Path, *, confine: bool) -> dict[str, Any]:
-    """Check whether a run folder, which may come from a stranger, names files of other folders.
-
-    Args:
-        node: The saved data source.
-        folder: The run folder.
-        confine: The option `confine` of the command.
-
-    Returns:
-        The data source, which reads files outside of its folder only if the user allows it.
-
-    Raises:
-        UserError: If the training did so, and the user does not allow it.
-    """
-    # Only false of the folder needs a decision of the user.
-    if node.get("confine", True) or not confine:
-        return dict(node)
-    raise UserError(
-        f"confine: {folder} was trained with data.confine=false, so its data may lead to any file "
-        "of this machine; set confine=false if you trust this run folder, or set data=..."
-    )
+    return open_source({"data": node}, predictor.reads.readers, trust, needs_target=needs_target)
 
 
 def _for_evaluation(
@@ -245,7 +213,7 @@ def _for_evaluation(
         result["target"] = predictor.target.split(JOINED)
     by_modality: dict[str, list[str]] = {}
     for name, column in predictor.columns.items():
-        by_modality.setdefault(predictor.preprocessors[name].modality, []).append(column)
+        by_modality.setdefault(predictor.tokenizers[name].modality, []).append(column)
     if by_modality and all(node.get(modality) is None for modality in by_modality):
         print_columns(predictor.columns)
         result |= by_modality
@@ -253,7 +221,11 @@ def _for_evaluation(
 
 
 def _with_layout(
-    node: Mapping[str, Any], predictor: Predictor, trust: Sequence[str], *, chosen: Collection[str]
+    node: Mapping[str, Any],
+    predictor: Predictor,
+    trust: Sequence[str],
+    *,
+    chosen: Collection[str] = (),
 ) -> dict[str, Any]:
     """Add the options of the model's layout to the node of a data source that has these options.
 
@@ -263,37 +235,9 @@ def _with_layout(
     known = signature_of(node.get("_target_"), key="data", trust=trust).parameters
     if not set(options) <= set(known):
         return dict(node)
-    kept = {name for name in options if _is_chosen(f"data.{name}", chosen)}
-    return {**node, **{name: value for name, value in options.items() if name not in kept}}
+    added = {name: v for name, v in options.items() if not _is_chosen(f"data.{name}", chosen)}
+    return {**node, **added}
 
 
 def _is_chosen(key: str, chosen: Collection[str]) -> bool:
     return any(option == key or option.startswith(f"{key}.") for option in chosen)
-
-
-def _path_of(node: Mapping[str, Any]) -> str:
-    """Return the path of a data source for messages; "" if it has none or several."""
-    path = node.get("path")
-    return path if isinstance(path, str) else ""
-
-
-def _rows_for_model(predictor: Predictor, source: Source, split: str) -> Rows:
-    """Return a split whose columns have the names of the model's inputs.
-
-    Each input of the model reads the column of the same name and modality that it was trained on.
-    If there is none, it reads the input of the data with the same name, and otherwise the only
-    input of its modality. Inputs that the data does not have are left out.
-    """
-    rows = source.splits[split]
-    cells = {name: values for name, values in rows.cells.items() if name == TARGET}
-    for name, prepare in predictor.preprocessors.items():
-        same = [n for n, spec in source.inputs.items() if spec.modality == prepare.modality]
-        column = predictor.columns.get(name)
-        exact = [n for n in same if column is not None and source.inputs[n].column == column]
-        # With two inputs of a modality on either side, it is not clear which belongs to which.
-        own = [p for p in predictor.preprocessors.values() if p.modality == prepare.modality]
-        only = same if len(same) == len(own) == 1 else []
-        matches = exact or [n for n in same if n == name] or only
-        if matches:
-            cells[name] = rows.cells[matches[0]]
-    return replace(rows, cells=cells)

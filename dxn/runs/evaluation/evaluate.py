@@ -21,7 +21,6 @@ from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.evaluation.figures import draw, draw_tokens
 from dxn.runs.evaluation.printing import ALL
 from dxn.runs.monitoring import own_metrics_of
-from dxn.runs.predictor.input_groups import Groups, evaluated_groups
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import prediction_records
@@ -31,12 +30,17 @@ from dxn.runs.settings import Settings
 from dxn.stacking.metrics import about_stack, answering, metrics_of_parts
 from dxn.tasks import Task
 from dxn.tasks.figures import defined
+from dxn.tokenize.base import Reader
 from dxn.training.evaluate import Predictions, score
 
 # With more inputs than this, "a+b+c" is harder to read than "all but d".
 MAX_LISTED_INPUTS = 3
 
+# With more inputs than this, a table with one row per input would fill the screen.
+MAX_SEPARATE = 8
+
 Figures = dict[str, dict[str, float]]
+Groups = Mapping[str, tuple[str, ...]]
 
 
 def evaluate_model(settings: Settings, predictor: Predictor) -> Path:
@@ -144,7 +148,7 @@ def evaluate_subsets(
     """
     everything = tuple(name for name in predictor.inputs if name in opened.raws)
     least = predictor.task.min_inputs
-    groups = evaluated_groups(predictor.preprocessors, everything)
+    groups = evaluated_groups(predictor.reads.readers, everything)
     chosen = _chosen(only, everything, least) if only else subsets(everything, least, groups)
     if not only and len(groups) < len(everything):
         report.print_line(
@@ -262,6 +266,25 @@ def subsets(
         if shown not in named.values() and len(shown) >= least:
             named[subset_name(chosen, names)] = shown
     return {**named, ALL: everything}
+
+
+def evaluated_groups(readers: Mapping[str, Reader], inputs: Sequence[str]) -> Groups:
+    """Return the groups of inputs that are evaluated alone and left out.
+
+    A model with many inputs has one group per kind of table cells. Each other input is a group of
+    its own, under its own name.
+
+    Args:
+        readers: Reader of each input, by input name.
+        inputs: Names of the inputs.
+    """
+    groups: dict[str, tuple[str, ...]] = {}
+    for name in inputs:
+        reader = readers[name]
+        is_grouped = len(inputs) > MAX_SEPARATE and reader.tabular
+        key = f"{reader.modality} columns" if is_grouped else name
+        groups[key] = (*groups.get(key, ()), name)
+    return groups
 
 
 def subset_name(shown: Sequence[str], everything: Sequence[str]) -> str:

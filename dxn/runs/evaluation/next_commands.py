@@ -13,7 +13,7 @@ from dxn.core.printable import quoted
 from dxn.data.reading import Opened
 from dxn.runs.evaluation.data import default_split
 from dxn.runs.predictor.attention import obstacle_of
-from dxn.runs.predictor.input_rows import has_many_samples
+from dxn.runs.predictor.option import has_many_samples
 from dxn.runs.prepare import Training
 from dxn.runs.settings import UNUSED_IN_RUN, Settings
 

@@ -25,8 +25,7 @@ from dxn.data.raws import memory_lines, take_rows
 from dxn.data.reading import Opened
 from dxn.data.rows import Source
 from dxn.report.intervals import Interval
-from dxn.runs.predictor.input_groups import MAX_LINES, input_lines
-from dxn.runs.record import Plan
+from dxn.runs.record import Input, Plan
 from dxn.tasks import Task
 from dxn.tasks.figures import defined
 from dxn.tasks.probabilities import list_names
@@ -39,6 +38,10 @@ console = Console(highlight=False, soft_wrap=True, force_jupyter=False)
 # Truncation is counted in this many rows only, because preparing all rows of a large data set takes
 # as long as an epoch.
 MAX_COUNTED_ROWS = 2000
+
+# Columns of a modality that are printed one per line. More are printed in one line.
+MAX_LINES = 4
+MAX_NAMED = 6  # columns that this line names
 
 ALL = "all"  # the row of all inputs, in metrics.json and in tables
 MIN_CHECKED = 10  # rows of a split, below which all of its classes may be unknown
@@ -115,6 +118,33 @@ def describe(
         print_line(f"note: {name}: {truncation}{advice}")
 
 
+def input_lines(specs: Mapping[str, Input]) -> list[str]:
+    """Return the lines that describe the inputs of a training, one for many columns."""
+    by_modality: dict[str, list[str]] = {}
+    for spec in specs.values():
+        by_modality.setdefault(spec.modality, []).append(spec.column)
+    lines: list[str] = []
+    for name, spec in specs.items():
+        columns = by_modality[spec.modality]
+        if len(columns) > MAX_LINES:
+            # The first input of a modality stands for all of them.
+            if spec.column == columns[0]:
+                lines.append(f"{spec.modality}: {len(columns)} columns ({named(columns)})")
+        elif spec.modality == name:
+            lines.append(f"{name}: {spec.column}")
+        elif spec.column == name:
+            lines.append(f"{name} ({spec.modality})")
+        else:
+            lines.append(f"{name}: {spec.column} ({spec.modality})")
+    return lines
+
+
+def named(names: Sequence[str], maximum: int = MAX_NAMED) -> str:
+    """Return the first names of a list, and "..." if there are more."""
+    more = ", ..." if len(names) > maximum else ""
+    return ", ".join(names[:maximum]) + more
+
+
 def print_unknown(task: Task, targets: Sequence[Any], where: str) -> None:
     """Print a note that names the classes of rows that the model does not know.
 
@@ -132,11 +162,11 @@ def print_unknown(task: Task, targets: Sequence[Any], where: str) -> None:
         )
 
 
-def truncations(opened: Opened, preprocessors: Mapping[str, Tokenizer]) -> dict[str, Truncation]:
+def truncations(opened: Opened, tokenizers: Mapping[str, Tokenizer]) -> dict[str, Truncation]:
     """Return the truncated inputs of a split, counted in at most MAX_COUNTED_ROWS rows."""
     rows = spaced_rows(len(opened), MAX_COUNTED_ROWS)
     counted = {name: take_rows(column, rows) for name, column in opened.raws.items()}
-    return count_truncated(replace(opened, raws=counted), preprocessors)
+    return count_truncated(replace(opened, raws=counted), tokenizers)
 
 
 def figures_table(

@@ -17,11 +17,10 @@ from dxn.data.dataset import Samples
 from dxn.data.reading import Opened
 from dxn.runs.evaluation import printing as report
 from dxn.runs.evaluation.data import open_evaluation_data
-from dxn.runs.evaluation.evaluate import subsets
+from dxn.runs.evaluation.evaluate import evaluated_groups, subsets
 from dxn.runs.evaluation.next_commands import report_again
 from dxn.runs.paths import is_run
 from dxn.runs.predictor.attention import MAX_WEIGHTS, attention_on, limits_of
-from dxn.runs.predictor.input_groups import evaluated_groups, input_lines
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.prepare import Training
 from dxn.runs.saved.card import data_name
@@ -84,7 +83,7 @@ def report_of_training(
         targets = {name: each.targets or () for name, each in splits.items()}
         needs_target = best.task.needs_target
         facts = pages.saved.Facts(
-            inputs=input_lines(run.plan.inputs),
+            inputs=report.input_lines(run.plan.inputs),
             targets={n: best.task.describe(t) for n, t in targets.items()} if needs_target else {},
             classes=pages.saved.count_classes(best.task, targets) if needs_target else {},
             warnings=list(run.warnings),
@@ -228,7 +227,7 @@ def _predict(
     values = {**settings.values, "input": None, "data": None, "split": split}
     opened = open_evaluation_data(replace(settings, values=values), predictor).opened
     inputs = tuple(name for name in predictor.inputs if name in opened.raws)
-    groups = evaluated_groups(predictor.preprocessors, inputs)
+    groups = evaluated_groups(predictor.reads.readers, inputs)
     for name, shown in subsets(inputs, predictor.task.min_inputs, groups).items():
         samples = predictor.task_samples(opened, only=shown)
         if len(samples):

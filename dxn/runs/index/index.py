@@ -19,7 +19,6 @@ from dxn.data.dataset import Samples
 from dxn.data.reading import Opened
 from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.index.graph import GRAPH, build_graph
-from dxn.runs.predictor.input_rows import open_input
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.table import identify, own_name
@@ -72,10 +71,10 @@ def write_index(settings: Settings, predictor: Predictor) -> tuple[Opened, list[
     values = settings.values
     only = check_only(values["only"], predictor)
     if values["input"] is not None:
-        opened = open_input(values, predictor)
+        opened = predictor.reads.option(values)
     else:
         opened = open_evaluation_data(settings, predictor).opened
-    samples = Samples(opened, predictor.preprocessors, only=only)
+    samples = Samples(opened, predictor.tokenizers, only=only)
     names = samples.inputs
     if not len(samples):
         raise UserError(f"input: no row has any of the inputs {', '.join(only or names)}")

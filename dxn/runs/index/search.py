@@ -13,9 +13,8 @@ from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.runs.index.graph import GRAPH, search_graph
 from dxn.runs.index.index import Index, check_only, row_record, unit_vectors, weights_digest
-from dxn.runs.predictor.input_rows import has_many_samples, open_input
+from dxn.runs.predictor.option import has_many_samples, read_sample
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.predictor.samples import read_sample
 from dxn.runs.settings import Settings
 
 CHUNK = 2**24  # similarities that are computed at once: 64 MB
@@ -105,11 +104,11 @@ def search(settings: Settings, index: Index, predictor: Predictor) -> Found:
         raise UserError(f"k: must be at least 1, got {values['k']}")
     is_single = not has_many_samples(values["input"])
     if is_single:
-        samples = predictor.samples([read_sample(values["input"], predictor.readers)])
+        samples = predictor.samples([read_sample(values["input"], predictor.reads.readers)])
     else:
         only = check_only(values["only"], predictor)
-        opened = open_input(values, predictor)
-        samples = Samples(opened, predictor.preprocessors, only=only)
+        opened = predictor.reads.option(values)
+        samples = Samples(opened, predictor.tokenizers, only=only)
         if not len(samples):
             raise UserError(f"input: no row has any of the inputs {', '.join(only or ())}")
     rows, vectors = predictor.vectors(samples, batch_size=values["batch_size"])

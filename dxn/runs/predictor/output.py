@@ -1,4 +1,4 @@
-"""Write tables of results: CSV, JSON, JSON lines or Parquet, by the suffix of the file."""
+"""Write tables of results and embeddings: the suffix of the file determines the format."""
 
 from __future__ import annotations
 
@@ -8,16 +8,20 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TextIO
 
+import numpy as np
 import pyarrow
 import pyarrow.parquet
+from torch import Tensor
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 from dxn.core.printable import csv_cell, json_text, valid_text, without_secrets
 from dxn.data.reading import Opened
+from dxn.tasks.probabilities import significant
 
 SUFFIXES = (".csv", ".jsonl", ".json", ".parquet")
+VECTOR_SUFFIXES = (".npy", ".csv", ".parquet")
 
 Record = Mapping[str, Any]  # one row: values by column
 
@@ -83,6 +87,40 @@ def write_records(path: Path, records: Sequence[Record], *, separator: str = "|"
                 return
             # One line per row: the lists in a row, such as words, would take one line per item.
             file.write("[\n" + ",\n".join(lines) + "\n]\n")
+
+
+def write_vectors(path: Path, ids: Sequence[Mapping[str, Any]], vectors: Tensor) -> list[Path]:
+    """Write one embedding per row.
+
+    Args:
+        path: File to write. A .npy file contains a float32 array (rows, E). A .csv or .parquet file
+            contains the columns of `ids` and the numbers v0, v1 and so on.
+        ids: File, row number and other columns that identify each row.
+        vectors: (rows, E). The embeddings.
+
+    Returns:
+        The files that were written. An array cannot contain the ids, so they are in a CSV file
+        beside it.
+    """
+    if path.suffix.lower() == ".npy":
+        with atomic_file(path) as partial:
+            np.save(partial, vectors.numpy())
+        beside = path.with_suffix(".ids.csv")
+        write_records(beside, ids)
+        return [path, beside]
+    records: list[dict[str, Any]] = []
+    for identity, vector in zip(ids, vectors.tolist(), strict=True):
+        numbers = {f"v{i}": significant(value) for i, value in enumerate(vector)}
+        records.append({**identity, **numbers})
+    write_records(path, records)
+    return [path]
+
+
+def vector_lines(vector: Tensor, count: int = 6) -> list[str]:
+    """Return the size and the first numbers of an embedding as lines to read."""
+    shown = ", ".join(f"{value:.4f}" for value in vector[:count].tolist())
+    more = ", ..." if len(vector) > count else ""
+    return [f"embedding: {len(vector)} numbers", f"  {shown}{more}"]
 
 
 def _write_csv(

@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any, overload
 
 import torch
@@ -17,20 +16,27 @@ from dxn.core.errors import UserError
 from dxn.core.runtime import threads
 from dxn.core.tokens import Tokens, join
 from dxn.data.dataset import Samples
-from dxn.data.reading import Opened, survey_rows
-from dxn.data.rows import OnBad, Rows
+from dxn.data.reading import Opened
 from dxn.data.series.layouts import Layout
+from dxn.data.sources.memory import is_frame
 from dxn.data.stream import make_samples
 from dxn.models.decoding.search import Sampler
 from dxn.models.model import Network, count_parameters
-from dxn.runs.predictor.python_values import to_cell
+from dxn.runs.predictor.inputs import ModelInputs
+from dxn.runs.predictor.table import prediction_frame, probability_frame
 from dxn.runs.predictor.vocabulary import nearest_tokens, vocabulary_adapter
 from dxn.runs.predictor.writing import Text, Writer, make_samplers
 from dxn.tasks import ClassifiesByExample, Task, Writes
 from dxn.tasks.probabilities import list_names
-from dxn.tokenize.base import Reader, Tokenizer
-from dxn.training.evaluate import Predictions, embed, predict, to_device
-from dxn.weights import read_public
+from dxn.tokenize.base import Tokenizer
+from dxn.training.evaluate import (
+    Predictions,
+    as_float,
+    check_finite,
+    embed,
+    predict,
+    to_device,
+)
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -87,10 +93,17 @@ class Predictor:
         self.layout = layout
         self.dtype = dtype
         self.device = next(model.parameters()).device
+        # Once, because to look them up takes as long as preparing a text.
+        self.inputs = list(self.model.inputs)
+        self.adapters: dict[str, Any] = {name: self.model.adapter(name) for name in self.inputs}
+        self.tokenizers: dict[str, Tokenizer] = {
+            name: adapter.tokenizer for name, adapter in self.adapters.items()
+        }
+        self.reads = ModelInputs(self.tokenizers, task, self.columns, target, layout)
         # A text or the cells of a row: to wake other threads would take longer than their part of
         # the work of a small model.
         is_small = self.device.type == "cpu" and count_parameters(model) < MAX_SMALL
-        self._is_short = is_small and not any(reader.files for reader in self.readers.values())
+        self._is_short = is_small and not any(t.reader.files for t in self.tokenizers.values())
 
     def __repr__(self) -> str:
         inputs = [
@@ -115,29 +128,9 @@ class Predictor:
         return notebook_html(self)
 
     @property
-    def inputs(self) -> list[str]:
-        """Names of the inputs that the model takes, in order."""
-        return list(self.model.inputs)
-
-    @property
     def num_members(self) -> int:
         """Number of models whose outputs are combined, 1 without an ensemble."""
         return len(self.models)
-
-    @property
-    def adapters(self) -> dict[str, Any]:
-        """The adapter of each input, by input name."""
-        return {name: self.model.adapter(name) for name in self.inputs}
-
-    @property
-    def preprocessors(self) -> dict[str, Tokenizer]:
-        """The preprocessor of each input, by input name."""
-        return {name: adapter.tokenizer for name, adapter in self.adapters.items()}
-
-    @property
-    def readers(self) -> dict[str, Reader]:
-        """The reader of each input, by input name."""
-        return {name: tokenizer.reader for name, tokenizer in self.preprocessors.items()}
 
     @property
     def labels(self) -> tuple[str, ...] | None:
@@ -175,14 +168,16 @@ class Predictor:
             UserError: If a file cannot be read, an input is unknown, or all inputs are missing.
         """
         if data is not None:
-            data = _frames().plain_data(self, data, inputs)
+            data = self.reads.argument(data, inputs)
             if isinstance(data, list):
                 return self.predict_many(data)
             if not isinstance(data, dict):
-                return _frames().predict_frame(self, data)
+                opened, predictions = self._predict_frame(data)
+                return prediction_frame(predictions, opened, self.task, self._index(data))
             inputs = data
+        self.require_answers()
         with threads(1 if self._is_short else torch.get_num_threads()):
-            return self.predict_many([inputs])[0]
+            return self._predict_one(inputs) or self.predict_many([inputs])[0]
 
     def predict_proba(self, frame: DataFrame) -> DataFrame:
         """Return the probability of each class (columns) for each row of a pandas.DataFrame.
@@ -190,7 +185,54 @@ class Predictor:
         Raises:
             UserError: If a row cannot be read, or the model does not predict probabilities.
         """
-        return _frames().predict_probabilities(self, frame)
+        opened, predictions = self._predict_frame(frame)
+        return probability_frame(predictions, opened, self.task, self._index(frame))
+
+    def _predict_frame(self, frame: Any) -> tuple[Opened, Predictions]:
+        """Return the opened rows of a data frame, and the predictions."""
+        self.require_answers()
+        opened = self.reads.frame(frame)
+        return opened, self.run(Samples(opened, self.tokenizers))
+
+    def _index(self, frame: Any) -> Any:
+        """Return the index of a data frame; None if a layout has rearranged its rows."""
+        return frame.index if is_frame(frame) and self.layout is None else None
+
+    @torch.inference_mode()
+    def _predict_one(self, inputs: Sample) -> Answer | None:
+        """Predict for one sample with few function calls: for a short text they take most time.
+
+        Returns:
+            None if the sample or the output cannot be used. `predict_many` tells why.
+        """
+        batch: dict[str, Any] = {"#size": 1, "#index": [0]}
+        cells: dict[str, Any] = {}
+        for name, value in inputs.items():
+            tokenizer = self.tokenizers.get(name)
+            if tokenizer is None:
+                return None
+            try:
+                cell = self.reads.cell(name, value)
+                raw = None if cell is None else tokenizer.reader.read(cell)
+            except (ValueError, OSError):  # such as BadMedia
+                return None
+            if value is not None:
+                cells[name] = value
+            if raw is None:
+                continue
+            if self.task.wants_words and tokenizer.reader.words and isinstance(raw, str):
+                raw = self.task.split_text(raw)
+            batch[name] = {**tokenizer.collate([tokenizer(raw)]), "rows": torch.zeros(1).long()}
+        if not batch.keys() & self.adapters.keys():
+            return None
+        try:
+            output = as_float(self.network(to_device(batch, self.device)))
+            check_finite(output, batch, lambda row: "")
+        except (UserError, RuntimeError, MemoryError):  # such as too little memory
+            return None
+        (predicted,) = self.task.predict(self.model.head, output, batch)
+        answer = self.task.answer(predicted, cells)
+        return Answer(answer, prediction=self.task.typed(answer["prediction"]))
 
     def predict_many(
         self, samples: Sequence[Sample], *, batch_size: int = 64
@@ -202,8 +244,7 @@ class Predictor:
             batch_size: Number of samples per batch.
         """
         self.require_answers()
-        opened = self.samples(samples)
-        predictions = self.run(opened, batch_size=batch_size)
+        predictions = self.run(self.samples(samples), batch_size=batch_size)
         answers = []
         for row, predicted in zip(predictions.rows, predictions.predicted, strict=True):
             inputs = {name: sample for name, sample in samples[row].items() if sample is not None}
@@ -267,8 +308,10 @@ class Predictor:
             >>> dxn.load("outputs/label/DATE_TIME").save_public("classifier", "models/bert")
             >>> AutoModelForSequenceClassification.from_pretrained("classifier")
         """
-        public = read_public(weights, revision=revision, part=part)
-        # Imported on first use: it imports this module.
+        # Imported on first use: most models are not saved in this way.
+        public = importlib.import_module("dxn.weights").read_public(
+            weights, revision=revision, part=part
+        )
         original = importlib.import_module("dxn.export.original")
         original.save_original(self, public, Path(folder))
 
@@ -301,7 +344,7 @@ class Predictor:
         """
         rows, vectors = self.vectors(self._samples(data, inputs))
         ordered = vectors[torch.tensor(rows).argsort()]
-        is_single = data is None or isinstance(_frames().plain_data(self, data, inputs), dict)
+        is_single = data is None or isinstance(self.reads.argument(data, inputs), dict)
         return ordered[0] if is_single else ordered
 
     @torch.inference_mode()
@@ -416,60 +459,21 @@ class Predictor:
         Raises:
             UserError: If a file cannot be read or an input is unknown.
         """
-        used = {name for each in samples for name, value in each.items() if value is not None}
-        unknown = used - set(self.inputs)
-        if unknown:
-            raise UserError(
-                f"this model has the inputs {', '.join(self.inputs)}, "
-                f"got {', '.join(sorted(unknown))}"
-            )
-        cells = {}
-        preprocessors = self.preprocessors
-        for name, prepare in preprocessors.items():
-            values = [sample.get(name) for sample in samples]
-            cells[name] = [to_cell(name, value, self.task, prepare) for value in values]
-        opened = self.survey(Rows(cells, [f"sample {i + 1}" for i in range(len(samples))]))
-        if opened.bad:
-            # The number of the sample is noise if the caller passed only one.
-            first = min(opened.bad, key=lambda fault: fault.row)
-            raise UserError(f"{first.origin}: {first}" if len(samples) > 1 else str(first))
-        return Samples(opened, preprocessors)
+        return Samples(self.reads.samples(samples), self.tokenizers)
 
     def _samples(self, data: Any, inputs: dict[str, Any]) -> Samples:
         """Read the samples of `data`, see `predict`, or the only sample `inputs`."""
         if data is None:
             return self.samples([inputs])
-        data = _frames().plain_data(self, data, inputs)
+        data = self.reads.argument(data, inputs)
         if isinstance(data, dict | list):
             return self.samples(data if isinstance(data, list) else [data])
-        return _frames().samples_of_frame(self, data)
-
-    def survey(self, rows: Rows, *, on_bad: OnBad = "missing", with_target: bool = False) -> Opened:
-        """Read the inputs of rows, and collect their problems in `Opened.bad`.
-
-        Args:
-            rows: The rows. For a task that needs words, a text is split into words.
-            on_bad: What to do with bad rows, see `dxn.data.reading.survey_rows`.
-            with_target: Whether to parse the targets, and whether every row needs one.
-        """
-        return survey_rows(
-            rows,
-            self.preprocessors,
-            task=self.task if with_target else None,
-            on_bad=on_bad,
-            need_target=with_target,
-            words_of=self.task.split_text if self.task.wants_words else None,
-        )
+        return Samples(self.reads.frame(data), self.tokenizers)
 
     def task_samples(self, opened: Opened, *, only: Sequence[str] | None = None) -> Samples:
         """Return the samples of opened rows with their targets, without augmentation."""
-        return make_samples(self.task, opened, self.preprocessors, only=only)
+        return make_samples(self.task, opened, self.tokenizers, only=only)
 
     def batch(self, samples: Samples, i: int) -> dict[str, Any]:
         """Return a batch with opened sample i, on the model's device."""
         return to_device(samples.collate([samples[0, i]]), self.device)
-
-
-def _frames() -> ModuleType:
-    # Imported on first use: it imports this module.
-    return importlib.import_module("dxn.runs.predictor.frames")

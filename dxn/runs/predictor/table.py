@@ -1,17 +1,21 @@
-"""Predictions as rows of a table, and as lines to read."""
+"""Predictions as rows of a table, as a data frame, and as lines to read."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Container, Mapping, Sequence
-from typing import Any
+from collections.abc import Container, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
+from dxn.core.errors import UserError
 from dxn.data.reading import Opened
 from dxn.data.rows import PerItem
 from dxn.runs.evaluation.printing import format_number
 from dxn.tasks import Task
 from dxn.tasks.entities import Entity
 from dxn.training.evaluate import Predictions
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 # Origin of a row of a table, such as "train.csv row 17". Other origins are names of files.
 TABLE_ROW = re.compile(r"(?P<file>.+) row (?P<row>\d+)")
@@ -38,17 +42,72 @@ def prediction_records(predictions: Predictions, opened: Opened, task: Task) -> 
     """
     shown = {name: cells for name, cells in opened.cells.items() if _is_shown(cells, opened)}
     targets = opened.targets
-    order = sorted(range(len(predictions.rows)), key=lambda i: predictions.rows[i])
     records: list[Record] = []
-    for i in order:
-        row = predictions.rows[i]
+    for row, predicted, inputs in _in_order(predictions, opened):
         target = None if targets is None else targets[row]
-        inputs = {name: cells[row] for name, cells in opened.cells.items()}
-        for item, columns in enumerate(task.records(predictions.predicted[i], target, inputs)):
+        for item, columns in enumerate(task.records(predicted, target, inputs)):
             record = identify(opened, row, item)
             record |= {own_name(name): cells[row] for name, cells in shown.items()}
             records.append(record | columns)
     return records
+
+
+def prediction_frame(predictions: Predictions, opened: Opened, task: Task, index: Any) -> DataFrame:
+    """Return predictions as a data frame, whose rows are in the order of the data.
+
+    Args:
+        predictions: The predictions.
+        opened: The rows of the data frame that they are for.
+        task: The task, which determines the columns of a prediction.
+        index: Index of this data frame. None: its rows have been rearranged by a layout, so that
+            the columns that identify them are needed.
+    """
+    import pandas
+
+    records: list[Record] = []
+    rows: list[int] = []
+    for row, predicted, inputs in _in_order(predictions, opened):
+        for item, columns in enumerate(task.records(predicted, None, inputs)):
+            known = {} if index is not None else identify(opened, row, item)
+            # The name of the data frame is not the name of a file.
+            known = {name: value for name, value in known.items() if name not in ("file", "row")}
+            if "prediction" in columns:
+                columns = {**columns, "prediction": task.typed(columns["prediction"])}
+            records.append(known | columns)
+            rows.append(row)
+    return pandas.DataFrame(records, index=None if index is None else index[rows])
+
+
+def probability_frame(
+    predictions: Predictions, opened: Opened, task: Task, index: Any
+) -> DataFrame:
+    """Return the probability of each class for each row of a data frame, see `prediction_frame`.
+
+    Raises:
+        UserError: If the task does not predict probabilities.
+    """
+    import pandas
+
+    answers = []
+    rows = []
+    for row, predicted, inputs in _in_order(predictions, opened):
+        answers.append(task.answer(predicted, inputs).get("probabilities"))
+        rows.append(row)
+    if not all(isinstance(answer, Mapping) for answer in answers):
+        raise UserError(
+            f"this model does not predict probabilities (its task is {task.name}); use predict"
+        )
+    return pandas.DataFrame(answers, index=None if index is None else index[rows])
+
+
+def _in_order(
+    predictions: Predictions, opened: Opened
+) -> Iterator[tuple[int, Any, dict[str, Any]]]:
+    """Yield the row, the prediction and the inputs of each sample, in the order of the data."""
+    order = sorted(range(len(predictions.rows)), key=lambda i: predictions.rows[i])
+    for i in order:
+        row = predictions.rows[i]
+        yield row, predictions.predicted[i], {n: cells[row] for n, cells in opened.cells.items()}
 
 
 def identify(opened: Opened, row: int, item: int = 0) -> Record:

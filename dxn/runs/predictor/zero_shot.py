@@ -47,7 +47,7 @@ def classifier(predictor: Predictor, labels: Sequence[str], template: str) -> Pr
             f"{', '.join(predictor.inputs)}"
         )
     opened = predictor.samples([{texts[0]: template.replace(PLACE, name)} for name in names])
-    rows, vectors = predictor.vectors(Samples(opened.opened, predictor.preprocessors))
+    rows, vectors = predictor.vectors(Samples(opened.opened, predictor.tokenizers))
     if len(rows) < len(names):
         raise UserError("labels: each label must be a text, got an empty one")
     task, head = task.classifier(model.head, names, vectors, others)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -20,6 +21,8 @@ SPACE = ord(" ")
 PRIME = 2_147_483_647
 BASE = 1_000_003
 INVERSE = pow(BASE, -1, PRIME)
+MAX_SHORT = 16  # bits of the number of characters of short texts
+MAX_KINDS = 100_000  # characters whose kind is remembered, more than any script has
 PAIR = 998_244_353  # multiplier of the first word of a pair
 # What `dxn/export/programs/text_codes.py` needs.
 RECIPE = {"counted": "text_codes", "counted_chars": MAX_CHARS}
@@ -50,10 +53,9 @@ def text_codes(points: Tensor) -> tuple[Tensor, Tensor]:
     rows = torch.cat([kept.nonzero()[:, 0], separated.new_tensor([len(points) - 1])])
     # Each distinct character is classified once.
     distinct, index = chars.unique(return_inverse=True)
-    letters = [chr(point) for point in distinct.tolist()]
+    kinds = [_kind(point) for point in distinct.tolist()]
     is_space, is_word, is_single, is_after = (
-        torch.tensor([has(letter) for letter in letters], device=points.device)[index]
-        for has in (str.isspace, _is_word, is_unspaced, is_mark)
+        torch.tensor(kinds, device=points.device).T[:, index].unbind()
     )
     # Only one of several spaces in a row: the last one, which belongs to the word after it. The
     # first one can be the end of the text before.
@@ -80,9 +82,13 @@ class _Hashes:
         return (self.sums[stop] - self.sums[start]) % PRIME * self.inverse[start] % PRIME
 
 
-def _is_word(char: str) -> bool:
+@functools.lru_cache(maxsize=MAX_KINDS)
+def _kind(point: int) -> tuple[bool, bool, bool, bool]:
+    """Return whether a character is a space, of a word, of an unspaced script, and a mark."""
+    char = chr(point)
     # Marks belong to the letter before them.
-    return char.isalnum() or char == "_" or is_mark(char)
+    is_word = char.isalnum() or char == "_" or is_mark(char)
+    return char.isspace(), is_word, is_unspaced(char), is_mark(char)
 
 
 def _starts(is_word: Tensor, is_unspaced: Tensor, is_mark: Tensor) -> Tensor:
@@ -126,7 +132,18 @@ def _char_ngrams(hashes: _Hashes, rows: Tensor, is_space: Tensor) -> Tensor:
 
 def _powers(base: int, count: int) -> Tensor:
     """Return the powers 0 to count - 1 of a number, modulo PRIME."""
+    bits = (count - 1).bit_length()
+    # Those of short texts are computed again and again. Those of a whole split need much memory.
+    make = _short_powers if bits <= MAX_SHORT else _doubled_powers
+    return make(base, bits)[:count]
+
+
+def _doubled_powers(base: int, bits: int) -> Tensor:
+    """Return the first 2**bits powers of a number, modulo PRIME."""
     powers = torch.ones(1, dtype=torch.long)
-    while len(powers) < count:
+    for _ in range(bits):
         powers = torch.cat([powers, powers * pow(base, len(powers), PRIME) % PRIME])
-    return powers[:count]
+    return powers
+
+
+_short_powers = functools.cache(_doubled_powers)

@@ -1,19 +1,58 @@
-"""Read the option `input` of a command as one sample."""
+"""The option `input` of a command: one sample, or a table, a folder or a pattern of files."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import glob
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from dxn.core.errors import UserError
 from dxn.data.columns.infer import infer_modality
+from dxn.data.sources.detect import table_format, tables_in
 from dxn.data.tables.decoding import read_text
 from dxn.runs.plan import by_modality
-from dxn.runs.predictor.input_rows import has_many_samples, inputs_beside
 from dxn.tokenize.base import Reader
 
 TEXT_SUFFIX = ".txt"
+WILDCARDS = "*?["
+
+
+def has_many_samples(value: Any) -> bool:
+    """Whether the option is a table, a folder, or a pattern that matches files."""
+    # input.NAME=... describes one sample.
+    if isinstance(value, Mapping):
+        return False
+    path = str(value)
+    return _is_folder(path) or table_format(path) is not None or _is_pattern(path)
+
+
+def is_table(value: Any) -> bool:
+    """Whether the option is a table, or a folder that contains a table."""
+    if isinstance(value, Mapping):
+        return False
+    path = Path(str(value))
+    return bool(tables_in(path)) if _is_folder(path) else table_format(path) is not None
+
+
+def files_of(path: str) -> tuple[list[str], Path]:
+    """Return the files of a folder or a pattern, and the folder that contains them.
+
+    Raises:
+        UserError: If no file matches the pattern.
+    """
+    if _is_pattern(path):
+        files = _matches(path)
+        if not files:
+            raise UserError(f"input: no file matches {path} (current directory: {Path.cwd()})")
+        # The folder in front of the first wildcard.
+        first = min(path.index(each) for each in WILDCARDS if each in path)
+        return files, Path(f"{path[:first]}x").parent
+    root = Path(path)
+    # Sorted: the file system returns files in any order.
+    found = sorted(file for file in root.rglob("*") if file.is_file())
+    is_hidden = [any(part.startswith(".") for part in f.relative_to(root).parts) for f in found]
+    return [str(file) for file, hidden in zip(found, is_hidden, strict=True) if not hidden], root
 
 
 def read_sample(
@@ -63,6 +102,33 @@ def read_sample(
     raise UserError(f"input: {str(value)!r} {reason}; name the input: {_choices(names or readers)}")
 
 
+def inputs_beside(
+    name: str,
+    values: Sequence[Any],
+    readers: Mapping[str, Reader],
+    columns: Mapping[str, str],
+) -> list[str]:
+    """Return an input, and the other inputs that read the same values.
+
+    A model can read several inputs from one column, such as the pictures and the sound of a video.
+
+    Args:
+        name: Name of the input.
+        values: Values of the input.
+        readers: Reader of each input, by input name.
+        columns: Column of the training table that each input was read from, by input name.
+    """
+    present = [value for value in values if value is not None]
+    others = [
+        other
+        for other, reader in readers.items()
+        if other != name
+        and columns.get(other, other) == columns.get(name, name)
+        and reader.score(present)
+    ]
+    return [name, *others]
+
+
 def _choices(names: Iterable[str]) -> str:
     return " or ".join(f"input.{name}=..." for name in names)
 
@@ -85,3 +151,27 @@ def _modality_of_text(text: str, readers: Mapping[str, Reader]) -> str | None:
     # A mistyped path such as "foto.jpg" must be an error instead of a text.
     looks_like_file = Path(text).suffix != "" and " " not in text.strip()
     return modalities.pop() if len(modalities) == 1 and not looks_like_file else None
+
+
+def _is_folder(path: str | Path) -> bool:
+    """Whether a path is a folder. A text can be no path at all: too long, or with a NUL."""
+    try:
+        return Path(path).is_dir()
+    except (OSError, ValueError):
+        return False
+
+
+def _is_pattern(path: str) -> bool:
+    """Whether a value is a pattern such as photos/*.jpg, and not a text or the name of a file."""
+    if not any(character in path for character in WILDCARDS) or Path(path).exists():
+        return False
+    # A text such as "who?" is a pattern only if it matches a file. A name without spaces but with a
+    # suffix cannot be meant as a text, so that a wrong pattern is an error.
+    looks_like_file = Path(path).suffix != "" and " " not in path
+    return looks_like_file or bool(_matches(path))
+
+
+def _matches(pattern: str) -> list[str]:
+    # Not Path.glob: it accepts no absolute patterns, and raises errors for some texts.
+    found = glob.glob(pattern, recursive=True)  # noqa: PTH207
+    return sorted(path for path in found if Path(path).is_file())

@@ -1,0 +1,375 @@
+"""What a user passes to a model: files, tables, data frames and Python values, as opened rows."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from dxn.core.display import count
+from dxn.core.errors import UserError
+from dxn.data.columns.infer import infer_modality
+from dxn.data.reading import Opened, survey_rows
+from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
+from dxn.data.series.layouts import Layout
+from dxn.data.sources.confine import confined
+from dxn.data.sources.memory import is_dataset, is_frame, is_series, table_of
+from dxn.data.sources.table import rows_of_table, table
+from dxn.runs.evaluation.printing import named, print_line
+from dxn.runs.plan import by_modality
+from dxn.runs.predictor.option import files_of, inputs_beside, is_table
+from dxn.tasks import Task
+from dxn.tokenize.base import Reader, Tokenizer
+from dxn.tokenize.cells.numbers import is_null
+
+MAX_NAMES = 3  # files in a message
+MAX_PRINTED_COLUMNS = 12
+
+
+@dataclass(frozen=True)
+class ModelInputs:
+    """The inputs of a model, which are read as in its training.
+
+    Args:
+        tokenizers: Tokenizer of each input, by input name.
+        task: The fitted task.
+        columns: Column of the training table of each input, by input name. Empty: unknown, as for a
+            public checkpoint.
+        target: Column of the target in the training table.
+        layout: How the training table was rearranged, which new tables need too.
+    """
+
+    tokenizers: Mapping[str, Tokenizer]
+    task: Task
+    columns: Mapping[str, str]
+    target: str | None
+    layout: Layout | None
+
+    @property
+    def readers(self) -> dict[str, Reader]:
+        """The reader of each input, by input name."""
+        return {name: tokenizer.reader for name, tokenizer in self.tokenizers.items()}
+
+    @property
+    def specs(self) -> dict[str, InputSpec]:
+        """Column and modality of each input. Without a training table, it is that of its name."""
+        return {
+            name: InputSpec(self.columns.get(name, name), tokenizer.modality)
+            for name, tokenizer in self.tokenizers.items()
+        }
+
+    # Rows that are opened
+
+    def survey(self, rows: Rows, *, on_bad: OnBad = "missing", with_target: bool = False) -> Opened:
+        """Read the inputs of rows, and collect their problems in `Opened.bad`.
+
+        Args:
+            rows: The rows. For a task that needs words, a text is split into words.
+            on_bad: What to do with bad rows, see `dxn.data.reading.survey_rows`.
+            with_target: Whether to parse the targets, and whether every row needs one.
+        """
+        return survey_rows(
+            rows,
+            self.tokenizers,
+            task=self.task if with_target else None,
+            on_bad=on_bad,
+            need_target=with_target,
+            words_of=self.task.split_text if self.task.wants_words else None,
+        )
+
+    def open(self, rows: Rows, on_bad: OnBad, *, with_target: bool = False) -> Opened:
+        """Read the files of rows for prediction or evaluation.
+
+        Args:
+            rows: The rows.
+            on_bad: What to do with rows that cannot be read: "error", "skip" or "missing".
+            with_target: Whether every row needs a target.
+
+        Raises:
+            UserError: If a row cannot be read and on_bad is "error", or no row is left.
+        """
+        opened = self.survey(rows, on_bad=on_bad, with_target=with_target)
+        first = min(opened.bad, key=lambda fault: fault.row, default=None)
+        if not len(opened):
+            reason = "there are no rows" if first is None else f"{first.origin}: {first}"
+            raise UserError(f"input: no row can be used: {reason}; choose other data")
+        if first is not None and on_bad == "error":
+            more = f" ({len(opened.bad) - 1} more cannot be read)" if len(opened.bad) > 1 else ""
+            raise UserError(
+                f"{first.origin}: {first}{more}; set on_bad=skip to leave out such rows, or "
+                "on_bad=missing to use their other inputs"
+            )
+        return opened
+
+    # The options of a command
+
+    def option(self, values: Mapping[str, Any]) -> Opened:
+        """Open all samples of the option `input`: a table, a folder or a pattern of files.
+
+        Args:
+            values: Values of the options input, columns, keep, sep, encoding, sheet, on_bad and
+                confine.
+
+        Raises:
+            UserError: If there are no such files, a column is missing, or a sample cannot be read.
+        """
+        if is_table(values["input"]):
+            # A table of queries, for example, need not have the columns of the other inputs.
+            rows = self.table(values, with_target=False, only=values.get("only"))
+            # A target column in a new table has no effect on predictions.
+            cells = {name: column for name, column in rows.cells.items() if name != TARGET}
+            rows = replace(rows, cells=cells)
+        else:
+            path = str(values["input"])
+            files, root = files_of(path)
+            rows = self._files(files, path, root if values["confine"] else None)
+        return self.open(rows, values["on_bad"])
+
+    def table(
+        self,
+        values: Mapping[str, Any],
+        *,
+        with_target: bool = True,
+        only: Sequence[str] | None = None,
+    ) -> Rows:
+        """Read all rows of the table `input` with their targets, and print the used columns.
+
+        The inputs are read from the columns that the model was trained on. A public checkpoint has
+        no such columns, so they are inferred.
+
+        Args:
+            values: Values of the options input, columns, keep, sep, encoding, sheet and confine.
+            with_target: Whether the rows are used with their targets. False: they are predicted.
+            only: Names of the inputs that are used. The table may lack the others. Default: all.
+        """
+        options = {name: values[name] for name in ("sep", "encoding", "sheet", "confine")}
+        renamed: Mapping[str, str] = values["columns"]
+        specs = self.specs if self.columns else self._inferred(values["input"], renamed, options)
+        notes: list[str] = []
+        rows = rows_of_table(
+            values["input"],
+            specs,
+            by_modality(self.readers),
+            target=self.target,
+            columns=renamed,
+            keep=values.get("keep", ()),  # `dxn embed` has no such option
+            layout=self.layout,
+            with_target=with_target,
+            optional=() if only is None else specs.keys() - set(only),
+            notes=notes,
+            **options,
+        )
+        # A column can be mapped by the name of its input or by its name in the training.
+        trained = {name: spec.column for name, spec in specs.items() if name in rows.cells}
+        print_columns({n: renamed.get(n, renamed.get(old, old)) for n, old in trained.items()})
+        for note in notes:
+            print_line(f"note: {note}")
+        return rows
+
+    def _inferred(
+        self, path: Any, renamed: Mapping[str, str], options: Mapping[str, Any]
+    ) -> Mapping[str, InputSpec]:
+        """Return the columns of a table that fit the inputs of a public checkpoint.
+
+        Raises:
+            UserError: If several columns fit an input.
+        """
+        readers = self.readers
+        chosen: Any = {readers[n].modality: c for n, c in renamed.items() if n in readers}
+        source = table(path, readers=by_modality(readers), fractions=None, **options, **chosen)
+        # If several columns fit a modality, the inputs have the names of these columns.
+        if unknown := [name for name in source.inputs if name not in readers]:
+            raise UserError(
+                f"input: several columns fit the inputs of this model ({', '.join(readers)}): "
+                f"{', '.join(unknown)}; choose one, columns.{next(iter(readers))}={unknown[0]}"
+            )
+        return source.inputs
+
+    def _files(self, files: Sequence[str], path: str, root: Path | None) -> Rows:
+        """Return one row per file, for the input that reads files of its kind.
+
+        Args:
+            files: The files.
+            path: The option that names them, for messages.
+            root: Folder that links may not lead out of. None: they may.
+
+        Raises:
+            UserError: If no input reads them, or several inputs read the same kind of files.
+        """
+        readers = {name: reader for name, reader in self.readers.items() if reader.files}
+        modalities = [infer_modality([file], by_modality(readers)) for file in files]
+        used = [file for file, modality in zip(files, modalities, strict=True) if modality]
+        if not used:
+            inputs = ", ".join(f"{n} ({reader.modality})" for n, reader in self.readers.items())
+            raise UserError(
+                f"input: no input of this model reads any of the {count(len(files), 'file')} of "
+                f"{path}; its inputs are {inputs}"
+            )
+        kept = [modality for modality in modalities if modality]
+        cells: dict[str, list[str | None]] = {}
+        for modality in dict.fromkeys(kept):
+            names = [name for name, reader in readers.items() if reader.modality == modality]
+            if len(names) > 1:
+                raise UserError(
+                    f"input: the files of {path} fit several inputs ({', '.join(names)}); write a "
+                    "table with one column per input, and set input to the table"
+                )
+            values = [f if m == modality else None for f, m in zip(used, kept, strict=True)]
+            if root is not None:
+                values = [f if f is None else confined(f, root, "confine") for f in values]
+            for name in inputs_beside(names[0], values, readers, self.columns):
+                cells[name] = values
+        others = [file for file, modality in zip(files, modalities, strict=True) if not modality]
+        if others:
+            listed = named([Path(file).name for file in others], MAX_NAMES)
+            print_line(f"note: not used: {count(len(others), 'file')} of another kind ({listed})")
+        return Rows(cells, used)
+
+    def of_source(self, source: Source, split: str) -> Rows:
+        """Return a split of a data set whose columns have the names of the model's inputs.
+
+        Each input of the model reads the column of the same name and modality that it was trained
+        on. If there is none, it reads the input of the data with the same name, and otherwise the
+        only input of its modality. Inputs that the data does not have are left out.
+        """
+        rows = source.splits[split]
+        cells = {name: values for name, values in rows.cells.items() if name == TARGET}
+        modalities = [tokenizer.modality for tokenizer in self.tokenizers.values()]
+        for name, tokenizer in self.tokenizers.items():
+            same = [n for n, spec in source.inputs.items() if spec.modality == tokenizer.modality]
+            column = self.columns.get(name)
+            exact = [n for n in same if column is not None and source.inputs[n].column == column]
+            # With two inputs of a modality on either side, it is not clear which belongs to which.
+            is_only = len(same) == modalities.count(tokenizer.modality) == 1
+            matches = exact or [n for n in same if n == name] or (same if is_only else [])
+            if matches:
+                cells[name] = rows.cells[matches[0]]
+        return replace(rows, cells=cells)
+
+    # The arguments of a Python program
+
+    def samples(self, samples: Sequence[Mapping[str, Any]]) -> Opened:
+        """Open samples, each with the values of its inputs by name. None: it lacks the input.
+
+        Raises:
+            UserError: If a file cannot be read or an input is unknown.
+        """
+        used = {name for each in samples for name, value in each.items() if value is not None}
+        if unknown := used - set(self.tokenizers):
+            raise UserError(
+                f"this model has the inputs {', '.join(self.tokenizers)}, "
+                f"got {', '.join(sorted(unknown))}"
+            )
+        cells = {
+            name: [self.cell(name, sample.get(name)) for sample in samples]
+            for name in self.tokenizers
+        }
+        opened = self.survey(Rows(cells, [f"sample {i + 1}" for i in range(len(samples))]))
+        if opened.bad:
+            # The number of the sample is noise if the caller passed only one.
+            first = min(opened.bad, key=lambda fault: fault.row)
+            raise UserError(f"{first.origin}: {first}" if len(samples) > 1 else str(first))
+        return opened
+
+    def frame(self, frame: Any) -> Opened:
+        """Open the rows of a data frame or a `datasets.Dataset`."""
+        specs = self.specs
+        rows = rows_of_table(
+            table_of(frame),
+            specs,
+            by_modality(self.readers),
+            target=self.target,
+            layout=self.layout,
+            with_target=False,
+            # The program itself chose the paths in the cells.
+            confine=False,
+        )
+        inputs = {name: rows.cells[name] for name in specs if name in rows.cells}
+        return self.open(Rows(inputs, rows.origin, rows.ids), "error")
+
+    def argument(self, data: Any, inputs: Mapping[str, Any]) -> Any:
+        """Return the argument of `Predictor.predict` as a frame, a list of samples, or one sample.
+
+        Args:
+            data: The argument.
+            inputs: Inputs by name, of which there must be none beside it.
+
+        Raises:
+            UserError: If there are inputs by name too, or a value without the name of its input.
+        """
+        if inputs:
+            raise UserError(
+                f"{next(iter(inputs))}: cannot be combined with a positional argument such as a "
+                "DataFrame; make it a column"
+            )
+        if is_frame(data) or is_dataset(data):
+            return data
+        if is_series(data):
+            columns = {name: spec.column for name, spec in self.specs.items()}
+            # A row of a data frame has its columns as labels; otherwise it is a column.
+            labels = set(map(str, data.index))
+            if labels & set(columns.values()):
+                return {name: data[column] for name, column in columns.items() if column in labels}
+            return data.to_frame(columns[self._only()])
+        if isinstance(data, list):
+            return [self._sample(value) for value in data]
+        return self._sample(data)
+
+    def _sample(self, value: Any) -> dict[str, Any]:
+        return dict(value) if isinstance(value, Mapping) else {self._only(): value}
+
+    def _only(self) -> str:
+        """Return the name of the only input."""
+        first = next(iter(self.tokenizers))
+        if len(self.tokenizers) > 1:
+            raise UserError(
+                f"this model has the inputs {', '.join(self.tokenizers)}; name them, such as "
+                f"{{{first!r}: ...}}, or pass a DataFrame"
+            )
+        return first
+
+    def cell(self, name: str, value: Any) -> Any:
+        """Return a value that a Python program passes, as the cell of a table. None: it is missing.
+
+        Raises:
+            UserError: If it is a list of texts, but the task does not predict one tag per word.
+        """
+        if isinstance(value, str):  # most of them
+            return value
+        # The cells of a pandas row are NumPy scalars.
+        value = value.item() if isinstance(value, np.generic) else value
+        if is_null(value):
+            return None
+        is_sequence = isinstance(value, list | tuple)
+        # The reader of a text would accept them as the words of one text.
+        if (
+            is_sequence
+            and any(isinstance(item, str) for item in value)
+            and self.tokenizers[name].reader.words
+            and not self.task.wants_words
+        ):
+            raise UserError(
+                f"{name}: must be one text, got a list of {len(value)}; for several samples, use "
+                f"predict_many([{{{name!r}: ...}}, {{{name!r}: ...}}])"
+            )
+        # A cell of a table is a str, and `read` of a user's reader may accept nothing else.
+        if isinstance(value, Path):
+            return str(value)
+        if isinstance(value, tuple):  # the array and the sample rate of a clip
+            return tuple(_writable(item) for item in value)
+        return _writable(value)
+
+
+def print_columns(columns: Mapping[str, str]) -> None:
+    """Print the column that each input is read from."""
+    pairs = [name if name == column else f"{name}={column}" for name, column in columns.items()]
+    print_line(f"columns: {named(pairs, MAX_PRINTED_COLUMNS)}")
+
+
+def _writable(value: Any) -> Any:
+    """Return a copy of an array that is read-only, because PyTorch warns about such arrays."""
+    is_read_only = isinstance(value, np.ndarray) and not value.flags.writeable
+    return value.copy() if is_read_only else value
