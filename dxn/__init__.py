@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from dxn.api import Run, from_public, load, train
     from dxn.core.errors import UserError
     from dxn.core.tokens import Tokens, join
-    from dxn.models.model import Model
+    from dxn.parts import Model
     from dxn.runs.predictor.predictor import Predictor
 
 __version__ = "0.1.0"
@@ -36,7 +36,7 @@ __all__ = [
 # These modules import torch, which takes seconds. They are imported on first use, so that
 # `dxn --help` is fast, and `import dxn` changes nothing in the process.
 _MODULES = {
-    "Model": "dxn.models.model",
+    "Model": "dxn.parts",
     "Predictor": "dxn.runs.predictor.predictor",
     "Run": "dxn.api",
     "Tokens": "dxn.core.tokens",

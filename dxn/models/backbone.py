@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from dxn.core.arguments import Recorded
 from dxn.core.dropout import Keys
 from dxn.core.tokens import Tokens, has_no_padding
 from dxn.models.attention import Attention, CrossAttention
@@ -27,7 +28,7 @@ from dxn.models.positions import (
 )
 
 
-class Backbone(nn.Module):
+class Backbone(Recorded, nn.Module):
     """A stack of transformer blocks that transforms Tokens.
 
     Args:

@@ -11,6 +11,7 @@ import torch
 from einops import rearrange, repeat
 from torch import Tensor, nn
 
+from dxn.core.arguments import Recorded
 from dxn.core.dropout import selected
 from dxn.core.tokens import Tokens, check_columns, join
 from dxn.models.pooling import Pool, Pooling, masked_mean
@@ -34,7 +35,7 @@ class Encoder(Protocol):
         ...
 
 
-class EarlyFusion(nn.Module):
+class EarlyFusion(Recorded, nn.Module):
     """Concatenates all inputs to one sequence, in which every token can attend to every input.
 
     Args:
@@ -74,7 +75,7 @@ class EarlyFusion(nn.Module):
         return encoded, self.pool(encoded.x, encoded.mask)
 
 
-class LateFusion(nn.Module):
+class LateFusion(Recorded, nn.Module):
     """Encodes each input separately with the same backbone, and averages the pooled vectors.
 
     Args:
@@ -123,7 +124,7 @@ class LateFusion(nn.Module):
         return self.mix[self.input_embedding.index(part)](vector)
 
 
-class BottleneckFusion(nn.Module):
+class BottleneckFusion(Recorded, nn.Module):
     """Exchanges information between inputs only through a few shared tokens.
 
     Each input is encoded separately, together with the shared tokens (arXiv:2107.00135, section

@@ -10,6 +10,7 @@ from einops import repeat
 from torch import Tensor, nn
 from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_sequence
 
+from dxn.core.arguments import Recorded
 from dxn.core.dropout import Dropout, Keys
 from dxn.core.tokens import Tokens
 from dxn.models.positions import token_index
@@ -22,7 +23,7 @@ CELLS: dict[str, type[nn.GRU] | type[nn.LSTM]] = {"gru": nn.GRU, "lstm": nn.LSTM
 State = tuple[Tensor, ...]
 
 
-class Recurrent(nn.Module):
+class Recurrent(Recorded, nn.Module):
     """A recurrent encoder with the interface of `Backbone`.
 
     The real tokens of all inputs are one sequence. Padding between them is skipped, and is zero in

@@ -21,6 +21,7 @@ from urllib.parse import quote
 import torch
 from torch import Tensor, nn
 
+from dxn.core.arguments import Recorded
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
 
@@ -239,7 +240,7 @@ class Masking:
         raise NotImplementedError
 
 
-class Adapter(nn.Module):
+class Adapter(Recorded, nn.Module):
     """Embeds one modality: a batch of its tokenizer becomes `Tokens`.
 
     Attributes:

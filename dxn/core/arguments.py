@@ -1,0 +1,76 @@
+"""The arguments of a part, from which an equal part can be built."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from dxn.core.errors import UserError
+
+
+class Recorded:
+    """Remembers the arguments of its constructor, so that a model made of it can be saved."""
+
+    def __new__(cls, *args: Any, **kwargs: Any) -> Self:
+        part = super().__new__(cls)
+        # Not an attribute of a module, which would register modules among the arguments again.
+        part.__dict__["_arguments"] = (args, kwargs)
+        return part
+
+
+def node_of(part: Any, key: str) -> dict[str, Any]:
+    """Return the configuration node from which an equal part can be built.
+
+    Args:
+        part: An instance of a `Recorded` class or of a dataclass, or a functools.partial of such a
+            class.
+        key: Name of the part, for messages.
+
+    Raises:
+        UserError: If an argument is neither plain data nor a part.
+    """
+    if isinstance(part, functools.partial):
+        node = {"_target_": _name(part.func), "_partial_": True}
+        arguments = _named(part.func, part.args, part.keywords)
+    elif dataclasses.is_dataclass(part) and not isinstance(part, type):
+        node = {"_target_": _name(type(part))}
+        arguments = {f.name: getattr(part, f.name) for f in dataclasses.fields(part) if f.init}
+    elif isinstance(part, Recorded):
+        node = {"_target_": _name(type(part))}
+        arguments = _named(type(part), *part.__dict__["_arguments"])
+    else:
+        raise UserError(
+            f"{key}: {type(part).__name__} cannot be saved; use plain data, or parts of dxn or of "
+            "classes that derive from them"
+        )
+    return node | {name: _plain(value, f"{key}.{name}") for name, value in arguments.items()}
+
+
+def _plain(value: Any, key: str) -> Any:
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    if isinstance(value, Mapping):
+        return {str(name): _plain(item, f"{key}.{name}") for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item, f"{key}.{i}") for i, item in enumerate(value)]
+    return node_of(value, key)
+
+
+def _named(function: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    """Return arguments by the names of the parameters."""
+    signature = inspect.signature(function)
+    named = dict(signature.bind_partial(*args, **kwargs).arguments)
+    for name, parameter in signature.parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            named |= named.pop(name, {})
+    return named
+
+
+def _name(target: Any) -> str:
+    return f"{target.__module__}.{target.__qualname__}"

@@ -1,0 +1,190 @@
+"""A model made of parts, for a training loop of your own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+from dxn.core.arguments import node_of
+from dxn.core.errors import UserError
+from dxn.data.dataset import Samples
+from dxn.data.rows import TARGET, Rows
+from dxn.models import model as models
+from dxn.models.fusion import EarlyFusion, SeparateBackbones
+from dxn.runs.predictor.predictor import Predictor, Sample
+from dxn.runs.predictor.python_values import to_cell
+from dxn.runs.saved import model_folder
+from dxn.tasks import Task
+from dxn.tokenize.base import Adapter
+from dxn.training.evaluate import to_device
+
+CARD = """# {title}
+
+A model made of parts of dxn.
+
+- task: {task}
+- inputs: {inputs}
+- weights: {parameters:,} parameters
+- license: not set
+
+## Use
+
+```python
+import dxn
+
+model = dxn.load("model")
+model.{call}({example})
+```
+"""
+
+
+class Model(models.Model):
+    """A model made of parts, which you train in a loop of your own.
+
+    `dxn.load`, `dxn serve`, `dxn export`, `dxn attend` and the other commands work on the folder
+    that `save` writes.
+
+    Args:
+        inputs: Adapter of each input, by the name of the input. They must be fitted. Several inputs
+            can share one adapter.
+        backbone: Backbone that processes the tokens of all inputs.
+        head: The task, such as `dxn.tasks.Classify()`. It creates the head of the model.
+        fusion: How the inputs are combined. Default: `EarlyFusion`.
+        targets: Targets of the training, from which the task learns its classes, for example. None:
+            the task is fitted, or needs no targets.
+
+    Raises:
+        UserError: If the parts cannot be combined.
+
+    Example:
+        >>> inputs = {"text": TextAdapter(dim=32).fit(texts)}
+        >>> model = dxn.Model(inputs, backbone=Backbone(32), head=Classify(), targets=labels)
+        >>> batch = model.collate([{"text": "a fine film", "target": "good"}])
+        >>> model.loss(model(batch), batch).backward()
+    """
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Adapter],
+        *,
+        backbone: Any,
+        head: Task,
+        fusion: Any = None,
+        targets: Sequence[Any] | None = None,
+    ):
+        if not inputs:
+            raise UserError("inputs: a model needs at least one input, got none")
+        widths = {name: adapter.dim for name, adapter in inputs.items()}
+        if len({*widths.values(), backbone.dim}) > 1:
+            listed = ", ".join(f"{name} {dim}" for name, dim in widths.items())
+            raise UserError(
+                f"dim: all adapters and the backbone must have the same width, got {listed} and "
+                f"backbone {backbone.dim}"
+            )
+        fusion = fusion or EarlyFusion(backbone.dim, inputs=list(inputs))
+        adapters = dict(inputs)
+        head.bind(adapters)
+        if targets is not None:
+            origins = [f"target {i + 1}" for i in range(len(targets))]
+            head.find_format(targets, origins)
+            pairs = zip(targets, origins, strict=True)
+            head.fit([head.parse(target, origin) for target, origin in pairs])
+        # Several inputs with the same adapter have the key of the first one.
+        keys: dict[int, str] = {}
+        shared = {name: keys.setdefault(id(adapter), name) for name, adapter in inputs.items()}
+        super().__init__(
+            {key: inputs[key] for key in keys.values()},
+            inputs=shared,
+            fusion=fusion,
+            backbone=backbone,
+            head=head.make_head(backbone.dim, fusion.width, adapters),
+        )
+        self.task = head
+
+    @property
+    def predictor(self) -> Predictor:
+        """The model in evaluation mode, with the methods of a trained model, such as `predict`."""
+        return Predictor(self.eval(), self.task, target=TARGET)
+
+    def collate(self, rows: Sequence[Sample]) -> dict[str, Any]:
+        """Return a batch of rows on the device of the model, as the `collate_fn` of a DataLoader.
+
+        Args:
+            rows: Values of the inputs by name: texts, paths, pictures, arrays, and numbers. An
+                input can be left out or None. The key "target" is the target.
+
+        Raises:
+            UserError: If a value cannot be read, or a row has no input.
+        """
+        samples = self._samples(rows)
+        items = [samples[0, i] for i in range(len(samples))]
+        return to_device(samples.collate(items), next(self.parameters()).device)
+
+    def loss(self, output: Any, batch: Mapping[str, Any]) -> Tensor:
+        """Return the mean loss () of the output of the model for a batch with targets."""
+        return self.task.loss(output, batch).mean
+
+    def save(self, folder: str | PathLike[str], *, title: str = "") -> None:
+        """Write the model folder, which `dxn.load` and the commands read.
+
+        Args:
+            folder: Folder to write. It is replaced if it exists.
+            title: Title of the model card. Default: the name of the folder.
+
+        Raises:
+            UserError: If an argument of a part is neither plain data nor a part of dxn, or a weight
+                is not finite.
+        """
+        folder = Path(folder)
+        is_shared = not isinstance(self.backbone, SeparateBackbones)
+        backbone: Any = self.backbone.towers[0] if not is_shared else self.backbone
+        keys = dict.fromkeys(self.inputs.values())
+        nodes = {
+            "inputs": {
+                name: {"modality": self.adapter(name).modality, "column": name, "adapter": key}
+                for name, key in self.inputs.items()
+            },
+            "target": TARGET if self.task.needs_target else None,
+            "layout": None,
+            "adapters": {key: node_of(self.adapter(key), f"inputs.{key}") for key in keys},
+            "fusion": node_of(self.fusion, "fusion"),
+            "share_backbone": is_shared,
+            "backbone": node_of(backbone, "backbone"),
+            "head": node_of(self.task, "head"),
+        }
+        card = CARD.format(
+            title=title or folder.name,
+            task=self.task.name,
+            inputs=", ".join(self.inputs),
+            parameters=models.count_parameters(self),
+            call="predict" if self.task.answers else "embed",
+            example=", ".join(f"{name}=..." for name in self.inputs),
+        )
+        model_folder.save(folder, model=self, nodes=nodes, task=self.task, card=card)
+
+    def _samples(self, rows: Sequence[Sample]) -> Samples:
+        predictor = Predictor(self, self.task)
+        unknown = {name for row in rows for name in row} - {*self.inputs, TARGET}
+        if unknown:
+            raise UserError(
+                f"{', '.join(sorted(unknown))}: not an input of this model; the inputs are "
+                f"{', '.join(self.inputs)}, and the target is {TARGET!r}"
+            )
+        tokenizers = predictor.preprocessors
+        cells: dict[str, list[Any]] = {
+            name: [to_cell(name, row.get(name), self.task, tokenizer) for row in rows]
+            for name, tokenizer in tokenizers.items()
+        }
+        has_target = self.task.needs_target and any(row.get(TARGET) is not None for row in rows)
+        if has_target:
+            cells[TARGET] = [row.get(TARGET) for row in rows]
+        origins = [f"row {i + 1}" for i in range(len(rows))]
+        opened = predictor.survey(Rows(cells, origins), with_target=has_target)
+        if opened.bad:
+            first = min(opened.bad, key=lambda fault: fault.row)
+            raise UserError(f"{first.origin}: {first}")
+        return predictor.task_samples(opened) if has_target else Samples(opened, tokenizers)
