@@ -78,14 +78,15 @@ class Model(models.Model):
     ):
         if not inputs:
             raise UserError("inputs: a model needs at least one input, got none")
+        dim: int = _first(backbone).dim
         widths = {name: adapter.dim for name, adapter in inputs.items()}
-        if len({*widths.values(), backbone.dim}) > 1:
+        if {*widths.values()} != {dim}:
             listed = ", ".join(f"{name} {dim}" for name, dim in widths.items())
             raise UserError(
                 f"dim: all adapters and the backbone must have the same width, got {listed} and "
-                f"backbone {backbone.dim}"
+                f"backbone {dim}"
             )
-        fusion = fusion or EarlyFusion(backbone.dim, inputs=list(inputs))
+        fusion = fusion or EarlyFusion(dim, inputs=list(inputs))
         adapters = dict(inputs)
         head.bind(adapters)
         if targets is not None:
@@ -101,7 +102,7 @@ class Model(models.Model):
             inputs=shared,
             fusion=fusion,
             backbone=backbone,
-            head=head.make_head(backbone.dim, fusion.width, adapters),
+            head=head.make_head(dim, fusion.width, adapters),
         )
         self.task = head
 
@@ -110,8 +111,12 @@ class Model(models.Model):
         """The model in evaluation mode, with the methods of a trained model, such as `predict`."""
         return Predictor(self.eval(), self.task, target=TARGET)
 
+    def forward(self, batch: Mapping[str, Any], mixing: Any = None) -> Any:
+        """Compute the output of the head for a batch of `collate`, on the device of the model."""
+        return super().forward(self._on_device(batch), mixing)
+
     def collate(self, rows: Sequence[Sample]) -> dict[str, Any]:
-        """Return a batch of rows on the device of the model, as the `collate_fn` of a DataLoader.
+        """Return a batch of rows, as the `collate_fn` of a DataLoader.
 
         Args:
             rows: Values of the inputs by name: texts, paths, pictures, arrays, and numbers. An
@@ -121,12 +126,11 @@ class Model(models.Model):
             UserError: If a value cannot be read, or a row has no input.
         """
         samples = self._samples(rows)
-        items = [samples[0, i] for i in range(len(samples))]
-        return to_device(samples.collate(items), next(self.parameters()).device)
+        return samples.collate([samples[0, i] for i in range(len(samples))])
 
     def loss(self, output: Any, batch: Mapping[str, Any]) -> Tensor:
         """Return the mean loss () of the output of the model for a batch with targets."""
-        return self.task.loss(output, batch).mean
+        return self.task.loss(output, self._on_device(batch)).mean
 
     def save(self, folder: str | PathLike[str], *, title: str = "") -> None:
         """Write the model folder, which `dxn.load` and the commands read.
@@ -140,8 +144,6 @@ class Model(models.Model):
                 is not finite.
         """
         folder = Path(folder)
-        is_shared = not isinstance(self.backbone, SeparateBackbones)
-        backbone: Any = self.backbone.towers[0] if not is_shared else self.backbone
         keys = dict.fromkeys(self.inputs.values())
         nodes = {
             "inputs": {
@@ -152,8 +154,8 @@ class Model(models.Model):
             "layout": None,
             "adapters": {key: node_of(self.adapter(key), f"inputs.{key}") for key in keys},
             "fusion": node_of(self.fusion, "fusion"),
-            "share_backbone": is_shared,
-            "backbone": node_of(backbone, "backbone"),
+            "share_backbone": not isinstance(self.backbone, SeparateBackbones),
+            "backbone": node_of(_first(self.backbone), "backbone"),
             "head": node_of(self.task, "head"),
         }
         card = CARD.format(
@@ -165,6 +167,9 @@ class Model(models.Model):
             example=", ".join(f"{name}=..." for name in self.inputs),
         )
         model_folder.save(folder, model=self, nodes=nodes, task=self.task, card=card)
+
+    def _on_device(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        return to_device(dict(batch), next(self.parameters()).device)
 
     def _samples(self, rows: Sequence[Sample]) -> Samples:
         predictor = Predictor(self, self.task)
@@ -187,4 +192,11 @@ class Model(models.Model):
         if opened.bad:
             first = min(opened.bad, key=lambda fault: fault.row)
             raise UserError(f"{first.origin}: {first}")
+        # An evaluation counts an unknown class as an error. A training would ignore it.
+        if has_target and (unknown := self.task.unknown(opened.targets or ())):
+            raise UserError(f"{unknown[0]!r}: not a target from which the task has learned")
         return predictor.task_samples(opened) if has_target else Samples(opened, tokenizers)
+
+
+def _first(backbone: Any) -> Any:
+    return backbone.towers[0] if isinstance(backbone, SeparateBackbones) else backbone

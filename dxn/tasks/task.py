@@ -8,7 +8,6 @@ For training, the methods are called in this order: `check` (the configuration),
 target cells), `parse` (every target cell), `bind` (the fitted adapters), `fit` (the training
 targets), `make_head`. For a saved task the order is `load`, `bind`, `make_head`.
 """
-# ruff: noqa: B027 (optional methods have an empty default, so that a new task can be a small class)
 
 from __future__ import annotations
 
@@ -26,6 +25,7 @@ from typing import Any, ClassVar, Literal, Protocol, Self, runtime_checkable
 import torch
 from torch import Tensor, nn
 
+from dxn.core.arguments import Recorded
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict, validated
 from dxn.core.tokens import Tokens
@@ -71,7 +71,7 @@ class Window:
     chars_per_token: float
 
 
-class Task(ABC):
+class Task(Recorded, ABC):
     """Base class of tasks. A subclass must define `make_head`, `loss` and `predict`.
 
     All other methods have a default for a task whose target is one tensor per sample. An instance
