@@ -19,12 +19,13 @@ def test_a_number_and_two_categories_are_exported(tmp_path):
     layouts.check(_shop(["preset=plain", "baseline=none"]), tmp_path, ["torch"])
 
 
-@pytest.mark.parametrize(("fusion", "format"), [("late", "onnx"), ("bottleneck", "torch")])
-def test_inputs_that_are_encoded_separately_are_exported(tmp_path, fusion, format):
+# Not to ONNX, which traces the model a second time: both graphs have the same operations.
+@pytest.mark.parametrize("fusion", ["late", "bottleneck"])
+def test_inputs_that_are_encoded_separately_are_exported(tmp_path, fusion):
     layout = _shop([f"fusion={fusion}", "baseline=none"])
     for row in layout.rows[::3]:
         row["category0"] = None
-    layouts.check(layout, tmp_path, [format])
+    layouts.check(layout, tmp_path, ["torch"])
 
 
 def test_a_table_of_videos_is_exported(tmp_path):

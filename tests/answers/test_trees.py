@@ -17,7 +17,7 @@ from dxn.stacking.targets import ScoreTargets
 from dxn.stacking.trees import fit_trees
 
 ROWS = 400
-NOISE = 8
+NOISE = 2
 OPTIONS = [*SMALL, "trainer.epochs=1", "optimizer.lr=1e-5", "preset=plain", "report=false"]
 ALL_CLASSES = np.arange(ROWS) % 3
 
