@@ -4,11 +4,13 @@ import random
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from hashlib import blake2b
-from typing import TypeVar
+from typing import Annotated, TypeVar
 
 import torch
+from annotated_types import Interval
 
 Value = TypeVar("Value")
+Probability = Annotated[float, Interval(ge=0, le=1)]
 
 
 @contextmanager

@@ -1,15 +1,18 @@
-"""Checks the content of files that are not trusted with pydantic models.
+"""Checks options and the content of files that are not trusted with pydantic.
 
 This module is separate from `dxn.core.untrusted`, because pydantic takes time to import.
 """
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, dataclass_transform
 
 from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic.dataclasses import dataclass
 
 from dxn.core.errors import UserError
 from dxn.core.untrusted import shortened
@@ -18,6 +21,7 @@ MAX_PROBLEMS = 5  # in one message
 # Sentences for the types of problems that pydantic finds, with the names of its settings.
 SENTENCES = {
     "missing": "is missing",
+    "unexpected_keyword_argument": "is not an option",
     "dict_type": "must be a mapping",
     "model_type": "must be a mapping",
     "list_type": "must be a list",
@@ -28,6 +32,7 @@ SENTENCES = {
     "finite_number": "must be a finite number",
     "greater_than": "must be greater than {gt}",
     "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be below {lt}",
     "less_than_equal": "must be at most {le}",
     "too_short": "must have at least {min_length} items",
     "too_long": "must have at most {max_length} items",
@@ -37,6 +42,7 @@ SENTENCES = {
 }
 
 Schema = TypeVar("Schema", bound=BaseModel)
+T = TypeVar("T")
 
 
 class Strict(BaseModel):
@@ -68,6 +74,31 @@ def validated(schema: type[Schema], content: Any, source: str | Path) -> Schema:
         raise UserError(f"{source}: not valid: {listed}{more}") from error
 
 
+@dataclass_transform(frozen_default=True)
+def options(cls: type[T]) -> type[T]:
+    """Make a class a frozen dataclass whose values have to fit their types.
+
+    A wrong value raises a ValueError with a sentence, as a check of one's own would.
+    """
+    checked: Any = dataclass(frozen=True, config=ConfigDict(strict=True, extra="forbid"))(cls)
+    names = [field.name for field in dataclasses.fields(checked)]
+    initialize = checked.__init__
+
+    @functools.wraps(initialize)
+    def initialize_checked(self: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            initialize(self, *args, **kwargs)
+        except ValidationError as error:
+            problems = error.errors(include_url=False)
+            for problem in problems:  # an argument without a name has a number
+                first, *rest = problem["loc"] or ("",)
+                problem["loc"] = (names[first] if isinstance(first, int) else first, *rest)
+            raise ValueError("; ".join(map(_problem, problems))) from None
+
+    checked.__init__ = initialize_checked
+    return checked
+
+
 def _problem(problem: Mapping[str, Any]) -> str:
     """Return one problem that pydantic has found, with its place in the file."""
     place = ".".join(str(part) for part in problem["loc"])
@@ -76,6 +107,11 @@ def _problem(problem: Mapping[str, Any]) -> str:
         text = str(problem["ctx"]["error"])
         return f"{place}.{text}" if place else text
     sentence = SENTENCES.get(problem["type"])
-    message = problem["msg"] if sentence is None else sentence.format(**problem.get("ctx", {}))
+    # pydantic returns the limit 1 of a float as 1.0.
+    limits = {
+        name: int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+        for name, limit in problem.get("ctx", {}).items()
+    }
+    message = problem["msg"] if sentence is None else sentence.format(**limits)
     value = "" if problem["type"] == "missing" else f", got {shortened(problem['input'])}"
     return f"{place or 'the content'} {message}{value}"

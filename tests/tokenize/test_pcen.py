@@ -134,7 +134,7 @@ def test_a_pickled_preprocessor_gives_the_same_samples():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"scale": "db"}, "^scale must be log or pcen, got 'db'$"),
+        ({"scale": "db"}, "^scale must be one of 'log' or 'pcen', got 'db'$"),
         (
             {"scale": "pcen", "frontend": "kaldi"},
             "^frontend=kaldi has a fixed scale: leave out scale, got pcen$",

@@ -336,7 +336,7 @@ def test_wrong_options_are_explained(options, message):
 
 @pytest.mark.parametrize(("name", "value"), [("noise", -1), ("scale", 1.0), ("crop", 1.5)])
 def test_wrong_augmentation_is_explained(name, value):
-    with pytest.raises(ValueError, match=f"augment.{name} must be"):
+    with pytest.raises(ValueError, match=f"{name} must be"):
         SeriesAugment(**{name: value})
 
 

@@ -155,7 +155,7 @@ def test_wordpiece_continuation_marks_in_raw_text_are_plain_text():
 def test_an_unknown_kind_of_tokenizer_is_refused():
     with pytest.raises(
         ValueError,
-        match=r"tokenizer\.kind must be bpe, wordpiece, unigram, word or character, got 'syllable'",
+        match="kind must be one of bpe, wordpiece, unigram, word, character, got 'syllable'",
     ):
         train_tokenizer(SENTENCES, kind="syllable")
 
@@ -609,10 +609,10 @@ def test_a_summary_gives_lengths_in_characters_or_words():
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: NgramOptions([2, 1]), r"ngrams.lengths must be at least 2, got \[2, 1\]"),
-        (lambda: NgramOptions((2,), 0), "ngrams.buckets must be at least 1, got 0"),
-        (lambda: TokenizerOptions("syllable"), "tokenizer.kind must be bpe, .* got 'syllable'"),
-        (lambda: TextAugment(token_mask=1.5), "token_mask must be a probability .* got 1.5"),
+        (lambda: NgramOptions([2, 1]), "lengths.1 must be at least 2, got 1"),
+        (lambda: NgramOptions((2,), 0), "buckets must be at least 1, got 0"),
+        (lambda: TokenizerOptions("syllable"), "kind must be one of .*, got 'syllable'"),
+        (lambda: TextAugment(token_mask=1.5), "token_mask must be at most 1, got 1.5"),
     ],
 )
 def test_wrong_option_groups_are_refused_with_their_values(build, message):

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
+from annotated_types import Ge, Gt, Interval
+
+from dxn.core.schema import options
 from dxn.tokenize.patches import as_pair
 
 Frontend = Literal["mel", "kaldi", "whisper"]
@@ -14,7 +16,7 @@ AudioTokens = Literal["frames", "patches", "waveform"]
 NormalizationKind = Literal["dataset", "clip", "none"]
 
 
-@dataclass(frozen=True)
+@options
 class SpectrogramOptions:
     """Options of the mel spectrogram of a clip.
 
@@ -43,29 +45,23 @@ class SpectrogramOptions:
     f_max: float | None = None
     frontend: Frontend = "mel"
     scale: Scale = "log"
-    top_db: float | None = None
+    top_db: Annotated[float, Gt(0)] | None = None
     num_frames: int | None = None
     max_seconds: float = 60.0
 
     def __post_init__(self) -> None:
-        if self.frontend not in get_args(Frontend):
-            raise ValueError(f"frontend must be mel, kaldi or whisper, got {self.frontend!r}")
         if self.frontend != "mel" and (self.f_min or self.f_max or self.top_db):
             raise ValueError(
                 f"frontend={self.frontend} has a fixed frequency and dynamic range: leave out "
                 f"f_min, f_max and top_db, got {self.f_min}, {self.f_max} and {self.top_db}"
             )
-        if self.scale not in get_args(Scale):
-            raise ValueError(f"scale must be log or pcen, got {self.scale!r}")
         if self.frontend != "mel" and self.scale != "log":
             raise ValueError(
                 f"frontend={self.frontend} has a fixed scale: leave out scale, got {self.scale}"
             )
-        if self.top_db is not None and self.top_db <= 0:
-            raise ValueError(f"top_db must be above 0, got {self.top_db}")
 
 
-@dataclass(frozen=True)
+@options
 class PatchOptions:
     """Options of the patches of a spectrogram.
 
@@ -92,7 +88,7 @@ def bins_and_frames(size: int | Sequence[int], name: str) -> tuple[int, int]:
     return as_pair(size, name=name, axes="mel bins, frames")
 
 
-@dataclass(frozen=True)
+@options
 class AudioNormalization:
     """Normalization of the features to mean 0 and standard deviation 1.
 
@@ -109,8 +105,6 @@ class AudioNormalization:
     std: float | None = None
 
     def __post_init__(self) -> None:
-        if self.kind not in get_args(NormalizationKind):
-            raise ValueError(f"normalize.kind must be dataset, clip or none, got {self.kind!r}")
         if (self.mean is None) != (self.std is None):
             raise ValueError(
                 f"normalize needs both mean and std, or neither, got {self.mean} and {self.std}"
@@ -121,7 +115,7 @@ class AudioNormalization:
             )
 
 
-@dataclass(frozen=True)
+@options
 class AudioAugment:
     """Random augmentation of training clips. It is drawn again in each epoch.
 
@@ -141,21 +135,13 @@ class AudioAugment:
             axis, which simulates another microphone (arXiv:2110.03282). It requires frontend=mel.
     """
 
-    crop: float = 0.0
-    time_shift: float = 0.0
-    noise: float = 0.0
-    gain: float = 0.0
-    speed: float = 0.0
-    freq_mask: int = 0
-    time_mask: float = 0.0
-    warp: float = 0.0
-    tempo: float = 0.0
-    equalize: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name, value in vars(self).items():
-            if value < 0:
-                raise ValueError(f"{name} must be at least 0, got {value}")
-        for name in ("speed", "tempo", "warp"):
-            if getattr(self, name) >= 1:
-                raise ValueError(f"{name} must be below 1, got {getattr(self, name)}")
+    crop: Annotated[float, Ge(0)] = 0.0
+    time_shift: Annotated[float, Ge(0)] = 0.0
+    noise: Annotated[float, Ge(0)] = 0.0
+    gain: Annotated[float, Ge(0)] = 0.0
+    speed: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    freq_mask: Annotated[int, Ge(0)] = 0
+    time_mask: Annotated[float, Ge(0)] = 0.0
+    warp: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    tempo: Annotated[float, Interval(ge=0, lt=1)] = 0.0
+    equalize: Annotated[float, Ge(0)] = 0.0

@@ -5,13 +5,15 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
-from typing import Any, Literal, Self, get_args
+from dataclasses import asdict
+from typing import Annotated, Any, Literal, Self, get_args
 
 import numpy as np
 import torch
+from annotated_types import Ge, Gt
 from torch import Tensor, nn
 
+from dxn.core.schema import options
 from dxn.core.tokens import Tokens
 from dxn.tokenize.base import MASKED, Adapter, Sample, Tokenizer, raws_of
 from dxn.tokenize.cells.cell import MASK_RATIO, cell_tokens, is_finite_number
@@ -31,7 +33,7 @@ MAX_NUMBER = 1e100
 NORMAL_IQR = 1.349
 
 
-@dataclass(frozen=True)
+@options
 class PeriodicOptions:
     """Options of the periodic embedding (arXiv:2203.05556, section 3.3).
 
@@ -41,14 +43,8 @@ class PeriodicOptions:
             distinguish closer numbers.
     """
 
-    num_frequencies: int = 24
-    sigma: float = 0.1
-
-    def __post_init__(self) -> None:
-        if self.num_frequencies < 1:
-            raise ValueError(f"num_frequencies must be at least 1, got {self.num_frequencies}")
-        if not self.sigma > 0:
-            raise ValueError(f"sigma must be above 0, got {self.sigma}")
+    num_frequencies: Annotated[int, Ge(1)] = 24
+    sigma: Annotated[float, Gt(0)] = 0.1
 
 
 class NumberTokenizer(Tokenizer):

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
-from dxn.core.randomness import check_probability
+from annotated_types import Ge, Interval, Len
+
+from dxn.core.randomness import Probability
+from dxn.core.schema import options
 from dxn.tokenize.image.reader import Interpolation
 
 ResizeMode = Literal["within", "stretch", "crop"]
 
 
-@dataclass(frozen=True)
+@options
 class ResizeOptions:
     """Options of reading an image and resizing it to `image_size`.
 
@@ -31,30 +33,14 @@ class ResizeOptions:
     """
 
     mode: ResizeMode = "within"
-    crop_ratio: float = 1.0
+    crop_ratio: Annotated[float, Interval(gt=0, le=1)] = 1.0
     interpolation: Interpolation = "bilinear"
-    max_pixels: int = 50_000_000
-    pos_grid: Sequence[int] | None = None
+    max_pixels: Annotated[int, Ge(1)] = 50_000_000
+    pos_grid: Annotated[Sequence[Annotated[int, Ge(1)]], Len(2, 2)] | None = None
     pos_antialias: bool = True
 
-    def __post_init__(self) -> None:
-        if self.mode not in get_args(ResizeMode):
-            raise ValueError(f"resize.mode must be within, stretch or crop, got {self.mode!r}")
-        if self.interpolation not in get_args(Interpolation):
-            raise ValueError(
-                f"interpolation must be bilinear or bicubic, got {self.interpolation!r}"
-            )
-        if not 0 < self.crop_ratio <= 1:
-            raise ValueError(f"crop_ratio must be above 0 and at most 1, got {self.crop_ratio}")
-        if self.max_pixels < 1:
-            raise ValueError(f"max_pixels must be at least 1, got {self.max_pixels}")
-        if self.pos_grid is not None and (len(self.pos_grid) != 2 or min(self.pos_grid) < 1):
-            raise ValueError(
-                f"resize.pos_grid must be two numbers of at least 1, got {list(self.pos_grid)}"
-            )
 
-
-@dataclass(frozen=True)
+@options
 class ImageNormalization:
     """Normalization of the pixels. Before it, pixels are scaled to the range from 0 to 1.
 
@@ -77,7 +63,7 @@ class ImageNormalization:
             object.__setattr__(self, "std", tuple(self.std))
 
 
-@dataclass(frozen=True)
+@options
 class ImageAugment:
     """Random augmentation of training images. It is drawn again in each epoch.
 
@@ -94,22 +80,9 @@ class ImageAugment:
         token_dropout: Fraction of the patches that is dropped from each image (arXiv:2212.00794).
     """
 
-    crop: int = 0
-    zoom: float = 1.0
+    crop: Annotated[int, Ge(0)] = 0
+    zoom: Annotated[float, Interval(gt=0, le=1)] = 1.0
     flip: bool = False
-    randaugment: int = 0
-    erase: float = 0.0
-    token_dropout: float = 0.0
-
-    def __post_init__(self) -> None:
-        if self.crop < 0:
-            raise ValueError(f"crop must be at least 0, got {self.crop}")
-        if not 0 < self.zoom <= 1:
-            raise ValueError(f"zoom must be above 0 and at most 1, got {self.zoom}")
-        if not 0 <= self.randaugment <= 30:
-            raise ValueError(f"randaugment must be from 0 to 30, got {self.randaugment}")
-        check_probability("erase", self.erase)
-        if not 0 <= self.token_dropout < 1:
-            raise ValueError(
-                f"token_dropout must be at least 0 and below 1, got {self.token_dropout}"
-            )
+    randaugment: Annotated[int, Interval(ge=0, le=30)] = 0
+    erase: Probability = 0.0
+    token_dropout: Annotated[float, Interval(ge=0, lt=1)] = 0.0

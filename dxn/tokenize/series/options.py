@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
-from typing import Literal
+from typing import Annotated, Literal
+
+from annotated_types import Ge, Interval
+
+from dxn.core.schema import options
 
 SeriesChannels = Literal["joint", "independent"]
 SeriesNormalization = Literal["train", "sample", "none"]
 SeriesStem = Literal["patch", "conv"]
+Below1 = Annotated[float, Interval(ge=0, lt=1)]
 # The default patch size gives a series of the median length about this many tokens: enough to see
 # its course, and few enough for quadratic attention.
 USUAL_TOKENS = 32
 
 
-@dataclass(frozen=True)
+@options
 class SeriesAugment:
     """Random augmentation of training series. It is drawn again in each epoch.
 
@@ -28,22 +32,13 @@ class SeriesAugment:
         channel_mask: Probability of setting a channel to missing. At least one channel remains.
     """
 
-    noise: float = 0.0
-    scale: float = 0.0
-    shift: float = 0.0
-    warp: float = 0.0
-    crop: float = 0.0
-    time_mask: float = 0.0
-    channel_mask: float = 0.0
-
-    def __post_init__(self) -> None:
-        for option in fields(self):
-            value = getattr(self, option.name)
-            if value < 0:
-                raise ValueError(f"augment.{option.name} must be at least 0, got {value}")
-        for name in ("scale", "warp", "crop", "time_mask", "channel_mask"):
-            if getattr(self, name) >= 1:
-                raise ValueError(f"augment.{name} must be below 1, got {getattr(self, name)}")
+    noise: Annotated[float, Ge(0)] = 0.0
+    scale: Below1 = 0.0
+    shift: Annotated[float, Ge(0)] = 0.0
+    warp: Below1 = 0.0
+    crop: Below1 = 0.0
+    time_mask: Below1 = 0.0
+    channel_mask: Below1 = 0.0
 
 
 def usual_patch_size(length: float) -> int:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
-from dxn.core.randomness import check_probability
+from annotated_types import Ge
+
+from dxn.core.randomness import Probability
+from dxn.core.schema import options
 
 TokenizerKind = Literal["bpe", "wordpiece", "unigram", "word", "character"]
 
 
-@dataclass(frozen=True)
+@options
 class TokenizerOptions:
     """Options of the tokenizer.
 
@@ -28,19 +30,8 @@ class TokenizerOptions:
     path: str | None = None
     special_tokens: bool = False
 
-    def __post_init__(self) -> None:
-        check_kind(self.kind)
 
-
-def check_kind(kind: str) -> None:
-    """Raise a ValueError if `kind` is not a TokenizerKind."""
-    kinds = get_args(TokenizerKind)
-    if kind not in kinds:
-        names = f"{', '.join(kinds[:-1])} or {kinds[-1]}"
-        raise ValueError(f"tokenizer.kind must be {names}, got {kind!r}")
-
-
-@dataclass(frozen=True)
+@options
 class EmbeddingOptions:
     """Options of the token embedding.
 
@@ -52,22 +43,15 @@ class EmbeddingOptions:
             values are divided by the same factor.
         pool: Number of neighboring tokens whose mean is one column, so that a long text has fewer
             columns. The tasks tag, language and masked need 1.
-
-    Raises:
-        ValueError: If pool is below 1.
     """
 
     path: str | None = None
     frozen: bool = False
     scale: bool = False
-    pool: int = 1
-
-    def __post_init__(self) -> None:
-        if self.pool < 1:
-            raise ValueError(f"embedding.pool must be at least 1, got {self.pool}")
+    pool: Annotated[int, Ge(1)] = 1
 
 
-@dataclass(frozen=True)
+@options
 class NgramOptions:
     """Hashed embeddings of n-grams of tokens (arXiv:1607.01759, section 2) and of characters.
 
@@ -81,23 +65,13 @@ class NgramOptions:
             with the same parts (arXiv:1607.04606, section 3.2). An empty list disables them.
     """
 
-    lengths: Sequence[int] = ()
-    buckets: int = 20000
+    lengths: Sequence[Annotated[int, Ge(2)]] = ()
+    buckets: Annotated[int, Ge(1)] = 20000
     columns: bool = False
-    chars: Sequence[int] = ()
-
-    def __post_init__(self) -> None:
-        for name in ("lengths", "chars"):
-            values = tuple(getattr(self, name))
-            # object.__setattr__, because the dataclass is frozen.
-            object.__setattr__(self, name, values)
-            if any(n < 2 for n in values):
-                raise ValueError(f"ngrams.{name} must be at least 2, got {list(values)}")
-        if self.buckets < 1:
-            raise ValueError(f"ngrams.buckets must be at least 1, got {self.buckets}")
+    chars: Sequence[Annotated[int, Ge(2)]] = ()
 
 
-@dataclass(frozen=True)
+@options
 class EmbeddingNormOptions:
     """Options of the layer norm of the embedded columns.
 
@@ -110,7 +84,7 @@ class EmbeddingNormOptions:
     bias: bool = True
 
 
-@dataclass(frozen=True)
+@options
 class TextAugment:
     """Random augmentation of training texts. It is drawn again in each epoch.
 
@@ -120,10 +94,6 @@ class TextAugment:
         token_mask: Probability that a token is replaced by the mask token.
     """
 
-    subword_dropout: float = 0.0
-    token_dropout: float = 0.0
-    token_mask: float = 0.0
-
-    def __post_init__(self) -> None:
-        for name in ("subword_dropout", "token_dropout", "token_mask"):
-            check_probability(name, getattr(self, name))
+    subword_dropout: Probability = 0.0
+    token_dropout: Probability = 0.0
+    token_mask: Probability = 0.0

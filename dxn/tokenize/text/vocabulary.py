@@ -6,7 +6,7 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 from tokenizers import (
     Encoding,
@@ -24,7 +24,7 @@ from dxn.core.errors import UserError
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokenizer_check import check_tokenizer, trust_tokenizer
 from dxn.core.untrusted import shortened
-from dxn.tokenize.text.options import TokenizerKind, TokenizerOptions, check_kind
+from dxn.tokenize.text.options import TokenizerKind, TokenizerOptions
 from dxn.tokenize.text.scripts import UNSPACED
 
 # Text without spaces, such as an encoded file. Only the training of a tokenizer cuts it.
@@ -57,11 +57,7 @@ def train_tokenizer(
             they become the unknown token, which otherwise would never occur in the training, so
             that a new word would have an untrained embedding. They stay if they are more than a
             fifth of all words.
-
-    Raises:
-        ValueError: If kind is unknown.
     """
-    check_kind(kind)
     # Training takes time that grows with the square of the longest word.
     texts = (LONG_WORD.sub(r"\1 ", text) for text in texts)
     tokenizer, trainer = _untrained(kind, vocab_size)
@@ -269,7 +265,10 @@ def _untrained(kind: TokenizerKind, vocab_size: int) -> tuple[Any, Any]:
             [pre_tokenizers.Whitespace(), pre_tokenizers.Split(character, "isolated")]
         )
         tokenizer.decoder = _word_decoder()
-    else:
+    elif kind == "character":
         tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
         tokenizer.decoder = decoders.Fuse()
+    else:
+        kinds = ", ".join(get_args(TokenizerKind))
+        raise ValueError(f"kind must be one of {kinds}, got {kind!r}")
     return tokenizer, trainers.WordLevelTrainer(**common)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
-from dxn.core.randomness import check_probability
+from annotated_types import Ge, Gt, Interval
+
+from dxn.core.randomness import Probability
+from dxn.core.schema import options
 
 VideoTokens = Literal["tubelet", "frame"]
 SamplingMode = Literal["uniform", "first", "random"]
 
 
-@dataclass(frozen=True)
+@options
 class VideoSampling:
     """Options of the frames that are read from a clip.
 
@@ -25,28 +27,14 @@ class VideoSampling:
         max_frames: Maximum number of frames of a file. Longer clips are rejected.
     """
 
-    num_frames: int = 16
-    fps: float | None = None
+    num_frames: Annotated[int, Ge(1)] = 16
+    fps: Annotated[float, Interval(gt=0, le=1000)] | None = None
     mode: SamplingMode = "uniform"
-    max_seconds: float = 60.0
-    max_frames: int = 4000
-
-    def __post_init__(self) -> None:
-        if self.mode not in get_args(SamplingMode):
-            raise ValueError(f"sampling.mode must be uniform, first or random, got {self.mode!r}")
-        if self.num_frames < 1:
-            raise ValueError(f"sampling.num_frames must be at least 1, got {self.num_frames}")
-        if self.fps is not None and not 0 < self.fps <= 1000:
-            raise ValueError(
-                f"sampling.fps must be above 0 and at most 1000 frames per second, got {self.fps}"
-            )
-        if not self.max_seconds > 0:
-            raise ValueError(f"sampling.max_seconds must be above 0, got {self.max_seconds}")
-        if self.max_frames < 1:
-            raise ValueError(f"sampling.max_frames must be at least 1, got {self.max_frames}")
+    max_seconds: Annotated[float, Gt(0)] = 60.0
+    max_frames: Annotated[int, Ge(1)] = 4000
 
 
-@dataclass(frozen=True)
+@options
 class VideoAugment:
     """Random augmentation of training clips. All frames of a clip are changed in the same way.
 
@@ -62,13 +50,8 @@ class VideoAugment:
             of the distance between frames, from 0 to 1. It triples the memory of the clips.
     """
 
-    crop: int = 0
-    zoom: float = 1.0
+    crop: Annotated[int, Ge(0)] = 0
+    zoom: Annotated[float, Interval(gt=0, le=1)] = 1.0
     flip: bool = False
-    color: float = 0.0
-    time_jitter: float = 0.0
-
-    def __post_init__(self) -> None:
-        # crop and zoom are checked by ImageAugment.
-        check_probability("color", self.color)
-        check_probability("time_jitter", self.time_jitter)
+    color: Probability = 0.0
+    time_jitter: Probability = 0.0
