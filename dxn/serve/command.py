@@ -22,10 +22,9 @@ TIME = re.compile(r"\d{4}-\d\d-\d\d_[\d.-]+")  # folder of a run without a name
 BACKLOG = 512  # connections that the operating system accepts before the server does
 
 
-def serve(settings: Settings) -> int:
+def serve(settings: Settings, options: ServeOptions) -> int:
     """Serve a model until a signal arrives."""
     values = settings.values
-    options = ServeOptions.from_values(values)
     key = read_key()
     _require_libraries()
     # Before the model is loaded, so that a port that is in use is reported at once.

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Sequence
+from dataclasses import dataclass
 from ipaddress import ip_address
-from typing import Any
+from typing import Annotated
+
+from annotated_types import Ge, Interval
 
 from dxn.core.errors import UserError
 
@@ -20,57 +22,33 @@ BODIES = 16
 
 @dataclass(frozen=True)
 class ServeOptions:
-    """How a model is served.
+    """How a model is served. These are options of `dxn serve`, which checks their ranges.
 
     Args:
-        host: Address to listen on.
-        port: TCP port. 0: a free one.
+        host: Address to listen on; 0.0.0.0 lets other machines use the model.
+        port: TCP port; 0 chooses a free one.
+        allowed_hosts: Additional host names of the server, such as the name of a proxy.
         batch_size: Maximum number of samples that are computed together.
         max_wait: Seconds that a sample waits for others to share its batch.
-        max_queue: Maximum number of samples in preparation or waiting.
+        max_queue: Maximum number of samples that wait; further requests get status 503.
         max_samples: Maximum number of samples per request.
         max_body: Maximum size of a request in megabytes.
         timeout: Seconds for receiving a request, and for answering it.
         max_new: Maximum number of tokens of a generated text.
-        examples: Number of rows of the test split that the page offers.
-        allowed_hosts: Further host names under which the server is reached.
-
-    Raises:
-        UserError: If a value is out of range.
+        examples: Number of test rows that the page offers; 0: none.
     """
 
     host: str = "127.0.0.1"
-    port: int = 8000
-    batch_size: int = 32
-    max_wait: float = 0.002
-    max_queue: int = 256
-    max_samples: int = 64
-    max_body: float = 20.0
-    timeout: float = 30.0
-    max_new: int = 200
-    examples: int = 8
-    allowed_hosts: tuple[str, ...] = ()
-
-    def __post_init__(self):
-        for name in ("batch_size", "max_queue", "max_samples", "max_new"):
-            if getattr(self, name) < 1:
-                raise UserError(f"{name}: must be at least 1, got {getattr(self, name)}")
-        for name in ("max_body", "timeout"):
-            # Written so that NaN is refused too.
-            if not 0 < getattr(self, name) <= 1e6:
-                raise UserError(f"{name}: must be in (0, 1e6], got {getattr(self, name)}")
-        if not 0 <= self.max_wait <= 1:
-            raise UserError(f"max_wait: must be from 0 to 1 seconds, got {self.max_wait}")
-        if not 0 <= self.port <= 65535:
-            raise UserError(f"port: must be from 0 to 65535, got {self.port}")
-        if self.examples < 0:
-            raise UserError(f"examples: must be at least 0, got {self.examples}")
-
-    @classmethod
-    def from_values(cls, values: Mapping[str, Any]) -> ServeOptions:
-        """Return the options of a composed configuration."""
-        named = {field.name: values[field.name] for field in fields(cls)}
-        return cls(**{**named, "allowed_hosts": tuple(values["allowed_hosts"])})
+    port: Annotated[int, Interval(ge=0, le=65535)] = 8000
+    allowed_hosts: Sequence[str] = ()
+    batch_size: Annotated[int, Ge(1)] = 32
+    max_wait: Annotated[float, Interval(ge=0, le=1)] = 0.002
+    max_queue: Annotated[int, Ge(1)] = 256
+    max_samples: Annotated[int, Ge(1)] = 64
+    max_body: Annotated[float, Interval(gt=0, le=1e6)] = 20.0
+    timeout: Annotated[float, Interval(gt=0, le=1e6)] = 30.0
+    max_new: Annotated[int, Ge(1)] = 200
+    examples: Annotated[int, Ge(0)] = 8
 
     @property
     def max_bytes(self) -> int:

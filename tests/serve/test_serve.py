@@ -648,9 +648,8 @@ def test_an_example_never_contains_a_file_outside_the_data_folder_or_of_another_
 def test_test_rows_are_not_shown_to_other_machines_by_default(run, predictor, capsys):
     values = [f"run={run}", "host=0.0.0.0"]
     for extra, count in (([], 0), (["examples=2"], 2)):
-        settings = prepare(Serve.compose([*values, *extra])).settings
-        options = ServeOptions.from_values(settings.values)
-        assert len(examples_of(settings, predictor, options)) == count
+        options = prepare(Serve.compose([*values, *extra]))
+        assert len(examples_of(options.settings, predictor, options)) == count
     assert "note: the page shows no test rows" in capsys.readouterr().out
 
 
