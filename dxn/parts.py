@@ -16,7 +16,6 @@ from dxn.data.rows import TARGET, Rows
 from dxn.models import model as models
 from dxn.models.fusion import EarlyFusion, SeparateBackbones
 from dxn.runs.predictor.predictor import Predictor, Sample
-from dxn.runs.predictor.python_values import to_cell
 from dxn.runs.saved import model_folder
 from dxn.tasks import Task
 from dxn.tokenize.base import Adapter
@@ -172,30 +171,33 @@ class Model(models.Model):
         return to_device(dict(batch), next(self.parameters()).device)
 
     def _samples(self, rows: Sequence[Sample]) -> Samples:
-        predictor = Predictor(self, self.task)
+        predictor = Predictor(self, self.task, target=TARGET)
+        if not (self.task.needs_target and any(row.get(TARGET) is not None for row in rows)):
+            return predictor.samples([_without_target(row) for row in rows])
         unknown = {name for row in rows for name in row} - {*self.inputs, TARGET}
         if unknown:
             raise UserError(
-                f"{', '.join(sorted(unknown))}: not an input of this model; the inputs are "
-                f"{', '.join(self.inputs)}, and the target is {TARGET!r}"
+                f"this model has the inputs {', '.join(self.inputs)}, "
+                f"got {', '.join(sorted(unknown))}"
             )
-        tokenizers = predictor.preprocessors
         cells: dict[str, list[Any]] = {
-            name: [to_cell(name, row.get(name), self.task, tokenizer) for row in rows]
-            for name, tokenizer in tokenizers.items()
+            name: [predictor.reads.cell(name, row.get(name)) for row in rows]
+            for name in self.inputs
         }
-        has_target = self.task.needs_target and any(row.get(TARGET) is not None for row in rows)
-        if has_target:
-            cells[TARGET] = [row.get(TARGET) for row in rows]
-        origins = [f"row {i + 1}" for i in range(len(rows))]
-        opened = predictor.survey(Rows(cells, origins), with_target=has_target)
+        cells[TARGET] = [row.get(TARGET) for row in rows]
+        origins = [f"sample {i + 1}" for i in range(len(rows))]
+        opened = predictor.reads.survey(Rows(cells, origins), with_target=True)
         if opened.bad:
             first = min(opened.bad, key=lambda fault: fault.row)
             raise UserError(f"{first.origin}: {first}")
         # An evaluation counts an unknown class as an error. A training would ignore it.
-        if has_target and (unknown := self.task.unknown(opened.targets or ())):
+        if unknown := self.task.unknown(opened.targets or ()):
             raise UserError(f"{unknown[0]!r}: not a target from which the task has learned")
-        return predictor.task_samples(opened) if has_target else Samples(opened, tokenizers)
+        return predictor.task_samples(opened)
+
+
+def _without_target(row: Sample) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name != TARGET}
 
 
 def _first(backbone: Any) -> Any:

@@ -143,8 +143,8 @@ def test_parts_that_do_not_fit(change, message):
 @pytest.mark.parametrize(
     ("row", "message"),
     [
-        ({"txt": "a cup"}, "txt: not an input of this model; the inputs are text"),
-        ({"text": None, "target": "red"}, "row 1"),
+        ({"txt": "a cup"}, "has the inputs text, got txt"),
+        ({"text": None, "target": "red"}, "sample 1"),
         ({"text": "a cup", "target": "green"}, "'green': not a target"),
     ],
 )
