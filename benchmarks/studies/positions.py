@@ -36,7 +36,7 @@ from dxn.models.positions import BackbonePosition  # noqa: E402
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind  # noqa: E402
 from dxn.training.optim import adamw, cosine  # noqa: E402
 from dxn.viz.figure import new_figure, save  # noqa: E402
-from dxn.weights.resize import resize_tensor  # noqa: E402
+from dxn.weights.conversions import resize_tensor  # noqa: E402
 
 LENGTH = 64  # tokens in training
 REACH = 4  # length in the test, as a multiple of LENGTH

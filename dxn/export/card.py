@@ -13,7 +13,7 @@ from dxn.core.printable import without_secrets
 from dxn.core.untrusted import load_json, read_text
 from dxn.runs.saved.model_folder import CARD
 from dxn.runs.settings import dump_yaml
-from dxn.weights.own import read_config
+from dxn.weights.model_config import read_config
 
 METRICS = "metrics.json"
 LABELS = "labels.json"

@@ -13,7 +13,7 @@ from dxn.core.files import SUMS
 from dxn.export.card import hub_card
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.hub import NAME, REVISION, endpoint, reason_of
-from dxn.weights.own import SUFFIXES, check_files
+from dxn.weights.model_config import SUFFIXES, check_files
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ from dxn.runs.saved.model_folder import from_public
 from dxn.stacking.stacked import stacks_of
 from dxn.tasks import Classify
 from dxn.training.evaluate import to_device
-from dxn.weights import PublicModel, required_options, to_original
+from dxn.weights.public import PublicModel
+from dxn.weights.saving import required_options, to_original
 
 # Files of a checkpoint that its library reads besides the weights and config.json.
 COPIED = (

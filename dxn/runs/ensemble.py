@@ -41,7 +41,7 @@ from dxn.stacking import files as stack_files
 from dxn.stacking.metrics import about_stack
 from dxn.tasks import Task
 from dxn.weights.checkpoint import read_tensors
-from dxn.weights.own import read_config
+from dxn.weights.model_config import read_config
 
 FILE = "ensemble.json"  # what the members that have not started yet need, besides the configuration
 METRICS = "metrics.json"

@@ -11,7 +11,7 @@ from torch import nn
 from dxn.models.fusion import shared_name
 from dxn.models.model import module_key
 from dxn.tasks import Task
-from dxn.weights import PublicModel
+from dxn.weights.public import PublicModel
 
 
 @dataclass(frozen=True)

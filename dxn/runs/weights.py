@@ -11,13 +11,14 @@ import copy
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import dxn.weights
 from dxn.config.instantiate import expand_defaults, merge_options
 from dxn.config.keys import assign, leaves, lookup
 from dxn.core.errors import UserError
 from dxn.runs.filling import InitialWeights
 from dxn.runs.plan import adapter_nodes, readers_of
 from dxn.runs.settings import Settings
-from dxn.weights import PublicModel, read_public
+from dxn.weights.public import PublicModel
 
 # Options of an adapter that its weights determine. The user can override all others, such as the
 # image size, augmentation and dropout. An entry includes all options below it.
@@ -72,7 +73,7 @@ def read_initial_weights(settings: Settings) -> InitialWeights:
     trust = settings.trust
     main = None
     if weights["source"]:
-        main = read_public(
+        main = dxn.weights.read_public(
             weights["source"],
             revision=weights["revision"],
             part=weights["part"],
@@ -89,7 +90,7 @@ def read_initial_weights(settings: Settings) -> InitialWeights:
                 f"weights.adapters.{key}: the adapter {key} is not used; add it to adapters=[...]"
             )
         # A checkpoint such as CLIP has one tower per modality.
-        public = read_public(source, part=modalities[key], trust=settings.folder_trust)
+        public = dxn.weights.read_public(source, part=modalities[key], trust=settings.folder_trust)
         if public.adapter_key(key, modalities[key]) is None:
             has = ", ".join(public.architecture.adapters)
             raise UserError(

@@ -19,8 +19,6 @@ from dxn.models.model import Model, Network
 from dxn.stacking.modules import Baseline, FeatureBaseline
 from dxn.stacking.past import PastRegression
 from dxn.stacking.stacked import Stacked
-from dxn.stacking.targets import can_have_baseline
-from dxn.tasks import Task
 from dxn.weights.build_limit import build_limit
 from dxn.weights.checkpoint import read_tensors, refuse_non_finite
 
@@ -97,7 +95,7 @@ def join_stacks(new: Path, members: Sequence[Path]) -> None:
         _write(new, entries, tensors)
 
 
-def load_stacks(folder: Path, models: Sequence[Model], task: Task) -> list[Network]:
+def load_stacks(folder: Path, models: Sequence[Model]) -> list[Network]:
     """Return the models of a model folder, those that are stacked as `Stacked`.
 
     Raises:
@@ -124,7 +122,7 @@ def load_stacks(folder: Path, models: Sequence[Model], task: Task) -> list[Netwo
             prefix = f"{number}."
             own = {n.removeprefix(prefix): t for n, t in tensors.items() if n.startswith(prefix)}
             baseline = None if entry.baseline is None else _build(entry.baseline, own, folder)
-            problem = _problem(baseline, model, task)
+            problem = "" if baseline is None else _problem(baseline, model)
             if problem:
                 raise UserError(f"{path}: baseline: {problem}; copy the model folder again")
             networks.append(Stacked(model, baseline, (entry.mix[0], entry.mix[1])))
@@ -149,12 +147,8 @@ def _build(sizes: FeatureSizes | PastSizes, tensors: dict[str, Tensor], folder: 
     return baseline
 
 
-def _problem(baseline: Baseline | None, model: Model, task: Task) -> str:
+def _problem(baseline: Baseline, model: Model) -> str:
     """Return why the mixed output cannot be computed. Empty: it can."""
-    if not can_have_baseline(task):
-        return f"{task.name} has none"
-    if baseline is None:
-        return ""
     unknown = [name for name in baseline.inputs if name not in model.inputs]
     if unknown:
         return f"names the input {unknown[0]!r}, which the model does not have"

@@ -39,7 +39,7 @@ class Stacked(Network):
         features = {} if self.baseline is None else model_features(self.model, batch)
         return self.mixed(output, features)
 
-    def mixed(self, output: Tensor, features: Mapping[str, Features]) -> Tensor:
+    def mixed(self, output: Any, features: Mapping[str, Features]) -> Tensor:
         """Return the weighted sum of the outputs of the model and the baseline.
 
         Args:
@@ -47,8 +47,13 @@ class Stacked(Network):
             features: Features of the inputs that the baseline reads, by input name.
 
         Raises:
-            UserError: If the outputs of both have different sizes.
+            UserError: If the outputs of both do not fit together.
         """
+        # The files of a model folder can be those of another model.
+        if not isinstance(output, Tensor):
+            raise UserError(
+                "baseline: a model with this head has none; copy the model folder again"
+            )
         scaled = self.mix[0] * output.float()
         if self.baseline is None:
             return scaled

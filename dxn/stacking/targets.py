@@ -62,12 +62,6 @@ def _of_numbers(task: Regress, values: Sequence[Any]) -> ScoreTargets:
     return ScoreTargets(standardized.float()[:, None], are_classes=False)
 
 
-def can_have_baseline(task: Task) -> bool:
-    """Whether a baseline can learn the targets of a task."""
-    is_learned = score_targets.dispatch(type(task)) is not score_targets.dispatch(Task)
-    return is_learned or isinstance(task, Forecast)
-
-
 def kept_of_batch(task: Task, batch: Mapping[str, Any]) -> dict[str, dict[str, Tensor]]:
     """Return what the loss of a task reads from a batch besides the target, by input name."""
     if not isinstance(task, Forecast):

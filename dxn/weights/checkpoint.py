@@ -18,8 +18,7 @@ from torch import Tensor
 
 from dxn.core.errors import UserError
 from dxn.core.schema import validated
-from dxn.weights.files import read_json
-from dxn.weights.public_config import PublicConfig, shards
+from dxn.weights.public_config import PublicConfig, read_json, shards
 from dxn.weights.vocabulary import read_tokenizer
 
 # Names of weight files in a folder, in the order of preference. Safetensors files come first,

@@ -1,15 +1,24 @@
-"""The pydantic models of config.yaml in a model folder."""
+"""config.yaml of a model folder, its pydantic models, and the check of all files of the folder."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import ConfigDict, Field, model_validator
 
-from dxn.core.schema import Strict
-from dxn.core.untrusted import shortened
+from dxn.config.targets import MODEL_PACKAGES, check_targets
+from dxn.core.errors import UserError
+from dxn.core.files import SUMS, check_sums
+from dxn.core.schema import Strict, validated
+from dxn.core.untrusted import check_file, load_yaml, shortened
 
+CONFIG_FILE = "config.yaml"
+CARD_FILE = "README.md"
+# Suffixes of the files that dxn reads from a model folder.
+SUFFIXES = (".json", ".yaml", ".safetensors")
+MAX_FILES = 10_000
 MAX_INPUTS = 10_000
 MAX_MEMBERS = 1_000
 # Limits of integers anywhere in the file. Most of them are sizes, and a size of billions fills the
@@ -101,3 +110,49 @@ def _leaves(node: Any, name: str = "") -> Iterator[tuple[str, Any]]:
             yield from _leaves(value, name)
     else:
         yield name, node
+
+
+def read_config(folder: Path, *, trust: tuple[str, ...] = ()) -> dict[str, Any]:
+    """Read and validate config.yaml of a model folder.
+
+    Args:
+        folder: The model folder.
+        trust: Top-level packages, in addition to dxn, whose classes the file may refer to.
+
+    Raises:
+        UserError: If the file is not the configuration of a model, or refers to classes that are
+            not trusted.
+    """
+    path = folder / CONFIG_FILE
+    config = load_yaml(path)
+    validated(ModelConfig, config, path)
+    # Only the packages of models are allowed: a model has no data source or trainer.
+    check_targets(config, trust, packages=MODEL_PACKAGES, key=str(path))
+    return config
+
+
+def check_files(folder: Path) -> None:
+    """Check the files of a model folder, which may come from a stranger, before reading them.
+
+    Raises:
+        UserError: If a file is missing, has changed since it was saved, is not listed in
+            SHA256SUMS, or is a link to another place.
+    """
+    paths = sorted(folder.iterdir())
+    if len(paths) > MAX_FILES:
+        raise UserError(f"{folder}: must have at most {MAX_FILES:,} files, got {len(paths):,}")
+    read = [path for path in paths if path.suffix in SUFFIXES]
+    for path in read:
+        check_file(path)
+    if (folder / SUMS).exists():
+        check_file(folder / SUMS)
+    # Users may edit the model card, which has no effect on the model.
+    listed = check_sums(folder, may_differ=[CARD_FILE])
+    # A damaged file could otherwise be hidden by removing its line, or the whole list.
+    unlisted = [path.name for path in read if path.name not in listed]
+    if unlisted:
+        problem = f"must list {unlisted[0]}" if (folder / SUMS).exists() else "file not found"
+        raise UserError(
+            f"{folder / SUMS}: {problem}; copy the whole folder again, or run "
+            f"`sha256sum *.* > {SUMS}` in this folder if you trust its files"
+        )

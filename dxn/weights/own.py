@@ -11,11 +11,9 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from dxn.config.instantiate import build
-from dxn.config.targets import MODEL_PACKAGES, check_targets
 from dxn.core.errors import UserError
-from dxn.core.files import SUMS, check_sums
 from dxn.core.schema import Strict, validated
-from dxn.core.untrusted import check_file, load_json, load_yaml
+from dxn.core.untrusted import load_json, load_yaml
 from dxn.models.model import module_key
 from dxn.tasks.target_tokenizer import FILE as TOKENIZER_FILE
 from dxn.tokenize.text.vocabulary import load_tokenizer, num_embeddings
@@ -23,14 +21,9 @@ from dxn.weights.build_limit import build_limit
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import copied
 from dxn.weights.family import Architecture, Family, Options, TensorMap
-from dxn.weights.model_config import ModelConfig
+from dxn.weights.model_config import CONFIG_FILE, check_files, read_config
 
-CONFIG_FILE = "config.yaml"
 LABELS_FILE = "labels.json"
-CARD_FILE = "README.md"
-# Suffixes of the files that dxn reads from a model folder.
-SUFFIXES = (".json", ".yaml", ".safetensors")
-MAX_FILES = 10_000
 # Tensors that depend on the order of the inputs. The embedding has one row per input, and the names
 # of the layers contain the index of the input: fusion.mix.0.weight.
 INPUT_EMBEDDING = "fusion.input_embedding.weight"
@@ -160,52 +153,6 @@ def reorder_inputs(
         else:
             result[name] = tensor
     return result
-
-
-def read_config(folder: Path, *, trust: tuple[str, ...] = ()) -> dict[str, Any]:
-    """Read and validate config.yaml of a model folder.
-
-    Args:
-        folder: The model folder.
-        trust: Top-level packages, in addition to dxn, whose classes the file may refer to.
-
-    Raises:
-        UserError: If the file is not the configuration of a model, or refers to classes that are
-            not trusted.
-    """
-    path = folder / CONFIG_FILE
-    config = load_yaml(path)
-    validated(ModelConfig, config, path)
-    # Only the packages of models are allowed: a model has no data source or trainer.
-    check_targets(config, trust, packages=MODEL_PACKAGES, key=str(path))
-    return config
-
-
-def check_files(folder: Path) -> None:
-    """Check the files of a model folder, which may come from a stranger, before reading them.
-
-    Raises:
-        UserError: If a file is missing, has changed since it was saved, is not listed in
-            SHA256SUMS, or is a link to another place.
-    """
-    paths = sorted(folder.iterdir())
-    if len(paths) > MAX_FILES:
-        raise UserError(f"{folder}: must have at most {MAX_FILES:,} files, got {len(paths):,}")
-    read = [path for path in paths if path.suffix in SUFFIXES]
-    for path in read:
-        check_file(path)
-    if (folder / SUMS).exists():
-        check_file(folder / SUMS)
-    # Users may edit the model card, which has no effect on the model.
-    listed = check_sums(folder, may_differ=[CARD_FILE])
-    # A damaged file could otherwise be hidden by removing its line, or the whole list.
-    unlisted = [path.name for path in read if path.name not in listed]
-    if unlisted:
-        problem = f"must list {unlisted[0]}" if (folder / SUMS).exists() else "file not found"
-        raise UserError(
-            f"{folder / SUMS}: {problem}; copy the whole folder again, or run "
-            f"`sha256sum *.* > {SUMS}` in this folder if you trust its files"
-        )
 
 
 def target_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:

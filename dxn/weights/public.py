@@ -15,9 +15,9 @@ from dxn.models.fusion import shared_name
 from dxn.models.model import module_key
 from dxn.tokenize.base import ADAPTERS, Adapter
 from dxn.weights.checkpoint import Checkpoint, refuse_non_finite
+from dxn.weights.conversions import resize_tensor
 from dxn.weights.family import Architecture, Family, TensorMap, TensorSource
 from dxn.weights.own import reorder_inputs
-from dxn.weights.resize import resize_tensor
 
 FUSION = "dxn.models.EarlyFusion"
 BACKBONE = "dxn.models.Backbone"

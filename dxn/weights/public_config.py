@@ -1,4 +1,4 @@
-"""The pydantic models of the JSON files of public checkpoints."""
+"""The JSON files of public checkpoints, and their pydantic models."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pydantic import ConfigDict, Field
 
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict, validated
+from dxn.core.untrusted import load_json
 
 MAX_SHARDS = 10_000
 
@@ -101,3 +102,19 @@ def shards(index: Path, content: Any) -> list[str]:
                 f"weights: {index}: must contain names of files in the same folder, got {name!r}"
             )
     return names
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, or {} if the file does not exist or has no object.
+
+    Raises:
+        UserError: If the file is not valid JSON, or not a regular file.
+    """
+    if not path.exists():
+        return {}
+    try:
+        # Local copies of public checkpoints often contain links to a cache.
+        content = load_json(path, allow_nan=True, allow_links=True)
+    except UserError as error:
+        raise UserError(f"weights: {error}; download it again") from error
+    return content if isinstance(content, dict) else {}

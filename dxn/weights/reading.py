@@ -1,15 +1,47 @@
-"""Read a checkpoint and determine its family."""
+"""Read a checkpoint, and determine its family: a built-in one, or that of another package."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
+from importlib.metadata import entry_points
 
 from dxn.core.errors import UserError
+from dxn.weights.bert import BERT
 from dxn.weights.checkpoint import Checkpoint, read_checkpoint
-from dxn.weights.families import all_families
+from dxn.weights.clip import CLIP_IMAGE, CLIP_TEXT
+from dxn.weights.dinov2 import DINOV2, DINOV2_REGISTERS
+from dxn.weights.distilbert import DISTILBERT
 from dxn.weights.family import Family
+from dxn.weights.gpt2 import GPT2
+from dxn.weights.hf_vit import HF_VIT
+from dxn.weights.modernbert import MODERNBERT
 from dxn.weights.own import OWN
 from dxn.weights.public import PublicModel, shortened
+from dxn.weights.roberta import ROBERTA
+from dxn.weights.spectrogram import AST
+from dxn.weights.vit import VIT
+from dxn.weights.whisper import WHISPER
+
+ENTRY_POINTS = "dxn.families"
+# The order has no effect, because a checkpoint may match only one family, except for the two towers
+# of CLIP. A program can append a family to this list. A package should declare an entry point
+# instead, so that its family is available without importing the package.
+FAMILIES: list[Family] = [
+    VIT,
+    HF_VIT,
+    DINOV2,
+    DINOV2_REGISTERS,
+    BERT,
+    ROBERTA,
+    DISTILBERT,
+    MODERNBERT,
+    GPT2,
+    AST,
+    WHISPER,
+    CLIP_IMAGE,
+    CLIP_TEXT,
+]
 
 
 def read_public(
@@ -88,3 +120,37 @@ def _family_of(checkpoint: Checkpoint, part: str | None) -> Family:
             raise UserError(f"weights: {checkpoint.source}: contains {names}{advice}")
         matching = selected
     return matching[0]
+
+
+def all_families() -> tuple[Family, ...]:
+    """Return the families in `FAMILIES`, followed by those of installed packages.
+
+    Raises:
+        UserError: If an entry point cannot be loaded.
+    """
+    return (*FAMILIES, *_installed_families())
+
+
+@functools.cache
+def _installed_families() -> tuple[Family, ...]:
+    """Load the entry points of the group "dxn.families", once per process."""
+    # This function is called when the first checkpoint is read, not when dxn is imported, because
+    # importing other packages may take long.
+    families: list[Family] = []
+    for entry_point in entry_points(group=ENTRY_POINTS):
+        label = f"{ENTRY_POINTS}: {entry_point.name} = {entry_point.value}"
+        try:
+            family = entry_point.load()
+        except Exception as error:  # importing another package can raise any exception
+            reason = f"{type(error).__name__}: {error}"
+            raise UserError(
+                f"entry point {label}: cannot be loaded ({reason}); fix or uninstall the package"
+            ) from error
+        # Check the type here, so that the message contains the name of the entry point.
+        if not isinstance(family, Family):
+            raise UserError(
+                f"entry point {label}: must be a dxn.weights.Family, got {type(family).__name__}; "
+                "fix or uninstall the package"
+            )
+        families.append(family)
+    return tuple(families)

@@ -19,7 +19,7 @@ from dxn.core.schema import Strict, validated
 from dxn.core.tokenizer_check import MAX_BYTES
 from dxn.core.untrusted import check_file, read_text
 from dxn.tokenize.text.vocabulary import load_tokenizer
-from dxn.weights.files import read_json
+from dxn.weights.public_config import read_json
 
 # Special tokens of BERT.
 WORDPIECE_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")

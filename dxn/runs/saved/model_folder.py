@@ -10,6 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+import dxn.weights
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, link, replace_folder, sha256, write_sums, write_text
@@ -25,10 +26,9 @@ from dxn.stacking.files import load_stacks
 from dxn.tasks import Task
 from dxn.tasks.task import STATE_FILE
 from dxn.training.finetune import merged
-from dxn.weights import read_public
 from dxn.weights.build_limit import build_limit
 from dxn.weights.checkpoint import read_tensors, refuse_non_finite
-from dxn.weights.own import check_files, read_config
+from dxn.weights.model_config import check_files, read_config
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.yaml"
@@ -136,12 +136,12 @@ def _build_any(
     count = nodes.get(MEMBERS)
     if not count:
         model, task = _build(folder, nodes, tensors, trust)
-        return load_stacks(folder, [model], task)[0], task
+        return load_stacks(folder, [model])[0], task
     built = [_build(folder, nodes, part, trust) for part in split_tensors(tensors, count)]
     task = built[0][1]
     if type(task).combine is Task.combine:
         raise UserError(f"{folder / CONFIG}: {task.name} models cannot be combined")
-    networks = load_stacks(folder, [model for model, _ in built], task)
+    networks = load_stacks(folder, [model for model, _ in built])
     return Ensemble(networks, task.combine), task
 
 
@@ -194,7 +194,7 @@ def from_public(
     Raises:
         UserError: If dxn does not support the checkpoint, or tensors are missing.
     """
-    public = read_public(source, revision=revision, part=part, trust=tuple(trust))
+    public = dxn.weights.read_public(source, revision=revision, part=part, trust=tuple(trust))
     nodes = public.nodes()
     try:
         with build_limit(public.checkpoint.tensors, Path(source)):
