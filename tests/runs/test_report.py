@@ -325,9 +325,7 @@ def test_runs_that_cannot_be_compared_are_refused(runs, message, reviews, monkey
 
 def test_other_commands_refuse_a_list_of_runs(capsys):
     (line,) = refused(capsys, ["predict", "run=[a,b]", "input.text=x"])
-    assert (
-        line == "dxn: run: must be one run folder, got a list of 2; only dxn compare takes a list"
-    )
+    assert line == "dxn: run: must be a string or null, got ['a', 'b']"
 
 
 def test_report_needs_a_run(digits, capsys):

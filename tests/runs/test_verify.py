@@ -195,7 +195,7 @@ def test_one_problem_does_not_hide_another_one(run, capsys):
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ([], "run: set run=RUN to the run folder to check"),
+        ([], "run: set run=RUN to the run folder"),
         (["run=nowhere"], "run: folder not found: nowhere"),
         (["run=nowhere", "seed=1"], "seed: no such key"),
     ],
