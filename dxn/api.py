@@ -188,7 +188,7 @@ def load(
             hf://OWNER/NAME@REVISION.
         device: Device to run on, such as "cuda".
         dtype: Data type of the weights: float32, bf16, int8, or auto, which is bf16 if the model is
-            large and bf16 is measured faster.
+            large and the device has instructions for bf16.
         trust: Top-level packages besides dxn whose code the folder may use.
 
     Raises:
@@ -220,7 +220,7 @@ def from_public(
         strict: Whether missing and unexpected tensors are an error.
         device: Device to run on, such as "cuda".
         dtype: Data type of the weights: float32, bf16, int8, or auto, which is bf16 if the model is
-            large and bf16 is measured faster.
+            large and the device has instructions for bf16.
         trust: Top-level packages besides dxn whose code the family of the checkpoint may use.
 
     Raises:

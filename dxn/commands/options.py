@@ -163,7 +163,8 @@ class Precision(Device):
     """A command whose model can have another data type.
 
     Args:
-        dtype: float32, bf16, int8 or auto: bf16 if the model is large and bf16 is measured faster.
+        dtype: float32, bf16, int8 or auto: bf16 if the model is large and the device has
+            instructions for it.
     """
 
     dtype: Literal["auto", "float32", "bf16", "int8"] = "auto"

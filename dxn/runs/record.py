@@ -76,7 +76,7 @@ class Plan(Strict):
         inputs: The inputs by name, in the order of the model.
         target: Target column. None: the task needs none.
         layout: How tables were rearranged, see `dxn.data.rows.Source`.
-        precision: Precision of matrix products, which is measured by default.
+        precision: Precision of matrix products, which the device determines by default.
         batch_size: Number of samples per batch over all processes.
         data: Fingerprint of each split.
         loaded: Names of the tensors that were loaded from a checkpoint.

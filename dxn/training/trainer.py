@@ -369,6 +369,9 @@ class Trainer:
         # grad_accum_steps: gradients must not leak into the next epoch.
         num_batches = min(self.grad_accum_steps, len(self.order) - state.batch)
         num_parts = num_batches * state.parts
+        # Several batches, or parts of one, make the step of one large batch: each counts by the
+        # weight of its targets. So the gradients are first those of sums.
+        self.adds_up = num_parts * self.accelerator.num_processes > 1
         losses: list[LossSum] = []
         rows: list[int] = []
         for i in range(num_parts):
@@ -426,7 +429,6 @@ class Trainer:
             if batch.get("#filler"):
                 # It only keeps this process in step with the others, which have one more sample.
                 loss = LossSum(0 * loss.total, 0 * loss.weight)
-            # The sum over all targets, if there are other batches in the step.
             (loss.total if self.adds_up else loss.mean).backward()
         return LossSum(loss.total.detach(), loss.weight.detach())
 
@@ -441,8 +443,7 @@ class Trainer:
         parameters = [p for p in self.parameters if p.grad is not None]
         gradients = [cast("Tensor", p.grad) for p in parameters]
         if self.adds_up:
-            # The step is that of one large batch, however many batches and processes it is divided
-            # into. DDP has already divided the sum over the processes by their number.
+            # DDP has already divided the sum over the processes by their number.
             weight = torch.where(loss.weight > 0, loss.weight, 1.0) / self.accelerator.num_processes
             for gradient in gradients:
                 gradient.div_(weight)
@@ -596,11 +597,6 @@ class Trainer:
             state.step = state.epoch * self.steps_per_epoch
         self.log.epochs = self.num_epochs
         self.log.restore(state, pending)
-
-    @property
-    def adds_up(self) -> bool:
-        """Whether several batches or parts make one step, so each counts by its weight."""
-        return self.accelerator.num_processes * self.grad_accum_steps * self.state.parts > 1
 
     @property
     def num_epochs(self) -> int:
