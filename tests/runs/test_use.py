@@ -7,6 +7,7 @@ import shutil
 import warnings
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import soundfile
 from helpers.runs import metrics_of, refused, train
@@ -301,3 +302,28 @@ def test_several_samples_are_refused_where_one_is_needed(place, run, capsys, ver
     for given in ("shop.csv", "photos", "photos/*.png"):
         (line,) = refused(capsys, [verb, f"run={run}", f"input={place / given}"])
         assert "input: must be one sample" in line
+
+
+@pytest.mark.parametrize("given", ["shop.csv", "photos/*.png"])
+def test_the_matrices_of_all_samples_are_written(place, run, given, tmp_path):
+    files = [tmp_path / "tokens.parquet", tmp_path / "tokens.npz"]
+    for file in files:
+        assert main(["tokenize", f"run={run}", f"input={place / given}", f"output={file}"]) == 0
+    table, arrays = pq.read_table(files[0]).to_pylist(), np.load(files[1])
+    assert len(table) == len(arrays["matrix"])
+    row, names = np.array(table[0]["matrix"]), table[0]["input"]
+    size = len(names)
+    assert row.shape == (12, size)
+    np.testing.assert_allclose(arrays["matrix"][0, :, :size], row, atol=1e-6)
+    assert arrays["mask"][0].tolist() == [i < size for i in range(arrays["mask"].shape[1])]
+    assert arrays["input"][0, :size].tolist() == names
+    assert table[0]["file"].endswith(given.rpartition("/")[2].lstrip("*"))
+    if given == "shop.csv":
+        expected = dxn.load(run).tokens(title="blue shirt 0", photo=place / "photos/more/0.png")
+        np.testing.assert_allclose(row, expected.matrix[0].detach().numpy(), atol=1e-5)
+
+
+def test_matrices_of_a_data_set_need_fitted_adapters(place, capsys, tmp_path):
+    words = ["tokenize", f"input={place / 'shop.csv'}", f"output={tmp_path / 't.npz'}"]
+    (line,) = refused(capsys, words)
+    assert "needs fitted adapters; set run=RUN" in line
