@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -41,7 +42,6 @@ from dxn.runs.settings import Settings
 from dxn.stacking.files import write_stack
 from dxn.stacking.metrics import about_stack, warn_about
 from dxn.stacking.stacked import formula_of
-from dxn.stacking.train import train_stack
 from dxn.tasks import Task
 from dxn.training.distributed import is_lost_connection, wait_for_all
 from dxn.training.log import read_log
@@ -327,7 +327,9 @@ def _stack(run: Training, best: Predictor, *, batch_size: int) -> None:
             "baseline=always trains one and mixes its output with that of the model"
         )
     elif choice != "none" and not run.loader.overfit:
-        stack = train_stack(
+        # Imported here, because it is used only after the training.
+        train = importlib.import_module("dxn.stacking.train")
+        stack = train.train_stack(
             best.model,
             best.task,
             best.task_samples(run.splits["train"]),
