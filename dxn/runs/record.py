@@ -18,12 +18,12 @@ from pydantic import Field, PositiveInt
 from dxn.config.keys import leaves, lookup
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, check_sums, link, replace_folder, write_sums
+from dxn.core.runtime import LAUNCH, RESTARTS
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
 from dxn.data.inspect.fingerprint import differences
 from dxn.runs.run_config import RunConfig
 from dxn.runs.settings import Settings, merge_overrides
-from dxn.training.distributed import LAUNCH, RESTARTS
 
 FOLDER = Path("checkpoints") / "start"
 PLAN = "plan.json"

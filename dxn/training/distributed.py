@@ -20,13 +20,11 @@ from torch.distributed import distributed_c10d
 from torch.distributed.rendezvous import rendezvous
 from torch.nn.parallel import DistributedDataParallel
 
-from dxn.core.runtime import choose_bf16
+from dxn.core.runtime import LAUNCH, RESTARTS, choose_bf16
 
 Precision = Literal["auto", "float32", "bf16"]
 
-# Environment variables that torchrun sets.
-LAUNCH = "TORCHELASTIC_RUN_ID"  # all processes of a training have the same
-RESTARTS = "TORCHELASTIC_RESTART_COUNT"
+# Further environment variables that torchrun sets.
 HAS_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 PROCESSES = "LOCAL_WORLD_SIZE"  # on this machine
 INTERVAL = 1.0  # seconds between two checks of torchrun, each of which takes microseconds

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch.distributed import HashStore
 
+from dxn.core.runtime import LAUNCH
 from dxn.training import distributed
 from dxn.training.distributed import is_lost_connection
 
@@ -62,9 +63,9 @@ def test_other_errors_are_no_lost_connection(error):
 
 
 def test_the_parent_is_watched_only_below_torchrun(monkeypatch):
-    monkeypatch.delenv(distributed.LAUNCH, raising=False)
+    monkeypatch.delenv(LAUNCH, raising=False)
     distributed.make_accelerator("cpu", "float32")
-    assert distributed.LAUNCH not in [thread.name for thread in threading.enumerate()]
+    assert LAUNCH not in [thread.name for thread in threading.enumerate()]
 
 
 def test_a_process_without_its_parent_is_asked_to_stop_and_then_ended(monkeypatch):
