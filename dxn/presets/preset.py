@@ -18,8 +18,7 @@ import torch
 from accelerate.utils import broadcast_object_list
 
 from dxn.config.instantiate import build, expand_defaults
-from dxn.config.keys import assign, lookup
-from dxn.config.no_effect import overriding
+from dxn.config.keys import assign, lookup, overriding
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.data.rows import Source

@@ -14,7 +14,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from dxn.config.instantiate import build
-from dxn.config.no_effect import refuse_without_effect
+from dxn.config.keys import refuse_without_effect
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder
 from dxn.core.randomness import named_draws
