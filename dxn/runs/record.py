@@ -6,6 +6,7 @@ labels.
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 from collections.abc import Mapping, Sequence
@@ -22,7 +23,6 @@ from dxn.core.runtime import LAUNCH, RESTARTS
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json
 from dxn.data.inspect.fingerprint import differences
-from dxn.runs.run_config import RunConfig
 from dxn.runs.settings import Settings, merge_overrides
 
 FOLDER = Path("checkpoints") / "start"
@@ -184,7 +184,8 @@ def read_plan(folder: Path) -> Plan:
         # A cut or empty list would otherwise hide damage.
         raise UserError(f"{start / SUMS}: must list {PLAN}; copy the whole folder again")
     plan = validated(Plan, load_json(start / PLAN, allow_nan=True), start / PLAN)
-    validated(RunConfig, plan.config, start / PLAN)
+    # Imported here, because only a run that continues needs the check.
+    validated(importlib.import_module("dxn.runs.run_config").RunConfig, plan.config, start / PLAN)
     return plan
 
 
