@@ -150,7 +150,7 @@ class TargetTokenizer:
     def _split(self, token: int, rand: random.Random) -> tuple[int, ...]:
         """Return the token, or with probability subword_dropout two shorter ones."""
         split = self.splitter.draw(token, rand)
-        return (token,) if split is None else (split.left, split.right)
+        return (token,) if split is None else split[:2]
 
     def _fitted(self) -> Tokenizer:
         if self.tokenizer is None:

@@ -280,7 +280,7 @@ def unfitted(call):
             ValueError,
             "vocab_size must be a .* got None",
         ),
-        (lambda _: fitted("syllable"), ValueError, "tokenizer.kind must be bpe, wordpiece"),
+        (lambda _: fitted("syllable"), ValueError, "kind must be one of 'bpe', 'wordpiece'"),
         (
             unfitted(lambda t: t.encode("rot")),
             ValueError,

@@ -4,29 +4,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Collection
-from dataclasses import dataclass
 
 from tokenizers import Tokenizer
 
 from dxn.core.randomness import check_probability
 
-
-@dataclass(frozen=True)
-class Split:
-    """A split of a subword into two shorter subwords of the vocabulary.
-
-    Args:
-        left: Id of the first subword.
-        right: Id of the second subword.
-        right_letters: Number of letters of the second subword.
-        letters: Possible lengths of the whole subword in letters, without and with the leading
-            space.
-    """
-
-    left: int
-    right: int
-    right_letters: int
-    letters: range
+# Two shorter subwords: the id of the first and of the second, the number of letters of the second,
+# and the possible lengths of the whole subword in letters, without and with the leading space.
+Split = tuple[int, int, int, range]
 
 
 class SubwordSplitter:
@@ -71,5 +56,5 @@ class SubwordSplitter:
             left = self.tokenizer.token_to_id(own_prefix + body[:at])
             right = self.tokenizer.token_to_id(prefix + body[at:])
             if left is not None and right is not None:
-                splits.append(Split(left, right, len(body) - at, letters))
+                splits.append((left, right, len(body) - at, letters))
         return splits

@@ -74,9 +74,9 @@ class TextTokenizer(Tokenizer):
         vocabulary.no_padding()
         self.vocabulary = vocabulary
         self.special_ids = special_ids(vocabulary)
-        self.splitter = SubwordSplitter(
-            vocabulary, self.augment.subword_dropout, special=self.special_ids
-        )
+        self.splitter = None
+        if dropout := self.augment.subword_dropout:
+            self.splitter = SubwordSplitter(vocabulary, dropout, special=self.special_ids)
         self.mask_id = token_of(vocabulary, MASK_TOKENS)
         # The vocabulary is empty while the adapter is not fitted, so nothing can be checked.
         if self.augment.token_mask and vocabulary.get_vocab_size() and self.mask_id is None:
@@ -241,8 +241,7 @@ class TextTokenizer(Tokenizer):
         """Apply subword_dropout, token_dropout and token_mask."""
         augment = self.augment
         if augment.subword_dropout:
-            parts = [self._split(token, rand) for token in tokens]
-            tokens = list(chain.from_iterable(parts))
+            tokens = [part for token in tokens for part in self._split(token, rand)]
         if augment.token_dropout:
             kept = [token for token in tokens if rand.random() >= augment.token_dropout]
             tokens = kept or tokens[:1]  # a sample needs at least one token
@@ -257,17 +256,18 @@ class TextTokenizer(Tokenizer):
 
     def _split(self, token: Token, rand: random.Random) -> list[Token]:
         """Return the token, or with probability subword_dropout two shorter ones."""
-        split = self.splitter.draw(token[0], rand)
+        split = None if self.splitter is None else self.splitter.draw(token[0], rand)
         if split is None:
             return [token]
+        left, right, right_letters, letters = split
         _, (start, stop), word = token
         # The number of letters can differ from the number of characters: a character can consist of
         # several bytes, and normalization can compose characters. Then the position of the split in
         # the text is unknown, so both parts get the span of the whole token.
-        if stop - start not in split.letters:
-            return [(split.left, (start, stop), word), (split.right, (start, stop), word)]
-        middle = max(stop - split.right_letters, start)
-        return [(split.left, (start, middle), word), (split.right, (middle, stop), word)]
+        if stop - start not in letters:
+            return [(left, (start, stop), word), (right, (start, stop), word)]
+        middle = max(stop - right_letters, start)
+        return [(left, (start, middle), word), (right, (middle, stop), word)]
 
 
 def _length(raw: RawText) -> int:
