@@ -87,12 +87,12 @@ class Model(models.Model):
             )
         fusion = fusion or EarlyFusion(dim, inputs=list(inputs))
         adapters = dict(inputs)
-        head.bind(adapters)
+        head.target.bind(adapters)
         if targets is not None:
             origins = [f"target {i + 1}" for i in range(len(targets))]
-            head.find_format(targets, origins)
+            head.target.find_format(targets, origins)
             pairs = zip(targets, origins, strict=True)
-            head.fit([head.parse(target, origin) for target, origin in pairs])
+            head.target.fit([head.target.read(cell, origin, {}) for cell, origin in pairs])
         # Several inputs with the same adapter have the key of the first one.
         keys: dict[int, str] = {}
         shared = {name: keys.setdefault(id(adapter), name) for name, adapter in inputs.items()}
@@ -149,7 +149,7 @@ class Model(models.Model):
                 name: {"modality": self.adapter(name).modality, "column": name, "adapter": key}
                 for name, key in self.inputs.items()
             },
-            "target": TARGET if self.task.needs_target else None,
+            "target": TARGET if self.task.is_supervised else None,
             "layout": None,
             "adapters": {key: node_of(self.adapter(key), f"inputs.{key}") for key in keys},
             "fusion": node_of(self.fusion, "fusion"),
@@ -162,7 +162,7 @@ class Model(models.Model):
             task=self.task.name,
             inputs=", ".join(self.inputs),
             parameters=models.count_parameters(self),
-            call="predict" if self.task.answers else "embed",
+            call="predict" if self.task.is_supervised else "embed",
             example=", ".join(f"{name}=..." for name in self.inputs),
         )
         model_folder.save(folder, model=self, nodes=nodes, task=self.task, card=card)
@@ -172,7 +172,7 @@ class Model(models.Model):
 
     def _samples(self, rows: Sequence[Sample]) -> Samples:
         predictor = Predictor(self, self.task, target=TARGET)
-        if not (self.task.needs_target and any(row.get(TARGET) is not None for row in rows)):
+        if not (self.task.is_supervised and any(row.get(TARGET) is not None for row in rows)):
             return predictor.samples([_without_target(row) for row in rows])
         unknown = {name for row in rows for name in row} - {*self.inputs, TARGET}
         if unknown:
@@ -191,7 +191,7 @@ class Model(models.Model):
             first = min(opened.bad, key=lambda fault: fault.row)
             raise UserError(f"{first.origin}: {first}")
         # An evaluation counts an unknown class as an error. A training would ignore it.
-        if unknown := self.task.unknown(opened.targets or ()):
+        if unknown := self.task.target.unknown(opened.targets or ()):
             raise UserError(f"{unknown[0]!r}: not a target from which the task has learned")
         return predictor.task_samples(opened)
 

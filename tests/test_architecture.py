@@ -105,7 +105,13 @@ def strings(node: ast.AST) -> Iterator[ast.Constant]:
 def test_packages_are_imported_at_the_top_of_a_module():
     # torch and matplotlib take long to import, and `dxn --help` must not wait for them: a command
     # imports what does the work when it is executed.
-    late = ("__init__.py", "viz/__init__.py", "report/__init__.py", "commands/")
+    late = (
+        "__init__.py",
+        "viz/__init__.py",
+        "report/__init__.py",
+        "tasks/__init__.py",
+        "commands/",
+    )
     hydra = ("config/command.py", "config/signatures.py")
     found = []
     for path in FILES:

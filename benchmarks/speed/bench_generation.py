@@ -25,7 +25,7 @@ from dxn.models import (
     generate,
 )
 from dxn.models.inference import convert
-from dxn.tasks.generate_head import GenerateHead
+from dxn.tasks.generate.head import GenerateHead
 from dxn.tokenize.text.adapter import TextAdapter
 from dxn.tokenize.text.options import EmbeddingOptions
 from dxn.weights import read_public

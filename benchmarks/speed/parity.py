@@ -71,7 +71,7 @@ def build_model(public: PublicModel, nodes: dict[str, Any] | None = None) -> Mod
     backbone = build(nodes["backbone"], key="backbone")
     task = build(nodes["head"], key="head")
     if public.task_state():
-        task.load_state(public.task_state())
+        task.target.load(public.task_state())
     head = task.make_head(backbone.dim, fusion.width, adapters)
     inputs = {key: key for key in adapters}
     return Model(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)

@@ -38,7 +38,7 @@ from statsmodels.tsa.exponential_smoothing.ets import ETSModel  # noqa: E402
 
 import dxn  # noqa: E402
 from dxn.data.series.timeline import timeline  # noqa: E402
-from dxn.tasks.futures import Future, forecast_metrics, seasonal_naive  # noqa: E402
+from dxn.tasks.forecast.futures import ForecastMetric, Future, seasonal_naive  # noqa: E402
 from dxn.tokenize.series.reader import SeriesReader  # noqa: E402
 
 COMMON = ["adapters=[series]", "dim=64", "backbone.depth=2", "backbone.dropout=0.2"]
@@ -120,7 +120,7 @@ def interpolated(values: np.ndarray) -> np.ndarray:
 def mase(futures: Sequence[Future], forecasts: Sequence[np.ndarray]) -> float:
     """Return the MASE of forecasts (H,)."""
     predicted = [torch.tensor(forecast)[:, None, None] for forecast in forecasts]
-    return forecast_metrics(predicted, futures, (0.5,))["mase"]
+    return ForecastMetric((0.5,)).metrics(predicted, futures, np.nan)["mase"]
 
 
 def measure(name: str, folder: Path, seeds: Sequence[int]) -> dict[str, list[float]]:

@@ -141,9 +141,9 @@ def make_training(experiment: str, folder: str) -> Training:
     named = parts.by_input(adapters, inputs.adapters)
     by_input = {name: adapter.tokenizer for name, adapter in named.items()}
     train = parts.open_splits(source, by_input, task).splits["train"]
-    parts.fit_adapters(adapters, inputs, train, task.vocabulary_texts(train.targets or ()))
-    task.bind(named)
-    task.fit(train.targets or ())
+    parts.fit_adapters(adapters, inputs, train, task.target.texts(train.targets or ()))
+    task.target.bind(named)
+    task.target.fit(train.targets or ())
     torch.manual_seed(0)
     model = parts.build_model(config, task, adapters, inputs.adapters)
     samples = Samples(train, by_input, task=task, augment=True)

@@ -49,7 +49,7 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compiled):
 
         predictor = load_predictor(self.settings)
         folder = evaluate_model(self.settings, predictor)
-        has_answers = predictor.task.answers
+        has_answers = predictor.task.is_supervised
         files = "metrics.json, predictions.csv, plots/" if has_answers else "metrics.json"
         print_line(f"written: {folder}: {files}")
         if has_answers:

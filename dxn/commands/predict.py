@@ -75,7 +75,7 @@ class Predict(FromWeights, TableInput, Labels, Compiled):
             for record in records:  # a forecast has one per step
                 record.pop("file", None)  # there is no file that contains the sample as a row
         if output is not None:
-            write_records(output, records, separator=task.separator)
+            write_records(output, records, separator=task.target.separator)
             print_line(f"written: {output} ({rows_text(len(records), opened)})")
         elif not is_single:
             for record in records[:MAX_PRINTED]:

@@ -6,7 +6,7 @@ import importlib
 import os
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cached_property
@@ -215,6 +215,17 @@ def count(number: int, singular: str, plural: str = "") -> str:
         plural: The noun for several. Default: singular + "s".
     """
     return f"{number:,} {singular if number == 1 else plural or f'{singular}s'}"
+
+
+def significant(value: float) -> float:
+    """Round to six significant digits. Float32, which models compute with, has about seven."""
+    return float(f"{value:.6g}")
+
+
+def list_names(names: Sequence[str], count: int = 3) -> str:
+    """Return the first names of a list and the number of the others, such as "a, b and 7 more"."""
+    more = f" and {len(names) - count} more" if len(names) > count else ""
+    return f"{', '.join(names[:count])}{more}"
 
 
 def duration(seconds: float) -> str:

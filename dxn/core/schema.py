@@ -107,9 +107,9 @@ def _problem(problem: Mapping[str, Any]) -> str:
         text = str(problem["ctx"]["error"])
         return f"{place}.{text}" if place else text
     sentence = SENTENCES.get(problem["type"])
-    # pydantic returns the limit 1 of a float as 1.0.
+    # pydantic returns the limit 1 of a float as 1.0. Very large ones stay 1e+37.
     limits = {
-        name: int(limit) if isinstance(limit, float) and limit.is_integer() else limit
+        name: f"{limit:.15g}" if isinstance(limit, float) else limit
         for name, limit in problem.get("ctx", {}).items()
     }
     message = problem["msg"] if sentence is None else sentence.format(**limits)

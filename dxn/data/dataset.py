@@ -188,7 +188,8 @@ class Samples(Dataset):
     ):
         self.opened = opened
         self.preprocessors = preprocessors
-        self.task = task
+        # Without the rest of the task, which data workers do not need.
+        self.target = None if task is None else task.target
         self.seed = seed
         self.augment = augment
         self.input_dropout = input_dropout
@@ -196,7 +197,7 @@ class Samples(Dataset):
             name for name in preprocessors if name in opened.raws and (only is None or name in only)
         ]
         # Inputs that the task needs in every sample, such as the words that it tags.
-        self.required = () if task is None else tuple(task.required_inputs)
+        self.required = () if task is None else tuple(task.target.required)
         # All samples of a batch must have a target, or none. New data for prediction may have a
         # target in some rows only; these targets are not used.
         targets = opened.targets
@@ -236,9 +237,9 @@ class Samples(Dataset):
         length = 0.0
         for name in self._present(row):
             length += num_tokens_of(self.opened.raws[name], row, self.preprocessors[name])
-        if self.task is None or self.targets is None:
+        if self.target is None or self.targets is None:
             return length
-        return max(length, self.task.num_tokens(self.targets[row]))
+        return max(length, self.target.length(self.targets[row]))
 
     def describe(self, i: int) -> str:
         """Return the origin and the files of sample i, such as "train.csv row 17 (17.png)"."""
@@ -261,7 +262,7 @@ class Samples(Dataset):
 
         It equals `collate` of the samples, but texts are encoded together, without coordinates.
         """
-        together = self._encoded_together()
+        together = [name for name in self.inputs if not self._is_alone(name)]
         drafts = [
             self._draft((keys.epoch, i), together, drop_inputs=keys.drop_inputs)
             for i in keys.samples
@@ -276,12 +277,13 @@ class Samples(Dataset):
         batch = self.collate([self._finished(draft) for draft in drafts], encoded)
         return {**batch, "#filler": True} if keys.filler else batch
 
-    def _encoded_together(self) -> list[str]:
-        """Return the inputs whose raw values `batch` prepares together."""
-        # Other tasks read or change the prepared inputs of each sample.
-        if self.task is not None and type(self.task).encode_sample is not Task.encode_sample:
-            return []
-        return [name for name in self.inputs if not self.preprocessors[name].reader.files]
+    def _is_alone(self, name: str) -> bool:
+        """Whether an input is prepared for each sample alone: it has files, or the target reads it.
+
+        The target can also change it.
+        """
+        read = () if self.target is None else self.target.reads
+        return bool(self.preprocessors[name].reader.files) or name in read
 
     def _draft(
         self, key: tuple[int, int], together: Container[str] = (), *, drop_inputs: bool = True
@@ -300,8 +302,8 @@ class Samples(Dataset):
         # All inputs and the target draw from one generator. Their order is fixed, so that a sample
         # is reproducible.
         sample: dict[str, Any] = {}
-        # Files come first, because `batch` prepares all other inputs together.
-        for name in sorted(present, key=lambda name: not self.preprocessors[name].reader.files):
+        # These come first, because `batch` prepares all other inputs together.
+        for name in sorted(present, key=lambda name: not self._is_alone(name)):
             raw = self.opened.raws[name][row]
             sample[name] = raw if name in together else self.preprocessors[name](raw, rand)
         # For a task that is random in validation, where `rand` is None. There the seed is the same
@@ -310,8 +312,13 @@ class Samples(Dataset):
         return Draft(sample, self.rows[i], row, rand, hidden)
 
     def _finished(self, draft: Draft) -> dict[str, Any]:
-        """Return a sample with its target and its index."""
-        sample = self._with_target(draft.sample, draft.row, draft.rand, draft.hidden)
+        """Return a sample with its target, if there is one, and its index."""
+        sample, target = draft.sample, self.target
+        if target is not None and (target.source != "column" or self.targets is not None):
+            rand = random.Random(draft.hidden) if target.random else draft.rand
+            encoded = target.encode(self._value(draft.row), sample, rand)
+            if encoded is not None:
+                sample[TARGET] = encoded
         return {**sample, "#index": draft.index}
 
     def collate(
@@ -343,8 +350,8 @@ class Samples(Dataset):
                 done = None if encoded is None else encoded.get(name)
                 batch[name] = collate([samples[i][name] for i in rows]) if done is None else done
                 batch[name]["rows"] = torch.tensor(rows)
-        if self.task is not None and TARGET in samples[0]:
-            batch[TARGET] = self.task.collate([sample[TARGET] for sample in samples])
+        if self.target is not None and TARGET in samples[0]:
+            batch[TARGET] = self.target.collate([sample[TARGET] for sample in samples])
         return batch
 
     def _present(self, row: int) -> list[str]:
@@ -354,19 +361,12 @@ class Samples(Dataset):
         present = self._present(row)
         return bool(present) and all(name in present for name in self.required)
 
-    def _with_target(
-        self, sample: dict[str, Any], row: int, rand: random.Random | None, hidden: str
-    ) -> dict[str, Any]:
-        """Add the target to a sample, if there is a task and its targets are available."""
-        task = self.task
-        if task is None or (task.needs_target and self.targets is None):
-            return sample
-        if task.random_in_validation:
-            rand = random.Random(hidden)
-        value = None if self.targets is None else self.targets[row]
-        if task.compares_rows:
-            value = self._hashes(row)
-        return task.encode_sample(sample, value, rand)
+    def _value(self, row: int) -> Any:
+        """Return the value of a row from which the target is encoded, see `Target.source`."""
+        assert self.target is not None
+        if self.target.source == "hashes":
+            return self._hashes(row)
+        return None if self.targets is None else self.targets[row]
 
     def _hashes(self, row: int) -> dict[str, bytes]:
         """Return a hash of each raw input of a row."""

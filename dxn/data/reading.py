@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import datetime
+import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -141,18 +142,18 @@ def survey_rows(
     on_bad: OnBad = "missing",
     need_target: bool | None = None,
     budget: CacheBudget | None = None,
-    words_of: Callable[[str], list[str]] | None = None,
+    words: str = "",
 ) -> Opened:
     """Open rows like `open_rows`, but collect all problems in `Opened.bad` instead of raising.
 
-    The arguments are those of `open_rows`. on_bad="error" behaves like "missing". `words_of` splits
-    a text into words; default: `Task.split_text` of a task that wants words.
+    The arguments are those of `open_rows`. on_bad="error" behaves like "missing". `words`
+    is the regular expression of a word, if texts are to be split; default: that of the target.
 
     Raises:
         UserError: If targets are needed but there is no target column.
     """
     if need_target is None:
-        need_target = task is not None and task.needs_target
+        need_target = task is not None and task.is_supervised
     budget = budget or CacheBudget()
     raws: dict[str, Sequence[Any]] = {}
     bad: list[Fault] = []
@@ -164,10 +165,11 @@ def survey_rows(
     targets, faults = _parse_targets(rows, raws, task, need_target=need_target)
     bad += faults
     bad += _rows_without_input(rows, raws, bad)
-    if words_of is None and task is not None and task.wants_words:
-        words_of = task.split_text
+    if task is not None:
+        words = words or task.target.words
     # After the targets are parsed, which can be positions in the text.
-    if words_of is not None:
+    if words:
+        words_of = re.compile(words).findall
         for name, preprocessor in preprocessors.items():
             if name in raws and preprocessor.reader.words:
                 raws[name] = [words_of(raw) if isinstance(raw, str) else raw for raw in raws[name]]
@@ -235,7 +237,7 @@ def _parse_targets(
                 "set data.target=COLUMN"
             )
         return None, []
-    if task is not None and not task.needs_target:
+    if task is not None and not task.is_supervised:
         return None, []  # the task computes its targets from the inputs
     targets: list[Any] = []
     faults: list[Fault] = []
@@ -257,9 +259,7 @@ def _parse_target(
     if task is None:
         return cell, ""
     try:
-        target = task.parse(cell, origin)
-        # Some targets depend on the inputs: there must be one tag per word.
-        target = task.complete(raws, target, origin)
+        target = task.target.read(cell, origin, raws)
     except UserError as error:
         # The message starts with the origin, which a Fault stores separately.
         return None, str(error).removeprefix(f"{origin}: ")

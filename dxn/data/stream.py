@@ -14,8 +14,8 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.data.dataset import Draft, InputDropout, Samples
 from dxn.data.reading import Opened
-from dxn.tasks.target_tokenizer import ENDS, token_of
-from dxn.tasks.task import Task, Window
+from dxn.tasks import Task, Window
+from dxn.tasks.generate.target_tokenizer import ENDS, token_of
 from dxn.tokenize.base import Tokenizer
 from dxn.tokenize.text.vocabulary import encode
 
@@ -50,7 +50,7 @@ class Stream(Samples):
         augment: bool = False,
         repeats: int = 1,
     ):
-        (self.name,) = task.required_inputs
+        (self.name,) = task.target.required
         preprocessor = preprocessors[self.name]
         super().__init__(opened, {self.name: preprocessor}, task=task, seed=seed, augment=augment)
         # Samples.__init__ sets self.rows to the rows that have a text. At the end of this method it
@@ -87,8 +87,8 @@ class Stream(Samples):
         text = bisect_right(self.starts, row * self.max_len) - 1
         return f"{self.opened.origin[self.texts[text]]}, window {row + 1}"
 
-    def _encoded_together(self) -> list[str]:
-        return []  # the whole stream is encoded already
+    def _is_alone(self, name: str) -> bool:
+        return True  # the whole stream is encoded already
 
     def _draft(
         self, key: tuple[int, int], together: Container[str] = (), *, drop_inputs: bool = True
@@ -102,12 +102,8 @@ class Stream(Samples):
         ids = self.ids[start : start + len(self._next_ids(start))]
         return Draft({self.name: _text_sample(ids)}, self.rows[i], start, rand, "")
 
-    def _with_target(
-        self, sample: dict[str, Any], row: int, rand: random.Random | None, hidden: str
-    ) -> dict[str, Any]:
-        assert self.task is not None
-        window = Window(self._next_ids(row), self.chars_per_token)
-        return self.task.encode_sample(sample, window, rand)
+    def _value(self, row: int) -> Window:
+        return Window(self._next_ids(row), self.chars_per_token)
 
     def _next_ids(self, start: int) -> Tensor:
         """Return the targets of a window, which are its ids shifted by one."""
@@ -130,7 +126,7 @@ def make_samples(
     The arguments are those of `Samples`. A `Stream` has a single input, so it ignores `only` and
     `input_dropout`.
     """
-    if task.streams:
+    if task.target.source == "stream":
         return Stream(opened, preprocessors, task=task, seed=seed, augment=augment, repeats=repeats)
     return Samples(
         opened,

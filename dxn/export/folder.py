@@ -112,8 +112,8 @@ def _recipes(predictor: Predictor) -> dict[str, dict[str, Any]]:
         recipes[name] = {} if make is None else make(adapter.tokenizer)
         if name in counted:
             recipes[name] |= RECIPES[adapter.modality]
-        if task.wants_words and adapter.reader.words:
-            recipes[name]["words"] = task.word_pattern
+        if task.target.words and adapter.reader.words:
+            recipes[name]["words"] = task.target.words
     return recipes
 
 

@@ -66,8 +66,11 @@ class Graph(nn.Module):
                 output = member.mixed(output, features_in_graph(member, batch))
             outputs.append(output)
             embeddings.append(model.embedding(pooled).float())
-        combined = self.task.combine(outputs) if len(outputs) > 1 else outputs[0]
-        results = self.task.exported(self.network.models[0].head, combined, batch)
+        space = self.task.space
+        results: Tensors = {}
+        if space is not None:
+            combined = space.mean(outputs) if len(outputs) > 1 else outputs[0]
+            results = space.decode(combined, batch)
         return {**results, EMBEDDING: torch.cat(embeddings, -1)}
 
     def batch(self, inputs: Tensors) -> dict[str, Any]:

@@ -58,7 +58,9 @@ def check_exportable(predictor: Predictor) -> None:
             f"export: the decoder must be dxn.models.Decoder, got "
             f"{type(getattr(predictor.model.head, 'decoder', None)).__name__}"
         )
-    if (writes or predictor.task.streams) and isinstance(predictor.network, Ensemble):
+    if (writes or predictor.task.target.source == "stream") and isinstance(
+        predictor.network, Ensemble
+    ):
         raise UserError("export: an ensemble of models that write cannot be exported")
 
 
@@ -69,7 +71,7 @@ def make_parts(predictor: Predictor) -> Exported:
         UserError: If the model cannot be exported.
     """
     check_exportable(predictor)
-    if predictor.task.streams:
+    if predictor.task.target.source == "stream":
         return Exported([_language(predictor)], "continue_text")
     examples = make_examples(predictor.model, SEED, counted=counted_inputs(predictor.network))
     graph = make_graph(predictor.network, predictor.task, examples)

@@ -140,7 +140,7 @@ def reference_of(network: Any, task: Any, examples: Sequence[Example]) -> Callab
     def compute(number: int) -> dict[str, Tensor]:
         batch: Mapping[str, Any] = examples[number].batch
         output = network(batch)
-        outputs = task.exported(network.models[0].head, output, batch)
+        outputs = {} if task.space is None else task.space.decode(output, batch)
         return {**outputs, EMBEDDING: network.vectors(batch).float()}
 
     return compute

@@ -27,8 +27,8 @@ from dxn.presets.audio import advise_audio
 from dxn.presets.image import advise_images
 from dxn.presets.series import advise_series
 from dxn.presets.text import advise_text
-from dxn.tasks import Task
-from dxn.tasks.forecast import MANY_WINDOWS
+from dxn.tasks import Bernoulli, Categorical, Number, Quantiles, Task
+from dxn.tasks.forecast.task import MANY_WINDOWS
 from dxn.tokenize.base import Reader
 
 AUTO = "auto"
@@ -85,7 +85,8 @@ def choose_options(
         trust: Top-level packages besides dxn whose code the configuration may use.
     """
     values = copy.deepcopy(dict(config))
-    is_used = config["preset"] == AUTO and not config.get("pretrain") and task.preset is not None
+    has_preset = type(task.space) in (Categorical, Bernoulli, Number, Quantiles)
+    is_used = config["preset"] == AUTO and not config.get("pretrain") and has_preset
     if not is_used or not source.splits.get("train"):
         return values, []
     used: list[Advice] = []
@@ -141,7 +142,7 @@ def _all_advice(
     trust: Sequence[str],
 ) -> Iterator[Advice]:
     train = source.splits["train"]
-    is_forecast = task.preset == "windows"
+    is_forecast = isinstance(task.space, Quantiles)
     if is_forecast and len(train) < MANY_WINDOWS:
         return
     num_files = sum(not readers[key].tabular for key in nodes.values())

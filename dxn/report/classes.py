@@ -13,11 +13,12 @@ from dxn.report.intervals import (
     MAX_ROWS,
     MIN_ROWS,
     Interval,
+    draw_counts,
     draw_rows,
     interval_of,
     sample_rows,
 )
-from dxn.tasks.row_scores import ClassScores, draw_counts, f1_scores
+from dxn.tasks.metric import ClassScores, f1_scores
 
 BINS = 10  # of a reliability diagram
 THRESHOLDS = [i / 100 for i in range(100)]

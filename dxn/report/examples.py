@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from dxn.core.display import number, percent
 from dxn.tasks import Task
-from dxn.tasks.row_scores import ClassScores, RowScores
+from dxn.tasks.metric import ClassScores, RowScores
 from dxn.viz.drawers import Shown, get_drawer
 from dxn.viz.html import escaped
 from dxn.viz.sample import answer_line, listed_probabilities

@@ -12,7 +12,6 @@ import torch
 from torch import Tensor
 
 from dxn.tasks import Task
-from dxn.tasks.row_scores import draw_counts
 
 RESAMPLES = 400
 CONFIDENCE = 0.95
@@ -72,7 +71,7 @@ def metric_intervals(
     if len(rows) < MIN_ROWS:
         return {}
     draws = draw_rows(len(rows))
-    values = task.weighted_metrics(
+    values = task.metric.weighted(
         [predictions[i] for i in rows],
         [truths[i] for i in rows],
         draw_counts(draws, len(rows)),
@@ -110,6 +109,22 @@ def draw_rows(rows: int, seed: int = 0) -> Tensor:
     """Return the rows (R, m) of each resample. Equal numbers of rows get equal resamples."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(rows, (RESAMPLES, min(rows, MAX_DRAWN)), generator=generator)
+
+
+def draw_counts(draws: Tensor, size: int) -> Tensor:
+    """Return how often each row occurs in each resample.
+
+    The product with statistics (size, S) of single rows are the statistics of each resample.
+
+    Args:
+        draws: (R, m). Indices of the rows of each resample.
+        size: Number of rows.
+
+    Returns:
+        (R, size), float64, because sums of squared targets need its digits.
+    """
+    counts = torch.zeros(len(draws), size, dtype=torch.float64)
+    return counts.scatter_add_(1, draws, torch.ones_like(draws, dtype=torch.float64))
 
 
 def paired(first: Sequence[float], second: Sequence[float]) -> Paired | None:

@@ -40,8 +40,8 @@ def write_report(info: RunInfo, evidence: Evidence) -> Path:
     old = saved.read(info.folder)
     last = evidence.subsets[-1] if evidence.subsets else None
     scores = None
-    if last is not None and last.truths and task.answers:
-        scores = task.row_scores(last.predictions.predicted, last.truths)
+    if last is not None and last.truths and task.is_supervised:
+        scores = task.metric.row_scores(last.predictions.predicted, last.truths)
     # If the data cannot be read, the intervals and scores of the training are kept.
     is_new = last is not None or old is None
     new = _saved(info, evidence, split, figures, scores) if is_new or old is None else old
@@ -87,8 +87,8 @@ def _saved(
         split=split,
         task=task.name,
         target=info.target,
-        monitored=task.monitored,
-        higher_is_better=task.higher_is_better,
+        monitored=task.metric.monitored,
+        higher_is_better=task.metric.higher_is_better,
         rows=len(last.predictions.rows) if last is not None else 0,
         score=None if scores is None else scores.name,
         score_is_better_if_higher=True if scores is None else scores.higher_is_better,
@@ -105,18 +105,20 @@ def _head(
     metrics = info.metrics
     cards: list[dict[str, str]] = []
     own = figures.get(tables.ALL, {})
-    value = own.get(task.monitored, math.nan)
+    value = own.get(task.metric.monitored, math.nan)
     if math.isfinite(value):
-        ends = tables.interval_text(new.interval(tables.ALL, task.monitored))
+        ends = tables.interval_text(new.interval(tables.ALL, task.metric.monitored))
         answers = metrics.get("answers")
         parts = [f"of the {answers}, which answers"] if isinstance(answers, str) else []
         note = "; ".join([*parts, *([f"95%: {ends}"] if ends else [])])
-        cards.append({"label": f"{split} {task.monitored}", "value": number(value), "note": note})
+        cards.append(
+            {"label": f"{split} {task.metric.monitored}", "value": number(value), "note": note}
+        )
     for name in tables.references_of(figures):
-        simple = figures[name].get(task.monitored, math.nan)
+        simple = figures[name].get(task.metric.monitored, math.nan)
         if math.isfinite(simple):
             label = f"for comparison: {name}"
-            cards.append({"label": label, "value": number(simple), "note": task.monitored})
+            cards.append({"label": label, "value": number(simple), "note": task.metric.monitored})
     rows = metrics.get("rows")
     if isinstance(rows, Mapping) and isinstance(rows.get("train"), int):
         note = f"{count(new.rows, 'row')} of {split}" if new.rows else ""
@@ -216,9 +218,10 @@ def _results(
         figures = {name: row for name, row in figures.items() if name != answers}
     if figures:
         shown = {
-            row: {name: each[name] for name in task.shown(each)} for row, each in figures.items()
+            row: {name: each[name] for name in task.metric.shown(each)}
+            for row, each in figures.items()
         }
-        table = tables.metrics_table(shown, task.monitored, new.interval, single, about)
+        table = tables.metrics_table(shown, task.metric.monitored, new.interval, single, about)
     best = best_epoch(info.log, task)
     charts = curve_charts(shown_rows(info.log, task), best=best) if info.log else []
     glossary = (
@@ -241,12 +244,16 @@ def _training(info: RunInfo, evidence: Evidence) -> str:
     task = evidence.task
     text = "The weights of the best epoch are saved."
     if epoch is not None and epochs is not None:
-        better = "highest" if task.higher_is_better else "lowest"
+        better = "highest" if task.metric.higher_is_better else "lowest"
         text = (
             f"The weights of epoch {epoch} of {epochs} are saved: it had the {better} validation "
-            f"{task.monitored}"
+            f"{task.metric.monitored}"
         )
-        text += "." if task.monitored == "loss" else "; of equal epochs, the lowest loss decides."
+        text += (
+            "."
+            if task.metric.monitored == "loss"
+            else "; of equal epochs, the lowest loss decides."
+        )
     if evidence.formula:
         text += (
             " The curves are those of the transformer alone. The answers are "

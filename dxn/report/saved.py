@@ -171,7 +171,7 @@ def count_classes(task: Task, targets: Mapping[str, Sequence[Any]]) -> dict[str,
         task: The task.
         targets: Parsed targets of each split.
     """
-    labels = set(task.labels or ())
+    labels = set(task.target.labels or ())
     if not labels or len(labels) > MAX_CLASSES:
         return {}
     counts: dict[str, dict[str, int]] = {}
@@ -183,7 +183,7 @@ def count_classes(task: Task, targets: Mapping[str, Sequence[Any]]) -> dict[str,
         # A vocabulary is not a list of classes: its texts are not among its tokens.
         if not names or not labels & set(names):
             return {}
-        counts[split] = {name: names[name] for name in task.labels or () if names[name]}
+        counts[split] = {name: names[name] for name in task.target.labels or () if names[name]}
     return counts
 
 

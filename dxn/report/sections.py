@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from dxn.core.display import count, percent
 from dxn.report import classes, examples, tables
 from dxn.report.evidence import Evidence, Subset
-from dxn.tasks import Task, Writes
+from dxn.tasks import Categorical, Task, Writes
 from dxn.viz.chart import Chart, finish
 from dxn.viz.charts import line_chart, task_charts
 from dxn.viz.confusion import confused_pairs, confusion_counts
@@ -24,15 +24,13 @@ from dxn.viz.page import shares_data
 from dxn.viz.sample import SampleView
 
 ATTENDED = 4  # samples whose attention is drawn
-# Charts of `Task.plots` that the report shows as a table.
-TABLES = ("confusion",)
 MAX_PAIRS = 12  # confused classes that are listed
 
 
 def plots(task: Task, evidence: Evidence) -> dict[str, Any]:
     """Return the charts of the predictions."""
     last = evidence.subsets[-1] if evidence.subsets else None
-    if last is None or task.plots in TABLES:
+    if last is None or isinstance(task.space, Categorical):  # a table shows confusions
         return {"charts": []}
     found = task_charts(task, last.predictions.predicted, last.truths)
     return {"charts": [(each.title, each.svg()) for each in found.charts] if found else []}
@@ -48,10 +46,10 @@ def classes_and_probabilities(task: Task, last: Subset | None) -> dict[str, Any]
         "calibration": None,
         "thresholds": [],
     }
-    names = task.labels or ()
+    names = task.target.labels or ()
     if last is None or not last.truths:
         return empty
-    scores = task.class_scores(last.predictions.predicted, last.truths)
+    scores = task.metric.class_scores(last.predictions.predicted, last.truths)
     if scores is None or len(scores.true) < 2:
         return empty
     rows, left_out = tables.class_rows(classes.class_figures(scores, names))
@@ -165,7 +163,7 @@ def single_rows(evidence: Evidence, last: Subset | None, scores: Any) -> dict[st
     content = {**empty, "attention": _attention(evidence, last, scores, shown, budget)}
     if isinstance(task, Writes):
         return {**content, "texts": examples.written(**options, budget=budget)}
-    found = task.class_scores(predicted, truths)
+    found = task.metric.class_scores(predicted, truths)
     content["groups"] = [
         {
             "title": group.title,

@@ -61,7 +61,7 @@ def draw_attention(
     if written is not None:
         answer: Mapping[str, Any] | None = {"prediction": written.text}
     else:
-        answer = predictor.predict(**sample) if predictor.task.answers else None
+        answer = predictor.predict(**sample) if predictor.task.is_supervised else None
     shares = found.shares.cpu().numpy()
     raws = {name: column[samples.rows[0]] for name, column in samples.opened.raws.items()}
     view = viz.sample.SampleView.of(found.encoded, predictor.adapters, raws, sample)

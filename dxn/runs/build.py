@@ -99,7 +99,7 @@ def open_splits(
             splits[name] = replace(opened, num_workers=loader.num_workers, timeout=loader.timeout)
     if not source.splits.get("train"):
         raise UserError("data: the training split has no rows; check data.path and the splits")
-    if task.needs_target:
+    if task.is_supervised:
         check_learnable(splits["train"], source.target, task)
     return splits
 

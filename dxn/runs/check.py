@@ -14,7 +14,7 @@ from dxn.runs.build import build_adapters, by_input, find_formats, fit_adapters
 from dxn.runs.evaluation.printing import next_step, print_line
 from dxn.runs.plan import assign_inputs, decide_task, open_source, readers_of
 from dxn.runs.settings import Settings
-from dxn.tasks.auto import Auto
+from dxn.tasks.infer import Auto
 
 
 def run(settings: Settings) -> int:
@@ -25,7 +25,7 @@ def run(settings: Settings) -> int:
     remove_earlier(output)
     task = build(config["head"], key="head", trust=trust)
     readers = readers_of(config, trust)
-    source = open_source(config, readers, trust, needs_target=task.needs_target)
+    source = open_source(config, readers, trust, needs_target=task.is_supervised)
     decided, errors = None, []
     # A data set without a target can be checked too, for example to train head=language on it.
     if source.target is not None:
@@ -45,7 +45,7 @@ def run(settings: Settings) -> int:
         # Only a fitted tokenizer can tell which texts are truncated.
         fit_adapters(adapters, inputs, splits["train"], ())
         if not isinstance(task, Auto):
-            task.bind(named)  # raises UserError if it needs other inputs
+            task.target.bind(named)  # raises UserError if it needs other inputs
 
     named = by_input(adapters, {name: each.adapter for name, each in inputs.items()})
     prepare = {name: adapter.tokenizer for name, adapter in named.items()}
@@ -66,7 +66,7 @@ def run(settings: Settings) -> int:
     options = [o for o in settings.overrides if not o.startswith("output=")]
     if isinstance(task, Auto):
         options.append("head=masked")  # the training without a target that needs no other options
-    elif task.streams:
+    elif task.target.source == "stream":
         options.append("backbone.causal=true")  # a check has no backbone
     next_step("dxn", "train", *options)
     return 0

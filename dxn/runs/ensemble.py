@@ -110,8 +110,8 @@ def train_ensemble(settings: Settings) -> Trained:
     return Trained(
         folder=folder,
         metrics=metrics,
-        monitored=task.monitored,
-        higher_is_better=task.higher_is_better,
+        monitored=task.metric.monitored,
+        higher_is_better=task.metric.higher_is_better,
         next_commands=[[other if word == own else word for word in words] for words in commands],
     )
 
@@ -196,7 +196,7 @@ def _write_ensemble(settings: Settings, folder: Path, size: int) -> dict[str, An
         trust=settings.trust,
     )
     built = build_metrics(settings.values, settings.trust)
-    best.task.own_metrics = {**built, **settings.metrics}
+    best.task.metric.own = {**built, **settings.metrics}
     data = open_data_of_run(settings.values["data"], best, settings.trust)
     metrics = [json.loads((each / METRICS).read_text(encoding="utf-8")) for each in members]
     means = mean_figures(metrics, data.split)
@@ -214,7 +214,7 @@ def _write_ensemble(settings: Settings, folder: Path, size: int) -> dict[str, An
         report.print_line(line)
     extra = {
         "ensemble": size,
-        "shown": best.task.shown(results[ALL]),
+        "shown": best.task.metric.shown(results[ALL]),
         **about_stack(best.network),
         "seeds": [settings.values["seed"] + number for number in range(size)],
         # For a sweep, which ranks its settings by the validation metric.

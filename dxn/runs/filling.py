@@ -53,10 +53,6 @@ class InitialWeights:
             public = self.source(key, adapter.modality)
             if public is not None:
                 public.prepare({key: adapter})
-        # Only tasks that generate text have a tokenizer, and only checkpoints of dxn contain it.
-        use_checkpoint = getattr(task, "use_checkpoint", None)
-        if self.main is not None and self.main.family.own and use_checkpoint is not None:
-            use_checkpoint(self.main.checkpoint.folder)
 
     def fill(self, model: nn.Module, task: Task) -> list[str]:
         """Copy the weights of all checkpoints into the model.
@@ -145,7 +141,7 @@ def _public_head(public: PublicModel, task: Task) -> tuple[list[str], list[str]]
     """Return the prefixes of the head's tensors to load, and lines to print about the others."""
     labels = public.architecture.labels
     # The rows of the output layer belong to the classes in this order, so the lists must be equal.
-    if public.architecture.task == task.name and labels == list(task.labels or ()):
+    if public.architecture.task == task.name and labels == list(task.target.labels or ()):
         return ["head.pre.", "head.out."], []
     # The layers before the output layer, such as BERT's pooler, do not depend on the classes.
     prefixes = ["head.pre."]
@@ -167,7 +163,7 @@ def _own_head(public: PublicModel, model: nn.Module, task: Task) -> tuple[list[s
     saved = {n: t.shape for n, t in public.checkpoint.tensors.items() if n.startswith("head.")}
     if parts.task != task.name:
         reason = f"its task is {parts.task}, the task of this training is {task.name}"
-    elif (parts.labels or []) != list(task.labels or ()):
+    elif (parts.labels or []) != list(task.target.labels or ()):
         reason = "its classes or its vocabulary are different"
     elif wanted != saved:
         reason = "its tensors have other shapes"

@@ -17,7 +17,7 @@ from dxn.models.model import Model
 from dxn.runs.paths import is_run
 from dxn.runs.settings import FOLDER, Settings
 from dxn.tasks import Task
-from dxn.tasks.figures import NOT_MONITORED, OwnMetric, check_own_metrics
+from dxn.tasks.metric import NOT_MONITORED, OwnMetric, check_own_metrics
 from dxn.training.evaluate import predict, score
 from dxn.training.trainer import Trainer
 
@@ -36,14 +36,14 @@ def use_metrics(task: Task, trainer: Trainer, own: Mapping[str, OwnMetric]) -> N
         UserError: If a metric of the user is not usable.
     """
     check_own_metrics(own)
-    task.own_metrics = {**trainer.metrics, **own}
-    if task.own_metrics and not task.needs_target:
+    task.metric.own = {**trainer.metrics, **own}
+    if task.metric.own and not task.is_supervised:
         raise UserError(
             f"metrics: head={task.name} has no targets that a metric could compare; remove "
-            f"{', '.join(task.own_metrics)}"
+            f"{', '.join(task.metric.own)}"
         )
     if trainer.monitor is not None:
-        task.monitor(trainer.monitor)
+        task.metric.monitor(trainer.monitor)
 
 
 def check_metrics(model: Model, task: Task, samples: Samples | None, monitor: str | None) -> None:
@@ -62,7 +62,7 @@ def check_metrics(model: Model, task: Task, samples: Samples | None, monitor: st
         UserError: If the monitored metric does not exist or is not defined for the validation
             split, or a metric of the user fails or has the name of another one.
     """
-    if samples is None or (monitor is None and not task.own_metrics):
+    if samples is None or (monitor is None and not task.metric.own):
         return
     samples.keep(min(MAX_SAMPLES, len(samples)))
     # The loader draws random numbers, and this check must not change the training.
@@ -76,10 +76,10 @@ def check_metrics(model: Model, task: Task, samples: Samples | None, monitor: st
             draft=True,
         )
     figures = score(predictions, samples, task)
-    targets = samples.opened.targets if task.needs_target else None
+    targets = samples.opened.targets if task.is_supervised else None
     truths = [targets[row] for row in predictions.rows] if targets else []
-    built_in = task.metrics(predictions.predicted, truths, predictions.loss)
-    for own in task.own_metrics:
+    built_in = task.metric.metrics(predictions.predicted, truths, predictions.loss)
+    for own in task.metric.own:
         if own in built_in or own == "loss":
             raise UserError(f"metrics.{own}: head={task.name} has a metric of this name; rename it")
     names = [each for each in figures if each not in NOT_MONITORED]

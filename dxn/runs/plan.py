@@ -100,7 +100,7 @@ def decide_task(task: Task | Auto, config: Config, source: Source) -> tuple[Task
     Raises:
         UserError: If a target is needed but not chosen, or no task fits the targets.
     """
-    if task.needs_target and not any(TARGET in rows.cells for rows in source.splits.values()):
+    if task.is_supervised and not any(TARGET in rows.cells for rows in source.splits.values()):
         columns = ", ".join(source.candidates)
         example = next(iter(source.candidates), "COLUMN")
         known = f"; the columns are {columns}" if columns else ""
@@ -116,8 +116,8 @@ def decide_task(task: Task | Auto, config: Config, source: Source) -> tuple[Task
         task, node, reason = task.resolve(targets, words, source.task)
         if reason:
             notes.append(f"target {source.target}: {reason}")
-    if task.needs_target:
-        notes += task.find_format(targets, source.target_origins())
+    if task.is_supervised:
+        notes += task.target.find_format(targets, source.target_origins())
     return task, node, replace(source, notes=[*source.notes, *notes])
 
 
@@ -212,7 +212,7 @@ def read_pretraining(config: Config, trust: Sequence[str] = ()) -> Task | None:
     if not node["lr"] >= 0:
         raise UserError(f"pretrain.lr: must be at least 0, got {node['lr']}")
     task = build(node["task"], key="pretrain.task", trust=trust)
-    if task.needs_target:
+    if task.is_supervised:
         raise UserError(
             f"pretrain.task: must be a task that needs no targets, such as masked, got {task.name}"
         )

@@ -207,10 +207,10 @@ def prepare(
     readers = readers_of(config, trust)
     if not is_new:
         print_paths(config["data"])
-    source = open_source(config, readers, trust, needs_target=task.needs_target)
+    source = open_source(config, readers, trust, needs_target=task.is_supervised)
     task, config["head"], source = decide_task(task, config, source)
     check_combinations(config, task, trust, ensemble=max(size, config["ensemble"]))
-    if not task.needs_target:
+    if not task.is_supervised:
         source = without_target(source)
     inputs = assign_inputs(config, source.inputs, readers, source.column)
     if not source.splits.get("validation") and not config["loader"]["overfit"]:
@@ -243,7 +243,7 @@ def prepare(
         config=config,
         name=name,
         inputs=inputs,
-        target=source.target if task.needs_target else None,
+        target=source.target if task.is_supervised else None,
         layout=None if source.layout is None else dict(source.layout),
         precision="bf16" if trainer.bf16 else "float32",
         batch_size=batch_size or trainer.batch_size * num_processes,
@@ -271,19 +271,19 @@ def prepare(
     if old is not None:
         check_data(old, data, settings)
     train = splits["train"]
-    texts = task.vocabulary_texts(train.targets or ())
+    texts = task.target.texts(train.targets or ())
     fit_adapters(adapters, inputs, train, texts, seed=seed)
-    task.bind(named)
+    task.target.bind(named)
     if fitted is None:
-        task.fit(train.targets or ())
+        task.target.fit(train.targets or ())
     if num_processes > 1 and fitted is None:
         own = fitted_files(adapters, task)
         (files,) = broadcast_object_list([own])
         if files != own:  # another process has trained another tokenizer, see above
             _use_files(files, adapters, task, seed)
-            task.bind(named)
+            task.target.bind(named)
     if pretraining is not None:
-        pretraining.bind(named)
+        pretraining.target.bind(named)
     truncations = report.truncations(train, tokenizers)
     report.describe(source, splits, task, plan, truncations)
     warnings = find_warnings(source, splits, task)
@@ -302,7 +302,7 @@ def prepare(
         for notice in weights.fill(model, task):
             report.print_line(notice)
         # A checkpoint can contain other statistics of the inputs than those of the data.
-        task.bind(named)
+        task.target.bind(named)
         loaded = sorted(weights.loaded(model))
     prints = {name: SplitFingerprint(**each) for name, each in data.items()}
     plan = plan.model_copy(update={"data": prints, "loaded": loaded})

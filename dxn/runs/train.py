@@ -135,9 +135,9 @@ def train_one(settings: Settings, member: Member | None = None) -> Trained:
             )
             if not state.best_epoch:
                 raise UserError(
-                    f"the validation {task.monitored} and loss were NaN in all {state.epoch} "
-                    "epochs, so there is no best epoch; lower optimizer.lr, and look for extreme "
-                    "values with dxn check"
+                    f"the validation {task.metric.monitored} and loss were NaN in all "
+                    f"{state.epoch} epochs, so there is no best epoch; lower optimizer.lr, and "
+                    "look for extreme values with dxn check"
                 )
             trainer.accelerator.end_training()
             # Only the main process evaluates: metrics such as F1 need all predictions in one
@@ -159,8 +159,8 @@ def train_one(settings: Settings, member: Member | None = None) -> Trained:
     return Trained(
         folder=run.folder,
         metrics=metrics,
-        monitored=task.monitored,
-        higher_is_better=task.higher_is_better,
+        monitored=task.metric.monitored,
+        higher_is_better=task.metric.higher_is_better,
         next_commands=next_commands(run),
     )
 
@@ -234,9 +234,9 @@ def card_of(run: Training, model: Model, task: Task, head: Mapping[str, Any], ti
     targets = run.splits["train"].targets or ()
     return Card(
         title=title,
-        nodes=run.plan.model_nodes(head, run.plan.target if task.needs_target else None),
+        nodes=run.plan.model_nodes(head, run.plan.target if task.is_supervised else None),
         task=task,
-        about_target=task.describe(targets) if task.needs_target else "",
+        about_target=task.target.describe(targets) if task.is_supervised else "",
         data=data_name(run.plan.config["data"], run.source.name),
         sizes=run.sizes,
         overrides=run.overrides,
@@ -274,7 +274,7 @@ def evaluate(run: Training, state: State, card: Card) -> dict[str, Any]:
     best = model_folder.load(
         run.folder / "model", device=str(trainer.accelerator.device), trust=run.settings.trust
     )
-    best.task.own_metrics = run.task.own_metrics
+    best.task.metric.own = run.task.metric.own
     split = default_split(run.splits)
     # Without gradients and optimizer state, twice the batch size fits in memory.
     batch_size = 2 * trainer.batch_size
@@ -293,7 +293,7 @@ def evaluate(run: Training, state: State, card: Card) -> dict[str, Any]:
     extra = {
         **training_figures(state, run.model),
         **about_stack(best.network),
-        "shown": run.task.shown(results[ALL]),
+        "shown": run.task.metric.shown(results[ALL]),
         "precision": run.plan.precision,
         "rows": run.sizes,
         "skipped": {name: opened.skipped for name, opened in run.splits.items()},

@@ -274,7 +274,7 @@ def facts_of(predictor: Predictor, writer: Writer, name: str) -> dict[str, Any]:
     if generates and writer.takes_prompt:
         prompt = {"name": PROMPT, "kind": PROMPT, "takes_text": True, "takes_file": False}
         inputs = [{**prompt, "accept": "", "column": PROMPT, "choices": []}]
-    labels = list(predictor.labels or ()) if predictor.task.answers and not generates else []
+    labels = list(predictor.labels or ()) if predictor.task.is_supervised and not generates else []
     return {
         "name": name,
         "about": repr(predictor).removeprefix("Predictor(").removesuffix(")"),
@@ -282,7 +282,7 @@ def facts_of(predictor: Predictor, writer: Writer, name: str) -> dict[str, Any]:
         "target": predictor.target,
         "inputs": inputs,
         "labels": labels[:MAX_LABELS],
-        "predicts": predictor.task.answers,
+        "predicts": predictor.task.is_supervised,
         "generates": generates,
         "takes_prompt": generates and writer.takes_prompt,
     }

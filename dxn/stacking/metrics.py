@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,8 +12,7 @@ from torch import Tensor
 from dxn.data.dataset import Samples
 from dxn.models.model import Batch, Network
 from dxn.stacking.stacked import Stacked, stacks_of
-from dxn.stacking.targets import kept_of_batch
-from dxn.tasks import Task
+from dxn.tasks import LossSum, Task
 from dxn.training.evaluate import Predictions, as_float, run_batches, score
 from dxn.training.state import State
 
@@ -38,12 +37,26 @@ def metrics_of_parts(
     """
     if answering(network) is None:
         return {}
-    rows, own, other, batch = output_of_parts(network, task, samples, batch_size)
+    names = (TRANSFORMER, BASELINE)
+    rows: list[int] = []
+    predicted: dict[str, list[Any]] = {name: [] for name in names}
+    losses: dict[str, list[LossSum]] = {name: [] for name in names}
+
+    def run(batch: Batch) -> None:
+        rows.extend(batch["#index"])
+        for name, output in zip(names, outputs_of_parts(network, task, batch), strict=True):
+            predicted[name] += task.predict(network.models[0].head, output, batch)
+            losses[name].append(task.loss(output, batch))
+
+    device = next(network.parameters()).device
+    with torch.inference_mode():
+        for _ in run_batches(run, samples, batch_size, device=device):
+            pass
     results: dict[str, dict[str, float]] = {}
-    for name, output in ((TRANSFORMER, own), (BASELINE, other)):
-        predicted = task.predict(network.models[0].head, output, batch)
-        predictions = Predictions(rows, predicted, float(task.loss(output, batch).mean))
-        results[name] = score(predictions, samples, task)
+    for name in names:
+        first, *others = losses[name]
+        loss = float(sum(others, start=first).mean)
+        results[name] = score(Predictions(rows, predicted[name], loss), samples, task)
     return results
 
 
@@ -86,10 +99,10 @@ def warn_about(
     """
     if TRANSFORMER not in results:
         return []
-    metric = task.monitored
+    metric = task.metric.monitored
     own, other = (results[name].get(metric, math.nan) for name in (TRANSFORMER, BASELINE))
     # Equal metrics, such as two perfect ones, need no advice.
-    if not task.is_better(other, own):
+    if not task.metric.is_better(other, own):
         return []
     line = (
         f"warning: the baseline is better than the transformer ({metric} {other:.4f} and {own:.4f})"
@@ -104,44 +117,13 @@ def warn_about(
     return [f"{line}; train longer ({options}), or collect more rows"]
 
 
-def output_of_parts(
-    network: Network, task: Task, samples: Samples, batch_size: int
-) -> tuple[list[int], Tensor, Tensor, dict[str, Any]]:
-    """Return the outputs of the models and of the baselines; those of members are combined.
-
-    Returns:
-        The row of each sample, the outputs (n, ...) of the model and of the baseline, and a batch
-        with what the loss needs.
-    """
-    models = network.models
+def outputs_of_parts(network: Network, task: Task, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the outputs (B, ...) of the model and of the baseline; members are combined."""
+    own = [as_float(model(batch)) for model in network.models]
     # A member whose baseline does not lower the loss is saved without it.
     stacks = [stack for stack in stacks_of(network) if stack.baseline is not None]
-    is_ensemble = len(models) > 1
-
-    def run(batch: Batch) -> tuple[list[int], Tensor, Tensor, dict[str, Any]]:
-        own = [as_float(model(batch)) for model in models]
-        other = [stack.baseline_output(batch) for stack in stacks]
-        output = task.combine(own) if is_ensemble else own[0]
-        baseline_output = task.combine(other) if is_ensemble else other[0]
-        return batch["#index"], output.cpu(), baseline_output.cpu(), kept_of_batch(task, batch)
-
-    device = next(network.parameters()).device
-    with torch.inference_mode():
-        parts = list(run_batches(run, samples, batch_size, device=device))
-    rows = [row for index, _, _, _ in parts for row in index]
-    # Joined outside of the inference mode, whose tensors cannot be used to compute gradients.
-    outputs = torch.cat([own for _, own, _, _ in parts])
-    baseline_outputs = torch.cat([other for _, _, other, _ in parts])
-    names = parts[0][3]
-    kept = {
-        name: {key: torch.cat([part[3][name][key].cpu() for part in parts]) for key in names[name]}
-        for name in names
-    }
-    return rows, outputs, baseline_outputs, kept | task_batch(task, samples, rows)
-
-
-def task_batch(task: Task, samples: Samples, rows: Sequence[int]) -> dict[str, Any]:
-    """Return a batch with the targets of these rows, for the loss."""
-    targets = samples.opened.targets or ()
-    encoded = [task.encode(targets[row]) for row in rows]
-    return {"#size": len(rows), "target": task.collate(encoded)}
+    other = [stack.baseline_output(batch) for stack in stacks]
+    if len(own) == 1:
+        return own[0], other[0]
+    assert task.space is not None
+    return task.space.mean(own), task.space.mean(other)

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dxn.stacking.features import Features
 from dxn.stacking.modules import Baseline
-from dxn.tasks import Forecast
-from dxn.tasks.futures import Future, fitted, seasonal_naive
+from dxn.tasks import Quantiles
+from dxn.tasks.forecast.futures import Future, fitted, seasonal_naive
 
 # Past steps that are read. The time is cubic in their number.
 MAX_STEPS = 1024
@@ -141,7 +141,7 @@ class Products(NamedTuple):
 
 
 def fit_past_regression(
-    task: Forecast, futures: Sequence[Future], prepare: Any
+    space: Quantiles, futures: Sequence[Future], prepare: Any
 ) -> PastRegression | None:
     """Train a ridge regression of the future values of a channel on its past values.
 
@@ -150,19 +150,20 @@ def fit_past_regression(
     training windows.
 
     Args:
-        task: The fitted task.
+        space: The output space of the task.
         futures: Targets of the training split, in the order of time, with their histories.
         prepare: Tokenizer of the series.
 
     Returns:
         None if there are not enough windows.
     """
-    windows = _read(futures, prepare, task.horizon)
+    target = space.target
+    windows = _read(futures, prepare, target.horizon)
     parts = [list(part) for part in torch.arange(len(windows.x)).tensor_split(NUM_PARTS)]
     if min(map(len, parts)) < 2:
         return None
     products = [_products(windows, torch.stack(part)) for part in parts]
-    simple = _simple_forecasts(windows.x.shape[-1] - 1, task.horizon, task.season)
+    simple = _simple_forecasts(windows.x.shape[-1] - 1, target.horizon, target.season)
     errors = torch.zeros(len(simple), len(PENALTIES), dtype=torch.float64)
     for stop in range(1, NUM_PARTS):
         for i, candidates in enumerate(_candidates(_sum(products[:stop]), simple)):
@@ -177,13 +178,13 @@ def fit_past_regression(
         error = windows.y[rows] - windows.x[rows] @ candidates[penalty].float()
         residuals.append(error.where(windows.known[rows], torch.nan))
     (candidates,) = _candidates(_sum(products), chosen)
-    levels = torch.tensor(task.quantiles)
+    levels = torch.tensor(space.quantiles)
     offsets = torch.cat(residuals).nanquantile(levels, 0)  # (Q, K, H)
     steps = windows.x.shape[-1] - 1
     baseline = PastRegression(
         f"ridge regression on the last {steps} values",
-        input=task.input,
-        shape=(steps, task.horizon, windows.y.shape[1], len(task.quantiles)),
+        input=target.input,
+        shape=(steps, target.horizon, windows.y.shape[1], len(space.quantiles)),
     )
     baseline.weight.copy_(candidates[penalty])
     baseline.offsets.copy_(offsets.permute(2, 1, 0).nan_to_num(0.0))

@@ -14,12 +14,12 @@ from dxn.data.dataset import Samples
 from dxn.models.model import Batch, Model
 from dxn.stacking.features import Features, model_features
 from dxn.stacking.fit import fit_baseline, fit_mix
-from dxn.stacking.metrics import output_of_parts, task_batch
+from dxn.stacking.metrics import outputs_of_parts
 from dxn.stacking.modules import Baseline
 from dxn.stacking.past import fit_past_regression
 from dxn.stacking.stacked import Stacked
 from dxn.stacking.targets import score_targets
-from dxn.tasks import Forecast, Task
+from dxn.tasks import Number, Quantiles, Task
 from dxn.training.evaluate import run_batches
 
 # A transformer that is trained on more rows needs no baseline, and the baseline would take minutes.
@@ -60,8 +60,9 @@ def train_stack(
         return None
     started = time.perf_counter()
     with torch.no_grad():
-        if isinstance(task, Forecast):
-            baseline = fit_past_regression(task, targets, model.adapter(task.input).tokenizer)
+        if isinstance(task.space, Quantiles):
+            tokenizer = model.adapter(task.space.target.input).tokenizer
+            baseline = fit_past_regression(task.space, targets, tokenizer)
         else:
             baseline = _learn_scores(model, task, train, batch_size=batch_size, say=say)
     if baseline is None:
@@ -97,13 +98,14 @@ def _learn_scores(
     rows, features = collect(model, train, batch_size=batch_size)
     if not any(each.counted or each.dense.shape[1] for each in features.values()):
         return None
-    learned = score_targets(task, [(train.opened.targets or ())[row] for row in rows])
+    values = [(train.opened.targets or ())[row] for row in rows]
+    learned = score_targets(task, values)
     if learned is None:
         return None
-    target = task_batch(task, train, rows)["target"]
+    target = task.target.collate([task.target.encode(value, {}) for value in values])
 
     def loss_of_rows(output: Tensor, chosen: Tensor) -> Tensor:
-        return task.loss(output, {"#size": len(chosen), "target": target[chosen]}).mean
+        return task.loss(output, {"target": target[chosen]}).mean
 
     return fit_baseline(features, learned, loss_of_rows)
 
@@ -128,14 +130,23 @@ def _limit_counted(
 
 def _mix(stack: Stacked, task: Task, samples: Samples, *, batch_size: int) -> tuple[float, float]:
     """Return the factors of the model and of the baseline with the lowest loss, see `fit_mix`."""
-    rows, outputs, baseline_outputs, batch = output_of_parts(stack, task, samples, batch_size)
-    learned = score_targets(task, [(samples.opened.targets or ())[row] for row in rows])
+
+    def run(batch: Batch) -> list[Tensor]:
+        return [*outputs_of_parts(stack, task, batch), batch["target"]]
+
+    device = next(stack.parameters()).device
+    with torch.inference_mode():
+        parts = list(run_batches(run, samples, batch_size, device=device))
+    # Joined outside of the inference mode, whose tensors cannot be used to compute gradients.
+    outputs, baseline_outputs, target = (
+        torch.cat([part.cpu() for part in column]) for column in zip(*parts, strict=True)
+    )
     return fit_mix(
         outputs,
         baseline_outputs,
-        lambda output: task.loss(output, batch).mean,
-        are_classes=learned is not None and learned.are_classes,
-        are_forecasts=isinstance(task, Forecast),
+        lambda output: task.loss(output, {"target": target}).mean,
+        are_classes=not isinstance(task.space, Number | Quantiles),
+        are_forecasts=isinstance(task.space, Quantiles),
     )
 
 

@@ -1,53 +1,81 @@
-"""Tasks: target parsing, heads, losses, metrics and the rows of predictions.csv."""
+"""Tasks: targets, heads, losses, metrics and the rows of predictions.csv."""
 
-from dxn.tasks.auto import Auto, infer_task, task_class
-from dxn.tasks.classify import Classify
-from dxn.tasks.contrastive import Contrastive
-from dxn.tasks.embed import Embed
-from dxn.tasks.forecast import Forecast
-from dxn.tasks.generate import Generate
-from dxn.tasks.generate_head import Generated
-from dxn.tasks.heads import LinearHead, PreHead, TokenHead
-from dxn.tasks.language import Language
-from dxn.tasks.loss import LossSum
-from dxn.tasks.masked import Masked
-from dxn.tasks.multilabel import Multilabel
-from dxn.tasks.regress import Regress
-from dxn.tasks.tag import Tag
-from dxn.tasks.task import (
-    IGNORED,
-    TASKS,
-    ClassifiesByExample,
-    Task,
-    Window,
-    Writes,
-    read_state,
-)
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from dxn.tasks.heads import HeadOptions, LinearHead, PreHead, TokenHead
+from dxn.tasks.metric import Metric
+from dxn.tasks.names import Names
+from dxn.tasks.space import Bernoulli, Categorical, LossSum, Number, Quantiles, Space
+from dxn.tasks.target import IGNORED, Target, Window
+from dxn.tasks.task import TASKS, Task, Writes
+
+if TYPE_CHECKING:
+    from dxn.tasks.classify import Classify
+    from dxn.tasks.contrastive.task import Contrastive
+    from dxn.tasks.embed import Embed
+    from dxn.tasks.forecast.task import Forecast
+    from dxn.tasks.generate.task import Generate
+    from dxn.tasks.infer import Auto
+    from dxn.tasks.language import Language
+    from dxn.tasks.masked import Masked
+    from dxn.tasks.multilabel import Multilabel
+    from dxn.tasks.regress import Regress
+    from dxn.tasks.tag import Tag
 
 __all__ = [
     "IGNORED",
     "TASKS",
     "Auto",
-    "ClassifiesByExample",
+    "Bernoulli",
+    "Categorical",
     "Classify",
     "Contrastive",
     "Embed",
     "Forecast",
     "Generate",
-    "Generated",
+    "HeadOptions",
     "Language",
     "LinearHead",
     "LossSum",
     "Masked",
+    "Metric",
     "Multilabel",
+    "Names",
+    "Number",
     "PreHead",
+    "Quantiles",
     "Regress",
+    "Space",
     "Tag",
+    "Target",
     "Task",
     "TokenHead",
     "Window",
     "Writes",
-    "infer_task",
-    "read_state",
-    "task_class",
 ]
+
+# Modules of the tasks. They are imported when they are used, because a run needs one of them.
+MODULES = {
+    "Auto": "infer",
+    "Classify": "classify",
+    "Contrastive": "contrastive.task",
+    "Embed": "embed",
+    "Forecast": "forecast.task",
+    "Generate": "generate.task",
+    "Language": "language",
+    "Masked": "masked",
+    "Multilabel": "multilabel",
+    "Regress": "regress",
+    "Tag": "tag",
+}
+
+
+if not TYPE_CHECKING:  # otherwise every name would be known
+
+    def __getattr__(name: str) -> Any:
+        if name not in MODULES:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        return getattr(importlib.import_module(f"{__name__}.{MODULES[name]}"), name)

@@ -9,8 +9,10 @@ from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.tasks.heads import EmbedHead, Hidden, PreHead, check_hidden
-from dxn.tasks.loss import LossSum
-from dxn.tasks.task import Batch, Task
+from dxn.tasks.metric import Metric
+from dxn.tasks.space import Batch, LossSum
+from dxn.tasks.target import Target
+from dxn.tasks.task import Task
 
 NO_ANSWER = (
     "this checkpoint has no head to predict with; train one (dxn train weights=...), or use its "
@@ -18,7 +20,20 @@ NO_ANSWER = (
 )
 
 
-class Embed(Task):
+class NoTarget(Target):
+    """No target."""
+
+    source = "inputs"
+
+    def describe(self, values: Sequence[Any]) -> str:
+        """Return a placeholder."""
+        return "none"
+
+    def encode(self, value: Any, sample: dict[str, Any], rand: Any = None) -> None:
+        """Return nothing."""
+
+
+class Embed(Task[NoTarget]):
     """Return the embedding of each sample. This task has no targets, loss or predictions.
 
     Args:
@@ -29,8 +44,6 @@ class Embed(Task):
     """
 
     name = "embed"
-    needs_target = False
-    answers = False
 
     def __init__(
         self,
@@ -47,14 +60,8 @@ class Embed(Task):
             "norm": norm,
             "norm_eps": norm_eps,
         }
-
-    def encode_sample(self, sample: dict[str, Any], value: Any, rand: Any = None) -> dict[str, Any]:
-        """Return the sample unchanged, because this task has no targets."""
-        return sample
-
-    def describe(self, values: Sequence[Any]) -> str:
-        """Return a placeholder, because this task has no targets."""
-        return "none"
+        self.target = NoTarget()
+        self.metric = Metric()
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a head that returns the embedding."""

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from dxn.tasks.probabilities import significant
+from dxn.core.display import significant
 from dxn.tokenize.text.scripts import UNSPACED
 
 OUTSIDE = "O"  # usual tag of a word that does not belong to an entity
@@ -65,24 +66,6 @@ class Scheme:
     letters: Mapping[str, str] = field(default_factory=lambda: IOB)
     outside: str = OUTSIDE
 
-    @classmethod
-    def of(cls, tags: Sequence[str]) -> Scheme:
-        """Return the scheme that fits most of the distinct tags of a training split."""
-        schemes = [cls(sep, first, LETTERS) for sep in SEPARATORS for first in (True, False)]
-        best = max([*schemes, cls("", True, LETTERS)], key=lambda s: len(s._marked(tags)))
-        marked = best._marked(tags)
-        others = [tag for tag in tags if tag not in marked]
-        used = {best.divide(tag)[0] for tag in marked}
-        # A class such as E-mail is not the end of an entity, because no entity begins.
-        has_begin = bool(used & {"B", "I"}) or used == {"S"}
-        if not has_begin or len(others) > max(len(marked), 1):
-            return cls(outside=_outside(tags))
-        # Without a type, every tag but one must be a letter: "I" can also be a part of speech.
-        if not best.separator and len(others) > 1:
-            return cls(outside=_outside(tags))
-        outside = others[0] if len(others) == 1 and OUTSIDE not in tags else OUTSIDE
-        return replace(best, letters=IOB if used <= IOB.keys() else LETTERS, outside=outside)
-
     def divide(self, tag: str) -> tuple[str, str]:
         """Return the meaning of the letter of a tag, "" if it has none, and the type."""
         if not self.separator:
@@ -94,9 +77,28 @@ class Scheme:
         meaning = self.letters.get(letter.upper(), "")
         return (meaning, kind) if meaning and kind else ("", tag)
 
-    def _marked(self, tags: Sequence[str]) -> list[str]:
+    def marked(self, tags: Sequence[str]) -> list[str]:
         """Return the tags that consist of a letter and a type."""
         return [tag for tag in tags if self.divide(tag)[0]]
+
+
+@functools.lru_cache(maxsize=8)
+def scheme_of(tags: tuple[str, ...]) -> Scheme:
+    """Return the scheme that fits most of the distinct tags of a training split."""
+    schemes = [Scheme(sep, first, LETTERS) for sep in SEPARATORS for first in (True, False)]
+    best = max([*schemes, Scheme("", True, LETTERS)], key=lambda s: len(s.marked(tags)))
+    marked = best.marked(tags)
+    others = [tag for tag in tags if tag not in marked]
+    used = {best.divide(tag)[0] for tag in marked}
+    # A class such as E-mail is not the end of an entity, because no entity begins.
+    has_begin = bool(used & {"B", "I"}) or used == {"S"}
+    if not has_begin or len(others) > max(len(marked), 1):
+        return Scheme(outside=_outside(tags))
+    # Without a type, every tag but one must be a letter: "I" can also be a part of speech.
+    if not best.separator and len(others) > 1:
+        return Scheme(outside=_outside(tags))
+    outside = others[0] if len(others) == 1 and OUTSIDE not in tags else OUTSIDE
+    return replace(best, letters=IOB if used <= IOB.keys() else LETTERS, outside=outside)
 
 
 def are_integers(tags: Sequence[str]) -> bool:

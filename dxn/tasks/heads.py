@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import Literal
 
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
 from dxn.core.tokens import Tokens
-from dxn.tasks.task import Batch
+from dxn.tasks.space import Batch
 
 Hidden = Literal["none", "linear", "tanh", "relu", "gelu"]
 ACTIVATIONS: dict[str, type[nn.Module]] = {
@@ -18,6 +19,37 @@ ACTIVATIONS: dict[str, type[nn.Module]] = {
     "relu": nn.ReLU,
     "gelu": nn.GELU,
 }
+
+
+@dataclass(kw_only=True, eq=False)
+class HeadOptions:
+    """Options of tasks whose head is a linear layer on the pooled vector of a sample.
+
+    Args:
+        hidden: Hidden layer before the output layer: none, linear, tanh, relu or gelu.
+        norm: Whether to apply a layer norm before the output layer.
+        norm_eps: Epsilon of the layer norm before the output layer.
+        dropout: Dropout probability before the output layer.
+    """
+
+    hidden: Hidden = "none"
+    norm: bool = False
+    norm_eps: float = 1e-5
+    dropout: float = 0.1
+
+    def __post_init__(self):
+        check_hidden(self.hidden)
+
+    def linear_head(self, pooled_dim: int, num_outputs: int) -> LinearHead:
+        """Build a head with these options and `num_outputs` outputs."""
+        pre = PreHead(
+            pooled_dim,
+            hidden=self.hidden,
+            norm=self.norm,
+            norm_eps=self.norm_eps,
+            dropout=self.dropout,
+        )
+        return LinearHead(pre, num_outputs)
 
 
 class PreHead(nn.Module):
@@ -127,6 +159,6 @@ def check_hidden(hidden: str) -> None:
     Raises:
         ValueError: If there is no hidden layer of this name.
     """
-    if hidden not in get_args(Hidden):
-        known = ", ".join(get_args(Hidden))
+    if hidden not in ACTIVATIONS:
+        known = ", ".join(ACTIVATIONS)
         raise ValueError(f"hidden must be one of {known}, got {hidden!r}")

@@ -6,11 +6,13 @@ import ast
 import json
 import shlex
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
-from typing import Any
+from typing import Annotated, Any
+
+from pydantic import Field
 
 from dxn.core.errors import UserError
-from dxn.tasks.cells import class_name
+from dxn.core.schema import Strict
+from dxn.tasks.names import class_name
 from dxn.tokenize.cells.numbers import are_numbers
 
 SEPARATOR = "|"  # usual text between the labels of one cell, as in "red|round"
@@ -21,8 +23,7 @@ NO = frozenset({"0", "0.0", "false", "no", "f", "n"})
 QUOTES = "'\""
 
 
-@dataclass(frozen=True)
-class LabelFormat:
+class LabelFormat(Strict):
     """How target cells write labels.
 
     Args:
@@ -32,9 +33,9 @@ class LabelFormat:
             the labels themselves.
     """
 
-    separator: str = SEPARATOR
-    flags: tuple[str, ...] = ()
-    num_flags: int = 0
+    separator: Annotated[str, Field(min_length=1)] = SEPARATOR
+    flags: list[str] = Field(default_factory=list)
+    num_flags: Annotated[int, Field(ge=0)] = 0
 
     @classmethod
     def find(cls, values: Sequence[Any], separator: str) -> LabelFormat:
@@ -42,7 +43,8 @@ class LabelFormat:
         rows = [value for value in values if isinstance(value, Mapping)]
         columns = dict.fromkeys(name for row in rows for name in row)
         flags = [c for c in columns if _are_flags([row[c] for row in rows if c in row])]
-        return cls(separator, tuple(flags), _num_flags(list(map(list_of, values))))
+        num_flags = _num_flags(list(map(list_of, values)))
+        return cls(separator=separator, flags=flags, num_flags=num_flags)
 
     def parse(self, value: Any, origin: str) -> list[str]:
         """Return the labels of a cell.
@@ -82,10 +84,6 @@ class LabelFormat:
                 f"{len(items)} values"
             )
         return [i for i, item in enumerate(items) if _is_yes(item, origin)]
-
-    def state(self) -> dict[str, Any]:
-        """Return a JSON-serializable state."""
-        return {**asdict(self), "flags": list(self.flags)}
 
 
 def are_label_lists(values: Sequence[Any]) -> bool:

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from random import Random
 from typing import Any
 
 from torch import Tensor, nn
@@ -13,8 +13,10 @@ from torch import Tensor, nn
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
 from dxn.models.losses import linear_cross_entropy
-from dxn.tasks.loss import LossSum
-from dxn.tasks.task import IGNORED, Batch, Task, Window
+from dxn.tasks.metric import Metric
+from dxn.tasks.space import Batch, LossSum
+from dxn.tasks.target import IGNORED, Target, Window
+from dxn.tasks.task import Task
 
 # Adapter options that change or merge tokens. A language model predicts every token unchanged.
 INCOMPATIBLE = (
@@ -70,7 +72,76 @@ class LanguageHead(nn.Module):
         )
 
 
-class Language(Task):
+class NextToken(Target):
+    """The next token at each position of a stream of texts.
+
+    Attributes:
+        input: Name of the only input. `bind` sets it.
+    """
+
+    source = "stream"
+
+    def __init__(self):
+        self.input = ""
+
+    def bind(self, adapters: Mapping[str, Any]) -> None:
+        """Set the input, after checking that it is the only one and has a vocabulary.
+
+        Raises:
+            UserError: If there are several inputs, or the input has no vocabulary.
+        """
+        names = ", ".join(adapters) or "none"
+        if len(adapters) != 1:
+            raise UserError(
+                f"head=language: needs exactly one input, got {names}; choose one adapter"
+            )
+        ((name, adapter),) = adapters.items()
+        if not adapter.has_vocabulary:
+            raise UserError(
+                f"head=language: needs an input with a vocabulary, got {names}; use a text adapter"
+            )
+        adapter.check_columns_are_tokens("language")
+        self.input = name
+        self.required = (name,)
+
+    def describe(self, values: Sequence[Any]) -> str:
+        """Return a description of the targets, which does not depend on `values`."""
+        return "the next token"
+
+    def encode(self, value: Window, sample: dict[str, Any], rand: Random | None = None) -> Window:
+        """Return the window unchanged."""
+        return value
+
+    def collate(self, targets: Sequence[Window]) -> dict[str, Any]:
+        """Return ids (B, N) padded with IGNORED, and chars_per_token, one float per window."""
+        ids = [window.ids for window in targets]
+        return {
+            "ids": nn.utils.rnn.pad_sequence(ids, True, IGNORED),
+            "chars_per_token": [window.chars_per_token for window in targets],
+        }
+
+
+class PerplexityMetric(Metric):
+    """The loss per character and the perplexity per token, which follow from the loss.
+
+    The loss per character can be compared between models with different tokenizers.
+    """
+
+    monitored = "loss_per_char"
+
+    def metrics(
+        self, predictions: Sequence[float], targets: Sequence[Any], loss: float
+    ) -> dict[str, float]:
+        """Return both metrics; the predictions are the numbers of characters per token."""
+        # All windows of a split have the same value, so the mean does not change it.
+        chars_per_token = statistics.fmean(predictions) if predictions else math.nan
+        return {
+            "loss_per_char": loss / chars_per_token,
+            "perplexity": math.exp(min(loss, MAX_LOSS)),
+        }
+
+
+class Language(Task[NextToken]):
     """Predict the next token at each position of a text. The backbone must be causal.
 
     Args:
@@ -79,15 +150,11 @@ class Language(Task):
     """
 
     name = "language"
-    needs_target = False
-    answers = False
-    streams = True
-    monitored = "loss_per_char"
 
     def __init__(self, *, label_smoothing: float = 0.0):
         self.label_smoothing = label_smoothing
-        # Name of the only input. `bind` sets it.
-        self.input = ""
+        self.target = NextToken()
+        self.metric = PerplexityMetric()
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check that the backbone is causal and that no adapter option changes tokens.
@@ -115,51 +182,11 @@ class Language(Task):
         if problems:
             raise UserError("\n".join(problems))
 
-    def bind(self, adapters: Mapping[str, Any]) -> None:
-        """Set the input, after checking that it is the only one and has a vocabulary.
-
-        Raises:
-            UserError: If there are several inputs, or the input has no vocabulary.
-        """
-        names = ", ".join(adapters) or "none"
-        if len(adapters) != 1:
-            raise UserError(
-                f"head=language: needs exactly one input, got {names}; choose one adapter"
-            )
-        ((name, adapter),) = adapters.items()
-        if not adapter.has_vocabulary:
-            raise UserError(
-                f"head=language: needs an input with a vocabulary, got {names}; use a text adapter"
-            )
-        adapter.check_columns_are_tokens(self.name)
-        self.input = name
-
-    @property
-    def required_inputs(self) -> tuple[str, ...]:
-        """The only input."""
-        return (self.input,)
-
-    def describe(self, values: Sequence[Any]) -> str:
-        """Return a description of the targets, which does not depend on `values`."""
-        return "the next token"
-
-    def encode(self, value: Window, rand: random.Random | None = None) -> Window:
-        """Return the window unchanged."""
-        return value
-
-    def collate(self, targets: Sequence[Window]) -> dict[str, Any]:
-        """Return ids (B, N) padded with IGNORED, and chars_per_token, one float per window."""
-        ids = [window.ids for window in targets]
-        return {
-            "ids": nn.utils.rnn.pad_sequence(ids, True, IGNORED),
-            "chars_per_token": [window.chars_per_token for window in targets],
-        }
-
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a head that shares the adapter's embedding and has no other parameters."""
         return LanguageHead(
-            adapters[self.input].embedding,
-            input=self.input,
+            adapters[self.target.input].embedding,
+            input=self.target.input,
             label_smoothing=self.label_smoothing,
         )
 
@@ -170,26 +197,12 @@ class Language(Task):
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
     ) -> list[float]:
-        """Return the mean number of characters per token, which `metrics` needs."""
+        """Return the mean number of characters per token, which the metrics need."""
         if "target" not in batch:
             raise UserError(
                 "a language model has no prediction for a row; use dxn generate prompt=..."
             )
         return batch["target"]["chars_per_token"]
-
-    def metrics(
-        self, predictions: Sequence[float], truths: Sequence[Any], loss: float
-    ) -> dict[str, float]:
-        """Return the loss per character and the perplexity per token.
-
-        The loss per character can be compared between models with different tokenizers.
-        """
-        # All windows of a split have the same value, so the mean does not change it.
-        chars_per_token = statistics.fmean(predictions) if predictions else math.nan
-        return {
-            "loss_per_char": loss / chars_per_token,
-            "perplexity": math.exp(min(loss, MAX_LOSS)),
-        }
 
 
 def _incompatible_options(adapters: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterable, Mapping, Sequence
+from random import Random
 from types import MappingProxyType
 from typing import Any
 
@@ -13,8 +13,10 @@ from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
-from dxn.tasks.loss import LossSum
-from dxn.tasks.task import Batch, Task
+from dxn.tasks.metric import Metric, defined
+from dxn.tasks.space import Batch, LossSum
+from dxn.tasks.target import Target
+from dxn.tasks.task import Task
 from dxn.tokenize.base import Masking
 
 SMALLEST = 1e-9  # avoids a division by zero if nothing of an input is masked
@@ -121,41 +123,30 @@ class MaskedHead(nn.Module):
 
 
 def _count(part: Mapping[str, Tensor] | None) -> int:
-    """Return the number of predictions of an input, of a sample or of a batch."""
+    """Return the number of predictions of an input of a sample."""
     if part is None or "masked" not in part:
         return 0
     return int(part["masked_valid" if "masked_valid" in part else "masked"].sum())
 
 
-class Masked(Task):
-    """Predict the masked columns of the inputs. The data needs no targets.
-
-    The loss is the cross-entropy of token ids or the squared error of numbers, averaged over the
-    masked columns. With several inputs, a column has a weight with which all inputs count equally
-    in the training split, see `prepare_loss`.
+class MaskedInputs(Target):
+    """The masked columns of the inputs. Each masked input contains its own targets.
 
     Args:
-        mask_ratio: Fraction of columns to mask, by input name or modality. 0: the input is not
-            masked. Default: the ratio of each adapter.
-        span: Number of adjacent columns that are masked together, for inputs whose adjacent columns
-            are similar, such as audio.
+        mask_ratio: Fraction of columns to mask, by input name or modality.
+        span: Number of adjacent columns that are masked together.
+
+    Attributes:
+        maskings: Masking of each masked input. `bind` sets it.
     """
 
-    name = "masked"
-    needs_target = False
-    answers = False
-    random_in_validation = True
+    source = "inputs"
+    random = True
 
-    def __init__(self, *, mask_ratio: Mapping[str, float] = MappingProxyType({}), span: int = 5):
-        for name, ratio in mask_ratio.items():
-            if not 0 <= ratio < 1:
-                raise ValueError(f"mask_ratio.{name} must be at least 0 and below 1, got {ratio}")
-        if span < 1:
-            raise ValueError(f"span must be at least 1, got {span}")
+    def __init__(self, mask_ratio: Mapping[str, float], span: int):
         self.mask_ratio = dict(mask_ratio)
         self.span = span
         self.maskings: dict[str, Masking] = {}
-        self.usual: dict[str, float] = {}  # predictions per sample, by input, see `prepare_loss`
 
     def bind(self, adapters: Mapping[str, Any]) -> None:
         """Create the masking of each input.
@@ -189,6 +180,84 @@ class Masked(Task):
                 f"head.mask_ratio: no input is masked, got the inputs {names}; set a ratio above 0 "
                 "for one of them, or choose another head"
             )
+        self.reads = tuple(self.maskings)
+
+    def describe(self, values: Sequence[Any]) -> str:
+        """Return the names of the masked inputs."""
+        return f"the masked columns of {', '.join(self.maskings)}"
+
+    def encode(self, value: Any, sample: dict[str, Any], rand: Random | None = None) -> None:
+        """Mask the inputs of a sample."""
+        assert rand is not None, "masks are also random in validation, see Target.random"
+        for name, masking in self.maskings.items():
+            if name in sample:
+                sample[name] = masking(sample[name], rand)
+
+
+class MaskedMetric(Metric):
+    """The loss of each input, their mean, and the accuracy of the predicted token ids.
+
+    Inputs without any masked column are left out.
+
+    Args:
+        target: The masked inputs.
+    """
+
+    def __init__(self, target: MaskedInputs):
+        self.target = target
+
+    def rows(self, predictions: Sequence[Tensor], targets: Sequence[Any]) -> Tensor:
+        """Return the statistics of the head as (n, 3 I)."""
+        return torch.stack(list(predictions)).double().flatten(1)
+
+    def value(self, sums: Tensor) -> dict[str, Tensor]:
+        """Return the metrics."""
+        # 0 / 0: the input was missing in all rows, or no column of it was masked by chance.
+        total, counts, correct = sums.unflatten(-1, (-1, 3)).unbind(-1)
+        losses = total / counts
+        results = {"loss": losses.nanmean(-1)}
+        results |= {f"loss_{name}": losses[..., i] for i, name in enumerate(self.target.maskings)}
+        are_ids = [masking.num_outputs is None for masking in self.target.maskings.values()]
+        if any(are_ids):
+            results["accuracy"] = correct[..., are_ids].sum(-1) / counts[..., are_ids].sum(-1)
+        return results
+
+    def metrics(
+        self, predictions: Sequence[Tensor], targets: Sequence[Any], loss: float
+    ) -> dict[str, float]:
+        """Return the metrics of the inputs that have masked columns."""
+        return defined(super().metrics(predictions, targets, loss))
+
+
+class Masked(Task[MaskedInputs]):
+    """Predict the masked columns of the inputs. The data needs no targets.
+
+    The loss is the cross-entropy of token ids or the squared error of numbers, averaged over the
+    masked columns. With several inputs, a column has a weight with which all inputs count equally
+    in the training split, see `prepare_loss`.
+
+    Args:
+        mask_ratio: Fraction of columns to mask, by input name or modality. 0: the input is not
+            masked. Default: the ratio of each adapter.
+        span: Number of adjacent columns that are masked together, for inputs whose adjacent columns
+            are similar, such as audio.
+    """
+
+    name = "masked"
+
+    def __init__(self, *, mask_ratio: Mapping[str, float] = MappingProxyType({}), span: int = 5):
+        for name, ratio in mask_ratio.items():
+            if not 0 <= ratio < 1:
+                raise ValueError(f"mask_ratio.{name} must be at least 0 and below 1, got {ratio}")
+        if span < 1:
+            raise ValueError(f"span must be at least 1, got {span}")
+        self.target = MaskedInputs(mask_ratio, span)
+        self.metric = MaskedMetric(self.target)
+        self.usual: dict[str, float] = {}  # predictions per sample, by input, see `prepare_loss`
+
+    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
+        """Build a head with one predictor for each masked input."""
+        return MaskedHead(dim, self.target.maskings, adapters)
 
     def prepare_loss(self, samples: Iterable[Mapping[str, Any]]) -> None:
         """Count the predictions of each input per sample.
@@ -196,7 +265,7 @@ class Masked(Task):
         Without such constants, the weight of a column would depend on the other samples of a batch,
         and batches whose gradients are added up would not make the step of one large batch.
         """
-        totals = dict.fromkeys(self.maskings, 0)
+        totals = dict.fromkeys(self.target.maskings, 0)
         size = 0
         for sample in samples:
             size += 1
@@ -204,62 +273,16 @@ class Masked(Task):
                 totals[name] += _count(sample.get(name))
         self.usual = {name: total / max(size, 1) for name, total in totals.items()}
 
-    def describe(self, values: Sequence[Any]) -> str:
-        """Return the names of the masked inputs."""
-        return f"the masked columns of {', '.join(self.maskings)}"
-
-    def encode_sample(
-        self, sample: dict[str, Any], value: Any, rand: random.Random | None = None
-    ) -> dict[str, Any]:
-        """Mask the inputs of a sample. Each masked input contains its own targets."""
-        assert rand is not None, "masks are also random in validation, see random_in_validation"
-        masked = {
-            name: masking(sample[name], rand)
-            for name, masking in self.maskings.items()
-            if name in sample
-        }
-        return {**sample, **masked}
-
-    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
-        """Build a head with one predictor for each masked input."""
-        return MaskedHead(dim, self.maskings, adapters)
-
     def loss(self, output: Tensor, batch: Batch) -> LossSum:
         """Return the weighted sum over the predictions of all inputs; output is (B, I, 3)."""
         sums, counts = output.sum(0)[:, :2].unbind(1)
         # An input with many columns has the same weight as an input with few.
-        usual = [self.usual.get(name, 0.0) for name in self.maskings]
-        usual = torch.where(counts.new_tensor(usual) > 0, counts.new_tensor(usual), counts)
-        usual = usual.clamp(min=SMALLEST)
+        usual = counts.new_tensor([self.usual.get(name, 0.0) for name in self.target.maskings])
+        usual = torch.where(usual > 0, usual, counts).clamp(min=SMALLEST)
         return LossSum((sums / usual).sum(), (counts / usual).sum())
 
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
     ) -> list[Tensor]:
-        """Return the statistics (I, 3) of each sample, for `metrics`."""
+        """Return the statistics (I, 3) of each sample, for the metrics."""
         return list(output.detach().cpu().double())
-
-    def metrics(
-        self, predictions: Sequence[Tensor], truths: Sequence[Any], loss: float
-    ) -> dict[str, float]:
-        """Return the loss of each input, their mean, and the accuracy of the predicted token ids.
-
-        Inputs without any masked column are left out.
-        """
-        totals = torch.stack(list(predictions)).sum(0).tolist()
-        losses: dict[str, float] = {}
-        num_ids = 0.0
-        num_correct = 0.0
-        pairs = zip(self.maskings.items(), totals, strict=True)
-        for (name, masking), (total, count, correct) in pairs:
-            # The input was missing in all rows, or no column of it was masked by chance.
-            if not count:
-                continue
-            losses[f"loss_{name}"] = total / count
-            if masking.num_outputs is None:  # token ids
-                num_ids += count
-                num_correct += correct
-        results = {"loss": sum(losses.values()) / max(len(losses), 1), **losses}
-        if num_ids:
-            results["accuracy"] = num_correct / num_ids
-        return results

@@ -3,96 +3,79 @@
 from __future__ import annotations
 
 import math
-import random
 import statistics
-from collections.abc import Mapping, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Annotated, Any, ClassVar, Literal
 
-import numpy as np
 import torch
-import torch.nn.functional as F
 from pydantic import Field
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
-from dxn.core.schema import Strict, validated
-from dxn.tasks.cells import are_amounts
-from dxn.tasks.heads import Hidden, LinearHead, PreHead, check_hidden
-from dxn.tasks.loss import LossSum
-from dxn.tasks.number_notes import explain_amounts, explain_format
-from dxn.tasks.row_scores import RowScores
-from dxn.tasks.task import STATE_FILE, Batch, Task
+from dxn.core.schema import Strict
+from dxn.tasks.heads import HeadOptions
+from dxn.tasks.metric import Metric
+from dxn.tasks.space import Number
+from dxn.tasks.target import Target
+from dxn.tasks.task import Task
 from dxn.tokenize.cells.numbers import NumberFormat, find_format
 
+MAX_EXAMPLES = 3  # cells in a message
 MAX_TARGET = 1e37  # predictions are computed in float32, whose largest number is 3.4e38
+# The variance is a difference of two sums. Below this fraction of them, it is a rounding error.
+ROUNDING = 1e-12
 
 
-class Regress(Task):
-    """Predict a number for each sample.
+class NumbersState(Strict):
+    """The content of labels.json."""
 
-    Targets are standardized: the head predicts (target - mean) / std, with the mean and the
-    standard deviation of the training split.
+    mean: Annotated[float, Field(ge=-MAX_TARGET, le=MAX_TARGET)]
+    # With 0, all predictions would be the mean.
+    std: Annotated[float, Field(gt=0, le=MAX_TARGET)]
+    decimal: Literal[".", ","] = "."
+    unit: str = ""
 
-    Args:
-        hidden: Hidden layer before the output layer: none, linear, tanh, relu or gelu.
-        norm: Whether to apply a layer norm before the output layer.
-        norm_eps: Epsilon of the layer norm before the output layer.
-        dropout: Dropout probability before the output layer.
+
+class Numbers(Target):
+    """One number per row, which is standardized with the mean and std of the training split.
+
+    Attributes:
+        mean: Mean of the training targets.
+        std: Their standard deviation.
+        decimal: Decimal separator.
+        unit: Unit in the cells, such as "%".
     """
 
-    name = "regress"
-    preset = "samples"
-    plots = "scatter"
-    monitored = "rmse"
+    State: ClassVar[type[Strict]] = NumbersState
 
-    def __init__(
-        self,
-        *,
-        hidden: Hidden = "none",
-        norm: bool = False,
-        norm_eps: float = 1e-5,
-        dropout: float = 0.1,
-    ):
-        check_hidden(hidden)
-        self.pre_options = {
-            "hidden": hidden,
-            "norm": norm,
-            "norm_eps": norm_eps,
-            "dropout": dropout,
-        }
+    def __init__(self):
         self.mean = 0.0
         self.std = 1.0
-        self.format = NumberFormat()
+        self.decimal = "."
+        self.unit = ""
         # How many of the target cells are numbers, for the message about a cell that is none.
         self.counts = ""
 
-    @classmethod
-    def accepts(cls, values: Sequence[Any], words: Sequence[Any] | None) -> float:
-        """Return a positive score for numbers, except for integers that are class labels."""
-        return 0.8 if are_amounts(values) else 0.0
-
-    @classmethod
-    def reason(cls, values: Sequence[Any]) -> str:
-        """Return why integers are read as a quantity instead of classes."""
-        return explain_amounts(values)
-
-    def find_format(self, values: Sequence[Any], origins: Sequence[str]) -> list[str]:
+    def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
         """Find the decimal separator and the unit of the numbers."""
-        self.format = find_format(values)
-        others = [i for i, value in enumerate(values) if self.format.parse(value) is None]
-        if len(others) < len(values):
-            self.counts = f", as {len(values) - len(others):,} of {len(values):,} targets are"
-        return explain_format(self.format, values, others, origins)
+        form = find_format(cells)
+        self.decimal, self.unit = form.decimal, form.unit
+        others = [i for i, cell in enumerate(cells) if form.parse(cell) is None]
+        if len(others) < len(cells):
+            self.counts = f", as {len(cells) - len(others):,} of {len(cells):,} targets are"
+        return _explain_format(form, cells, others, origins)
 
-    def parse(self, value: Any, origin: str) -> float:
+    def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> float:
         """Return the number.
 
         Raises:
             UserError: If the cell is not a finite number.
         """
-        number = self.format.parse(value)
+        number = NumberFormat(self.decimal, self.unit).parse(cell)
         if number is None:
-            raise UserError(f"{origin}: the target must be a number{self.counts}, got {value!r}")
+            raise UserError(f"{origin}: the target must be a number{self.counts}, got {cell!r}")
         return number
 
     def fit(self, values: Sequence[float]) -> None:
@@ -103,6 +86,11 @@ class Regress(Task):
         # The minimum avoids a division by zero if all targets are equal.
         self.std = max(float(numbers.std(correction=0)), 1e-12)
 
+    def encode(self, value: float, sample: dict[str, Any], rand: Random | None = None) -> Tensor:
+        """Return the standardized number ()."""
+        # In float64, because in float32 all times in seconds within two minutes are equal.
+        return torch.tensor((float(value) - self.mean) / self.std)
+
     def describe(self, values: Sequence[float]) -> str:
         """Return the range and the median of the targets."""
         if not values:
@@ -110,95 +98,79 @@ class Regress(Task):
         middle = _format_number(statistics.median(values))
         return f"{_format_number(min(values))} to {_format_number(max(values))}, median {middle}"
 
-    def encode(self, value: float, rand: random.Random | None = None) -> Tensor:
-        """Return the standardized number ()."""
-        # In float64, because in float32 all times in seconds within two minutes are equal.
-        return torch.tensor((float(value) - self.mean) / self.std)
 
-    def mix_targets(self, target: Tensor, order: Tensor, share: float) -> Tensor:
-        """Return mixed numbers (B,)."""
-        return share * target + (1 - share) * target[order]
+class ErrorMetric(Metric):
+    """Errors of predicted numbers, R², and the rank correlation.
 
-    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
-        """Build a linear layer that maps the pooled vector to one output."""
-        return LinearHead(PreHead(pooled_dim, **self.pre_options), 1)
+    Args:
+        target: The numbers.
+    """
 
-    def loss(self, output: Tensor, batch: Batch) -> LossSum:
-        """Return the squared error of standardized targets; output (B, 1), targets (B,)."""
-        # Standardization makes the scale of the loss, and so a good learning rate, independent of
-        # the unit of the targets.
-        # The loss is computed in float32 even if the model uses bfloat16.
-        return LossSum.of((output.float().squeeze(-1) - batch["target"]).square())
+    monitored = "rmse"
+    row: ClassVar = ("mae", "absolute error")
 
-    def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
-        """Return the mean squared difference of outputs (B, 1).
+    def __init__(self, target: Numbers):
+        self.target = target
 
-        The loss is twice the negative log-likelihood of a normal distribution with a standard
-        deviation of 1, and this is twice the KL divergence of two such distributions.
-        """
-        return F.mse_loss(output.float(), other.float())
+    def rows(self, predictions: Sequence[Tensor], targets: Sequence[float]) -> Tensor:
+        """Return 1, the squared and the absolute error, and both moments of the targets."""
+        predicted, true = _columns(predictions, targets)
+        error = predicted - true
+        # Around a mean, because the variance is a difference of two sums.
+        centered = true - self.target.mean
+        parts = [torch.ones_like(error), error.square(), error.abs(), centered, centered.square()]
+        return torch.stack(parts, 1)
 
-    def combine(self, outputs: Sequence[Tensor]) -> Tensor:
-        """Return the mean (B, 1) of the members' standardized numbers."""
-        return torch.stack(list(outputs)).mean(0)
-
-    def predict(
-        self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
-    ) -> list[Tensor]:
-        """Return the predicted number () of each sample in the original unit, float64."""
-        # On the CPU first, because not every device has float64.
-        return list(output.float().squeeze(-1).cpu().double() * self.std + self.mean)
-
-    def exported(self, head: nn.Module, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the predicted number (B,) in the original unit, float64."""
-        return {"prediction": output.float().squeeze(-1).double() * self.std + self.mean}
-
-    def metrics(
-        self, predictions: Sequence[Tensor], truths: Sequence[float], loss: float
-    ) -> dict[str, float]:
-        """Return the metrics of `weighted_metrics`, and those that are no sums over rows."""
-        true = torch.tensor([float(truth) for truth in truths], dtype=torch.float64)
-        predicted = torch.stack(list(predictions)).double()
-        return {
-            **super().metrics(predictions, truths, loss),
-            "median_absolute_error": float(np.median((predicted - true).abs().numpy())),
-            "spearman": _spearman(predicted, true),
-        }
-
-    def weighted_metrics(
-        self, predictions: Sequence[Tensor], truths: Sequence[float], counts: Tensor
-    ) -> dict[str, Tensor]:
-        """Return the root mean squared error, the mean absolute error, and R².
+    def value(self, sums: Tensor) -> dict[str, Tensor]:
+        """Return the root mean squared error, the mean absolute error and R².
 
         R² is NaN if all targets are equal.
         """
-        true = torch.tensor([float(truth) for truth in truths], dtype=torch.float64)
-        error = torch.stack(list(predictions)).double() - true
-        # Around the mean, because the variance is a difference of two sums.
-        centered = true - true.mean()
-        stats = torch.stack([error.square(), error.abs(), centered, centered.square()], 1)
-        squared, absolute, mean, square = (counts @ stats / counts.sum(1, keepdim=True)).T
+        total, *others = sums.unbind(-1)
+        squared, absolute, mean, square = (each / total for each in others)
         # The variance is the mean squared error of a model that always predicts the mean.
         variance = square - mean.square()
-        r2 = torch.where(variance > 0, 1 - squared / variance, math.nan)
+        r2 = torch.where(variance > ROUNDING * square, 1 - squared / variance, math.nan)
         return {"rmse": squared.sqrt(), "mae": absolute, "r2": r2}
 
+    def weighted(
+        self, predictions: Sequence[Tensor], targets: Sequence[float], counts: Tensor
+    ) -> dict[str, Tensor]:
+        """Return all metrics, also those that are not functions of sums."""
+        predicted, true = _columns(predictions, targets)
+        return {
+            **super().weighted(predictions, targets, counts),
+            "median_absolute_error": _median((predicted - true).abs(), counts),
+            "spearman": _correlation(_ranks(predicted, counts), _ranks(true, counts), counts),
+        }
+
     @property
-    def details(self) -> set[str]:
+    def details(self) -> Collection[str]:
         """The metrics that tables do not show."""
         return {"median_absolute_error", "spearman"}
 
-    def row_scores(self, predictions: Sequence[Tensor], truths: Sequence[float]) -> RowScores:
-        """Return the absolute error of each row."""
-        pairs = zip(predictions, truths, strict=True)
-        errors = [abs(float(predicted) - float(true)) for predicted, true in pairs]
-        return RowScores("absolute error", errors, higher_is_better=False)
 
-    def answer(self, prediction: Tensor, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
-        """Return the predicted number."""
-        return {"prediction": float(prediction)}
+@dataclass(kw_only=True, eq=False)
+class Regress(HeadOptions, Task[Numbers]):
+    """Predict a number for each sample.
 
-    def fields(
+    Targets are standardized: the head predicts (target - mean) / std, with the mean and the
+    standard deviation of the training split.
+    """
+
+    name = "regress"
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.target = Numbers()
+        self.space = Number(self.target)
+        self.metric = ErrorMetric(self.target)
+
+    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
+        """Build a linear layer that maps the pooled vector to one output."""
+        return self.linear_head(pooled_dim, 1)
+
+    def columns(
         self, prediction: Tensor, target: Any = None, inputs: Mapping[str, Any] | None = None
     ) -> dict[str, Any]:
         """Return the predicted number, and the error if the target is known."""
@@ -207,48 +179,82 @@ class Regress(Task):
             return {"prediction": predicted}
         return {"prediction": predicted, "error": self._rounded(predicted - target)}
 
-    def trivial(self) -> tuple[str, Tensor]:
+    def naive(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, list[Tensor]]:
         """Return the mean of the training split, the constant with the smallest RMSE."""
-        return "always the mean", torch.tensor(self.mean, dtype=torch.float64)
+        mean = torch.tensor(self.target.mean, dtype=torch.float64)
+        return "always the mean", [mean] * len(raws)
 
     def _rounded(self, value: float) -> float:
         """Round to a millionth of the standard deviation, as exact as float32 outputs are."""
-        return round(value, 6 - math.floor(math.log10(self.std)))
-
-    def state(self) -> dict[str, Any]:
-        """Return the mean, the standard deviation, and how numbers are written."""
-        written = {"decimal": self.format.decimal, "unit": self.format.unit}
-        return {"mean": self.mean, "std": self.std, **written}
-
-    def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the mean and the standard deviation."""
-        saved = validated(_State, dict(state), STATE_FILE)
-        self.mean = saved.mean
-        self.std = saved.std
-        self.format = NumberFormat(saved.decimal, saved.unit)
+        return round(value, 6 - math.floor(math.log10(self.target.std)))
 
 
-class _State(Strict):
-    """The content of labels.json."""
+def _explain_format(
+    form: NumberFormat, values: Sequence[Any], others: Sequence[int], origins: Sequence[str]
+) -> list[str]:
+    """Return how written numbers are read, and which cells are not numbers.
 
-    mean: Annotated[float, Field(ge=-MAX_TARGET, le=MAX_TARGET)]
-    # With 0, all predictions would be the mean.
-    std: Annotated[float, Field(gt=0, le=MAX_TARGET)]
-    decimal: Literal[".", ","] = "."
-    unit: str = ""
+    Args:
+        form: Format of the numbers.
+        values: Cells of the column, never None.
+        others: Indices of the cells that are not numbers.
+        origins: File and row of each cell.
+    """
+    notes: list[str] = []
+    example = next((v for v in values if isinstance(v, str) and _is_formatted(form, v)), None)
+    if example is not None:
+        number = form.parse(example)
+        notes.append(f"target numbers are read as in {example.strip()!r} = {number:,.10g}")
+    if others:
+        shown = [f"{origins[i]} {str(values[i])[:20]!r}" for i in others[:MAX_EXAMPLES]]
+        more = f" and {len(others) - MAX_EXAMPLES:,} more" if len(others) > MAX_EXAMPLES else ""
+        notes.append(
+            f"target: {len(values) - len(others):,} of {len(values):,} values are numbers, all but "
+            f"{', '.join(shown)}{more}; set data.on_bad=skip to leave out these rows, or "
+            "head=classify to make each value a class"
+        )
+    return notes
 
 
-def _spearman(left: Tensor, right: Tensor) -> float:
-    """Return Pearson's correlation of the ranks of numbers (n,); NaN if all of one are equal."""
-    x, y = (ranks - ranks.mean() for ranks in (_ranks(left), _ranks(right)))
-    return float((x @ y) / (x.square().sum() * y.square().sum()).sqrt())
+def _is_formatted(form: NumberFormat, value: str) -> bool:
+    """Whether a number has separators or a unit, so that it could be read in another way."""
+    if form.parse(value) is None:
+        return False
+    try:
+        return float(value) != form.parse(value)
+    except ValueError:
+        return True
 
 
-def _ranks(values: Tensor) -> Tensor:
-    """Return the ranks (n,) of numbers, NaN for NaN. Equal numbers have the mean of their ranks."""
-    _, inverse, sizes = values.unique(return_inverse=True, return_counts=True)
-    ranks = (sizes.cumsum(0) - (sizes - 1) / 2)[inverse].double()
+def _columns(predictions: Sequence[Tensor], targets: Sequence[float]) -> tuple[Tensor, Tensor]:
+    true = torch.tensor([float(target) for target in targets], dtype=torch.float64)
+    return torch.stack(list(predictions)).double(), true
+
+
+def _median(values: Tensor, counts: Tensor) -> Tensor:
+    """Return the medians (R,) of values (n,) that count as often as `counts` (R, n) says."""
+    values, order = values.sort()
+    up_to = counts[:, order].cumsum(1)
+    last = up_to[:, -1:] - 1
+    middle = [torch.searchsorted(up_to, (last / 2).floor(), right=True)]
+    middle.append(torch.searchsorted(up_to, (last / 2).ceil(), right=True))
+    return values[torch.cat(middle, 1)].mean(1)
+
+
+def _ranks(values: Tensor, counts: Tensor) -> Tensor:
+    """Return the ranks (R, n) of numbers (n,), NaN for NaN; equal numbers have their mean rank."""
+    distinct, inverse = values.unique(return_inverse=True)
+    sizes = counts.new_zeros(len(counts), len(distinct)).index_add_(1, inverse, counts)
+    ranks = (sizes.cumsum(1) - (sizes - 1) / 2)[:, inverse]
     return ranks.masked_fill(values.isnan(), math.nan)
+
+
+def _correlation(left: Tensor, right: Tensor, counts: Tensor) -> Tensor:
+    """Return Pearson's correlation (R,) of numbers (R, n); NaN if all of one are equal."""
+    total = counts.sum(1, keepdim=True)
+    x, y = (each - (counts * each).sum(1, keepdim=True) / total for each in (left, right))
+    covariance = (counts * x * y).sum(1)
+    return covariance / ((counts * x.square()).sum(1) * (counts * y.square()).sum(1)).sqrt()
 
 
 def _format_number(value: float) -> str:

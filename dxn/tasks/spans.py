@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from dxn.core.errors import UserError
-from dxn.tasks.cells import class_name
 from dxn.tasks.entities import OUTSIDE
+from dxn.tasks.names import class_name
 
 # Keys of an object that describes an entity, as annotation tools write them.
 STARTS = ("start", "start_offset", "start_char", "begin")
@@ -61,6 +61,17 @@ def read_spans(cell: Any) -> list[Span] | None:
             return None
         spans.append(span)
     return spans
+
+
+def are_spans(cells: Sequence[Any]) -> bool:
+    """Return whether target cells contain positions of entities; a list can also be empty."""
+    has_span = False
+    for cell in cells:
+        spans = read_spans(cell)
+        if spans is None:
+            return False
+        has_span = has_span or bool(spans)
+    return has_span
 
 
 def tags_of(

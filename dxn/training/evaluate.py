@@ -246,7 +246,7 @@ def _tensors(output: Any) -> Iterator[Tensor]:
 def score(predictions: Predictions, samples: Samples, task: Task) -> dict[str, float]:
     """Return the loss and the metrics of the task for these predictions."""
     # A task such as masked prediction derives its targets from the inputs.
-    targets = samples.opened.targets if task.needs_target else None
+    targets = samples.opened.targets if task.is_supervised else None
     truths = [] if targets is None else [targets[row] for row in predictions.rows]
     return task.score(predictions.predicted, truths, predictions.loss)
 

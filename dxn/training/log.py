@@ -28,7 +28,7 @@ from dxn.core.display import Display, duration
 from dxn.core.errors import UserError
 from dxn.core.files import append_line, write_text
 from dxn.core.untrusted import load_json
-from dxn.tasks.figures import defined
+from dxn.tasks.metric import defined
 from dxn.training.state import State
 
 # The loss that is shown within an epoch is the mean of this many steps: one step has too few

@@ -104,17 +104,17 @@ class State(Strict):
             Whether the monitored metric is the best so far. With equal metrics, and as long as it
             is NaN in every epoch, the lower loss is better.
         """
-        if self.monitored != task.monitored:
+        if self.monitored != task.metric.monitored:
             # A resumed training can have another metric, whose values cannot be compared.
-            self.monitored, self.best, self.kept_loss = task.monitored, None, None
-        value = metrics[task.monitored]
+            self.monitored, self.best, self.kept_loss = task.metric.monitored, None, None
+        value = metrics[task.metric.monitored]
         loss = metrics["loss"]
         # A comparison with NaN is False, so NaN never improves. A task without a loss has NaN.
         is_lower = not math.isnan(loss) and (self.best_loss is None or loss < self.best_loss)
         # On a small validation split, many epochs have the same number of correct answers. Without
         # the loss, the first of them would be kept, long before the model has learned everything.
         has_lower_loss = self.kept_loss is not None and loss < self.kept_loss
-        is_best = task.is_better(value, self.best) or (value == self.best and has_lower_loss)
+        is_best = task.metric.is_better(value, self.best) or (value == self.best and has_lower_loss)
         # An epoch without a loss, such as one whose outputs are NaN, is kept only if none has one.
         if math.isnan(loss):
             is_best = is_best and self.best_loss is None

@@ -12,7 +12,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from dxn.core.dropout import selected
 from dxn.data.dataset import Samples
-from dxn.tasks.loss import LossSum
+from dxn.tasks import LossSum
 from dxn.tasks.task import Task
 from dxn.training.distributed import not_synchronized
 from dxn.training.evaluate import as_float
@@ -60,7 +60,8 @@ def batch_loss(
     # The mean of the two losses instead of their sum, so that the weight of the target does not
     # depend on this option. The paper's code does the same.
     loss, other = task.loss(first, batch), task.loss(second, batch)
-    divergence = task.divergence(first, second, batch) * loss.weight
+    assert task.space is not None  # see Task.check
+    divergence = task.space.divergence(first, second, batch) * loss.weight
     return LossSum((loss.total + other.total) / 2 + r_drop * divergence, loss.weight)
 
 

@@ -29,8 +29,8 @@ from dxn.data.order import BatchOrder
 from dxn.models import compiling
 from dxn.models.blocks import set_compiled
 from dxn.models.model import Model
-from dxn.tasks.figures import check_own_metrics
-from dxn.tasks.loss import LossSum
+from dxn.tasks import LossSum
+from dxn.tasks.metric import check_own_metrics
 from dxn.tasks.task import Task
 from dxn.training import checkpoint
 from dxn.training.distributed import (
@@ -348,7 +348,7 @@ class Trainer:
         state.elapsed += took
         state.validation = max(state.validation, took)
         self.log.epochs = self.num_epochs
-        self.log.epoch(metrics, state, shown=self.task.shown(metrics), last=self.is_finished)
+        self.log.epoch(metrics, state, shown=self.task.metric.shown(metrics), last=self.is_finished)
         self.save()
 
     def train_step(self, parts: Iterator[dict[str, Any]]) -> None:
@@ -421,7 +421,8 @@ class Trainer:
             share = float(torch.distributions.Beta(self.mixup, self.mixup).sample())
             order = torch.randperm(batch["#size"]).to(device)
             mixing = order, share
-            batch = {**batch, "target": self.task.mix_targets(batch["target"], order, share)}
+            assert self.task.space is not None  # see Task.check
+            batch = {**batch, "target": self.task.space.mix(batch["target"], order, share)}
         # The random numbers of the dropouts depend on the step and the samples.
         seed = random.Random(f"{self.seed}/{state.epoch}/{state.step}").randrange(MAX_SEED)
         with keyed(Noise.of_step(torch.tensor(batch["#index"], device=device), seed)):
@@ -496,7 +497,7 @@ class Trainer:
         if self.accelerator.num_processes > 1:
             # The other processes wait for the gradients of this one, and cannot go back.
             raise UserError(f"out of memory in process {self.accelerator.process_index}; {advice}")
-        if self.task.compares_rows:
+        if self.task.target.source == "hashes":
             raise UserError(
                 f"out of memory with {state.batch_size} samples per batch; this task compares all "
                 f"samples of a batch, so batches cannot be divided; {advice}"
@@ -672,7 +673,7 @@ class Trainer:
         """Print the reason if the training ended before the configured number of epochs."""
         state = self.state
         if self.patience_left <= 0:
-            figure = self.task.monitored if state.best is not None else "loss"
+            figure = self.task.metric.monitored if state.best is not None else "loss"
             # A task without a loss has no best loss.
             if figure != "loss" and state.best_loss is not None:
                 figure += " or loss"

@@ -13,6 +13,7 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dxn.core.display import number
+from dxn.tasks import Categorical, Number, Quantiles, Space
 from dxn.viz.chart import Chart, finish, write_png
 from dxn.viz.confusion import about_counts, confusion_charts, confusion_counts
 from dxn.viz.figure import BLUE, COLORS, GREY, ORANGE, plain_numbers, shortened
@@ -53,23 +54,17 @@ class TaskCharts:
 
 
 def task_charts(task: Any, predicted: Sequence[Any], truths: Sequence[Any]) -> TaskCharts | None:
-    """Return the charts that `task.plots` names; None if it names none, or there are no rows.
+    """Return the charts of the output space of a task; None if it has none, or there are no rows.
 
     Args:
         task: The task. Its method `answer` converts predictions to class names or numbers.
         predicted: Predictions, in the format of `Task.predict`.
         truths: Parsed targets of the same rows.
-
-    Raises:
-        ValueError: If there are no charts of that name.
     """
-    if task.plots is None or not len(truths):
+    if type(task.space) not in TASK_CHARTS or not len(truths):
         return None
-    if task.plots not in TASK_CHARTS:
-        names = ", ".join(TASK_CHARTS)
-        raise ValueError(f"{task.name}.plots must be one of {names}, got {task.plots!r}")
     answers = [task.answer(prediction) for prediction in predicted]
-    return TASK_CHARTS[task.plots](task.labels or (), answers, truths)
+    return TASK_CHARTS[type(task.space)](task.target.labels or (), answers, truths)
 
 
 def scatter_chart(predicted: Sequence[float], true: Sequence[float]) -> Chart:
@@ -264,10 +259,11 @@ def _forecasts(
     return TaskCharts("forecasts.png", title, forecast_charts(answers, truths))
 
 
-TASK_CHARTS: dict[str, Callable[..., TaskCharts]] = {
-    "confusion": _confusion,
-    "scatter": _scatter,
-    "forecast": _forecasts,
+# By the output space of the task.
+TASK_CHARTS: dict[type[Space | None], Callable[..., TaskCharts]] = {
+    Categorical: _confusion,
+    Number: _scatter,
+    Quantiles: _forecasts,
 }
 
 

@@ -69,7 +69,11 @@ def best_epoch(rows: Sequence[Row], task: Any) -> tuple[int, str] | None:
     With equal values, and without any value of the metric, the epoch with the lower loss is better,
     as in `dxn.training.state.State`.
     """
-    name = task.monitored if any(PREFIX + task.monitored in row for row in rows) else LOSS
+    name = (
+        task.metric.monitored
+        if any(PREFIX + task.metric.monitored in row for row in rows)
+        else LOSS
+    )
     best: tuple[float, float, int] | None = None
     for row in rows:
         value = row.get(PREFIX + name)
@@ -79,7 +83,9 @@ def best_epoch(rows: Sequence[Row], task: Any) -> tuple[int, str] | None:
         # A comparison with NaN is False.
         is_lower = best is not None and value == best[0] and loss < best[1]
         old = None if best is None else best[0]
-        is_better = old is None or value < old if name == LOSS else task.is_better(value, old)
+        is_better = (
+            old is None or value < old if name == LOSS else task.metric.is_better(value, old)
+        )
         if is_lower or (is_better and not math.isnan(value)):
             best = value, loss, row["epoch"]
     return None if best is None else (best[2], name)
@@ -88,7 +94,7 @@ def best_epoch(rows: Sequence[Row], task: Any) -> tuple[int, str] | None:
 def shown_rows(rows: Sequence[Row], task: Any) -> list[Row]:
     """Return the rows without the metrics that the task does not show."""
     names = {key: key.removeprefix(PREFIX) for row in rows for key in row if key.startswith(PREFIX)}
-    shown = set(task.shown(names.values()))
+    shown = set(task.metric.shown(names.values()))
     return [
         {key: value for key, value in row.items() if names.get(key) in {None, *shown}}
         for row in rows

@@ -15,7 +15,7 @@ from dxn.core.errors import UserError
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json, load_yaml
 from dxn.models.model import module_key
-from dxn.tasks.target_tokenizer import FILE as TOKENIZER_FILE
+from dxn.tasks.generate.target_tokenizer import FILE as TOKENIZER_FILE
 from dxn.tokenize.text.vocabulary import load_tokenizer, num_embeddings
 from dxn.weights.build_limit import build_limit
 from dxn.weights.checkpoint import Checkpoint

@@ -96,7 +96,7 @@ class PublicModel:
         }
 
     def task_state(self) -> dict[str, Any]:
-        """Return the state of the task in `nodes()`, for `Task.load_state`."""
+        """Return the state of the task in `nodes()`, for `Target.load`."""
         labels = self.architecture.labels
         return {"labels": list(labels)} if labels is not None else {}
 

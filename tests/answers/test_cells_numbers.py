@@ -43,5 +43,5 @@ def test_amounts_are_read_as_people_write_them(cells, numbers, tmp_path):
     train(tmp_path / "run", str(tmp_path / "t.csv"), *SMALL, *PLAIN, *options, "report=false")
     task = dxn.load(tmp_path / "run").task
     expected = [numbers[i % len(cells)] for i in range(count)]
-    assert task.mean == pytest.approx(np.mean(expected))
-    assert task.std == pytest.approx(np.std(expected))
+    assert task.target.mean == pytest.approx(np.mean(expected))
+    assert task.target.std == pytest.approx(np.std(expected))

@@ -12,7 +12,7 @@ from helpers.runs import PLAIN, SMALL, train
 import dxn
 from dxn.cli import main
 from dxn.config.instantiate import build
-from dxn.tasks.auto import Auto
+from dxn.tasks.infer import Auto
 
 OPTIONS = [*SMALL, *PLAIN, "trainer.epochs=1", "report=false"]
 KEYS = {"trainer.epochs": 1, "report": False, "preset": "plain", "baseline": "none"}
@@ -59,11 +59,11 @@ WAYS = {
 def infer(cells, words=None):
     """The task that is chosen for target cells, its notes, and the parsed cells."""
     task, node, reason = Auto().resolve(cells, words)
-    notes = [reason, *task.find_format(cells, [""] * len(cells))]
-    parsed = [task.parse(cell, "") for cell in cells]
-    task.fit(parsed)
+    notes = [reason, *task.target.find_format(cells, [""] * len(cells))]
+    parsed = [task.target.read(cell, "", {}) for cell in cells]
+    task.target.fit(parsed)
     # A saved task reads the cells of other tables in the same way.
-    state = json.loads(json.dumps(task.state()))
+    state = json.loads(json.dumps(task.target.state()))
     loaded = build(node, key="head")
     loaded.load_state(state)
     assert [loaded.parse(cell, "") for cell in cells] == parsed
@@ -73,14 +73,14 @@ def infer(cells, words=None):
 @pytest.mark.parametrize("way", WAYS)
 def test_every_text_of_a_list_has_the_labels_of_the_list(way):
     task, _, parsed = infer(WAYS[way])
-    assert task.name == "multilabel" and parsed == ROWS and list(task.labels) == NAMES
+    assert task.name == "multilabel" and parsed == ROWS and list(task.target.labels) == NAMES
 
 
 @pytest.mark.parametrize("form", [list, str, lambda row: str(np.array(row)), json.dumps])
 @pytest.mark.parametrize("yes_and_no", [(1, 0), (True, False), (1.0, 0.0)])
 def test_lists_of_0_and_1_have_a_label_for_each_position(form, yes_and_no):
     task, _, parsed = infer([form(flags(row, *yes_and_no)) for row in ROWS])
-    assert task.name == "multilabel" and list(task.labels) == ["0", "1", "2"]
+    assert task.name == "multilabel" and list(task.target.labels) == ["0", "1", "2"]
     assert parsed == [[str(NAMES.index(name)) for name in row] for row in ROWS]
 
 
@@ -196,7 +196,7 @@ def test_blanks_and_normal_forms_do_not_make_a_class(tmp_path):
 @pytest.mark.parametrize("form", [str, lambda name: [name], lambda name: json.dumps([name])])
 def test_classes_that_differ_in_case_only_are_named(form):
     task, notes, _ = infer([form(name) for name in ["pos", "neg", "Pos"] * 10])
-    assert len(task.labels) == 3
+    assert len(task.target.labels) == 3
     (note,) = [note for note in notes if note]
     assert "'Pos' and 'pos' differ only in upper and lower case and are different classes" in note
 
@@ -245,7 +245,7 @@ def test_a_new_table_may_write_the_classes_in_another_type():
         ([1.5, 2.0] * 10, ["1.50", 2]),
     ):
         task, _, parsed = infer(cells)
-        assert [task.parse(cell, "") for cell in others] == parsed[:2]
+        assert [task.target.read(cell, "", {}) for cell in others] == parsed[:2]
 
 
 def test_the_classes_of_scikit_learn_keep_their_type():

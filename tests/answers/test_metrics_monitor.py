@@ -70,7 +70,7 @@ def test_a_monitored_metric_selects_another_epoch_than_the_accuracy(rare, tmp_pa
     assert metrics["validation/best"] == max(row["validation/f1:spam"] for row in epochs) > 0
     # The model folder knows the metric, so that dxn report and dxn evaluate name it, too.
     task = dxn.load(tmp_path / "run").task
-    assert task.monitored == "f1:spam" and task.higher_is_better
+    assert task.metric.monitored == "f1:spam" and task.metric.higher_is_better
 
 
 def test_lower_values_of_an_error_are_better_if_it_is_monitored(rare, tmp_path, capsys):

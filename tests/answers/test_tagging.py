@@ -170,7 +170,7 @@ def test_an_integer_tag_without_a_name_is_refused(tmp_path, capsys):
 @pytest.mark.parametrize("options", [{}, {"balance": True}, {"label_smoothing": 0.1}])
 def test_the_loss_of_a_batch_without_known_tags_is_zero(options):
     task = Tag(**options)
-    task.fit([["O", "B-x", "O"]])
+    task.target.fit([["O", "B-x", "O"]])
     logits = torch.randn(2, 3, 2, requires_grad=True)
     loss = task.loss(logits, {"target": torch.full((2, 3), IGNORED)}).mean
     loss.backward()

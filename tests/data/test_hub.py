@@ -15,7 +15,7 @@ from PIL import Image
 
 from dxn.core.errors import UserError
 from dxn.data import hub as read_hub
-from dxn.tasks import infer_task
+from dxn.tasks.infer import infer
 from dxn.tokenize.audio.reader import read_audio
 from dxn.tokenize.image.reader import read_image
 
@@ -59,7 +59,7 @@ def test_class_numbers_become_names(home):
     assert cells_in_order(source, "target") == names
     assert cells_in_order(source, "text") == TEXTS
     assert source.target == "label"
-    assert infer_task(*source.targets()) == "classify"
+    assert infer(*source.targets())[0] == "classify"
 
 
 def test_lists_of_class_numbers_become_tags(home):
@@ -71,7 +71,7 @@ def test_lists_of_class_numbers_become_tags(home):
     source = hub(str(home), target="tags")
     assert cells_in_order(source, "tokens") == words
     assert cells_in_order(source, "target") == [["N", "V"], ["N"], ["N", "V", "N"]]
-    assert infer_task(*source.targets()) == "tag"
+    assert infer(*source.targets())[0] == "tag"
 
 
 def test_pictures_stay_encoded(home):
@@ -133,7 +133,7 @@ def test_named_columns_and_other_options_are_used(home):
     assert source.on_bad == "skip"
     assert cells_in_order(source, "title")[10] == "head 10"
     assert cells_in_order(source, "target")[3] == 1.5
-    assert infer_task(*source.targets()) == "regress"
+    assert infer(*source.targets())[0] == "regress"
 
 
 def test_splits_with_known_names_are_used_and_others_are_noted(home):

@@ -249,7 +249,7 @@ def test_samples_do_not_depend_on_the_memory_and_the_workers(folder, gigabytes, 
     rows = rows_of(folder, "01-3355", text=["a red fox"] * 7, audio=sounds)
     preprocessors = preprocessors_of_all()
     task = Classify()
-    task.fit(["a", "b"])
+    task.target.fit(["a", "b"])
 
     def batches(budget, workers):
         opened = open_rows(rows, preprocessors, task=task, budget=budget)

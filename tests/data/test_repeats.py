@@ -99,7 +99,7 @@ def test_a_stream_has_more_windows_at_random_positions():
     text = "abcdefghijklmnopqrst"
     adapter = TextAdapter(8, tokenizer=TokenizerOptions("character"), max_len=4).fit([text])
     task = Language()
-    task.bind({"text": adapter})
+    task.target.bind({"text": adapter})
     opened = replace(make_rows(1), raws={"text": [text]}, targets=None)
     prepare = {"text": adapter.tokenizer}
     once = make_samples(task, opened, prepare, augment=True)

@@ -4,6 +4,7 @@ import math
 import pickle
 import random
 from collections import Counter
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -19,7 +20,7 @@ from dxn.data.order import BatchOrder
 from dxn.data.reading import Opened, open_rows
 from dxn.data.rows import Rows
 from dxn.data.stream import Stream, make_samples
-from dxn.tasks import IGNORED, Classify, Language, Masked, Tag, Task
+from dxn.tasks import IGNORED, Classify, Language, Masked, Tag, Target
 from dxn.tokenize import (
     AudioAdapter,
     AudioAugment,
@@ -89,7 +90,7 @@ def make_rows(count=11, lacking=()):
 
 def classify():
     task = Classify()
-    task.fit(["a", "b"])
+    task.target.fit(["a", "b"])
     return task
 
 
@@ -190,7 +191,7 @@ def test_augmented_texts_are_encoded_together_if_no_other_input_draws_numbers():
 
 def test_a_task_that_changes_the_inputs_gets_prepared_ones(adapters):
     task = Masked()
-    task.bind({"text": adapters["text"]})
+    task.target.bind({"text": adapters["text"]})
     samples = samples_of({"text": adapters["text"].tokenizer}, task=task)
     batch = samples.batch(Keys(0, [0, 1]))
     assert are_same(batch, samples.collate([samples[0, 0], samples[0, 1]]))
@@ -294,10 +295,12 @@ def test_inputs_are_dropped_at_a_stage_of_the_training(options, stage, expected)
     assert dropout.is_active(progress, loss_ratio, memorizes=memorizes) == expected
 
 
-def test_a_required_input_is_never_dropped_and_rows_without_it_are_not_used(preprocessors):
+def test_a_required_input_is_never_dropped_and_rows_without_it_are_not_used(
+    adapters, preprocessors
+):
     task = Tag()
-    task.input = "text"
-    task.fit([["N", "V"]])
+    task.target.bind(adapters)
+    task.target.fit([["N", "V"]])
     cells = {
         "text": [["a", "fox"], None, ["red"]],
         "image": [picture(i) for i in range(3)],
@@ -382,22 +385,16 @@ def test_a_few_samples_of_all_can_be_kept_to_overfit_them(preprocessors):
 # Lengths
 
 
-class LongTarget(Task):
-    """A task whose targets have a length."""
+def task_with(target):
+    """A task of which only the target is used."""
+    return SimpleNamespace(target=target, is_supervised=True)
 
-    name = "long"
 
-    def num_tokens(self, value):
+class Long(Target):
+    """Targets that have a length."""
+
+    def length(self, value):
         return len(value)
-
-    def make_head(self, dim, pooled_dim, adapters):
-        raise AssertionError("no model is built here")
-
-    def loss(self, output, batch):
-        raise AssertionError("no loss is computed here")
-
-    def predict(self, head, output, batch, *, draft=False):
-        raise AssertionError("nothing is predicted here")
 
 
 def test_the_length_of_a_sample_is_that_of_its_inputs(preprocessors):
@@ -412,7 +409,7 @@ def test_the_length_of_a_sample_is_that_of_a_longer_target():
     texts, targets = ["a b c", "a b c", "a"], ["d", "defgh", "defghi"]
     text = TextAdapter(8, tokenizer=TokenizerOptions(kind="word")).fit(texts).tokenizer
     opened = Opened({"text": texts}, targets, ["row"] * 3)
-    samples = Samples(opened, {"text": text}, task=LongTarget())
+    samples = Samples(opened, {"text": text}, task=task_with(Long()))
     assert [samples.num_tokens(i) for i in range(3)] == [3, 5, 6]
 
 
@@ -437,8 +434,8 @@ def test_samples_with_incomplete_targets_have_none(preprocessors):
 def test_the_tag_of_a_word_is_the_target_of_its_first_token():
     text = TextAdapter(8, vocab_size=300, max_len=31).fit(["ab abc"])
     task = Tag()
-    task.bind({"text": text})
-    task.fit([["N", "V"]])
+    task.target.bind({"text": text})
+    task.target.fit([["N", "V"]])
     rows = Rows(
         {"text": [["ab", "qrst", "ab"], ["ab"]], "target": [["N", "V", "N"], ["new"]]},
         ["row 1", "row 2"],
@@ -456,15 +453,15 @@ def test_the_tag_of_a_word_is_the_target_of_its_first_token():
     assert words[0].tolist().count(1) > 1, "the test needs a word of several tokens"
 
 
-class Recording(LongTarget):
-    """A task that records the random numbers it is offered."""
+class Recording(Target):
+    """A target that is the random number it is offered."""
 
-    def encode_sample(self, sample, value, rand=None):
-        return {**sample, "target": torch.tensor(0.0 if rand is None else rand.random())}
+    def encode(self, value, sample, rand=None):
+        return torch.tensor(0.0 if rand is None else rand.random())
 
 
 class RecordingAlways(Recording):
-    random_in_validation = True
+    random = True
 
 
 def drawn(preprocessors, task, **options):
@@ -474,16 +471,16 @@ def drawn(preprocessors, task, **options):
 
 
 def test_a_task_gets_randomness_in_training_only(preprocessors):
-    assert drawn(preprocessors, Recording()) == [[0.0] * 11] * 2
-    first, second = drawn(preprocessors, Recording(), augment=True)
+    assert drawn(preprocessors, task_with(Recording())) == [[0.0] * 11] * 2
+    first, second = drawn(preprocessors, task_with(Recording()), augment=True)
     assert len({*first, *second}) == 22
 
 
 def test_a_task_that_is_random_in_validation_gets_the_same_in_every_epoch(preprocessors):
-    first, second = drawn(preprocessors, RecordingAlways())
+    first, second = drawn(preprocessors, task_with(RecordingAlways()))
     assert first == second
     assert len(set(first)) == 11
-    training, next_epoch = drawn(preprocessors, RecordingAlways(), augment=True)
+    training, next_epoch = drawn(preprocessors, task_with(RecordingAlways()), augment=True)
     assert len({*first, *training, *next_epoch}) == 33
 
 
@@ -492,7 +489,7 @@ def test_a_task_that_is_random_in_validation_gets_the_same_in_every_epoch(prepro
 
 def masked_task(adapters):
     task = Masked()
-    task.bind(adapters)
+    task.target.bind(adapters)
     return task
 
 
@@ -528,7 +525,7 @@ def test_masked_batches_hold_their_targets_in_the_inputs(adapters, preprocessors
 def test_the_task_decides_between_samples_and_a_stream(adapters, preprocessors):
     opened = open_rows(make_rows(), preprocessors)
     language = Language()
-    language.bind({"text": adapters["text"]})
+    language.target.bind({"text": adapters["text"]})
     assert type(make_samples(language, opened, preprocessors, seed=3)) is Stream
     samples = make_samples(
         classify(),

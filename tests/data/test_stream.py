@@ -18,7 +18,7 @@ from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
 from dxn.data.stream import Stream
 from dxn.tasks import IGNORED, Language
-from dxn.tasks.target_tokenizer import ENDS, token_of
+from dxn.tasks.generate.target_tokenizer import ENDS, token_of
 from dxn.tokenize import TextAdapter, TokenizerOptions
 
 LETTERS = "abcdefghijklmnopqrstuvw"
@@ -37,7 +37,7 @@ def adapter_of(max_len, texts=(LETTERS,), **options):
 def stream_of(*rows, max_len=5, adapter=None, name="text", **options):
     adapter = adapter or adapter_of(max_len)
     task = Language()
-    task.bind({name: adapter})
+    task.target.bind({name: adapter})
     preprocessors = {name: adapter.tokenizer}
     origin = [f"row {i}" for i in range(len(rows))]
     opened = open_rows(Rows({name: rows}, origin), preprocessors, task=task)
@@ -169,7 +169,7 @@ def test_a_window_is_named_by_its_number():
 def test_rows_without_a_text_are_not_in_the_stream():
     adapter = adapter_of(5)
     task = Language()
-    task.bind({"text": adapter})
+    task.target.bind({"text": adapter})
     preprocessors = {"text": adapter.tokenizer}
     rows = Rows({"text": ["ab", None, "cd"], "image": [None] * 3}, ["1", "2", "3"])
     opened = open_rows(rows, preprocessors, task=task, on_bad="skip")

@@ -19,7 +19,7 @@ from dxn.data.series.season import find_season
 from dxn.data.series.timeline import timeline
 from dxn.data.series.windows import running_scales
 from dxn.data.tables.read import read_table
-from dxn.tasks.futures import seasonal_scale
+from dxn.tasks.forecast.futures import seasonal_scale
 from dxn.tokenize.series.reader import SeriesReader
 from dxn.tokenize.text.reader import TextReader
 

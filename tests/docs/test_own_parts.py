@@ -75,19 +75,28 @@ TASK = '''
 import math
 
 import torch
-from torch import nn
 
 from dxn.core.errors import UserError
-from dxn.tasks import LossSum, Task
+from dxn.tasks import LinearHead, LossSum, Metric, PreHead, Space, Target, Task
 
 
-class Head(nn.Module):
-    def __init__(self, dim):
-        super().__init__()
-        self.out = nn.Linear(dim, 2)
+class Angles(Target):
+    def read(self, cell, origin, raws):
+        if not -360 <= float(cell) <= 360:
+            raise UserError(f"{origin}: an angle must be between -360 and 360, got {cell}")
+        return float(cell)
 
-    def forward(self, tokens, pooled, batch):
-        return self.out(pooled)
+    def encode(self, value, sample, rand=None):
+        angle = math.radians(value)
+        return torch.tensor([math.cos(angle), math.sin(angle)])
+
+
+class Circle(Space):
+    def loss(self, output, batch):
+        return LossSum.of((output.float() - batch["target"]).square().mean(-1))
+
+    def decode(self, output, batch):
+        return {"angle": torch.rad2deg(torch.atan2(output[:, 1], output[:, 0]))}
 
 
 class Direction(Task):
@@ -95,23 +104,11 @@ class Direction(Task):
 
     name = "direction"
 
-    def parse(self, value, origin):
-        if not -360 <= float(value) <= 360:
-            raise UserError(f"{origin}: an angle must be between -360 and 360, got {value}")
-        return float(value)
-
-    def encode(self, value, rand=None):
-        angle = math.radians(value)
-        return torch.tensor([math.cos(angle), math.sin(angle)])
+    def __init__(self):
+        self.target, self.space, self.metric = Angles(), Circle(), Metric()
 
     def make_head(self, dim, pooled_dim, adapters):
-        return Head(pooled_dim)
-
-    def loss(self, output, batch):
-        return LossSum.of((output - batch["target"]).square().mean(-1))
-
-    def predict(self, head, output, batch, *, draft=False):
-        return torch.rad2deg(torch.atan2(output[:, 1], output[:, 0])).tolist()
+        return LinearHead(PreHead(pooled_dim), 2)
 '''
 TINY = [
     *("dim=12", "backbone.depth=1", "backbone.num_heads=2", "batch_size=7"),

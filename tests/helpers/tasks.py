@@ -69,9 +69,12 @@ def make_batch(task, adapters, raws, values=None, *, rand=None):
             for name, column in raws.items()
             if column[i] is not None
         }
-        has_target = values is not None or not task.needs_target
-        value = None if values is None else values[i]
-        samples.append(task.encode_sample(sample, value, rand) if has_target else sample)
+        if values is not None or not task.is_supervised:
+            value = None if values is None else values[i]
+            encoded = task.target.encode(value, sample, rand)
+            if encoded is not None:
+                sample["target"] = encoded
+        samples.append(sample)
     batch = {"#size": count, "#index": list(range(count))}
     for name in raws:
         rows = [i for i, sample in enumerate(samples) if name in sample]
@@ -79,7 +82,7 @@ def make_batch(task, adapters, raws, values=None, *, rand=None):
             batch[name] = adapters[name].tokenizer.collate([samples[i][name] for i in rows])
             batch[name]["rows"] = torch.tensor(rows)
     if "target" in samples[0]:
-        batch["target"] = task.collate([sample["target"] for sample in samples])
+        batch["target"] = task.target.collate([sample["target"] for sample in samples])
     return batch
 
 

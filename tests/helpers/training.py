@@ -85,7 +85,7 @@ def make_samples(count, task, *, seed=0, augment=False):
 
 def make_task(**options):
     task = Classify(**options)
-    task.fit(["up", "down"])
+    task.target.fit(["up", "down"])
     return task
 
 

@@ -19,9 +19,9 @@ from dxn.report.classes import (
     threshold_effects,
     wilson,
 )
-from dxn.report.intervals import MIN_ROWS, draw_rows, metric_intervals, paired
-from dxn.tasks import Classify, Generate, Multilabel, Regress, Tag, Task
-from dxn.tasks.row_scores import ClassScores, draw_counts, one_hot
+from dxn.report.intervals import MIN_ROWS, draw_counts, draw_rows, metric_intervals, paired
+from dxn.tasks import Classify, Generate, Multilabel, Regress, Tag
+from dxn.tasks.metric import ClassScores, one_hot
 from dxn.tasks.tag import Tagged
 from dxn.viz.charts import line_chart
 from dxn.viz.confusion import confusion_counts
@@ -32,7 +32,7 @@ NAMES = ["ant", "bee", "cow"]
 
 def classify(names=NAMES):
     task = Classify()
-    task.fit(list(names))
+    task.target.fit(list(names))
     return task
 
 
@@ -49,11 +49,11 @@ def targets(rows=N, names=NAMES, *, seed=0):
 def cases():
     many = [f"c{i:02}" for i in range(23)]
     labels = Multilabel()
-    labels.fit([[name] for name in NAMES])
+    labels.target.fit([[name] for name in NAMES])
     rng = random.Random(1)
     sets = [[name for name in NAMES if rng.random() < 0.4] for _ in range(N)]
     tag = Tag()
-    tag.load_state({"labels": ["O", "B-x", "I-x"], "class_weights": None})
+    tag.target.load({"labels": ["O", "B-x", "I-x"], "class_weights": None})
     tags = [[rng.choice(["O", "B-x", "I-x"]) for _ in range(rng.randint(0, 7))] for _ in range(N)]
     shorter = [Tagged(row[: rng.randint(0, len(row))], []) for row in tags]
     numbers = Regress()
@@ -65,17 +65,27 @@ def cases():
     yield "numbers", numbers, [torch.tensor(t + rng.gauss(0, 3)) for t in true], true
 
 
+def resampled(task, predictions, truths, counts):
+    """The metrics of each resample: of its rows, each as often as it was drawn."""
+    results = []
+    for count in counts.long():
+        rows = torch.arange(len(truths)).repeat_interleave(count).tolist()
+        chosen = [predictions[i] for i in rows], [truths[i] for i in rows]
+        results.append(task.metric.metrics(*chosen, 0.0))
+    return {name: [each[name] for each in results] for name in results[0]}
+
+
 @pytest.mark.parametrize(("task", "predictions", "truths"), [
     pytest.param(*case, id=name) for name, *case in cases()
 ])  # fmt: skip
 def test_metrics_from_sums_are_those_of_the_resampled_rows(task, predictions, truths):
     counts = draw_counts(draw_rows(N)[:17], N)
-    expected = Task.weighted_metrics(task, predictions, truths, counts)
-    got = task.weighted_metrics(predictions, truths, counts)
-    assert set(got) <= set(expected)
-    assert task.monitored in got
+    expected = resampled(task, predictions, truths, counts)
+    got = task.metric.weighted(predictions, truths, counts)
+    assert set(got) == set(expected)
+    assert task.metric.monitored in got
     for name, values in got.items():
-        same = pytest.approx(expected[name].tolist(), abs=2e-4, nan_ok=True)
+        same = pytest.approx(expected[name], abs=2e-4, nan_ok=True)
         assert values.tolist() == same, name
 
 
@@ -86,13 +96,13 @@ def test_metrics_of_texts_from_sums_are_those_of_the_resampled_texts():
     predictions = [" ".join(rng.choices(t.split(), k=len(t.split()))) for t in truths]
     predictions[0] = truths[0]
     task = Generate(decoder=lambda **_: None)
-    task.fit(truths)
+    task.target.fit(truths)
     counts = draw_counts(draw_rows(N)[:5], N)
-    expected = Task.weighted_metrics(task, predictions, truths, counts)
-    got = task.weighted_metrics(predictions, truths, counts)
-    assert set(got) == {"bleu", "chrf", "wer", "exact_match"}
+    expected = resampled(task, predictions, truths, counts)
+    got = task.metric.weighted(predictions, truths, counts)
+    assert set(got) == {"bleu", "chrf", "wer", "cer", "exact_match"}
     for name, values in got.items():
-        assert values.tolist() == pytest.approx(expected[name].tolist(), abs=1e-4), name
+        assert values.tolist() == pytest.approx(expected[name], abs=1e-4), name
 
 
 def test_the_interval_of_an_accuracy_is_close_to_that_of_the_binomial_distribution():
@@ -126,7 +136,7 @@ def test_many_rows_that_are_sorted_by_class_have_the_interval_of_all_rows():
     known = metric_intervals(classify(), *part, {"accuracy": 0.5}, num_rows=rows)["accuracy"]
     assert known[1] - known[0] == pytest.approx(half[1] - half[0], rel=0.15)
     names = ["ant"] * (rows // 2) + ["bee"] * (rows // 2)
-    scores = classify().class_scores(predictions[: rows // 4] * 4, names)
+    scores = classify().metric.class_scores(predictions[: rows // 4] * 4, names)
     ends = [each.interval for each in class_figures(scores, NAMES)]
     assert all(each is not None and each[1] - each[0] < 0.02 for each in ends[:2])
 
@@ -170,7 +180,7 @@ def test_equal_answers_have_no_difference():
 
 def test_the_figures_of_classes_are_those_of_scikit_learn():
     predictions, truths = probabilities(), targets()
-    scores = classify().class_scores(predictions, truths)
+    scores = classify().metric.class_scores(predictions, truths)
     figures = class_figures(scores, NAMES)
     named = [NAMES[int(each.argmax())] for each in predictions]
     expected = precision_recall_fscore_support(truths, named, labels=NAMES, zero_division=0)
@@ -211,21 +221,21 @@ def test_the_interval_of_a_share_contains_it_and_is_a_share(share, rows):
 
 
 def test_a_higher_threshold_answers_fewer_rows():
-    scores = classify().class_scores(probabilities(), targets())
+    scores = classify().metric.class_scores(probabilities(), targets())
     (effect,) = threshold_effects(scores, NAMES)
     answered = effect.lines["answered rows"]
     assert answered == sorted(answered, reverse=True)
     assert answered[0] == 1.0
     assert answered[THRESHOLDS.index(effect.best)] >= 0.5
-    accuracy = classify().metrics(probabilities(), targets(), 0.0)["accuracy"]
+    accuracy = classify().metric.metrics(probabilities(), targets(), 0.0)["accuracy"]
     assert effect.lines["right answers among them"][0] == pytest.approx(accuracy)
 
 
 def test_two_classes_have_a_threshold_of_the_rarer_one():
     task = classify(["no", "yes"])
     truths = ["no"] * 30 + ["yes"] * 11
-    scores = task.class_scores(probabilities(41, 2), truths)
-    effect = threshold_effects(scores, task.labels)[1]
+    scores = task.metric.class_scores(probabilities(41, 2), truths)
+    effect = threshold_effects(scores, task.target.labels)[1]
     assert effect.title == "Threshold of yes"
     assert effect.lines["recall"][0] == 1.0
     assert effect.lines["precision"][0] == pytest.approx(11 / 41)
@@ -235,23 +245,25 @@ def test_two_classes_have_a_threshold_of_the_rarer_one():
 
 def test_labels_have_one_threshold_at_which_the_figures_are_those_of_the_task():
     task = Multilabel(threshold=0.3)
-    task.fit([[name] for name in NAMES])
+    task.target.fit([[name] for name in NAMES])
     truths = [["ant", "cow"], ["bee"], []] * 7
     predictions = list(torch.rand(21, K, generator=torch.manual_seed(7)))
-    (effect,) = threshold_effects(task.class_scores(predictions, truths), NAMES)
-    figures = task.metrics(predictions, truths, 0.0)
+    (effect,) = threshold_effects(task.metric.class_scores(predictions, truths), NAMES)
+    figures = task.metric.metrics(predictions, truths, 0.0)
     assert effect.current == 0.3
     assert effect.lines["F1"][30] == pytest.approx(figures["f1_micro"])
 
 
 def test_row_scores_are_high_for_good_answers_and_errors_for_numbers():
     labels = Multilabel()
-    labels.fit([[name] for name in NAMES])
-    found = labels.row_scores(list(torch.tensor([[0.9, 0.9, 0.1], [0.1, 0.1, 0.1]])), [["ant"], []])
+    labels.target.fit([[name] for name in NAMES])
+    found = labels.metric.row_scores(
+        list(torch.tensor([[0.9, 0.9, 0.1], [0.1, 0.1, 0.1]])), [["ant"], []]
+    )
     assert found.values == pytest.approx([2 / 3, 1.0])
-    errors = Regress().row_scores([torch.tensor(3.0)], [5.0])
+    errors = Regress().metric.row_scores([torch.tensor(3.0)], [5.0])
     assert (errors.values, errors.higher_is_better) == ([2.0], False)
-    assert classify().row_scores([torch.tensor([0.1, 0.8, 0.1])], ["bee"]).values == [1.0]
+    assert classify().metric.row_scores([torch.tensor([0.1, 0.8, 0.1])], ["bee"]).values == [1.0]
 
 
 def test_figures_are_read_back_from_metrics_json_by_row():

@@ -47,7 +47,7 @@ def members_of(folder, count=2):
 @pytest.mark.parametrize("make", [Classify, Tag])
 def test_class_outputs_are_combined_to_the_mean_of_the_probabilities(make):
     outputs = list(torch.randn(3, 5, 7))
-    combined = make().combine(outputs)
+    combined = make().space.mean(outputs)
     mean = torch.stack([output.softmax(-1) for output in outputs]).mean(0)
     torch.testing.assert_close(combined.softmax(-1), mean)
     torch.testing.assert_close(combined.exp(), mean)
@@ -56,17 +56,17 @@ def test_class_outputs_are_combined_to_the_mean_of_the_probabilities(make):
 def test_label_outputs_are_combined_to_the_mean_of_the_probabilities():
     outputs = list(3 * torch.randn(3, 5, 7))
     mean = torch.stack([output.sigmoid() for output in outputs]).mean(0)
-    torch.testing.assert_close(Multilabel().combine(outputs).sigmoid(), mean)
+    torch.testing.assert_close(Multilabel().space.mean(outputs).sigmoid(), mean)
 
 
 def test_extreme_label_outputs_stay_finite():
     outputs = [torch.tensor([[200.0, -200.0]]), torch.tensor([[150.0, -150.0]])]
-    assert Multilabel().combine(outputs).isfinite().all()
+    assert Multilabel().space.mean(outputs).isfinite().all()
 
 
 def test_numbers_are_combined_to_their_mean():
     outputs = list(torch.randn(3, 5, 1))
-    torch.testing.assert_close(Regress().combine(outputs), sum(outputs) / 3)
+    torch.testing.assert_close(Regress().space.mean(outputs), sum(outputs) / 3)
 
 
 def test_an_ensemble_of_equal_models_predicts_what_one_of_them_does():
@@ -75,7 +75,7 @@ def test_an_ensemble_of_equal_models_predicts_what_one_of_them_does():
     values = torch.randn(5, 3, 3)
     inputs = {"values": values, "mask": torch.ones(5, 3, dtype=torch.bool), "rows": torch.arange(5)}
     batch = {"#size": 5, "#index": list(range(5)), "series": inputs}
-    ensemble = Ensemble([model, model, model], task.combine).eval()
+    ensemble = Ensemble([model, model, model], task.space.mean).eval()
     torch.testing.assert_close(ensemble(batch).softmax(-1), model(batch).softmax(-1))
     own = model.vectors(batch)
     torch.testing.assert_close(ensemble.vectors(batch), torch.cat([own] * 3, -1))

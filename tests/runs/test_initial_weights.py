@@ -577,6 +577,6 @@ def small_model(c, public):
         vocabulary = {str(i): i for i in range(7)}
         adapter.use_vocabulary(Tokenizer(models.WordLevel(vocabulary, unk_token="0")))
     task = Classify()
-    task.fit(["a", "b", "c"])
+    task.target.fit(["a", "b", "c"])
     nodes = {"fusion": c["fusion"], "backbone": {**c["backbone"], "depth": 1}}
     return build_model(nodes, task, {modality: adapter}, {modality: modality}).to("meta")

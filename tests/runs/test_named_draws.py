@@ -21,7 +21,7 @@ def weights(nodes, *, seed=3, **options):
     names = {name: name for name in nodes}
     adapters = build_adapters(nodes, seed=seed)
     task = Classify()
-    task.fit(["a", "b", "c"])
+    task.target.fit(["a", "b", "c"])
     return build_model({**NODES, **options}, task, adapters, names, seed=seed).state_dict()
 
 

@@ -23,7 +23,7 @@ NODES = {
 
 def predictor_of(adapter):
     task = Classify()
-    task.fit(["a", "b"])
+    task.target.fit(["a", "b"])
     name = adapter.modality
     model = build_model(NODES, task, {name: adapter}, {name: name})
     return Predictor(model.eval(), task)

@@ -30,7 +30,7 @@ RECORDS = [
 
 def classifier(names):
     task = Classify()
-    task.load_state({"labels": list(names)})
+    task.target.load({"labels": list(names)})
     return task
 
 

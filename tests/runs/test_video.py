@@ -194,7 +194,7 @@ def test_eight_clips_are_overfitted(tokens):
     torch.manual_seed(0)
     task = Classify()
     targets = ["left", "right"] * 4
-    task.fit(targets)
+    task.target.fit(targets)
     adapter = VideoAdapter(
         D,
         tokens=tokens,

@@ -149,7 +149,7 @@ def test_counted_and_dense_features_are_learned_together():
     number = torch.randint(0, 2, (size,), generator=g)
     target = (2 * word + number).tolist()
     task = Classify()
-    task.fit([str(value) for value in target])
+    task.target.fit([str(value) for value in target])
     features = {
         "t": Features("TF-IDF", torch.zeros(size, 0), (torch.stack([torch.arange(size), word]),)),
         "n": Features("columns", number[:, None] + 0.1 * torch.randn(size, 1, generator=g)),
@@ -172,7 +172,7 @@ def test_a_baseline_is_the_same_each_time():
     features = {"t": Features("TF-IDF", torch.randn(50, 3, generator=g), (counted,))}
     task = Regress()
     values = torch.randn(50, generator=g).tolist()
-    task.fit(values)
+    task.target.fit(values)
     learned = score_targets(task, values)
     expected = learned.values
 
@@ -189,7 +189,7 @@ def test_a_baseline_is_the_same_each_time():
 def test_each_label_has_its_own_scores():
     task = Multilabel()
     values = [["a"], ["a", "b"], []]
-    task.fit(values)
+    task.target.fit(values)
     assert score_targets(task, values).values.tolist() == [[1, -1], [1, 1], [-1, -1]]
 
 

@@ -6,8 +6,8 @@ import itertools
 import pytest
 
 from dxn.core.errors import UserError
-from dxn.tasks import TASKS, Auto, Classify, Generate, Multilabel, Regress, Tag, infer_task
-from dxn.tasks.auto import task_class
+from dxn.tasks import TASKS, Auto, Classify, Generate, Multilabel, Regress, Tag
+from dxn.tasks.infer import infer, task_class
 
 WORDS = [["a", "b"], ["c"], ["d", "e", "f"]]
 
@@ -67,7 +67,7 @@ WORDS = [["a", "b"], ["c"], ["d", "e", "f"]]
     ],
 )
 def test_the_targets_decide_the_task(values, task):
-    assert infer_task(values) == task
+    assert infer(values)[0] == task
 
 
 @pytest.mark.parametrize(
@@ -83,7 +83,7 @@ def test_the_targets_decide_the_task(values, task):
     ],
 )
 def test_lists_as_long_as_the_words_are_tags(values, words, task):
-    assert infer_task(values, words) == task
+    assert infer(values, words)[0] == task
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_lists_as_long_as_the_words_are_tags(values, words, task):
 )
 def test_dates_and_identifiers_are_refused_with_the_options_that_help(values, sentence):
     with pytest.raises(UserError) as caught:
-        infer_task(values)
+        infer(values)[0]
     message = str(caught.value)
     assert message.startswith("data.target: contains ")
     assert sentence in message
@@ -158,13 +158,13 @@ def test_dates_and_identifiers_are_refused_with_the_options_that_help(values, se
     ],
 )
 def test_a_close_choice_has_a_reason_that_names_the_option(values, reason):
-    assert task_class(infer_task(values)).reason(values) == reason
+    assert infer(values)[1] == reason
 
 
 @pytest.mark.parametrize("values", [[], [None, None]])
 def test_without_targets_no_task_is_chosen(values):
     with pytest.raises(UserError, match="there are no target values to infer a task from"):
-        infer_task(values)
+        infer(values)[0]
 
 
 @pytest.mark.parametrize(
@@ -174,7 +174,7 @@ def test_auto_passes_its_options_on(values, cls):
     auto = Auto(label_smoothing=0.1, balance=True, hidden="tanh", norm=True, dropout=0.3)
     task, node, _ = auto.resolve(values)
     assert type(task) is cls and node["_target_"] == f"dxn.tasks.{cls.__name__}"
-    assert task.pre_options == {"hidden": "tanh", "norm": True, "norm_eps": 1e-5, "dropout": 0.3}
+    assert (task.hidden, task.norm, task.norm_eps, task.dropout) == ("tanh", True, 1e-5, 0.3)
     assert node["dropout"] == 0.3 and node["hidden"] == "tanh"
     assert ("balance" in node) == ("label_smoothing" in node) == (cls is not Regress)
 

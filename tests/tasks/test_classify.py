@@ -34,7 +34,7 @@ seeds = st.integers(0, 2**31)
 
 def task_of(names=NAMES, *, weights=None, **options):
     task = Classify(**options)
-    task.load_state({"labels": list(names), "class_weights": weights})
+    task.target.load({"labels": list(names), "class_weights": weights})
     return task
 
 
@@ -52,20 +52,20 @@ def close(value):
 
 def test_encoding_is_undone_by_the_names():
     task = Classify()
-    task.fit(COLORS)
-    assert task.labels == ("blue", "green", "red")
+    task.target.fit(COLORS)
+    assert task.target.labels == ("blue", "green", "red")
     for value in COLORS:
-        encoded = task.encode(value)
+        encoded = task.target.encode(value, {})
         assert encoded.dtype == torch.long and encoded.shape == ()
-        assert task.labels[encoded] == value
+        assert task.target.labels[encoded] == value
 
 
 def test_an_unknown_class_is_ignored_and_counted():
     task = Classify()
-    task.fit(COLORS)
-    assert task.encode("pink") == IGNORED
-    assert len(task.unknown(["red", "pink", "blue", "gray", "pink"])) == 3
-    assert len(task.unknown(COLORS)) == 0
+    task.target.fit(COLORS)
+    assert task.target.encode("pink", {}) == IGNORED
+    assert len(task.target.unknown(["red", "pink", "blue", "gray", "pink"])) == 3
+    assert len(task.target.unknown(COLORS)) == 0
 
 
 @pytest.mark.parametrize(
@@ -82,8 +82,8 @@ def test_an_unknown_class_is_ignored_and_counted():
 def test_numbers_are_sorted_by_value_and_come_before_words(values, names):
     for order in (values, values[::-1], values[2:] + values[:2]):
         task = Classify()
-        task.fit(order)
-        assert task.labels == names
+        task.target.fit(order)
+        assert task.target.labels == names
 
 
 @settings(max_examples=40, deadline=None)
@@ -97,34 +97,36 @@ def test_names_that_are_no_numbers_come_last_even_nan(names):
     # NaN is neither less nor more than another number, so it would leave the order to chance.
     words = {name for name in names if name.strip("-").isalpha()}
     task = Classify()
-    task.fit(list(names))
-    assert task.labels == (*sorted(names - words, key=float), *sorted(words))
+    task.target.fit(list(names))
+    assert task.target.labels == (*sorted(names - words, key=float), *sorted(words))
 
 
 @examples
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=53))
 def test_balanced_weights_equal_those_of_scikit_learn(values):
     task = Classify(balance=True)
-    task.fit(values)
-    expected = compute_class_weight("balanced", classes=np.array(task.labels), y=np.array(values))
-    np.testing.assert_allclose(task.classes.weights, expected, rtol=1e-12)
+    task.target.fit(values)
+    expected = compute_class_weight(
+        "balanced", classes=np.array(task.target.labels), y=np.array(values)
+    )
+    np.testing.assert_allclose(task.target.class_weights, expected, rtol=1e-12)
 
 
 def test_balanced_weights_have_a_mean_of_one_over_the_samples():
     task = Classify(balance=True)
-    task.fit(COLORS)
-    weights = dict(zip(task.labels, task.classes.weights, strict=True))
+    task.target.fit(COLORS)
+    weights = dict(zip(task.target.labels, task.target.class_weights, strict=True))
     assert sum(weights[value] for value in COLORS) == pytest.approx(len(COLORS), rel=1e-12)
 
 
 def test_any_cell_is_a_class_name():
-    assert Classify().parse(3, "row 1") == "3"
-    assert Classify().parse("a|b", "row 1") == "a|b"
+    assert Classify().target.read(3, "row 1", {}) == "3"
+    assert Classify().target.read("a|b", "row 1", {}) == "a|b"
 
 
 def test_a_description_counts_the_classes():
-    assert Classify().describe(COLORS) == "3 classes (red 4, blue 2, green 1)"
-    many = Classify().describe([str(i) for i in range(20)])
+    assert Classify().target.describe(COLORS) == "3 classes (red 4, blue 2, green 1)"
+    many = Classify().target.describe([str(i) for i in range(20)])
     assert many.startswith("20 classes (0 1, 1 1") and many.endswith("and 8 more)")
 
 
@@ -145,7 +147,7 @@ def test_the_loss_is_the_written_out_cross_entropy(smoothing, weights):
 def test_mixed_targets_mix_the_losses():
     task, logits = task_of(), torch.randn(2, K)
     target = torch.tensor([0, 4])
-    mixed = task.mix_targets(target, torch.tensor([1, 0]), 0.7)
+    mixed = task.space.mix(target, torch.tensor([1, 0]), 0.7)
     shares = 0.7 * F.one_hot(target, K) + 0.3 * F.one_hot(target.flip(0), K)
     assert_same(mixed, shares)
     own = task.loss(logits, {"target": target}).mean
@@ -179,7 +181,7 @@ def test_metrics_equal_those_of_scikit_learn(seed, n, k):
     torch.manual_seed(seed)
     probabilities = torch.randn(n, k).softmax(1)
     true, predicted = torch.randint(k, (n,)).tolist(), probabilities.argmax(1).tolist()
-    figures = task_of(NAMES[:k]).metrics(list(probabilities), [NAMES[i] for i in true], 0.0)
+    figures = task_of(NAMES[:k]).metric.metrics(list(probabilities), [NAMES[i] for i in true], 0.0)
     assert figures["accuracy"] == close(sklearn.metrics.accuracy_score(true, predicted))
     f1 = sklearn.metrics.f1_score(true, predicted, average="macro")
     assert figures["f1_macro"] == close(f1)
@@ -187,7 +189,7 @@ def test_metrics_equal_those_of_scikit_learn(seed, n, k):
 
 def test_an_unknown_true_class_counts_as_wrong_in_every_metric():
     truths = ["ant", "bee", "yak", "zebra"]
-    figures = task_of().metrics(certain("ant", "bee", "bee", "bee"), truths, 0.0)
+    figures = task_of().metric.metrics(certain("ant", "bee", "bee", "bee"), truths, 0.0)
     assert figures["accuracy"] == 0.5
     predicted = ["ant", "bee", "bee", "bee"]
     assert figures["f1_macro"] == close(
@@ -199,13 +201,13 @@ def test_an_unknown_true_class_counts_as_wrong_in_every_metric():
 
 
 def test_without_a_known_true_class_nothing_is_correct():
-    figures = task_of().metrics(certain("ant", "bee"), ["yak", "zebra"], 0.0)
+    figures = task_of().metric.metrics(certain("ant", "bee"), ["yak", "zebra"], 0.0)
     assert figures["accuracy"] == figures["f1_macro"] == figures["balanced_accuracy"] == 0
     assert math.isnan(figures["roc_auc"])
 
 
 def test_a_single_class_has_no_f1():
-    figures = task_of(("ant",)).metrics([torch.ones(1)] * 3, ["ant"] * 3, 0.0)
+    figures = task_of(("ant",)).metric.metrics([torch.ones(1)] * 3, ["ant"] * 3, 0.0)
     assert figures["accuracy"] == 1 and "f1_macro" not in figures
 
 
@@ -219,7 +221,7 @@ def test_probabilities_sum_to_one_and_the_answer_is_the_most_probable_class():
     answer = task.answer(predictions[0])
     assert answer["prediction"] == NAMES[logits[0].argmax()]
     assert sum(answer["probabilities"].values()) == close(1)
-    fields = task.fields(predictions[0])
+    fields = task.columns(predictions[0])
     assert list(fields) == ["prediction", "confidence", *(f"p({name})" for name in NAMES)]
     assert fields["prediction"] == answer["prediction"]
     assert fields["confidence"] == close(max(answer["probabilities"].values()))
@@ -229,34 +231,35 @@ def test_probabilities_sum_to_one_and_the_answer_is_the_most_probable_class():
 def test_of_many_classes_only_the_five_most_probable_ones_have_columns():
     names = [f"class {i}" for i in range(21)]
     task = task_of(names)
-    fields = task.fields(torch.arange(21) / 210)
+    fields = task.columns(torch.arange(21) / 210)
     best = [f"class {i}" for i in range(20, 15, -1)]
     assert [fields[f"top{i}"] for i in range(1, 6)] == best
     assert fields["p(top2)"] == close(19 / 210) and len(fields) == 12
     assert fields["prediction"] == "class 20" and fields["confidence"] == fields["p(top1)"]
     # The fifth most probable class is correct, the sixth is not.
-    figures = task.metrics([torch.arange(21) / 210] * 3, ["class 16", "class 15", "yak"], 0.0)
+    figures = task.metric.metrics(
+        [torch.arange(21) / 210] * 3, ["class 16", "class 15", "yak"], 0.0
+    )
     assert figures["accuracy_top5"] == close(1 / 3) and figures["accuracy"] == 0
 
 
 def test_the_trivial_answer_is_the_most_frequent_class(tmp_path):
     task = Classify()
-    task.fit(COLORS)
+    task.target.fit(COLORS)
     task.save(tmp_path)
-    description, prediction = Classify().load(tmp_path).trivial()
+    description, (prediction,) = Classify().load(tmp_path).naive([{}])
     assert description == "always red" and task.answer(prediction)["prediction"] == "red"
-    assert task.metrics([prediction] * 7, COLORS, math.nan)["accuracy"] == close(4 / 7)
-    assert task_of().trivial() is None  # of a model that was saved without frequencies
+    assert task.metric.metrics([prediction] * 7, COLORS, math.nan)["accuracy"] == close(4 / 7)
+    assert task_of().naive([{}]) is None  # of a model that was saved without frequencies
 
 
 @pytest.mark.parametrize("balance", [False, True])
 def test_a_saved_task_is_restored(tmp_path, balance):
     task = Classify(balance=balance)
-    task.fit(COLORS)
+    task.target.fit(COLORS)
     task.save(tmp_path)
     assert json.loads((tmp_path / "labels.json").read_text())["task"] == "classify"
-    restored = Classify().load(tmp_path)
-    assert (restored.classes, restored.frequencies) == (task.classes, task.frequencies)
+    assert vars(Classify().load(tmp_path).target) == {**vars(task.target), "balance": False}
 
 
 @pytest.mark.parametrize(
@@ -273,14 +276,14 @@ def test_a_saved_task_is_restored(tmp_path, balance):
         ({"labels": ["red"], "class_weights": 1.0}, "class_weights must be a list"),
         ({"labels": ["red"], "class_weights": [float("nan")]}, "must be a finite number"),
         ({"labels": ["red"], "class_weights": [1, 2]}, "2 class_weights for 1 labels"),
-        ({"labels": ["red"], "frequencies": [0.5, 0.5]}, "must be a list of 1 numbers"),
+        ({"labels": ["red"], "frequencies": [0.5, 0.5]}, "2 frequencies for 1 labels"),
         ({"labels": ["red"], "frequencies": ["x"]}, "frequencies.0 must be a number"),
         ({"labels": ["red"], "frequencies": "x"}, "frequencies must be a list"),
     ],
 )
 def test_malformed_state_is_refused(state, message):
     with pytest.raises(UserError, match=message):
-        Classify().load_state(state)
+        Classify().target.load(state)
 
 
 # Learning
@@ -291,8 +294,8 @@ def test_eight_samples_are_overfitted():
     values = [NAMES[i % 3] for i in range(8)]
     adapters = {"notes": TextAdapter(16, tokenizer=TokenizerOptions(kind="word")).fit(texts)}
     task = Classify(dropout=0.0)
-    task.bind(adapters)
-    task.fit(values)
+    task.target.bind(adapters)
+    task.target.fit(values)
     model = build_model(task, adapters)
     batch = make_batch(task, adapters, {"notes": texts}, values)
     losses = overfit(task, model, batch)

@@ -14,9 +14,9 @@ from dxn.data.reading import Opened
 from dxn.models import InputVectors
 from dxn.models.losses import sigmoid_loss, softmax_loss, unit
 from dxn.tasks import Contrastive
-from dxn.tasks.contrastive import key_of
-from dxn.tasks.contrastive_head import MISSING, Aligned, Embedded
-from dxn.tasks.retrieval import chance_figures, search_figures
+from dxn.tasks.contrastive.head import MISSING, Aligned, Embedded
+from dxn.tasks.contrastive.retrieval import chance_metrics, search_metrics
+from dxn.tasks.contrastive.task import key_of, zero_shot_classifier
 from dxn.tokenize import TextAdapter
 
 B, E = 7, 5
@@ -38,7 +38,7 @@ def distinct_keys(batch, inputs):
 
 def task_for(*names, **options):
     task = Contrastive(**options)
-    task.bind(dict.fromkeys(names))
+    task.target.bind(dict.fromkeys(names))
     return task
 
 
@@ -157,20 +157,20 @@ TEXTS = ["red cat", "blue dog", "a bird", "fish", "red dog", "blue cat", "cat bi
 def test_eight_samples_are_overfitted_and_found_first(loss):
     adapters = adapters_of("title", "body", texts=TEXTS)
     task = Contrastive(loss=loss, embedding_dim=11)
-    task.bind(adapters)
+    task.target.bind(adapters)
     samples = samples_of(task, adapters, {"title": TEXTS, "body": TEXTS[::-1]})
     torch.manual_seed(0)
     model = build_model(task, adapters)
     batch = batch_of(samples)
     overfit(task, model, batch, goal=0.1)
-    metrics = task.metrics(predict(task, model, batch), [], 0.0)
+    metrics = task.metric.metrics(predict(task, model, batch), [], 0.0)
     assert metrics["recall@1"] == metrics["strict_recall@1"] == metrics["mrr"] == 1
 
 
 def test_rows_with_equal_inputs_have_equal_keys_although_their_files_differ():
     adapters = adapters_of("title", "body")
     task = Contrastive()
-    task.bind(adapters)
+    task.target.bind(adapters)
     columns = {"title": ["red cat", "fish", "red cat", None], "body": ["a", "a", None, "b"]}
     keys = batch_of(samples_of(task, adapters, columns))["target"]
     assert keys[0, 0] == keys[2, 0] != keys[1, 0]
@@ -183,7 +183,7 @@ def test_rows_with_equal_inputs_have_equal_keys_although_their_files_differ():
 def test_a_missing_input_and_batch_mates_change_no_embedding():
     adapters = adapters_of("title", "body")
     task = Contrastive()
-    task.bind(adapters)
+    task.target.bind(adapters)
     model = build_model(task, adapters).eval()
     columns = {"title": ["red cat", "a bird and a fish", None], "body": [None, "fish", "fish"]}
     samples = samples_of(task, adapters, columns)
@@ -198,7 +198,7 @@ def test_a_missing_input_and_batch_mates_change_no_embedding():
 def test_the_embedding_of_a_sample_is_the_direction_of_the_mean_over_its_inputs():
     adapters = adapters_of("title", "body")
     task = Contrastive(embedding_dim=E)
-    task.bind(adapters)
+    task.target.bind(adapters)
     model = build_model(task, adapters).eval()
     samples = samples_of(task, adapters, {"title": ["cat", None], "body": ["dog", "bird"]})
     batch = batch_of(samples)
@@ -215,7 +215,7 @@ def test_ranks_count_equal_rows_as_right_and_strict_recall_only_the_own_row():
     candidates = unit(torch.tensor([[0.0, 1], [1, 0], [1, 0.5]]))
     # The own candidate is third, first and second. The queries of rows 0 and 1 are equal.
     query_keys, keys = torch.tensor([1, 1, 2]), torch.tensor([3, 4, 5])
-    figures = search_figures(queries, candidates, query_keys, keys)
+    figures = search_metrics(queries, candidates, query_keys, keys)
     assert figures["recall@1"] == pytest.approx(2 / 3)
     assert figures["mrr"] == pytest.approx((1 + 1 + 1 / 2) / 3)
     assert figures["strict_recall@1"] == pytest.approx(1 / 3)
@@ -225,7 +225,7 @@ def test_ranks_count_equal_rows_as_right_and_strict_recall_only_the_own_row():
 @pytest.mark.parametrize("vectors", [torch.ones(13, 2), torch.full((13, 2), torch.nan)])
 def test_vectors_that_are_all_equal_or_nan_have_the_last_rank(vectors):
     keys = torch.arange(1, 14)
-    figures = search_figures(vectors, vectors, keys, keys + 13)
+    figures = search_metrics(vectors, vectors, keys, keys + 13)
     assert figures["median_rank"] == 13
     assert figures["recall@10"] == figures["strict_recall@10"] == 0
 
@@ -238,9 +238,9 @@ def test_the_chance_level_is_the_mean_over_random_orders():
     rounds = 400
     for _ in range(rounds):
         x, y = torch.randn(2, len(keys), E, generator=generator)
-        figures = search_figures(unit(x), unit(y), keys, other)
+        figures = search_metrics(unit(x), unit(y), keys, other)
         totals = {name: total + figures[name] / rounds for name, total in totals.items()}
-    chance = chance_figures(keys, other)
+    chance = chance_metrics(keys, other)
     for name, value in totals.items():
         assert chance[name] == pytest.approx(value, abs=0.02), name
     assert chance["strict_recall@10"] == pytest.approx(10 / 17)
@@ -252,38 +252,38 @@ def test_the_metrics_of_each_direction_are_parts_and_their_mean_is_the_result():
     keys = distinct_keys(B, 3)
     keys[0, 2] = MISSING
     predictions = [Embedded(x, k) for x, k in zip(random_units(B, 3, E), keys, strict=True)]
-    parts = task.parts(predictions)
+    parts = task.metric.parts(predictions)
     assert set(parts) == {f"{a} to {b}" for a in NAMES for b in NAMES if a != b}
-    metrics = task.metrics(predictions, [], 0.0)
+    metrics = task.metric.metrics(predictions, [], 0.0)
     assert metrics["mrr"] == pytest.approx(sum(part["mrr"] for part in parts.values()) / 6)
-    (chance,) = task.chance(predictions).values()
+    (chance,) = task.metric.chance(predictions).values()
     assert set(chance) == set(metrics)
 
 
 def test_rows_without_two_inputs_have_no_metrics():
     task = task_for("a", "b")
     with pytest.raises(UserError, match="no row of the evaluated split has two of the inputs a, b"):
-        task.metrics([Embedded(torch.ones(2, E), torch.tensor([1, MISSING]))], [], 0.0)
+        task.metric.metrics([Embedded(torch.ones(2, E), torch.tensor([1, MISSING]))], [], 0.0)
 
 
 def test_a_classifier_chooses_the_class_with_the_most_similar_vector():
     adapters = adapters_of("title", "body")
     task = Contrastive(embedding_dim=E)
-    task.bind(adapters)
+    task.target.bind(adapters)
     model = build_model(task, adapters).eval()
     vectors = random_units(3, E).float()
-    classify, head = task.classifier(model.head, ["x", "y", "z"], vectors, ["body"])
+    classify, head = zero_shot_classifier(task, model.head, ["x", "y", "z"], vectors, ["body"])
     pooled = InputVectors(torch.randn(B, 1, 16), torch.ones(B, 1, dtype=torch.bool))
     logits = head(None, pooled, {})
     own = unit(model.head.pre.layers[1](pooled.x[:, 0]))
     torch.testing.assert_close(logits, own @ vectors.T / 0.07)
-    assert classify.labels == ("x", "y", "z")
+    assert classify.target.labels == ("x", "y", "z")
 
 
 def test_the_temperature_does_not_fall_below_its_limit():
     adapters = adapters_of("title", "body")
     task = Contrastive(temperature=0.02, min_temperature=0.02)
-    task.bind(adapters)
+    task.target.bind(adapters)
     head = task.make_head(16, 16, adapters)
     nn.init.constant_(head.log_scale, 9.0)
     assert float(head.scale.detach()) == pytest.approx(50)
@@ -306,7 +306,7 @@ def test_wrong_options_are_refused(options, message):
 
 def test_one_input_and_input_dropout_are_refused():
     with pytest.raises(UserError, match="needs at least two inputs, got image; add one"):
-        Contrastive().bind(adapters_stub(image={}))
+        Contrastive().target.bind(adapters_stub(image={}))
     config = {"loader": {"input_dropout": 0.1}, "trainer": {"mixup": 0.0}}
     with pytest.raises(UserError, match=r"loader.input_dropout: cannot be combined"):
         Contrastive().check(config)

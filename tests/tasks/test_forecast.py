@@ -12,9 +12,9 @@ from sklearn.metrics import mean_pinball_loss
 
 from dxn.core.errors import UserError
 from dxn.tasks import Forecast
-from dxn.tasks.futures import (
+from dxn.tasks.forecast.futures import (
+    ForecastMetric,
     Future,
-    forecast_metrics,
     increasing,
     pinball,
     read_values,
@@ -59,8 +59,8 @@ def model_of(task, histories, futures, **options):
     torch.manual_seed(0)
     adapter = SeriesAdapter(16, patch_size=2, **options).fit(histories)
     adapters = {"series": adapter}
-    task.bind(adapters)
-    task.fit(futures)
+    task.target.bind(adapters)
+    task.target.fit(futures)
     return build_model(task, adapters), adapters
 
 
@@ -132,7 +132,7 @@ def test_the_metrics_are_those_of_their_definitions():
     history = column(0, 2, 0, 2, 3)
     future = Future(column(1.0, NAN, 3.0), season=2, scale=seasonal_scale(history, 2))
     forecast = torch.tensor([[0.0, 2.0, 4.0], [9, 9, 9], [3.5, 4, 5]])[:, None]
-    metrics = forecast_metrics([forecast], [future], (0.1, 0.5, 0.9))
+    metrics = ForecastMetric((0.1, 0.5, 0.9)).metrics([forecast], [future], NAN)
     assert metrics["mae"] == pytest.approx((1 + 1) / 2)
     assert metrics["mase"] == pytest.approx(1 / 1)  # differences at lag 2: 0, 0, 3
     assert metrics["coverage"] == pytest.approx(0.5)
@@ -142,7 +142,7 @@ def test_the_metrics_are_those_of_their_definitions():
 
 def test_a_forecast_without_quantiles_has_no_coverage_and_its_crps_is_its_mae():
     future = Future(column(1.0, 2.0), season=1, scale=torch.ones(1))
-    metrics = forecast_metrics([torch.zeros(2, 1, 1)], [future], (0.1, 0.5, 0.9))
+    metrics = ForecastMetric((0.1, 0.5, 0.9)).metrics([torch.zeros(2, 1, 1)], [future], NAN)
     assert "coverage" not in metrics and metrics["crps"] == metrics["mae"] == 1.5
 
 
@@ -190,8 +190,10 @@ def test_missing_future_values_have_no_loss():
     assert task.loss(output, changed).weight == H + 2
     assert task.loss(output, batch).weight == 2 * H
     unit = {key: batch["series"][key][:, None] for key in ("loc", "scale")}
-    true = (batch["target"] - unit["loc"]) / unit["scale"]
-    expected = pinball(output, true, torch.tensor(task.quantiles)).mean(-1)[valid].mean()
+    true = torch.stack([future.values for future in futures])
+    assert_same(batch["target"], (true - unit["loc"]) / unit["scale"])
+    expected = pinball(output, batch["target"], torch.tensor(task.quantiles)).mean(-1)
+    expected = expected[valid].mean()
     assert_same(task.loss(output, changed).mean, expected)
     assert torch.isfinite(task.loss(output, {**batch, "target": batch["target"] * NAN}).mean)
 
@@ -239,8 +241,8 @@ def test_other_inputs_may_accompany_the_series():
         "text": TextAdapter(16, tokenizer=TokenizerOptions(kind="word")).fit(words),
         "series": SeriesAdapter(16, patch_size=2).fit(histories),
     }
-    task.bind(adapters)
-    task.fit(futures)
+    task.target.bind(adapters)
+    task.target.fit(futures)
     model = build_model(task, adapters)
     raws = {"text": words, "series": [histories[0], histories[0]]}
     batch = make_batch(task, adapters, raws, futures)
@@ -252,9 +254,9 @@ def test_the_head_needs_exactly_one_series():
     task = Forecast()
     text = TextAdapter(8)
     with pytest.raises(UserError, match=r"exactly one series as an input.*got none among text"):
-        task.bind({"text": text})
+        task.target.bind({"text": text})
     with pytest.raises(UserError, match=r"got left, right"):
-        task.bind({"left": SeriesAdapter(8), "right": SeriesAdapter(8)})
+        task.target.bind({"left": SeriesAdapter(8), "right": SeriesAdapter(8)})
 
 
 @pytest.mark.parametrize(
@@ -292,25 +294,25 @@ def test_target_cells_are_lists_of_numbers_in_many_forms(cell, values):
 @pytest.mark.parametrize("cell", ["up", "", [], [[1], [2, 3]], {"a": 1}, [[[1]]], True, 3.5])
 def test_other_target_cells_are_refused_in_a_sentence(cell):
     with pytest.raises(UserError, match=r"t.csv row 2: the target must be a list of future values"):
-        Forecast().parse(cell, "t.csv row 2")
+        Forecast().target.read(cell, "t.csv row 2", {})
 
 
 def test_a_target_gets_the_history_and_the_scale_of_its_row():
     task = Forecast(season=2)
-    future = task.parse([1.0, 2.0], "t.csv row 2")
     history = column(1, 2, 4, 4)
-    done = task.complete({"text": "words", "series": history}, future, "t.csv row 2")
+    raws = {"text": "words", "series": history}
+    done = task.target.read([1.0, 2.0], "t.csv row 2", raws)
     assert done.history is history
     assert_same(done.scale, [2.5])
     with pytest.raises(UserError, match=r"the target has 2 channels, but the series only has 1"):
-        task.complete({"series": history}, task.parse([[1, 2]], "x"), "t.csv row 2")
+        task.target.read([[1, 2]], "t.csv row 2", raws)
 
 
 def test_a_target_of_other_channels_than_the_training_is_refused():
     task = Forecast()
-    task.load_state(STATE | {"channels": ["a", "b"]})
+    task.target.load(STATE | {"channels": ["a", "b"]})
     with pytest.raises(UserError, match=r"must have 2 channels \(a, b\), got 1"):
-        task.parse([1.0, 2.0], "t.csv row 2")
+        task.target.read([1.0, 2.0], "t.csv row 2", {})
 
 
 @pytest.mark.parametrize(
@@ -326,15 +328,15 @@ def test_a_target_of_other_channels_than_the_training_is_refused():
 )
 def test_a_wrong_state_is_refused(change, message):
     with pytest.raises(UserError, match=message):
-        Forecast().load_state(STATE | change)
+        Forecast().target.load(STATE | change)
 
 
 def test_predictions_have_one_row_per_step_and_columns_per_channel():
     task = Forecast(quantiles=(0.1, 0.5))
-    task.load_state(STATE | {"channels": ["a", "b"]})
+    task.target.load(STATE | {"channels": ["a", "b"]})
     forecast = torch.tensor([[[1.0, 2], [3, 4]], [[5, 6], [7, NAN]]])
     target = Future(torch.tensor([[9.0, 8.0]]))
-    rows = task.records(forecast, target)
+    rows = task.table(forecast, target)
     assert list(rows[0]) == [
         *("step", "target_a", "prediction_a", "q0.1_a"),
         *("target_b", "prediction_b", "q0.1_b"),
@@ -351,5 +353,6 @@ def test_the_state_survives_the_model_folder(tmp_path):
     model_of(task, histories, futures_of(histories))
     task.save(tmp_path)
     restored = Forecast().load(tmp_path)
-    assert restored.state() == task.state()
-    assert restored.context == (T, 3) and restored.season == SEASON
+    assert restored.target.state() == task.target.state()
+    assert (restored.target.context, restored.target.num_channels) == (T, 3)
+    assert restored.target.season == SEASON

@@ -39,7 +39,7 @@ def expected_pre(pre, pooled, *, hidden, norm, eps):
 
 def fitted(task):
     values = {"classify": NAMES, "multilabel": [NAMES], "regress": [1.0, 2.0], "embed": []}
-    task.fit(values[task.name])
+    task.target.fit(values[task.name])
     return task
 
 
@@ -120,12 +120,12 @@ def test_a_token_head_without_its_input_names_the_inputs_that_there_are():
 
 def test_the_names_of_the_weights_are_pre_and_out():
     task = Classify(hidden="tanh", norm=True)
-    task.fit(NAMES)
+    task.target.fit(NAMES)
     names = {name for name, _ in task.make_head(2, D, {}).named_parameters()}
     layers = ("pre.dense", "pre.norm", "out")
     assert names == {f"{layer}.{kind}" for layer in layers for kind in ("weight", "bias")}
     tag = Tag()
-    tag.fit([NAMES])
+    tag.target.fit([NAMES])
     assert [name for name, _ in tag.make_head(D, 2, {}).named_parameters()] == [
         "out.weight",
         "out.bias",

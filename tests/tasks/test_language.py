@@ -38,7 +38,7 @@ def language_model(max_len=16, *, text=None, seed=0, smoothing=0.0, **backbone):
     torch.manual_seed(seed)
     adapter = TextAdapter(D, tokenizer=WORD, max_len=max_len, **(text or {})).fit(WORDS)
     task = Language(label_smoothing=smoothing)
-    task.bind({"story": adapter})
+    task.target.bind({"story": adapter})
     model = build_model(task, {"story": adapter}, dim=D, causal=True, **backbone)
     return task, scaled(model, seed)
 
@@ -97,19 +97,19 @@ def test_without_targets_the_model_can_still_be_called():
 def test_windows_are_padded_and_carry_their_characters_per_token():
     task = Language()
     windows = [Window(torch.tensor([5, 6, 7]), 2.5), Window(torch.tensor([8]), 2.5)]
-    target = task.collate([task.encode(window) for window in windows])
+    target = task.target.collate([task.target.encode(window, {}) for window in windows])
     assert target["ids"].tolist() == [[5, 6, 7], [8, IGNORED, IGNORED]]
     predictions = task.predict(None, None, {"target": target})
-    figures = task.metrics(predictions, [], 1.5)
+    figures = task.metric.metrics(predictions, [], 1.5)
     assert figures == {"loss_per_char": 1.5 / 2.5, "perplexity": math.exp(1.5)}
-    assert math.isfinite(task.metrics(predictions, [], 1e6)["perplexity"])
+    assert math.isfinite(task.metric.metrics(predictions, [], 1e6)["perplexity"])
 
 
 def test_the_best_epoch_has_the_lowest_loss_per_character():
     task = Language()
-    assert task.monitored == "loss_per_char"
-    assert task.is_better(1.0, 2.0) and not task.is_better(2.0, 1.0)
-    assert not task.is_better(float("nan"), None)
+    assert task.metric.monitored == "loss_per_char"
+    assert task.metric.is_better(1.0, 2.0) and not task.metric.is_better(2.0, 1.0)
+    assert not task.metric.is_better(float("nan"), None)
 
 
 # What is refused
@@ -125,7 +125,7 @@ def test_the_best_epoch_has_the_lowest_loss_per_character():
 )
 def test_other_inputs_are_refused(adapters, message):
     with pytest.raises(UserError, match=message):
-        Language().bind(adapters())
+        Language().target.bind(adapters())
 
 
 def config(causal=True, mixup=0.0, **adapter):
@@ -252,8 +252,8 @@ def test_the_score_of_a_text_is_that_of_its_tokens(seed):
 
 def model_of(adapters, *, causal=True):
     task = Language()
-    task.input = next(iter(adapters))
-    adapters[task.input].embedding = nn.Embedding(V, D)
+    task.target.input = next(iter(adapters))
+    adapters[task.target.input].embedding = nn.Embedding(V, D)
     return build_model(task, adapters, dim=D, causal=causal)
 
 
@@ -273,7 +273,7 @@ def test_a_text_is_overfitted_and_written_again():
     text = "the quick brown fox jumps"
     adapter = TextAdapter(16, tokenizer=TokenizerOptions(kind="character"), max_len=32).fit([text])
     task = Language()
-    task.bind({"story": adapter})
+    task.target.bind({"story": adapter})
     model = build_model(task, {"story": adapter}, causal=True)
     ids = adapter.tokenizer(text)["ids"][None]
     batch = batch_of(ids[:, :-1], ids[:, 1:])

@@ -64,7 +64,7 @@ def setting(*, count=8, ratios=None, span=5, inputs=("story", "photo", "noise"),
         raws[name] = [adapters[name].tokenizer.reader.read(cell) for cell in cells[:count]]
         adapters[name].fit(raws[name])
     task = Masked(mask_ratio=ratios or {}, span=span)
-    task.bind(adapters)
+    task.target.bind(adapters)
     return task, adapters, raws, build_model(task, adapters, dim=dim)
 
 
@@ -75,16 +75,23 @@ def batch_of(task, adapters, raws, seed=0):
 # Masks
 
 
+def encoded(task, sample, seed):
+    """A masked copy of a sample."""
+    masked = dict(sample)
+    assert task.target.encode(None, masked, random.Random(seed)) is None
+    return masked
+
+
 def test_the_masks_depend_on_the_random_generator_and_the_sample_only():
     task, adapters, raws, _ = setting()
     sample = {name: adapters[name].tokenizer(column[1]) for name, column in raws.items()}
     before = copy.deepcopy(sample)
-    first, again, other = (task.encode_sample(sample, None, random.Random(s)) for s in (1, 1, 2))
+    first, again, other = (encoded(task, sample, s) for s in (1, 1, 2))
     for name in raws:
         assert torch.equal(first[name]["masked"], again[name]["masked"])
         assert all(torch.equal(value, sample[name][key]) for key, value in before[name].items())
     assert not all(torch.equal(first[n]["masked"], other[n]["masked"]) for n in raws)
-    assert task.random_in_validation and not task.needs_target
+    assert task.target.random and not task.is_supervised
 
 
 def test_an_input_that_a_sample_lacks_is_not_masked():
@@ -112,7 +119,7 @@ def test_the_task_can_be_sent_to_a_worker():
     task, adapters, raws, _ = setting()
     received = pickle.loads(pickle.dumps(task))
     sample = {"story": adapters["story"].tokenizer(raws["story"][0])}
-    one, other = (t.encode_sample(sample, None, random.Random(5)) for t in (task, received))
+    one, other = (encoded(t, sample, 5) for t in (task, received))
     assert torch.equal(one["story"]["ids"], other["story"]["ids"])
 
 
@@ -176,7 +183,7 @@ def test_two_inputs_may_share_an_adapter_and_have_any_name():
     adapter = text_adapter().fit(SENTENCES)
     adapters = {"front page": adapter, "v1.2": adapter}
     task = Masked(mask_ratio={"text": 0.5})
-    task.bind(adapters)
+    task.target.bind(adapters)
     head = task.make_head(D, D, adapters)
     assert head.inputs == ("front page", "v1.2") and len(head.predictors) == 2
 
@@ -191,7 +198,7 @@ def test_the_loss_is_the_mean_over_inputs_of_sums_over_counts():
     )
     assert float(task.loss(output, {}).mean) == pytest.approx((6 / 4 + 5 / 2) / 2)
     predictions = task.predict(None, output, {})
-    assert task.metrics(predictions, [], float("nan")) == {
+    assert task.metric.metrics(predictions, [], float("nan")) == {
         "loss": pytest.approx((1.5 + 2.5) / 2),
         "loss_story": 1.5,
         "loss_noise": 2.5,
@@ -202,13 +209,13 @@ def test_the_loss_is_the_mean_over_inputs_of_sums_over_counts():
 def test_figures_do_not_depend_on_the_batches():
     task, adapters, raws, model = setting()
     model.eval()
-    whole = task.metrics(predict(task, model, batch_of(task, adapters, raws)), [], 0.0)
+    whole = task.metric.metrics(predict(task, model, batch_of(task, adapters, raws)), [], 0.0)
     rand = random.Random(0)  # goes on from one batch to the next
     parts = []
     for rows in (slice(0, 5), slice(5, 8)):
         some = {name: column[rows] for name, column in raws.items()}
         parts += predict(task, model, make_batch(task, adapters, some, rand=rand))
-    pieces = task.metrics(parts, [], 0.0)
+    pieces = task.metric.metrics(parts, [], 0.0)
     assert set(whole) == {"loss", "loss_story", "loss_photo", "loss_noise", "accuracy"}
     assert pieces == pytest.approx(whole, rel=1e-4)
 
@@ -235,7 +242,7 @@ def test_token_dropout_does_not_remove_what_is_to_be_predicted():
 def test_only_the_input_of_a_subset_counts():
     task, adapters, raws, model = setting()
     batch = batch_of(task, adapters, {"photo": raws["photo"]})
-    figures = task.metrics(predict(task, model, batch), [], 0.0)
+    figures = task.metric.metrics(predict(task, model, batch), [], 0.0)
     assert set(figures) == {"loss", "loss_photo"} and figures["loss"] == figures["loss_photo"]
 
 
@@ -261,11 +268,11 @@ def test_options_out_of_range_are_refused(options, message):
 def test_ratios_of_other_inputs_and_of_nothing_are_refused():
     adapters = {"story": text_adapter().fit(SENTENCES)}
     with pytest.raises(UserError, match=r"head\.mask_ratio\.photo: there is no such input"):
-        Masked(mask_ratio={"photo": 0.5}).bind(adapters)
+        Masked(mask_ratio={"photo": 0.5}).target.bind(adapters)
     with pytest.raises(UserError, match="no input is masked, got the inputs story; set a rat"):
-        Masked(mask_ratio={"story": 0.0}).bind(adapters)
+        Masked(mask_ratio={"story": 0.0}).target.bind(adapters)
     with pytest.raises(UserError, match="this input cannot be masked"):
-        Masked(mask_ratio={"price": 0.5}).bind(adapters_stub(price={}))
+        Masked(mask_ratio={"price": 0.5}).target.bind(adapters_stub(price={}))
     with pytest.raises(UserError, match=r"trainer\.mixup: cannot be combined with head=masked"):
         Masked().check({"trainer": {"mixup": 1.0}})
 
@@ -273,9 +280,9 @@ def test_ratios_of_other_inputs_and_of_nothing_are_refused():
 def test_a_ratio_by_modality_counts_unless_the_input_has_its_own():
     adapters = {name: text_adapter().fit(SENTENCES) for name in ("title", "body")}
     task = Masked(mask_ratio={"text": 0.5, "title": 0.25})
-    task.bind(adapters)
-    assert [m.ratio for m in task.maskings.values()] == [0.25, 0.5]
-    assert task.describe([]) == "the masked columns of title, body"
+    task.target.bind(adapters)
+    assert [m.ratio for m in task.target.maskings.values()] == [0.25, 0.5]
+    assert task.target.describe([]) == "the masked columns of title, body"
 
 
 # Learning

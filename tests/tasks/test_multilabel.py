@@ -21,7 +21,7 @@ seeds = st.integers(0, 2**31)
 
 def task_of(names=NAMES, *, weights=None, **options):
     task = Multilabel(**options)
-    task.load_state({"labels": list(names), "class_weights": weights})
+    task.target.load({"labels": list(names), "class_weights": weights})
     return task
 
 
@@ -45,41 +45,41 @@ def close(value):
     ],
 )
 def test_cells_are_lists_or_strings_with_separators(cell, labels):
-    assert Multilabel().parse(cell, "row 1") == labels
+    assert Multilabel().target.read(cell, "row 1", {}) == labels
 
 
 def test_a_cell_that_is_neither_is_refused():
     with pytest.raises(UserError, match=r"t\.csv:3: the target must be a list, got 7"):
-        Multilabel().parse(7, "t.csv:3")
+        Multilabel().target.read(7, "t.csv:3", {})
 
 
 def test_encoding_is_undone_by_the_names():
     task = Multilabel()
-    task.fit(VALUES)
-    assert task.labels == ("a", "b", "c")
+    task.target.fit(VALUES)
+    assert task.target.labels == ("a", "b", "c")
     for value in VALUES:
-        encoded = task.encode(value)
+        encoded = task.target.encode(value, {})
         assert encoded.dtype == torch.float32 and encoded.shape == (3,)
-        assert [task.labels[i] for i in encoded.nonzero().flatten()] == sorted(value)
+        assert [task.target.labels[i] for i in encoded.nonzero().flatten()] == sorted(value)
 
 
 def test_an_unknown_label_is_ignored_and_its_row_counted():
     task = Multilabel()
-    task.fit(VALUES)
-    assert task.encode(["z", "b"]).tolist() == [0, 1, 0]
-    assert len(task.unknown([["a"], ["a", "z"], [], ["y", "z"]])) == 2
-    assert len(task.unknown(VALUES)) == 0
+    task.target.fit(VALUES)
+    assert task.target.encode(["z", "b"], {}).tolist() == [0, 1, 0]
+    assert len(task.target.unknown([["a"], ["a", "z"], [], ["y", "z"]])) == 2
+    assert len(task.target.unknown(VALUES)) == 0
 
 
 def test_the_weight_of_a_label_is_its_negatives_over_its_positives():
     # As BCEWithLogitsLoss takes pos_weight: of 5 rows, 2 have a, 4 have b and 1 has c.
     task = Multilabel(balance=True)
-    task.fit(VALUES)
-    assert task.names.weights == (3 / 2, 1 / 4, 4 / 1)
+    task.target.fit(VALUES)
+    assert task.target.class_weights == [3 / 2, 1 / 4, 4 / 1]
 
 
 def test_a_description_counts_the_labels():
-    assert Multilabel().describe(VALUES) == "3 labels (b 4, a 2, c 1)"
+    assert Multilabel().target.describe(VALUES) == "3 labels (b 4, a 2, c 1)"
 
 
 # Loss
@@ -102,7 +102,7 @@ def test_the_loss_is_the_written_out_binary_cross_entropy(smoothing, weights):
 
 def test_mixed_targets_are_shares():
     target = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    mixed = task_of().mix_targets(target, torch.tensor([1, 0]), 0.75)
+    mixed = task_of().space.mix(target, torch.tensor([1, 0]), 0.75)
     assert_same(mixed, [[0.75, 0.25], [0.25, 0.75]])
 
 
@@ -117,7 +117,7 @@ def test_metrics_equal_those_of_scikit_learn(seed, n, k):
     true[0] = True  # average precision is undefined for a label that no row has
     predicted = probabilities >= 0.5
     truths = [[m for m, has in zip(NAMES, row, strict=False) if has] for row in true.tolist()]
-    figures = task_of(NAMES[:k]).metrics(list(probabilities), truths, 0.0)
+    figures = task_of(NAMES[:k]).metric.metrics(list(probabilities), truths, 0.0)
     micro = sklearn.metrics.f1_score(true.flatten(), predicted.flatten(), zero_division=0)
     assert figures["f1_micro"] == close(micro)
     f1s = [sklearn.metrics.f1_score(true[:, i], predicted[:, i], zero_division=0) for i in range(k)]
@@ -131,7 +131,7 @@ def test_metrics_by_hand():
     probabilities = torch.tensor([[0.9, 0.5, 0.1], [0.2, 0.4, 0.8], [0.7, 0.6, 0.1]])
     truths = [["ant", "bee"], ["bee"], []]
     # Predicted: ant bee; cat; ant bee. Correct: ant and bee of the first row; 0.5 is enough.
-    figures = task_of(NAMES[:3]).metrics(list(probabilities), truths, 0.0)
+    figures = task_of(NAMES[:3]).metric.metrics(list(probabilities), truths, 0.0)
     assert figures["f1_micro"] == close(2 * 2 / (5 + 3))
     # ant 1 of 2 and 1, bee 1 of 2 and 2, cat none
     assert figures["f1_macro"] == close((2 / 3 + 2 / 4 + 0) / 3)
@@ -145,23 +145,23 @@ def test_the_threshold_decides_what_is_predicted():
     for threshold, chosen in ((0.2, ["ant", "bee", "cat"]), (0.5, ["ant", "bee"]), (0.95, [])):
         task = task_of(threshold=threshold)
         assert task.answer(probabilities)["prediction"] == chosen
-        assert task.metrics([probabilities], [chosen], 0.0)["exact_match"] == 1
+        assert task.metric.metrics([probabilities], [chosen], 0.0)["exact_match"] == 1
 
 
 def test_a_label_that_no_row_has_is_left_out_of_the_average_precision():
     probabilities = torch.tensor([[0.9, 0.2, 0.1, 0.1, 0.1], [0.1, 0.8, 0.1, 0.1, 0.1]])
-    figures = task_of().metrics(list(probabilities), [["ant"], ["bee"]], 0.0)
+    figures = task_of().metric.metrics(list(probabilities), [["ant"], ["bee"]], 0.0)
     assert figures["average_precision"] == figures["exact_match"] == figures["f1_micro"] == 1
 
 
 def test_rows_without_labels_have_no_f1_and_all_of_them_are_exact():
-    figures = task_of().metrics(list(torch.full((2, K), 0.1)), [[], []], 0.0)
+    figures = task_of().metric.metrics(list(torch.full((2, K), 0.1)), [[], []], 0.0)
     assert figures["exact_match"] == 1
     assert all(math.isnan(figures[name]) for name in ("f1_micro", "f1_macro", "roc_auc"))
 
 
 def test_a_row_with_an_unknown_label_only_counts_as_wrong():
-    figures = task_of().metrics(list(torch.full((2, K), 0.1)), [["yak"], ["zebra"]], 0.0)
+    figures = task_of().metric.metrics(list(torch.full((2, K), 0.1)), [["yak"], ["zebra"]], 0.0)
     assert figures["exact_match"] == figures["f1_micro"] == figures["f1_macro"] == 0
 
 
@@ -174,7 +174,7 @@ def test_each_label_has_a_probability_of_its_own():
     assert_same(torch.stack(predictions), 1 / (1 + (-logits).exp()))
     answer = task.answer(torch.tensor([0.9, 0.6, 0.1, 0.1, 0.1]))
     assert answer["prediction"] == ["ant", "bee"]
-    fields = task.fields(torch.tensor([0.9, 0.6, 0.1, 0.1, 0.1]))
+    fields = task.columns(torch.tensor([0.9, 0.6, 0.1, 0.1, 0.1]))
     assert fields == {
         "prediction": ["ant", "bee"],
         **{f"p({name})": close(p) for name, p in answer["probabilities"].items()},
@@ -191,23 +191,23 @@ def test_each_label_has_a_probability_of_its_own():
 )
 def test_the_trivial_answer_has_the_usual_labels(tmp_path, values, description, constant):
     task = Multilabel()
-    task.fit(values)
+    task.target.fit(values)
     task.save(tmp_path)
     restored = Multilabel().load(tmp_path)
-    told, prediction = restored.trivial()
+    told, (prediction,) = restored.naive([{}])
     assert told == description and restored.answer(prediction)["prediction"] == constant
-    assert task_of().trivial() is None
+    assert task_of().naive([{}]) is None
     with pytest.raises(UserError, match="constant must be a list of labels"):
-        task.load_state({"labels": ["a"], "constant": ["b"]})
+        task.target.load({"labels": ["a"], "constant": ["b"]})
 
 
 def test_a_saved_task_is_restored(tmp_path):
     task = Multilabel(balance=True)
-    task.fit(VALUES)
+    task.target.fit(VALUES)
     task.save(tmp_path)
-    assert Multilabel().load(tmp_path).names == task.names
+    assert vars(Multilabel().load(tmp_path).target) == {**vars(task.target), "balance": False}
     with pytest.raises(UserError, match="labels must be a list, got None"):
-        Multilabel().load_state({"labels": None})
+        Multilabel().target.load({"labels": None})
 
 
 def test_eight_samples_are_overfitted():
@@ -215,7 +215,7 @@ def test_eight_samples_are_overfitted():
     values = [[NAMES[bit] for bit in range(3) if i >> bit & 1] for i in range(8)]
     adapters = {"notes": TextAdapter(16, tokenizer=TokenizerOptions(kind="word")).fit(texts)}
     task = Multilabel(dropout=0.0)
-    task.fit(values)
+    task.target.fit(values)
     model = build_model(task, adapters)
     batch = make_batch(task, adapters, {"notes": texts}, values)
     losses = overfit(task, model, batch)

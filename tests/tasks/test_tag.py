@@ -35,14 +35,19 @@ examples = settings(max_examples=30, deadline=None)
 
 def task_of(names=BIO, *, weights=None, input="words", **options):
     task = Tag(**options)
-    task.load_state({"labels": list(names), "class_weights": weights})
-    task.bind(adapters_stub(**{input: {"words": True}}))
+    task.target.load({"labels": list(names), "class_weights": weights})
+    task.target.bind(adapters_stub(**{input: {"words": True}}))
     return task
 
 
 def figures_of(predicted, true):
     """The metrics of lists of tags."""
-    return Tag().metrics([Tagged(tags, [1.0] * len(tags)) for tags in predicted], true, 0.0)
+    return Tag().metric.metrics([Tagged(tags, [1.0] * len(tags)) for tags in predicted], true, 0.0)
+
+
+def encoded(task, tags):
+    """The targets of a sample with one token per word."""
+    return task.target.encode(tags, {task.target.input: {"words": torch.arange(len(tags))}})
 
 
 def close(value):
@@ -54,17 +59,17 @@ def close(value):
 
 def test_the_tags_belong_to_the_first_input_that_gives_words():
     task = Tag()
-    task.bind(
+    task.target.bind(
         adapters_stub(
             photo={"words": False}, title={"words": True}, body={"words": True}, s={"words": False}
         )
     )
-    assert task.input == "title" and task.required_inputs == ("title",)
+    assert task.target.input == "title" and task.target.required == ("title",)
 
 
 def test_without_such_an_input_the_task_is_refused():
     with pytest.raises(UserError, match="needs an input that consists of words, got photo, sound"):
-        Tag().bind(adapters_stub(photo={"words": False}, sound={"words": False}))
+        Tag().target.bind(adapters_stub(photo={"words": False}, sound={"words": False}))
 
 
 @pytest.mark.parametrize(
@@ -84,16 +89,16 @@ def test_every_word_needs_one_tag(raws, message, is_bound):
     task = task_of() if is_bound else Tag()
     raws = {"photo": torch.zeros(1), **raws}
     if message is None:
-        task.complete(raws, ["O", "O"], "t.csv:3")
+        assert task.target.read(["O", "O"], "t.csv:3", raws) == ["O", "O"]
         return
     with pytest.raises(UserError, match=message):
-        task.complete(raws, ["O", "O"], "t.csv:3")
+        task.target.read(["O", "O"], "t.csv:3", raws)
 
 
 def test_a_cell_that_is_no_list_is_refused():
-    assert Tag().parse(["N", 3], "row 1") == ["N", "3"]
+    assert Tag().target.read(["N", 3], "row 1", {}) == ["N", "3"]
     with pytest.raises(UserError, match=r"t\.csv:3: the target must be a list, got 'N V'"):
-        Tag().parse("N V", "t.csv:3")
+        Tag().target.read("N V", "t.csv:3", {})
 
 
 # Targets
@@ -101,44 +106,46 @@ def test_a_cell_that_is_no_list_is_refused():
 
 def test_encoding_is_undone_by_the_names():
     task = Tag()
-    task.fit(VALUES)
-    assert task.labels == ("D", "N", "V")
+    task.target.fit(VALUES)
+    assert task.target.labels == ("D", "N", "V")
     for value in VALUES:
-        assert [task.labels[i] for i in task.encode(value)] == value
-    assert task.encode([]).dtype == torch.long and task.encode([]).shape == (0,)
+        assert [task.target.labels[i] for i in encoded(task, value)] == value
+    assert encoded(task, []).dtype == torch.long and encoded(task, []).shape == (0,)
 
 
 def test_an_unknown_tag_is_ignored_and_its_row_counted():
     task = Tag()
-    task.fit(VALUES)
-    assert task.encode(["N", "?"]).tolist() == [1, IGNORED]
-    assert len(task.unknown([["N"], ["?", "!"]])) == 1
+    task.target.fit(VALUES)
+    assert encoded(task, ["N", "?"]).tolist() == [1, IGNORED]
+    assert len(task.target.unknown([["N"], ["?", "!"]])) == 1
 
 
 @examples
 @given(st.lists(st.sampled_from("abcde"), min_size=1, max_size=53))
 def test_balanced_weights_equal_those_of_scikit_learn(tags):
     task = Tag(balance=True)
-    task.fit([tags[:5], tags[5:]])
-    expected = compute_class_weight("balanced", classes=np.array(task.labels), y=np.array(tags))
-    np.testing.assert_allclose(task.tags.weights, expected, rtol=1e-12)
+    task.target.fit([tags[:5], tags[5:]])
+    expected = compute_class_weight(
+        "balanced", classes=np.array(task.target.labels), y=np.array(tags)
+    )
+    np.testing.assert_allclose(task.target.class_weights, expected, rtol=1e-12)
 
 
 def test_only_the_first_token_of_a_word_has_a_target():
     words = torch.tensor([-1, 0, 0, 1, 2, 2, 2, -1])
-    sample = task_of().encode_sample({"words": {"words": words}}, ["B-x", "O", "I-x"])
-    assert sample["target"].tolist() == [IGNORED, 1, IGNORED, 0, 2, IGNORED, IGNORED, IGNORED]
+    target = task_of().target.encode(["B-x", "O", "I-x"], {"words": {"words": words}})
+    assert target.tolist() == [IGNORED, 1, IGNORED, 0, 2, IGNORED, IGNORED, IGNORED]
     first = first_tokens(words)
     assert first.nonzero().flatten().tolist() == [1, 3, 4]
 
 
 def test_too_few_tags_for_a_prepared_sample_are_refused():
     with pytest.raises(UserError, match="got 1 tags for at least 3 words"):
-        task_of().encode_sample({"words": {"words": torch.tensor([0, 1, 2])}}, ["O"])
+        task_of().target.encode(["O"], {"words": {"words": torch.tensor([0, 1, 2])}})
 
 
 def test_targets_are_padded_with_ignored():
-    target = task_of().collate([torch.tensor([1, 2, 0]), torch.tensor([2])])
+    target = task_of().target.collate([torch.tensor([1, 2, 0]), torch.tensor([2])])
     assert target.tolist() == [[1, 2, 0], [2, IGNORED, IGNORED]]
 
 
@@ -292,7 +299,7 @@ def test_an_answer_has_the_words_and_the_entities_with_their_positions():
     # A list of words has no positions of characters.
     place, _ = task.answer(tagged, {"words": text.split()})["entities"]
     assert place["text"] == "New York," and place["start"] is None
-    assert task.fields(tagged, None, {"words": text}) == {
+    assert task.columns(tagged, None, {"words": text}) == {
         "prediction": tagged.tags,
         "entities": answer["entities"],
     }
@@ -300,18 +307,18 @@ def test_an_answer_has_the_words_and_the_entities_with_their_positions():
 
 
 def test_the_trivial_answer_has_no_entities():
-    description, prediction = task_of().trivial()
+    description, (prediction,) = task_of().naive([{}])
     assert description == "always O"
-    figures = Tag().metrics([prediction], [["B-x", "O", "O"]], math.nan)
+    figures = Tag().metric.metrics([prediction], [["B-x", "O", "O"]], math.nan)
     assert figures["accuracy"] == close(2 / 3) and figures["f1_entity"] == 0
-    assert task_of(("N", "V")).trivial() is None
+    assert task_of(("N", "V")).naive([{}]) is None
 
 
 def test_a_saved_task_is_restored(tmp_path):
     task = Tag(balance=True)
-    task.fit(VALUES)
+    task.target.fit(VALUES)
     task.save(tmp_path)
-    assert Tag().load(tmp_path).tags == task.tags
+    assert vars(Tag().load(tmp_path).target) == {**vars(task.target), "balance": False}
 
 
 def test_mixup_is_refused():
@@ -325,8 +332,8 @@ def test_eight_samples_are_overfitted():
     values = [[BIO[(i + j) % 3] for j in range(len(row))] for i, row in enumerate(words)]
     adapters = {"notes": TextAdapter(16, tokenizer=TokenizerOptions(kind="word")).fit(words)}
     task = Tag(dropout=0.0)
-    task.bind(adapters)
-    task.fit(values)
+    task.target.bind(adapters)
+    task.target.fit(values)
     model = build_model(task, adapters)
     batch = make_batch(task, adapters, {"notes": words}, values)
     losses = overfit(task, model, batch)

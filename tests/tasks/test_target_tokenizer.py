@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, pre_tokenizers
 
 from dxn.core.errors import UserError
-from dxn.tasks.target_tokenizer import FILE, TargetTokenizer
+from dxn.tasks.generate.target_tokenizer import FILE, TargetTokenizer
 from dxn.tokenize import TextAdapter, TokenizerOptions
 from dxn.tokenize.text.vocabulary import SPECIALS, train_tokenizer
 

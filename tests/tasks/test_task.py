@@ -11,29 +11,59 @@ from torch import nn
 from torch.nn import functional as F
 
 from dxn.core.errors import UserError
-from dxn.tasks import TASKS, Classify, Embed, LossSum, Regress, Task, read_state
-from dxn.tasks.auto import task_class
+from dxn.tasks import (
+    TASKS,
+    Classify,
+    Embed,
+    LossSum,
+    Metric,
+    Regress,
+    Space,
+    Target,
+    Task,
+)
+from dxn.tasks.infer import task_class
 from dxn.tokenize import ImageAdapter, ImageAugment, TextAdapter, TokenizerOptions
 
 # A small task
 
 
-class Angle(Task):
-    """Predict a direction as its sine and cosine."""
+class Direction(Target):
+    """A direction as its sine and cosine."""
 
-    name = "angle"
-
-    def encode(self, value, rand=None):
+    def encode(self, value, sample, rand=None):
         return torch.tensor([math.sin(value), math.cos(value)])
 
-    def make_head(self, dim, pooled_dim, adapters):
-        return AngleHead(pooled_dim)
 
+class Plane(Space):
     def loss(self, output, batch):
         return LossSum.of((output - batch["target"]).square().mean(-1))
 
-    def predict(self, head, output, batch, *, draft=False):
-        return torch.atan2(output[:, 0], output[:, 1]).tolist()
+    def decode(self, output, batch):
+        return {"angle": torch.atan2(output[:, 0], output[:, 1])}
+
+
+class Error(Metric):
+    monitored = "error"
+
+    def rows(self, predictions, targets):
+        pairs = zip(predictions, targets, strict=True)
+        return torch.tensor([[1.0, abs(float(p) - t)] for p, t in pairs]).double()
+
+    def value(self, sums):
+        return {"error": sums[..., 1] / sums[..., 0]}
+
+
+class Angle(Task):
+    """Predict a direction."""
+
+    name = "angle"
+
+    def __init__(self):
+        self.target, self.space, self.metric = Direction(), Plane(), Error()
+
+    def make_head(self, dim, pooled_dim, adapters):
+        return AngleHead(pooled_dim)
 
 
 class AngleHead(nn.Module):
@@ -51,25 +81,38 @@ def test_a_small_task_overfits_eight_samples_with_the_defaults(tmp_path):
     adapters = {"notes": TextAdapter(16, tokenizer=TokenizerOptions(kind="word")).fit(texts)}
     task = Angle()
     task.check({"trainer": {"mixup": 0.0}})
-    task.bind(adapters)
-    values = [task.parse(value, "row 1") for value in values]
-    task.fit(values)
+    task.target.bind(adapters)
+    values = [task.target.read(value, "row 1", {}) for value in values]
+    task.target.fit(values)
     model = build_model(task, adapters)
     batch = make_batch(task, adapters, {"notes": texts}, values)
-    assert task.num_tokens(values[0]) == 0
+    assert task.target.length(values[0]) == 0
     assert overfit(task, model, batch, goal=1e-4)[-1] < 1e-4
     predictions = predict(task, model, batch)
-    assert predictions == pytest.approx(values, abs=0.1)
-    assert task.metrics(predictions, values, 0.0) == {} and task.monitored == "loss"
-    assert task.fields(predictions[0]) == {"prediction": predictions[0]}
-    assert task.trivial() is None
-    assert task.describe(values) == "8 values" and len(task.unknown(values)) == 0
+    assert [float(p) for p in predictions] == pytest.approx(values, abs=0.1)
+    counts = torch.tensor([[1.0] * 8, [8.0] + [0.0] * 7]).double()
+    errors = task.metric.weighted(predictions, values, counts)["error"]
+    assert float(errors[0]) == task.metric.metrics(predictions, values, 0.0)["error"]
+    assert float(errors[1]) == pytest.approx(abs(float(predictions[0]) - values[0]))
+    assert task.columns(predictions[0]) == {"prediction": float(predictions[0])}
+    assert task.naive([{}]) is None
+    assert task.target.describe(values) == "8 values" and len(task.target.unknown(values)) == 0
     task.save(tmp_path)
     Angle().load(tmp_path)
-    with pytest.raises(UserError, match=r"trainer\.mixup: cannot be combined with head=angle"):
-        task.check({"trainer": {"mixup": 0.5}})
-    with pytest.raises(UserError, match=r"trainer\.mixup: cannot be combined with head=angle"):
-        task.mix_targets(batch["target"], torch.arange(8), 0.5)
+    task.check({"trainer": {"mixup": 0.5, "r_drop": 0.5}, "ensemble": 2})
+    mixed = task.space.mix(batch["target"], torch.arange(8).flip(0), 0.5)
+    assert torch.equal(mixed, mixed.flip(0))
+
+
+def test_a_task_without_a_space_supports_no_options_that_need_one():
+    task = Angle()
+    task.space = None
+    for option in ("mixup", "r_drop"):
+        message = rf"trainer\.{option}: cannot be combined with head=angle; set trainer\.{option}=0"
+        with pytest.raises(UserError, match=message):
+            task.check({"trainer": {option: 0.5}})
+    with pytest.raises(UserError, match="ensemble: cannot be combined with head=angle"):
+        task.check({"ensemble": 2})
 
 
 @pytest.mark.parametrize(
@@ -90,13 +133,13 @@ def test_a_small_task_overfits_eight_samples_with_the_defaults(tmp_path):
 )
 def test_which_of_two_values_is_better(higher, new, old, is_better):
     task = Classify() if higher else Regress()
-    assert task.is_better(new, old) is is_better
+    assert task.metric.is_better(new, old) is is_better
 
 
 def test_every_task_says_which_metric_selects_the_best_epoch():
-    directions = {name: task_class(name).higher_is_better for name in TASKS}
-    metrics = {name: task_class(name).monitored for name in TASKS}
-    assert metrics == {
+    options = {"generate": {"decoder": nn.Identity}}
+    tasks = {name: task_class(name)(**options.get(name, {})) for name in TASKS}
+    assert {name: task.metric.monitored for name, task in tasks.items()} == {
         "classify": "accuracy",
         "multilabel": "f1_micro",
         "regress": "rmse",
@@ -107,31 +150,39 @@ def test_every_task_says_which_metric_selects_the_best_epoch():
         "contrastive": "mrr",
         "forecast": "mase",
     }
-    lower = [name for name in directions if not directions[name]]
+    lower = [name for name, task in tasks.items() if not task.metric.higher_is_better]
     assert lower == ["regress", "language", "masked", "forecast"]
 
 
 # Structured and ragged targets: boxes in the raw picture
 
 
-class Boxes(Task):
-    """Predict boxes (top, left, bottom, right), whose number differs, in raw pixels."""
+class RawBoxes(Target):
+    """Boxes (top, left, bottom, right), whose number differs, in raw pixels."""
 
-    name = "boxes"
-    most = 3
+    def bind(self, adapters):
+        self.required = self.reads = ("photo",)
 
-    def encode_sample(self, sample, value, rand=None):
+    def encode(self, value, sample, rand=None):
         # raw = origin + scale * pixel; a mirrored picture has a negative scale.
         frame = sample["photo"]["frame"]
         origin, scale = frame[:2].repeat(2), frame[2:].repeat(2)
         boxes = (torch.tensor(value, dtype=torch.float32).reshape(-1, 4) - origin) / scale
         low = torch.minimum(boxes[:, :2], boxes[:, 2:])
         high = torch.maximum(boxes[:, :2], boxes[:, 2:])
-        return {**sample, "target": {"boxes": torch.cat([low, high], 1), "count": len(boxes)}}
+        return {"boxes": torch.cat([low, high], 1), "count": len(boxes)}
 
     def collate(self, targets):
         counts = torch.tensor([target["count"] for target in targets])
         return {"boxes": [target["boxes"] for target in targets], "counts": counts}
+
+
+class Boxes(Task):
+    name = "boxes"
+    most = 3
+
+    def __init__(self):
+        self.target, self.metric = RawBoxes(), Metric()
 
     def make_head(self, dim, pooled_dim, adapters):
         return BoxHead(pooled_dim, self.most)
@@ -198,7 +249,7 @@ def test_boxes_move_with_the_picture(augment, boxes):
         seen.add(tuple(sample["photo"]["frame"].tolist()))
         pixels = sample["photo"]["pixels"][0]
         height, width = pixels.shape
-        moved = Boxes().encode_sample(sample, boxes)["target"]["boxes"].round().long().tolist()
+        moved = RawBoxes().encode(boxes, sample)["boxes"].round().long().tolist()
         for color, (top, left, bottom, right) in zip(colors, moved, strict=False):
             expected = torch.zeros_like(pixels, dtype=torch.bool)
             expected[max(top, 0) : min(bottom, height), max(left, 0) : min(right, width)] = True
@@ -219,11 +270,11 @@ def test_ragged_boxes_are_overfitted_and_answered_in_raw_pixels():
     assert losses[-1] < 0.05
     predictions = predict(task, model, batch)
     assert [len(p) for p in predictions] == [len(v) for v in values]
-    assert task.fields(predictions[2]) == {"prediction": predictions[2]}
+    assert task.columns(predictions[2]) == {"prediction": predictions[2]}
 
 
 def test_a_small_task_can_be_sent_to_a_worker():
-    assert isinstance(pickle.loads(pickle.dumps(Boxes())), Boxes)
+    assert isinstance(pickle.loads(pickle.dumps(Boxes().target)), RawBoxes)
 
 
 # No answer
@@ -231,8 +282,7 @@ def test_a_small_task_can_be_sent_to_a_worker():
 
 def test_a_checkpoint_without_a_head_says_so():
     task = Embed()
-    assert not task.answers and not task.needs_target
-    assert task.encode_sample({"a": 1}, None) == {"a": 1}
+    assert not task.is_supervised and task.target.encode(None, {"a": 1}) is None
     for call in (lambda: task.loss(None, {}), lambda: task.predict(None, None, {})):
         with pytest.raises(UserError, match="this checkpoint has no head to predict with; train"):
             call()
@@ -264,12 +314,12 @@ def test_malformed_files_are_refused(tmp_path, text, message):
 def test_a_file_that_is_not_text_is_refused(tmp_path):
     (tmp_path / "labels.json").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(UserError, match=r"labels\.json: cannot be read as UTF-8"):
-        read_state(tmp_path)
+        Classify().load(tmp_path)
 
 
 def test_names_keep_their_letters_in_the_file(tmp_path):
     task = Classify()
-    task.fit(["Käse", "茶"])
+    task.target.fit(["Käse", "茶"])
     task.save(tmp_path)
     assert "茶" in (tmp_path / "labels.json").read_text(encoding="utf-8")
-    assert read_state(tmp_path)["labels"] == ["Käse", "茶"]
+    assert Classify().load(tmp_path).target.labels == ("Käse", "茶")

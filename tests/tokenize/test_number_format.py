@@ -83,13 +83,13 @@ def test_a_few_other_cells_do_not_make_a_column_of_texts():
 def test_a_cell_that_is_no_number_is_named_with_its_row():
     task = Regress()
     values = [*map(str, range(799)), "N/A"]
-    (note,) = task.find_format(values, [f"t.csv row {i + 2}" for i in range(800)])
+    (note,) = task.target.find_format(values, [f"t.csv row {i + 2}" for i in range(800)])
     assert note == (
         "target: 799 of 800 values are numbers, all but t.csv row 801 'N/A'; set data.on_bad=skip "
         "to leave out these rows, or head=classify to make each value a class"
     )
     with pytest.raises(UserError) as caught:
-        task.parse("N/A", "t.csv row 801")
+        task.target.read("N/A", "t.csv row 801", {})
     assert str(caught.value) == (
         "t.csv row 801: the target must be a number, as 799 of 800 targets are, got 'N/A'"
     )
@@ -98,16 +98,16 @@ def test_a_cell_that_is_no_number_is_named_with_its_row():
 def test_a_format_that_can_be_read_in_two_ways_is_noted_and_saved():
     task = Regress()
     values = ["1.234,50 €", "3,5 €"]
-    assert task.find_format(values, ["a", "b"]) == [
+    assert task.target.find_format(values, ["a", "b"]) == [
         "target numbers are read as in '1.234,50 €' = 1,234.5"
     ]
-    task.fit([task.parse(value, "") for value in values])
+    task.target.fit([task.target.read(value, "", {}) for value in values])
     other = Regress()
-    other.load_state(task.state())
+    other.load_state(task.target.state())
     assert other.parse("2.000 €", "") == 2000
     with pytest.raises(UserError, match=r"decimal must be one of '\.' or ','"):
-        other.load_state({**task.state(), "decimal": ";"})
+        other.load_state({**task.target.state(), "decimal": ";"})
 
 
 def test_plain_numbers_need_no_note():
-    assert Regress().find_format(["1.5", 2, "-3e5"], ["a", "b", "c"]) == []
+    assert Regress().target.find_format(["1.5", 2, "-3e5"], ["a", "b", "c"]) == []

@@ -131,7 +131,7 @@ def test_validation_asks_for_drafts_and_evaluation_does_not(tmp_path):
 
 def test_a_loss_that_the_task_computes_itself_counts():
     task = make_task()
-    task.metrics = lambda predictions, truths, loss: {"loss": loss + 1, "other": 0.5}
+    task.metric.metrics = lambda predictions, truths, loss: {"loss": loss + 1, "other": 0.5}
     predictions = Predictions([0], [torch.zeros(2)], 2.0)
     assert score(predictions, make_samples(1, task), task) == {"loss": 3.0, "other": 0.5}
 

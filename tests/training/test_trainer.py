@@ -111,7 +111,7 @@ def test_the_loss_decides_only_between_epochs_with_equal_metrics():
 
 def test_the_reason_names_the_metric_alone_if_there_is_no_loss(tmp_path, capsys):
     task = make_task()
-    task.metrics = lambda *_: {"accuracy": 0.5, "loss": math.nan}
+    task.metric.metrics = lambda *_: {"accuracy": 0.5, "loss": math.nan}
     fit(tmp_path / "run", epochs=9, patience=3, task=task)
     assert capsys.readouterr().out.endswith("stopped early: no better accuracy in 3 epochs\n")
 
@@ -189,7 +189,7 @@ def test_inputs_are_dropped_at_the_stages_of_the_training_that_need_it(tmp_path,
 def test_mixup_asks_the_task_to_mix_the_targets(tmp_path):
     task = make_task()
     calls = []
-    original = task.mix_targets
+    original = task.space.mix
 
     def mix_targets(target, order, share):
         calls.append((target, order, share))
@@ -197,7 +197,7 @@ def test_mixup_asks_the_task_to_mix_the_targets(tmp_path):
         torch.testing.assert_close(mixed.sum(1), torch.ones(len(target)))
         return mixed
 
-    task.mix_targets = mix_targets
+    task.space.mix = mix_targets
     fit(tmp_path / "run", epochs=1, task=task, mixup=0.5)
     assert len(calls) == 5
     for target, order, share in calls:
@@ -215,12 +215,12 @@ def test_mixup_begins_when_the_validation_loss_has_fallen_or_risen(
 ):
     losses, mixed = iter([*early, 1.5]), set()
     task = make_task()
-    mix_targets = task.mix_targets
+    mix_targets = task.space.mix
     backward = Trainer.backward
 
     def record(trainer, batch):
         epoch = trainer.state.epoch
-        task.mix_targets = lambda *arguments: mixed.add(epoch) or mix_targets(*arguments)
+        task.space.mix = lambda *arguments: mixed.add(epoch) or mix_targets(*arguments)
         return backward(trainer, batch)
 
     monkeypatch.setattr(Trainer, "backward", record)

@@ -152,8 +152,8 @@ def make_writer(*, inputs=INPUTS, backbone=None, decoder="transformer", fusion=N
     }
     adapters = {name: available[name] for name in inputs}
     task = Generate(decoder=decoder_of(decoder), tokenizer=words, max_len=MAX_LEN, beams=beams)
-    task.bind(adapters)
-    task.fit(SENTENCES)
+    task.target.bind(adapters)
+    task.target.fit(SENTENCES)
     fusion = fusion or EarlyFusion(D, inputs=inputs)
     model = Model(
         adapters,

@@ -355,8 +355,8 @@ def make_predictor(fusion):
         "audio": AudioAdapter(D, sample_rate=8000),
     }
     task = Classify()
-    task.bind(adapters)
-    task.fit(["a", "b"])
+    task.target.bind(adapters)
+    task.target.fit(["a", "b"])
     head = task.make_head(D, fusion.width, adapters)
     inputs = {name: name for name in INPUTS}
     backbone = Backbone(D, depth=2, num_heads=2)

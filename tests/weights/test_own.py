@@ -51,7 +51,7 @@ def build_own(inputs=("front", "back")):
     fusion = build(NODES["fusion"], key="fusion", inputs=list(inputs))
     backbone = build(NODES["backbone"], key="backbone")
     task = build(NODES["head"], key="head")
-    task.load_state(LABELS)
+    task.target.load(LABELS)
     head = task.make_head(DIM, fusion.width, dict.fromkeys(inputs, adapters["image"]))
     return Model(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)
 

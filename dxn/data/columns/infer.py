@@ -9,7 +9,7 @@ from typing import Any
 from dxn.core.display import track
 from dxn.data.columns.useless import determines, why_useless
 from dxn.data.tables.read import Table
-from dxn.tasks.cells import are_identifiers, kind_of
+from dxn.tasks.infer import are_identifiers, kind_of
 from dxn.tokenize.base import Reader
 from dxn.tokenize.cells.dates import are_dates
 from dxn.tokenize.cells.numbers import are_numbers

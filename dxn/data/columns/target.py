@@ -8,7 +8,7 @@ from typing import Any
 from dxn.core.errors import UserError
 from dxn.data.rows import InputSpec
 from dxn.data.tables.read import Table, as_list
-from dxn.tasks.cells import are_amounts, kind_of
+from dxn.tasks.infer import are_amounts, kind_of
 
 # Names of target columns, in the order of preference, if the user does not choose one.
 USUAL_TARGETS = ("label", "target", "class", "category", "tags")

@@ -124,7 +124,7 @@ class Report:
             if truncation is not None:
                 lines.append(f"{input_name}: {truncation}")
         if opened.targets is not None and self.task is not None:
-            lines.append(f"target: {self.task.describe(opened.targets)}")
+            lines.append(f"target: {self.task.target.describe(opened.targets)}")
         return lines
 
 
@@ -149,7 +149,7 @@ def check(
         errors: Sentences about problems that are already known.
     """
     # A data set without a target column can be checked; only training needs the column.
-    need_target = task is not None and task.needs_target and source.target is not None
+    need_target = task is not None and task.is_supervised and source.target is not None
     budget = CacheBudget()
     splits = {
         name: survey_rows(rows, preprocessors, task=task, need_target=need_target, budget=budget)

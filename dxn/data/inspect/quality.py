@@ -88,7 +88,7 @@ def find_problems(
         *_small_splits(splits),
     ]
     # A text can have several translations, and a photo several captions.
-    if task is not None and task.needs_target and not isinstance(task, Writes):
+    if task is not None and task.is_supervised and not isinstance(task, Writes):
         problems += _contradictions(used, keys)
         problems += _target_problems(splits)
     return problems
@@ -107,7 +107,7 @@ def check_learnable(train: Opened, target: str | None, task: Task) -> None:
     """
     sentence = _constant(train)
     # If each word has a tag, rows with equal tags still contain different tags to learn.
-    if sentence is not None and not (task.wants_words and len(train) > 1):
+    if sentence is not None and not (task.target.words and len(train) > 1):
         raise UserError(
             f"data.target: {sentence} in the training split, so there is nothing to learn; choose "
             f"another column than {target}, or add rows"
@@ -126,10 +126,10 @@ def check_known_targets(task: Task, targets: Sequence[Any], where: str) -> None:
         UserError: If all targets are unknown. Some unknown ones are normal and count as wrong. If
             all are, the names differ, such as "cat" and 3, and metrics of 0 would hide the reason.
     """
-    unknown = task.unknown(targets)
+    unknown = task.target.unknown(targets)
     if not targets or len(unknown) < len(targets):
         return
-    known = ", ".join((task.labels or ())[:MAX_LISTED])
+    known = ", ".join((task.target.labels or ())[:MAX_LISTED])
     received = ", ".join(list(dict.fromkeys(unknown))[:MAX_LISTED])
     raise UserError(
         f"data: all targets of {where} are unknown to the model, which was trained with {known}, "

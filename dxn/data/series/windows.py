@@ -15,7 +15,7 @@ from dxn.data.series.clock import Clock
 from dxn.data.series.layout_columns import check_unused
 from dxn.data.series.steps import Series, read_series
 from dxn.data.tables.read import Table
-from dxn.tasks.futures import Future
+from dxn.tasks.forecast.futures import Future
 from dxn.tokenize.cells.numbers import NumberFormat
 
 MAX_SIZE = 100_000  # of the options, which can come from a stranger's model folder

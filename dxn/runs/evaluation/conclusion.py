@@ -22,7 +22,7 @@ def about_epochs(state: State, run: Training) -> list[str]:
     if state.kept_loss is None:
         return [f"{took}, {state.epoch} epochs; no validation split: the last epoch is kept"]
     lines = [f"{took}, best epoch {state.best_epoch} of {state.epoch} (*)"]
-    figure = run.task.monitored
+    figure = run.task.metric.monitored
     if state.best is None:
         lines.append(
             f"note: the validation {figure} was NaN in all epochs, so the loss selected the epoch"
@@ -56,7 +56,7 @@ def about_overfitting(run: Training, best: Predictor, batch_size: int) -> list[s
     if not run.loader.overfit or samples is None:
         return []
     predictions = best.run(samples, batch_size=batch_size)
-    targets = samples.opened.targets if best.task.needs_target else None
+    targets = samples.opened.targets if best.task.is_supervised else None
     truths = [] if targets is None else [targets[row] for row in predictions.rows]
     if truths and all(_is_exact(truth) for truth in truths):
         pairs = zip(predictions.predicted, truths, strict=True)
@@ -64,8 +64,8 @@ def about_overfitting(run: Training, best: Predictor, batch_size: int) -> list[s
         result = f"{count} of {len(truths)} learned"
     else:
         # A number is never predicted exactly, so its error says more than a count.
-        value = score(predictions, samples, best.task).get(best.task.monitored, math.nan)
-        result = f"{best.task.monitored} {value:.4f} for the {len(samples)} samples"
+        value = score(predictions, samples, best.task).get(best.task.metric.monitored, math.nan)
+        result = f"{best.task.metric.monitored} {value:.4f} for the {len(samples)} samples"
     return [
         f"loader.overfit={run.loader.overfit}: {result}; the model has seen no other samples, so "
         "the table above says nothing about the data"
@@ -78,7 +78,7 @@ def about_files(run: Training) -> str:
     # A resumed run can have the report of an earlier end.
     if run.settings.values.get("report", True) and (run.folder / "report.html").is_file():
         names.insert(0, "report.html")
-    if run.task.answers:
+    if run.task.is_supervised:
         names.append("predictions.csv")
     return f"written: {run.folder} ({', '.join(names)})"
 
@@ -96,4 +96,4 @@ def _is_learned(task: Task, predicted: Any, target: Any) -> bool:
     The order of labels, for example, makes no difference in that form.
     """
     answer = task.answer(predicted)["prediction"]
-    return torch.equal(*(torch.as_tensor(task.encode(value)) for value in (answer, target)))
+    return torch.equal(*(torch.as_tensor(task.target.encode(value)) for value in (answer, target)))

@@ -137,7 +137,7 @@ def _open_input(values: Mapping[str, Any], predictor: Predictor) -> EvaluationDa
             f"data=folder data.path={values['input']}"
         )
     rows = predictor.reads.table(values)
-    if TARGET not in rows.cells and predictor.task.needs_target:
+    if TARGET not in rows.cells and predictor.task.is_supervised:
         raise UserError(
             f"input: {values['input']} has no column {predictor.target!r}, which the model "
             f"predicts; set columns.{predictor.target}=COLUMN, or use dxn predict"
@@ -188,7 +188,7 @@ def _source(settings: Settings, predictor: Predictor) -> tuple[Source, Mapping[s
 
 def _source_of(node: Mapping[str, Any], predictor: Predictor, trust: Sequence[str]) -> Source:
     """Open a data source with the splits that a training of the same task has."""
-    needs_target = predictor.task.needs_target
+    needs_target = predictor.task.is_supervised
     return open_source({"data": node}, predictor.reads.readers, trust, needs_target=needs_target)
 
 

@@ -29,7 +29,7 @@ from dxn.runs.saved.loading import load_predictor
 from dxn.runs.settings import Settings
 from dxn.stacking.metrics import about_stack, answering, metrics_of_parts
 from dxn.tasks import Task
-from dxn.tasks.figures import defined
+from dxn.tasks.metric import defined
 from dxn.tokenize.base import Reader
 from dxn.training.evaluate import Predictions, score
 
@@ -61,7 +61,7 @@ def evaluate_model(settings: Settings, predictor: Predictor) -> Path:
     split, about, opened = data.split, data.about, data.opened
     check_known_targets(predictor.task, opened.targets or (), about)
     report.print_unknown(predictor.task, opened.targets or (), about)
-    predictor.task.own_metrics = own_metrics_of(settings)
+    predictor.task.metric.own = own_metrics_of(settings)
     with _folder_to_write(values) as folder:
         results = evaluate_subsets(
             predictor,
@@ -147,7 +147,7 @@ def evaluate_subsets(
             any of the inputs.
     """
     everything = tuple(name for name in predictor.inputs if name in opened.raws)
-    least = predictor.task.min_inputs
+    least = 2 if predictor.task.separates_inputs else 1
     groups = evaluated_groups(predictor.reads.readers, everything)
     chosen = _chosen(only, everything, least) if only else subsets(everything, least, groups)
     if not only and len(groups) < len(everything):
@@ -170,8 +170,8 @@ def evaluate_subsets(
         raise UserError(f"only: no row of {split} has any {' or '.join(only or everything)}")
     # The last subset is the most complete one: its predictions are those that are written.
     best, samples, predictions = last
-    parts = predictor.task.parts(predictions.predicted)
-    chance = predictor.task.chance(predictions.predicted)
+    parts = predictor.task.metric.parts(predictions.predicted)
+    chance = predictor.task.metric.chance(predictions.predicted)
     trivial = {**trivial_figures(predictor.task, opened, predictions), **chance}
     title = f"{about or split}: {count(len(samples), 'row')}"
     alone = {
@@ -190,7 +190,7 @@ def evaluate_subsets(
     # Only now, so that a wrong `only` leaves no empty folder.
     folder.mkdir(parents=True, exist_ok=True)
     draw(folder / "plots", predictions, samples, predictor.task, results, about or split)
-    if predictor.task.answers:
+    if predictor.task.is_supervised:
         _write_predictions(predictor, samples, predictions, folder)
     return every
 
@@ -216,8 +216,7 @@ def _intervals(
     task: Task, opened: Opened, predictions: Predictions, figures: Mapping[str, float]
 ) -> Mapping[str, Interval]:
     """Return the 95% intervals of the metrics that have one and do not take long."""
-    is_slow = type(task).weighted_metrics is Task.weighted_metrics
-    if is_slow or opened.targets is None:
+    if opened.targets is None:
         return {}
     truths = [opened.targets[row] for row in predictions.rows]
     return metric_intervals(task, predictions.predicted, truths, figures)
@@ -228,7 +227,7 @@ def _explain_undefined(
 ) -> None:
     """Print why metrics of the table have no figure."""
     known = defined(figures)
-    names = [name for name in task.shown(figures) if name not in known]
+    names = [name for name in task.metric.shown(figures) if name not in known]
     if not names or opened.targets is None:
         return
     values = {repr(opened.targets[row]) for row in predictions.rows}
@@ -333,5 +332,5 @@ def _write_predictions(
 ) -> None:
     """Write predictions.csv, and draw the tokens of the first sample as an example."""
     records = prediction_records(predictions, samples.opened, predictor.task)
-    write_records(folder / "predictions.csv", records, separator=predictor.task.separator)
+    write_records(folder / "predictions.csv", records, separator=predictor.task.target.separator)
     draw_tokens(predictor, samples, folder / "plots" / "tokens.png")

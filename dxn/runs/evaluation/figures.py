@@ -64,10 +64,10 @@ def draw(
         truths = [targets[row] for row in predictions.rows]
         if charts_of_task := viz.charts.task_charts(task, predictions.predicted, truths):
             charts_of_task.write(folder, about=about)
-    bars = {name: figures.get(task.monitored, math.nan) for name, figures in results.items()}
+    bars = {name: figures.get(task.metric.monitored, math.nan) for name, figures in results.items()}
     # A single bar compares nothing.
     if len(bars) > 1 and all(map(math.isfinite, bars.values())):
-        chart = viz.charts.input_chart(bars, task.monitored)
+        chart = viz.charts.input_chart(bars, task.metric.monitored)
         viz.chart.write_png([chart], folder / "inputs.png", title=chart.title, about=about)
 
 

@@ -80,18 +80,20 @@ def next_commands(run: Training) -> list[list[str]]:
     model = [f"run={run.folder}", *code_options(run.settings)]
     opened = run.splits[default_split(run.splits)]
     sample = sample_options(opened)
-    if run.task.streams:  # a language model
+    if run.task.target.source == "stream":  # a language model
         return [["generate", *model, *_prompt(opened)]]
     rows = _rows_options(run.settings.values["data"])
     commands: list[list[str]] = []
-    if run.task.answers:
+    if run.task.is_supervised:
         names = [word.removeprefix("input.").partition("=")[0] for word in sample]
         if sample and not obstacle_of(run.model, names):
             commands.append(["attend", *model, *sample])
         # A command that needs no new data. A path of the environment is not saved.
         if not any(path[0] == "data" for path in run.settings.hidden):
             commands.append(["evaluate", *model])
-    verb, output = ("predict", "answers.csv") if run.task.answers else ("embed", "vectors.npy")
+    verb, output = (
+        ("predict", "answers.csv") if run.task.is_supervised else ("embed", "vectors.npy")
+    )
     if rows:
         commands.append([verb, *model, *rows, f"output={output}"])
     elif sample:

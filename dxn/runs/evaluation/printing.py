@@ -15,7 +15,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from dxn.core.display import count, prints
+from dxn.core.display import count, list_names, prints
 from dxn.core.files import write_text
 from dxn.core.printable import json_text, printable
 from dxn.core.randomness import spaced_rows
@@ -27,8 +27,7 @@ from dxn.data.rows import Source
 from dxn.report.intervals import Interval
 from dxn.runs.record import Input, Plan
 from dxn.tasks import Task
-from dxn.tasks.figures import defined
-from dxn.tasks.probabilities import list_names
+from dxn.tasks.metric import defined
 from dxn.tokenize.base import Tokenizer
 
 # Without highlighting, numbers are not coloured. Soft wrapping leaves long lines to the terminal:
@@ -97,7 +96,7 @@ def describe(
     """Print the inputs, the target, the splits and the truncated inputs of a training."""
     for line in input_lines(plan.inputs):
         print_line(line)
-    if source.target is not None and task.needs_target:
+    if source.target is not None and task.is_supervised:
         print_line(f"target: {source.target} ({task.name})")
     for note in source.notes:
         print_line(f"note: {note}")
@@ -107,8 +106,8 @@ def describe(
         if len(split) >= MIN_CHECKED:
             check_known_targets(task, split.targets or (), name)
         print_unknown(task, split.targets or (), name)
-    if task.needs_target:
-        print_line(f"target values: {task.describe(splits['train'].targets or ())}")
+    if task.is_supervised:
+        print_line(f"target values: {task.target.describe(splits['train'].targets or ())}")
     for line in memory_lines([split.raws for split in splits.values()]):
         print_line(line)
     for name, truncation in truncations.items():
@@ -153,7 +152,7 @@ def print_unknown(task: Task, targets: Sequence[Any], where: str) -> None:
         targets: The targets of the rows.
         where: What the rows are, such as "validation".
     """
-    unknown = task.unknown(targets)
+    unknown = task.target.unknown(targets)
     if unknown:
         names = list_names(list(dict.fromkeys(unknown)), MAX_UNKNOWN)
         print_line(
@@ -187,11 +186,11 @@ def figures_table(
     names: dict[str, None] = {}  # a set that keeps the order of the metrics
     for figures in results.values():
         names |= dict.fromkeys(figures)
-    metrics = task.shown(name for name in names if name != "rows")
+    metrics = task.metric.shown(name for name in names if name != "rows")
     table.add_column("inputs")
     for metric in metrics:
         # Bold: the metric that selected the best epoch.
-        style = "bold" if metric == task.monitored else None
+        style = "bold" if metric == task.metric.monitored else None
         heading = Text(printable(metric))
         table.add_column(heading, justify="right", style=style, overflow="fold")
     largest = {metric: _largest(results, metric) for metric in metrics}

@@ -80,17 +80,19 @@ def report_of_training(
         return
     with _as_warning(run.folder, run.settings):
         splits = run.splits
-        targets = {name: each.targets or () for name, each in splits.items()}
-        needs_target = best.task.needs_target
+        task = best.task
+        targets = {}
+        if task.is_supervised:
+            targets = {name: each.targets or () for name, each in splits.items()}
         facts = pages.saved.Facts(
             inputs=report.input_lines(run.plan.inputs),
-            targets={n: best.task.describe(t) for n, t in targets.items()} if needs_target else {},
-            classes=pages.saved.count_classes(best.task, targets) if needs_target else {},
+            targets={name: task.target.describe(values) for name, values in targets.items()},
+            classes=pages.saved.count_classes(task, targets),
             warnings=list(run.warnings),
             remarks=[_without_label(line) for line in remarks],
             environment=pages.saved.environment(str(run.trainer.accelerator.device)),
         )
-        target = run.source.target if needs_target else None
+        target = run.source.target if task.is_supervised else None
         info = _info(run.folder, run.settings, run.overrides, metrics, facts, best, target)
         pages.run.write_report(info, evidence(best, recorder))
 
@@ -228,7 +230,7 @@ def _predict(
     opened = open_evaluation_data(replace(settings, values=values), predictor).opened
     inputs = tuple(name for name in predictor.inputs if name in opened.raws)
     groups = evaluated_groups(predictor.reads.readers, inputs)
-    for name, shown in subsets(inputs, predictor.task.min_inputs, groups).items():
+    for name, shown in subsets(inputs, 2 if predictor.task.separates_inputs else 1, groups).items():
         samples = predictor.task_samples(opened, only=shown)
         if len(samples):
             recorder(name, samples, predictor.run(samples, batch_size=values["batch_size"]))

@@ -77,7 +77,7 @@ class ModelInputs:
             task=self.task if with_target else None,
             on_bad=on_bad,
             need_target=with_target,
-            words_of=self.task.split_text if self.task.wants_words else None,
+            words=self.task.target.words,
         )
 
     def open(self, rows: Rows, on_bad: OnBad, *, with_target: bool = False) -> Opened:
@@ -349,7 +349,7 @@ class ModelInputs:
             is_sequence
             and any(isinstance(item, str) for item in value)
             and self.tokenizers[name].reader.words
-            and not self.task.wants_words
+            and not self.task.target.words
         ):
             raise UserError(
                 f"{name}: must be one text, got a list of {len(value)}; for several samples, use "

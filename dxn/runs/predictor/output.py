@@ -13,12 +13,11 @@ import pyarrow
 import pyarrow.parquet
 from torch import Tensor
 
-from dxn.core.display import count
+from dxn.core.display import count, significant
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 from dxn.core.printable import csv_cell, json_text, valid_text, without_secrets
 from dxn.data.reading import Opened
-from dxn.tasks.probabilities import significant
 
 SUFFIXES = (".csv", ".jsonl", ".json", ".parquet")
 VECTOR_SUFFIXES = (".npy", ".csv", ".parquet")

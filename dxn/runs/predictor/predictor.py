@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import re
 from collections.abc import Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -11,7 +12,7 @@ from typing import TYPE_CHECKING, Any, overload
 import torch
 from torch import Tensor
 
-from dxn.core.display import notebook_html
+from dxn.core.display import list_names, notebook_html
 from dxn.core.errors import UserError
 from dxn.core.runtime import threads
 from dxn.core.tokens import Tokens, join
@@ -26,8 +27,7 @@ from dxn.runs.predictor.inputs import ModelInputs
 from dxn.runs.predictor.table import prediction_frame, probability_frame
 from dxn.runs.predictor.vocabulary import nearest_tokens, vocabulary_adapter
 from dxn.runs.predictor.writing import Text, Writer, make_samplers
-from dxn.tasks import ClassifiesByExample, Task, Writes
-from dxn.tasks.probabilities import list_names
+from dxn.tasks import Task, Writes
 from dxn.tokenize.base import Tokenizer
 from dxn.training.evaluate import (
     Predictions,
@@ -115,7 +115,7 @@ class Predictor:
         task = f"{self.task.name} {self.target}" if self.target else self.task.name
         labels = self.labels or ()
         classes = f"; {len(labels):,} labels: {list_names(labels, MAX_LABELS)}" if labels else ""
-        if labels and (isinstance(self.task, Writes) or not self.task.answers):
+        if labels and (isinstance(self.task, Writes) or not self.task.is_supervised):
             classes = f"; a vocabulary of {len(labels):,} tokens"
         size = f"{count_parameters(self.network):,} parameters"
         dtype = f" in {self.dtype}" if self.dtype != "float32" else ""
@@ -135,7 +135,7 @@ class Predictor:
     @property
     def labels(self) -> tuple[str, ...] | None:
         """Class names, or the vocabulary of a model that generates text. None if it has neither."""
-        return self.task.labels
+        return self.task.target.labels
 
     # Predictions
 
@@ -220,8 +220,9 @@ class Predictor:
                 cells[name] = value
             if raw is None:
                 continue
-            if self.task.wants_words and tokenizer.reader.words and isinstance(raw, str):
-                raw = self.task.split_text(raw)
+            words = self.task.target.words
+            if words and tokenizer.reader.words and isinstance(raw, str):
+                raw = re.findall(words, raw)
             batch[name] = {**tokenizer.collate([tokenizer(raw)]), "rows": torch.zeros(1).long()}
         if not batch.keys() & self.adapters.keys():
             return None
@@ -232,7 +233,7 @@ class Predictor:
             return None
         (predicted,) = self.task.predict(self.model.head, output, batch)
         answer = self.task.answer(predicted, cells)
-        return Answer(answer, prediction=self.task.typed(answer["prediction"]))
+        return Answer(answer, prediction=self.task.target.typed(answer["prediction"]))
 
     def predict_many(
         self, samples: Sequence[Sample], *, batch_size: int = 64
@@ -249,7 +250,7 @@ class Predictor:
         for row, predicted in zip(predictions.rows, predictions.predicted, strict=True):
             inputs = {name: sample for name, sample in samples[row].items() if sample is not None}
             answer = self.task.answer(predicted, inputs)
-            answers.append(Answer(answer, prediction=self.task.typed(answer["prediction"])))
+            answers.append(Answer(answer, prediction=self.task.target.typed(answer["prediction"])))
         return answers
 
     def run(self, samples: Samples, *, batch_size: int = 64) -> Predictions:
@@ -273,10 +274,10 @@ class Predictor:
         Raises:
             UserError: If it does not, such as a language model.
         """
-        if self.task.answers:
+        if self.task.is_supervised:
             return
         advice = "use dxn embed, or dxn generate for a language model"
-        if isinstance(self.task, ClassifiesByExample):
+        if self.task.separates_inputs:
             advice = "set labels=[A,B] to classify, or use dxn index and dxn search"
         raise UserError(
             f"this model cannot predict (its task is {self.task.name}); {advice}, or "
@@ -409,7 +410,7 @@ class Predictor:
             items = [samples[0, i] for i in range(len(samples))]
             texts = [Text(item=item, samples=samples) for item in items for _ in range(count)]
         else:
-            if self.task.answers:
+            if self.task.is_supervised:
                 raise UserError(
                     f"this model generates no text (its task is {self.task.name}); use dxn predict"
                 )

@@ -45,7 +45,7 @@ def prediction_records(predictions: Predictions, opened: Opened, task: Task) -> 
     records: list[Record] = []
     for row, predicted, inputs in _in_order(predictions, opened):
         target = None if targets is None else targets[row]
-        for item, columns in enumerate(task.records(predicted, target, inputs)):
+        for item, columns in enumerate(task.table(predicted, target, inputs)):
             record = identify(opened, row, item)
             record |= {own_name(name): cells[row] for name, cells in shown.items()}
             records.append(record | columns)
@@ -67,12 +67,12 @@ def prediction_frame(predictions: Predictions, opened: Opened, task: Task, index
     records: list[Record] = []
     rows: list[int] = []
     for row, predicted, inputs in _in_order(predictions, opened):
-        for item, columns in enumerate(task.records(predicted, None, inputs)):
+        for item, columns in enumerate(task.table(predicted, None, inputs)):
             known = {} if index is not None else identify(opened, row, item)
             # The name of the data frame is not the name of a file.
             known = {name: value for name, value in known.items() if name not in ("file", "row")}
             if "prediction" in columns:
-                columns = {**columns, "prediction": task.typed(columns["prediction"])}
+                columns = {**columns, "prediction": task.target.typed(columns["prediction"])}
             records.append(known | columns)
             rows.append(row)
     return pandas.DataFrame(records, index=None if index is None else index[rows])

@@ -22,7 +22,7 @@ from dxn.models.decoding.search import Sampler, greedy, make_sampler
 from dxn.models.model import Model
 from dxn.runs.predictor.vocabulary import vocabulary_adapter
 from dxn.tasks import Task, Writes
-from dxn.tasks.target_tokenizer import ENDS, token_of
+from dxn.tasks.generate.target_tokenizer import ENDS, token_of
 from dxn.tokenize.text.vocabulary import encode
 from dxn.training.evaluate import to_device
 

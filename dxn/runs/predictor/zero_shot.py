@@ -9,7 +9,8 @@ from dxn.data.dataset import Samples
 from dxn.models.model import Model
 from dxn.runs.build import adapters_of
 from dxn.runs.predictor.predictor import Predictor
-from dxn.tasks import ClassifiesByExample
+from dxn.tasks import Contrastive
+from dxn.tasks.contrastive.task import zero_shot_classifier
 
 PLACE = "{}"  # the place of the label in a template
 
@@ -34,7 +35,7 @@ def classifier(predictor: Predictor, labels: Sequence[str], template: str) -> Pr
     if PLACE not in template:
         raise UserError(f"template: must contain {PLACE}, the place of the label, got {template!r}")
     model, task = predictor.model, predictor.task
-    if not isinstance(task, ClassifiesByExample):
+    if not isinstance(task, Contrastive):
         raise UserError(
             f"labels: this model does not compare inputs with each other (its task is {task.name}"
             "); train one with head=contrastive, or leave labels out"
@@ -50,7 +51,7 @@ def classifier(predictor: Predictor, labels: Sequence[str], template: str) -> Pr
     rows, vectors = predictor.vectors(Samples(opened.opened, predictor.tokenizers))
     if len(rows) < len(names):
         raise UserError("labels: each label must be a text, got an empty one")
-    task, head = task.classifier(model.head, names, vectors, others)
+    task, head = zero_shot_classifier(task, model.head, names, vectors, others)
     kept = {name: model.inputs[name] for name in others}
     adapters = {key: each for key, each in adapters_of(model).items() if key in kept.values()}
     smaller = Model(adapters, inputs=kept, fusion=model.fusion, backbone=model.backbone, head=head)

@@ -15,7 +15,7 @@ import torch
 import dxn
 from dxn.core.printable import without_secrets
 from dxn.tasks import Task
-from dxn.tasks.figures import defined
+from dxn.tasks.metric import defined
 
 
 @dataclass(frozen=True)
@@ -63,7 +63,7 @@ class Card:
         target = []
         if self.about_target:
             target = [f"- target: {self.nodes['target']}: {self.about_target}"]
-        call = "predict" if self.task.answers else "embed"
+        call = "predict" if self.task.is_supervised else "embed"
         lines = [
             f"# {self.title}",
             "",
@@ -103,7 +103,7 @@ class Card:
 
     def _shown(self, metrics: Mapping[str, float]) -> dict[str, float]:
         """Return the metrics that tables show, too."""
-        return {name: metrics[name] for name in self.task.shown(defined(metrics))}
+        return {name: metrics[name] for name in self.task.metric.shown(defined(metrics))}
 
     def command(self) -> str:
         """Return the command line of the training."""

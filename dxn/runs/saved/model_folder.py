@@ -139,10 +139,10 @@ def _build_any(
         return load_stacks(folder, [model])[0], task
     built = [_build(folder, nodes, part, trust) for part in split_tensors(tensors, count)]
     task = built[0][1]
-    if type(task).combine is Task.combine:
+    if task.space is None:
         raise UserError(f"{folder / CONFIG}: {task.name} models cannot be combined")
     networks = load_stacks(folder, [model for model, _ in built])
-    return Ensemble(networks, task.combine), task
+    return Ensemble(networks, task.space.mean), task
 
 
 def _build(
@@ -155,7 +155,7 @@ def _build(
     }
     task = build(nodes["head"], key="config.yaml: head", trust=trust)
     load_fitted(folder, adapters, task)
-    # `task.bind` may read statistics of the adapters, such as the mean of the pixels, so their
+    # `Target.bind` may read statistics of the adapters, such as the mean of the pixels, so their
     # weights are loaded before the model exists.
     for key, adapter in adapters.items():
         prefix = f"adapters.{module_key(key)}."
@@ -164,7 +164,7 @@ def _build(
         }
         _load_weights(adapter, own, folder)
     inputs = {name: spec["adapter"] for name, spec in nodes["inputs"].items()}
-    task.bind(by_input(adapters, inputs))
+    task.target.bind(by_input(adapters, inputs))
     model = build_model(nodes, task, adapters, inputs, trust=trust)
     _load_weights(model, tensors, folder)
     return model, task
@@ -206,10 +206,10 @@ def from_public(
             public.prepare(adapters)
             inputs = {name: spec["adapter"] for name, spec in nodes["inputs"].items()}
             task = build(nodes["head"], key="weights: head", trust=trust)
-            task.bind(by_input(adapters, inputs))
+            task.target.bind(by_input(adapters, inputs))
             state = public.task_state()
             if state:
-                task.load_state(state)
+                task.target.load(state)
             model = build_model(nodes, task, adapters, inputs, trust=trust)
     except (UserError, MemoryError):
         raise

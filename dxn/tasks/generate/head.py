@@ -13,7 +13,8 @@ from dxn.models.decoding.cache import Memory
 from dxn.models.decoding.generation import beam_search, generate
 from dxn.models.decoding.search import Hypothesis, Sampler, greedy
 from dxn.models.losses import linear_cross_entropy
-from dxn.tasks.task import IGNORED, Batch
+from dxn.tasks.space import Batch
+from dxn.tasks.target import IGNORED
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import Mapping, Sequence
 from itertools import combinations
+from random import Random
 from typing import Any, Literal, get_args
 
 import torch
@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dxn.core.errors import UserError
 from dxn.models.losses import sigmoid_loss, softmax_loss
 from dxn.tasks.classify import Classify
-from dxn.tasks.contrastive_head import (
+from dxn.tasks.contrastive.head import (
     MISSING,
     Aligned,
     ContrastiveHead,
@@ -21,9 +21,11 @@ from dxn.tasks.contrastive_head import (
     Projection,
     SimilarityHead,
 )
-from dxn.tasks.loss import LossSum
-from dxn.tasks.retrieval import average, chance_figures, directions, search_figures
-from dxn.tasks.task import Batch, Task
+from dxn.tasks.contrastive.retrieval import average, chance_metrics, directions, search_metrics
+from dxn.tasks.metric import Metric, Table
+from dxn.tasks.space import Batch, LossSum
+from dxn.tasks.target import Target
+from dxn.tasks.task import Task
 
 Loss = Literal["softmax", "sigmoid"]
 # Temperature and bias at the start: arXiv:2103.00020, section 2.4, and arXiv:2303.15343,
@@ -33,7 +35,96 @@ SIGMOID_BIAS = -10.0
 KEY_BITS = 63  # a key is a positive int64
 
 
-class Contrastive(Task):
+class InputKeys(Target):
+    """A key of each input of a row, which is equal for rows with an equal input.
+
+    Attributes:
+        inputs: Names of the inputs. `bind` sets them.
+    """
+
+    source = "hashes"
+
+    def __init__(self):
+        self.inputs: tuple[str, ...] = ()
+
+    def bind(self, adapters: Mapping[str, Any]) -> None:
+        """Set the inputs.
+
+        Raises:
+            UserError: If there are fewer than two.
+        """
+        if len(adapters) < 2:
+            names = ", ".join(adapters) or "none"
+            raise UserError(
+                f"head=contrastive: needs at least two inputs, got {names}; add one, for example "
+                "with data.NAME=COLUMN or adapters=[...]"
+            )
+        self.inputs = tuple(adapters)
+
+    def describe(self, values: Sequence[Any]) -> str:
+        """Return the inputs that are aligned."""
+        return f"equal embeddings of {' and '.join(self.inputs)}"
+
+    def encode(
+        self, value: Mapping[str, bytes], sample: dict[str, Any], rand: Random | None = None
+    ) -> Tensor:
+        """Return the keys of the inputs (I,): a hash of each, or MISSING."""
+        keys = [key_of(value[name]) if name in sample else MISSING for name in self.inputs]
+        return torch.tensor(keys)
+
+
+class SearchMetric(Metric):
+    """The recall, the mean reciprocal rank and the median rank of a search.
+
+    Each sample searches with one of its inputs for another one among all samples. The results are
+    the means over all pairs of inputs, in both directions.
+
+    Args:
+        target: The inputs.
+    """
+
+    monitored = "mrr"
+    higher_is_better = True
+
+    def __init__(self, target: InputKeys):
+        self.target = target
+
+    def metrics(
+        self, predictions: Sequence[Embedded], targets: Sequence[Any], loss: float
+    ) -> dict[str, float]:
+        """Return the means over all directions.
+
+        Raises:
+            UserError: If no sample has two inputs.
+        """
+        return average(self.parts(predictions))
+
+    def parts(self, predictions: Sequence[Embedded]) -> Table:
+        """Return the metrics of each direction, such as "text to image"."""
+        x, keys = _stacked(predictions)
+        inputs = self.target.inputs
+        results = {
+            f"{inputs[a]} to {inputs[b]}": search_metrics(
+                x[rows, a], x[rows, b], keys[rows, a], keys[rows, b]
+            )
+            for a, b, rows in directions(keys != MISSING)
+        }
+        if not results:
+            raise UserError(
+                "head=contrastive: no row of the evaluated split has two of the inputs "
+                f"{', '.join(inputs)}; use more rows or other splits"
+            )
+        return results
+
+    def chance(self, predictions: Sequence[Embedded]) -> Table:
+        """Return the metrics of a random order."""
+        _, keys = _stacked(predictions)
+        pairs = directions(keys != MISSING)
+        results = [chance_metrics(keys[rows, a], keys[rows, b]) for a, b, rows in pairs]
+        return {"random order": average(dict(enumerate(results)))}
+
+
+class Contrastive(Task[InputKeys]):
     """Align the inputs of a row: their embeddings are more similar than those of other rows.
 
     The loss compares each pair of inputs, over the samples of a batch that have both, and is the
@@ -50,13 +141,7 @@ class Contrastive(Task):
     """
 
     name = "contrastive"
-    needs_target = False
-    answers = False
-    compares_rows = True
     separates_inputs = True
-    min_inputs = 2
-    monitored = "mrr"
-    higher_is_better = True
 
     def __init__(
         self,
@@ -86,7 +171,8 @@ class Contrastive(Task):
         self.temperature = start
         self.min_temperature = min_temperature
         self.label_smoothing = label_smoothing
-        self.inputs: tuple[str, ...] = ()
+        self.target = InputKeys()
+        self.metric = SearchMetric(self.target)
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check the composed configuration.
@@ -100,31 +186,6 @@ class Contrastive(Task):
                 "loader.input_dropout: cannot be combined with head=contrastive, which compares "
                 "the inputs of a row with each other; set loader.input_dropout=0"
             )
-
-    def bind(self, adapters: Mapping[str, Any]) -> None:
-        """Set the inputs.
-
-        Raises:
-            UserError: If there are fewer than two.
-        """
-        if len(adapters) < self.min_inputs:
-            names = ", ".join(adapters) or "none"
-            raise UserError(
-                f"head=contrastive: needs at least two inputs, got {names}; add one, for example "
-                "with data.NAME=COLUMN or adapters=[...]"
-            )
-        self.inputs = tuple(adapters)
-
-    def describe(self, values: Sequence[Any]) -> str:
-        """Return the inputs that are aligned."""
-        return f"equal embeddings of {' and '.join(self.inputs)}"
-
-    def encode_sample(
-        self, sample: dict[str, Any], value: Mapping[str, bytes], rand: random.Random | None = None
-    ) -> dict[str, Any]:
-        """Add the keys of the inputs (I,): a hash of each, or MISSING."""
-        keys = [key_of(value[name]) if name in sample else MISSING for name in self.inputs]
-        return {**sample, "target": torch.tensor(keys)}
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a head with one linear layer per input."""
@@ -175,58 +236,28 @@ class Contrastive(Task):
         pairs = zip(output.own.x.detach().cpu(), output.own.keys.cpu(), strict=True)
         return [Embedded(x, keys) for x, keys in pairs]
 
-    def metrics(
-        self, predictions: Sequence[Embedded], truths: Sequence[Any], loss: float
-    ) -> dict[str, float]:
-        """Return the recall, the mean reciprocal rank and the median rank of a search.
 
-        Each sample searches with one of its inputs for another one among all samples. The results
-        are the means over all pairs of inputs, in both directions.
+def zero_shot_classifier(
+    task: Contrastive,
+    head: ContrastiveHead,
+    names: Sequence[str],
+    vectors: Tensor,
+    inputs: Sequence[str],
+) -> tuple[Task, nn.Module]:
+    """Return a task that predicts one of several classes by similarity, and its head.
 
-        Raises:
-            UserError: If no sample has two inputs.
-        """
-        return average(self._figures(predictions))
-
-    def parts(self, predictions: Sequence[Embedded]) -> dict[str, dict[str, float]]:
-        """Return the metrics of each direction, such as "text to image"."""
-        return self._figures(predictions)
-
-    def chance(self, predictions: Sequence[Embedded]) -> dict[str, dict[str, float]]:
-        """Return the metrics of a random order."""
-        _, keys = _stacked(predictions)
-        pairs = directions(keys != MISSING)
-        figures = [chance_figures(keys[rows, a], keys[rows, b]) for a, b, rows in pairs]
-        return {"random order": average(dict(enumerate(figures)))}
-
-    def classifier(
-        self,
-        head: ContrastiveHead,
-        names: Sequence[str],
-        vectors: Tensor,
-        inputs: Sequence[str],
-    ) -> tuple[Task, nn.Module]:
-        """Return a classifier by similarity, see `ClassifiesByExample`."""
-        task = Classify()
-        task.load_state({"labels": list(names)})
-        layers = [head.pre.layers[self.inputs.index(name)] for name in inputs]
-        return task, SimilarityHead(Projection(layers), head.scale.detach().cpu() * vectors)
-
-    def _figures(self, predictions: Sequence[Embedded]) -> dict[str, dict[str, float]]:
-        x, keys = _stacked(predictions)
-        results = {
-            f"{self.inputs[a]} to {self.inputs[b]}": search_figures(
-                x[rows, a], x[rows, b], keys[rows, a], keys[rows, b]
-            )
-            for a, b, rows in directions(keys != MISSING)
-        }
-        if not results:
-            names = ", ".join(self.inputs)
-            raise UserError(
-                f"head=contrastive: no row of the evaluated split has two of the inputs {names}; "
-                "use more rows or other splits"
-            )
-        return results
+    Args:
+        task: The task of the model.
+        head: Its head.
+        names: Names of the K classes.
+        vectors: (K, E). Embedding of the example of each class.
+        inputs: Names of the inputs of the classified samples, in the order of the model.
+    """
+    classify = Classify()
+    classify.target.load({"labels": list(names)})
+    layers = [head.pre.layers[task.target.inputs.index(name)] for name in inputs]
+    scaled = head.scale.detach().cpu() * vectors
+    return classify, SimilarityHead(Projection(layers), scaled)
 
 
 def key_of(digest: bytes) -> int:

@@ -5,10 +5,13 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
+
+from dxn.tasks.metric import Metric
+from dxn.tasks.space import pinball
 
 
 @dataclass(frozen=True, eq=False)
@@ -86,25 +89,6 @@ def seasonal_scale(history: Tensor, season: int) -> Tensor:
     return torch.where(scale > 0, scale, torch.nan)
 
 
-def pinball(predicted: Tensor, true: Tensor, quantiles: Tensor) -> Tensor:
-    """Return twice the pinball loss of each quantile, so that the loss of the median is |error|.
-
-    The pinball loss is that of quantile regression (Koenker and Bassett, 1978; for forecasts of
-    several steps arXiv:1912.09363, section 5). Its mean over evenly spaced quantiles, times two,
-    approximates the continuous ranked probability score (CRPS).
-
-    Args:
-        predicted: Quantiles (..., Q) of the forecast.
-        true: True values (...).
-        quantiles: Probabilities (Q,) of the quantiles.
-
-    Returns:
-        Losses (..., Q).
-    """
-    error = true[..., None] - predicted
-    return 2 * torch.maximum(quantiles * error, (quantiles - 1) * error)
-
-
 def increasing(raw: Tensor, middle: int) -> Tensor:
     """Convert numbers to increasing quantiles.
 
@@ -122,40 +106,63 @@ def increasing(raw: Tensor, middle: int) -> Tensor:
     return torch.cat([below, median, above], -1)
 
 
-def forecast_metrics(
-    predicted: Sequence[Tensor], futures: Sequence[Future], quantiles: Sequence[float]
-) -> dict[str, float]:
-    """Return MASE, MAE, CRPS and the coverage of the widest interval.
+class ForecastMetric(Metric):
+    """MASE, MAE, CRPS and the coverage of the widest interval. Missing values are left out.
+
+    `mase`: mean absolute error of the median, divided by the scale of the channel, as the mean over
+    forecasts and channels. `mae`: mean absolute error of the median. `crps`: mean pinball loss over
+    the quantiles, times two. `coverage`: fraction of the true values between the lowest and the
+    highest quantile; left out for forecasts without quantiles.
 
     Args:
-        predicted: Quantiles (H, K, Q) of each forecast, or (H, K, 1) for forecasts without them.
-        futures: True values. Missing ones are left out.
         quantiles: Probabilities of the Q quantiles.
-
-    Returns:
-        `mase`: mean absolute error of the median, divided by the scale of the channel, as the mean
-        over forecasts and channels. `mae`: mean absolute error of the median. `crps`: mean pinball
-        loss over the quantiles, times two. `coverage`: fraction of the true values between the
-        lowest and the highest quantile; left out for forecasts without quantiles.
     """
-    forecasts = torch.stack(list(predicted)).double()
-    num_quantiles = forecasts.shape[-1]
-    true = torch.stack([fitted(future.values, len(forecasts[0])) for future in futures]).double()
-    used = list(quantiles) if num_quantiles > 1 else [0.5]
-    # A forecast can be NaN as well, if the history has no value.
-    valid = ~(true.isnan() | forecasts.isnan().any(-1))
-    median = forecasts[..., used.index(0.5)]
-    error = torch.where(valid, (median - true).abs(), torch.nan)
-    levels = torch.tensor(used, dtype=torch.float64)
-    figures = {
-        "mase": _mean(error.nanmean(1) / _scales(futures)),
-        "mae": _mean(error),
-        "crps": _mean(torch.where(valid, pinball(forecasts, true, levels).mean(-1), torch.nan)),
-    }
-    if num_quantiles > 1:
-        inside = (true >= forecasts[..., 0]) & (true <= forecasts[..., -1])
-        figures["coverage"] = _mean(torch.where(valid, inside.double(), torch.nan))
-    return figures
+
+    monitored = "mase"
+    row: ClassVar = ("mase", "scaled absolute error")
+
+    def __init__(self, quantiles: Sequence[float]):
+        self.quantiles = list(quantiles)
+
+    def rows(self, predictions: Sequence[Tensor], targets: Sequence[Future]) -> Tensor:
+        """Return the sum and the number of the values of each metric.
+
+        Args:
+            predictions: Quantiles (H, K, Q) of each forecast, or (H, K, 1) for forecasts without
+                them.
+            targets: True values.
+        """
+        forecasts = torch.stack(list(predictions)).double()
+        true = torch.stack(
+            [fitted(future.values, len(forecasts[0])) for future in targets]
+        ).double()
+        levels = self.quantiles if forecasts.shape[-1] > 1 else [0.5]
+        # A forecast can be NaN as well, if the history has no value.
+        missing = true.isnan() | forecasts.isnan().any(-1)
+        error = (forecasts[..., levels.index(0.5)] - true).abs()
+        pinballs = pinball(forecasts, true, torch.tensor(levels, dtype=torch.float64)).mean(-1)
+        inside = ((true >= forecasts[..., 0]) & (true <= forecasts[..., -1])).double()
+        if len(levels) == 1:
+            inside = torch.full_like(inside, torch.nan)
+        error, pinballs, inside = (
+            each.masked_fill(missing, torch.nan) for each in (error, pinballs, inside)
+        )
+        values = (error.nanmean(1) / _scales(targets), error, pinballs, inside)
+        columns = [each.flatten(1) for each in values]
+        sums = [column.nansum(1) for column in columns]
+        numbers = [(~column.isnan()).sum(1).double() for column in columns]
+        return torch.stack([*sums, *numbers], 1)
+
+    def value(self, sums: Tensor) -> dict[str, Tensor]:
+        """Return the metrics."""
+        totals, numbers = sums.chunk(2, -1)
+        means = (totals / numbers).unbind(-1)
+        results: dict[str, Tensor] = {}
+        for name, mean in zip(("mase", "mae", "crps", "coverage"), means, strict=True):
+            results[name] = mean
+        if results["coverage"].isnan().all():
+            del results["coverage"]
+        return results
 
 
 def fitted(values: Tensor, horizon: int) -> Tensor:
@@ -212,7 +219,3 @@ def _scales(futures: Sequence[Future]) -> Tensor:
         for future in futures
     ]
     return torch.stack(rows).double()
-
-
-def _mean(values: Tensor) -> float:
-    return float(values.nanmean())

@@ -11,9 +11,9 @@ from einops import rearrange
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
-from dxn.tasks.futures import increasing, seasonal_naive
+from dxn.tasks.forecast.futures import increasing, seasonal_naive
 from dxn.tasks.heads import PreHead
-from dxn.tasks.task import Batch
+from dxn.tasks.space import Batch
 
 # Softplus of it is 0.2, the first distance of neighboring quantiles in standard deviations.
 FIRST_GAP = -1.5

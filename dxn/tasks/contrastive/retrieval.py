@@ -29,7 +29,7 @@ def directions(present: Tensor) -> Iterator[tuple[int, int, Tensor]]:
             yield a, b, rows
 
 
-def search_figures(
+def search_metrics(
     queries: Tensor, candidates: Tensor, query_keys: Tensor, candidate_keys: Tensor
 ) -> dict[str, float]:
     """Return the metrics of a search in which row i is the right answer to query i.
@@ -59,18 +59,18 @@ def search_figures(
         own = similarity[torch.arange(len(rows)), rows][:, None]
         strict.append((similarity >= own).sum(1))
     rank = torch.cat(ranks).double()
-    figures = {f"recall@{k}": float((rank <= k).double().mean()) for k in TOP}
+    results = {f"recall@{k}": float((rank <= k).double().mean()) for k in TOP}
     own_rank = torch.cat(strict).double()
     return {
         "mrr": float((1 / rank).mean()),
-        **figures,
+        **results,
         "median_rank": float(rank.median()),
         **{f"strict_recall@{k}": float((own_rank <= k).double().mean()) for k in STRICT_TOP},
     }
 
 
-def chance_figures(query_keys: Tensor, candidate_keys: Tensor) -> dict[str, float]:
-    """Return the expected metrics of `search_figures` for candidates in a random order."""
+def chance_metrics(query_keys: Tensor, candidate_keys: Tensor) -> dict[str, float]:
+    """Return the expected metrics of `search_metrics` for candidates in a random order."""
     count = len(query_keys)
     pairs = list(zip(query_keys.tolist(), candidate_keys.tolist(), strict=True))
     queries = Counter(query for query, _ in pairs)
@@ -78,26 +78,26 @@ def chance_figures(query_keys: Tensor, candidate_keys: Tensor) -> dict[str, floa
     both = Counter(pairs)
     # How many queries have how many right candidates.
     numbers = Counter(queries[q] + candidates[c] - both[q, c] for q, c in pairs)
-    figures: dict[int, dict[str, float]] = {}
+    results: dict[int, dict[str, float]] = {}
     for right, number in numbers.items():
         none = _none_in_first(count, right)
         steps = [none[m - 1] - none[m] for m in range(1, count + 1)]
-        figures[right] = {
+        results[right] = {
             "mrr": sum(step / m for m, step in enumerate(steps, 1)),
             **{f"recall@{k}": 1 - none[min(k, count)] for k in TOP},
             # The expected rank of the first of `right` candidates.
             "median_rank": (count + 1) / (right + 1),
             **{f"strict_recall@{k}": min(k / count, 1.0) for k in STRICT_TOP},
         }
-        for name in figures[right]:
-            figures[right][name] *= number / count
-    names = next(iter(figures.values()))
-    return {name: math.fsum(each[name] for each in figures.values()) for name in names}
+        for name in results[right]:
+            results[right][name] *= number / count
+    names = next(iter(results.values()))
+    return {name: math.fsum(each[name] for each in results.values()) for name in names}
 
 
-def average(figures: Mapping[Any, Mapping[str, float]]) -> dict[str, float]:
+def average(results: Mapping[Any, Mapping[str, float]]) -> dict[str, float]:
     """Return the mean of each metric over several searches."""
-    rows = list(figures.values())
+    rows = list(results.values())
     return {name: math.fsum(row[name] for row in rows) / len(rows) for name in rows[0]}
 
 

@@ -1,0 +1,1 @@
+"""Forecasting: predict the next values of a series, with quantiles."""

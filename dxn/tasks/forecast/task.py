@@ -1,0 +1,325 @@
+"""Forecasting: predict the next values of a series, with quantiles."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from random import Random
+from typing import Annotated, Any, ClassVar, Literal, get_args
+
+import torch
+from pydantic import Field, model_validator
+from torch import Tensor, nn
+
+from dxn.core.display import significant
+from dxn.core.errors import UserError
+from dxn.core.schema import Strict
+from dxn.core.untrusted import shortened
+from dxn.tasks.forecast.futures import (
+    ForecastMetric,
+    Future,
+    fitted,
+    read_values,
+    seasonal_naive,
+    seasonal_scale,
+)
+from dxn.tasks.forecast.head import ForecastHead, count_tokens
+from dxn.tasks.heads import Hidden, PreHead, check_hidden
+from dxn.tasks.space import Quantiles
+from dxn.tasks.target import Target
+from dxn.tasks.task import Task
+from dxn.tokenize.base import Adapter
+
+Residual = Literal["season", "last", "none"]
+Read = Literal["tokens", "pooled"]
+# A number in labels.json, which may come from an untrusted source.
+Size = Annotated[int, Field(ge=1, le=100_000)]
+MAX_VALUES = 10_000_000  # of a history, as in the series adapter
+NAIVE = "seasonal naive"
+MANY_WINDOWS = 2_000  # of a training split
+
+
+class FutureState(Strict):
+    """The content of labels.json."""
+
+    horizon: Size
+    season: Size
+    residual: Residual
+    context: Size
+    num_channels: Size
+    channels: Annotated[list[str], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _check(self) -> FutureState:
+        # Two large sizes would fill the memory together.
+        if self.context * self.num_channels > MAX_VALUES:
+            raise ValueError(
+                f"context times num_channels must be at most {MAX_VALUES:,}, got "
+                f"{[self.context, self.num_channels]}"
+            )
+        if len(self.channels) > self.num_channels:
+            raise ValueError(
+                f"channels must be 1 to {self.num_channels} names, got {shortened(self.channels)}"
+            )
+        return self
+
+
+class FutureValues(Target):
+    """The next H values of the first K channels of a series.
+
+    Args:
+        season: Season length in steps. Default: that of the data source, or 1.
+        residual: See `Forecast`.
+
+    Attributes:
+        horizon: Number of future steps H.
+        season: Season length in steps.
+        context: Number of steps T of the longest training history.
+        num_channels: Number of its channels C.
+        channels: Names of the K channels.
+        input: Name of the series. `bind` sets it.
+    """
+
+    State: ClassVar[type[Strict]] = FutureState
+
+    def __init__(self, *, season: int | None = None, residual: Residual | None = None):
+        self.chosen_season = season
+        self.residual = residual
+        self.season = season or 1
+        self.horizon = 0
+        self.context = self.num_channels = 0
+        self.channels: list[str] = []
+        self.input = ""
+
+    def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> Future:
+        """Return the future values with the history of the row and the scale of its errors.
+
+        Raises:
+            UserError: If the cell is not a list of numbers, has other channels than the model, or
+                more channels than the series.
+        """
+        future = cell
+        if not isinstance(cell, Future):
+            values = read_values(cell)
+            if values is None:
+                raise UserError(
+                    f"{origin}: the target must be a list of future values such as [1.5, 2.0], got "
+                    f"{str(cell)[:40]!r}"
+                )
+            future = Future(values)
+        channels = future.values.shape[1]
+        if self.channels and channels != len(self.channels):
+            raise UserError(
+                f"{origin}: the target must have {len(self.channels)} channels "
+                f"({', '.join(self.channels)}), got {channels}"
+            )
+        value = replace(future, season=self.chosen_season or future.season or self.season)
+        series = [raw for raw in raws.values() if isinstance(raw, Tensor) and raw.ndim == 2]
+        # Without exactly one series, `bind` raises an error for all rows together.
+        if len(series) != 1:
+            return value
+        (history,) = series
+        if history.shape[1] < channels:
+            raise UserError(
+                f"{origin}: the target has {channels} channels, but the series only has "
+                f"{history.shape[1]}; the target continues the first channels of the series"
+            )
+        scale = value.scale
+        if scale is None:
+            scale = seasonal_scale(history[:, :channels], value.season or 1)
+        return replace(value, history=history, scale=scale)
+
+    def bind(self, adapters: Mapping[str, Any]) -> None:
+        """Find the series to forecast.
+
+        Raises:
+            UserError: If there is not exactly one input with time steps.
+        """
+        candidates = [name for name, adapter in adapters.items() if adapter.reader.steps]
+        if len(candidates) != 1:
+            found = ", ".join(candidates) or f"none among {', '.join(adapters)}"
+            raise UserError(
+                "head=forecast: needs exactly one series as an input, whose next values are "
+                f"predicted, got {found}; other inputs, such as texts, can be added to it"
+            )
+        (self.input,) = self.required = self.reads = tuple(candidates)
+
+    def fit(self, values: Sequence[Future]) -> None:
+        """Store the sizes of the training targets and their histories, and the season."""
+        first = values[0]
+        self.horizon = max(len(value.values) for value in values)
+        channels = first.values.shape[1]
+        if any(value.values.shape[1] != channels for value in values):
+            raise UserError("data.target: all targets must have the same number of channels")
+        self.channels = list(first.names) or [str(i + 1) for i in range(channels)]
+        self.season = first.season or 1
+        if self.residual is None:
+            self.residual = "none" if len(values) >= MANY_WINDOWS else "season"
+        histories = [value.history.shape for value in values if value.history is not None]
+        self.context = max(shape[0] for shape in histories)
+        self.num_channels = max(shape[1] for shape in histories)
+
+    def encode(self, value: Future, sample: dict[str, Any], rand: Random | None = None) -> Tensor:
+        """Return the future values (H, K) in the normalized unit of the input."""
+        series = sample[self.input]
+        count = len(self.channels)
+        values = fitted(value.values.float(), self.horizon)
+        return (values - series["loc"][:count]) / series["scale"][:count]
+
+    def describe(self, values: Sequence[Future]) -> str:
+        """Return the number of future values, their range, and the season."""
+        if not values:
+            return "no values"
+        # Windows overlap, so there are more values in them than in the table.
+        low = min(_finite(value.values.nan_to_num(torch.inf).min()) for value in values)
+        high = max(_finite(value.values.nan_to_num(-torch.inf).max()) for value in values)
+        steps = max(len(value.values) for value in values)
+        return f"the next {steps} values, {low:g} to {high:g}; season: {values[0].season}"
+
+
+class Forecast(Task[FutureValues]):
+    """Predict the next values of a series, with quantiles.
+
+    The target of a sample has H future values of the first K channels of the series. The head
+    predicts them in the normalized unit of the input, with the location and the scale of each
+    sample. With adapters.series.normalize=sample, a forecast is therefore equivariant to a shift
+    and a scale of the series (arXiv:2211.14730, section 3.1, instance normalization).
+
+    Args:
+        quantiles: Probabilities of the predicted quantiles, in ascending order. 0.5, the median, is
+            the prediction and must be one of them.
+        season: Season length in steps, for the scale of MASE and the seasonal naive forecast.
+            Default: that of the data source, or 1.
+        residual: Forecast to which the output of the head is added: season (the last season,
+            repeated), last (the last value, as in arXiv:2205.13504, section 3.2) or none. Default:
+            season, and none from 2,000 training windows, which teach the season better.
+        read: What the output layer reads: tokens (all tokens of the series, concatenated; with
+            channels=independent, those of each channel, and one layer for all channels) or pooled
+            (the vector of the sample, which also contains the other inputs).
+        hidden: Hidden layer before the output layer: none, linear, tanh, relu or gelu.
+        hidden_dim: Output width of the hidden layer. Default: its input width.
+        norm: Whether to apply a layer norm before the output layer.
+        dropout: Dropout probability before the output layer.
+    """
+
+    name = "forecast"
+
+    def __init__(
+        self,
+        *,
+        quantiles: Sequence[float] = (0.1, 0.25, 0.5, 0.75, 0.9),
+        season: int | None = None,
+        residual: Residual | None = None,
+        read: Read = "tokens",
+        hidden: Hidden = "none",
+        hidden_dim: int | None = None,
+        norm: bool = False,
+        dropout: float = 0.1,
+    ):
+        check_hidden(hidden)
+        self.quantiles = tuple(float(q) for q in quantiles)
+        ascending = all(a < b for a, b in itertools.pairwise(self.quantiles))
+        in_range = all(0 < q < 1 for q in self.quantiles)
+        if 0.5 not in self.quantiles or not ascending or not in_range:
+            raise ValueError(
+                "quantiles must be ascending probabilities between 0 and 1 with 0.5 among them, "
+                f"got {list(quantiles)}"
+            )
+        for key, value, known in (("residual", residual, Residual), ("read", read, Read)):
+            is_default = key == "residual" and value is None
+            if not is_default and value not in get_args(known):
+                raise ValueError(f"{key} must be one of {', '.join(get_args(known))}, got {value}")
+        if season is not None and season < 1:
+            raise ValueError(f"season must be at least 1, got {season}")
+        self.read: Read = read
+        self.pre_options = {
+            "hidden": hidden,
+            "hidden_dim": hidden_dim,
+            "norm": norm,
+            "dropout": dropout,
+        }
+        self.target = FutureValues(season=season, residual=residual)
+        self.space = Quantiles(self.target, self.quantiles)
+        self.metric = ForecastMetric(self.quantiles)
+
+    def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Adapter]) -> nn.Module:
+        """Build the output layer, which reads all tokens of the series or the pooled vector."""
+        target = self.target
+        adapter: Any = adapters[target.input]
+        adapter.tokenizer.continue_from(target.context)
+        shape = (target.context, target.num_channels)
+        num_tokens = 0 if self.read == "pooled" else count_tokens(adapter, shape)
+        num_channels = target.num_channels if num_tokens and not adapter.is_joint else 1
+        width = num_tokens // num_channels * dim if num_tokens else pooled_dim
+        return ForecastHead(
+            PreHead(width, **self.pre_options),
+            shape=(target.horizon, len(target.channels), len(self.quantiles)),
+            middle=self.quantiles.index(0.5),
+            input=target.input,
+            num_tokens=num_tokens,
+            num_channels=num_channels,
+            season={"season": target.season, "last": 1, "none": 0}[target.residual or "season"],
+            history=adapter.tokenizer.history,
+        )
+
+    def recipe(self, head: nn.Module) -> dict[str, Any]:
+        """Return the quantiles, and the names of the channels of a forecast."""
+        return {"quantiles": list(self.quantiles), "channels": self.target.channels}
+
+    def naive(self, raws: Sequence[Mapping[str, Any]]) -> tuple[str, list[Tensor]]:
+        """Return the seasonal naive forecast (H, K, 1) of each row."""
+        target = self.target
+        histories = [raw[target.input][:, : len(target.channels)] for raw in raws]
+        naive = [seasonal_naive(h, target.horizon, target.season)[..., None] for h in histories]
+        return f"{NAIVE} ({target.season})", naive
+
+    def answer(self, prediction: Tensor, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
+        """Return the medians, and all quantiles by their probability.
+
+        The values are lists of H numbers, or H lists of K numbers if there are several channels.
+        """
+        values = prediction.squeeze(1) if len(self.target.channels) == 1 else prediction
+        by_quantile = {
+            f"{q:g}": _rounded(values[..., i]) for i, q in enumerate(self._levels(prediction))
+        }
+        return {"prediction": by_quantile["0.5"], "quantiles": by_quantile}
+
+    def table(
+        self, prediction: Tensor, target: Any = None, inputs: Mapping[str, Any] | None = None
+    ) -> list[dict[str, Any]]:
+        """Return one row per future step, with the columns of each channel."""
+        true = None if target is None else fitted(target.values, len(prediction))
+        rows: list[dict[str, Any]] = []
+        for step in range(len(prediction)):
+            row: dict[str, Any] = {"step": step + 1}
+            for k, name in enumerate(self.target.channels):
+                # Several channels have columns such as q0.1_temperature.
+                suffix = f"_{name}" if len(self.target.channels) > 1 else ""
+                if true is not None:
+                    row[f"target{suffix}"] = _number(true[step, k])
+                levels = self._levels(prediction)
+                row[f"prediction{suffix}"] = _number(prediction[step, k, levels.index(0.5)])
+                for i, q in enumerate(levels):
+                    if q != 0.5:
+                        row[f"q{q:g}{suffix}"] = _number(prediction[step, k, i])
+            rows.append(row)
+        return rows
+
+    def _levels(self, prediction: Tensor) -> Sequence[float]:
+        return self.quantiles if prediction.shape[-1] > 1 else (0.5,)
+
+
+def _rounded(values: Tensor) -> list[Any]:
+    if values.ndim == 1:
+        return [_number(value) for value in values]
+    return [_rounded(row) for row in values]
+
+
+def _number(value: Tensor) -> float | None:
+    """Return a number with the digits that a float32 has; None if it is missing."""
+    return None if value.isnan() else significant(float(value))
+
+
+def _finite(value: Tensor) -> float:
+    return float(value) if value.isfinite() else 0.0

@@ -1,0 +1,1 @@
+"""Text generation: a decoder with cross-attention writes one text per sample."""

@@ -1,0 +1,272 @@
+"""How good predictions are: metrics of all rows, of single rows and of resamples of the rows."""
+
+from __future__ import annotations
+
+import inspect
+import math
+import re
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from types import MappingProxyType
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from dxn.core.errors import UserError
+
+# A function of predictions and targets, and of probabilities if it has such a parameter.
+OwnMetric = Callable[..., float]
+# Metrics by name, for several sets of rows or inputs.
+Table = dict[str, dict[str, float]]
+
+NAME = re.compile(r"[A-Za-z]\w*")
+PROBABILITIES = "probabilities"
+# Metrics of which lower values are better, besides all whose names start with "loss".
+LOWER_IS_BETTER = frozenset(
+    {
+        *("log_loss", "rmse", "mae", "median_absolute_error", "wer", "cer", "perplexity"),
+        *("mase", "crps", "median_rank"),
+    }
+)
+# Metrics without a best value: the best coverage is that of the quantiles.
+NOT_MONITORED = frozenset({"coverage", "rows"})
+
+
+@dataclass(frozen=True, slots=True)
+class RowScores:
+    """How well each row was answered, so that rows can be sorted and two models compared.
+
+    Args:
+        name: Name of the score, such as "correct" or "absolute error".
+        values: Score of each row.
+        higher_is_better: Whether a higher score is a better answer.
+    """
+
+    name: str
+    values: Sequence[float]
+    higher_is_better: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class ClassScores:
+    """Probabilities of classes, and the classes that are true.
+
+    Args:
+        probabilities: (n, K). In the order of `Target.labels`.
+        true: (n, K) bool. A row whose class is not in the training split has none.
+        threshold: Minimum probability at which a class is predicted. None: the most probable class
+            of a row is predicted, and the probabilities of a row sum to 1.
+    """
+
+    probabilities: Tensor
+    true: Tensor
+    threshold: float | None = None
+
+    @property
+    def predicted(self) -> Tensor:
+        """(n, K) bool. The predicted classes."""
+        if self.threshold is not None:
+            return self.probabilities >= self.threshold
+        return one_hot(self.probabilities.argmax(1), self.probabilities.shape[1])
+
+
+class Metric:
+    """Base class of the metrics of a task.
+
+    Most metrics are functions of sums over rows. A subclass defines `rows` and `value` for them.
+    The metrics of a split, those of each row, their 95% intervals and those of several processes
+    together then follow. Other metrics override `weighted`, or `metrics` if they cannot be computed
+    for resamples.
+
+    Attributes:
+        monitored: Name of the metric that selects the best epoch.
+        higher_is_better: Whether higher values of the monitored metric are better.
+        details: Metrics that are in metrics.json, but not in tables and lines, which they would
+            widen.
+        row: Metric of `value` that scores single rows, and the name of this score in a report.
+            None: reports show no single rows.
+        own: Metrics of the user by name, in addition to those of the task.
+    """
+
+    monitored: str = "loss"
+    higher_is_better: bool = False
+    row: ClassVar[tuple[str, str] | None] = None
+    own: Mapping[str, OwnMetric] = MappingProxyType({})
+
+    def rows(self, predictions: Sequence[Any], targets: Sequence[Any]) -> Tensor:
+        """Return statistics (n, S) of n rows, float64, whose sums determine the metrics.
+
+        Args:
+            predictions: Results of `Task.predict`.
+            targets: Targets of the same rows, as `Target.read` returned them.
+        """
+        return torch.zeros(len(predictions), 0, dtype=torch.float64)
+
+    def value(self, sums: Tensor) -> dict[str, Tensor]:
+        """Return metrics (...) by name from sums of statistics (..., S).
+
+        A metric that is not defined for the rows is NaN.
+        """
+        return {}
+
+    def weighted(
+        self, predictions: Sequence[Any], targets: Sequence[Any], counts: Tensor
+    ) -> dict[str, Tensor]:
+        """Return R values (R,) by metric.
+
+        Args:
+            predictions: Results of `Task.predict` for n rows.
+            targets: Targets of the same rows.
+            counts: (R, n), float64. How often each row counts in each of R results.
+        """
+        return self.value(counts @ self.rows(predictions, targets))
+
+    def metrics(
+        self, predictions: Sequence[Any], targets: Sequence[Any], loss: float
+    ) -> dict[str, float]:
+        """Return the metrics of all rows.
+
+        Args:
+            predictions: Results of `Task.predict`.
+            targets: Targets of the same rows; empty if they follow from the inputs.
+            loss: Mean loss of the rows. A result with the name "loss" replaces it.
+        """
+        once = torch.ones(1, len(predictions), dtype=torch.float64)
+        results = self.weighted(predictions, targets, once)
+        return {name: float(values[0]) for name, values in results.items()}
+
+    def row_scores(self, predictions: Sequence[Any], targets: Sequence[Any]) -> RowScores | None:
+        """Return how well each row is answered; None if no metric scores single rows."""
+        if self.row is None:
+            return None
+        metric, name = self.row
+        values = self.value(self.rows(predictions, targets))[metric]
+        higher = is_higher_better(metric, {})
+        # A row with nothing to predict is right.
+        return RowScores(name, (values.nan_to_num(1.0) if higher else values).tolist(), higher)
+
+    def class_scores(
+        self, predictions: Sequence[Any], targets: Sequence[Any]
+    ) -> ClassScores | None:
+        """Return the probabilities and the true classes of rows; None if there are none."""
+        return None
+
+    def parts(self, predictions: Sequence[Any]) -> Table:
+        """Return the metrics of parts of the task, such as each direction of a search, by name."""
+        return {}
+
+    def chance(self, predictions: Sequence[Any]) -> Table:
+        """Return the expected metrics of random answers for the same rows, by a description."""
+        return {}
+
+    @property
+    def details(self) -> Collection[str]:
+        """Metrics that are in metrics.json, but not in tables and lines, which they would widen."""
+        return ()
+
+    def shown(self, metrics: Iterable[str]) -> list[str]:
+        """Return the names of the metrics that tables and lines show, in their order."""
+        hidden = set(self.details) - {self.monitored}
+        return [name for name in metrics if name not in hidden]
+
+    def monitor(self, name: str) -> None:
+        """Select the best epoch by another metric."""
+        if name != self.monitored:
+            self.monitored = name
+            self.higher_is_better = is_higher_better(name, self.own)
+
+    def is_better(self, new: float, old: float | None) -> bool:
+        """Return whether a value of the monitored metric improves on the best value so far.
+
+        Args:
+            new: New value. NaN is never an improvement.
+            old: Best value so far; None in the first epoch.
+        """
+        # Without this check, a NaN in the first epoch would never be replaced: all comparisons with
+        # NaN are False.
+        if old is None:
+            return not math.isnan(new)
+        return new > old if self.higher_is_better else new < old
+
+
+def one_hot(index: Tensor, size: int) -> Tensor:
+    """Return (n, size) bool with one True per row. A negative index (n,) has a row of False."""
+    return index[:, None] == torch.arange(size)
+
+
+def f1_scores(correct: Tensor, predicted: Tensor, true: Tensor) -> Tensor:
+    """Return F1 from counts of the same shape; NaN where a class is neither predicted nor true."""
+    return 2 * correct / (predicted + true)
+
+
+def defined(metrics: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics without those that are not defined for the rows of a split.
+
+    They are NaN, such as the R² of equal targets. A loss that is NaN is a problem, and remains.
+    """
+    return {
+        name: value for name, value in metrics.items() if name == "loss" or not math.isnan(value)
+    }
+
+
+def is_higher_better(name: str, own: Mapping[str, OwnMetric]) -> bool:
+    """Return whether higher values of a metric are better.
+
+    Args:
+        name: Name of the metric.
+        own: Metrics of the user. Those with an attribute `higher_is_better` decide themselves.
+    """
+    if name in own:
+        return bool(getattr(own[name], "higher_is_better", True))
+    return name not in LOWER_IS_BETTER and not name.startswith("loss")
+
+
+def check_own_metrics(metrics: Mapping[str, OwnMetric]) -> None:
+    """Check the names and types of the metrics of a user.
+
+    Raises:
+        UserError: If one of them is not usable.
+    """
+    for name, metric in metrics.items():
+        if not NAME.fullmatch(name):
+            raise UserError(
+                f"metrics: a name must consist of letters, digits and underscores, got {name!r}"
+            )
+        if not callable(metric):
+            raise UserError(
+                f"metrics.{name}: must be a function of predictions and targets, got {metric!r}"
+            )
+
+
+def own_metrics(
+    metrics: Mapping[str, OwnMetric], answers: Sequence[Mapping[str, Any]], targets: Sequence[Any]
+) -> dict[str, float]:
+    """Compute the metrics of the user.
+
+    Args:
+        metrics: The metrics by name.
+        answers: Results of `Task.answer`.
+        targets: Targets of the same rows.
+
+    Raises:
+        UserError: If a metric fails, or returns something else than a number.
+    """
+    predictions = [answer["prediction"] for answer in answers]
+    results: dict[str, float] = {}
+    for name, metric in metrics.items():
+        extra: dict[str, Any] = {}
+        try:
+            if PROBABILITIES in inspect.signature(metric).parameters:
+                extra[PROBABILITIES] = [answer[PROBABILITIES] for answer in answers]
+            value = float(metric(predictions, list(targets), **extra))
+        # The code is that of the user, so any failure is a problem that the user can solve.
+        except Exception as error:
+            raise UserError(
+                f"metrics.{name}: failed with {type(error).__name__}: {error}; it is called with "
+                "two lists, one prediction and one target per row"
+            ) from error
+        if math.isinf(value):
+            raise UserError(f"metrics.{name}: must return a finite number or NaN, got {value}")
+        results[name] = value
+    return results

@@ -1,0 +1,310 @@
+"""The outputs of a head: their loss, their meaning, and how several of them are combined."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from dxn.tasks.names import Names
+
+# The keys are "#size" (int, the number of samples), "#index" (list of row indices), "target" (the
+# result of `Target.collate`), and the name of each input (its collated samples).
+Batch = Mapping[str, Any]
+
+
+class LossSum(NamedTuple):
+    """A weighted sum of losses, and the sum of their weights.
+
+    The loss of several batches is the sum of the totals divided by the sum of the weights. It
+    equals the loss of one batch with all samples.
+
+    Attributes:
+        total: () Sum of the weighted losses.
+        weight: () Sum of the weights: the number of samples or tokens, or the sum of the weights of
+            their classes. 0: the batch has nothing that the model is to predict.
+    """
+
+    total: Tensor
+    weight: Tensor
+
+    @classmethod
+    def of(cls, losses: Tensor, weights: Tensor | None = None) -> LossSum:
+        """Add up losses (...) with weights of the same shape; default: all weights are 1."""
+        if weights is None:
+            weights = torch.ones_like(losses)
+        return cls((losses * weights).sum(), weights.sum())
+
+    @property
+    def mean(self) -> Tensor:
+        """() Mean loss, 0 without any weight."""
+        # Not a maximum with a constant: the weight of a rare class can be far below 1.
+        return self.total / torch.where(self.weight > 0, self.weight, 1.0)
+
+    def __add__(self, other: object) -> LossSum:
+        """Return the loss of two batches together."""
+        assert isinstance(other, LossSum)
+        return LossSum(self.total + other.total, self.weight + other.weight)
+
+
+class Space(ABC):
+    """Base class of output spaces. A subclass must define `loss` and `decode`.
+
+    The other methods have a default for any output (B, ...) of a head.
+
+    Attributes:
+        mixes: Whether `mix` works for the targets, so that trainer.mixup can be set.
+    """
+
+    mixes: ClassVar[bool] = True
+
+    @abstractmethod
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the loss of a batch, in float32.
+
+        Args:
+            output: Output of the head.
+            batch: The batch. Its targets are those of `Target.collate`, or of `mix`.
+        """
+
+    @abstractmethod
+    def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return what an output means, by name. The first tensor contains the predictions.
+
+        These are also the outputs of an exported model. The operations become a part of its graph,
+        so they must not depend on the values of tensors.
+
+        Args:
+            output: Output of the head.
+            batch: The batch.
+        """
+
+    def mean(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the output of an ensemble in the same space, from those of its members."""
+        return torch.stack(list(outputs)).mean(0)
+
+    def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
+        """Return how much two outputs differ, for R-Drop (arXiv:2106.14448).
+
+        Args:
+            output: Output of the head.
+            other: Output of the head for the same batch, with other dropout.
+            batch: The batch.
+
+        Returns:
+            The mean () of a symmetric divergence, over the same targets as in `loss`. Default: the
+            mean squared difference.
+        """
+        return F.mse_loss(output.float(), other.float())
+
+    def mix(self, target: Tensor, order: Tensor, share: float) -> Tensor:
+        """Mix the targets of a batch with those of a permuted batch, for mixup (arXiv:1710.09412).
+
+        Args:
+            target: Collated targets (B, ...).
+            order: Permutation (B,) of the samples.
+            share: Weight of the original sample; the permuted sample has the weight 1 - share.
+        """
+        return share * target + (1 - share) * target[order]
+
+
+class Categorical(Space):
+    """Logits (B, K) of classes of which exactly one is right; targets are indices (B,).
+
+    Args:
+        names: The classes, and their weights in the loss.
+        label_smoothing: Amount of label smoothing, from 0 (none) to 1 (arXiv:1512.00567, section
+            7).
+    """
+
+    def __init__(self, names: Names, *, label_smoothing: float = 0.0):
+        self.names = names
+        self.label_smoothing = label_smoothing
+
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the cross-entropy, weighted by the class.
+
+        Targets are class indices, or class probabilities (B, K) after mixup.
+        """
+        target = batch["target"]
+        weights = self.names.weights_on(output.device)
+        # The softmax is computed in float32 even if the model uses bfloat16, whose 8 significant
+        # bits are too few for the differences between logits.
+        total = F.cross_entropy(
+            output.float(),
+            target,
+            weight=weights,
+            label_smoothing=self.label_smoothing,
+            reduction="sum",
+        )
+        if target.is_floating_point():
+            # As in cross_entropy, soft targets have the weight 1.
+            return LossSum(total, total.new_tensor(len(target)))
+        known = target >= 0
+        if weights is None:
+            return LossSum(total, known.sum().float())
+        return LossSum(total, (weights[target.clamp(min=0)] * known).sum())
+
+    def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the probabilities (B, K)."""
+        return {"probabilities": output.float().softmax(-1)}
+
+    def mean(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the logarithm of the mean of the probabilities."""
+        log_probabilities = torch.stack(list(outputs)).float().log_softmax(-1)
+        return log_probabilities.logsumexp(0) - math.log(len(outputs))
+
+    def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
+        """Return the mean symmetric KL divergence."""
+        return symmetric_kl(output, other).mean()
+
+    def mix(self, target: Tensor, order: Tensor, share: float) -> Tensor:
+        """Return soft targets (B, K), the mixed class probabilities."""
+        # one_hot cannot encode IGNORED. It does not occur here, because mixup is applied only in
+        # training, where all classes are known.
+        return super().mix(F.one_hot(target, len(self.names.labels)).float(), order, share)
+
+
+class Bernoulli(Space):
+    """Logits (B, K) of K independent yes-or-no decisions; targets are 0 to 1, (B, K).
+
+    Args:
+        names: The labels and their pos_weight in the loss. None: the decisions have no names.
+        label_smoothing: Amount of label smoothing, from 0 (none) to 1 (all targets are 0.5).
+        threshold: Minimum probability of a decision for yes.
+    """
+
+    def __init__(
+        self, names: Names | None = None, *, label_smoothing: float = 0.0, threshold: float = 0.5
+    ):
+        self.names = names
+        self.label_smoothing = label_smoothing
+        self.threshold = threshold
+
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the binary cross-entropy. The loss of a sample is the mean over the decisions."""
+        target = batch["target"] * (1 - self.label_smoothing) + self.label_smoothing / 2
+        weights = None if self.names is None else self.names.weights_on(output.device)
+        # float32, because bfloat16 logits are too coarse for the loss.
+        losses = F.binary_cross_entropy_with_logits(
+            output.float(), target, pos_weight=weights, reduction="none"
+        )
+        return LossSum.of(losses.mean(-1))
+
+    def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the independent probabilities (B, K)."""
+        return {"probabilities": output.float().sigmoid()}
+
+    def mean(self, outputs: Sequence[Tensor]) -> Tensor:
+        """Return the logits of the mean of the probabilities."""
+        stacked = torch.stack(list(outputs))
+        # The difference of two logarithms is exact where a probability rounds to 0 or 1.
+        return F.logsigmoid(stacked).logsumexp(0) - F.logsigmoid(-stacked).logsumexp(0)
+
+    def divergence(self, output: Tensor, other: Tensor, batch: Batch) -> Tensor:
+        """Return the mean symmetric KL divergence of the decisions."""
+        a, b = output.float(), other.float()
+        # The difference of the logits is that of log p and log q, minus that of "no".
+        return ((a.sigmoid() - b.sigmoid()) * (a - b)).mean() / 2
+
+
+class Standardized(Protocol):
+    """A target of standardized numbers."""
+
+    mean: float
+    std: float
+
+
+class Number(Space):
+    """A standardized number (B, 1); targets are standardized numbers (B,).
+
+    The loss is twice the negative log-likelihood of a normal distribution with a standard deviation
+    of 1, and the divergence is twice the KL divergence of two such distributions.
+
+    Args:
+        numbers: The targets, with their mean and standard deviation.
+    """
+
+    def __init__(self, numbers: Standardized):
+        self.numbers = numbers
+
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the squared error of standardized numbers."""
+        # Standardization makes the scale of the loss, and so a good learning rate, independent of
+        # the unit of the targets.
+        return LossSum.of((output.float().squeeze(-1) - batch["target"]).square())
+
+    def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the numbers (B,) in the original unit, float64."""
+        numbers = output.float().squeeze(-1).double()
+        return {"prediction": numbers * self.numbers.std + self.numbers.mean}
+
+
+class Continuation(Protocol):
+    """A target that continues a series, see `dxn.tasks.forecast.task.FutureValues`."""
+
+    input: str
+    channels: list[str]
+    horizon: int
+    season: int
+
+
+class Quantiles(Space):
+    """Quantiles (B, H, K, Q) of future values; targets (B, H, K) are NaN where a value is missing.
+
+    Outputs and targets are in the normalized unit of the series.
+
+    Args:
+        target: The future values.
+        quantiles: Probabilities of the quantiles, in ascending order.
+    """
+
+    mixes = False
+
+    def __init__(self, target: Continuation, quantiles: Sequence[float]):
+        self.target = target
+        self.quantiles = tuple(quantiles)
+
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the pinball loss; missing values have no loss."""
+        true = batch["target"]
+        quantiles = torch.tensor(self.quantiles, device=output.device)
+        losses = pinball(output.float(), true.nan_to_num(), quantiles).mean(-1)
+        return LossSum.of(losses, (~true.isnan()).float())
+
+    def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the quantiles in the unit of the series, float64."""
+        series, count = batch[self.target.input], len(self.target.channels)
+        loc, scale = (series[key].to(output.device)[:, :count] for key in ("loc", "scale"))
+        return {"quantiles": output.double() * scale[:, None, :, None] + loc[:, None, :, None]}
+
+
+def symmetric_kl(logits: Tensor, others: Tensor) -> Tensor:
+    """Return (KL(p || q) + KL(q || p)) / 2 (...) of distributions with these logits (..., K)."""
+    log_p, log_q = logits.float().log_softmax(-1), others.float().log_softmax(-1)
+    # The sum of both is the sum over the classes of (p - q) (log p - log q).
+    return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1) / 2
+
+
+def pinball(predicted: Tensor, true: Tensor, quantiles: Tensor) -> Tensor:
+    """Return twice the pinball loss of each quantile, so that the loss of the median is |error|.
+
+    The pinball loss is that of quantile regression (Koenker and Bassett, 1978; for forecasts of
+    several steps arXiv:1912.09363, section 5). Its mean over evenly spaced quantiles, times two,
+    approximates the continuous ranked probability score (CRPS).
+
+    Args:
+        predicted: Quantiles (..., Q) of the forecast.
+        true: True values (...).
+        quantiles: Probabilities (Q,) of the quantiles.
+
+    Returns:
+        Losses (..., Q).
+    """
+    error = true[..., None] - predicted
+    return 2 * torch.maximum(quantiles * error, (quantiles - 1) * error)

@@ -1,0 +1,175 @@
+"""What a model learns to predict: how targets are read, and how they become tensors."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from random import Random
+from typing import Any, ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from dxn.core.schema import Strict, validated
+
+# Target index without a loss: the default ignore_index of cross_entropy. It is never equal to a
+# predicted index, so it also never counts as correct.
+IGNORED = -100
+STATE_FILE = "labels.json"
+
+Source = Literal["column", "inputs", "hashes", "stream"]
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Target of one window of a token stream, for language modelling.
+
+    Args:
+        ids: Ids (n,) of the next token for each token of the window.
+        chars_per_token: Mean number of characters per token in the whole split.
+    """
+
+    ids: Tensor
+    chars_per_token: float
+
+
+class Target:
+    """Base class of targets; without any override, a cell is a number.
+
+    For a training, the methods are called in this order: `find_format` (all cells), `read` (every
+    cell), `bind` (the fitted adapters), `fit` (the training targets). For a saved model: `load`,
+    `bind`. An instance must be picklable, because each data loader worker gets a copy.
+
+    Attributes:
+        State: What a model folder stores: a pydantic model, whose fields are attributes of this
+            object. `find_format` and `fit` set them.
+        source: What `encode` gets as the value of a row: "column" (what `read` returned for the
+            cell of the target column), "inputs" (None: the target follows from the prepared
+            inputs), "hashes" (a hash of each raw input, bytes by input name, which is equal for
+            rows with an equal input) or "stream" (a `Window` of the tokens of all rows).
+        random: Whether `encode` gets a random generator in validation as well, with the same state
+            in every epoch. If False, `rand` is None except in training.
+        required: Names of the inputs that every usable row must have; `bind` sets it.
+        reads: Names of the inputs whose prepared tensors `encode` uses; `bind` sets it.
+    """
+
+    State: ClassVar[type[Strict]] = Strict
+    source: ClassVar[Source] = "column"
+    random: ClassVar[bool] = False
+    required: Sequence[str] = ()
+    reads: Sequence[str] = ()
+
+    @property
+    def labels(self) -> Sequence[str] | None:
+        """Class names in the order of the outputs, or the vocabulary of texts. None: neither."""
+        return None
+
+    @property
+    def words(self) -> str:
+        """Regular expression of a word, if texts are to be split into words. "": they are not."""
+        return ""
+
+    @property
+    def separator(self) -> str:
+        """Text between the items of a list, such as labels, in one cell of a CSV file."""
+        return "|"
+
+    def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
+        """Find out how target cells are written, before `read` is called.
+
+        Args:
+            cells: Cells of the target column in all splits, never None.
+            origins: File and row of each cell.
+
+        Returns:
+            Sentences about how the cells are read, if that is not obvious.
+        """
+        return []
+
+    def read(self, cell: Any, origin: str, raws: Mapping[str, Any]) -> Any:
+        """Convert a cell to a target value.
+
+        Args:
+            cell: Cell of the target column, never None.
+            origin: File and row of the cell, for error messages.
+            raws: Raw values of the row's inputs, by input name; None where missing.
+
+        Raises:
+            UserError: If the cell is not a valid target, or does not match the inputs.
+        """
+        return cell
+
+    def texts(self, values: Sequence[Any]) -> Sequence[str]:
+        """Return the texts among the targets that the vocabulary of an input must also cover."""
+        return ()
+
+    def bind(self, adapters: Mapping[str, Any]) -> None:
+        """Connect the target to the fitted adapters, for example to share a tokenizer.
+
+        Args:
+            adapters: Fitted adapters, by input name.
+
+        Raises:
+            UserError: If these adapters cannot be used.
+        """
+
+    def fit(self, values: Sequence[Any]) -> None:
+        """Learn properties of the targets, such as class names, from the training split."""
+
+    def encode(self, value: Any, sample: dict[str, Any], rand: Random | None = None) -> Any:
+        """Convert the value of a row to the form that `collate` expects.
+
+        Args:
+            value: See `source`.
+            sample: Prepared inputs of the row: a dict of tensors for each input name. A target that
+                masks inputs replaces them here.
+            rand: Random generator for this sample. None: no randomness.
+
+        Returns:
+            None if the sample has no target besides its inputs.
+        """
+        return torch.as_tensor(value)
+
+    def collate(self, targets: Sequence[Any]) -> Any:
+        """Combine encoded targets to batch["target"]: a tensor, or a list or dict of tensors."""
+        return torch.stack(list(targets))
+
+    def length(self, value: Any) -> int:
+        """Return the length of a target in tokens, used to batch samples of similar length."""
+        # Most targets have a fixed size, so that only the inputs determine the length of a sample.
+        return 0
+
+    def typed(self, prediction: Any) -> Any:
+        """Return the prediction of an answer with the type of the target column, for Python.
+
+        Files, pages and JSON have the names of classes instead.
+        """
+        return prediction
+
+    def describe(self, values: Sequence[Any]) -> str:
+        """Return one line about target values, to be printed after the label "target: ".
+
+        The line has no label and no full stop, for example "0 to 10, median 5".
+        """
+        return f"{len(values):,} values"
+
+    def unknown(self, values: Sequence[Any]) -> list[str]:
+        """Return the first class, label or tag of each row that the training split does not have.
+
+        Rows whose classes are all known are left out.
+        """
+        return []
+
+    def state(self) -> dict[str, Any]:
+        """Return the fields of `State` as JSON-serializable data."""
+        fields = {name: getattr(self, name) for name in self.State.model_fields}
+        return self.State.model_construct(**fields).model_dump(mode="json", warnings=False)
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state`, which may come from an untrusted source.
+
+        Raises:
+            UserError: If a value is missing or invalid.
+        """
+        for name, value in validated(self.State, dict(state), STATE_FILE):
+            setattr(self, name, value)
