@@ -100,7 +100,7 @@ def _run(arguments: list[str]) -> int:
         try:
             argument.encode()
         except UnicodeEncodeError:
-            # Such as the name of a file from an old system, whose bytes are no text.
+            # Such as the name of a file from an old system, whose bytes are not text.
             raise UserError(
                 f"{argument}: must be valid UTF-8, which is the encoding of configurations and "
                 "reports; rename the file, or correct the text"

@@ -40,7 +40,7 @@ class Result:
         goals: Description of each goal, and whether it was reached.
         rounds: Number of rounds.
         load: Mean number of running processes of the machine in the last minute.
-        facts: Further figures of the row.
+        facts: Further metrics of the row.
     """
 
     name: str

@@ -68,7 +68,7 @@ class Work:
         calls: The call of dxn, with the key "dxn", and those of the peers.
         flop: Useful floating-point operations of a call, without those for padding. None: the row
             is not compared with the limit.
-        facts: Further figures. Calls can add to them while they are measured.
+        facts: Further metrics. Calls can add to them while they are measured.
     """
 
     calls: Mapping[str, Call]

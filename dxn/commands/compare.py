@@ -28,7 +28,7 @@ class Compare(Command):
     output: Annotated[str, OUTPUT_FILE] = "compare.html"
 
     def execute(self) -> int:
-        """Put runs side by side, and compare their answers row by row."""
+        """Compare runs, and compare their answers row by row."""
         from dxn.runs.compare import run
 
         return run(self.settings)

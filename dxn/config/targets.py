@@ -1,7 +1,8 @@
 """Which code a configuration may name.
 
 A node is a mapping with the key `_target_`, the dotted name of a class or function. Importing a
-module runs its code, and a configuration may come from a stranger. Therefore a target must belong
+module runs its code, and a configuration may come from an untrusted source. Therefore a target
+must belong
 to dxn or to a package that the user trusts; any other target is refused before anything is
 imported. Only this module imports what a configuration names.
 """

@@ -147,7 +147,7 @@ def refuse_links_out(folder: Path, root: Path) -> None:
 
     Args:
         folder: The run folder, or a folder in it. It need not exist.
-        root: The run folder, which may come from a stranger. It may be a link itself.
+        root: The run folder, which may come from an untrusted source. It may be a link itself.
 
     Raises:
         UserError: If the folder is such a link, or contains one at any depth.
@@ -259,7 +259,7 @@ def write_sums(folder: Path) -> None:
 
 
 def check_sums(folder: Path, *, may_differ: Sequence[str] = ()) -> frozenset[str]:
-    """Compare the files of a folder, which may come from a stranger, with its SHA256SUMS.
+    """Compare the files of a folder, which may come from an untrusted source, with its SHA256SUMS.
 
     Args:
         folder: The folder. Without SHA256SUMS in it, nothing is compared.

@@ -1,4 +1,4 @@
-"""Text that comes from data or a stranger's folder, made safe for a terminal or another program.
+"""Text that comes from data or an untrusted folder, made safe for a terminal or another program.
 
 A class name or a cell can contain escape codes, which would control the terminal, and formulas,
 which a spreadsheet would execute. A value from an environment variable can be a secret.
@@ -22,9 +22,9 @@ FORMULA = re.compile(r"\s*[=+\-@\uff0b\uff0d\uff1d\uff20]|[\t\r]")
 # A signed number contains no reference and no function, so it is left as it is.
 NUMBER = re.compile(r"[-+]?(?:inf|nan|[\d.,\s%]*(?:[eE][-+]?\d+)?)")
 # A shorter value is an ordinary word or option value, such as cuda, test or bf16. It would also be
-# replaced in names of classes and figures. Passwords and tokens are longer.
+# replaced in names of classes and metrics. Passwords and tokens are longer.
 MIN_SECRET = 8
-MIN_SECRET_NUMBER = 10  # such as 0.000125, which is a part of many figures
+MIN_SECRET_NUMBER = 10  # such as 0.000125, which is a part of many metrics
 
 # Values that must not be shown, and what is shown instead.
 _secrets: dict[str, str] = {}

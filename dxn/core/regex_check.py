@@ -1,4 +1,4 @@
-"""Finds regular expressions of a stranger that could take exponential time."""
+"""Finds regular expressions from an untrusted source that could take exponential time."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _next(pattern: str, i: int) -> int:
         case "[":
             return _end_of_set(pattern, i)
         case "(" if pattern[i + 1 : i + 2] == "?":
-            return i + 2  # the ? is no repetition here
+            return i + 2  # the ? is not a repetition here
     return i + 1
 
 

@@ -1,4 +1,4 @@
-"""Checks a tokenizer.json that may come from a stranger, before this process loads it.
+"""Checks a tokenizer.json that may come from an untrusted source, before this process loads it.
 
 A tokenizer contains regular expressions and replacement rules. A hostile one can take hours or
 gigabytes for a short text, and an error in the library aborts the process. Three checks prevent it:

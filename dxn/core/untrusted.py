@@ -1,4 +1,4 @@
-"""Reads small data files that may come from a stranger: configurations, labels, indices.
+"""Reads small data files that may come from an untrusted source: configurations, labels, indices.
 
 A file is read only if it is a regular file inside of its folder and not too large. Its content must
 be plain data without deep nesting. `dxn.config.schema` then checks the types and ranges of its
@@ -30,7 +30,7 @@ MAX_SHOWN = 60  # characters of a value in a message
 
 
 def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES, allow_links: bool = False) -> str:
-    """Read a text file of a folder that may come from a stranger.
+    """Read a text file of a folder that may come from an untrusted source.
 
     Args:
         path: The file.
@@ -53,7 +53,7 @@ def read_text(path: Path, *, max_bytes: int = MAX_JSON_BYTES, allow_links: bool 
 
 
 def check_file(path: Path, *, allow_links: bool = False) -> None:
-    """Check that a file of a stranger's folder is a regular file that is not outside of it.
+    """Check that a file of an untrusted folder is a regular file that is not outside of it.
 
     Args:
         path: The file.
@@ -78,7 +78,7 @@ def check_file(path: Path, *, allow_links: bool = False) -> None:
 
 
 def load_yaml(path: Path) -> dict[str, Any]:
-    """Read a YAML mapping that may come from a stranger, see `load_any_yaml`.
+    """Read a YAML mapping that may come from an untrusted source, see `load_any_yaml`.
 
     Raises:
         UserError: If the file cannot be read or is not a mapping of plain data.
@@ -92,7 +92,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
 
 
 def load_any_yaml(path: Path) -> Any:
-    """Read a YAML file that may come from a stranger.
+    """Read a YAML file that may come from an untrusted source.
 
     Only plain data is read: interpolations such as `${oc.env:TOKEN}` are not resolved. Aliases are
     refused, because nested aliases in a small file can expand to gigabytes.
@@ -119,7 +119,7 @@ def load_json(
     allow_nan: bool = False,
     allow_links: bool = False,
 ) -> Any:
-    """Read a JSON file that may come from a stranger.
+    """Read a JSON file that may come from an untrusted source.
 
     Args:
         path: The file.
@@ -177,7 +177,7 @@ def _check_plain(content: Any, path: Path) -> None:
             raise UserError(f"{path}: nested too deeply (more than {MAX_DEPTH} levels)")
         if isinstance(value, dict | list):
             items = chain(value, value.values()) if isinstance(value, dict) else value
-            # Most items are no containers, and a vocabulary has a hundred thousand of them.
+            # Most items are not containers, and a vocabulary has a hundred thousand of them.
             stack += [(item, depth + 1) for item in items if type(item) not in SIMPLE]
         elif not isinstance(value, str | int | float | bool | None):
             raise UserError(

@@ -24,7 +24,7 @@ LICENSE = re.compile(r"[a-z0-9][a-z0-9.-]*")
 
 LIMITATIONS = """## Limitations
 
-The figures above hold for data like that of the training and the test split. The model can be wrong
+The metrics above hold for data like that of the training and the test split. The model can be wrong
 for other languages, sources, devices or times. Its probabilities are those of a model, not of the
 world: check them on your own data before a decision depends on them.
 """
@@ -36,7 +36,7 @@ def hub_card(
     """Return the README.md of a repository.
 
     Args:
-        run: Run folder, whose metrics.json has the figures. It can be the model folder itself.
+        run: Run folder, whose metrics.json has the metrics. It can be the model folder itself.
         folder: The model folder.
         repo: Repository OWNER/NAME.
         license: Identifier of a license. None: the card says that there is none.

@@ -1,4 +1,4 @@
-"""Figures of single classes: confusions, F1, calibration, and the effect of a threshold."""
+"""Metrics of single classes: confusions, F1, calibration, and the effect of a threshold."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ MAX_MATRIX = 30  # classes; a larger table is too wide to read
 
 @dataclass(frozen=True)
 class ClassFigures:
-    """The figures of one class. A figure is NaN where it is not defined.
+    """The metrics of one class. A figure is NaN where it is not defined.
 
     Args:
         name: Name of the class.
@@ -103,7 +103,7 @@ class ThresholdEffect:
 
 
 def class_figures(scores: ClassScores, names: Sequence[str]) -> list[ClassFigures]:
-    """Return the figures of each class, in the order of the names."""
+    """Return the metrics of each class, in the order of the names."""
     predicted, true = scores.predicted.bool(), scores.true.bool()
     parts = (predicted & true, predicted, true)
     sums = [each.sum(0).double() for each in parts]

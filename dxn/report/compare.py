@@ -1,4 +1,4 @@
-"""The comparison of runs: what differs in their configuration, their figures, and a paired test."""
+"""The comparison of runs: what differs in their configuration, their metrics, and a paired test."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def differing(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
 
 
 def figures_table(runs: Sequence[Compared]) -> list[tuple[str, list[tables.Cell | None]]]:
-    """Return the figures with all inputs, one row per metric and one cell per run."""
+    """Return the metrics with all inputs, one row per metric and one cell per run."""
     figures = [tables.figures_of(run.metrics, run.saved.split).get(tables.ALL, {}) for run in runs]
     names = list(dict.fromkeys(name for each in figures for name in each))
     rows: list[tuple[str, list[tables.Cell | None]]] = []
@@ -86,10 +86,10 @@ def tests(runs: Sequence[Compared]) -> list[Test]:
 
 
 def notes(runs: Sequence[Compared]) -> list[str]:
-    """Return why figures of the runs cannot be compared with each other."""
+    """Return why metrics of the runs cannot be compared with each other."""
     found: list[str] = []
     if len({run.saved.task for run in runs}) > 1:
-        found.append("The runs have different tasks, so most of their figures differ in meaning.")
+        found.append("The runs have different tasks, so most of their metrics differ in meaning.")
     if len({run.saved.split for run in runs}) > 1:
         found.append("The runs were evaluated on different splits.")
     return found

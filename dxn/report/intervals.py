@@ -60,8 +60,8 @@ def metric_intervals(
         task: The task.
         predictions: Predictions of n rows, in the format of `Task.predict`.
         truths: Parsed targets of the same rows.
-        figures: Metrics of all rows. Only these get an interval.
-        num_rows: Number of rows that the figures were computed from. Default: n.
+        metrics: Metrics of all rows. Only these get an interval.
+        num_rows: Number of rows that the metrics were computed from. Default: n.
 
     Returns:
         Intervals by metric. Metrics whose resamples are not finite or all equal are left out,

@@ -1,4 +1,4 @@
-"""The report of a run: report.html, and report.json with the figures that only it has."""
+"""The report of a run: report.html, and report.json with the metrics that only it has."""
 
 from __future__ import annotations
 
@@ -205,7 +205,7 @@ def _results(
 ) -> dict[str, Any]:
     inputs = evidence.inputs
     single = inputs[0] if len(inputs) == 1 else ""
-    about = f"The figures of the {new.split} split"
+    about = f"The metrics of the {new.split} split"
     about += f", {count(new.rows, 'row')}." if new.rows else "."
     if not single and figures:
         about += (
@@ -284,7 +284,7 @@ def _inputs(info: RunInfo) -> str:
 
 
 def _is_number(value: Any) -> TypeGuard[float]:
-    """Whether a value of metrics.json, which may come from a stranger, is a finite number."""
+    """Whether a value of metrics.json, which is untrusted, is a finite number."""
     return isinstance(value, int | float) and math.isfinite(value)
 
 

@@ -39,7 +39,7 @@ class Facts(Strict):
         targets: Description of the targets, by split.
         classes: Number of rows of each class, by split. Empty: the task has no classes.
         warnings: Problems of the data, such as rows that occur in two splits.
-        remarks: Sentences about the figures, such as that a simple baseline is as good.
+        remarks: Sentences about the metrics, such as that a simple baseline is as good.
         environment: Versions and hardware, by name.
     """
 
@@ -89,7 +89,7 @@ class Saved(Strict):
 
 
 def read(folder: Path) -> Saved | None:
-    """Read report.json of a run folder that may come from a stranger; None if there is none.
+    """Read report.json of an untrusted run folder; None if there is none.
 
     Raises:
         UserError: If the file is damaged.
@@ -165,7 +165,7 @@ def _digest(text: str, size: int) -> str:
 
 
 def count_classes(task: Task, targets: Mapping[str, Sequence[Any]]) -> dict[str, dict[str, int]]:
-    """Return the number of rows of each class, by split. Empty if targets are no class names.
+    """Return the number of rows of each class, by split. Empty if targets are not class names.
 
     Args:
         task: The task.

@@ -74,7 +74,7 @@ class MetricsTable:
 
 
 def figures_of(metrics: Mapping[str, Any], split: str) -> dict[str, dict[str, float]]:
-    """Return the figures of a split in metrics.json, by row of the table and metric."""
+    """Return the metrics of a split in metrics.json, by row of the table and metric."""
     prefix = f"{split}/"
     figures: dict[str, dict[str, float]] = {}
     for key, value in metrics.items():
@@ -86,9 +86,9 @@ def figures_of(metrics: Mapping[str, Any], split: str) -> dict[str, dict[str, fl
 
 
 def split_of(metrics: Mapping[str, Any]) -> str:
-    """Return the split that was evaluated: the last one of which metrics.json has figures."""
+    """Return the split that was evaluated: the last one of which metrics.json has metrics."""
     found = [key.partition("/")[0] for key in metrics if "/" in key and "[" not in key]
-    # The validation split has figures of the training, too.
+    # The validation split has metrics of the training, too.
     others = [name for name in found if name != "validation"]
     return (others or found or ["test"])[-1]
 
@@ -105,7 +105,7 @@ def metrics_table(
     """Return the table of metrics.
 
     Args:
-        figures: Figures by row and metric.
+        metrics: Metrics by row and metric.
         monitored: The metric that selected the epoch.
         interval: Function that returns the interval of a metric in a row.
         single: Name of the only input. "": there are several.

@@ -20,7 +20,7 @@ IGNORED = ("run", "resume", "output", "name")
 
 
 def run(settings: Settings) -> int:
-    """Put runs side by side, and compare their answers row by row."""
+    """Compare runs, and compare their answers row by row."""
     path, runs, tests = compare_runs(settings)
     for line in comparison_lines(runs, tests):
         print_line(line)
@@ -54,7 +54,7 @@ def compare_runs(settings: Settings) -> tuple[Path, list[Any], list[Any]]:
 
 
 def comparison_lines(runs: list[Any], tests: list[Any]) -> list[str]:
-    """Return the figures of each run with their intervals, and the results of the paired tests."""
+    """Return the metrics of each run with their intervals, and the results of the paired tests."""
     lines: list[str] = []
     for run in runs:
         saved = run.saved

@@ -302,7 +302,7 @@ def save_ensemble(folder: Path, members: Sequence[Path]) -> None:
         write_tensors(new / model_folder.WEIGHTS, tensors)
         stack_files.join_stacks(new, members)
         (new / model_folder.CONFIG).write_text(dump_yaml(nodes), encoding="utf-8")
-        # `write_card` replaces it when the figures are known.
+        # `write_card` replaces it when the metrics are known.
         (new / model_folder.CARD).write_text("", encoding="utf-8")
         write_sums(new)
 

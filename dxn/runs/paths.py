@@ -53,7 +53,7 @@ def member_folder(folder: Path, number: int) -> Path:
 
 
 def member_folders(folder: Path) -> list[Path]:
-    """Return the run folders of the members in a run folder; none if it is no ensemble."""
+    """Return the run folders of the members in a run folder; none if it is not an ensemble."""
     paths = [path for path in (folder / MEMBERS).glob("*") if path.name.isdecimal()]
     return sorted(paths, key=lambda path: int(path.name))
 

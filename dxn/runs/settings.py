@@ -31,7 +31,7 @@ class Settings:
         chosen: Dotted keys and groups that the user or the experiment set.
         trust: Top-level packages besides dxn whose code the configuration itself may use.
         folder_trust: Those that a loaded run, model or checkpoint folder may use as well: only the
-            packages that the command names, because the folder may come from a stranger.
+            packages that the command names, because the folder may come from an untrusted source.
         notes: Lines to print, such as the run that `resume=latest` means.
         metrics: Metrics of a Python program by name, which cannot be saved.
         hidden: Interpolations of the values that come from the environment, which are saved and
@@ -69,7 +69,7 @@ class Settings:
 
     @classmethod
     def load(cls, folder: Path, trust: Sequence[str] = ()) -> Settings:
-        """Read the files of `save`, from a run folder that may come from a stranger.
+        """Read the files of `save`, from a run folder that may come from an untrusted source.
 
         Nothing is composed again. The values are read as plain data, so interpolations are not
         resolved. The overrides are only for display.
@@ -118,7 +118,7 @@ def dump_yaml(data: Any) -> str:
 
 def _read_overrides(path: Path) -> tuple[str, ...]:
     """Read the overrides of a run; none if the file is missing or damaged."""
-    # A damaged file is no error, because the overrides are only displayed.
+    # A damaged file is not an error, because the overrides are only displayed.
     if not path.is_file():
         return ()
     try:

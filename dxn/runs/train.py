@@ -254,7 +254,7 @@ def save_best(
         folder: The run folder, or that of its pretraining.
         model: The model to save.
         card: Its card.
-        figures: Validation metrics of this epoch.
+        metrics: Validation metrics of this epoch.
     """
     if not run.trainer.main:
         return

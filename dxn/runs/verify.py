@@ -1,4 +1,4 @@
-"""The command `dxn verify`: checksums, whether the files load, whether all figures are finite.
+"""The command `dxn verify`: checksums, whether the files load, whether all metrics are finite.
 
 Nothing is written, and one problem does not hide another one.
 """
@@ -43,7 +43,7 @@ class Verified:
 
     Args:
         checked: One line per part that was checked.
-        notes: One line per thing that is no problem, but good to know.
+        notes: One line per thing that is not a problem, but good to know.
         problems: One line per problem.
     """
 
@@ -63,7 +63,7 @@ class Verified:
 
 
 def verify(folder: Path, *, trust: Sequence[str] = ()) -> Verified:
-    """Check a run folder, which may come from a stranger.
+    """Check a run folder, which may come from an untrusted source.
 
     Args:
         folder: The run folder.
@@ -130,7 +130,7 @@ def _check_start(folder: Path, settings: Settings | None, result: Verified) -> N
 
 
 def _check_training(folder: Path, result: Verified, trust: Sequence[str]) -> None:
-    """Check the model, the checkpoints and the figures of a training or of its pretraining."""
+    """Check the model, the checkpoints and the metrics of a training or of its pretraining."""
     finished = (folder / METRICS).exists()
     weights = _check_model(folder, result, trust, finished=finished)
     checkpoints = folder / "checkpoints"
@@ -220,7 +220,7 @@ def _check_finite(name: str, tensor: Tensor, path: Path) -> None:
 
 
 def _check_figures(folder: Path, result: Verified, *, finished: bool) -> None:
-    """Check that all figures of metrics.jsonl and metrics.json are finite."""
+    """Check that all metrics of metrics.jsonl and metrics.json are finite."""
     log = folder / LOG
     problems = len(result.problems)
     rows: list[dict[str, Any]] = []

@@ -251,7 +251,7 @@ def _use_own_classes(merger: _OptionMerger, main: PublicModel) -> None:
             saved = own["_target_"].rpartition(".")[2]
             got = target.rpartition(".")[2]
             raise UserError(f"backbone: the weights have {saved}, got {got}; leave it out")
-    # The decoder is no group of its own but an option of the head, so it is compared separately.
+    # The decoder is not a group of its own but an option of the head, so it is compared separately.
     own_decoder = parts.head.get("decoder") or {}
     decoder = values["head"].get("decoder") or {}
     is_chosen = any(key.startswith("head.decoder") for key in merger.chosen)

@@ -101,7 +101,7 @@ def _print_start(url: str, options: ServeOptions, key: str | None) -> None:
         )
     if not options.is_local and not options.allowed_hosts:
         print_line(
-            "note: requests to any host name are answered, so a web page of a stranger could send "
+            "note: requests to any host name are answered, so any web page could send "
             "some through the browser of a visitor; set allowed_hosts=[NAME] to the names of this "
             "server"
         )

@@ -58,7 +58,7 @@ def read_examples(settings: Settings, predictor: Predictor, count: int) -> list[
     Raises:
         UserError: If the data of the run cannot be read.
     """
-    # A folder of a stranger could name any file as its data, see SECURITY.md.
+    # A folder from an untrusted source could name any file as its data, see SECURITY.md.
     values = {**settings.values, "data": None, "input": None, "confine": True}
     _, rows = rows_of_run(replace(settings, values=values), predictor)
     chosen = np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int)

@@ -1,4 +1,4 @@
-"""The figures of a server in the format of Prometheus."""
+"""The metrics of a server in the format of Prometheus."""
 
 from __future__ import annotations
 
@@ -65,5 +65,5 @@ class Metrics:
         self.batch_seconds.observe(seconds)
 
     def page(self) -> bytes:
-        """Return all figures as text."""
+        """Return all metrics as text."""
         return generate_latest(self.registry)

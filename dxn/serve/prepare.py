@@ -118,7 +118,8 @@ def _to_cell(value: Any, prepare: Tokenizer, name: str) -> Any:
         return value if prepare.reader.files else _as_text(value, name)
     if isinstance(value, str):
         _check_unicode(value, name)
-        # The preprocessor would open the file. A path on this machine is no business of a client.
+        # The preprocessor would open the file. A path on this machine must not be exposed to
+        # clients.
         if prepare.reader.is_path(value):
             raise UserError(
                 f"{name}: must be the content of a file, and not a path or URL, which is never "
@@ -162,7 +163,7 @@ def _as_text(content: bytes, name: str) -> str:
 
 
 def _check_unicode(text: str, name: str) -> None:
-    # JSON can contain halves of surrogate pairs, which are no characters.
+    # JSON can contain halves of surrogate pairs, which are not characters.
     try:
         text.encode("utf-8")
     except UnicodeEncodeError:

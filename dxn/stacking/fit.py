@@ -36,7 +36,7 @@ class Prior:
     rows: float = 1.0
 
 
-# The factors of the head and of the baseline. A few rows that all fit are no reason for large
+# The factors of the head and of the baseline. A few rows that all fit are not reason for large
 # changes, above all if later rows come from other speakers or places (docs/presets.md).
 MIX_OF_CLASSES = Prior((1.0, 0.5), rows=3.0)
 # A mean of two numbers. The loss is quadratic, so a few rows suffice.
@@ -207,7 +207,7 @@ def _table_columns(baseline: FeatureBaseline, features: Mapping[str, Features]) 
 
 
 def _initial_scale(part: Counted | Dense | Boosted, targets: ScoreTargets) -> float:
-    """Return the factor of a part without any rows. A few rows are no reason to use trees."""
+    """Return the factor of a part without any rows. A few rows are not reason to use trees."""
     if isinstance(part, Boosted):
         return 0.0
     return INITIAL_SCALE if targets.are_classes else 1.0

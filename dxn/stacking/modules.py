@@ -139,7 +139,8 @@ class Trees(nn.Module):
     """Gradient-boosted trees over the dense features.
 
     All nodes of all trees have one index. A leaf is its own child, so that MAX_DEPTH steps from a
-    root end in a leaf. Their number is fixed: no folder of a stranger can make a walk endless.
+    root end in a leaf. Their number is fixed: no folder from an untrusted source can make a walk
+    endless.
 
     Args:
         num_trees: Number of trees T.

@@ -106,7 +106,7 @@ def are_joined(values: Sequence[Any], separator: str = SEPARATOR) -> bool:
 
 
 def list_of(value: Any) -> list[Any] | None:
-    """Return the labels of a list, or of its text in JSON, Python or NumPy. None: it is no list."""
+    """Return the labels of a list, or of its text in JSON, Python or NumPy; None if neither."""
     if isinstance(value, list | tuple):
         return list(value)
     if not isinstance(value, str) or not (value[:1] == "[" and value[-1:] == "]"):

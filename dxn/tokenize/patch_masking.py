@@ -71,7 +71,7 @@ class PatchMasking(Masking):
         if known is None:
             known = torch.ones_like(x, dtype=torch.bool)
         else:
-            # A patch without values is no token, so that nothing can be predicted from it.
+            # A patch without values is not a token, so that nothing can be predicted from it.
             masked = masked & self.grid.windows(known).movedim(1, 3).flatten(3).any(-1)
         index = masked.nonzero(as_tuple=True)
         target, valid = (

@@ -52,7 +52,7 @@ MAX_REASON = 200  # characters of an error of a library
 
 
 class Log:
-    """Shows the progress of a training, and writes its figures to metrics.jsonl and trackers.
+    """Shows the progress of a training, and writes its metrics to metrics.jsonl and trackers.
 
     Args:
         folder: Folder of the run, which contains metrics.jsonl.
@@ -250,7 +250,7 @@ class TrackerSink:
     Args:
         name: Name of the tracker.
         folder: The run folder. The folder that contains it is the experiment.
-        options: Options of the run, which the tracker shows beside the figures.
+        options: Options of the run, which the tracker shows beside the metrics.
         say: Function that prints a line.
         resumed_at: Step from which an earlier process is continued. What TensorBoard got after it
             is hidden there, because the training sends it again. None: a new training.
@@ -285,7 +285,7 @@ class TrackerSink:
                 "or leave it out"
             ) from error
         write_text(path, json.dumps({**ids, name: identifier}))
-        say(f"{name}: the figures are {place}")
+        say(f"{name}: the metrics are {place}")
         self.has_failed = False
 
     def log(self, row: Mapping[str, Any]) -> None:
@@ -309,7 +309,7 @@ class TrackerSink:
                 act()
         except Exception as error:
             self.has_failed = True
-            self.say(f"warning: {self.name} gets no more figures: {_reason(error)}")
+            self.say(f"warning: {self.name} gets no more metrics: {_reason(error)}")
 
 
 def check_trackers(names: Sequence[Tracker]) -> None:
@@ -360,7 +360,7 @@ def _start(
         resumed_at: See `TrackerSink`.
 
     Returns:
-        The tracker, the identifier of its run, and where its figures are.
+        The tracker, the identifier of its run, and where its metrics are.
     """
     experiment = folder.absolute().parent.name or folder.absolute().name
     own = folder / name

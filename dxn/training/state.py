@@ -28,7 +28,7 @@ class State(Strict):
         batch: Number of finished batches of the current epoch.
         step: Number of optimizer steps, with those that were skipped.
         batch_size: Number of samples per batch over all processes.
-        parts: Number of parts into which each batch is divided because memory is short.
+        parts: Number of parts into which each batch is divided because there is not enough memory.
         skipped: Number of skipped steps, because the loss or a gradient was not finite.
         skipped_in_row: Number of skipped steps since the last one that was taken.
         monitored: Name of the monitored metric. "" before the first epoch.

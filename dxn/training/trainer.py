@@ -202,7 +202,7 @@ class Trainer:
             batch_size: Number of samples per batch over all processes, which a resumed training
                 takes from its start. Default: the option batch_size times the number of processes.
             name: Word that is printed before each epoch, such as "pretraining".
-            options: Options of the run, which trackers show beside the figures.
+            options: Options of the run, which trackers show beside the metrics.
 
         Returns:
             The state at the end of the training.

@@ -59,7 +59,7 @@ class Chart:
         # salt makes equal charts equal files.
         labels: list[Text] = figure.findobj(Text)  # pyright: ignore[reportAssignmentType]
         for label in labels:
-            label.set_parse_math(False)  # a name with two dollar signs is no formula
+            label.set_parse_math(False)  # a name with two dollar signs is not a formula
         options: Any = {"svg.fonttype": "none", "svg.hashsalt": "dxn"}
         file = io.StringIO()
         with mpl.rc_context(options):

@@ -1,4 +1,4 @@
-"""Figures: how they are created, titled, labelled and saved, and the colors of all pictures."""
+"""Metrics: how they are created, titled, labelled and saved, and the colors of all pictures."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HEAT_COLORS = ("#ffffff", "#fff1bf", "#fed66f", "#fd9d43", "#ee3f1e")
 TITLE_SIZE = 11
 ABOUT_SIZE = 8.5
 LARGE = 10_000  # numbers from here on have a suffix: 10k
-MAX_LAYOUTS = 12  # most figures need one or two
+MAX_LAYOUTS = 12  # most metrics need one or two
 MARGIN = 0.12  # inches on each side of the title
 MAX_LABEL = 24  # characters of a label; longer labels would take most of the picture
 PACKED_WIDTH = 10.4  # inches of a picture of several panels
@@ -122,7 +122,7 @@ def save(figure: Figure, path: Path) -> None:
     texts: list[Text] = figure.findobj(Text)  # pyright: ignore[reportAssignmentType]
     names = families("".join(text.get_text() for text in texts))
     for text in texts:
-        # Names of columns and classes are no formulas, whatever signs are in them.
+        # Names of columns and classes are not formulas, whatever signs are in them.
         text.set_parse_math(False)
         if names != [DEFAULT_FONT]:
             text.set_fontfamily(names)

@@ -1,4 +1,4 @@
-"""Limits the memory that a model takes while it is built from the configuration of a stranger.
+"""Limits the memory that a model takes while it is built from an untrusted configuration.
 
 A configuration of a few bytes can describe a model of terabytes. The model is compared with its
 weights only after it has been built. Therefore each tensor is measured before it is allocated.

@@ -136,7 +136,8 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
         try:
             with safe_open(path, "pt") as file:
                 number = len(file.keys())
-            # The header of a stranger can list empty tensors, which take minutes to compare.
+            # The header from an untrusted source can list empty tensors, which take minutes to
+            # compare.
             if number > MAX_TENSORS:
                 raise UserError(
                     f"weights: {path}: at most {MAX_TENSORS:,} tensors are read, got {number:,}"

@@ -132,7 +132,7 @@ def read_config(folder: Path, *, trust: tuple[str, ...] = ()) -> dict[str, Any]:
 
 
 def check_files(folder: Path) -> None:
-    """Check the files of a model folder, which may come from a stranger, before reading them.
+    """Check the files of an untrusted model folder before reading them.
 
     Raises:
         UserError: If a file is missing, has changed since it was saved, is not listed in

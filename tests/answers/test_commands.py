@@ -180,7 +180,7 @@ def test_attend_removes_the_pictures_of_its_last_call_and_no_others(
     assert main(command) == 0
     assert not (folder / "mine.png").exists()
     assert (folder / "holiday.png").exists()
-    # A list of a stranger cannot name files of other folders.
+    # A list from an untrusted source cannot name files of other folders.
     (tmp_path / "other.png").write_bytes(b"of the user")
     (folder / ".attend.json").write_text(
         json.dumps(["../other.png", 7, str(tmp_path / "other.png")])

@@ -1,4 +1,4 @@
-"""What a killed command leaves behind, and arguments that are no text."""
+"""What a killed command leaves behind, and arguments that are not text."""
 
 import signal
 import subprocess

@@ -1,4 +1,4 @@
-"""What belongs to one thread does not change others, and neither figures nor defects are hidden."""
+"""What belongs to one thread does not change others, and neither metrics nor defects are hidden."""
 
 import base64
 import hashlib

@@ -39,7 +39,7 @@ def rare(table, monkeypatch):
 
 
 def trained(capsys, tmp_path, *options, name="run"):
-    """The output, the metrics and the validation figures by epoch of a training."""
+    """The output, the metrics and the validation metrics by epoch of a training."""
     run = tmp_path / name
     output = printed(capsys, "train", *DATA, *MODEL, "trainer.epochs=6", f"run={run}", *options)
     epochs = [row for row in log_of(run) if "validation/loss" in row]
@@ -213,7 +213,7 @@ def test_a_metric_that_does_not_work_is_refused_before_the_training(
 
 def test_rare_classes_are_named_with_their_rows_before_the_training(rare, tmp_path, capsys):
     sentence = (
-        "warning: 1 of 2 classes is rare, so single rows decide about the figures: 'spam' has"
+        "warning: 1 of 2 classes is rare, so single rows decide about the metrics: 'spam' has"
     )
     check = printed(capsys, "check", *DATA, f"output={tmp_path / 'bad.csv'}")
     line = next(line for line in check.splitlines() if line.startswith(sentence))

@@ -1,4 +1,4 @@
-"""The figures of `dxn evaluate` are those of scikit-learn for the written predictions."""
+"""The metrics of `dxn evaluate` are those of scikit-learn for the written predictions."""
 
 import json
 import random
@@ -30,7 +30,7 @@ def targets(kind, count, seed):
 
 @pytest.fixture(scope="module")
 def evaluated(tmp_path_factory):
-    """Train a model, evaluate it on other rows, and return its figures and its predictions."""
+    """Train a model, evaluate it on other rows, and return its metrics and its predictions."""
 
     def evaluate(capsys, kind, change=lambda rows: rows):
         folder = tmp_path_factory.mktemp(kind)
@@ -68,7 +68,7 @@ def test_the_metrics_of_two_classes_are_those_of_scikit_learn(evaluated, capsys)
         sklearn.metrics.balanced_accuracy_score(true, predicted)
     )
     assert [figures["f1:a"], figures["f1:b"]] == close(f1.tolist())
-    # Neither class is rare, so the table is narrow. It has the intervals of the figures.
+    # Neither class is rare, so the table is narrow. It has the intervals of the metrics.
     assert "roc_auc" not in table and "95% from" in table
 
 

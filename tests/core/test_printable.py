@@ -1,4 +1,4 @@
-"""Texts of strangers: no formula reaches a spreadsheet, and no escape code a terminal."""
+"""Texts from untrusted sources: no formula reaches a spreadsheet, and no escape code a terminal."""
 
 import csv
 import json

@@ -1,4 +1,4 @@
-"""Files of a stranger are plain data of a limited size inside of their folder, or are refused."""
+"""Untrusted files are plain data of a limited size inside of their folder, or are refused."""
 
 import json
 import os

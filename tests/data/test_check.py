@@ -98,7 +98,7 @@ def test_the_report_counts_rows_sizes_and_targets_by_split(files, preprocessors)
         "  target: 1 class (b 1)",
         "warning: there is no validation split, which selects the best epoch",
         "warning: test has only 1 row, too few for reliable metrics (at least 30)",
-        "warning: 2 of 2 classes are rare, so single rows decide about the figures: 'b' has 1 row "
+        "warning: 2 of 2 classes are rare, so single rows decide about the metrics: 'b' has 1 row "
         "in train; 'a' has 2 rows in train",
     ]
 

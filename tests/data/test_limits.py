@@ -97,7 +97,7 @@ def test_a_table_that_expands_is_refused(tmp_path, name, write, message):
         ("a.jsonl", "[" * 100_000, "row 1: invalid JSON"),
         ("a.json", "[" * 100_000, "a.json: invalid JSON"),
         ("a.jsonl", '{"a": ' + "9" * 5000 + "}", "row 1: invalid JSON .*4300 digits"),
-        ("a.csv", "text,label\na\0b,x\n", "row 2: contains a zero byte, so it is no text"),
+        ("a.csv", "text,label\na\0b,x\n", "row 2: contains a zero byte, so it is not a text"),
         (
             "a.jsonl",
             "".join(f'{{"k{i}": 1}}\n' for i in range(4000)),

@@ -69,7 +69,7 @@ def test_good_data_has_no_warning():
         (changed("test", target=["a"] * 30), "test: all 30 targets are 'a'"),
         (
             changed("train", target=[*classes(58), "c", "d"]),
-            "2 of 4 classes are rare, so single rows decide about the figures: 'c' has 1 row in "
+            "2 of 4 classes are rare, so single rows decide about the metrics: 'c' has 1 row in "
             "train, 0 in validation, 0 in test; 'd' has 1 row in train, 0 in validation, 0 in test",
         ),
         (

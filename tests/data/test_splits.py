@@ -16,7 +16,7 @@ from dxn.core.errors import UserError
 from dxn.data.rows import Rows
 from dxn.data.splits.split import complete_splits, draw_split, is_categorical
 
-# Validation and test rows that earlier versions drew. Published figures depend on them.
+# Validation and test rows that earlier versions drew. Published metrics depend on them.
 EARLIER = ["7", "14", "3", "10"]
 FRACTIONS = st.sampled_from(
     [

@@ -128,7 +128,7 @@ def test_the_card_has_the_figures_the_use_and_the_limitations(run, hub):
     (result,) = metadata["model-index"][0]["results"]
     values = {metric["type"]: metric["value"] for metric in result["metrics"]}
     assert values["accuracy"] == pytest.approx(figures["test/accuracy"], abs=1e-6)
-    # The library reads the figures in the format of the hub.
+    # The library reads the metrics in the format of the hub.
     data: Any = ModelCard(card).data
     (first, *_) = data.eval_results
     assert first.metric_type in values

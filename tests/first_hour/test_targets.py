@@ -1,4 +1,4 @@
-"""The first hour of a new user: targets, splits and honest figures.
+"""The first hour of a new user: targets, splits and honest metrics.
 
 Each test is a mistake or a wish that such a user had on the command line.
 """

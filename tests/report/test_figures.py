@@ -1,4 +1,4 @@
-"""The figures of a report: intervals, classes, calibration, thresholds and the paired test."""
+"""The metrics of a report: intervals, classes, calibration, thresholds and the paired test."""
 
 import math
 import random

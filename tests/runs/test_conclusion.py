@@ -1,4 +1,4 @@
-"""What a training says about its figures and the next commands, and the model card."""
+"""What a training says about its metrics and the next commands, and the model card."""
 
 import hashlib
 import json
@@ -69,8 +69,8 @@ def test_an_option_that_waits_for_the_validation_loss_needs_a_validation_split(
 @pytest.mark.parametrize(
     ("fractions", "sentence"),
     [
-        ("[1,0,0]", "warning: there is no test split, so these are the figures of the training"),
-        ("[0.5,0.5,0]", "note: there is no test split, so these are the figures of the validation"),
+        ("[1,0,0]", "warning: there is no test split, so these are the metrics of the training"),
+        ("[0.5,0.5,0]", "note: there is no test split, so these are the metrics of the validation"),
     ],
 )
 def test_figures_that_are_not_those_of_a_test_split_are_marked(

@@ -1,4 +1,4 @@
-"""Run folders of strangers: the checksums are right, but the content of a checkpoint is not."""
+"""Untrusted run folders: the checksums are right, but the content of a checkpoint is not."""
 
 import json
 import shutil
@@ -103,7 +103,7 @@ SPOILED = {
         "generators: not a state of a generator",
     ),
     "no losses": (without("log/losses"), "log/losses: must be a list of numbers"),
-    "losses that are no list": (with_tensor("log/losses", lambda _: NAN), "log/losses: must be"),
+    "losses that are not list": (with_tensor("log/losses", lambda _: NAN), "log/losses: must be"),
     "sizes that are fractions": (with_tensor("log/sizes", lambda t: t / 2), "log/sizes: must be"),
     "more sizes than losses": (
         with_tensor("log/sizes", lambda t: torch.ones(3, dtype=t.dtype)),

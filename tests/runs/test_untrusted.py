@@ -1,4 +1,4 @@
-"""A model folder or run folder from a stranger cannot run code, import a module or read secrets."""
+"""An untrusted model folder or run folder cannot run code, import a module or read secrets."""
 
 import io
 import json

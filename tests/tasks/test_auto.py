@@ -76,7 +76,7 @@ def test_the_targets_decide_the_task(values, task):
         ([["N", "V"], ["N"], ["V", "D", "N"]], WORDS, "tag"),
         ([["N", "V"], None, ["V", "D", "N"]], WORDS, "tag"),
         ([["N", "V"], ["N"], ["V", "D"]], WORDS, "multilabel"),  # a tag is missing
-        ([["N", "V"]], ["a b"], "multilabel"),  # a text is no list of words
+        ([["N", "V"]], ["a b"], "multilabel"),  # a text is not a list of words
         ([[], []], [["a"], ["b"]], "multilabel"),
         ([["N", "V"], ["N"], ["V", "D", "N"]], None, "multilabel"),
         (["red", "blue", "red"], WORDS, "classify"),

@@ -1,4 +1,4 @@
-"""Masked pretraining: masks per sample, the loss by hand, and figures that add up."""
+"""Masked pretraining: masks per sample, the loss by hand, and metrics that add up."""
 
 import copy
 import pickle
@@ -188,7 +188,7 @@ def test_two_inputs_may_share_an_adapter_and_have_any_name():
     assert head.inputs == ("front page", "v1.2") and len(head.predictors) == 2
 
 
-# Loss and figures
+# Loss and metrics
 
 
 def test_the_loss_is_the_mean_over_inputs_of_sums_over_counts():

@@ -1,4 +1,4 @@
-"""The base class: a small task of one's own, structured targets, and files from strangers."""
+"""The base class: a small task of one's own, structured targets, and untrusted files."""
 
 import math
 import pickle

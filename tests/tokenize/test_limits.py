@@ -103,7 +103,7 @@ def mp3_without_a_length():
 def test_an_mp3_file_that_ends_within_a_frame_is_truncated():
     content = mp3_without_a_length()
     whole = read_audio(content, sample_rate=RATE)
-    # A tag at the end of the file, which is no frame.
+    # A tag at the end of the file, which is not a frame.
     assert len(read_audio(content + b"TAG" + bytes(125), sample_rate=RATE)) >= len(whole)
     for size in (len(content) // 2, len(content) - 1, len(content) - 7):
         with pytest.raises(BadMedia, match=r"^truncated: the file ends within a frame$"):

@@ -26,7 +26,7 @@ def test_a_word_of_a_script_without_spaces_is_one_character(raw, words, tmp_path
     assert count_words(raw) == len([word for word in words if word != "。"])
     # No space between two such characters, but around a word of another script.
     assert tokenizer.decode(encoded.ids) == raw.replace("tea", " tea ")
-    tokenizer.save(str(tmp_path / "tokenizer.json"))  # as from a stranger, who could be hostile
+    tokenizer.save(str(tmp_path / "tokenizer.json"))  # an untrusted source could be hostile
     assert load_tokenizer(tmp_path / "tokenizer.json").encode(raw).tokens == words
 
 

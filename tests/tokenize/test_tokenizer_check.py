@@ -1,4 +1,4 @@
-"""A tokenizer.json of a stranger can take neither hours nor gigabytes, nor end the process."""
+"""An untrusted tokenizer.json can take neither hours nor gigabytes, nor end the process."""
 
 import base64
 import json

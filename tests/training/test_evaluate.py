@@ -1,4 +1,4 @@
-"""Predictions when memory is short, and predictions of a model that gives NaN."""
+"""Predictions when there is not enough memory, and predictions of a model that gives NaN."""
 
 import errno
 import math

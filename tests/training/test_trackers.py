@@ -39,8 +39,8 @@ def test_a_training_sends_its_log_and_its_test_metrics_to_both_trackers(tmp_path
     data = [str(tmp_path / "t.csv"), "target=label", "report=false"]
     assert main(["train", *data, *SMALL, *TEXT, *PLAIN, *options]) == 0
     printed = capsys.readouterr().out
-    assert f"tensorboard: the figures are in {folder / 'tensorboard'}" in printed.replace("\n", "")
-    assert "mlflow: the figures are sent to " in printed
+    assert f"tensorboard: the metrics are in {folder / 'tensorboard'}" in printed.replace("\n", "")
+    assert "mlflow: the metrics are sent to " in printed
     assert len(scalars(folder, "validation/loss")) == 2
     assert len(scalars(folder, "test/accuracy")) == 1
     (experiment,) = [e for e in store.search_experiments() if e.name == "runs"]
@@ -108,7 +108,7 @@ def test_a_tracker_that_fails_is_left_out_and_the_training_continues(tmp_path, m
     monkeypatch.setattr(tracker.tracker, "log", fail)
     tracker.log({"step": 1, "loss": 1.0})
     tracker.log({"step": 2, "loss": 1.0})
-    assert lines[1:] == ["warning: tensorboard gets no more figures: the server is down"]
+    assert lines[1:] == ["warning: tensorboard gets no more metrics: the server is down"]
     tracker.close()
 
 

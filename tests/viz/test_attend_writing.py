@@ -172,7 +172,7 @@ def page_of(folder):
 
 @pytest.fixture
 def unsaved(monkeypatch):
-    """Figures are made but not painted, which takes most of the time."""
+    """Metrics are made but not painted, which takes most of the time."""
     modules = ("attention", "arcs", "drawers.drawer", "drawers.panel")
     for module in modules:
         monkeypatch.setattr(f"dxn.viz.{module}.save", lambda figure, path: None)

@@ -21,7 +21,8 @@ def read(value: Any, options: Mapping[str, Any]) -> np.ndarray | None:
 
     Raises:
         OSError: If the file cannot be read.
-        ValueError: If it is no series, or has another number of channels than those of the model.
+        ValueError: If it is not a series, or has another number of channels than those of the
+        model.
     """
     if isinstance(value, str | Path):
         value = _parsed(str(value))

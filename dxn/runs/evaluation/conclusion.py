@@ -1,4 +1,4 @@
-"""What `dxn train` says after the training: how it ended, and what its figures mean."""
+"""What `dxn train` says after the training: how it ended, and what its metrics mean."""
 
 from __future__ import annotations
 
@@ -35,15 +35,15 @@ def about_epochs(state: State, run: Training) -> list[str]:
 
 
 def about_split(split: str) -> list[str]:
-    """Return a note if the figures are not those of a test split."""
+    """Return a note if the metrics are not those of a test split."""
     if split == "train":
         return [
-            "warning: there is no test split, so these are the figures of the training rows; they "
+            "warning: there is no test split, so these are the metrics of the training rows; they "
             "do not tell how well the model answers for new data"
         ]
     if split == "validation":
         return [
-            "note: there is no test split, so these are the figures of the validation split, which "
+            "note: there is no test split, so these are the metrics of the validation split, which "
             "also selected the epoch and the factors of a mixture; expect slightly worse ones for "
             "new data"
         ]

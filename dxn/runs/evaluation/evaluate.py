@@ -94,7 +94,8 @@ def _folder_to_write(values: Mapping[str, Any]) -> Iterator[Path]:
     The new one is removed after an error, if nothing was written to it.
 
     Raises:
-        UserError: If a link in the run folder, which may come from a stranger, leads out of it.
+        UserError: If a link in the run folder, which may come from an untrusted source, leads out
+        of it.
     """
     if values["output"]:
         yield Path(values["output"])

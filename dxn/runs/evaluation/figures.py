@@ -1,4 +1,4 @@
-"""Figures and plots of a training and of predictions, for the folder of a run."""
+"""Metrics and plots of a training and of predictions, for the folder of a run."""
 
 from __future__ import annotations
 

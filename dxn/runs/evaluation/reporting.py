@@ -73,7 +73,7 @@ def report_of_training(
         best: The model of its best epoch.
         recorder: The predictions of the evaluation.
         metrics: Content of metrics.json.
-        remarks: Sentences about the figures, as they were printed.
+        remarks: Sentences about the metrics, as they were printed.
     """
     # A run that was started before this option existed has no such key.
     if not run.settings.values.get("report", True):
@@ -120,7 +120,7 @@ def report_of_ensemble(
     with _as_warning(folder, settings):
         saved = pages.saved.read(member)
         facts = pages.saved.Facts() if saved is None else saved.facts
-        # The remarks are about the figures of the member.
+        # The remarks are about the metrics of the member.
         facts = facts.model_copy(update={"remarks": []})
         overrides = settings.overrides
         info = _info(folder, settings, overrides, metrics, facts, best, best.target)
@@ -141,7 +141,7 @@ def _as_warning(folder: Path, settings: Settings) -> Iterator[None]:
 
 
 def write_again(settings: Settings) -> Path:
-    """Write the report of a run folder, which may come from a stranger.
+    """Write the report of a run folder, which may come from an untrusted source.
 
     Args:
         settings: Settings of `dxn report`.
@@ -167,7 +167,7 @@ def write_again(settings: Settings) -> Path:
     recorder = Recorder()
     notes: list[str] = []
     if not metrics:
-        notes.append("The training has not finished, so there are no figures yet.")
+        notes.append("The training has not finished, so there are no metrics yet.")
     else:
         try:
             _predict(settings, predictor, metrics, recorder)
@@ -254,7 +254,7 @@ def read_log_of(folder: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
     check_file(path)
-    # The folder may come from a stranger, and only numbers can be drawn.
+    # The folder may come from an untrusted source, and only numbers can be drawn.
     return [
         {key: value for key, value in row.items() if isinstance(value, int | float)}
         for row in read_log(path)

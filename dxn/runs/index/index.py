@@ -105,7 +105,7 @@ def write_index(settings: Settings, predictor: Predictor) -> tuple[Opened, list[
 
 
 def read_index(path: str) -> Index:
-    """Read an index folder, which may come from a stranger.
+    """Read an index folder, which may come from an untrusted source.
 
     Raises:
         UserError: If a file is missing or damaged.

@@ -20,7 +20,7 @@ from dxn.tasks.metric import defined
 
 @dataclass(frozen=True)
 class Card:
-    """What the card of a model says besides its figures.
+    """What the card of a model says besides its metrics.
 
     Args:
         title: Title of the card.
@@ -53,10 +53,10 @@ class Card:
         """Return the card in Markdown.
 
         Args:
-            figures: Metrics by the name of the split.
+            metrics: Metrics by the name of the split.
             epochs: The epoch that was saved, such as "epoch 3 of 8".
             others: Metrics of parts of the model and of simple rules on the last split of
-                `figures`, by their name, such as "transformer alone" and "always ham".
+                `metrics`, by their name, such as "transformer alone" and "always ham".
             answers: How the output is computed from the transformer and the baseline. "": the
                 transformer answers.
         """
@@ -77,7 +77,7 @@ class Card:
             *([f"- answers: the mixture {answers}"] if answers else []),
             "- license: not set",
             "",
-            "## Figures",
+            "## Metrics",
             "",
             *_figure_lines(
                 {split: self._shown(metrics) for split, metrics in figures.items()}, others or {}
@@ -141,7 +141,7 @@ def _rows(sizes: Mapping[str, int]) -> str:
 def _figure_lines(
     figures: Mapping[str, Mapping[str, float]], others: Mapping[str, Mapping[str, float]]
 ) -> list[str]:
-    """Return one list item per split and metric, with the figures of `others` to compare."""
+    """Return one list item per split and metric, with the metrics of `others` to compare."""
     lines = []
     for split, metrics in figures.items():
         for metric, value in metrics.items():

@@ -240,7 +240,7 @@ def model_folder(folder: Path) -> Path:
 
 
 def _load_weights(module: nn.Module, tensors: Mapping[str, Tensor], folder: Path) -> None:
-    """Load a state dict that may come from a stranger's folder.
+    """Load a state dict that may come from an untrusted source's folder.
 
     Raises:
         UserError: If the tensors do not match the modules that config.yaml describes.

@@ -15,7 +15,8 @@ NO_VALUE = {"na", "n/a", "n.a.", "nan", "null", "nil", "?", "-", "--", "â€”", "â
 # Further cells that contain no number or date.
 NO_NUMBER = NO_VALUE | {".", "none", "unknown", "missing", "tbd"}
 NO_NUMBER |= {"not available", "not applicable", "#value!", "#div/0!", "#ref!"}  # Excel
-# A column is numeric if at most this share of its cells, besides those such as "N/A", is no number.
+# A column is numeric if at most this share of its cells, besides those such as "N/A", is not a
+# number.
 MAX_OTHERS = 0.05
 # At least this share of its cells must be numbers.
 MIN_NUMBERS = 0.5

@@ -31,7 +31,7 @@ from dxn.tokenize.statistics import Moments
 
 MASK_RATIO = 0.4  # fraction of the patches that masked pretraining hides by default (PatchTST)
 MAX_FITTED = 10_000  # series are enough for stable statistics
-# Larger numbers in a model folder of a stranger would fill the memory.
+# Larger numbers in a model folder from an untrusted source would fill the memory.
 MAX_CHANNELS = 100_000
 MAX_PATCH_VALUES = 10_000_000
 

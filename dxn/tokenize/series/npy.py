@@ -1,4 +1,4 @@
-"""Reading of .npy files, which may come from a stranger."""
+"""Reading of .npy files, which may come from an untrusted source."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def read_npy(file: io.BytesIO | str) -> np.ndarray:
     Raises:
         BadMedia: If the file is damaged, or contains Python objects.
     """
-    # Not np.load: it also opens .npz archives, whose content is no array.
+    # Not np.load: it also opens .npz archives, whose content is not an array.
     try:
         if isinstance(file, str):
             return np.lib.format.open_memmap(file, mode="r")

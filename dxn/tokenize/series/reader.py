@@ -126,7 +126,7 @@ def read_series(source: Any) -> Tensor | None:
             step.
 
     Raises:
-        BadMedia: If the cell is no series, or exceeds a limit.
+        BadMedia: If the cell is not a series, or exceeds a limit.
     """
     try:
         if isinstance(source, Tensor):

@@ -93,7 +93,7 @@ def _unknown_share(tokenizer: Tokenizer, texts: Sequence[str]) -> float:
 
 
 def load_tokenizer(path: str | Path) -> Tokenizer:
-    """Load a tokenizer.json of the tokenizers library, which may come from a stranger.
+    """Load a tokenizer.json of the tokenizers library, which may come from an untrusted source.
 
     Raises:
         UserError: If the file does not exist or is not a tokenizer, or the tokenizer takes too much

@@ -176,9 +176,9 @@ def close(folder: Path, expected: Path, ended: Ended, *, exact: bool = False) ->
         return Seen(False, f"code {ended.code}: {ended.said}")
     own, other = losses(folder), losses(expected)
     if [row[:2] for row in own] != [row[:2] for row in other]:
-        return Seen(False, f"{len(own)} figures instead of {len(other)}")
+        return Seen(False, f"{len(own)} metrics instead of {len(other)}")
     differences = [abs(a[2] - b[2]) for a, b in zip(own, other, strict=True)]
-    text = f"{len(own)} figures, largest difference {max(differences):.1e}"
+    text = f"{len(own)} metrics, largest difference {max(differences):.1e}"
     if exact:
         same = sha256(folder) == sha256(expected)
         return Seen(same and own == other, f"{text}; same model: {same}")
@@ -230,7 +230,7 @@ def _other_batch(folder: Path) -> Seen:
     run = folder / "run"
     shutil.copytree(_interrupted(), run)
     ended = launch(1, "train", f"resume={run}", "batch_size=10")
-    # The saved option is 10 samples per process, so this is no change: the batches stay.
+    # The saved option is 10 samples per process, so this is not a change: the batches stay.
     if ended.code == 0:
         return close(run, _pair(), ended)
     return Seen(ended.code == 2 and "batch_size" in ended.said, f"{ended.code}: {ended.said}")

@@ -1,4 +1,4 @@
-"""The kind "runs" of fuzz.py: run folders of a stranger, checked and resumed."""
+"""The kind "runs" of fuzz.py: run folders from an untrusted source, checked and resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The kind "tables" of fuzz.py: tables of a stranger, in all formats."""
+"""The kind "tables" of fuzz.py: tables from an untrusted source, in all formats."""
 
 from __future__ import annotations
 
