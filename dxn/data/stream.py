@@ -14,8 +14,9 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.data.dataset import Draft, InputDropout, Samples
 from dxn.data.reading import Opened
-from dxn.tasks import Task, Window
 from dxn.tasks.generate.target_tokenizer import ENDS, token_of
+from dxn.tasks.target import Window
+from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
 from dxn.tokenize.text.vocabulary import encode
 

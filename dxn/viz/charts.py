@@ -13,7 +13,6 @@ from matplotlib.colors import LogNorm
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from dxn.core.display import number
-from dxn.tasks import Categorical, Number, Quantiles, Space
 from dxn.viz.chart import Chart, finish, write_png
 from dxn.viz.confusion import about_counts, confusion_charts, confusion_counts
 from dxn.viz.figure import BLUE, COLORS, GREY, ORANGE, plain_numbers, shortened
@@ -61,10 +60,11 @@ def task_charts(task: Any, predicted: Sequence[Any], truths: Sequence[Any]) -> T
         predicted: Predictions, in the format of `Task.predict`.
         truths: Parsed targets of the same rows.
     """
-    if type(task.space) not in TASK_CHARTS or not len(truths):
+    charts = TASK_CHARTS.get(type(task.space).__name__)
+    if charts is None or not len(truths):
         return None
     answers = [task.answer(prediction) for prediction in predicted]
-    return TASK_CHARTS[type(task.space)](task.target.labels or (), answers, truths)
+    return charts(task.target.labels or (), answers, truths)
 
 
 def scatter_chart(predicted: Sequence[float], true: Sequence[float]) -> Chart:
@@ -259,11 +259,11 @@ def _forecasts(
     return TaskCharts("forecasts.png", title, forecast_charts(answers, truths))
 
 
-# By the output space of the task.
-TASK_CHARTS: dict[type[Space | None], Callable[..., TaskCharts]] = {
-    Categorical: _confusion,
-    Number: _scatter,
-    Quantiles: _forecasts,
+# By the name of the output space of a task.
+TASK_CHARTS: dict[str, Callable[..., TaskCharts]] = {
+    "Categorical": _confusion,
+    "Number": _scatter,
+    "Quantiles": _forecasts,
 }
 
 
