@@ -65,8 +65,8 @@ def infer(cells, words=None):
     # A saved task reads the cells of other tables in the same way.
     state = json.loads(json.dumps(task.target.state()))
     loaded = build(node, key="head")
-    loaded.load_state(state)
-    assert [loaded.parse(cell, "") for cell in cells] == parsed
+    loaded.target.load(state)
+    assert [loaded.target.read(cell, "", {}) for cell in cells] == parsed
     return task, notes, parsed
 
 

@@ -103,10 +103,10 @@ def test_a_format_that_can_be_read_in_two_ways_is_noted_and_saved():
     ]
     task.target.fit([task.target.read(value, "", {}) for value in values])
     other = Regress()
-    other.load_state(task.target.state())
-    assert other.parse("2.000 €", "") == 2000
+    other.target.load(task.target.state())
+    assert other.target.read("2.000 €", "", {}) == 2000
     with pytest.raises(UserError, match=r"decimal must be one of '\.' or ','"):
-        other.load_state({**task.target.state(), "decimal": ";"})
+        other.target.load({**task.target.state(), "decimal": ";"})
 
 
 def test_plain_numbers_need_no_note():
