@@ -13,7 +13,7 @@ from helpers.runs import SMALL, metrics_of, refused, train
 import dxn
 from dxn.cli import main
 from dxn.tasks import IGNORED, Tag
-from dxn.tasks.entities import Scheme, entities, split_words
+from dxn.tasks.entities import entities, scheme_of, split_words
 
 OPTIONS = [*SMALL, "preset=plain", "report=false", "baseline=none", "adapters=[text]"]
 OPTIONS += ["adapters.text.tokenizer.kind=word", "trainer.epochs=12", "optimizer.lr=0.02"]
@@ -128,7 +128,7 @@ CASES = [
 @pytest.mark.parametrize(("tags", "expected"), CASES)
 def test_the_entities_of_tags_are_those_written_by_hand(tags, expected):
     tags = tags.split()
-    assert entities(tags, Scheme.of(tuple(dict.fromkeys(tags)))) == expected
+    assert entities(tags, scheme_of(tuple(dict.fromkeys(tags)))) == expected
 
 
 def numbered(count):
