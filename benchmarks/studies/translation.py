@@ -14,11 +14,12 @@ from __future__ import annotations
 import csv
 import statistics
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from dxn.commands.train import Train
 from dxn.core.runtime import configure
@@ -36,7 +37,7 @@ from dxn.data.dataset import Samples  # noqa: E402
 from dxn.data.loader import Loader  # noqa: E402
 from dxn.data.order import BatchOrder  # noqa: E402
 from dxn.models import count_parameters  # noqa: E402
-from dxn.runs import build as parts  # noqa: E402
+from dxn.runs.prepare import prepare  # noqa: E402
 from dxn.viz.figure import BLUE, GREY, ORANGE, new_figure, save  # noqa: E402
 
 EXPERIMENTS = {
@@ -130,26 +131,17 @@ class Training:
 
 def make_training(experiment: str, folder: str) -> Training:
     """Build the model, the optimizer and a few batches of an experiment."""
-    overrides = [f"experiment={experiment}", f"data.train={folder}/train.csv", "data.path=null"]
-    # These are the steps of `dxn train` until the model is built.
-    config = compose(Train, overrides).values
-    preprocessors = parts.preprocessors_of(config)
-    source = parts.open_source(config, preprocessors)
-    task, _, source = parts.decide_task(parts.build_task(config), config, source)
-    inputs = parts.assign_inputs(config, source.inputs, preprocessors, source.column)
-    adapters: dict[str, Any] = dict(parts.build_adapters(inputs))
-    named = parts.by_input(adapters, inputs.adapters)
-    by_input = {name: adapter.tokenizer for name, adapter in named.items()}
-    train = parts.open_splits(source, by_input, task).splits["train"]
-    parts.fit_adapters(adapters, inputs, train, task.target.texts(train.targets or ()))
-    task.target.bind(named)
-    task.target.fit(train.targets or ())
-    torch.manual_seed(0)
-    model = parts.build_model(config, task, adapters, inputs.adapters)
-    samples = Samples(train, by_input, task=task, augment=True)
-    loader = iter(Loader(BatchOrder(samples, config["batch_size"], shuffle=True)))
+    with tempfile.TemporaryDirectory() as output, ExitStack() as stack:
+        data = [f"data.train={folder}/train.csv", "data.path=null", f"output={output}"]
+        settings = compose(Train, [f"experiment={experiment}", *data])
+        trainer = build(settings.values["trainer"], key="trainer")
+        run = prepare(settings, trainer, stack)
+    task, model = run.task, run.model
+    samples = run.training_samples(task)
+    batch_size = settings.values["batch_size"]
+    loader = iter(Loader(BatchOrder(samples, batch_size, shuffle=True)))
     batches = [next(loader) for _ in range(BATCHES)]
-    optimizer = build(config["optimizer"], key="optimizer")(model.train())
+    optimizer = build(settings.values["optimizer"], key="optimizer")(model.train())
 
     def step(i: int) -> int:
         batch = batches[i % BATCHES]
@@ -161,7 +153,7 @@ def make_training(experiment: str, folder: str) -> Training:
         optimizer.zero_grad(set_to_none=True)
         return int(loss.weight)
 
-    return Training(step, count_parameters(model), samples, config["batch_size"])
+    return Training(step, count_parameters(model), samples, batch_size)
 
 
 def padding(samples: Samples, batch_size: int) -> str:
