@@ -125,7 +125,7 @@ class Process:
 def preload() -> None:
     """Import everything that a training imports, so that forked processes start fast."""
     torch.set_num_threads(1)
-    libraries = ("torchmetrics.functional.classification", "matplotlib.pyplot", "torchaudio")
+    libraries = ("matplotlib.pyplot", "torchaudio")
     for name in ("dxn.runs.ensemble", "dxn.config.command", "dxn.data.loader", *libraries):
         importlib.import_module(name)
     importlib.import_module("dxn.commands.train").Train.compose(list(TINY))
