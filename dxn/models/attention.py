@@ -270,7 +270,11 @@ def attend(
 
     Returns:
         (..., M, e).
+
+    Raises:
+        ValueError: If dropout is outside [0, 1).
     """
+    check_rate("dropout", dropout)
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         # The fused kernels require the dtype of the query, which is bf16 under autocast.
         attn_mask = attn_mask.to(query.dtype)

@@ -79,7 +79,7 @@ def infer_columns(
         else:
             by_modality[modality] = [column]
     if not any(by_modality.values()):
-        # Without any other input, the column is no leak, but what the target is to be read from.
+        # Without any other input, the column is not a leak, but what the target is to be read from.
         for column, modality in leaks.items():
             by_modality.setdefault(modality, []).append(column)
         leaks = {}
@@ -105,7 +105,7 @@ def _answers(table: Table, targets: Sequence[str]) -> list[str | None]:
 
 def _possible(values: Sequence[Any], readers: Readers) -> Readers:
     """Return the readers that can be meant for values, which are not None."""
-    # Numbers such as "$1,200.50" and dates are strings as well, but they are no texts and no files.
+    # Numbers such as "$1,200.50" and dates are strings as well, but neither texts nor files.
     if not are_numbers(values) and not are_dates(values):
         return readers
     are_files = _are_file_names(values)  # "0.wav" could be 0 of the unit wav

@@ -269,7 +269,7 @@ def _rare_names(train: Counter[str], others: Mapping[str, Counter[str]]) -> Iter
     more = [f"and {len(rare) - MAX_RARE:,} more"] if len(rare) > MAX_RARE else []
     yield Problem(
         f"{len(rare):,} of {len(train):,} classes {'is' if len(rare) == 1 else 'are'} rare, so "
-        f"single rows decide about the figures: {'; '.join([*rows, *more])}"
+        f"single rows decide about the metrics: {'; '.join([*rows, *more])}"
     )
 
 

@@ -111,7 +111,7 @@ class Clock:
 
     @classmethod
     def from_node(cls, node: Mapping[str, Any]) -> Self:
-        """Create the clock from `node`. The model folder may come from a stranger."""
+        """Create the clock from `node`. The model folder may come from an untrusted source."""
         return cls(**node)
 
 
@@ -239,7 +239,7 @@ def grid_positions(times: Sequence[float], clock: Clock) -> list[int] | None:
     positions: list[int] = []
     for time in times:
         index = clock.index(time, times[0])
-        # A tiny step, which can come from a stranger's model folder, gives an infinite index.
+        # A tiny step, which can come from an untrusted model folder, gives an infinite index.
         if math.isinf(index) or abs(index - round(index)) > TOLERANCE:
             return None
         positions.append(round(index))

@@ -80,7 +80,7 @@ def series_cell(steps: Sequence[Any]) -> np.ndarray | list | None:
 
     Returns:
         An array (T,) or (T, C), float64, with NaN for missing values. None if all of them are
-        missing. A list if a cell is no number, so that it is reported as a bad cell of this row.
+        missing. A list if a cell is not a number, so that it is reported as a bad cell of this row.
     """
     try:
         values = np.array(steps, dtype=np.float64)

@@ -42,7 +42,7 @@ def find_season(values: np.ndarray, clock: Clock | None) -> tuple[int, str]:
 
 
 def _usual_season(clock: Clock | None) -> tuple[int, str] | None:
-    """Return the season that fits a calendar; None for years and for steps that are no time."""
+    """Return the season that fits a calendar; None for years and for steps that are not time."""
     if clock is None or clock.unit == "numeric":
         return None
     step = clock.step

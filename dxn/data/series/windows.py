@@ -18,7 +18,7 @@ from dxn.data.tables.read import Table
 from dxn.tasks.forecast.futures import Future
 from dxn.tokenize.cells.numbers import NumberFormat
 
-MAX_SIZE = 100_000  # of the options, which can come from a stranger's model folder
+MAX_SIZE = 100_000  # of the options, which can come from an untrusted model folder
 NAME_SEPARATOR = ", "  # between the target columns in `Source.target`
 
 
@@ -216,7 +216,7 @@ class Windows:
         return {self.kind: {name: v for name, v in asdict(self).items() if v is not None}}
 
     def options(self) -> dict[str, Any]:
-        # The step between the rows and the formats are no options: they are found in the table.
+        # The step between the rows and the formats are not options: they are found in the table.
         node = self.node()[self.kind]
         return {name: node[name] for name in node if name not in ("clock", "formats")}
 

@@ -1,6 +1,7 @@
 """Paths of a data set stay inside its folder, also through symbolic links.
 
-A table or a folder can come from a stranger. Without this check, it could make dxn read any file of
+A table or a folder can come from an untrusted source. Without this check, it could make dxn read
+any file of
 the user, whose content or existence would then be part of a report or a model.
 """
 

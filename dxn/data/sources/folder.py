@@ -194,7 +194,7 @@ def _by_split(members: Sequence[Member], root: Path) -> dict[str, list[tuple[Mem
 def _split_folders(members: Sequence[Member]) -> set[str]:
     """Return the folders whose names are those of splits, unless they are classes such as "test".
 
-    They are classes if their files are directly in them, and other folders are no splits.
+    They are classes if their files are directly in them, and other folders are not splits.
     """
     first = {member.parts[0] for member in members if len(member.parts) > 1}
     splits = {name for name in first if name.lower() in SPLIT_NAMES}

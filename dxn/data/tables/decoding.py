@@ -71,7 +71,7 @@ def read_text(
     if zero >= 0:
         row = text.count("\n", 0, zero) + 1
         advice = f"; if it is UTF-16, set {key}=utf-16-le" if key else ""
-        raise UserError(f"{path} row {row}: contains a zero byte, so it is no text{advice}")
+        raise UserError(f"{path} row {row}: contains a zero byte, so it is not a text{advice}")
     # An encoding that the user sets can leave the byte order mark.
     return text.removeprefix("\ufeff").replace("\r\n", "\n").replace("\r", "\n")
 

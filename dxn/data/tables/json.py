@@ -172,7 +172,7 @@ def _is_column(value: Any) -> bool:
 
 def _load(text: str) -> Any:
     content = json.loads(text)
-    # JSON can contain half of a surrogate pair, which is no character.
+    # JSON can contain half of a surrogate pair, which is not a character.
     return _valid(content) if SURROGATE in text.lower() else content
 
 

@@ -1,4 +1,4 @@
-"""Limits of the files that are read, so that a small file of a stranger cannot fill the memory.
+"""Limits of the files that are read, so that a small untrusted file cannot fill the memory.
 
 They are checked in the header of a file where it has one, and otherwise while it is read.
 """

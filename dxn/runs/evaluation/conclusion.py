@@ -96,4 +96,6 @@ def _is_learned(task: Task, predicted: Any, target: Any) -> bool:
     The order of labels, for example, makes no difference in that form.
     """
     answer = task.answer(predicted)["prediction"]
-    return torch.equal(*(torch.as_tensor(task.target.encode(value)) for value in (answer, target)))
+    return torch.equal(
+        *(torch.as_tensor(task.target.encode(value, {})) for value in (answer, target))
+    )
