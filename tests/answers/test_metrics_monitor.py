@@ -82,7 +82,7 @@ def test_a_wrong_name_is_answered_with_all_names_before_the_training(rare, tmp_p
     run = tmp_path / "run"
     error = refused(capsys, "train", *DATA, *MODEL, "trainer.monitor=rocauc", f"run={run}")
     assert "trainer.monitor: head=classify has no metric 'rocauc'" in error
-    assert "accuracy, balanced_accuracy, log_loss, f1_macro, roc_auc, average_precision" in error
+    assert "accuracy, log_loss, balanced_accuracy, f1_macro, roc_auc, average_precision" in error
     assert "did you mean roc_auc?" in error and not run.exists()
 
 

@@ -67,7 +67,7 @@ def test_training_stops_early_by_default(here, capsys):
     write_csv(
         "easy.csv", ["text", "label"], [(f"{word} {i}", y) for i, (word, y) in enumerate(rows)]
     )
-    fast = ["trainer.epochs=200", "optimizer.lr=0.05", "run=model"]
+    fast = ["trainer.epochs=200", "optimizer.lr=0.2", "run=model"]
     output = printed(capsys, "train", "easy.csv", "target=label", *TINY, *TEXT, *fast)
     assert "epoch 200/200" not in output
     assert "stopped" in output

@@ -13,7 +13,7 @@ from helpers.runs import SMALL, TEXT, TINY_DIGITS, interrupt, refused, table_of,
 import dxn
 from dxn.cli import main
 from dxn.runs.saved.card import data_name
-from dxn.tasks import Classify
+from dxn.tasks.class_metrics import ClassMetric
 
 
 def output_of(capsys, tmp_path, *options, content=None):
@@ -88,7 +88,7 @@ def test_warnings_about_the_data_are_printed(tmp_path, capsys):
 
 
 def test_if_a_metric_is_always_nan_the_loss_selects_the_epoch(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr(Classify, "metrics", lambda *_: {"accuracy": math.nan})
+    monkeypatch.setattr(ClassMetric, "metrics", lambda *_: {"accuracy": math.nan})
     metrics = train(tmp_path / "run", *TINY_DIGITS, "trainer.epochs=2")
     output = capsys.readouterr().out
     assert "the validation accuracy was NaN in all epochs, so the loss selected" in output
@@ -97,7 +97,7 @@ def test_if_a_metric_is_always_nan_the_loss_selects_the_epoch(tmp_path, capsys, 
 
 def test_without_any_finite_metric_or_loss_there_is_no_best_epoch(tmp_path, capsys, monkeypatch):
     nan = {"accuracy": math.nan, "loss": math.nan}
-    monkeypatch.setattr(Classify, "metrics", lambda *_: nan)
+    monkeypatch.setattr(ClassMetric, "metrics", lambda *_: nan)
     command = ["train", *TINY_DIGITS, "trainer.epochs=2", f"run={tmp_path / 'run'}"]
     (error,) = refused(capsys, command)
     assert error.startswith("dxn: the validation accuracy and loss were NaN in all 2 epochs")
