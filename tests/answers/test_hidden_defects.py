@@ -100,7 +100,7 @@ def test_the_attention_page_runs_no_script_but_its_own_and_is_replaced_as_a_whol
     for text in ("good film", "{{digest}} <script>alert(1)</script> {{data}}"):
         page = page_of(tmp_path / "run", tmp_path / "attend", text)
         html = page.read_text()
-        (script,) = re.findall(r"<script>(.*?)</script>", html, re.DOTALL)
+        (script,) = re.findall(r'<script type="module">(.*?)</script>', html, re.DOTALL)
         digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
         assert f"script-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'\"" in html
     # The old page stays complete until the new one is.

@@ -41,7 +41,7 @@ def test_a_column_is_the_mean_of_its_words(run):
     # The first column covers four words, and the last one the two that are left.
     assert tokens.spans[0].coords[0].tolist() == [[0, 23], [24, 35]]
     adapter = model.adapters["text"]
-    adapter.embedding_options = type(adapter.embedding_options)()
+    adapter.tokens_per_column = 1
     single = model.tokens(text=text).x[0]
     expected = torch.stack([single[:4].mean(0), single[4:].mean(0)])
     torch.testing.assert_close(tokens.x[0], expected, atol=1e-5, rtol=1e-5)
@@ -73,7 +73,7 @@ def test_the_attention_is_drawn(run, tmp_path):
         (["head=language", "backbone.causal=true"], "needs one column per token"),
         (["head=masked"], "a masked text needs adapters.text.embedding.pool=1"),
         (["adapters.text.ngrams.columns=true", "adapters.text.ngrams.lengths=[2]"], "ngrams"),
-        (["adapters.text.embedding.pool=0"], "embedding.pool must be at least 1"),
+        (["adapters.text.embedding.pool=0"], "embedding.pool: must be at least 1"),
     ],
 )
 def test_a_task_about_single_words_refuses_it(options, message, table, capsys):
