@@ -14,11 +14,12 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from dxn.api import Run, from_public, load, train
+    from dxn.api import Run, load, train
     from dxn.core.errors import UserError
     from dxn.core.tokens import Tokens, join
     from dxn.parts import Model
     from dxn.runs.predictor.predictor import Predictor
+    from dxn.runs.saved.model_folder import from_public
 
 __version__ = "0.1.0"
 __all__ = [
@@ -41,7 +42,7 @@ _MODULES = {
     "Run": "dxn.api",
     "Tokens": "dxn.core.tokens",
     "UserError": "dxn.core.errors",
-    "from_public": "dxn.api",
+    "from_public": "dxn.runs.saved.model_folder",
     "join": "dxn.core.tokens",
     "load": "dxn.api",
     "train": "dxn.api",

@@ -201,42 +201,6 @@ def load(
     return model_folder.load(folder, device=device, dtype=dtype, trust=trust)
 
 
-def from_public(
-    source: str,
-    *,
-    revision: str | None = None,
-    part: str | None = None,
-    strict: bool = True,
-    device: str = "cpu",
-    dtype: Dtype = "auto",
-    trust: Sequence[str] = (),
-) -> Predictor:
-    """Load a public checkpoint, such as ViT, BERT or AST, with the interface of a trained model.
-
-    Args:
-        source: Path of a file or folder, or OWNER/NAME on the Hugging Face hub.
-        revision: Branch, tag or commit on the hub.
-        part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
-        strict: Whether missing and unexpected tensors are an error.
-        device: Device to run on, such as "cuda".
-        dtype: Data type of the weights: float32, bf16, int8, or auto, which is bf16 if the model is
-            large and the device has instructions for bf16.
-        trust: Top-level packages besides dxn whose code the family of the checkpoint may use.
-
-    Raises:
-        UserError: If the checkpoint cannot be read, or dxn does not support its architecture.
-    """
-    return model_folder.from_public(
-        source,
-        revision=revision,
-        part=part,
-        strict=strict,
-        device=device,
-        dtype=dtype,
-        trust=trust,
-    )
-
-
 def to_overrides(options: Mapping[str, Any], parent: str = "") -> list[str]:
     """Return options as overrides, such as trainer={"epochs": 3} as trainer.epochs=3.
 

@@ -42,7 +42,6 @@ KNOW_MODALITIES = (
     "export/programs",
     "export/examples.py",
     "export/recipes.py",
-    "commands/options.py",  # the adapters that a training has by default
 )
 # "category" is also a usual name of a target column.
 COLUMN_NAMES = {("data/columns/target.py", "category")}

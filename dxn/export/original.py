@@ -55,7 +55,7 @@ def save_original(predictor: Predictor, public: PublicModel, folder: Path) -> No
         for path in () if checkpoint.folder is None else checkpoint.folder.iterdir():
             if path.name in COPIED:
                 shutil.copyfile(path, new / path.name)
-        if not _is_same(predictor, from_public(str(new))):
+        if not _is_same(predictor, from_public(str(new), dtype="float32")):
             needed = required_options(public, public.family.architecture(checkpoint))
             raise UserError(
                 f"weights: {public.family.name} cannot represent this model, because its options "

@@ -130,7 +130,7 @@ def test_a_compiled_model_in_use_has_plain_layers_and_the_same_answers(run, monk
     monkeypatch.setattr(compiling, "BACKEND", "eager")
     compiling._compiled.cache_clear()
     answers = []
-    for compiled in ("auto", "true"):
+    for compiled in ("false", "true"):
         options = ["device=cpu", "dtype=float32", f"compile={compiled}"]
         assert main(["predict", f"run={run}", "input.text=a three", *options]) == 0
         answers.append(capfd.readouterr().out)
@@ -141,4 +141,4 @@ def test_a_compiled_model_in_use_has_plain_layers_and_the_same_answers(run, monk
 
 def test_an_unknown_value_of_compile_is_refused(run, capfd):
     lines = refused(capfd, ["predict", f"run={run}", "input.text=a", "compile=maybe"])
-    assert lines[-1] == "dxn: compile: must be one of true, false, auto, got 'maybe'"
+    assert lines[-1] == "dxn: compile: must be true or false, got 'maybe'"

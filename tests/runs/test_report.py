@@ -284,7 +284,7 @@ def test_compare_prints_figures_and_a_paired_test(reviews, tmp_path, capsys):
     assert re.match(r"a: test accuracy 0\.\d{4} \(95% interval 0\.\d+ to [01]\.\d+\)", lines[0])
     assert re.match(r"b .* a: the mean of \"correct\" differs by .* common rows\.", lines[2])
     page = Page(output)
-    assert page.sections == ["runs", "figures", "test", "training", "options"]
+    assert page.sections == ["runs", "metrics", "test", "training", "options"]
     assert "data.text" in page.words
     assert "trainer.epochs" not in page.words
     assert len(page.all("script")) == 1

@@ -177,22 +177,25 @@ def from_public(
     part: str | None = None,
     strict: bool = True,
     device: str = "cpu",
-    dtype: Dtype = "float32",
+    dtype: Dtype = "auto",
     trust: Sequence[str] = (),
 ) -> Predictor:
-    """Load a public checkpoint. It can predict if the checkpoint contains a classifier.
+    """Load a public checkpoint, such as ViT, BERT or AST, with the interface of a trained model.
+
+    It can predict if the checkpoint contains a classifier.
 
     Args:
-        source: File, folder or hub id of the checkpoint.
-        revision: Branch, tag or commit of a hub id.
+        source: Path of a file or folder, or OWNER/NAME on the Hugging Face hub.
+        revision: Branch, tag or commit on the hub.
         part: Modality to use, for a checkpoint with one tower per modality, such as CLIP.
         strict: Whether missing and unexpected tensors are an error.
-        device: Device that the model is moved to, such as "cuda".
-        dtype: Data type of the weights, see `dxn.runs.saved.dtypes.set_dtype`.
-        trust: Top-level packages besides dxn whose parts the family of the checkpoint may name.
+        device: Device to run on, such as "cuda".
+        dtype: Data type of the weights: float32, bf16, int8, or auto, which is bf16 if the model is
+            large and the device has instructions for bf16.
+        trust: Top-level packages besides dxn whose code the family of the checkpoint may use.
 
     Raises:
-        UserError: If dxn does not support the checkpoint, or tensors are missing.
+        UserError: If the checkpoint cannot be read, or dxn does not support its architecture.
     """
     public = dxn.weights.read_public(source, revision=revision, part=part, trust=tuple(trust))
     nodes = public.nodes()
