@@ -50,6 +50,10 @@ class PatchMasking(Masking):
     is_standardized: bool = False
     stem_pads_end: bool = False
 
+    def __post_init__(self):
+        if self.span is not None and self.span < 1:
+            raise ValueError(f"span must be at least 1, got {self.span}")
+
     def __call__(self, sample: Mapping[str, Tensor], rand: random.Random) -> Sample:
         """Return the sample with hidden, masked (G, h, w), masked_target and masked_valid (m, K).
 

@@ -141,8 +141,6 @@ class AudioAdapter(Adapter):
             None if ratio is 0.
         """
         ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
-        if span < 1:
-            raise ValueError(f"span must be at least 1, got {span}")
         if not ratio:
             return None
         # Copies on the CPU, because a masking is pickled and sent to the data workers.

@@ -138,8 +138,6 @@ class SeriesAdapter(Adapter):
             None if ratio is 0.
         """
         ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
-        if span < 1:
-            raise ValueError(f"span must be at least 1, got {span}")
         if not ratio:
             return None
         num_outputs = self.grid.size[0] * self.grid.size[1]
