@@ -1,20 +1,11 @@
 """Options and inputs of commands that were accepted or refused by mistake."""
 
-from pathlib import Path
-
 import pytest
-import yaml
 from helpers.runs import PLAIN, SMALL, refused, table_of, train
 from PIL import Image
 
-import dxn
 from dxn.cli import main
-from dxn.commands import all_commands
 from dxn.runs.attend import list_pictures, remove_pictures
-
-CONF = Path(dxn.__file__).parent / "conf"
-# Parts with types of their own, and values of any type.
-PARTS = {"adapters", "input", "prompt", "token"}
 
 
 @pytest.mark.parametrize(
@@ -30,13 +21,6 @@ PARTS = {"adapters", "input", "prompt", "token"}
 def test_a_value_of_a_wrong_type_is_refused(command, key, capsys):
     (line,) = refused(capsys, command)
     assert line.startswith(f"dxn: {key}: must be ")
-
-
-@pytest.mark.parametrize("path", sorted(CONF.glob("*.yaml")), ids=lambda path: path.stem)
-def test_every_key_of_a_command_has_a_type(path):
-    node = yaml.safe_load(path.read_text())
-    known = {key for each in all_commands().values() for key in each.options().parameters}
-    assert {name for name in node if name != "defaults"} <= known
 
 
 def test_a_text_that_is_no_path_is_predicted(tmp_path, capsys):

@@ -36,15 +36,15 @@ CONTAINERS = {"m4a": ("mp4", "aac"), "aac": ("adts", "aac"), "mkv": ("matroska",
 def make_kind() -> MediaFiles:
     """Return the kind, for fuzz.py."""
     spectrogram = SpectrogramOptions(n_mels=16, max_seconds=SECONDS)
-    adapter = AudioAdapter(dim=8, sample_rate=RATE, spectrogram=spectrogram).tokenizer
+    tokenizer = AudioAdapter(dim=8, sample_rate=RATE, spectrogram=spectrogram).tokenizer
 
     def read(path: Path) -> tuple[int, ...] | None:
-        raw = adapter.read(str(path))
+        raw = tokenizer.reader.read(str(path))
         if raw is None:  # a video without a sound track
             return None
         assert raw.dtype == torch.float32 and raw.ndim == 1, raw
         assert bool(raw.isfinite().all()) and 0 < len(raw) <= SECONDS * RATE + RATE, raw.shape
-        features = adapter(raw)["features"]
+        features = tokenizer(raw)["features"]
         assert bool(features.isfinite().all()), features
         assert audio_rate(str(path)) > 0
         return tuple(features.shape)
