@@ -153,12 +153,18 @@ class _Drawn:
         features: Further inputs of the graph: counted features.
     """
 
-    collated: Tensors
+    collated: dict[str, Any]
     features: Tensors
+
+    @property
+    def tensors(self) -> Tensors:
+        """The inputs of the graph, without the texts, which are counted before."""
+        kept = {key: value for key, value in self.collated.items() if isinstance(value, Tensor)}
+        return {**kept, **self.features}
 
     def sizes(self) -> dict[tuple[str, int], int]:
         """Return the size of each axis but that of the samples."""
-        tensors = {**self.collated, **self.features}
+        tensors = self.tensors
         return {
             (k, axis): tensors[k].shape[axis] for k in tensors for axis in range(1, tensors[k].ndim)
         }
@@ -217,7 +223,7 @@ def _example(size: int, rows: Mapping[str, list[int]], inputs: Mapping[str, _Dra
         batch[name] = {**drawn.collated, "rows": index}
         # A sample without the input has the values of another one, which the graph must ignore.
         source = torch.zeros(size, dtype=torch.long).index_copy(0, index, torch.arange(len(index)))
-        for key, value in {**drawn.collated, **drawn.features}.items():
+        for key, value in drawn.tensors.items():
             tensors[f"{name}.{key}"] = value[source]
         if len(inputs) > 1:
             present = torch.zeros(size, dtype=torch.bool).index_fill(0, index, True)

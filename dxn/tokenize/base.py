@@ -60,8 +60,9 @@ STATE_FILE = "adapters.jsonl"
 MAX_FILE_NAME = 200  # bytes of the key of an adapter in the name of its file
 SIMILAR = 0.8  # similarity of names from which one is a misspelling of the other
 
-Sample = dict[str, Tensor]
-Batch = dict[str, Tensor]
+# Tensors, and the texts that a text tokenizer keeps for a baseline.
+Sample = dict[str, Any]
+Batch = dict[str, Any]
 
 
 class BadMedia(ValueError):
@@ -189,7 +190,7 @@ class Tokenizer:
         rands = [None] * len(raws) if rands is None else rands
         return self.collate([self(raw, rand) for raw, rand in zip(raws, rands, strict=True)])
 
-    def collate(self, samples: Sequence[Mapping[str, Tensor]]) -> Batch:
+    def collate(self, samples: Sequence[Mapping[str, Any]]) -> Batch:
         """Collate samples to a batch, see `pad`."""
         return pad(samples, self.fill)
 
@@ -370,7 +371,7 @@ class Adapter(Recorded, nn.Module):
             raise UserError(f"{path}: {name}: {error}; copy the model again") from error
 
 
-def pad(samples: Sequence[Mapping[str, Tensor]], fill: Mapping[str, float]) -> Batch:
+def pad(samples: Sequence[Mapping[str, Any]], fill: Mapping[str, float]) -> Batch:
     """Collate samples to a batch: each key is padded at the end of all its axes, and stacked.
 
     Args:
@@ -378,12 +379,15 @@ def pad(samples: Sequence[Mapping[str, Tensor]], fill: Mapping[str, float]) -> B
         fill: Value of the padding, by key. Default: 0.
 
     Returns:
-        Tensors (B, ...). `masked` has the shape (B, N), as the columns have. `masked_target` and
+        Tensors (B, ...), and lists of what is no tensor. `masked` has the shape (B, N), as the columns have. `masked_target` and
         `masked_valid` are concatenated over the masked columns of all samples.
     """
     batch: Batch = {}
     for key in samples[0]:
         values = [sample[key] for sample in samples]
+        if not isinstance(values[0], Tensor):
+            batch[key] = values
+            continue
         if key in JOINED:
             batch[key] = torch.cat(values)
             continue

@@ -17,7 +17,7 @@ Compute = Callable[[Any, Mapping[str, Tensor]], Features | None]
 # By modality: the function that computes the features, and a key that the batch needs, which the
 # adapter of a user can lack. Other modalities can be added.
 FEATURES: dict[str, tuple[Compute, str]] = {
-    "text": (text.text_features, "points"),
+    "text": (text.text_features, "text"),
     "image": (image.image_features, "pixels"),
     "audio": (audio.audio_features, "features"),
     "video": (video.video_features, "pixels"),

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import unicodedata
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,9 +12,10 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from dxn.stacking.features.base import Features
-from dxn.tokenize.text.chars import MAX_CHARS
 from dxn.tokenize.text.scripts import is_mark, is_unspaced
 
+# Characters of a text that are read. About 8,000 words say what a longer text is about.
+MAX_CHARS = 50_000
 # Lengths of the character n-grams. The space before and after a word is one of the characters.
 CHAR_LENGTHS = (2, 3, 4, 5)
 SPACE = ord(" ")
@@ -28,35 +30,34 @@ PAIR = 998_244_353  # multiplier of the first word of a pair
 RECIPE = {"counted": "text_codes", "counted_chars": MAX_CHARS}
 
 
-def text_features(adapter: Any, batch: Mapping[str, Tensor]) -> Features:
+def text_features(adapter: Any, batch: Mapping[str, Any]) -> Features:
     """Return the words, pairs of words and character n-grams of each text of a batch."""
-    points = batch["points"]
-    empty = torch.zeros(len(points), 0, device=points.device)
-    return Features("TF-IDF", empty, text_codes(points))
+    device = batch["ids"].device
+    words, ngrams = text_codes(batch["text"])
+    empty = torch.zeros(len(batch["text"]), 0, device=device)
+    return Features("TF-IDF", empty, (words.to(device), ngrams.to(device)))
 
 
-def text_codes(points: Tensor) -> tuple[Tensor, Tensor]:
+def text_codes(texts: Sequence[str]) -> tuple[Tensor, Tensor]:
     """Return hashes of the words and pairs of words, and of the character n-grams of texts.
 
     A character of a script without spaces is a word.
 
-    Args:
-        points: (B, M). Characters of each text, see `dxn.tokenize.text.chars`; 0 at padding.
-
     Returns:
         Two tensors (2, n): the sample and the hash of each occurrence.
     """
+    # Composed, so that "é" has one form. An exported program reads a NUL as a space, too.
+    shown = [unicodedata.normalize("NFC", text[:MAX_CHARS].lower()) for text in texts]
+    shown = [text.replace("\0", " ") for text in shown]
     # A space before each text, and one after the last, so that all texts are one sequence.
-    separated = F.pad(points.long(), (1, 0), value=SPACE)
-    kept = separated > 0
-    chars = torch.cat([separated[kept], separated.new_tensor([SPACE])])
-    rows = torch.cat([kept.nonzero()[:, 0], separated.new_tensor([len(points) - 1])])
+    chars = torch.tensor([ord(char) for char in " ".join(["", *shown, ""])])
+    lengths = [1 + len(text) for text in shown]
+    lengths[-1] += 1
+    rows = torch.arange(len(texts)).repeat_interleave(torch.tensor(lengths))
     # Each distinct character is classified once.
     distinct, index = chars.unique(return_inverse=True)
     kinds = [_kind(point) for point in distinct.tolist()]
-    is_space, is_word, is_single, is_after = (
-        torch.tensor(kinds, device=points.device).T[:, index].unbind()
-    )
+    is_space, is_word, is_single, is_after = torch.tensor(kinds).T[:, index].unbind()
     # Only one of several spaces in a row: the last one, which belongs to the word after it. The
     # first one can be the end of the text before.
     last = ~(is_space & F.pad(is_space, (0, 1))[1:])
@@ -72,8 +73,8 @@ class _Hashes:
 
     def __init__(self, chars: Tensor):
         count = len(chars) + 1
-        powers = _powers(BASE, count).to(chars.device)
-        self.inverse = _powers(INVERSE, count).to(chars.device)
+        powers = _powers(BASE, count)
+        self.inverse = _powers(INVERSE, count)
         # Terms are below 2**31, so the sum of 2**32 of them fits into int64.
         self.sums = F.pad((chars * powers[:-1] % PRIME).cumsum(0), (1, 0))
 
@@ -120,7 +121,7 @@ def _char_ngrams(hashes: _Hashes, rows: Tensor, is_space: Tensor) -> Tensor:
     found_rows: list[Tensor] = []
     codes: list[Tensor] = []
     for n in CHAR_LENGTHS:
-        start = torch.arange(max(len(rows) - n + 1, 0), device=rows.device)
+        start = torch.arange(max(len(rows) - n + 1, 0))
         inner = spaces[start + n - 1] - spaces[start + 1]
         start = start[inner == 0]
         # A space between two texts counts to the second one. It ends a word of the first one too,

@@ -1,4 +1,4 @@
-"""The characters of a text, and hashed n-grams of its words (arXiv:1607.04606, section 3.2)."""
+"""Hashed character n-grams of the words of a text (arXiv:1607.04606, section 3.2)."""
 
 from __future__ import annotations
 
@@ -18,16 +18,6 @@ WORD = re.compile(r"\w+|[^\w\s]+")
 MAX_WORD = 30
 MAX_CACHED = 100_000  # words whose n-grams are kept in memory
 NONE = np.zeros(0, np.int32)  # hashes of a token without a word
-# Characters that `code_points` reads. About 8,000 words say what a longer text is about.
-MAX_CHARS = 50_000
-
-
-def code_points(text: str) -> Tensor:
-    """Return the characters (n,) of a text in lower case, int32."""
-    # A NUL is padding in a batch. Composed, so that "é" has one form.
-    shown = unicodedata.normalize("NFC", text[:MAX_CHARS].lower()).replace("\0", " ")
-    return torch.tensor([ord(char) for char in shown], dtype=torch.int32)
-
 
 class CharNgrams:
     """Finds the character n-grams of the word that each token belongs to. It can be pickled.

@@ -13,8 +13,8 @@ import torch
 from tokenizers import Encoding
 from tokenizers import Tokenizer as Vocabulary
 
-from dxn.tokenize.base import Batch, Sample, Tokenizer, pad
-from dxn.tokenize.text.chars import CharNgrams, code_points, word_starts
+from dxn.tokenize.base import Batch, Sample, Tokenizer
+from dxn.tokenize.text.chars import CharNgrams, word_starts
 from dxn.tokenize.text.options import TextAugment
 from dxn.tokenize.text.reader import RawText, TextReader, first_words
 from dxn.tokenize.text.split import SubwordSplitter
@@ -95,7 +95,7 @@ class TextTokenizer(Tokenizer):
                 characters of " ".join(words).
             words (n,): Index of the word of each token. -1 if raw is not a list of words.
             chars (n, G): Hashed n-grams of the word of each token, 0 for none. Only with `chars`.
-            points (m,): The characters of the text, see `code_points`. Only without augmentation.
+            text: The whole text, from which a baseline learns. Only without augmentation.
         """
         text = self._first(raw)
         lead, tokens, tail = self._encode(text)
@@ -112,7 +112,7 @@ class TextTokenizer(Tokenizer):
             "words": torch.tensor([word for _, _, word in tokens], dtype=torch.long),
         }
         if rand is None:
-            sample["points"] = code_points(raw if isinstance(raw, str) else " ".join(raw))
+            sample["text"] = raw if isinstance(raw, str) else " ".join(raw)
         if self.chars is not None:
             # Masked tokens have no n-grams, which would tell what they were.
             offsets = [NO_COORDS if token == self.mask_id else at for token, at, _ in tokens]
@@ -148,7 +148,7 @@ class TextTokenizer(Tokenizer):
             "words": torch.full((1, 1), -1).expand(mask.shape),
         }
         if all(rand is None for rand in rands):
-            batch |= pad([{"points": code_points(str(raw))} for raw in raws], {})
+            batch["text"] = list(raws)
         return batch
 
     def length(self, raw: RawText) -> float:
