@@ -379,8 +379,9 @@ def pad(samples: Sequence[Mapping[str, Any]], fill: Mapping[str, float]) -> Batc
         fill: Value of the padding, by key. Default: 0.
 
     Returns:
-        Tensors (B, ...), and lists of what is no tensor. `masked` has the shape (B, N), as the columns have. `masked_target` and
-        `masked_valid` are concatenated over the masked columns of all samples.
+        Tensors (B, ...), and lists of what is no tensor. `masked` has the shape (B, N), as the
+        columns have. `masked_target` and `masked_valid` are concatenated over the masked columns of
+        all samples.
     """
     batch: Batch = {}
     for key in samples[0]:

@@ -105,7 +105,7 @@ class TextTokenizer(Tokenizer):
         room = max(self.max_len - len(lead) - len(tail), 0)
         tokens = [*lead, *tokens[:room], *tail]
         coords = torch.tensor([offsets for _, offsets, _ in tokens], dtype=torch.float32)
-        sample = {
+        sample: Sample = {
             "ids": torch.tensor([token for token, _, _ in tokens], dtype=torch.long),
             "mask": torch.ones(len(tokens), dtype=torch.bool),
             "coords": coords.reshape(-1, 2),
@@ -141,7 +141,7 @@ class TextTokenizer(Tokenizer):
         mask = np.arange(lengths.max()) < lengths[:, None]
         ids = np.zeros(mask.shape, np.int64)
         ids[mask] = np.fromiter(chain.from_iterable(rows), np.int64, lengths.sum())
-        batch = {
+        batch: Batch = {
             "ids": torch.from_numpy(ids),
             "mask": torch.from_numpy(mask),
             "coords": torch.full((1, 1, 1), torch.nan).expand(*mask.shape, 2),
