@@ -19,6 +19,7 @@ MAX_WORD = 30
 MAX_CACHED = 100_000  # words whose n-grams are kept in memory
 NONE = np.zeros(0, np.int32)  # hashes of a token without a word
 
+
 class CharNgrams:
     """Finds the character n-grams of the word that each token belongs to. It can be pickled.
 
