@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+import pickle
+import zipfile
 from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors.torch import save_file
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
+
+MAX_TENSORS = 100_000  # of a file; the largest public models have a few thousand
+MAX_SHARING = 4  # how often the bytes of a .pth file can occur in its tensors, such as tied weights
+# Keys of a .pth file that contain the state dict, in common training scripts.
+NESTED_KEYS = ("model", "state_dict", "module")
 
 
 def write_tensors(
@@ -32,10 +40,106 @@ def write_tensors(
         partial.chmod(mode)
 
 
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read the tensors of a safetensors or PyTorch file, without executing code in it.
+
+    Raises:
+        UserError: If the file is missing or damaged, or contains anything but named tensors.
+    """
+    if not path.exists():
+        raise UserError(
+            f"weights: {path}: file not found, although the index of the checkpoint lists it; "
+            "download the missing file"
+        )
+    # A named pipe or a device would block forever or never end.
+    if not path.is_file():
+        raise UserError(f"weights: {path}: must be a regular file; download it again")
+    if path.suffix == ".safetensors":
+        try:
+            with safe_open(path, "pt") as file:
+                number = len(file.keys())
+            # The header from an untrusted source can list empty tensors, which take minutes to
+            # compare.
+            if number > MAX_TENSORS:
+                raise UserError(
+                    f"weights: {path}: at most {MAX_TENSORS:,} tensors are read, got {number:,}"
+                )
+            return load_file(path)
+        except (SafetensorError, OSError, ValueError) as error:
+            raise UserError(
+                f"weights: {path}: damaged or truncated safetensors file ({error}); download it "
+                "again"
+            ) from error
+    return _read_torch(path)
+
+
+def _read_torch(path: Path) -> dict[str, Tensor]:
+    """Return the tensors of a file that was written by torch.save."""
+    _refuse_compressed(path)
+    try:
+        # weights_only=True does not execute code in the pickle, but raises an error.
+        state = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # a damaged pickle can raise almost any exception
+        if isinstance(error, pickle.UnpicklingError) and "Unsupported global" in str(error):
+            raise UserError(
+                f"weights: {path}: contains code, not only tensors; it was not executed. "
+                "Use a safetensors file instead"
+            ) from error
+        # Do not show the message of an UnpicklingError, because it recommends weights_only=False.
+        reason = type(error).__name__ if isinstance(error, pickle.UnpicklingError) else error
+        raise UserError(
+            f"weights: {path}: damaged or truncated file, or not written by torch.save ({reason}); "
+            "download it again"
+        ) from error
+    # Go through all keys, because some files are nested twice: {"model": {"state_dict": ...}}.
+    for key in NESTED_KEYS:
+        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
+            state = state[key]
+    if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
+        raise UserError(
+            f"weights: {path}: must contain a state dict (tensors by name), and nothing else; save "
+            "model.state_dict()"
+        )
+    # A tensor can repeat a few bytes any number of times, and copying it would fill the memory.
+    # Tied weights are stored once, so the sum can be larger than the file.
+    size = sum(tensor.nbytes for tensor in state.values() if tensor.layout == torch.strided)
+    limit = MAX_SHARING * path.stat().st_size
+    if size > limit or any(tensor.layout != torch.strided for tensor in state.values()):
+        raise UserError(
+            f"weights: {path}: must contain dense tensors of at most {limit:,} bytes, "
+            f"{MAX_SHARING} times the size of the file, got {size:,} bytes; use a safetensors file"
+        )
+    return {str(name): tensor for name, tensor in state.items()}
+
+
+def _refuse_compressed(path: Path) -> None:
+    """Refuse a file with compressed data, which torch.save never writes.
+
+    Raises:
+        UserError: If the file is a zip archive whose content is larger than the file.
+    """
+    if not zipfile.is_zipfile(path):
+        return  # the format of torch before version 1.6
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(member.file_size for member in archive.infolist())
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise UserError(
+            f"weights: {path}: damaged or truncated file ({error}); download it again"
+        ) from error
+    if size > path.stat().st_size:
+        raise UserError(
+            f"weights: {path}: must not be compressed, got {size:,} bytes in a file of "
+            f"{path.stat().st_size:,}; use a safetensors file"
+        )
+
+
 def nonfinite(tensors: Mapping[str, Tensor]) -> str | None:
     """Return the name of the first tensor with a NaN or an infinite number, if there is one."""
     for name, tensor in tensors.items():
-        if tensor.is_floating_point() and not bool(torch.isfinite(tensor).all()):
+        is_number = tensor.is_floating_point() or tensor.is_complex()
+        # A meta tensor has no values.
+        if is_number and not tensor.is_meta and not bool(torch.isfinite(tensor).all()):
             return name
     return None
 
@@ -49,11 +153,11 @@ def check_before_saving(weights: Mapping[str, Tensor]) -> None:
         )
 
 
-def check_after_loading(tensors: Mapping[str, Tensor], path: Path) -> None:
+def check_after_loading(tensors: Mapping[str, Tensor], source: Path | str) -> None:
     """Raise a UserError if a number is NaN or infinite."""
     if (name := nonfinite(tensors)) is not None:
         raise UserError(
-            f"{path}: {name} has values that are NaN or infinite; use another checkpoint"
+            f"{source}: {name} has values that are NaN or infinite; use another checkpoint"
         )
 
 

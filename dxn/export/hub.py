@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from dxn.config.model_config import SUFFIXES, check_files
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS
 from dxn.export.card import hub_card
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.hub import NAME, REVISION, endpoint, reason_of
-from dxn.weights.model_config import SUFFIXES, check_files
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,12 @@ from torch import Tensor
 
 from dxn.config.instantiate import build
 from dxn.config.keys import assign, leaves, lookup
+from dxn.config.model_config import read_config
 from dxn.core.display import is_main_process
 from dxn.core.errors import Interrupted, UserError
 from dxn.core.files import SUMS, link, refuse_links_out, replace_folder, write_sums, write_text
 from dxn.core.schema import Strict, validated
-from dxn.core.tensors import write_tensors
+from dxn.core.tensors import read_tensors, write_tensors
 from dxn.core.untrusted import load_json, load_yaml
 from dxn.models.model import count_parameters
 from dxn.runs.evaluation import printing as report
@@ -40,8 +41,6 @@ from dxn.runs.train import Trained, train_one
 from dxn.stacking import files as stack_files
 from dxn.stacking.metrics import about_stack
 from dxn.tasks import Task
-from dxn.weights.checkpoint import read_tensors
-from dxn.weights.model_config import read_config
 
 FILE = "ensemble.json"  # what the members that have not started yet need, besides the configuration
 METRICS = "metrics.json"

@@ -6,10 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from torch import nn
-
-from dxn.models.fusion import shared_name
-from dxn.models.model import module_key
+from dxn.models.model import Model, module_key
 from dxn.tasks import Task
 from dxn.weights.public import PublicModel
 
@@ -54,7 +51,7 @@ class InitialWeights:
             if public is not None:
                 public.prepare({key: adapter})
 
-    def fill(self, model: nn.Module, task: Task) -> list[str]:
+    def fill(self, model: Model, task: Task) -> list[str]:
         """Copy the weights of all checkpoints into the model.
 
         Args:
@@ -89,27 +86,21 @@ class InitialWeights:
         missing = [*new, *result.missing]
         return [*notices, *_notices(main, missing, result.unexpected), *head_notices]
 
-    def loaded(self, model: nn.Module) -> set[str]:
+    def loaded(self, model: Model) -> set[str]:
         """Return the names of the model's tensors that were loaded, without those of the head.
 
         finetune.freeze=all freezes exactly these tensors.
         """
         names: set[str] = set()
         for name in model.state_dict():
-            group, _, rest = name.partition(".")
             # A head is trained even if it was loaded, because the targets can have changed.
-            if group == "head":
+            if name.startswith("head."):
                 continue
-            public, source_name = self.main, name
-            if public is not None and name not in public.tensor_map:
-                source_name = shared_name(name)
-            if group == "adapters":
-                key, _, rest = rest.partition(".")
-                modality = model.get_submodule(f"adapters.{key}").modality
-                public = self._source_of_module(key, modality)
-                source = None if public is None else public.adapter_key(key, str(modality))
-                source_name = f"adapters.{module_key(source or '')}.{rest}"
-            if public is not None and source_name in public.tensor_map:
+            public = self.main
+            if name.startswith("adapters."):
+                key = name.split(".")[1]
+                public = self._source_of_module(key, model.adapters[key].modality)
+            if public is not None and public.source_name(name, model) in public.tensor_map:
                 names.add(name)
         return names
 
@@ -118,7 +109,7 @@ class InitialWeights:
         original = next((k for k in self.adapters if module_key(k) == key), key)
         return self.source(original, modality)
 
-    def _new_tensors(self, model: nn.Module) -> list[str]:
+    def _new_tensors(self, model: Model) -> list[str]:
         """Return the adapters and the tensors of the fusion that a checkpoint of dxn lacks."""
         assert self.main is not None
         # Not only missing names: the embedding of the inputs has another shape for more inputs.
@@ -151,7 +142,7 @@ def _public_head(public: PublicModel, task: Task) -> tuple[list[str], list[str]]
     return prefixes, [notice]
 
 
-def _own_head(public: PublicModel, model: nn.Module, task: Task) -> tuple[list[str], list[str]]:
+def _own_head(public: PublicModel, model: Model, task: Task) -> tuple[list[str], list[str]]:
     """Do the same as `_public_head` for a checkpoint of dxn.
 
     Its head is loaded completely or not at all, because the names of its tensors do not tell which

@@ -13,14 +13,17 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, link, replace_folder, write_sums, write_text
 from dxn.core.schema import Strict, validated
-from dxn.core.tensors import check_before_saving, write_tensors
+from dxn.core.tensors import (
+    check_after_loading,
+    check_before_saving,
+    read_tensors,
+    write_tensors,
+)
 from dxn.core.untrusted import load_json
 from dxn.models.model import Model, Network
 from dxn.stacking.modules import Baseline, FeatureBaseline
 from dxn.stacking.past import PastRegression
 from dxn.stacking.stacked import Stacked
-from dxn.weights.build_limit import build_limit
-from dxn.weights.checkpoint import read_tensors, refuse_non_finite
 
 FILE = "stack.json"
 TENSORS = "stack.safetensors"
@@ -104,6 +107,8 @@ def load_stacks(folder: Path, models: Sequence[Model]) -> list[Network]:
     path = folder / FILE
     if not path.exists():
         return list(models)
+    from dxn.core.build_limit import build_limit
+
     entries = validated(Content, load_json(path), path).members
     if len(entries) != len(models):
         raise UserError(
@@ -111,8 +116,7 @@ def load_stacks(folder: Path, models: Sequence[Model]) -> list[Network]:
             "model folder again"
         )
     tensors = read_tensors(folder / TENSORS)
-    for name, tensor in tensors.items():
-        refuse_non_finite(name, tensor, folder / TENSORS)
+    check_after_loading(tensors, folder / TENSORS)
     networks: list[Network] = []
     with build_limit(tensors, path):
         for number, (model, entry) in enumerate(zip(models, entries, strict=True)):

@@ -8,7 +8,7 @@ _MODULES = {
     "Architecture": "family",
     "Checkpoint": "checkpoint",
     "Classifier": "family",
-    "FAMILIES": "reading",
+    "FAMILIES": "families",
     "Family": "family",
     "FillResult": "public",
     "PublicModel": "public",

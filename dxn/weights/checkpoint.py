@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-import pickle
 import re
-import zipfile
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import torch
-from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
-from tokenizers import Tokenizer
+from pydantic import ConfigDict, Field
 from torch import Tensor
 
 from dxn.core.errors import UserError
-from dxn.core.schema import validated
-from dxn.weights.public_config import PublicConfig, read_json, shards
-from dxn.weights.vocabulary import read_tokenizer
+from dxn.core.schema import Strict, validated
+from dxn.core.tensors import read_tensors
+from dxn.core.untrusted import load_json, shortened
 
 # Names of weight files in a folder, in the order of preference. Safetensors files come first,
 # because a .bin file is a pickle.
@@ -32,11 +28,72 @@ WEIGHT_FILES = (
 TENSOR_SUFFIXES = (".safetensors", ".bin", ".pth", ".pt")
 # Files to download from the hub. *.bin is added only if a repository has no safetensors file.
 HUB_PATTERNS = ("*.json", "*.txt", "*.safetensors")
+MAX_SHARDS = 10_000
 HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w.-]+)?")
-MAX_TENSORS = 100_000  # of a file; the largest public models have a few thousand
-MAX_SHARING = 4  # how often the bytes of a .pth file can occur in its tensors, such as tied weights
-# Keys of a .pth file that contain the state dict, in common training scripts.
-NESTED_KEYS = ("model", "state_dict", "module")
+
+Width = Annotated[int, Field(ge=1, le=1_000_000)]
+Depth = Annotated[int, Field(ge=1, le=1_000)]
+# Positions, rows of a vocabulary, pixels or frames.
+Size = Annotated[int, Field(ge=1, le=100_000_000)]
+Sizes = Size | Annotated[list[Size], Field(max_length=3)]
+Positive = Annotated[float, Field(gt=0)]
+
+
+class PublicConfig(Strict):
+    """The settings in config.json that dxn uses, under the names of all families.
+
+    Each family requires some of them. Other keys of the file are ignored.
+    """
+
+    # Infinity occurs in settings that dxn does not use.
+    model_config = ConfigDict(extra="allow", allow_inf_nan=True)
+
+    model_type: str | None = None
+    architecture: str | None = None
+    id2label: dict[str, Any] | None = None
+    # Widths and depths, whose products are sizes of tensors.
+    hidden_size: Width | None = None
+    dim: Width | None = None
+    n_embd: Width | None = None
+    d_model: Width | None = None
+    intermediate_size: Width | None = None
+    hidden_dim: Width | None = None
+    n_inner: Width | None = None
+    encoder_ffn_dim: Width | None = None
+    projection_dim: Width | None = None
+    num_attention_heads: Width | None = None
+    n_heads: Width | None = None
+    n_head: Width | None = None
+    encoder_attention_heads: Width | None = None
+    num_hidden_layers: Depth | None = None
+    n_layers: Depth | None = None
+    n_layer: Depth | None = None
+    encoder_layers: Depth | None = None
+    vocab_size: Size | None = None
+    max_position_embeddings: Size | None = None
+    max_length: Size | None = None
+    num_mel_bins: Width | None = None
+    num_channels: Width | None = None
+    image_size: Sizes | None = None
+    patch_size: Sizes | None = None
+    frequency_stride: Width | None = None
+    time_stride: Width | None = None
+    local_attention: Size | None = None
+    global_attn_every_n_layers: Size | None = None
+    pad_token_id: Annotated[int, Field(ge=-1, le=100_000_000)] | None = None
+    layer_norm_eps: Positive | None = None
+    layer_norm_epsilon: Positive | None = None
+    norm_eps: Positive | None = None
+    layerscale_value: float | None = None
+    global_rope_theta: Positive | None = None
+    local_rope_theta: Positive | None = None
+    layer_types: list[str] | None = None
+    rope_parameters: dict[str, Any] | None = None
+    pretrained_cfg: dict[str, Any] | None = None
+    model_args: dict[str, Any] | None = None
+    # A model with two towers has one group of settings per tower.
+    text_config: PublicConfig | None = None
+    vision_config: PublicConfig | None = None
 
 
 @dataclass(frozen=True)
@@ -74,10 +131,6 @@ class Checkpoint:
     def num_rows(self, name: str) -> int:
         """Return the size of a tensor's first dimension, or 0 if there is no such tensor."""
         return len(self.tensors[name]) if name in self.tensors else 0
-
-    def tokenizer(self) -> Tokenizer | None:
-        """Return the tokenizer in the folder of the weights, or None if there is none."""
-        return read_tokenizer(self.folder) if self.folder is not None else None
 
 
 def read_checkpoint(
@@ -118,39 +171,6 @@ def read_checkpoint(
     )
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """Read the tensors of a safetensors or PyTorch file, without executing code in it.
-
-    Raises:
-        UserError: If the file is missing or damaged, or contains anything but named tensors.
-    """
-    if not path.exists():
-        raise UserError(
-            f"weights: {path}: file not found, although the index of the checkpoint lists it; "
-            "download the missing file"
-        )
-    # A named pipe or a device would block forever or never end.
-    if not path.is_file():
-        raise UserError(f"weights: {path}: must be a regular file; download it again")
-    if path.suffix == ".safetensors":
-        try:
-            with safe_open(path, "pt") as file:
-                number = len(file.keys())
-            # The header from an untrusted source can list empty tensors, which take minutes to
-            # compare.
-            if number > MAX_TENSORS:
-                raise UserError(
-                    f"weights: {path}: at most {MAX_TENSORS:,} tensors are read, got {number:,}"
-                )
-            return load_file(path)
-        except (SafetensorError, OSError, ValueError) as error:
-            raise UserError(
-                f"weights: {path}: damaged or truncated safetensors file ({error}); download it "
-                "again"
-            ) from error
-    return _read_torch(path)
-
-
 def _read_path(path: Path) -> dict[str, Tensor]:
     """Return the tensors of a file, or of the preferred weight file of a folder."""
     if path.is_file():  # a file that the user passes may have any name
@@ -172,94 +192,31 @@ def _read_path(path: Path) -> dict[str, Tensor]:
 
 
 def _read_shards(index: Path) -> dict[str, Tensor]:
-    """Return the tensors of all files (shards) that an index lists."""
+    """Return the tensors of all files (shards) that an index lists.
+
+    Raises:
+        UserError: If the index is not valid, or names a file of another folder.
+    """
+    files = read_json(index).get("weight_map")
+    if not isinstance(files, dict) or not all(isinstance(f, str) for f in files.values()):
+        raise UserError(
+            f"weights: {index}: weight_map must be a mapping from names of tensors to names of "
+            f"files, got {shortened(files)}"
+        )
+    names = sorted(set(files.values()))
+    if len(names) > MAX_SHARDS:
+        raise UserError(
+            f"weights: {index}: must list at most {MAX_SHARDS:,} files, got {len(names):,}"
+        )
     tensors: dict[str, Tensor] = {}
-    for shard in shards(index, read_json(index)):
-        tensors |= read_tensors(index.parent / shard)
-    return tensors
-
-
-def _read_torch(path: Path) -> dict[str, Tensor]:
-    """Return the tensors of a file that was written by torch.save."""
-    _refuse_compressed(path)
-    try:
-        # weights_only=True does not execute code in the pickle, but raises an error.
-        state = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # a damaged pickle can raise almost any exception
-        if isinstance(error, pickle.UnpicklingError) and "Unsupported global" in str(error):
+    for name in names:
+        # An untrusted checkpoint must not make dxn read files outside of its folder.
+        if Path(name).name != name:
             raise UserError(
-                f"weights: {path}: contains code, not only tensors; it was not executed. "
-                "Use a safetensors file instead"
-            ) from error
-        # Do not show the message of an UnpicklingError, because it recommends weights_only=False.
-        reason = type(error).__name__ if isinstance(error, pickle.UnpicklingError) else error
-        raise UserError(
-            f"weights: {path}: damaged or truncated file, or not written by torch.save ({reason}); "
-            "download it again"
-        ) from error
-    # Go through all keys, because some files are nested twice: {"model": {"state_dict": ...}}.
-    for key in NESTED_KEYS:
-        if isinstance(state, Mapping) and isinstance(state.get(key), Mapping):
-            state = state[key]
-    if not isinstance(state, Mapping) or not all(isinstance(t, Tensor) for t in state.values()):
-        raise UserError(
-            f"weights: {path}: must contain a state dict (tensors by name), and nothing else; save "
-            "model.state_dict()"
-        )
-    # A tensor can repeat a few bytes any number of times, and copying it would fill the memory.
-    # Tied weights are stored once, so the sum can be larger than the file.
-    size = sum(tensor.nbytes for tensor in state.values() if tensor.layout == torch.strided)
-    limit = MAX_SHARING * path.stat().st_size
-    if size > limit or any(tensor.layout != torch.strided for tensor in state.values()):
-        raise UserError(
-            f"weights: {path}: must contain dense tensors of at most {limit:,} bytes, "
-            f"{MAX_SHARING} times the size of the file, got {size:,} bytes; use a safetensors file"
-        )
-    return {str(name): tensor for name, tensor in state.items()}
-
-
-def _refuse_compressed(path: Path) -> None:
-    """Refuse a file with compressed data, which torch.save never writes.
-
-    Raises:
-        UserError: If the file is a zip archive whose content is larger than the file.
-    """
-    if not zipfile.is_zipfile(path):
-        return  # the format of torch before version 1.6
-    try:
-        with zipfile.ZipFile(path) as archive:
-            size = sum(member.file_size for member in archive.infolist())
-    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
-        raise UserError(
-            f"weights: {path}: damaged or truncated file ({error}); download it again"
-        ) from error
-    if size > path.stat().st_size:
-        raise UserError(
-            f"weights: {path}: must not be compressed, got {size:,} bytes in a file of "
-            f"{path.stat().st_size:,}; use a safetensors file"
-        )
-
-
-def refuse_non_finite(name: str, tensor: Tensor, source: str | Path) -> None:
-    """Raise a UserError if a tensor contains NaN or infinity.
-
-    Args:
-        name: Name of the tensor.
-        tensor: The tensor.
-        source: The file or checkpoint, for the message.
-
-    Raises:
-        UserError: If a value is not finite.
-    """
-    is_number = tensor.is_floating_point() or tensor.is_complex()
-    if not is_number or tensor.is_meta:  # a meta tensor has no values
-        return
-    count = int(tensor.numel() - tensor.isfinite().sum())
-    if count:
-        raise UserError(
-            f"weights: {source}: {name} has {count:,} values that are NaN or infinite, of "
-            f"{tensor.numel():,}; use another checkpoint"
-        )
+                f"weights: {index}: must contain names of files in the same folder, got {name!r}"
+            )
+        tensors |= read_tensors(index.parent / name)
+    return tensors
 
 
 def _to_float32(tensor: Tensor) -> Tensor:
@@ -308,3 +265,19 @@ def _read_preprocessor(folder: Path) -> dict[str, Any]:
     processor = read_json(folder / "processor_config.json")
     nested = processor.get("image_processor") or processor.get("feature_extractor") or {}
     return read_json(folder / "preprocessor_config.json") or nested
+
+
+def read_json(path: Path) -> dict[str, Any]:
+    """Return the object in a JSON file, or {} if the file does not exist or has no object.
+
+    Raises:
+        UserError: If the file is not valid JSON, or not a regular file.
+    """
+    if not path.exists():
+        return {}
+    try:
+        # Local copies of public checkpoints often contain links to a cache.
+        content = load_json(path, allow_nan=True, allow_links=True)
+    except UserError as error:
+        raise UserError(f"weights: {error}; download it again") from error
+    return content if isinstance(content, dict) else {}

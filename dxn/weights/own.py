@@ -11,17 +11,17 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from dxn.config.instantiate import build
+from dxn.config.model_config import CONFIG_FILE, check_files, read_config
+from dxn.core.build_limit import build_limit
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json, load_yaml
 from dxn.models.model import module_key
 from dxn.tasks.generate.target_tokenizer import FILE as TOKENIZER_FILE
 from dxn.tokenize.text.vocabulary import load_tokenizer, num_embeddings
-from dxn.weights.build_limit import build_limit
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import copied
 from dxn.weights.family import Architecture, Family, Options, TensorMap
-from dxn.weights.model_config import CONFIG_FILE, check_files, read_config
 
 LABELS_FILE = "labels.json"
 # Tensors that depend on the order of the inputs. The embedding has one row per input, and the names

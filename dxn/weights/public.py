@@ -8,16 +8,19 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dxn.core.errors import UserError
+from dxn.core.tensors import check_after_loading
 from dxn.models.fusion import shared_name
-from dxn.models.model import module_key
+from dxn.models.model import Model, module_key
 from dxn.tokenize.base import ADAPTERS, Adapter
-from dxn.weights.checkpoint import Checkpoint, refuse_non_finite
+from dxn.tokenize.positions import PosEmbed2d
+from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import resize_tensor
 from dxn.weights.family import Architecture, Family, TensorMap, TensorSource
 from dxn.weights.own import reorder_inputs
+from dxn.weights.tokenizers import read_tokenizer
 
 FUSION = "dxn.models.EarlyFusion"
 BACKBONE = "dxn.models.Backbone"
@@ -117,6 +120,23 @@ class PublicModel:
                 return name
         return modality if modality in adapters else None
 
+    def source_name(self, name: str, model: Model) -> str | None:
+        """Return the name in the tensor map of a tensor of a model.
+
+        The keys of adapters differ if a model has several adapters of one modality, which are all
+        loaded from the only adapter of the checkpoint.
+
+        Returns:
+            The name; None for an adapter that the checkpoint does not have.
+        """
+        group, _, rest = name.partition(".")
+        if group != "adapters":
+            # With one backbone per input, each starts from the backbone of the checkpoint.
+            return name if name in self.tensor_map else shared_name(name)
+        key, _, rest = rest.partition(".")
+        source = self.adapter_key(key, model.adapters[key].modality)
+        return None if source is None else f"adapters.{module_key(source)}.{rest}"
+
     def for_inputs(self, names: Sequence[str]) -> PublicModel:
         """Return the checkpoint for a model with these inputs, in this order.
 
@@ -145,7 +165,8 @@ class PublicModel:
             if not is_in_checkpoint or not adapter.has_vocabulary:
                 continue
             # Without the tokenizer, the tokens of the rows of the embedding are unknown.
-            tokenizer = self.checkpoint.tokenizer()
+            folder = self.checkpoint.folder
+            tokenizer = None if folder is None else read_tokenizer(folder)
             if tokenizer is None:
                 raise UserError(
                     f"weights: {self.checkpoint.source}: no tokenizer in the folder of the "
@@ -154,9 +175,7 @@ class PublicModel:
             adapter.use_vocabulary(tokenizer)
 
     @torch.no_grad()
-    def fill(
-        self, model: nn.Module, *, only: Iterable[str] = ("",), strict: bool = True
-    ) -> FillResult:
+    def fill(self, model: Model, *, only: Iterable[str] = ("",), strict: bool = True) -> FillResult:
         """Copy the checkpoint's weights into a model.
 
         Position embeddings and vocabularies of another size are resized, see `resize_tensor`.
@@ -171,30 +190,27 @@ class PublicModel:
             UserError: If a tensor outside of the head has the wrong shape, or if `strict` is set
                 and tensors are missing or unexpected. The message contains their names.
         """
-        inputs: Any = getattr(model, "inputs", ())
-        return self.for_inputs(tuple(inputs))._fill(model, tuple(only), strict)
+        return self.for_inputs(tuple(model.inputs))._fill(model, tuple(only), strict)
 
-    def _fill(self, model: nn.Module, only: tuple[str, ...], strict: bool) -> FillResult:
+    def _fill(self, model: Model, only: tuple[str, ...], strict: bool) -> FillResult:
         """Copy the weights after `for_inputs`. See `fill`."""
-        adapters = _AdapterNames(self, model)
+        texts = tuple(f"adapters.{k}." for k, a in model.adapters.items() if a.has_vocabulary)
         missing: list[str] = []
         kept: list[str] = []
         for name, target in sorted(model.state_dict().items()):
-            source_name = adapters.source_name(name)
+            source_name = self.source_name(name, model)
             if not name.startswith(only) or not self._is_needed(name, source_name):
                 continue
             tensor = self._convert(self.tensor_map.get(source_name or ""))
             if tensor is not None:
                 # Positions of a text are discrete. Positions of images and audio are points on a
                 # continuous axis, so their embeddings can be interpolated.
-                module: Any = model.get_submodule(name.rpartition(".")[0])
+                module = model.get_submodule(name.rpartition(".")[0])
+                grid = {}
+                if isinstance(module, PosEmbed2d):
+                    grid = {"antialias": module.antialias, "is_time": module.is_time}
                 tensor = resize_tensor(
-                    name,
-                    tensor,
-                    target.shape,
-                    antialias=getattr(module, "antialias", True),
-                    continuous=not adapters.has_vocabulary(name),
-                    is_time=getattr(module, "is_time", False),
+                    name, tensor, target.shape, continuous=not name.startswith(texts), **grid
                 )
             if tensor is not None and tensor.shape == target.shape:
                 target.copy_(tensor)
@@ -244,7 +260,7 @@ class PublicModel:
                 tensor = self._zero_bias(name)
             if tensor is None:
                 return None
-            refuse_non_finite(name, tensor, self.checkpoint.source)
+            check_after_loading({name: tensor}, f"weights: {self.checkpoint.source}")
             tensors.append(tensor.double() if tensor.is_floating_point() else tensor)
         try:
             return source.convert(*tensors)
@@ -293,41 +309,6 @@ class PublicModel:
             f"weights: {self.checkpoint.source}: the tensors do not match {self.family.name}: "
             f"{'; '.join(problems)}; set weights.strict=false to ignore this"
         )
-
-
-class _AdapterNames:
-    """The mapping from tensor names of a model's adapters to names in the tensor map.
-
-    The keys of adapters differ if a model has several adapters of one modality, which are all
-    loaded from the only adapter of the checkpoint.
-    """
-
-    def __init__(self, public: PublicModel, model: nn.Module):
-        adapters: Any = model.get_submodule("adapters")
-        self.vocabulary = {key for key, a in adapters.items() if a.has_vocabulary}
-        self.known = public.tensor_map
-        self.sources = {
-            key: public.adapter_key(key, adapter.modality) for key, adapter in adapters.items()
-        }
-
-    def source_name(self, name: str) -> str | None:
-        """Return the name in the tensor map, or None for an adapter without a source.
-
-        Args:
-            name: Name of a tensor of the model.
-        """
-        group, _, rest = name.partition(".")
-        if group != "adapters":
-            # With one backbone per input, each starts from the backbone of the checkpoint.
-            return name if name in self.known else shared_name(name)
-        key, _, rest = rest.partition(".")
-        source = self.sources[key]
-        return None if source is None else f"adapters.{module_key(source)}.{rest}"
-
-    def has_vocabulary(self, name: str) -> bool:
-        """Return whether a tensor belongs to an adapter that has a vocabulary."""
-        group, key = name.split(".")[:2]
-        return group == "adapters" and key in self.vocabulary
 
 
 def shortened(names: Sequence[str]) -> str:

@@ -7,41 +7,13 @@ from collections.abc import Sequence
 from importlib.metadata import entry_points
 
 from dxn.core.errors import UserError
-from dxn.weights.bert import BERT
 from dxn.weights.checkpoint import Checkpoint, read_checkpoint
-from dxn.weights.clip import CLIP_IMAGE, CLIP_TEXT
-from dxn.weights.dinov2 import DINOV2, DINOV2_REGISTERS
-from dxn.weights.distilbert import DISTILBERT
+from dxn.weights.families import FAMILIES
 from dxn.weights.family import Family
-from dxn.weights.gpt2 import GPT2
-from dxn.weights.hf_vit import HF_VIT
-from dxn.weights.modernbert import MODERNBERT
 from dxn.weights.own import OWN
 from dxn.weights.public import PublicModel, shortened
-from dxn.weights.roberta import ROBERTA
-from dxn.weights.spectrogram import AST
-from dxn.weights.vit import VIT
-from dxn.weights.whisper import WHISPER
 
 ENTRY_POINTS = "dxn.families"
-# The order has no effect, because a checkpoint may match only one family, except for the two towers
-# of CLIP. A program can append a family to this list. A package should declare an entry point
-# instead, so that its family is available without importing the package.
-FAMILIES: list[Family] = [
-    VIT,
-    HF_VIT,
-    DINOV2,
-    DINOV2_REGISTERS,
-    BERT,
-    ROBERTA,
-    DISTILBERT,
-    MODERNBERT,
-    GPT2,
-    AST,
-    WHISPER,
-    CLIP_IMAGE,
-    CLIP_TEXT,
-]
 
 
 def read_public(

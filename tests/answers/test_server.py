@@ -282,7 +282,7 @@ def test_only_addresses_of_this_machine_are_local(host, is_local):
 
 
 def test_a_file_of_very_many_empty_tensors_is_refused(tmp_path, capsys, monkeypatch):
-    monkeypatch.setattr("dxn.weights.checkpoint.MAX_TENSORS", 99)
+    monkeypatch.setattr("dxn.core.tensors.MAX_TENSORS", 99)
     tensors = {f"t{i}": {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]} for i in range(100)}
     header = json.dumps(tensors).encode()
     header += b" " * (-len(header) % 8)

@@ -19,7 +19,7 @@ from dxn.cli import main
 from dxn.runs.saved import model_folder
 from dxn.training.finetune import Finetune, LowRank
 from dxn.weights import read_public
-from dxn.weights.clip import MEAN, STD
+from dxn.weights.families.clip import MEAN, STD
 
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
 

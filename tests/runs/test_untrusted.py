@@ -186,7 +186,7 @@ BROKEN = {
     "a model of a million dimensions": (
         "config.yaml",
         lambda content: content.replace(b"dim: 16", b"dim: 1000000"),
-        "backbone.dim must be at most 65536",
+        "backbone.dim must be at most 65,536",
     ),
     "a model that is larger than its weights": (
         "config.yaml",

@@ -191,18 +191,12 @@ def test_a_missing_shard_is_named(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "problem"),
-    [
-        ("{}", "weight_map is missing"),
-        ("[]", "weight_map is missing"),
-        ('{"weight_map": ["a"]}', "weight_map must be a mapping"),
-        ('{"weight_map": {"a": 5}}', "weight_map.a must be a text"),
-    ],
+    "content", ["{}", "[]", '{"weight_map": ["a"]}', '{"weight_map": {"a": 5}}']
 )
-def test_an_index_without_a_weight_map_is_refused(content, problem, tmp_path):
+def test_an_index_without_a_weight_map_is_refused(content, tmp_path):
     path = tmp_path / "model.safetensors.index.json"
     path.write_text(content)
-    assert_refused(tmp_path, f"{path}: not valid: {problem}")
+    assert_refused(tmp_path, f"{path}: weight_map must be a mapping")
 
 
 @pytest.mark.parametrize("shard", ["../a.safetensors", "/a.safetensors"])

@@ -8,7 +8,7 @@ from safetensors.torch import save_file
 
 from dxn.core.errors import UserError
 from dxn.weights import Checkpoint, read_public, resize_tensor
-from dxn.weights.vit import VIT
+from dxn.weights.families.vit import VIT
 
 timm = cases.timm
 transformers = cases.transformers

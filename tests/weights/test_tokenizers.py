@@ -8,8 +8,7 @@ from helpers.peers import cases
 from tokenizers import AddedToken, Tokenizer, models, pre_tokenizers, trainers
 
 from dxn.core.errors import UserError
-from dxn.weights import Checkpoint
-from dxn.weights.vocabulary import byte_bpe, wordpiece
+from dxn.weights.tokenizers import byte_bpe, read_tokenizer, wordpiece
 
 transformers = cases.transformers
 pytestmark = pytest.mark.filterwarnings("ignore:::timm", "ignore:::transformers")
@@ -54,7 +53,7 @@ def test_a_vocab_txt_gives_the_tokens_of_berts_tokenizer(lowercase, strip, tmp_p
     if strip is not None:
         options["strip_accents"] = strip
     (tmp_path / "tokenizer_config.json").write_text(json.dumps(options))
-    tokenizer = Checkpoint("x", {}, folder=tmp_path).tokenizer()
+    tokenizer = read_tokenizer(tmp_path)
     assert tokenizer is not None
     assert tokenizer.get_vocab() == pieces
     peer = transformers.BertTokenizerFast(
@@ -69,7 +68,7 @@ def test_a_vocab_txt_gives_the_tokens_of_berts_tokenizer(lowercase, strip, tmp_p
 
 def test_a_vocab_txt_without_a_tokenizer_config_is_lower_case(tmp_path):
     wordpiece_files(tmp_path)
-    tokenizer = Checkpoint("x", {}, folder=tmp_path).tokenizer()
+    tokenizer = read_tokenizer(tmp_path)
     assert tokenizer is not None
     assert tokenizer.encode("HELLO").ids == tokenizer.encode("hello").ids
 
@@ -98,7 +97,7 @@ def bpe_files(folder, *special):
 
 def test_vocab_json_and_merges_give_the_tokens_of_gpt2s_tokenizer(tmp_path):
     files = bpe_files(tmp_path, "<|endoftext|>")
-    tokenizer = Checkpoint("x", {}, folder=tmp_path).tokenizer()
+    tokenizer = read_tokenizer(tmp_path)
     peer = transformers.GPT2TokenizerFast(*files)
     assert tokenizer is not None
     for text in [*HARD, "one<|endoftext|>two"]:
@@ -109,7 +108,7 @@ def test_vocab_json_and_merges_give_the_tokens_of_gpt2s_tokenizer(tmp_path):
 
 def test_vocab_json_and_merges_give_the_tokens_of_robertas_tokenizer(tmp_path):
     files = bpe_files(tmp_path, "<s>", "<pad>", "</s>", "<unk>", "<mask>")
-    tokenizer = Checkpoint("x", {}, folder=tmp_path).tokenizer()
+    tokenizer = read_tokenizer(tmp_path)
     # As in the published tokenizer.json, the mask includes the space before it.
     mask = AddedToken("<mask>", lstrip=True)
     peer = transformers.RobertaTokenizerFast(*files, mask_token=mask)
@@ -131,7 +130,6 @@ def test_clips_vocabulary_without_a_tokenizer_json_is_refused(tmp_path):
 def test_a_tokenizer_json_is_preferred_to_vocabulary_files(tmp_path):
     wordpiece_files(tmp_path)
     Tokenizer(models.WordLevel({"w0": 0}, unk_token="w0")).save(str(tmp_path / "tokenizer.json"))
-    tokenizer = Checkpoint("x", {}, folder=tmp_path).tokenizer()
+    tokenizer = read_tokenizer(tmp_path)
     assert tokenizer is not None
     assert tokenizer.get_vocab() == {"w0": 0}
-    assert Checkpoint("x", {}).tokenizer() is None

@@ -14,7 +14,12 @@ import dxn.weights
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, link, replace_folder, sha256, write_sums, write_text
-from dxn.core.tensors import check_before_saving, write_tensors
+from dxn.core.tensors import (
+    check_after_loading,
+    check_before_saving,
+    read_tensors,
+    write_tensors,
+)
 from dxn.data.series.layouts import layout_of
 from dxn.models.model import Ensemble, Model, Network, module_key, split_tensors
 from dxn.runs.build import adapters_of, build_model, by_input, load_fitted, save_fitted
@@ -26,9 +31,6 @@ from dxn.stacking.files import load_stacks
 from dxn.tasks import Task
 from dxn.tasks.task import STATE_FILE
 from dxn.training.finetune import merged
-from dxn.weights.build_limit import build_limit
-from dxn.weights.checkpoint import read_tensors, refuse_non_finite
-from dxn.weights.model_config import check_files, read_config
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.yaml"
@@ -94,13 +96,16 @@ def load(
         UserError: If a file is missing, changed or damaged, or config.yaml names a class that
             belongs neither to dxn nor to a trusted package.
     """
+    # A training writes a model folder, and reads none.
+    from dxn.config.model_config import check_files, read_config
+    from dxn.core.build_limit import build_limit
+
     folder = model_folder(Path(folder))
     # Before anything else is read: a damaged file would cause an error that hides the reason.
     check_files(folder)
     nodes = read_config(folder, trust=tuple(trust))
     tensors = read_tensors(folder / WEIGHTS)
-    for name, tensor in tensors.items():
-        refuse_non_finite(name, tensor, folder / WEIGHTS)
+    check_after_loading(tensors, folder / WEIGHTS)
     try:
         with build_limit(tensors, folder / CONFIG):
             network, task = _build_any(folder, nodes, tensors, trust)
@@ -197,6 +202,8 @@ def from_public(
     Raises:
         UserError: If the checkpoint cannot be read, or dxn does not support its architecture.
     """
+    from dxn.core.build_limit import build_limit
+
     public = dxn.weights.read_public(source, revision=revision, part=part, trust=tuple(trust))
     nodes = public.nodes()
     try:

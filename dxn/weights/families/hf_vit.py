@@ -7,7 +7,6 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import (
     blocks,
@@ -18,6 +17,7 @@ from dxn.weights.conversions import (
     patch_matrix,
     patch_positions,
 )
+from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Classifier, Family, Options, TensorMap
 
 # Mean and standard deviation of each channel, if there is no preprocessor_config.json.
@@ -38,13 +38,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     return Architecture(
         dim=len(checkpoint.tensors[f"{p}embeddings.patch_embeddings.projection.weight"]),
         adapters={"image": image_options(checkpoint)},
-        backbone={
-            "depth": config["num_hidden_layers"],
-            "num_heads": config["num_attention_heads"],
-            "mlp_ratio": config["intermediate_size"] / config["hidden_size"],
-            "block": {"mlp": hf.activation(checkpoint, config)},
-            "norm": {"eps": config["layer_norm_eps"]},
-        },
+        backbone=hf.backbone_options(checkpoint, config),
         # A distilled DeiT with classifiers pools the class token and the distillation token. The
         # bare model pools only the class token.
         fusion={

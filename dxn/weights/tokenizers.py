@@ -15,23 +15,15 @@ from tokenizers import (
 )
 
 from dxn.core.errors import UserError
-from dxn.core.schema import Strict, validated
 from dxn.core.tokenizer_check import MAX_BYTES
-from dxn.core.untrusted import check_file, read_text
+from dxn.core.untrusted import check_file, read_text, shortened
 from dxn.tokenize.text.vocabulary import load_tokenizer
-from dxn.weights.public_config import read_json
+from dxn.weights.checkpoint import read_json
 
 # Special tokens of BERT.
 WORDPIECE_SPECIAL = ("[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]")
 # Special tokens of RoBERTa (the first four) and GPT-2.
 BPE_SPECIAL = ("<s>", "<pad>", "</s>", "<unk>", "<|endoftext|>")
-
-
-class _Options(Strict):
-    """The content of tokenizer_config.json, with the defaults of BERT."""
-
-    do_lower_case: bool = True
-    strip_accents: bool | None = None  # None: accents are removed if do_lower_case is set
 
 
 def read_tokenizer(folder: Path) -> Tokenizer | None:
@@ -47,12 +39,15 @@ def read_tokenizer(folder: Path) -> Tokenizer | None:
         return load_tokenizer(folder / "tokenizer.json")
     if (folder / "vocab.txt").exists():
         path = folder / "tokenizer_config.json"
-        options = validated(_Options, read_json(path), f"weights: {path}")
-        return wordpiece(
-            folder / "vocab.txt",
-            lowercase=options.do_lower_case,
-            strip_accents=options.strip_accents,
-        )
+        options = read_json(path)
+        lowercase = options.get("do_lower_case", True)  # the default of BERT
+        strip_accents = options.get("strip_accents")
+        if not isinstance(lowercase, bool) or not isinstance(strip_accents, bool | None):
+            raise UserError(
+                f"weights: {path}: do_lower_case and strip_accents must be true or false, got "
+                f"{shortened(lowercase)} and {shortened(strip_accents)}"
+            )
+        return wordpiece(folder / "vocab.txt", lowercase=lowercase, strip_accents=strip_accents)
     if (folder / "vocab.json").exists() and (folder / "merges.txt").exists():
         return byte_bpe(folder / "vocab.json", folder / "merges.txt")
     return None

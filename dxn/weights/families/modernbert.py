@@ -9,9 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import LayerNames, blocks, copied, halves_swapped, linears
+from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Classifier, Family, Options, TensorMap
 
 BLOCK: LayerNames = {

@@ -8,9 +8,9 @@ import torch
 from einops import rearrange
 from torch import Tensor
 
-from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import blocks, copied, leading_tokens, linears, patch_matrix
+from dxn.weights.families import hf
 from dxn.weights.family import (
     Architecture,
     Classifier,
@@ -35,13 +35,7 @@ def architecture(checkpoint: Checkpoint) -> Architecture:
     return Architecture(
         dim=config["hidden_size"],
         adapters={"audio": audio_options(checkpoint)},
-        backbone={
-            "depth": config["num_hidden_layers"],
-            "num_heads": config["num_attention_heads"],
-            "mlp_ratio": config["intermediate_size"] / config["hidden_size"],
-            "block": {"mlp": hf.activation(checkpoint, config)},
-            "norm": {"eps": config["layer_norm_eps"]},
-        },
+        backbone=hf.backbone_options(checkpoint, config),
         # AST averages the class token and the distillation token. In dxn the latter is a register.
         fusion={"pool": "leading", "registers": 1},
         head={"norm": True, "norm_eps": config["layer_norm_eps"]} if labels else {},

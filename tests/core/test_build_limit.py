@@ -4,9 +4,9 @@ import pytest
 import torch
 from torch import nn
 
+from dxn.core.build_limit import build_limit
 from dxn.core.errors import UserError
 from dxn.models import Backbone
-from dxn.weights.build_limit import build_limit
 
 SMALL = {"a": torch.zeros(7), "b": torch.zeros(3)}
 

@@ -11,7 +11,6 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import (
     LayerNames,
@@ -23,6 +22,7 @@ from dxn.weights.conversions import (
     patch_matrix,
     patch_positions,
 )
+from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Classifier, Family, Options, TensorMap
 
 BLOCK: LayerNames = {

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Any
 
 import torch.nn.functional as F
 from torch import Tensor
 
-from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import (
     LayerNames,
@@ -20,6 +18,7 @@ from dxn.weights.conversions import (
     patch_positions,
     stacked,
 )
+from dxn.weights.families import hf
 from dxn.weights.family import Architecture, Family, Options, TensorMap, TensorSource
 
 BLOCK: LayerNames = {
@@ -83,7 +82,7 @@ def image_architecture(checkpoint: Checkpoint) -> Architecture:
                 "norm": {"eps": config["layer_norm_eps"]},
             }
         },
-        backbone=backbone_options(checkpoint, config),
+        backbone=hf.backbone_options(checkpoint, config),
         fusion={"pool": "cls"},
         head=projection_options(checkpoint, "visual_projection.weight"),
     )
@@ -139,7 +138,7 @@ def text_architecture(checkpoint: Checkpoint) -> Architecture:
             }
         },
         # CLIP's text tower has causal attention, like a language model.
-        backbone={**backbone_options(checkpoint, config), "causal": True},
+        backbone={**hf.backbone_options(checkpoint, config), "causal": True},
         fusion={"pool": "last"},  # CLIP pools the EOS token
         head=projection_options(checkpoint, "text_projection.weight"),
     )
@@ -165,17 +164,6 @@ def tower_config(checkpoint: Checkpoint, tower: str) -> dict[str, Any]:
     """
     config = checkpoint.config.get(tower) or checkpoint.config
     return {**DEFAULTS, **DEFAULT_SIZES[tower], **config}
-
-
-def backbone_options(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Options:
-    """Return the backbone's options from the settings of a tower."""
-    return {
-        "depth": config["num_hidden_layers"],
-        "num_heads": config["num_attention_heads"],
-        "mlp_ratio": config["intermediate_size"] / config["hidden_size"],
-        "block": {"mlp": hf.activation(checkpoint, config)},
-        "norm": {"eps": config["layer_norm_eps"]},
-    }
 
 
 def projection_options(checkpoint: Checkpoint, name: str) -> Options:

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 
 from torch import Tensor
 
-from dxn.weights import bert, hf
-from dxn.weights.bert import base_prefix
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import blocks, linears
+from dxn.weights.families import bert, hf
+from dxn.weights.families.bert import base_prefix
 from dxn.weights.family import Architecture, Classifier, Family, TensorMap
 
 # Names of the classifiers, by the type of the model.

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from dxn.config.targets import MODEL_PACKAGES, check_targets
 from dxn.core.errors import UserError
@@ -21,6 +21,7 @@ SUFFIXES = (".json", ".yaml", ".safetensors")
 MAX_FILES = 10_000
 MAX_INPUTS = 10_000
 MAX_MEMBERS = 1_000
+MAX_TARGET = 300  # characters of the name of a class
 # Limits of integers anywhere in the file. Most of them are sizes, and a size of billions fills the
 # memory, or takes hours, before the model can be compared with its weights.
 MAX_INTEGER = 100_000_000
@@ -35,37 +36,30 @@ LIMITS = {
 # Options that name a file. A model folder contains its files under fixed names.
 FILE_OPTION = "path"
 
-Count = Annotated[int, Field(ge=1, le=MAX_INTEGER)]
 Name = Annotated[str, Field(min_length=1, max_length=1_000)]
 
 
-class Node(Strict):
-    """A part of the model: the class, and its arguments, which its signature checks."""
-
-    model_config = ConfigDict(extra="allow")
-
-    target: str = Field(alias="_target_", max_length=300)
-
-    @model_validator(mode="after")
-    def _check_values(self) -> Node:
-        for name, value in _leaves(self.model_extra or {}):
-            last = name.rpartition(".")[2]
-            # Only a part of a part, such as the decoder of a head, is built later.
-            known = ("_target_",) if name == last else ("_target_", "_partial_")
-            if last.startswith("_") and last not in known:
-                raise ValueError(f"{name} is not an option of a model folder")
-            if last == FILE_OPTION and value is not None:
-                raise ValueError(f"{name} must be null in a model folder, got {shortened(value)}")
-            limit = LIMITS.get(last, MAX_INTEGER)
-            if isinstance(value, int | float) and not -limit <= value <= limit:
-                raise ValueError(f"{name} must be at most {limit:,}, got {shortened(value)}")
-        return self
+def _checked(node: dict[str, Any]) -> dict[str, Any]:
+    """Check the options of a part of the model. The signature of its class checks their types."""
+    target = node.get("_target_")
+    if not isinstance(target, str) or len(target) > MAX_TARGET:
+        raise ValueError(f"_target_ must be a text, got {shortened(target)}")
+    for name, value in _leaves(node):
+        last = name.rpartition(".")[2]
+        # Only a part of a part, such as the decoder of a head, is built later.
+        known = ("_target_",) if name == last else ("_target_", "_partial_")
+        if last.startswith("_") and last not in known:
+            raise ValueError(f"{name} is not an option of a model folder")
+        if last == FILE_OPTION and value is not None:
+            raise ValueError(f"{name} must be null in a model folder, got {shortened(value)}")
+        limit = LIMITS.get(last, MAX_INTEGER)
+        if isinstance(value, int | float) and not -limit <= value <= limit:
+            raise ValueError(f"{name} must be at most {limit:,}, got {shortened(value)}")
+    return node
 
 
-class Backbone(Node):
-    """The backbone, whose width is that of all tokens."""
-
-    dim: int = Field(ge=1, le=LIMITS["dim"])
+# A part of the model: its class (_target_) and the options of the class.
+Node = Annotated[dict[str, Any], AfterValidator(_checked)]
 
 
 class Input(Strict):
@@ -82,7 +76,7 @@ class ModelConfig(Strict):
     inputs: Annotated[dict[Name, Input], Field(min_length=1, max_length=MAX_INPUTS)]
     adapters: Annotated[dict[Name, Node], Field(min_length=1, max_length=MAX_INPUTS)]
     fusion: Node
-    backbone: Backbone
+    backbone: Node
     head: Node
     share_backbone: bool = True
     members: Annotated[int, Field(ge=2, le=MAX_MEMBERS)] | None = None
@@ -90,7 +84,10 @@ class ModelConfig(Strict):
     layout: dict[str, Any] | None = None
 
     @model_validator(mode="after")
-    def _check_adapters(self) -> ModelConfig:
+    def _check_parts(self) -> ModelConfig:
+        dim = self.backbone.get("dim")
+        if not isinstance(dim, int) or dim < 1:
+            raise ValueError(f"backbone.dim must be a positive integer, got {shortened(dim)}")
         for name, spec in self.inputs.items():
             if spec.adapter not in self.adapters:
                 known = ", ".join(list(self.adapters)[:5])

@@ -75,6 +75,17 @@ def activation(checkpoint: Checkpoint, config: Mapping[str, Any], key: str = "hi
     return ACTIVATIONS[name]
 
 
+def backbone_options(checkpoint: Checkpoint, config: Mapping[str, Any]) -> Options:
+    """Return the backbone's options from settings with the names that most families use."""
+    return {
+        "depth": config["num_hidden_layers"],
+        "num_heads": config["num_attention_heads"],
+        "mlp_ratio": config["intermediate_size"] / config["hidden_size"],
+        "block": {"mlp": activation(checkpoint, config)},
+        "norm": {"eps": config["layer_norm_eps"]},
+    }
+
+
 def class_names(checkpoint: Checkpoint, classifier: str) -> list[str] | None:
     """Return the class names of a classifier, or None if the checkpoint has no such layer.
 

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 import torch
 from torch import Tensor
 
-from dxn.weights import hf
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import LayerNames, blocks, copied, linears
+from dxn.weights.families import hf
 from dxn.weights.family import (
     Architecture,
     Classifier,
@@ -140,13 +140,8 @@ def backbone_options(checkpoint: Checkpoint) -> Options:
     kind = config.get("position_embedding_type", "absolute")
     if kind != "absolute":
         hf.unsupported(checkpoint, f"position embeddings of the type {kind!r}")
-    return {
-        "depth": config["num_hidden_layers"],
-        "num_heads": config["num_attention_heads"],
-        "mlp_ratio": config["intermediate_size"] / config["hidden_size"],
-        "block": {"mlp": hf.activation(checkpoint, config)},
-        "norm": {"eps": config["layer_norm_eps"], "pre_norm": False},
-    }
+    options = hf.backbone_options(checkpoint, config)
+    return {**options, "norm": {**options["norm"], "pre_norm": False}}
 
 
 def base_prefix(checkpoint: Checkpoint) -> str:
