@@ -24,26 +24,20 @@ from dxn.commands.train import Train
 from dxn.config.command import prepare
 from dxn.config.compose import compose
 from dxn.config.groups import options as options_of
-from dxn.core.display import notebook_html
+from dxn.core.display import format_number, notebook_html, now, print_line
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder
 from dxn.core.printable import quoted
 from dxn.core.runtime import configure
 from dxn.data.sources.memory import is_in_memory, tables_of, write_tables
 from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED
-from dxn.runs.ensemble import run_training
-from dxn.runs.evaluation.printing import (
-    ALL,
-    format_number,
-    name_answers,
-    now,
-    print_line,
-)
+from dxn.runs.evaluation.results import ALL, name_answers
 from dxn.runs.folder import refuse_other_run
-from dxn.runs.paths import is_run
+from dxn.runs.paths import HUB, is_run
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved import hub, model_folder
 from dxn.runs.saved.dtypes import Dtype
+from dxn.runs.train import run_training
 
 # A path, several paths, the name of a data source, a data frame, or a mapping of splits to them.
 Data: TypeAlias = Any
@@ -196,7 +190,7 @@ def load(
             trusted.
     """
     # str, because a Path would turn hf:// into hf:/.
-    if isinstance(folder, str) and hub.is_hub(folder):
+    if isinstance(folder, str) and folder.startswith(HUB):
         folder = hub.download(folder, "load")
     return model_folder.load(folder, device=device, dtype=dtype, trust=trust)
 

@@ -16,7 +16,7 @@ from dxn.core.runtime import check_address_space, configure, is_out_of_memory
 
 HELP = ("-h", "--help")
 SWEEP = ("-m", "--multirun")  # the flags of Hydra's own command line
-HEAVY = "dxn.runs.ensemble"  # imports torch and all other large packages
+HEAVY = "dxn.runs.train"  # imports torch and all other large packages
 # Messages of an import for which too little memory is left, of CPython if there is none for an
 # exception, and of a thread whose stack does not fit.
 OUT_OF_MEMORY = (

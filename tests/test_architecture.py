@@ -77,12 +77,6 @@ def imports(node: ast.AST) -> Iterator[str]:
             yield from (f"{child.module}.{alias.name}" for alias in child.names)
 
 
-def own_imports(node: ast.AST) -> set[str]:
-    """Packages of dxn that are imported anywhere below a node."""
-    full = [name for name in imports(node) if name.split(".")[0] == "dxn"]
-    return {name.split(".")[1] for name in full if "." in name}
-
-
 def documentation(module: ast.Module) -> set[int]:
     """The ids of the docstrings' nodes."""
     found = set()
@@ -101,27 +95,26 @@ def strings(node: ast.AST) -> Iterator[ast.Constant]:
             yield child
 
 
-def test_packages_are_imported_at_the_top_of_a_module():
-    # torch and matplotlib take long to import, and `dxn --help` must not wait for them: a command
-    # imports what does the work when it is executed.
-    late = (
-        "__init__.py",
-        "viz/__init__.py",
-        "report/__init__.py",
-        "tasks/__init__.py",
-        "commands/",
-    )
-    hydra = ("config/command.py", "config/signatures.py")
-    found = []
-    for path in FILES:
-        if name_of(path).startswith((*late, *hydra)):
-            continue
-        for node in ast.walk(tree(path)):
-            # Types of other projects that are imported late, such as matplotlib's, are fine.
-            is_types = isinstance(node, ast.If) and "TYPE_CHECKING" in ast.dump(node.test)
-            if isinstance(node, ast.FunctionDef) or is_types:
-                found += [f"{name_of(path)}:{node.lineno} {name}" for name in own_imports(node)]
-    assert found == []
+# Modules of `dxn train` and `dxn predict`, and the packages that they need only later, or never.
+NOT_IMPORTED = {
+    "dxn.runs.train": (
+        "dxn.runs.evaluation dxn.runs.predictor dxn.runs.ensemble dxn.runs.sweep dxn.runs.index "
+        "dxn.runs.saved dxn.runs.weights dxn.report dxn.stacking dxn.viz dxn.weights dxn.serve"
+    ),
+    "dxn.runs.saved.loading": (
+        "dxn.runs.evaluation dxn.runs.train dxn.runs.prepare dxn.runs.weights dxn.presets "
+        "dxn.report dxn.stacking dxn.viz dxn.weights.reading dxn.training.trainer "
+        "dxn.data.sources.table"
+    ),
+}
+
+
+@pytest.mark.parametrize("module", NOT_IMPORTED)
+def test_a_path_imports_only_what_it_uses(module):
+    code = f"import sys, {module}; print(*(m for m in sys.modules if m.startswith('dxn.')))"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    unused = tuple(NOT_IMPORTED[module].split())
+    assert [name for name in done.stdout.split() if name.startswith(unused)] == []
 
 
 def test_only_three_modules_import_hydra():

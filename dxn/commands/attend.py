@@ -34,8 +34,8 @@ class Attend(FromWeights):
 
     def execute(self) -> int:
         """Draw the attention, and print the share of each input."""
+        from dxn.core.display import print_line
         from dxn.runs.attend import draw_attention
-        from dxn.runs.evaluation.printing import print_line
         from dxn.runs.predictor.option import read_sample
         from dxn.runs.saved.loading import load_predictor
 

@@ -17,8 +17,8 @@ class Doctor(Command):
 
     def execute(self) -> int:
         """Print what a report of a problem should contain."""
+        from dxn.core.display import print_line
         from dxn.runs.doctor import lines
-        from dxn.runs.evaluation.printing import print_line
 
         for line in lines():
             print_line(line)

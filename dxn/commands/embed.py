@@ -33,9 +33,8 @@ class Embed(FromWeights, TableInput, Compiled):
 
     def execute(self) -> int:
         """Compute the embedding of one sample, or of each sample of a table or folder."""
+        from dxn.core.display import next_step, print_line
         from dxn.data.dataset import Samples
-        from dxn.runs.evaluation.next_commands import with_output
-        from dxn.runs.evaluation.printing import next_step, print_line
         from dxn.runs.index.index import check_only
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.output import (
@@ -71,7 +70,7 @@ class Embed(FromWeights, TableInput, Compiled):
             for line in vector_lines(embeddings[0]):
                 print_line(line)
         if output is None:
-            next_step("dxn", *with_output("embed", self.settings, "vector.npy"))
+            next_step("dxn", *self.with_output("vector.npy"))
             return 0
         ids = [identify(opened, row) for row in rows]
         files = write_vectors(output, ids, embeddings)

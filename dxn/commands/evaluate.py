@@ -43,8 +43,8 @@ class Evaluate(FromWeights, Data, TableInput, Labels, Compiled):
 
     def execute(self) -> int:
         """Evaluate, and write the files."""
+        from dxn.core.display import print_line
         from dxn.runs.evaluation.evaluate import evaluate_model
-        from dxn.runs.evaluation.printing import print_line
         from dxn.runs.saved.loading import load_predictor
 
         predictor = load_predictor(self.settings)

@@ -33,9 +33,9 @@ class Export(FromRun, Labels):
 
     def execute(self) -> int:
         """Export a model, compare the files with it, and write how to use them."""
+        from dxn.core.display import next_step, print_line
         from dxn.export.folder import write_export
         from dxn.export.formats import check_format
-        from dxn.runs.evaluation.printing import next_step, print_line
         from dxn.runs.saved.loading import load_predictor
 
         check_format(self.format)

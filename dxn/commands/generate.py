@@ -52,7 +52,7 @@ class Generate(FromWeights, Precision):
 
     def execute(self) -> int:
         """Continue a prompt, or generate a text for an input."""
-        from dxn.runs.evaluation.printing import print_line, print_rule
+        from dxn.core.display import print_line, print_rule
         from dxn.runs.predictor.option import read_sample
         from dxn.runs.predictor.output import check_suffix
         from dxn.runs.predictor.prompts import read_prompts, write_texts

@@ -40,8 +40,8 @@ class Index(FromWeights, Data, TableInput, Device):
 
     def execute(self) -> int:
         """Embed many rows, and write the folder."""
+        from dxn.core.display import next_step, print_line
         from dxn.runs.evaluation.next_commands import code_options, sample_options
-        from dxn.runs.evaluation.printing import next_step, print_line
         from dxn.runs.index.index import write_index
         from dxn.runs.saved.loading import load_predictor
 

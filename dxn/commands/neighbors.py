@@ -29,7 +29,9 @@ class Neighbors(FromWeights):
 
     def execute(self) -> int:
         """Print the most similar tokens with their cosine similarity."""
-        from dxn.runs.evaluation.printing import Table, plain_text, print_table
+        from rich.table import Table
+
+        from dxn.core.display import plain_text, print_table
         from dxn.runs.saved.loading import load_predictor
 
         closest = load_predictor(self.settings).neighbors(self.token, count=self.count)

@@ -37,10 +37,8 @@ class Predict(FromWeights, TableInput, Labels, Compiled):
 
     def execute(self) -> int:
         """Predict for one sample, or for each sample of a table, a folder or a pattern of files."""
-        from dxn.core.display import count
+        from dxn.core.display import count, next_step, print_line
         from dxn.data.dataset import Samples
-        from dxn.runs.evaluation.next_commands import with_output
-        from dxn.runs.evaluation.printing import next_step, print_line
         from dxn.runs.predictor.option import has_many_samples, read_sample
         from dxn.runs.predictor.output import check_suffix, rows_text, write_records
         from dxn.runs.predictor.table import answer_lines, prediction_records, record_line
@@ -84,5 +82,5 @@ class Predict(FromWeights, TableInput, Labels, Compiled):
                 print_line(f"and {count(len(records) - MAX_PRINTED, 'more row')}")
             if opened.skipped:
                 print_line(f"{count(opened.skipped, 'row')} skipped")
-            next_step("dxn", *with_output("predict", self.settings, "answers.csv"))
+            next_step("dxn", *self.with_output("answers.csv"))
         return 0

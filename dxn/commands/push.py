@@ -36,8 +36,8 @@ class Push(FromRun):
 
     def execute(self) -> int:
         """Upload the model folder of a run."""
+        from dxn.core.display import print_line
         from dxn.export.hub import Publication, publish
-        from dxn.runs.evaluation.printing import print_line
 
         if self.repo is None:
             raise UserError("repo: set repo=OWNER/NAME to the repository to write")

@@ -24,7 +24,7 @@ class Report(FromRun, Device):
 
     def execute(self) -> int:
         """Write the report of a run again."""
-        from dxn.runs.evaluation.printing import print_line
+        from dxn.core.display import print_line
         from dxn.runs.evaluation.reporting import write_again
 
         path = write_again(self.settings)

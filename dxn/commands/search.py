@@ -42,9 +42,7 @@ class Search(FromRun, TableInput, Device):
 
     def execute(self) -> int:
         """Find the rows that are most similar to each query."""
-        from dxn.core.display import count
-        from dxn.runs.evaluation.next_commands import with_output
-        from dxn.runs.evaluation.printing import next_step, print_line, records_table
+        from dxn.core.display import count, next_step, print_line, records_table
         from dxn.runs.index.index import read_index
         from dxn.runs.index.search import search, with_model
         from dxn.runs.predictor.output import check_suffix, write_records
@@ -62,5 +60,5 @@ class Search(FromRun, TableInput, Device):
         records_table(records[:MAX_PRINTED])
         if len(records) > MAX_PRINTED:
             print_line(f"and {count(len(records) - MAX_PRINTED, 'more row')}")
-        next_step("dxn", *with_output("search", settings, "found.csv"))
+        next_step("dxn", *self.with_output("found.csv"))
         return 0

@@ -151,8 +151,8 @@ class Train(Data):
 
     def execute(self) -> int:
         """Train, evaluate on the test split, and write the run folder."""
-        from dxn.runs.ensemble import run_training
-        from dxn.runs.evaluation.printing import next_step
+        from dxn.core.display import next_step
+        from dxn.runs.train import run_training
 
         for words in run_training(self.settings).next_commands:
             next_step("dxn", *words)

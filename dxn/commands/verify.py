@@ -23,7 +23,7 @@ class Verify(FromRun):
 
     def execute(self) -> int:
         """Check the files of a run folder. All problems are listed."""
-        from dxn.runs.evaluation.printing import print_line
+        from dxn.core.display import print_line
         from dxn.runs.verify import verify
 
         result = verify(Path(self.required_run()), trust=self.settings.folder_trust)

@@ -95,6 +95,11 @@ class Command:
         """Run the command, and return its exit code."""
         raise NotImplementedError
 
+    def with_output(self, output: str) -> list[str]:
+        """Return the words of the same command, which writes its results to a file."""
+        options = [line for line in self.settings.overrides if not line.startswith("output=")]
+        return [verb_of(type(self)), *options, f"output={output}"]
+
     @classmethod
     def compose(cls, words: Sequence[str] = ()) -> Self:
         """Return the command that the words of a command line describe.

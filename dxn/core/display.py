@@ -1,15 +1,18 @@
-"""What commands print: progress as a bar or as lines of a log file, numbers and durations."""
+"""What commands print: lines, tables, progress as a bar or as lines of a log file, numbers."""
 
 from __future__ import annotations
 
 import importlib
 import os
+import shlex
 import sys
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from functools import cached_property
+from datetime import datetime
+from functools import cache, cached_property
+from io import StringIO
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from dxn.core.printable import printable
@@ -18,6 +21,8 @@ from dxn.core.printable import printable
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.progress import Progress as Bar
+    from rich.table import Table
+    from rich.text import Text
 
 Item = TypeVar("Item")
 
@@ -29,8 +34,114 @@ LINE_INTERVALS = (10.0, 20.0, 30.0)
 LAST_INTERVAL = 60.0
 
 EDGE = 0.0005  # smallest number that is written without an exponent
+MAX_NAMED = 6  # names of a list in one line
+WIDE = 1000  # characters; more than any table needs
 
 _is_silent: ContextVar[bool] = ContextVar("silent", default=False)
+
+
+@cache
+def _console() -> Console:
+    from rich.console import Console
+
+    # Without highlighting, numbers are not coloured. Soft wrapping leaves long lines to the
+    # terminal: rich would break them at 80 columns when the output is a pipe or a file.
+    # force_jupyter: in a notebook, rich would make a block with margins of each line.
+    return Console(highlight=False, soft_wrap=True, force_jupyter=False)
+
+
+def print_line(line: str) -> None:
+    """Print a line verbatim, except for control characters and secrets."""
+    if prints():
+        # With markup, rich would remove brackets, such as those of a list of columns.
+        _console().print(printable(line), markup=False)
+
+
+def print_rule(title: str = "") -> None:
+    """Print a horizontal line, with a title in its middle."""
+    if prints():
+        from rich.text import Text
+
+        # Text, because rich would read brackets in a title as markup.
+        _console().rule(Text(title), style="none")
+
+
+def next_step(*words: str) -> None:
+    """Print a command that the user may want to run next. It must run as it is printed."""
+    line = shlex.join(words)
+    # A line without its secrets or control characters would be another command.
+    if printable(line) == line:
+        print_line(f"next: {line}")
+
+
+def format_number(value: float, largest: float | None = None) -> str:
+    """Return a number with at least five significant digits, such as 0.8925 or 612901.6.
+
+    Args:
+        value: The number.
+        largest: The largest number of its column, so that all have the same number of decimals.
+            Default: the number itself.
+    """
+    magnitude = abs(value if largest is None else largest)
+    digits = len(f"{magnitude:.0f}") if magnitude < 1e15 else 15
+    return f"{value:.{min(max(5 - digits, 1), 4)}f}"
+
+
+def named(names: Sequence[str], maximum: int = MAX_NAMED) -> str:
+    """Return the first names of a list, and "..." if there are more."""
+    more = ", ..." if len(names) > maximum else ""
+    return ", ".join(names[:maximum]) + more
+
+
+def print_table(table: Table) -> None:
+    """Print a table. Outside of a terminal, all of its columns have their full width."""
+    from rich.console import Console
+
+    if _console().is_terminal:
+        if prints():
+            _console().print(table)
+        return
+    # A pipe has no width, and rich would shorten the names of columns to fit into 80 characters.
+    text = StringIO()
+    Console(file=text, width=WIDE).print(table)
+    print_line(text.getvalue().rstrip("\n"))
+
+
+def records_table(records: Sequence[Mapping[str, object]]) -> None:
+    """Print one row per record and one column per key."""
+    from rich.table import Table
+    from rich.text import Text
+
+    columns: dict[str, None] = {}  # a set that keeps the order of the keys
+    for record in records:
+        columns |= dict.fromkeys(record)
+    table = Table()
+    for name in columns:
+        table.add_column(Text(printable(name)))
+    for record in records:
+        cells = [record.get(name, "") for name in columns]
+        # Text, because rich would read brackets in a cell as markup.
+        texts = [f"{c:.4f}" if isinstance(c, float) else printable(str(c)) for c in cells]
+        table.add_row(*map(Text, texts))
+    print_table(table)
+
+
+def plain_text(text: str) -> Text:
+    """Return a text for a table cell, in which leading spaces are visible as dots.
+
+    Many vocabularies have the same word with and without a space in front of it.
+    """
+    from rich.text import Text
+
+    # A text of nothing but whitespace is shown by its escape sequences, such as '\n'.
+    spaces = len(text) - len(text.lstrip())
+    return Text("·" * spaces + printable(text.strip())) if text.strip() else Text(repr(text))
+
+
+def now() -> str:
+    """Return the name of a folder for the current time, such as 2026-01-31_12-00-00.00."""
+    # Hundredths of a second, because short runs of a sweep can start within the same second.
+    return datetime.now().strftime("%Y-%m-%d_%H-%M-%S.%f")[:-4]
 
 
 class Display:

@@ -7,11 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from dxn.config.instantiate import build
-from dxn.core.display import count
+from dxn.core.display import count, next_step, print_line
 from dxn.core.errors import UserError
 from dxn.data.inspect.check import check, remove_earlier, write_bad
 from dxn.runs.build import build_adapters, by_input, find_formats, fit_adapters
-from dxn.runs.evaluation.printing import next_step, print_line
 from dxn.runs.plan import assign_inputs, decide_task, open_source, readers_of
 from dxn.runs.settings import Settings
 from dxn.tasks.infer import Auto

@@ -7,10 +7,10 @@ from typing import Any
 
 from dxn import report as pages
 from dxn.config.keys import leaves, lookup
+from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.data.tables.read import as_list
 from dxn.runs.evaluation.next_commands import report_again
-from dxn.runs.evaluation.printing import print_line
 from dxn.runs.evaluation.reporting import read_log_of, read_metrics
 from dxn.runs.paths import is_run
 from dxn.runs.settings import Settings

@@ -17,19 +17,19 @@ from torch import Tensor
 from dxn.config.instantiate import build
 from dxn.config.keys import assign, leaves, lookup
 from dxn.config.model_config import read_config
-from dxn.core.display import is_main_process
-from dxn.core.errors import Interrupted, UserError
-from dxn.core.files import SUMS, link, refuse_links_out, replace_folder, write_sums, write_text
+from dxn.core.display import is_main_process, print_line, print_rule
+from dxn.core.errors import Interrupted
+from dxn.core.files import SUMS, link, replace_folder, write_sums, write_text
 from dxn.core.schema import Strict, validated
 from dxn.core.tensors import read_tensors, write_tensors
 from dxn.core.untrusted import load_json, load_yaml
 from dxn.models.model import count_parameters
-from dxn.runs.evaluation import printing as report
-from dxn.runs.evaluation.conclusion import about_split
 from dxn.runs.evaluation.data import open_data_of_run
 from dxn.runs.evaluation.evaluate import ALL, after_all, by_split, evaluate_subsets
+from dxn.runs.evaluation.finish import about_split
 from dxn.runs.evaluation.next_commands import resume
 from dxn.runs.evaluation.reporting import Recorder, report_of_ensemble
+from dxn.runs.evaluation.results import write_metrics
 from dxn.runs.folder import ensemble_folder, has_checkpoint, locked
 from dxn.runs.monitoring import build_metrics
 from dxn.runs.paths import MEMBERS, Member, member_folder
@@ -58,17 +58,6 @@ class SavedEnsemble(Strict):
     chosen: list[str]
 
 
-def run_training(settings: Settings) -> Trained:
-    """Train a model, or an ensemble if the option says so. See `train_one`."""
-    size = settings.values["ensemble"]
-    if size < 1:
-        raise UserError(f"ensemble: must be at least 1, got {size}")
-    if settings.is_resumed:
-        folder = Path(settings.values["resume"]["run"])
-        refuse_links_out(folder, folder)
-    return train_one(settings) if size == 1 else train_ensemble(settings)
-
-
 def train_ensemble(settings: Settings) -> Trained:
     """Train the members one after the other, and write the model folder of the ensemble.
 
@@ -84,9 +73,9 @@ def train_ensemble(settings: Settings) -> Trained:
     trained: list[Trained] = []
     with ExitStack() as stack:
         for number, run in enumerate(runs):
-            report.print_rule(f"member {number + 1} of {size}")
+            print_rule(f"member {number + 1} of {size}")
             if run is None:
-                report.print_line(f"finished earlier: {member_folder(folder, number)}")
+                print_line(f"finished earlier: {member_folder(folder, number)}")
                 continue
             member = Member(number, size, folder)
             try:
@@ -97,7 +86,7 @@ def train_ensemble(settings: Settings) -> Trained:
                     f"{resume(folder, settings)}",
                     error.code,
                 ) from None
-        report.print_rule(f"ensemble of {size}")
+        print_rule(f"ensemble of {size}")
         metrics: dict[str, Any] = {}
         if is_main_process():
             stack.enter_context(locked(folder, main=True))
@@ -210,7 +199,7 @@ def _write_ensemble(settings: Settings, folder: Path, size: int) -> dict[str, An
         record=recorder,
     )
     for line in about_split(data.split):
-        report.print_line(line)
+        print_line(line)
     extra = {
         "ensemble": size,
         "shown": best.task.metric.shown(results[ALL]),
@@ -219,7 +208,7 @@ def _write_ensemble(settings: Settings, folder: Path, size: int) -> dict[str, An
         # For a sweep, which ranks its settings by the validation metric.
         **_shared_figures(metrics),
     }
-    report.write_metrics(folder / METRICS, by_split(data.split, results), extra)
+    write_metrics(folder / METRICS, by_split(data.split, results), extra)
     card = _card(settings, folder, best, metrics[0], size)
     figures = {data.split: results[ALL]}
     epochs = f"the best epoch of each of {size} members"
@@ -228,7 +217,7 @@ def _write_ensemble(settings: Settings, folder: Path, size: int) -> dict[str, An
     written = json.loads((folder / METRICS).read_text(encoding="utf-8"))
     report_of_ensemble(settings, folder, best, recorder, written, members[0])
     names = [*(["report.html"] if (folder / "report.html").is_file() else []), "model/", METRICS]
-    report.print_line(f"written: {folder} ({', '.join(names)}, members/)")
+    print_line(f"written: {folder} ({', '.join(names)}, members/)")
     return written
 
 

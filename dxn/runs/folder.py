@@ -13,10 +13,9 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from dxn.config.environment import fill
-from dxn.core.display import is_main_process
+from dxn.core.display import is_main_process, now
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder, open_own
-from dxn.runs.evaluation import printing as report
 from dxn.runs.paths import MEMBERS, member_folders
 from dxn.runs.record import is_restart, launch, started_by
 from dxn.runs.settings import Settings
@@ -45,7 +44,7 @@ def run_folder(config: Mapping[str, Any], name: str, *, main: bool) -> Path:
         return Path(config["resume"]["run"])
     if not config["run"]:
         # The name of a column can contain a slash, which would create another folder level.
-        return Path(config["output"]) / name.replace("/", "_") / report.now()
+        return Path(config["output"]) / name.replace("/", "_") / now()
     folder = Path(config["run"])
     # Only in the main process: in the others the file can already be that of the main process.
     if main:

@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from dxn.core.errors import UserError, similar
-from dxn.runs.saved.hub import download, is_hub
 from dxn.runs.settings import FOLDER
 
 MEMBERS = "members"
 LATEST = "latest"
+HUB = "hf://"  # start of the name of a model on the hub
 RUNS = Path("outputs")  # default of the key `output` of dxn train
 MAX_DEPTH = 3  # a sweep has a folder of runs below that of its name
 
@@ -76,7 +76,9 @@ def trained_run(text: str) -> tuple[Path, str | None]:
     Raises:
         UserError: If it does not exist, or contains no trained model.
     """
-    if is_hub(text):
+    if text.startswith(HUB):
+        from dxn.runs.saved.hub import download
+
         return download(text), None
     return _find(text, "run", has_model)
 

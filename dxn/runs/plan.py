@@ -11,6 +11,7 @@ from dxn.config.instantiate import build
 from dxn.config.keys import lookup
 from dxn.config.targets import resolve
 from dxn.core.errors import UserError
+from dxn.data.columns.infer import by_modality
 from dxn.data.rows import TARGET, InputSpec, Source
 from dxn.data.splits.unlabeled import without_unlabeled
 from dxn.models.pooling import WITH_CLASS
@@ -61,14 +62,6 @@ def readers_of(config: Config, trust: Sequence[str] = ()) -> dict[str, Reader]:
             raise UserError(f"adapters.{key}: {target} must be a subclass of dxn.tokenize.Adapter")
         readers[key] = adapter.reader()
     return readers
-
-
-def by_modality(readers: Mapping[str, Reader]) -> dict[str, Reader]:
-    """Return one reader per modality: that of the first adapter of this modality."""
-    result: dict[str, Reader] = {}
-    for reader in readers.values():
-        result.setdefault(reader.modality, reader)
-    return result
 
 
 def open_source(

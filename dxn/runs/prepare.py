@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import importlib
 import tempfile
 from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
@@ -15,6 +14,7 @@ from accelerate.utils import broadcast_object_list
 
 from dxn.config.instantiate import build
 from dxn.config.keys import refuse_without_effect
+from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder
 from dxn.core.randomness import named_draws
@@ -38,8 +38,6 @@ from dxn.runs.build import (
     load_fitted,
     open_splits,
 )
-from dxn.runs.evaluation import printing as report
-from dxn.runs.evaluation.data import print_paths
 from dxn.runs.folder import locked, refuse_other_run, run_folder
 from dxn.runs.monitoring import check_metrics, use_metrics
 from dxn.runs.paths import Member
@@ -65,6 +63,7 @@ from dxn.runs.record import (
     write_plan,
 )
 from dxn.runs.settings import Settings, merge_overrides
+from dxn.runs.summary import describe
 from dxn.tasks import Task
 from dxn.tokenize.base import Tokenizer
 from dxn.training.finetune import Finetune
@@ -189,9 +188,10 @@ def prepare(
     weights = None
     if is_new and (config["weights"]["source"] or config["weights"]["adapters"]):
         # Most trainings start from random weights, and need none of the families of checkpoints.
-        families = importlib.import_module("dxn.runs.weights")
-        weights = families.read_initial_weights(settings)
-        config = families.with_weights(settings, weights)
+        from dxn.runs.weights import read_initial_weights, with_weights
+
+        weights = read_initial_weights(settings)
+        config = with_weights(settings, weights)
     if is_new:
         refuse_without_effect(config, settings.overrides)
 
@@ -206,6 +206,8 @@ def prepare(
     # The options that the data determines: the task, the inputs, and those of the preset.
     readers = readers_of(config, trust)
     if not is_new:
+        from dxn.runs.evaluation.data import print_paths
+
         print_paths(config["data"])
     source = open_source(config, readers, trust, needs_target=task.is_supervised)
     task, config["head"], source = decide_task(task, config, source)
@@ -263,7 +265,7 @@ def prepare(
     # After the labels have been read, which contain the metric that was monitored before.
     use_metrics(task, trainer, settings.metrics)
     for note in find_formats(adapters, inputs, source):
-        report.print_line(f"note: {note}")
+        print_line(f"note: {note}")
     tokenizers = {name: adapter.tokenizer for name, adapter in named.items()}
     loader = build(config["loader"], key="loader")
     splits = open_splits(source, tokenizers, task, loader=loader)
@@ -284,23 +286,22 @@ def prepare(
             task.target.bind(named)
     if pretraining is not None:
         pretraining.target.bind(named)
-    truncations = report.truncations(train, tokenizers)
-    report.describe(source, splits, task, plan, truncations)
+    truncations = describe(source, splits, task, plan, tokenizers)
     warnings = find_warnings(source, splits, task)
     for line in [*(f"warning: {warning}" for warning in warnings), *lines]:
-        report.print_line(line)
+        print_line(line)
     if is_new and weights is None:
         modalities = [each.modality for each in inputs.values()]
         advice = recommended_weights(modalities, len(train))
         if advice is not None:
-            report.print_line(f"note: {advice}")
+            print_line(f"note: {advice}")
 
     # The model.
     model = build_model(config, task, adapters, plan.adapter_keys, trust=trust, seed=seed)
     loaded = [] if old is None else old.loaded
     if weights is not None:
         for notice in weights.fill(model, task):
-            report.print_line(notice)
+            print_line(notice)
         # A checkpoint can contain other statistics of the inputs than those of the data.
         task.target.bind(named)
         loaded = sorted(weights.loaded(model))
@@ -343,9 +344,9 @@ def prepare(
         write_plan(folder, plan, settings, fitted_files(adapters_of(model), task))
     elif trainer.main:
         write_changes(folder, plan, settings)
-    report.print_line(f"run folder: {folder}")
-    report.print_line(f"precision: {trainer.precision_note}; device: {trainer.accelerator.device}")
-    report.print_line(_size(model))
+    print_line(f"run folder: {folder}")
+    print_line(f"precision: {trainer.precision_note}; device: {trainer.accelerator.device}")
+    print_line(_size(model))
     return run
 
 

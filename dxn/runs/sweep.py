@@ -13,15 +13,12 @@ from typing import Any
 from rich.table import Table
 from rich.text import Text
 
-from dxn.core.display import count
+from dxn.core.display import count, format_number, now, print_line, print_rule, print_table
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder
-from dxn.runs.ensemble import run_training
-from dxn.runs.evaluation import printing as report
-from dxn.runs.evaluation.printing import print_line, print_rule
 from dxn.runs.predictor.output import write_records
 from dxn.runs.settings import Settings
-from dxn.runs.train import Trained
+from dxn.runs.train import Trained, run_training
 from dxn.stacking.metrics import BASELINE, TRANSFORMER
 
 FOLDER = "sweeps"
@@ -160,7 +157,7 @@ def sweep(runs: Sequence[Settings]) -> int:
         The exit code: 0, or 2 if a run failed.
     """
     output = Path(runs[0].values["output"])
-    result = Sweep(new_folder(output / FOLDER / report.now()) / FILE)
+    result = Sweep(new_folder(output / FOLDER / now()) / FILE)
     for i, (settings, options) in enumerate(zip(runs, differing(runs), strict=True)):
         title = " ".join(f"{key}={value}" for key, value in options.items())
         print_rule(f"{i + 1} of {len(runs)}: {title}")
@@ -172,7 +169,7 @@ def sweep(runs: Sequence[Settings]) -> int:
             result.add(outcome)
     if result.settings():
         print_line("sweep: mean ± sd over the runs of a setting, best by validation: *")
-        report.print_table(result.table())
+        print_table(result.table())
     failures = [outcome for outcome in result.outcomes if outcome.error]
     for failed in failures:
         title = " ".join(f"{key}={value}" for key, value in failed.options.items())
@@ -218,8 +215,8 @@ def _mean_and_deviation(runs: Sequence[Outcome], name: str) -> str:
     if not values:
         return ""
     mean = statistics.mean(values)
-    text = report.format_number(mean)
+    text = format_number(mean)
     if len(values) == 1:
         return text
     # The sample standard deviation (n - 1), as papers report it.
-    return f"{text} ± {report.format_number(statistics.stdev(values), mean)}"
+    return f"{text} ± {format_number(statistics.stdev(values), mean)}"

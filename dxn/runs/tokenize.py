@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from dxn import viz
+from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 from dxn.core.randomness import named_draws
 from dxn.core.tokens import join
 from dxn.data.dataset import Samples
 from dxn.runs.build import build_adapters
-from dxn.runs.evaluation.printing import print_line
 from dxn.runs.plan import adapter_nodes, readers_of
 from dxn.runs.predictor.option import has_many_samples, read_sample
 from dxn.runs.predictor.output import rows_text, write_records

@@ -9,8 +9,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from dxn.core.display import print_line
 from dxn.core.errors import UserError
-from dxn.runs.evaluation.printing import print_line
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved.loading import load_predictor
 from dxn.runs.settings import Settings

@@ -104,7 +104,7 @@ def stopped_clock(monkeypatch):
         def now(cls, tz=None):
             return cls(2026, 1, 31, 12)
 
-    monkeypatch.setattr("dxn.runs.evaluation.printing.datetime", Stopped)
+    monkeypatch.setattr("dxn.core.display.datetime", Stopped)
 
 
 def test_trainings_of_the_same_moment_have_folders_of_their_own(tmp_path, stopped_clock):

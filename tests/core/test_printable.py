@@ -10,10 +10,11 @@ from hypothesis import strategies as st
 
 from dxn import cli
 from dxn.core import printable
+from dxn.core.display import print_line, records_table
 from dxn.core.printable import UNSAFE, csv_cell, json_text, valid_text
 from dxn.data.inspect.check import Bad, Report, write_bad
 from dxn.data.rows import Source
-from dxn.runs.evaluation import printing as report
+from dxn.runs.evaluation.results import write_metrics
 from dxn.runs.predictor.output import write_records
 
 HOSTILE = "=cmd|'/C calc'!A0\x1b]0;title\x07\udcff\u202e"
@@ -89,8 +90,8 @@ def test_the_list_of_bad_rows_is_harmless(tmp_path):
 
 
 def test_no_line_on_the_screen_contains_an_escape_code(capsys):
-    report.print_line(f"target values: {HOSTILE}")
-    report.records_table([{HOSTILE: HOSTILE}])
+    print_line(f"target values: {HOSTILE}")
+    records_table([{HOSTILE: HOSTILE}])
     assert cli._failed(f"{HOSTILE}: no such class", 2) == 2
     out, error = capsys.readouterr()
     assert "\\x1b]0;title" in out
@@ -102,7 +103,7 @@ def test_a_hidden_value_is_replaced_everywhere(secrets, capsys, tmp_path):
     printable.hide("geheim-1", "${oc.env:ONE}")
     printable.hide("geheim-1-2", "${oc.env:TWO}")
     printable.hide("ab", "${oc.env:SHORT}")  # would also be found by chance
-    report.print_line("about geheim-1-2 and geheim-1")
+    print_line("about geheim-1-2 and geheim-1")
     assert capsys.readouterr().out == "about ${oc.env:TWO} and ${oc.env:ONE}\n"
     for suffix in (".csv", ".jsonl", ".parquet"):
         write_records(tmp_path / f"out{suffix}", [{"a": "x/geheim-1/y"}])
@@ -119,9 +120,9 @@ def test_figures_and_the_syntax_of_json_are_left_as_they_are(secrets, capsys, tm
     printable.hide("0.25", "${oc.env:RATE}")
     printable.hide("0.123456789", "${oc.env:NUMBER}")
     printable.hide('quo"ted\\', "${oc.env:QUOTED}")
-    report.print_line("loss 0.2500")
+    print_line("loss 0.2500")
     assert capsys.readouterr().out == "loss 0.2500\n"
     path = tmp_path / "metrics.json"
-    report.write_metrics(path, {"test": {"loss": 0.12345678912}}, {"command": ['a=quo"ted\\']})
+    write_metrics(path, {"test": {"loss": 0.12345678912}}, {"command": ['a=quo"ted\\']})
     content = json.loads(path.read_text())
     assert content == {"test/loss": 0.12345678912, "command": ["a=${oc.env:QUOTED}"]}

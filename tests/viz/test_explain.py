@@ -389,6 +389,6 @@ def test_an_image_is_drawn_from_its_file_with_more_pixels_at_the_same_place(tmp_
 
 
 def test_matplotlib_is_imported_only_to_draw():
-    code = "import sys, dxn.runs.ensemble; print('matplotlib' in sys.modules)"
+    code = "import sys, dxn.runs.train; print('matplotlib' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "False"

@@ -126,6 +126,14 @@ def _reason(values: Sequence[Any]) -> str:
     return "texts, which no adapter in use reads" if kind == "texts" else kind
 
 
+def by_modality(readers: Mapping[str, Reader]) -> dict[str, Reader]:
+    """Return one reader per modality: that of the first adapter of this modality."""
+    result: dict[str, Reader] = {}
+    for reader in readers.values():
+        result.setdefault(reader.modality, reader)
+    return result
+
+
 def infer_modality(values: Sequence[Any], readers: Readers) -> str | None:
     """Return the modality whose reader gives the values the highest score. None: there is none."""
     present = [value for value in values if value is not None]

@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 from dxn.config.environment import require_no_interpolations
 from dxn.config.schema import problem
 from dxn.config.targets import signature_of
+from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.data.reading import Opened, open_rows
 from dxn.data.rows import TARGET, Rows, Source
 from dxn.data.sources.table import JOINED
 from dxn.data.splits.split import SPLITS, UNDIVIDED
 from dxn.data.tables.read import as_list
-from dxn.runs.evaluation import printing as report
 from dxn.runs.plan import open_source
 from dxn.runs.predictor.inputs import print_columns
 from dxn.runs.predictor.option import is_table
@@ -64,7 +64,7 @@ def open_evaluation_data(settings: Settings, predictor: Predictor) -> Evaluation
         )
     source, node = _source(settings, predictor)
     for note in source.notes:
-        report.print_line(f"note: {note}")
+        print_line(f"note: {note}")
     split = values["split"] or default_split(source.splits)
     if not source.splits.get(split):
         known = ", ".join(name for name, rows in source.splits.items() if len(rows))
@@ -119,7 +119,7 @@ def print_paths(node: Mapping[str, Any]) -> None:
     """
     paths = [str(path) for key in PATHS if node.get(key) for path in as_list(node[key])]
     if paths:
-        report.print_line(f"data of the run: {', '.join(paths)}")
+        print_line(f"data of the run: {', '.join(paths)}")
 
 
 def _open_input(values: Mapping[str, Any], predictor: Predictor) -> EvaluationData:

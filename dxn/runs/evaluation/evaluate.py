@@ -9,17 +9,16 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from dxn.core.display import count
+from dxn.core.display import count, now, print_line
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder, refuse_links_out
 from dxn.data.dataset import Samples
 from dxn.data.inspect.quality import check_known_targets
 from dxn.data.reading import Opened, RawRow
 from dxn.report.intervals import Interval, metric_intervals
-from dxn.runs.evaluation import printing as report
 from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.evaluation.figures import draw, draw_tokens
-from dxn.runs.evaluation.printing import ALL
+from dxn.runs.evaluation.results import ALL, figures_table, name_answers, write_metrics
 from dxn.runs.monitoring import own_metrics_of
 from dxn.runs.predictor.output import write_records
 from dxn.runs.predictor.predictor import Predictor
@@ -27,6 +26,7 @@ from dxn.runs.predictor.table import prediction_records
 from dxn.runs.saved.dtypes import difference
 from dxn.runs.saved.loading import load_predictor
 from dxn.runs.settings import Settings
+from dxn.runs.summary import print_unknown
 from dxn.stacking.metrics import about_stack, answering, metrics_of_parts
 from dxn.tasks import Task
 from dxn.tasks.metric import defined
@@ -60,7 +60,7 @@ def evaluate_model(settings: Settings, predictor: Predictor) -> Path:
     data = open_evaluation_data(settings, predictor)
     split, about, opened = data.split, data.about, data.opened
     check_known_targets(predictor.task, opened.targets or (), about)
-    report.print_unknown(predictor.task, opened.targets or (), about)
+    print_unknown(predictor.task, opened.targets or (), about)
     predictor.task.metric.own = own_metrics_of(settings)
     with _folder_to_write(values) as folder:
         results = evaluate_subsets(
@@ -78,12 +78,12 @@ def evaluate_model(settings: Settings, predictor: Predictor) -> Path:
         "rows": len(opened),
         "dtype": predictor.dtype,
     }
-    report.write_metrics(folder / "metrics.json", by_split(split, results), extra)
+    write_metrics(folder / "metrics.json", by_split(split, results), extra)
     if predictor.dtype != "float32":
         samples = predictor.task_samples(opened, only=values["only"])
         reference = load_predictor(settings, dtype="float32")
         line = difference(predictor, reference, samples, batch_size=values["batch_size"])
-        report.print_line(line)
+        print_line(line)
     return folder
 
 
@@ -104,7 +104,7 @@ def _folder_to_write(values: Mapping[str, Any]) -> Iterator[Path]:
     parent = root / "evaluate"
     if values["run"]:
         refuse_links_out(parent, root)
-    folder = new_folder(parent / report.now())
+    folder = new_folder(parent / now())
     try:
         yield folder
     except BaseException:
@@ -152,7 +152,7 @@ def evaluate_subsets(
     groups = evaluated_groups(predictor.reads.readers, everything)
     chosen = _chosen(only, everything, least) if only else subsets(everything, least, groups)
     if not only and len(groups) < len(everything):
-        report.print_line(
+        print_line(
             f"note: {len(everything)} inputs are evaluated by kind; dxn evaluate only=[NAME,...] "
             "evaluates any of them"
         )
@@ -183,10 +183,10 @@ def evaluate_subsets(
     # With a single input, "all" would not tell which one.
     name = everything[0] if len(everything) == 1 else ALL
     answers = answering(predictor.network)
-    shown = report.name_answers(every, answers, all_inputs=name)
+    shown = name_answers(every, answers, all_inputs=name)
     intervals = {best: _intervals(predictor.task, opened, predictions, results[best])}
-    ends = report.name_answers(intervals, answers, all_inputs=name)
-    report.figures_table(shown, predictor.task, title, ends)
+    ends = name_answers(intervals, answers, all_inputs=name)
+    figures_table(shown, predictor.task, title, ends)
     _explain_undefined(predictor.task, opened, predictions, results[best])
     # Only now, so that a wrong `only` leaves no empty folder.
     folder.mkdir(parents=True, exist_ok=True)
@@ -234,7 +234,7 @@ def _explain_undefined(
     values = {repr(opened.targets[row]) for row in predictions.rows}
     reason = f"all targets are {values.pop()}" if len(values) == 1 else "no row has the class"
     are = "is" if len(names) == 1 else "are"
-    report.print_line(f"note: {', '.join(names)} {are} not defined for these rows: {reason}")
+    print_line(f"note: {', '.join(names)} {are} not defined for these rows: {reason}")
 
 
 def subsets(
@@ -304,7 +304,7 @@ def after_all(results: Figures) -> Figures:
 
 
 def by_split(split: str, results: Figures) -> Figures:
-    """Return results by "test" and "test/front", the keys that `report.write_metrics` expects."""
+    """Return results by "test" and "test/front", the keys that `write_metrics` expects."""
     return {
         split if name == ALL else f"{split}/{name}": figures for name, figures in results.items()
     }

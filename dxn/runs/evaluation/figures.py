@@ -10,7 +10,7 @@ from dxn import viz
 from dxn.core.display import count
 from dxn.data.dataset import Samples
 from dxn.models.model import Model, count_parameters
-from dxn.runs.evaluation.printing import Figures
+from dxn.runs.evaluation.results import Figures
 from dxn.runs.predictor.predictor import Predictor
 from dxn.tasks import Task
 from dxn.training.evaluate import Predictions

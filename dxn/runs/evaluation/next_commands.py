@@ -32,12 +32,6 @@ TABLE_OPTIONS = {
 }
 
 
-def with_output(verb: str, settings: Settings, output: str) -> list[str]:
-    """Return the words of the same command, which writes its results to a file."""
-    options = [line for line in settings.overrides if not line.startswith("output=")]
-    return [verb, *options, f"output={output}"]
-
-
 def resume(folder: Path, settings: Settings) -> str:
     """Return the command that continues a run."""
     # Values of the environment are not saved. Those of the name and the folder are not needed.

@@ -11,11 +11,11 @@ from typing import Any
 
 from dxn import report as pages
 from dxn import viz
+from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.untrusted import check_file, load_json
 from dxn.data.dataset import Samples
 from dxn.data.reading import Opened
-from dxn.runs.evaluation import printing as report
 from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.evaluation.evaluate import evaluated_groups, subsets
 from dxn.runs.evaluation.next_commands import report_again
@@ -26,6 +26,7 @@ from dxn.runs.prepare import Training
 from dxn.runs.saved.card import data_name
 from dxn.runs.saved.loading import load_predictor
 from dxn.runs.settings import Settings
+from dxn.runs.summary import input_lines
 from dxn.stacking.stacked import formula_of
 from dxn.training.evaluate import Predictions
 from dxn.training.log import read_log
@@ -85,7 +86,7 @@ def report_of_training(
         if task.is_supervised:
             targets = {name: each.targets or () for name, each in splits.items()}
         facts = pages.saved.Facts(
-            inputs=report.input_lines(run.plan.inputs),
+            inputs=input_lines(run.plan.inputs),
             targets={name: task.target.describe(values) for name, values in targets.items()},
             classes=pages.saved.count_classes(task, targets),
             warnings=list(run.warnings),
@@ -134,7 +135,7 @@ def _as_warning(folder: Path, settings: Settings) -> Iterator[None]:
         yield
     except Exception as error:
         reason = f"{type(error).__name__}: {' '.join(str(error).split())}"[:MAX_REASON]
-        report.print_line(
+        print_line(
             f"warning: report.html is not written ({reason}); the run is complete without it, and "
             f"{report_again(folder, settings)} tries again"
         )
@@ -173,7 +174,7 @@ def write_again(settings: Settings) -> Path:
             _predict(settings, predictor, metrics, recorder)
         except UserError as error:
             notes.append(f"Single rows are missing, because the data cannot be read: {error}")
-            report.print_line(f"warning: {notes[-1]}")
+            print_line(f"warning: {notes[-1]}")
     old = pages.saved.read(folder)
     if old is None:
         notes.append(

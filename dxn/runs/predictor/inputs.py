@@ -5,25 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from dxn.core.display import count
+from dxn.core.display import count, named, print_line
 from dxn.core.errors import UserError
-from dxn.data.columns.infer import infer_modality
 from dxn.data.reading import Opened, survey_rows
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
-from dxn.data.series.layouts import Layout
-from dxn.data.sources.confine import confined
-from dxn.data.sources.memory import is_dataset, is_frame, is_series, table_of
-from dxn.data.sources.table import rows_of_table, table
-from dxn.runs.evaluation.printing import named, print_line
-from dxn.runs.plan import by_modality
-from dxn.runs.predictor.option import files_of, inputs_beside, is_table
 from dxn.tasks import Task
 from dxn.tokenize.base import Reader, Tokenizer
 from dxn.tokenize.cells.numbers import is_null
+
+if TYPE_CHECKING:
+    from dxn.data.series.layouts import Layout
 
 MAX_NAMES = 3  # files in a message
 MAX_PRINTED_COLUMNS = 12
@@ -116,6 +111,8 @@ class ModelInputs:
         Raises:
             UserError: If there are no such files, a column is missing, or a sample cannot be read.
         """
+        from dxn.runs.predictor.option import files_of, is_table
+
         if is_table(values["input"]):
             # A table of queries, for example, need not have the columns of the other inputs.
             rows = self.table(values, with_target=False, only=values.get("only"))
@@ -145,6 +142,9 @@ class ModelInputs:
             with_target: Whether the rows are used with their targets. False: they are predicted.
             only: Names of the inputs that are used. The table may lack the others. Default: all.
         """
+        from dxn.data.columns.infer import by_modality
+        from dxn.data.sources.table import rows_of_table
+
         options = {name: values[name] for name in ("sep", "encoding", "sheet", "confine")}
         renamed: Mapping[str, str] = values["columns"]
         specs = self.specs if self.columns else self._inferred(values["input"], renamed, options)
@@ -177,6 +177,9 @@ class ModelInputs:
         Raises:
             UserError: If several columns fit an input.
         """
+        from dxn.data.columns.infer import by_modality
+        from dxn.data.sources.table import table
+
         readers = self.readers
         chosen: Any = {readers[n].modality: c for n, c in renamed.items() if n in readers}
         source = table(path, readers=by_modality(readers), fractions=None, **options, **chosen)
@@ -199,6 +202,10 @@ class ModelInputs:
         Raises:
             UserError: If no input reads them, or several inputs read the same kind of files.
         """
+        from dxn.data.columns.infer import by_modality, infer_modality
+        from dxn.data.sources.confine import confined
+        from dxn.runs.predictor.option import inputs_beside
+
         readers = {name: reader for name, reader in self.readers.items() if reader.files}
         modalities = [infer_modality([file], by_modality(readers)) for file in files]
         used = [file for file, modality in zip(files, modalities, strict=True) if modality]
@@ -276,6 +283,10 @@ class ModelInputs:
 
     def frame(self, frame: Any) -> Opened:
         """Open the rows of a data frame or a `datasets.Dataset`."""
+        from dxn.data.columns.infer import by_modality
+        from dxn.data.sources.memory import table_of
+        from dxn.data.sources.table import rows_of_table
+
         specs = self.specs
         rows = rows_of_table(
             table_of(frame),
@@ -305,6 +316,8 @@ class ModelInputs:
                 f"{next(iter(inputs))}: cannot be combined with a positional argument such as a "
                 "DataFrame; make it a column"
             )
+        from dxn.data.sources.memory import is_dataset, is_frame, is_series
+
         if is_frame(data) or is_dataset(data):
             return data
         if is_series(data):

@@ -8,10 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from dxn.core.errors import UserError
-from dxn.data.columns.infer import infer_modality
 from dxn.data.sources.detect import table_format, tables_in
 from dxn.data.tables.decoding import read_text
-from dxn.runs.plan import by_modality
 from dxn.tokenize.base import Reader
 
 TEXT_SUFFIX = ".txt"
@@ -87,6 +85,8 @@ def read_sample(
             f"input: must be one sample, got a table, a folder or several files: {value}; set "
             f"{_choices(readers)} to one of them"
         )
+    from dxn.data.columns.infer import by_modality, infer_modality
+
     is_text_file = str(value).lower().endswith(TEXT_SUFFIX)
     text = read_text(Path(value)) if is_text_file else str(value)
     modality = infer_modality([text], by_modality(readers)) or _modality_of_text(text, readers)

@@ -18,15 +18,8 @@ from dxn.core.runtime import threads
 from dxn.core.tokens import Tokens, join
 from dxn.data.dataset import Samples
 from dxn.data.reading import Opened
-from dxn.data.series.layouts import Layout
-from dxn.data.sources.memory import is_frame
-from dxn.data.stream import make_samples
-from dxn.models.decoding.search import Sampler
 from dxn.models.model import Network, count_parameters
 from dxn.runs.predictor.inputs import ModelInputs
-from dxn.runs.predictor.table import prediction_frame, probability_frame
-from dxn.runs.predictor.vocabulary import nearest_tokens, vocabulary_adapter
-from dxn.runs.predictor.writing import Text, Writer, make_samplers
 from dxn.tasks import Task, Writes
 from dxn.tokenize.base import Tokenizer
 from dxn.training.evaluate import (
@@ -40,6 +33,9 @@ from dxn.training.evaluate import (
 
 if TYPE_CHECKING:
     from pandas import DataFrame
+
+    from dxn.data.series.layouts import Layout
+    from dxn.models.decoding.search import Sampler
 
 MAX_SMALL = 5_000_000  # parameters of a model that predicts short samples on one thread
 MAX_LABELS = 5  # class names in the representation of a model
@@ -172,6 +168,8 @@ class Predictor:
             if isinstance(data, list):
                 return self.predict_many(data)
             if not isinstance(data, dict):
+                from dxn.runs.predictor.table import prediction_frame
+
                 opened, predictions = self._predict_frame(data)
                 return prediction_frame(predictions, opened, self.task, self._index(data))
             inputs = data
@@ -185,6 +183,8 @@ class Predictor:
         Raises:
             UserError: If a row cannot be read, or the model does not predict probabilities.
         """
+        from dxn.runs.predictor.table import probability_frame
+
         opened, predictions = self._predict_frame(frame)
         return probability_frame(predictions, opened, self.task, self._index(frame))
 
@@ -196,6 +196,8 @@ class Predictor:
 
     def _index(self, frame: Any) -> Any:
         """Return the index of a data frame; None if a layout has rearranged its rows."""
+        from dxn.data.sources.memory import is_frame
+
         return frame.index if is_frame(frame) and self.layout is None else None
 
     @torch.inference_mode()
@@ -399,6 +401,8 @@ class Predictor:
         Raises:
             UserError: If the model does not generate text, or cannot use what it gets.
         """
+        from dxn.runs.predictor.writing import Text, Writer, make_samplers
+
         writer = Writer(self.model, self.task)
         texts: list[Text] = []
         if isinstance(self.task, Writes):
@@ -450,6 +454,8 @@ class Predictor:
         Raises:
             UserError: If no input has a vocabulary, or the token is not in it.
         """
+        from dxn.runs.predictor.vocabulary import nearest_tokens, vocabulary_adapter
+
         return nearest_tokens(vocabulary_adapter(self.adapters, input), token, count)
 
     # Samples
@@ -473,6 +479,8 @@ class Predictor:
 
     def task_samples(self, opened: Opened, *, only: Sequence[str] | None = None) -> Samples:
         """Return the samples of opened rows with their targets, without augmentation."""
+        from dxn.data.stream import make_samples
+
         return make_samples(self.task, opened, self.tokenizers, only=only)
 
     def batch(self, samples: Samples, i: int) -> dict[str, Any]:

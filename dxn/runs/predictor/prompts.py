@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from dxn.core.display import count
+from dxn.core.display import count, print_line
 from dxn.core.errors import UserError
 from dxn.data.tables.decoding import read_text
 from dxn.data.tables.read import ReadOptions, read_table
-from dxn.runs.evaluation.printing import print_line
 from dxn.runs.predictor.output import write_records
 
 TEXT_SUFFIX = ".txt"

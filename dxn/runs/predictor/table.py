@@ -6,10 +6,10 @@ import re
 from collections.abc import Container, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from dxn.core.display import format_number
 from dxn.core.errors import UserError
 from dxn.data.reading import Opened
 from dxn.data.rows import PerItem
-from dxn.runs.evaluation.printing import format_number
 from dxn.tasks import Task
 from dxn.tasks.entities import Entity
 from dxn.training.evaluate import Predictions

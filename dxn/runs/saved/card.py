@@ -8,14 +8,18 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 import dxn
 from dxn.core.printable import without_secrets
+from dxn.models.model import Model, count_parameters
 from dxn.tasks import Task
 from dxn.tasks.metric import defined
+
+if TYPE_CHECKING:
+    from dxn.runs.prepare import Training
 
 
 @dataclass(frozen=True)
@@ -109,6 +113,33 @@ class Card:
         """Return the command line of the training."""
         # Only what the user typed: the full configuration has paths of this machine.
         return shlex.join(["dxn", "train", *self.overrides])
+
+
+def card_of(run: Training, model: Model, task: Task) -> Card:
+    """Return the model card of a training, which also contains the configuration of the model.
+
+    Args:
+        run: The training.
+        model: The model to save: that of the run, or that of its pretraining.
+        task: The task of its head.
+    """
+    plan, config = run.plan, run.plan.config
+    is_main = task is run.task
+    return Card(
+        title=plan.name if is_main else f"{plan.name}, pretraining",
+        nodes=plan.model_nodes(
+            config["head"] if is_main else config["pretrain"]["task"],
+            plan.target if task.is_supervised else None,
+        ),
+        task=task,
+        about_target=task.target.describe(run.splits["train"].targets or ())
+        if task.is_supervised
+        else "",
+        data=data_name(config["data"], run.source.name),
+        sizes=run.sizes,
+        overrides=run.overrides,
+        parameters=count_parameters(model),
+    )
 
 
 def data_name(node: Mapping[str, Any], name: str | None) -> str:

@@ -10,8 +10,8 @@ from textwrap import shorten
 from typing import Any
 
 from dxn.core.errors import UserError
+from dxn.runs.paths import HUB
 
-PREFIX = "hf://"
 NAME = re.compile(r"[\w-][\w.-]*/[\w-][\w.-]*")
 REVISION = re.compile(r"[\w][\w./-]*")
 CONFIG = "config.yaml"
@@ -39,7 +39,7 @@ class HubModel:
         Raises:
             UserError: If the text is not written in this way.
         """
-        repo, mark, revision = text.removeprefix(PREFIX).partition("@")
+        repo, mark, revision = text.removeprefix(HUB).partition("@")
         is_valid = NAME.fullmatch(repo) and (not mark or REVISION.fullmatch(revision))
         if not is_valid or ".." in text:
             raise UserError(
@@ -47,11 +47,6 @@ class HubModel:
                 f"hf://OWNER/NAME@REVISION, got {text[:200]}"
             )
         return cls(repo, revision or None)
-
-
-def is_hub(name: object) -> bool:
-    """Whether a text names a model on the hub."""
-    return isinstance(name, str) and name.startswith(PREFIX)
 
 
 def download(name: str, key: str = "run") -> Path:

@@ -6,15 +6,10 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from rich.console import Console
 
 from dxn.core.display import prints
 from dxn.core.errors import UserError
-from dxn.models import compiling
-from dxn.models.blocks import set_compiled
-from dxn.models.inference import restore
 from dxn.runs.predictor.predictor import Predictor
-from dxn.runs.predictor.zero_shot import classifier
 from dxn.runs.saved import model_folder
 from dxn.runs.saved.dtypes import Dtype
 from dxn.runs.settings import Settings
@@ -64,12 +59,17 @@ def load_predictor(settings: Settings, *, dtype: Dtype | None = None) -> Predict
             _tell(f"dtype: {predictor.dtype} (set dtype=float32 for exact results)")
         if values.get("compile"):
             _compile(predictor)
-    labels = values.get("labels")
-    return classifier(predictor, labels, values["template"]) if labels else predictor
+    if labels := values.get("labels"):
+        from dxn.runs.predictor.zero_shot import classifier
+
+        return classifier(predictor, labels, values["template"])
+    return predictor
 
 
 def _tell(line: str) -> None:
     """Print a line to stderr, because stdout may be a generated text."""
+    from rich.console import Console
+
     Console(stderr=True, highlight=False, quiet=not prints()).print(line, markup=False)
 
 
@@ -79,6 +79,10 @@ def _compile(predictor: Predictor) -> None:
     On a CPU, compiled blocks took 933 ms where the layers of dxn.models.inference took 778 ms
     (BERT-base, 64 sentences, bf16).
     """
+    from dxn.models import compiling
+    from dxn.models.blocks import set_compiled
+    from dxn.models.inference import restore
+
     # torch.compile does not know the layout of packed weights.
     restore(predictor.model)
     compiling.on_failure = lambda reason: _tell(f"note: torch.compile is off: {reason}")

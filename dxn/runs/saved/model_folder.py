@@ -10,7 +10,6 @@ from typing import Any
 
 from torch import Tensor, nn
 
-import dxn.weights
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, link, replace_folder, sha256, write_sums, write_text
@@ -20,21 +19,19 @@ from dxn.core.tensors import (
     read_tensors,
     write_tensors,
 )
-from dxn.data.series.layouts import layout_of
 from dxn.models.model import Ensemble, Model, Network, module_key, split_tensors
 from dxn.runs.build import adapters_of, build_model, by_input, load_fitted, save_fitted
 from dxn.runs.paths import MEMBERS
 from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.saved.dtypes import Dtype, set_dtype
 from dxn.runs.settings import dump_yaml, plain
-from dxn.stacking.files import load_stacks
 from dxn.tasks import Task
 from dxn.tasks.task import STATE_FILE
-from dxn.training.finetune import merged
 
 WEIGHTS = "model.safetensors"
 CONFIG = "config.yaml"
 CARD = "README.md"
+STACK = "stack.json"  # of a model with a baseline
 # Options of adapters and heads that name a file: a tokenizer and pretrained word vectors. Both are
 # saved in the model folder, so the paths are removed from config.yaml.
 FILE_OPTIONS = (("tokenizer", "path"), ("embedding", "path"))
@@ -52,6 +49,8 @@ def save(folder: Path, *, model: Model, nodes: Mapping[str, Any], task: Task, ca
         task: The fitted task.
         card: Model card in Markdown, for README.md.
     """
+    from dxn.training.finetune import merged
+
     tensors = {name: t.detach().cpu() for name, t in merged(model).items()}
     check_before_saving(tensors)
     # The old folder stays complete until the new one takes its place.
@@ -109,7 +108,11 @@ def load(
     try:
         with build_limit(tensors, folder / CONFIG):
             network, task = _build_any(folder, nodes, tensors, trust)
-        layout = None if nodes.get("layout") is None else layout_of(nodes["layout"])
+        layout = None
+        if nodes.get("layout") is not None:
+            from dxn.data.series.layouts import layout_of
+
+            layout = layout_of(nodes["layout"])
     except UserError as error:
         if str(folder) in str(error):
             raise
@@ -139,14 +142,18 @@ def _build_any(
 ) -> tuple[Network, Task]:
     """Build the model or the ensemble of a model folder, and its task."""
     count = nodes.get(MEMBERS)
-    if not count:
-        model, task = _build(folder, nodes, tensors, trust)
-        return load_stacks(folder, [model])[0], task
-    built = [_build(folder, nodes, part, trust) for part in split_tensors(tensors, count)]
+    parts = split_tensors(tensors, count) if count else [tensors]
+    built = [_build(folder, nodes, part, trust) for part in parts]
+    networks: list[Network] = [model for model, _ in built]
     task = built[0][1]
+    if (folder / STACK).exists():
+        from dxn.stacking.files import load_stacks
+
+        networks = load_stacks(folder, [model for model, _ in built])
+    if not count:
+        return networks[0], task
     if task.space is None:
         raise UserError(f"{folder / CONFIG}: {task.name} models cannot be combined")
-    networks = load_stacks(folder, [model for model, _ in built])
     return Ensemble(networks, task.space.mean), task
 
 
@@ -203,8 +210,9 @@ def from_public(
         UserError: If the checkpoint cannot be read, or dxn does not support its architecture.
     """
     from dxn.core.build_limit import build_limit
+    from dxn.weights import read_public
 
-    public = dxn.weights.read_public(source, revision=revision, part=part, trust=tuple(trust))
+    public = read_public(source, revision=revision, part=part, trust=tuple(trust))
     nodes = public.nodes()
     try:
         with build_limit(public.checkpoint.tensors, Path(source)):

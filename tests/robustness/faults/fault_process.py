@@ -126,7 +126,7 @@ def preload() -> None:
     """Import everything that a training imports, so that forked processes start fast."""
     torch.set_num_threads(1)
     libraries = ("matplotlib.pyplot", "torchaudio")
-    for name in ("dxn.runs.ensemble", "dxn.config.command", "dxn.data.loader", *libraries):
+    for name in ("dxn.runs.train", "dxn.config.command", "dxn.data.loader", *libraries):
         importlib.import_module(name)
     importlib.import_module("dxn.commands.train").Train.compose(list(TINY))
     # Drawing takes longer than the training.

@@ -41,7 +41,7 @@ class Runs:
         shutil.rmtree(self.base / "plots", ignore_errors=True)
         # Drawing takes longer than everything else.
         for module, name in (
-            ("dxn.runs.evaluation.printing", "draw"),
+            ("dxn.runs.evaluation.evaluate", "draw"),
             ("dxn.runs.evaluation.evaluate", "draw_tokens"),
         ):
             setattr(importlib.import_module(module), name, lambda *arguments, **options: None)

@@ -1,0 +1,224 @@
+"""The end of `dxn train`: the evaluation of the saved model, and what its metrics mean."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from dxn.core.display import duration, print_line
+from dxn.runs.evaluation.data import default_split
+from dxn.runs.evaluation.evaluate import ALL, after_all, by_split, evaluate_subsets
+from dxn.runs.evaluation.figures import training_figures
+from dxn.runs.evaluation.reporting import Recorder, report_of_training
+from dxn.runs.evaluation.results import write_metrics
+from dxn.runs.predictor.predictor import Predictor
+from dxn.runs.saved import model_folder
+from dxn.runs.saved.card import card_of
+from dxn.stacking.files import write_stack
+from dxn.stacking.metrics import about_stack, warn_about
+from dxn.stacking.stacked import formula_of
+from dxn.tasks import Task
+from dxn.training.evaluate import score
+from dxn.training.log import read_log
+
+if TYPE_CHECKING:
+    from dxn.runs.prepare import Training
+    from dxn.training.state import State
+
+LOG = "metrics.jsonl"
+
+
+def evaluate(run: Training, state: State) -> dict[str, Any]:
+    """Evaluate the saved model, and write metrics.json and the final model card.
+
+    The model folder is loaded in the same way as by `dxn.load`, so that the metrics are those of
+    the files that the user gets.
+    """
+    trainer = run.trainer
+    for line in about_epochs(state, run):
+        print_line(line)
+    best = model_folder.load(
+        run.folder / "model", device=str(trainer.accelerator.device), trust=run.settings.trust
+    )
+    best.task.metric.own = run.task.metric.own
+    split = default_split(run.splits)
+    # Without gradients and optimizer state, twice the batch size fits in memory.
+    batch_size = 2 * trainer.batch_size
+    _stack(run, best, batch_size=batch_size)
+    recorder = Recorder()
+    results = evaluate_subsets(
+        best, run.splits[split], split, run.folder, batch_size=batch_size, record=recorder
+    )
+    remarks = [
+        *warn_about(results, best.task, state, max_minutes=trainer.max_minutes),
+        *about_split(split),
+        *about_overfitting(run, best, batch_size),
+    ]
+    for line in remarks:
+        print_line(line)
+    extra = {
+        **training_figures(state, run.model),
+        **about_stack(best.network),
+        "shown": run.task.metric.shown(results[ALL]),
+        "precision": run.plan.precision,
+        "rows": run.sizes,
+        "skipped": {name: opened.skipped for name, opened in run.splits.items()},
+        "missing": {name: dict(opened.missing) for name, opened in run.splits.items()},
+        "truncated": {name: asdict(truncation) for name, truncation in run.truncations.items()},
+    }
+    path: Path = run.folder / "metrics.json"
+    write_metrics(path, by_split(split, results), extra)
+    text = card_of(run, run.model, run.task).markdown(
+        {"validation": _validation_figures(run.folder, state), split: results[ALL]},
+        epochs=f"epoch {state.best_epoch} of {state.epoch}",
+        others=after_all(results),
+        answers=formula_of(best.network),
+    )
+    model_folder.write_card(run.folder / "model", text)
+    # Read back, so that `metrics` is exactly what the file contains, such as lists for tuples.
+    metrics = json.loads(path.read_text(encoding="utf-8"))
+    trainer.track(run.folder, {k: v for k, v in metrics.items() if "/" in k}, state.step)
+    report_of_training(run, best, recorder, metrics, remarks=remarks)
+    print_line(about_files(run))
+    return metrics
+
+
+def _stack(run: Training, best: Predictor, *, batch_size: int) -> None:
+    """Train a baseline, mix it with the best model of a run, and save it in the model folder."""
+    choice = run.settings.values["baseline"]
+    stack = None
+    if choice == "auto" and _starts_trained(run):
+        print_line(
+            "note: no baseline, because the weights are not trained from the start; "
+            "baseline=always trains one and mixes its output with that of the model"
+        )
+    elif choice != "none" and not run.loader.overfit:
+        from dxn.stacking.train import train_stack
+
+        stack = train_stack(
+            best.model,
+            best.task,
+            best.task_samples(run.splits["train"]),
+            run.validation_samples(best.task),
+            batch_size=batch_size,
+            say=print_line,
+        )
+    # A run that is resumed after its end already has a stacked model, which is replaced.
+    if stack is not None or best.network is not best.model:
+        write_stack(run.folder / "model", stack)
+    best.network = stack or best.model
+
+
+def _starts_trained(run: Training) -> bool:
+    """Whether the user asked for a model whose weights are not all trained from random ones."""
+    values = run.settings.values
+    weights, finetune = values["weights"], run.finetune
+    return bool(
+        weights["source"]
+        or weights["adapters"]
+        or values.get("pretrain")
+        or finetune.freeze is not None
+        or finetune.rank
+    )
+
+
+def _validation_figures(folder: Path, state: State) -> dict[str, float]:
+    """Return the validation metrics of the best epoch from the log, which a resumed run has too."""
+    prefix = "validation/"
+    figures: dict[str, float] = {}
+    for row in read_log(folder / LOG):
+        if row["epoch"] == state.best_epoch:
+            names = [name for name in row if name.startswith(prefix)]
+            figures |= {name.removeprefix(prefix): row[name] for name in names}
+    return figures
+
+
+def about_epochs(state: State, run: Training) -> list[str]:
+    """Return how long the training took, and which epoch was saved."""
+    took = f"trained {duration(state.seconds)}"
+    if state.kept_loss is None:
+        return [f"{took}, {state.epoch} epochs; no validation split: the last epoch is kept"]
+    lines = [f"{took}, best epoch {state.best_epoch} of {state.epoch} (*)"]
+    figure = run.task.metric.monitored
+    if state.best is None:
+        lines.append(
+            f"note: the validation {figure} was NaN in all epochs, so the loss selected the epoch"
+        )
+        figure = "loss"
+    # A model that memorizes a few samples may do so in the first epoch.
+    if state.best_epoch == 1 < state.epoch and not run.loader.overfit:
+        lines.append(f"note: no epoch after the first one had a better validation {figure}")
+    return lines
+
+
+def about_split(split: str) -> list[str]:
+    """Return a note if the metrics are not those of a test split."""
+    if split == "train":
+        return [
+            "warning: there is no test split, so these are the metrics of the training rows; they "
+            "do not tell how well the model answers for new data"
+        ]
+    if split == "validation":
+        return [
+            "note: there is no test split, so these are the metrics of the validation split, which "
+            "also selected the epoch and the factors of a mixture; expect slightly worse ones for "
+            "new data"
+        ]
+    return []
+
+
+def about_overfitting(run: Training, best: Predictor, batch_size: int) -> list[str]:
+    """Return how many of these few samples the model has learned, with loader.overfit."""
+    samples = run.validation_samples(best.task)
+    if not run.loader.overfit or samples is None:
+        return []
+    predictions = best.run(samples, batch_size=batch_size)
+    targets = samples.opened.targets if best.task.is_supervised else None
+    truths = [] if targets is None else [targets[row] for row in predictions.rows]
+    if truths and all(_is_exact(truth) for truth in truths):
+        pairs = zip(predictions.predicted, truths, strict=True)
+        count = sum(_is_learned(best.task, predicted, truth) for predicted, truth in pairs)
+        result = f"{count} of {len(truths)} learned"
+    else:
+        # A number is never predicted exactly, so its error says more than a count.
+        value = score(predictions, samples, best.task).get(best.task.metric.monitored, math.nan)
+        result = f"{best.task.metric.monitored} {value:.4f} for the {len(samples)} samples"
+    return [
+        f"loader.overfit={run.loader.overfit}: {result}; the model has seen no other samples, so "
+        "the table above says nothing about the data"
+    ]
+
+
+def about_files(run: Training) -> str:
+    """Return where the results are."""
+    names = ["model/", "plots/", "metrics.json"]
+    # A resumed run can have the report of an earlier end.
+    if run.settings.values.get("report", True) and (run.folder / "report.html").is_file():
+        names.insert(0, "report.html")
+    if run.task.is_supervised:
+        names.append("predictions.csv")
+    return f"written: {run.folder} ({', '.join(names)})"
+
+
+def _is_exact(target: Any) -> bool:
+    """Whether a target is a name, a text or a list of them, which a model can predict exactly."""
+    if isinstance(target, str):
+        return True
+    return isinstance(target, Sequence) and all(isinstance(item, str) for item in target)
+
+
+def _is_learned(task: Task, predicted: Any, target: Any) -> bool:
+    """Whether a prediction equals the target in the form that the model is trained on.
+
+    The order of labels, for example, makes no difference in that form.
+    """
+    answer = task.answer(predicted)["prediction"]
+    return torch.equal(
+        *(torch.as_tensor(task.target.encode(value, {})) for value in (answer, target))
+    )
