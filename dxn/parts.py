@@ -14,7 +14,8 @@ from dxn.core.errors import UserError
 from dxn.data.dataset import Samples
 from dxn.data.rows import TARGET, Rows
 from dxn.models import model as models
-from dxn.models.fusion import EarlyFusion, SeparateBackbones
+from dxn.models.fusion import EarlyFusion
+from dxn.models.late_fusion import SeparateBackbones
 from dxn.runs.predictor.predictor import Predictor, Sample
 from dxn.runs.saved import model_folder
 from dxn.tasks import Task

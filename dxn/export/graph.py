@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from dxn.core.tokens import Tokens, join
 from dxn.export.ports import COUNTED, NONE, PRESENT, Port, Tensors
 from dxn.models.backbone import Backbone
-from dxn.models.model import Ensemble, InputVectors, Model, Network
+from dxn.models.ensemble import Ensemble
+from dxn.models.model import Model, Network
+from dxn.models.separate import InputVectors
 from dxn.stacking.features import Features, features_of
 from dxn.stacking.stacked import Stacked
 from dxn.tasks import Task

@@ -22,9 +22,8 @@ from dxn.export.writing import (
     language_cases,
     memory_of,
 )
-from dxn.models.decoding.cache import Memory
-from dxn.models.decoding.decoder import Decoder
-from dxn.models.model import Ensemble
+from dxn.models.decoding.decoder import Decoder, Memory
+from dxn.models.ensemble import Ensemble
 from dxn.runs.predictor.predictor import Predictor
 from dxn.stacking.stacked import counted_inputs
 from dxn.tasks import Writes

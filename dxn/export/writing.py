@@ -12,8 +12,7 @@ from dxn.core.errors import UserError
 from dxn.export.graph import Graph, encode
 from dxn.export.ports import Tensors
 from dxn.models.backbone import Backbone
-from dxn.models.decoding.cache import KVCache, Memory
-from dxn.models.decoding.decoder import Decoder
+from dxn.models.decoding.decoder import Decoder, KVCache, Memory
 from dxn.models.model import Model
 from dxn.models.positions import token_index
 

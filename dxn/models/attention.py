@@ -1,19 +1,22 @@
-"""Self-attention and cross-attention, based on the fused kernels of torch."""
+"""Self-attention, based on the fused kernels of torch."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Literal, get_args
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
 
 import torch
 import torch.nn.functional as F
-from einops import einsum, rearrange
 from torch import Tensor, nn
 
 from dxn.core.dropout import check_rate
-from dxn.models.decoding.cache import KVCache
-from dxn.models.packing import Group
 from dxn.models.positions import apply_rope
+
+if TYPE_CHECKING:
+    from dxn.models.decoding.decoder import KVCache
+    from dxn.models.packing import Sequences
+    from dxn.models.scores import Score
 
 ScoreKind = Literal["scaled_dot", "dot", "cosine", "additive", "bilinear"]
 # In bf16 on a CPU, two matrix products are faster than the fused kernel up to this number of keys
@@ -23,59 +26,57 @@ MAX_UNFUSED_KEYS = 1024
 MAX_UNFUSED_KEYS_FLOAT32 = 128 if torch.backends.cpu.get_cpu_capability() == "AVX2" else 0
 
 
-class Score(nn.Module):
-    """The function of a query and a key whose softmax gives the attention weights.
-
-    - scaled_dot: q . k / sqrt(d) (arXiv:1706.03762, section 3.2.1)
-    - dot: q . k (arXiv:1508.04025, section 3.1)
-    - cosine: the cosine of q and k times a learned factor (arXiv:2010.04245, section 3), without
-      which the softmax of numbers up to 1 would be almost uniform
-    - bilinear: q^T W k with a learned W (arXiv:1508.04025, section 3.1, "general")
-    - additive: v . tanh(W q + U k) with learned v, W and U (arXiv:1409.0473, appendix A.1.2). It is
-      no dot product, so no fused kernel computes it, and it needs memory for (..., M, N, d).
+@dataclass(frozen=True, slots=True)
+class Group:
+    """Samples whose attention is computed together.
 
     Args:
-        kind: Kind of the score.
-        dim: Width d of queries and keys.
-
-    Raises:
-        ValueError: If kind is not a ScoreKind.
+        rows: Their rows in the matrix (T, D) of the tokens of all samples.
+        samples: Their positions in the batch.
+        shape: Number b of samples, and number n of tokens of the longest one.
+        positions: (1 or b, n). Position of each token in its sequence.
+        mask: (b, N) bool. True at the real tokens of the whole sequences. None: all tokens are
+            real, and none of them is in a cache.
+        index: (b n,). Row of each token, counted from the first row. Padding has the row of the
+            last token of the sample. None: all samples have n tokens.
+        real: (t,). Index of each row among the b n tokens. None: all samples have n tokens.
+        attn_mask: Attention mask, see `dxn.models.attention.attend`.
+        causal: Each token attends only to itself and the tokens before it.
+        rope: Factors of the rotary positions, see `dxn.models.positions.rope_factors`.
+        sequences: The samples as parts of one sequence: b is 1, and n is T. Default: each sample is
+            a sequence of its own.
     """
 
-    def __init__(self, kind: ScoreKind, dim: int):
-        super().__init__()
-        if kind not in get_args(ScoreKind):
-            raise ValueError(f"score must be one of {', '.join(get_args(ScoreKind))}, got {kind!r}")
-        self.kind: ScoreKind = kind
-        if kind == "cosine":
-            self.factor = nn.Parameter(torch.tensor(10.0))
-        elif kind == "bilinear":
-            # The initial score equals the scaled dot product.
-            self.weight = nn.Parameter(torch.eye(dim) * dim**-0.5)
-        elif kind == "additive":
-            self.of_query = nn.Linear(dim, dim, bias=False)
-            self.of_key = nn.Linear(dim, dim)
-            self.weight = nn.Parameter(torch.randn(dim) * dim**-0.5)
+    rows: slice
+    samples: slice
+    shape: Sequence[int]
+    positions: Tensor
+    mask: Tensor | None = None
+    index: Tensor | None = None
+    real: Tensor | None = None
+    attn_mask: Tensor | None = None
+    causal: bool = False
+    rope: tuple[Tensor, Tensor] | None = None
+    sequences: Sequences | None = None
 
-    def sides(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
-        """Transform query (..., M, d) and key (..., N, d) so that their dot products are scores.
+    def pad(self, x: Tensor) -> Tensor:
+        """Return the tokens (b, n, K) of this group. x (T, K) has the tokens of all samples."""
+        if self.index is not None:
+            from dxn.models.packing import Pad  # most batches have no groups with padding
 
-        In this form, a fused kernel can compute any score but the additive one.
-        """
-        if self.kind == "scaled_dot":
-            return query * query.shape[-1] ** -0.5, key
-        if self.kind == "bilinear":
-            return query @ self.weight.to(query.dtype), key
-        if self.kind == "cosine":
-            query = F.normalize(query, dim=-1) * self.factor.to(query.dtype)
-            return query, F.normalize(key, dim=-1)
-        return query, key
+            x = Pad.apply(x[self.rows], self.index, self.real)
+        else:
+            x = x[self.rows]
+        return x.unflatten(0, self.shape)
 
-    def additive(self, query: Tensor, key: Tensor) -> Tensor:
-        """Compute the additive scores (..., M, N) of query (..., M, d) and key (..., N, d)."""
-        # All pairs of queries and keys: (..., M, 1, d) + (..., 1, N, d).
-        hidden = self.of_query(query).unsqueeze(-2) + self.of_key(key).unsqueeze(-3)
-        return einsum(hidden.tanh(), self.weight.to(hidden.dtype), "... m n d, d -> ... m n")
+    def unpad(self, x: Tensor) -> Tensor:
+        """Return the rows (t, K) of the real tokens of x (b, n, K)."""
+        x = x.flatten(0, 1)
+        if self.index is None:
+            return x
+        from dxn.models.packing import Unpad
+
+        return Unpad.apply(x, self.real)
 
 
 class Attention(nn.Module):
@@ -101,7 +102,7 @@ class Attention(nn.Module):
         score: ScoreKind = "scaled_dot",
     ):
         super().__init__()
-        _check_heads(dim, num_heads, dropout)
+        check_heads(dim, num_heads, dropout)
         self.num_heads = num_heads
         self.dropout = dropout
         # One matrix product for queries, keys and values is faster than three.
@@ -110,7 +111,11 @@ class Attention(nn.Module):
         # QK norm bounds the scores, which stabilizes training (arXiv:2302.05442, section 2).
         self.q_norm = norm(dim // num_heads) if norm is not None else nn.Identity()
         self.k_norm = norm(dim // num_heads) if norm is not None else nn.Identity()
-        self.score = Score(score, dim // num_heads)
+        self.score: Score | None = None
+        if score != "scaled_dot":
+            from dxn.models.scores import Score
+
+            self.score = Score(score, dim // num_heads)
 
     def forward(self, x: Tensor, groups: Sequence[Group], cache: KVCache | None = None) -> Tensor:
         """Apply self-attention.
@@ -162,87 +167,6 @@ class Attention(nn.Module):
         return q, k, v
 
 
-class CrossAttention(nn.Module):
-    """Multi-head attention to another sequence, the memory (arXiv:1706.03762, section 3.2.3).
-
-    Args:
-        dim: Width D of a token.
-        num_heads: Number of attention heads H.
-        dropout: Dropout probability of the attention weights.
-        bias: Add a bias to the linear layers.
-        score: Kind of the attention score.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        *,
-        num_heads: int,
-        dropout: float = 0.0,
-        bias: bool = True,
-        score: ScoreKind = "scaled_dot",
-    ):
-        super().__init__()
-        _check_heads(dim, num_heads, dropout)
-        self.num_heads = num_heads
-        self.dropout = dropout
-        # Two layers, because keys and values are computed only once per memory.
-        self.query = nn.Linear(dim, dim, bias=bias)
-        self.memory = nn.Linear(dim, 2 * dim, bias=bias)
-        self.proj = nn.Linear(dim, dim, bias=bias)
-        self.score = Score(score, dim // num_heads)
-
-    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
-        """Compute keys and values (B, H, M, d) of a memory (B, M, D)."""
-        projected = self.memory(memory)
-        key, value = rearrange(projected, "b m (kv h d) -> kv b h m d", kv=2, h=self.num_heads)
-        return key, value
-
-    def forward(
-        self,
-        x: Tensor,
-        groups: Sequence[Group],
-        memory: tuple[Tensor, Tensor],
-        attn_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Apply cross-attention.
-
-        Args:
-            x: (T, D). Tokens of all samples.
-            groups: Groups of samples that together have all tokens.
-            memory: Keys and values of the memory, see `keys_and_values`.
-            attn_mask: (B, 1, 1, M) bool. True at the real tokens of the memory.
-
-        Returns:
-            (T, D).
-        """
-        query = self.query(x)
-        parts: list[Tensor] = []
-        rate = self.dropout if self.training else 0.0
-        for group in groups:
-            key, value = (part[group.samples] for part in memory)
-            mask = None if attn_mask is None else attn_mask[group.samples]
-            padded = group.pad(query)
-            # Several rows of a sample, such as beams, are further queries of the same memory.
-            x = padded.reshape(key.shape[0], -1, padded.shape[-1])
-            q = rearrange(x, "b n (h d) -> b h n d", h=self.num_heads)
-            out = attend(q, key, value, mask, score=self.score, dropout=rate)
-            out = rearrange(out, "b h n d -> b n (h d)")
-            parts.append(group.unpad(out.reshape(padded.shape)))
-        return self.proj(parts[0] if len(parts) == 1 else torch.cat(parts))
-
-    def weights(
-        self,
-        x: Tensor,
-        group: Group,
-        memory: tuple[Tensor, Tensor],
-        attn_mask: Tensor | None = None,
-    ) -> Tensor:
-        """Return the attention weights (B, H, N, M) of the tokens x (B N, D) of one group."""
-        q = rearrange(group.pad(self.query(x)), "b n (h d) -> b h n d", h=self.num_heads)
-        return attention_weights(q, memory[0], attn_mask, score=self.score)
-
-
 def attend(
     query: Tensor,
     key: Tensor,
@@ -278,17 +202,16 @@ def attend(
     if attn_mask is not None and attn_mask.dtype != torch.bool:
         # The fused kernels require the dtype of the query, which is bf16 under autocast.
         attn_mask = attn_mask.to(query.dtype)
-    kind = "scaled_dot" if score is None else score.kind
     prefers_unfused = False
     if query.device.type == "cpu":
         is_bf16 = query.dtype == torch.bfloat16
         most = MAX_UNFUSED_KEYS if is_bf16 else MAX_UNFUSED_KEYS_FLOAT32
         prefers_unfused = (is_bf16 or query.requires_grad) and key.shape[-2] <= most
-    if kind == "additive" or prefers_unfused:
+    if prefers_unfused or (score is not None and score.kind == "additive"):
         weights = attention_weights(query, key, attn_mask, causal=causal, score=score)
         return F.dropout(weights, dropout, training=dropout > 0) @ value
     scale = None
-    if score is not None and kind != "scaled_dot":
+    if score is not None:
         # `sides` includes the scaling, so the kernel must not divide by sqrt(d) again.
         query, key = score.sides(query, key)
         scale = 1.0
@@ -313,7 +236,7 @@ def attention_weights(
         scores = score.additive(query, key)
     else:
         scale = query.shape[-1] ** -0.5
-        if score is not None and score.kind != "scaled_dot":
+        if score is not None:
             query, key = score.sides(query, key)
             scale = 1.0
         batch = query.shape[:-2]
@@ -336,7 +259,8 @@ def attention_weights(
     return scores.softmax(-1)
 
 
-def _check_heads(dim: int, num_heads: int, dropout: float) -> None:
+def check_heads(dim: int, num_heads: int, dropout: float) -> None:
+    """Raise a ValueError if an attention cannot have these options."""
     if num_heads < 1 or dim % num_heads:
         raise ValueError(f"dim must be a multiple of num_heads, got {dim} and {num_heads}")
     check_rate("attn_dropout", dropout)

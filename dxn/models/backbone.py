@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
@@ -15,10 +15,8 @@ from torch.utils.checkpoint import checkpoint
 from dxn.core.arguments import Recorded
 from dxn.core.dropout import Keys
 from dxn.core.tokens import Tokens, has_no_padding
-from dxn.models.attention import Attention, CrossAttention
+from dxn.models.attention import Attention, Group
 from dxn.models.blocks import Block, BlockOptions, Mlp, NormOptions, make_norm
-from dxn.models.decoding.cache import KVCache, Memory
-from dxn.models.packing import Group, Packing, has_kernel
 from dxn.models.positions import (
     PositionOptions,
     alibi_slopes,
@@ -26,6 +24,9 @@ from dxn.models.positions import (
     rope_factors,
     token_index,
 )
+
+if TYPE_CHECKING:
+    from dxn.models.decoding.decoder import KVCache, Memory
 
 
 class Backbone(Recorded, nn.Module):
@@ -90,12 +91,17 @@ class Backbone(Recorded, nn.Module):
             "bias": block.bias,
             "score": block.score,
         }
+        make_cross = None
+        if cross:
+            from dxn.models.decoding.cross_attention import CrossAttention
+
+            make_cross = partial(CrossAttention, dim, **attention)
         mlp_dropout = dropout if block.mlp_dropout is None else block.mlp_dropout
         self.blocks = nn.ModuleList(
             Block(
                 dim,
                 attn=Attention(dim, norm=make if block.qk_norm else None, **attention),
-                cross=CrossAttention(dim, **attention) if cross else None,
+                cross=None if make_cross is None else make_cross(),
                 mlp=Mlp(
                     dim, mlp_ratio=mlp_ratio, mlp=block.mlp, dropout=mlp_dropout, bias=block.bias
                 ),
@@ -113,7 +119,12 @@ class Backbone(Recorded, nn.Module):
             raise ValueError(
                 f"rotary positions need an even dim / num_heads, got {dim} / {num_heads}"
             )
-        self.windows = [position.window_of(layer) for layer in range(depth)]
+        # Size of the window of each block. None: full attention.
+        every = position.global_every
+        self.windows = [
+            None if every is not None and layer % every == 0 else position.window
+            for layer in range(depth)
+        ]
         self.rope_theta = position.rope_theta
         self.window_rope_theta = position.window_rope_theta or position.rope_theta
         # Removed here, because an option of Block would serve only the first block.
@@ -161,10 +172,13 @@ class Backbone(Recorded, nn.Module):
                 "a backbone needs a memory if cross=true, and must not get one if cross=false: "
                 f"got cross={self.cross} and {received}"
             )
-        # Generation has no padding to remove, and few tokens.
         is_full = has_no_padding(mask)
-        can_pack = self.packed and caches is None and not is_full
-        packing = Packing.of(mask, self.dim) if can_pack else None
+        packing = None
+        # Generation has no padding to remove, and few tokens.
+        if self.packed and caches is None and not is_full:
+            from dxn.models.packing import Packing
+
+            packing = Packing.of(mask, self.dim)
         keys = Keys.of_mask(mask) if self.training and self.drops else None
         shape = x.shape[:2]
         if packing is None:
@@ -181,6 +195,8 @@ class Backbone(Recorded, nn.Module):
             x = packing.pack(x)
             keys = keys and keys.select(packing.index)
             memory = memory and memory.select(packing.order)
+            from dxn.models.packing import has_kernel
+
             # The kernel has no scores but the scaled dot product, no offsets and no dropout.
             drops = self.training and self.attn_dropout > 0
             needs_groups = self.cross or drops or self.slopes is not None

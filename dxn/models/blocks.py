@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
-from typing import Literal, get_args
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Gt
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout, DropPath, Keys
+from dxn.core.schema import options
 from dxn.models import compiling
-from dxn.models.attention import Attention, CrossAttention, ScoreKind
-from dxn.models.decoding.cache import KVCache, Memory
-from dxn.models.packing import Group
+from dxn.models.attention import Attention, Group, ScoreKind
+
+if TYPE_CHECKING:
+    from dxn.models.decoding.cross_attention import CrossAttention
+    from dxn.models.decoding.decoder import KVCache, Memory
 
 NormKind = Literal["layer", "rms"]
 MlpKind = Literal["gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu"]
 GATED = ("swiglu", "geglu")
 
 
-@dataclass(frozen=True, slots=True)
+@options
 class BlockOptions:
     """Options of the attention and the MLP of all blocks.
 
@@ -47,7 +50,7 @@ class BlockOptions:
     mlp_dropout: float | None = None
 
 
-@dataclass(frozen=True, slots=True)
+@options
 class NormOptions:
     """Options of the norms of a backbone.
 
@@ -62,14 +65,10 @@ class NormOptions:
     """
 
     kind: NormKind = "layer"
-    eps: float = 1e-5
+    eps: Annotated[float, Gt(0)] = 1e-5
     pre_norm: bool = True
     input_norm: bool = True
     final_norm: bool = True
-
-    def __post_init__(self) -> None:
-        if self.eps <= 0:
-            raise ValueError(f"eps must be above 0, got {self.eps}")
 
 
 def quick_gelu(x: Tensor) -> Tensor:
@@ -90,12 +89,7 @@ def make_norm(kind: NormKind, dim: int, *, eps: float = 1e-5, bias: bool = True)
     """Create a layer norm (arXiv:1607.06450) or an RMS norm (arXiv:1910.07467) of width D.
 
     An RMS norm has no bias, whatever `bias` is.
-
-    Raises:
-        ValueError: If kind is not a NormKind.
     """
-    if kind not in get_args(NormKind):
-        raise ValueError(f"kind must be one of {', '.join(get_args(NormKind))}, got {kind!r}")
     return nn.LayerNorm(dim, eps=eps, bias=bias) if kind == "layer" else RMSNorm(dim, eps=eps)
 
 

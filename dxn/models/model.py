@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Mapping, Sequence
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from dxn.core.dropout import selected
-from dxn.core.tokens import Tokens, check_columns, join
+from dxn.core.tokens import Tokens
 
 # A batch has the collated tensors of each input under the name of the input, "#size" (number of
 # samples), "#index" (their row numbers in the data set), and the keys of the task, such as
@@ -17,19 +16,6 @@ from dxn.core.tokens import Tokens, check_columns, join
 Batch = Mapping[str, Any]
 # Keys of a batch that cannot be names of inputs.
 RESERVED = ("#size", "#index", "#filler", "target")
-
-
-class InputVectors(NamedTuple):
-    """The pooled vectors of inputs that were encoded alone.
-
-    Attributes:
-        x: (B, I, width). One vector for each of the I inputs of the model, zeros where a sample
-            lacks the input.
-        mask: (B, I) bool. True where the sample has the input.
-    """
-
-    x: Tensor
-    mask: Tensor
 
 
 class Network(nn.Module):
@@ -133,32 +119,10 @@ class Model(Network):
         If the head separates the inputs, the vectors are `InputVectors`.
         """
         if self.separates_inputs:
-            return self._encode_alone(parts)
-        return self.fusion(parts, self.backbone)
+            from dxn.models.separate import encode_alone
 
-    def _encode_alone(self, parts: Sequence[Tokens]) -> tuple[Tokens, InputVectors]:
-        """Apply fusion and backbone to each part alone."""
-        # A sample without any column would silently get a vector of zeros.
-        check_columns(torch.cat([part.mask for part in parts], 1))
-        encoded: dict[str, Tokens] = {}
-        vectors: dict[str, Tensor] = {}
-        masks: dict[str, Tensor] = {}
-        for number, part in enumerate(parts):
-            name, size = part.spans[-1].name, len(part)
-            masks[name] = part.mask.any(1)
-            rows = masks[name].nonzero().flatten()
-            if not len(rows):  # every sample has an input, but this one is empty in all of them
-                continue
-            with selected(rows, number):
-                tokens, pooled = self.fusion([part.take(rows)], self.backbone)
-            encoded[name] = tokens.spread(rows, size)
-            vectors[name] = pooled.new_zeros(size, pooled.shape[1]).index_copy(0, rows, pooled)
-        some = next(iter(vectors.values()))
-        absent = torch.zeros_like(some)
-        x = torch.stack([vectors.get(name, absent) for name in self.inputs], 1)
-        no_rows = some.new_zeros(len(some), dtype=torch.bool)
-        mask = torch.stack([masks.get(name, no_rows) for name in self.inputs], 1)
-        return join(list(encoded.values())), InputVectors(x, mask)
+            return encode_alone(self, parts)
+        return self.fusion(parts, self.backbone)
 
     def forward(self, batch: Batch, mixing: tuple[Tensor, float] | None = None) -> Any:
         """Compute the output of the head for a batch.
@@ -180,59 +144,6 @@ class Model(Network):
     def embedding(self, pooled: Any) -> Tensor:
         """Compute the embedding of each sample from the vectors that `encode` returns."""
         return getattr(self.head, "pre", nn.Identity())(pooled)
-
-
-class Ensemble(Network):
-    """Models whose outputs are combined (deep ensembles, arXiv:1612.01474).
-
-    Args:
-        members: The models, with the same inputs and the same task.
-        combine: Function that combines the output of each member, such as `Task.combine`.
-    """
-
-    def __init__(self, members: Sequence[Network], combine: Callable[[Sequence[Any]], Any]):
-        super().__init__()
-        # Any, because a ModuleList does not know the type of its modules.
-        self.members: Any = nn.ModuleList(members)
-        self.combine = combine
-
-    def forward(self, batch: Batch) -> Any:
-        """Return the combined outputs of the members for a batch."""
-        # In float32, because members in bf16 would be averaged with three decimal places.
-        outputs = [member(batch) for member in self.members]
-        return self.combine([_as_float(output) for output in outputs])
-
-    def vectors(self, batch: Batch) -> Tensor:
-        """Return the embeddings (B, E) of the members side by side.
-
-        The members were trained independently, so a mean of their embeddings would have no meaning.
-        """
-        parts = [member.vectors(batch).float() for member in self.members]
-        return torch.cat(parts, -1)
-
-
-def _as_float(output: Any) -> Any:
-    return output.float() if isinstance(output, Tensor) else output
-
-
-def split_tensors(tensors: Mapping[str, Tensor], count: int) -> list[dict[str, Tensor]]:
-    """Return the state dict of each member, from the state dict of an ensemble.
-
-    Args:
-        tensors: Tensors by name, such as "members.0.head.out.weight".
-        count: Number of members.
-
-    Raises:
-        ValueError: If a tensor belongs to none of the members.
-    """
-    parts: list[dict[str, Tensor]] = [{} for _ in range(count)]
-    prefixes = [f"members.{number}." for number in range(count)]
-    for name, tensor in tensors.items():
-        owners = [number for number, prefix in enumerate(prefixes) if name.startswith(prefix)]
-        if not owners:
-            raise ValueError(f"{name[:100]} belongs to none of the {count} members")
-        parts[owners[0]][name.removeprefix(prefixes[owners[0]])] = tensor
-    return parts
 
 
 def module_key(name: str) -> str:

@@ -16,6 +16,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dxn.models.attention import Group
+
 # Up to this share of padding, packing would take longer than it saves.
 MAX_PADDING = 0.05
 # The same for a GPU, which computes padding fast, but starts kernels slowly: the number of padding
@@ -77,52 +79,6 @@ class Sequences:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
-    """Samples whose attention is computed together.
-
-    Args:
-        rows: Their rows in the matrix (T, D) of the tokens of all samples.
-        samples: Their positions in the batch.
-        shape: Number b of samples, and number n of tokens of the longest one.
-        positions: (1 or b, n). Position of each token in its sequence.
-        mask: (b, N) bool. True at the real tokens of the whole sequences. None: all tokens are
-            real, and none of them is in a cache.
-        index: (b n,). Row of each token, counted from the first row. Padding has the row of the
-            last token of the sample. None: all samples have n tokens.
-        real: (t,). Index of each row among the b n tokens. None: all samples have n tokens.
-        attn_mask: Attention mask, see `dxn.models.attention.attend`.
-        causal: Each token attends only to itself and the tokens before it.
-        rope: Factors of the rotary positions, see `dxn.models.positions.rope_factors`.
-        sequences: The samples as parts of one sequence: b is 1, and n is T. Default: each sample is
-            a sequence of its own.
-    """
-
-    rows: slice
-    samples: slice
-    shape: Sequence[int]
-    positions: Tensor
-    mask: Tensor | None = None
-    index: Tensor | None = None
-    real: Tensor | None = None
-    attn_mask: Tensor | None = None
-    causal: bool = False
-    rope: tuple[Tensor, Tensor] | None = None
-    sequences: Sequences | None = None
-
-    def pad(self, x: Tensor) -> Tensor:
-        """Return the tokens (b, n, K) of this group. x (T, K) has the tokens of all samples."""
-        x = x[self.rows]
-        if self.index is not None:
-            x = _Pad.apply(x, self.index, self.real)
-        return x.unflatten(0, self.shape)
-
-    def unpad(self, x: Tensor) -> Tensor:
-        """Return the rows (t, K) of the real tokens of x (b, n, K)."""
-        x = x.flatten(0, 1)
-        return x if self.index is None else _Unpad.apply(x, self.real)
-
-
-@dataclass(frozen=True, slots=True)
 class Packing:
     """The order of the real tokens of a batch in one matrix: the longest sample comes first.
 
@@ -161,7 +117,7 @@ class Packing:
 
     def pack(self, x: Tensor) -> Tensor:
         """Return the rows (T, D) of the real tokens of x (B, N, D)."""
-        return _Unpad.apply(x.flatten(0, 1), self.index)
+        return Unpad.apply(x.flatten(0, 1), self.index)
 
     def unpack(self, x: Tensor) -> Tensor:
         """Return (B, N, D) with the rows of x (T, D) at the real tokens, and zeros elsewhere."""
@@ -236,7 +192,7 @@ def has_kernel(x: Tensor, head_dim: int) -> bool:
     return fits and dtype in DTYPES and torch.cuda.get_device_capability(x.device) >= CAPABILITY
 
 
-class _Pad(torch.autograd.Function):
+class Pad(torch.autograd.Function):
     """Select the rows of a group, with padding.
 
     The gradient of the general selection would add up the rows one by one, because an index can
@@ -254,7 +210,7 @@ class _Pad(torch.autograd.Function):
         return grads[0].index_select(0, ctx.real), None, None
 
 
-class _Unpad(torch.autograd.Function):
+class Unpad(torch.autograd.Function):
     """Select the rows of real tokens. The gradient of padding is zero."""
 
     @staticmethod

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Literal, get_args
+from typing import Annotated, Literal
 
 import torch
+from annotated_types import Ge, Gt
 from einops import rearrange
 from torch import Tensor
 
+from dxn.core.schema import options
 from dxn.core.tokens import has_no_padding
 
 BackbonePosition = Literal["none", "rotary", "alibi"]
 
 
-@dataclass(frozen=True, slots=True)
+@options
 class PositionOptions:
     """Options of the positions in the attention, and of attention windows.
 
@@ -30,28 +31,10 @@ class PositionOptions:
     """
 
     kind: BackbonePosition = "none"
-    rope_theta: float = 10000.0
-    window: int | None = None
-    global_every: int | None = None
-    window_rope_theta: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.kind not in get_args(BackbonePosition):
-            allowed = ", ".join(get_args(BackbonePosition))
-            raise ValueError(f"kind must be one of {allowed}, got {self.kind!r}")
-        for name in ("rope_theta", "window_rope_theta"):
-            value = getattr(self, name)
-            if value is not None and value <= 0:
-                raise ValueError(f"{name} must be above 0, got {value}")
-        for name in ("window", "global_every"):
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
-
-    def window_of(self, layer: int) -> int | None:
-        """Return the window of the block with index `layer`. None: full attention."""
-        is_global = self.global_every is not None and layer % self.global_every == 0
-        return None if is_global else self.window
+    rope_theta: Annotated[float, Gt(0)] = 10000.0
+    window: Annotated[int, Ge(1)] | None = None
+    global_every: Annotated[int, Ge(1)] | None = None
+    window_rope_theta: Annotated[float, Gt(0)] | None = None
 
 
 def make_attn_mask(

@@ -18,7 +18,6 @@ from dxn.data.inspect.quality import check_learnable
 from dxn.data.raws import CacheBudget, present_values
 from dxn.data.reading import Opened, open_rows
 from dxn.data.rows import Source
-from dxn.models.fusion import SeparateBackbones
 from dxn.models.model import Model
 from dxn.runs.record import Input
 from dxn.tasks import Task
@@ -188,8 +187,11 @@ def build_model(
     for name in names:
         with named_draws(seed, name):
             backbones.append(build(nodes["backbone"], key="backbone", trust=trust))
-    is_shared = names == ["backbone"]
-    backbone: Any = backbones[0] if is_shared else SeparateBackbones(backbones, inputs=list(inputs))
+    backbone = backbones[0]
+    if names != ["backbone"]:
+        from dxn.models.late_fusion import SeparateBackbones
+
+        backbone = SeparateBackbones(backbones, inputs=list(inputs))
     with named_draws(seed, "head"):
         head = make_head(task, adapters, inputs, fusion)
     return Model(adapters, inputs=inputs, fusion=fusion, backbone=backbone, head=head)

@@ -10,8 +10,6 @@ from torch import nn
 from torch.optim import Optimizer
 
 from dxn.core.errors import UserError
-from dxn.models.attention import Attention, CrossAttention
-from dxn.models.blocks import Mlp
 from dxn.models.fusion import shared_name
 from dxn.training.muon import Muon
 
@@ -259,6 +257,10 @@ def constant(*, warmup: float = 0.0) -> Callable[[float], float]:
 
 def _muon_parameters(model: nn.Module) -> dict[int, int]:
     """Return the number of matrices in each weight that Muon updates, by its id. See `muon`."""
+    from dxn.models.attention import Attention
+    from dxn.models.blocks import Mlp
+    from dxn.models.decoding.cross_attention import CrossAttention  # few models have one
+
     numbers: dict[int, int] = {}
     for name, module in model.named_modules():
         if name.startswith("head.") or not isinstance(module, nn.Linear | nn.Conv1d | nn.Conv2d):

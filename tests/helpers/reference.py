@@ -22,7 +22,7 @@ from dxn.models import (
     NormOptions,
     PositionOptions,
 )
-from dxn.models.packing import Group
+from dxn.models.attention import Group
 
 B, N, D, H, DEPTH = 3, 11, 20, 5, 4
 MLPS = ("gelu", "gelu_tanh", "quick_gelu", "swiglu", "geglu")

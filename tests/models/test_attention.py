@@ -207,7 +207,7 @@ def test_swiglu_has_about_as_many_weights_as_gelu():
             lambda: Mlp(8, mlp="relu"),
             "mlp must be one of gelu, gelu_tanh, quick_gelu, swiglu, geglu, got 'relu'",
         ),
-        (lambda: backbone_of(8, norm="batch"), "kind must be one of layer, rms, got 'batch'"),
+        (lambda: backbone_of(8, norm="batch"), "kind must be one of 'layer' or 'rms', got 'batch'"),
         (
             lambda: backbone_of(12, num_heads=4, position="rotary"),
             "rotary positions need an even dim / num_heads",

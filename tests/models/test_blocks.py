@@ -242,9 +242,10 @@ def test_a_ratio_computed_from_a_width_gives_that_width(hidden, dim, mlp):
         ({"window": 5, "global_every": 0}, "global_every must be at least 1, got 0"),
         (
             {"mlp": "gelu_quick"},
-            "mlp must be one of gelu, gelu_tanh, quick_gelu, swiglu, geglu, got 'gelu_quick'",
+            "mlp must be one of 'gelu', 'gelu_tanh', 'quick_gelu', 'swiglu' or 'geglu', "
+            "got 'gelu_quick'",
         ),
-        ({"norm": "group", "qk_norm": True}, "kind must be one of layer, rms, got 'group'"),
+        ({"norm": "group", "qk_norm": True}, "kind must be one of 'layer' or 'rms', got 'group'"),
     ],
 )
 def test_invalid_options_raise_a_clear_error(options, message):

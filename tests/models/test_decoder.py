@@ -9,8 +9,8 @@ from torch import nn
 
 from dxn.core.tokens import Tokens, sinusoidal
 from dxn.models import Decoder
-from dxn.models.attention import CrossAttention
-from dxn.models.decoding.cache import Memory
+from dxn.models.decoding.cross_attention import CrossAttention
+from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import beam_search, generate
 from dxn.models.decoding.search import Hypothesis, greedy, length_normalized, random_sampler
 

@@ -9,7 +9,8 @@ from helpers.language import model_of
 from helpers.reference import backbone_of, lively
 
 from dxn.core.tokens import Tokens
-from dxn.models import Decoder, KVCache, LanguageModel, Memory, RecurrentDecoder, attention
+from dxn.models import Decoder, KVCache, LanguageModel, Memory, RecurrentDecoder
+from dxn.models.decoding import cross_attention
 from dxn.models.decoding.generation import beam_search, generate
 from dxn.models.decoding.search import best_tokens, length_normalized
 
@@ -171,14 +172,14 @@ def test_finished_samples_leave_the_batch_and_keep_their_results(search):
 
 
 def test_the_memory_is_not_copied_for_each_beam(monkeypatch):
-    shapes, original = set(), attention.attend
+    shapes, original = set(), cross_attention.attend
 
     def record(query, key, *args, **kwargs):
         if key.shape[2] == M:
             shapes.add((query.shape[0], query.shape[2], key.shape[0]))
         return original(query, key, *args, **kwargs)
 
-    monkeypatch.setattr(attention, "attend", record)
+    monkeypatch.setattr(cross_attention, "attend", record)
     memory, prompt = memory_of((5, 5)), torch.full((2, 1), 2)
     beam_search(decoder_of(), memory, prompt=prompt, end=END, max_new=2, beams=4)
     # One query per sample for the prompt, then four.

@@ -8,7 +8,7 @@ from helpers.reference import backbone_of, lively, numbers, tokens_of
 
 from dxn.core.dropout import Noise, keyed
 from dxn.models.attention import attend
-from dxn.models.decoding.cache import Memory
+from dxn.models.decoding.decoder import Memory
 from dxn.models.packing import Packing, Sequences, max_padding
 from dxn.models.positions import make_attn_mask
 
@@ -139,7 +139,7 @@ def attend_one_by_one(sequences, query, key, value):
 def test_one_call_for_all_sequences_has_the_outputs_and_gradients_of_a_padded_batch(
     options, lengths, monkeypatch
 ):
-    monkeypatch.setattr("dxn.models.backbone.has_kernel", lambda x, head_dim: head_dim == D // H)
+    monkeypatch.setattr("dxn.models.packing.has_kernel", lambda x, head_dim: head_dim == D // H)
     monkeypatch.setattr(Sequences, "attend", attend_one_by_one)
     backbone = lively(backbone_of(D, depth=2, num_heads=H, dropout=0.3, **options)).train()
     x = numbers(4, 70, D)
@@ -155,7 +155,7 @@ def test_one_call_for_all_sequences_has_the_outputs_and_gradients_of_a_padded_ba
     ids=str,
 )
 def test_what_the_kernel_cannot_compute_is_not_given_to_it(options, monkeypatch):
-    monkeypatch.setattr("dxn.models.backbone.has_kernel", lambda x, head_dim: True)
+    monkeypatch.setattr("dxn.models.packing.has_kernel", lambda x, head_dim: True)
     monkeypatch.setattr(Sequences, "attend", lambda *_: pytest.fail("was called"))
     backbone = lively(backbone_of(D, depth=1, num_heads=H, **options)).train()
     mask, _ = masks_of([70, 3, 40, 41])

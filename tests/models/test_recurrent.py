@@ -9,11 +9,12 @@ from hypothesis import strategies as st
 from torch import nn
 
 from dxn.core.tokens import Span, Tokens
-from dxn.models.decoding.cache import Memory
+from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import beam_search, generate
 from dxn.models.decoding.recurrent_decoder import RecurrentDecoder, both_ends
 from dxn.models.decoding.search import Hypothesis, greedy, length_normalized
-from dxn.models.fusion import BottleneckFusion, EarlyFusion
+from dxn.models.fusion import EarlyFusion
+from dxn.models.late_fusion import BottleneckFusion
 from dxn.models.recurrent import Recurrent
 
 B, T, M, D, V = 3, 7, 5, 12, 11

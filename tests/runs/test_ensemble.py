@@ -14,7 +14,7 @@ from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.core.files import write_sums
 from dxn.models import Ensemble
-from dxn.models.model import split_tensors
+from dxn.models.ensemble import split_tensors
 from dxn.runs.ensemble import MEAN
 from dxn.runs.paths import Member, trained_run
 from dxn.tasks import Classify, Contrastive, Multilabel, Regress, Tag

@@ -5,8 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from dxn.models.decoding.cache import Memory
-from dxn.models.decoding.decoder import StepDecoder
+from dxn.models.decoding.decoder import Memory, StepDecoder
 from dxn.models.decoding.search import Beams, Choice, Hypothesis, Sampler, greedy
 
 # An accelerator waits for a check whether sequences are finished, so it is not done at every step.

@@ -10,8 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
-from dxn.models.decoding.cache import KVCache, Memory
-from dxn.models.decoding.decoder import StepDecoder, at_last, make_output_layer
+from dxn.models.decoding.decoder import KVCache, Memory, StepDecoder, at_last, make_output_layer
 from dxn.models.model import Model
 
 

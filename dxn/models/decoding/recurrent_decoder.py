@@ -12,10 +12,10 @@ from einops import rearrange, repeat
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
-from dxn.models.attention import Score, ScoreKind
-from dxn.models.decoding.cache import Memory
-from dxn.models.decoding.decoder import StepDecoder, make_token_embedding
+from dxn.models.attention import ScoreKind
+from dxn.models.decoding.decoder import Memory, StepDecoder, make_token_embedding
 from dxn.models.recurrent import CELLS, CellKind, State, check_cell, run_layer, step
+from dxn.models.scores import Score
 
 
 @dataclass(slots=True)

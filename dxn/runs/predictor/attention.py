@@ -13,8 +13,8 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
 from dxn.models.backbone import Backbone
-from dxn.models.decoding.cache import Memory
-from dxn.models.fusion import EarlyFusion, SeparateBackbones
+from dxn.models.decoding.decoder import Memory
+from dxn.models.fusion import EarlyFusion
 from dxn.models.model import Model
 from dxn.runs.predictor.predictor import Predictor
 from dxn.stacking.stacked import Stacked
@@ -158,6 +158,8 @@ def answer_of(predictor: Predictor, encoded: Tokens) -> Written:
 
 def _backbone_of(model: Model, names: Sequence[str]) -> Any:
     """Return the backbone that encodes a sample; that of its first input if there are several."""
+    from dxn.models.late_fusion import SeparateBackbones
+
     if not isinstance(model.backbone, SeparateBackbones):
         return model.backbone
     return model.backbone.of(next(iter(names), next(iter(model.inputs))))

@@ -19,7 +19,7 @@ from dxn.core.tensors import (
     read_tensors,
     write_tensors,
 )
-from dxn.models.model import Ensemble, Model, Network, module_key, split_tensors
+from dxn.models.model import Model, Network, module_key
 from dxn.runs.build import adapters_of, build_model, by_input, load_fitted, save_fitted
 from dxn.runs.paths import MEMBERS
 from dxn.runs.predictor.predictor import Predictor
@@ -142,7 +142,11 @@ def _build_any(
 ) -> tuple[Network, Task]:
     """Build the model or the ensemble of a model folder, and its task."""
     count = nodes.get(MEMBERS)
-    parts = split_tensors(tensors, count) if count else [tensors]
+    parts = [tensors]
+    if count:
+        from dxn.models.ensemble import split_tensors
+
+        parts = split_tensors(tensors, count)
     built = [_build(folder, nodes, part, trust) for part in parts]
     networks: list[Network] = [model for model, _ in built]
     task = built[0][1]
@@ -154,6 +158,8 @@ def _build_any(
         return networks[0], task
     if task.space is None:
         raise UserError(f"{folder / CONFIG}: {task.name} models cannot be combined")
+    from dxn.models.ensemble import Ensemble
+
     return Ensemble(networks, task.space.mean), task
 
 

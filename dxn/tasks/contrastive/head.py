@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
 from dxn.models.losses import gather, unit
-from dxn.models.model import InputVectors
+from dxn.models.separate import InputVectors
 from dxn.tasks.space import Batch
 
 MISSING = 0  # key of an input that a sample does not have

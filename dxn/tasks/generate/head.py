@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens
-from dxn.models.decoding.cache import Memory
+from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.generation import beam_search, generate
 from dxn.models.decoding.search import Hypothesis, Sampler, greedy
 from dxn.models.losses import linear_cross_entropy

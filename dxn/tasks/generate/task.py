@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
-from dxn.models.decoding.cache import Memory
+from dxn.models.decoding.decoder import Memory
 from dxn.models.decoding.search import Hypothesis, Sampler
 from dxn.tasks.generate.head import Generated, GenerateHead
 from dxn.tasks.generate.metrics import TextMetric

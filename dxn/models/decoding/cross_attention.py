@@ -1,0 +1,99 @@
+"""Attention to another sequence, as in the decoder of a transformer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from einops import rearrange
+from torch import Tensor, nn
+
+from dxn.models.attention import (
+    Group,
+    ScoreKind,
+    attend,
+    attention_weights,
+    check_heads,
+)
+from dxn.models.scores import Score
+
+
+class CrossAttention(nn.Module):
+    """Multi-head attention to another sequence, the memory (arXiv:1706.03762, section 3.2.3).
+
+    Args:
+        dim: Width D of a token.
+        num_heads: Number of attention heads H.
+        dropout: Dropout probability of the attention weights.
+        bias: Add a bias to the linear layers.
+        score: Kind of the attention score.
+    """
+
+    def __init__(
+        self,
+        dim: int,
+        *,
+        num_heads: int,
+        dropout: float = 0.0,
+        bias: bool = True,
+        score: ScoreKind = "scaled_dot",
+    ):
+        super().__init__()
+        check_heads(dim, num_heads, dropout)
+        self.num_heads = num_heads
+        self.dropout = dropout
+        # Two layers, because keys and values are computed only once per memory.
+        self.query = nn.Linear(dim, dim, bias=bias)
+        self.memory = nn.Linear(dim, 2 * dim, bias=bias)
+        self.proj = nn.Linear(dim, dim, bias=bias)
+        self.score = None if score == "scaled_dot" else Score(score, dim // num_heads)
+
+    def keys_and_values(self, memory: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute keys and values (B, H, M, d) of a memory (B, M, D)."""
+        projected = self.memory(memory)
+        key, value = rearrange(projected, "b m (kv h d) -> kv b h m d", kv=2, h=self.num_heads)
+        return key, value
+
+    def forward(
+        self,
+        x: Tensor,
+        groups: Sequence[Group],
+        memory: tuple[Tensor, Tensor],
+        attn_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Apply cross-attention.
+
+        Args:
+            x: (T, D). Tokens of all samples.
+            groups: Groups of samples that together have all tokens.
+            memory: Keys and values of the memory, see `keys_and_values`.
+            attn_mask: (B, 1, 1, M) bool. True at the real tokens of the memory.
+
+        Returns:
+            (T, D).
+        """
+        query = self.query(x)
+        parts: list[Tensor] = []
+        rate = self.dropout if self.training else 0.0
+        for group in groups:
+            key, value = (part[group.samples] for part in memory)
+            mask = None if attn_mask is None else attn_mask[group.samples]
+            padded = group.pad(query)
+            # Several rows of a sample, such as beams, are further queries of the same memory.
+            x = padded.reshape(key.shape[0], -1, padded.shape[-1])
+            q = rearrange(x, "b n (h d) -> b h n d", h=self.num_heads)
+            out = attend(q, key, value, mask, score=self.score, dropout=rate)
+            out = rearrange(out, "b h n d -> b n (h d)")
+            parts.append(group.unpad(out.reshape(padded.shape)))
+        return self.proj(parts[0] if len(parts) == 1 else torch.cat(parts))
+
+    def weights(
+        self,
+        x: Tensor,
+        group: Group,
+        memory: tuple[Tensor, Tensor],
+        attn_mask: Tensor | None = None,
+    ) -> Tensor:
+        """Return the attention weights (B, H, N, M) of the tokens x (B N, D) of one group."""
+        q = rearrange(group.pad(self.query(x)), "b n (h d) -> b h n d", h=self.num_heads)
+        return attention_weights(q, memory[0], attn_mask, score=self.score)

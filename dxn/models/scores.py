@@ -1,0 +1,67 @@
+"""Scores of a query and a key, besides the scaled dot product."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import torch
+import torch.nn.functional as F
+from einops import einsum
+from torch import Tensor, nn
+
+from dxn.models.attention import ScoreKind
+
+
+class Score(nn.Module):
+    """The function of a query and a key whose softmax gives the attention weights.
+
+    - scaled_dot: q . k / sqrt(d) (arXiv:1706.03762, section 3.2.1)
+    - dot: q . k (arXiv:1508.04025, section 3.1)
+    - cosine: the cosine of q and k times a learned factor (arXiv:2010.04245, section 3), without
+      which the softmax of numbers up to 1 would be almost uniform
+    - bilinear: q^T W k with a learned W (arXiv:1508.04025, section 3.1, "general")
+    - additive: v . tanh(W q + U k) with learned v, W and U (arXiv:1409.0473, appendix A.1.2). It is
+      no dot product, so no fused kernel computes it, and it needs memory for (..., M, N, d).
+
+    Args:
+        kind: Kind of the score.
+        dim: Width d of queries and keys.
+
+    Raises:
+        ValueError: If kind is not a ScoreKind.
+    """
+
+    def __init__(self, kind: ScoreKind, dim: int):
+        super().__init__()
+        if kind not in get_args(ScoreKind):
+            raise ValueError(f"score must be one of {', '.join(get_args(ScoreKind))}, got {kind!r}")
+        self.kind: ScoreKind = kind
+        if kind == "cosine":
+            self.factor = nn.Parameter(torch.tensor(10.0))
+        elif kind == "bilinear":
+            # The initial score equals the scaled dot product.
+            self.weight = nn.Parameter(torch.eye(dim) * dim**-0.5)
+        elif kind == "additive":
+            self.of_query = nn.Linear(dim, dim, bias=False)
+            self.of_key = nn.Linear(dim, dim)
+            self.weight = nn.Parameter(torch.randn(dim) * dim**-0.5)
+
+    def sides(self, query: Tensor, key: Tensor) -> tuple[Tensor, Tensor]:
+        """Transform query (..., M, d) and key (..., N, d) so that their dot products are scores.
+
+        In this form, a fused kernel can compute any score but the additive one.
+        """
+        if self.kind == "scaled_dot":
+            return query * query.shape[-1] ** -0.5, key
+        if self.kind == "bilinear":
+            return query @ self.weight.to(query.dtype), key
+        if self.kind == "cosine":
+            query = F.normalize(query, dim=-1) * self.factor.to(query.dtype)
+            return query, F.normalize(key, dim=-1)
+        return query, key
+
+    def additive(self, query: Tensor, key: Tensor) -> Tensor:
+        """Compute the additive scores (..., M, N) of query (..., M, d) and key (..., N, d)."""
+        # All pairs of queries and keys: (..., M, 1, d) + (..., 1, N, d).
+        hidden = self.of_query(query).unsqueeze(-2) + self.of_key(key).unsqueeze(-3)
+        return einsum(hidden.tanh(), self.weight.to(hidden.dtype), "... m n d, d -> ... m n")

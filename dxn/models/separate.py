@@ -1,0 +1,53 @@
+"""Inputs that are encoded alone, because the head compares them with each other."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, NamedTuple
+
+import torch
+from torch import Tensor
+
+from dxn.core.dropout import selected
+from dxn.core.tokens import Tokens, check_columns, join
+
+if TYPE_CHECKING:
+    from dxn.models.model import Model
+
+
+class InputVectors(NamedTuple):
+    """The pooled vectors of inputs that were encoded alone.
+
+    Attributes:
+        x: (B, I, width). One vector for each of the I inputs of the model, zeros where a sample
+            lacks the input.
+        mask: (B, I) bool. True where the sample has the input.
+    """
+
+    x: Tensor
+    mask: Tensor
+
+
+def encode_alone(model: Model, parts: Sequence[Tokens]) -> tuple[Tokens, InputVectors]:
+    """Apply the fusion and the backbone of a model to each part alone."""
+    # A sample without any column would silently get a vector of zeros.
+    check_columns(torch.cat([part.mask for part in parts], 1))
+    encoded: dict[str, Tokens] = {}
+    vectors: dict[str, Tensor] = {}
+    masks: dict[str, Tensor] = {}
+    for number, part in enumerate(parts):
+        name, size = part.spans[-1].name, len(part)
+        masks[name] = part.mask.any(1)
+        rows = masks[name].nonzero().flatten()
+        if not len(rows):  # every sample has an input, but this one is empty in all of them
+            continue
+        with selected(rows, number):
+            tokens, pooled = model.fusion([part.take(rows)], model.backbone)
+        encoded[name] = tokens.spread(rows, size)
+        vectors[name] = pooled.new_zeros(size, pooled.shape[1]).index_copy(0, rows, pooled)
+    some = next(iter(vectors.values()))
+    absent = torch.zeros_like(some)
+    x = torch.stack([vectors.get(name, absent) for name in model.inputs], 1)
+    no_rows = some.new_zeros(len(some), dtype=torch.bool)
+    mask = torch.stack([masks.get(name, no_rows) for name in model.inputs], 1)
+    return join(list(encoded.values())), InputVectors(x, mask)
