@@ -1,18 +1,232 @@
-"""The rows of a data set, its inputs and its target."""
+"""The columns and rows of a data set, its inputs and its target."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import datetime
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from itertools import chain
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, overload
+
+import numpy as np
+
+# pyarrow takes time to import, and a single sample does not need it.
+if TYPE_CHECKING:
+    import pyarrow
 
 VALUES = "values"  # column with the series that a layout or a file format of series adds
 TARGET = "target"  # key of the targets in Rows.cells and in batches
 # Batches contain these keys next to one key per input, so an input cannot have such a name.
 RESERVED = ("#size", "#index", "#filler", TARGET)
+CHUNK_ROWS = 10_000  # cells that exist as Python objects at the same time while a column is read
 
 # What to do with a bad row: raise an error, leave the row out, or use the inputs that can be read.
 OnBad = Literal["error", "skip", "missing"]
+
+
+class Column(Sequence[Any]):
+    """The cells of a column in some rows. A cell becomes a Python object when it is used.
+
+    Args:
+        values: An Arrow array, or a sequence of objects that Arrow cannot store.
+        rows: Row numbers, int64. None: all rows of `values`.
+        decode: Function that turns a value, which is not None, into a cell. None: it is the cell.
+    """
+
+    def __init__(
+        self,
+        values: pyarrow.Array | Sequence[Any],
+        rows: np.ndarray | None = None,
+        decode: Callable[[Any], Any] | None = None,
+    ):
+        self.values = values
+        self.rows = rows
+        self.decode = decode
+        self.is_arrow = not isinstance(values, Sequence)
+
+    def __len__(self) -> int:
+        return len(self.values if self.rows is None else self.rows)
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Column: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        value: Any = self.values[index if self.rows is None else int(self.rows[index])]
+        value = value.as_py() if self.is_arrow else value
+        return value if self.decode is None or value is None else self.decode(value)
+
+    def __iter__(self) -> Iterator[Any]:
+        for start in range(0, len(self), CHUNK_ROWS):
+            values = self._chunk(slice(start, start + CHUNK_ROWS))
+            if self.decode is None:
+                yield from values
+            else:
+                yield from (None if value is None else self.decode(value) for value in values)
+
+    def _chunk(self, part: slice) -> Iterable[Any]:
+        """Return some values as Python objects, which is faster than one after another."""
+        values: Any = self.values
+        if self.rows is None:
+            return values[part].to_pylist() if self.is_arrow else values[part]
+        if self.is_arrow:
+            return values.take(_arrow_rows(self.rows[part])).to_pylist()
+        return (values[row] for row in self.rows[part].tolist())
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def __repr__(self) -> str:
+        return f"Column({list(self)!r})"
+
+    @property
+    def has_only_texts(self) -> bool:
+        """Whether all cells are known to be texts or None."""
+        values: Any = self.values
+        return self.is_arrow and self.decode is None and str(values.type) == "large_string"
+
+    def take(self, rows: np.ndarray) -> Column:
+        """Return the column of these rows, int64, without copying any cell."""
+        chosen = rows if self.rows is None else self.rows[rows]
+        return Column(self.values, chosen, self.decode)
+
+    def array(self) -> pyarrow.Array | None:
+        """Return the values as an Arrow array; None if they are other objects."""
+        values: Any = self.values
+        if not self.is_arrow or self.rows is None:
+            return values if self.is_arrow else None
+        return values.take(_arrow_rows(self.rows))
+
+
+def as_column(cells: Sequence[Any], *, is_json: bool = False) -> Column:
+    """Return cells as a column, in Arrow if all of them have the same simple type.
+
+    Args:
+        cells: The cells; None where missing.
+        is_json: Whether they are values of a JSON file, so that all others can be stored as JSON.
+    """
+    if isinstance(cells, Column):
+        return cells
+    import pyarrow
+
+    kind = _arrow_type(cells)
+    if kind is not None:
+        # A number with more than 64 bits, or half of a surrogate pair.
+        with suppress(pyarrow.ArrowException, OverflowError, UnicodeError):
+            return Column(pyarrow.array(cells, kind))
+    if is_json:
+        texts = [None if cell is None else json.dumps(cell) for cell in cells]
+        return Column(pyarrow.array(texts, pyarrow.large_string()), decode=json.loads)
+    return Column(list(cells))
+
+
+def blank_to_none(value: Any) -> Any:
+    """Convert blank strings and NaN to None. pandas writes NaN for a missing value."""
+    if isinstance(value, str):
+        return value if value.strip() else None
+    # NaN is the only value that is not equal to itself. Arrays are compared element by element.
+    return None if not isinstance(value, np.ndarray) and value != value else value
+
+
+def join_columns(columns: Sequence[Column]) -> Column:
+    """Return the cells of several columns as one column."""
+    if len(columns) == 1:
+        return columns[0]
+    import pyarrow
+
+    decode = columns[0].decode
+    arrays = [column.array() for column in columns]
+    present = [array for array in arrays if array is not None]
+    kinds = {array.type for array in present if not pyarrow.types.is_null(array.type)}
+    is_same = all(column.decode is decode for column in columns)
+    if is_same and len(present) == len(columns) and len(kinds) <= 1:
+        kind = next(iter(kinds), pyarrow.null())
+        typed = [a if a.type == kind else pyarrow.nulls(len(a), kind) for a in present]
+        return Column(pyarrow.concat_arrays(typed), decode=decode)
+    is_json = any(column.decode is json.loads for column in columns)
+    return as_column(list(chain.from_iterable(columns)), is_json=is_json)
+
+
+def _arrow_rows(rows: np.ndarray) -> Any:
+    import pyarrow
+
+    return pyarrow.array(rows)
+
+
+def _arrow_type(cells: Iterable[Any]) -> pyarrow.DataType | None:
+    """Return the Arrow type that gives exactly the same cells back; None if there is none."""
+    import pyarrow
+
+    kinds = set(map(type, cells)) - {type(None)}
+    if len(kinds) != 1:
+        return None if kinds else pyarrow.null()
+    (kind,) = kinds
+    if kind is list:
+        item = _arrow_type(list(chain.from_iterable(cell for cell in cells if cell is not None)))
+        return None if item is None else pyarrow.large_list(item)
+    if kind is datetime.datetime and any(cell and cell.tzinfo for cell in cells):
+        return None
+    return {
+        str: pyarrow.large_string(),
+        bytes: pyarrow.large_binary(),
+        int: pyarrow.int64(),
+        float: pyarrow.float64(),
+        bool: pyarrow.bool_(),
+        datetime.date: pyarrow.date32(),
+        datetime.datetime: pyarrow.timestamp("us"),
+    }.get(kind)
+
+
+class Origins(Sequence[str]):
+    """The file and the number of each row, as texts such as "train.csv row 17".
+
+    Args:
+        files: The files.
+        lines: Number of each row in its file.
+        file_of: Index of the file of each row. None: all rows are from the first file.
+    """
+
+    def __init__(
+        self,
+        files: Sequence[Path],
+        lines: Sequence[int] | np.ndarray,
+        file_of: np.ndarray | None = None,
+    ):
+        self.files = files
+        self.lines = np.asarray(lines, np.int64)
+        self.file_of = np.zeros(len(self.lines), np.int32) if file_of is None else file_of
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    @overload
+    def __getitem__(self, index: int) -> str: ...
+    @overload
+    def __getitem__(self, index: slice) -> Origins: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return self.take(np.arange(len(self))[index])
+        return f"{self.file(index).name} row {self.lines[index]}"
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # pyright: ignore[reportAssignmentType]
+
+    def file(self, index: int) -> Path:
+        """Return the file of a row."""
+        return self.files[self.file_of[index]]
+
+    def take(self, rows: np.ndarray) -> Origins:
+        """Return the origins of these rows, int64."""
+        return Origins(self.files, self.lines[rows], self.file_of[rows])
 
 
 @dataclass(frozen=True)
@@ -49,14 +263,22 @@ class Rows:
     def __len__(self) -> int:
         return len(self.origin)
 
-    def take(self, indices: Sequence[int]) -> Rows:
-        """Return the rows at these indices, in this order."""
+    def take(self, indices: Sequence[int] | np.ndarray) -> Rows:
+        """Return the rows at these indices, in this order, without copying any cell."""
+        rows = np.asarray(indices, np.int64)
         return Rows(
-            cells={name: [column[i] for i in indices] for name, column in self.cells.items()},
-            origin=[self.origin[i] for i in indices],
-            ids={name: [column[i] for i in indices] for name, column in self.ids.items()},
-            groups=None if self.groups is None else [self.groups[i] for i in indices],
+            cells={name: _taken(column, rows) for name, column in self.cells.items()},
+            origin=_taken(self.origin, rows),
+            ids={name: _taken(column, rows) for name, column in self.ids.items()},
+            groups=None if self.groups is None else _taken(self.groups, rows),
         )
+
+
+def _taken(column: Sequence[Any], rows: np.ndarray) -> Any:
+    """Return a column of these rows."""
+    # Of generated data, the columns can be lists.
+    known = column if isinstance(column, Column | Origins) else Column(column)
+    return known.take(rows)
 
 
 @dataclass(frozen=True)

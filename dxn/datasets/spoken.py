@@ -146,14 +146,16 @@ def _split_clips(
     if not holdout and split is not None:
         table.column(split, "data.split")
     parts = divide_table(
-        {UNDIVIDED: table},
+        table,
+        {UNDIVIDED: np.arange(len(table))},
         split=None if holdout else split,
         holdout=holdout,
         fractions=FRACTIONS,
         notes=notes,
     )
     # The target is the pair (word, speaker), so that random splits are stratified by both.
-    rows = {name: _clip_rows(part, columns) for name, part in parts.items()}
+    clips = _clip_rows(table, columns)
+    rows = {name: clips.take(numbers) for name, numbers in parts.items()}
     return complete_splits(rows, FRACTIONS, seed=seed, notes=notes)
 
 
@@ -169,9 +171,9 @@ def _clip_rows(table: Table, columns: Mapping[str, str | None]) -> Rows:
                 raise UserError(
                     f"{table.origin(i)}: column {column!r} ({key}) has no value; add it"
                 )
-        sources.append(str(table.files[i].parent / values["audio"]))
+        sources.append(str(table.origins.file(i).parent / values["audio"]))
         labels.append((str(values[TARGET]), str(values["speaker"])))
-    return Rows({"audio": sources, TARGET: labels}, [table.origin(i) for i in range(len(table))])
+    return Rows({"audio": sources, TARGET: labels}, table.origins)
 
 
 def _read_clips(rows: Rows, rate: int | None) -> list[Clip]:

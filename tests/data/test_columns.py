@@ -10,7 +10,7 @@ from dxn.core.errors import UserError
 from dxn.data.columns.choose import choose_columns, name_inputs, to_rows
 from dxn.data.columns.infer import infer_modality
 from dxn.data.columns.useless import determines, names_new_groups
-from dxn.data.rows import InputSpec
+from dxn.data.rows import InputSpec, Origins
 from dxn.data.tables.read import Table
 from dxn.tokenize import CategoryAdapter, DateAdapter, NumberAdapter
 
@@ -25,7 +25,7 @@ def readers():
 
 def table_of(**columns):
     count = len(next(iter(columns.values())))
-    return Table(columns, [Path("data/my.csv")] * count, list(range(2, count + 2)))
+    return Table(columns, Origins([Path("data/my.csv")], range(2, count + 2)))
 
 
 def photos(name):

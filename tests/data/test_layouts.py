@@ -7,6 +7,7 @@ import pytest
 
 from dxn.core.errors import UserError
 from dxn.data import rows_of_table, table
+from dxn.data.rows import Origins
 from dxn.data.series.layouts import Long, Wide, chosen_layout, layout_of, rearrange
 from dxn.data.tables.read import Table
 from dxn.tokenize import SeriesAdapter
@@ -17,7 +18,7 @@ NAN = float("nan")
 def table_of(**columns):
     count = len(next(iter(columns.values())))
     path = Path("t.csv")
-    return Table(columns, [path] * count, list(range(2, count + 2)), path=path)
+    return Table(columns, Origins([path], range(2, count + 2)), path=path)
 
 
 def cells(made):
@@ -87,7 +88,7 @@ def test_the_rows_of_an_id_become_one_row_sorted_by_time():
     assert made.columns["label"] == ["u", "v"]
     np.testing.assert_array_equal(made.columns["values"][0], [[1, 4], [2, 6], [3, NAN]])
     np.testing.assert_array_equal(made.columns["values"][1], [[NAN, 5]])
-    assert made.lines == [2, 3]
+    assert made.origins.lines.tolist() == [2, 3]
     assert "note" not in made.columns
     assert notes[0].startswith("not used: note (several values per id")
 

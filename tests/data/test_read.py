@@ -41,13 +41,13 @@ def test_blank_lines_and_cells_of_several_lines_count_as_in_a_spreadsheet(tmp_pa
     path = write(tmp_path / "my.csv", 'text,label\n"one\ntwo",a\n\nthree,b\n')
     table = read_table(path)
     assert table.columns == {"text": ["one\ntwo", "three"], "label": ["a", "b"]}
-    assert list(table.lines) == [2, 4]
+    assert table.origins.lines.tolist() == [2, 4]
 
 
 def test_an_empty_line_of_jsonl_counts_but_a_line_separator_within_a_text_does_not(tmp_path):
     table = read_table(write(tmp_path / "my.jsonl", '{"a": "x\u2028y"}\n\n{"a": "z"}\n'))
     assert table.columns == {"a": ["x\u2028y", "z"]}
-    assert list(table.lines) == [1, 3]
+    assert table.origins.lines.tolist() == [1, 3]
 
 
 def test_blank_cells_are_none_in_every_format(tmp_path):

@@ -13,7 +13,7 @@ from typing import Any
 from dxn.core.errors import UserError
 from dxn.data.columns.infer import Readers, infer_columns
 from dxn.data.columns.target import target_cells, target_columns
-from dxn.data.rows import RESERVED, TARGET, VALUES, InputSpec, Rows
+from dxn.data.rows import RESERVED, TARGET, VALUES, Column, InputSpec, Rows, as_column
 from dxn.data.sources.cell_paths import file_of_cell
 from dxn.data.sources.confine import KEY, confined
 from dxn.data.tables.read import Table, as_list
@@ -133,12 +133,12 @@ def to_rows(
             the columns.
         confine: Option that allows paths out of the folder, for messages. None: they are allowed.
     """
-    cells: dict[str, list[Any]] = {}
+    cells: dict[str, Column] = {}
     for name, spec in columns.inputs.items():
         cells[name] = _input_cells(table, spec.column, readers[spec.modality], confine)
     if columns.target:
         cells[TARGET] = target_cells(table, columns.target, labels or columns.target)
-    return Rows(cells, [table.origin(i) for i in range(len(table))])
+    return Rows(cells, table.origins)
 
 
 def _named_columns(
@@ -177,21 +177,25 @@ def _check_excluded(
                 )
 
 
-def _input_cells(table: Table, column: str, reader: Reader, confine: str | None) -> list[Any]:
+def _input_cells(table: Table, column: str, reader: Reader, confine: str | None) -> Column:
+    values = table.columns[column]
+    if reader.tabular or (reader.words and values.has_only_texts):
+        return values
     cells: list[Any] = []
     if reader.files:
         _check_urls(table, column)
-    for value, file in zip(table.columns[column], table.files, strict=True):
+    for i, value in enumerate(values):
         if reader.is_path(value) and not URL.match(value):
             # A relative path is relative to the folder of its table. Bytes and arrays need no path,
             # and "N/A" is none.
-            value = None if has_no_value(value) else file_of_cell(value, file.parent)
+            folder = table.origins.file(i).parent
+            value = None if has_no_value(value) else file_of_cell(value, folder)
             if isinstance(value, str) and confine is not None:
-                value = confined(value, file.parent, confine)
+                value = confined(value, folder, confine)
         elif reader.words:
             value = _as_text(value)
         cells.append(value)
-    return cells
+    return as_column(cells)
 
 
 def _check_urls(table: Table, column: str) -> None:

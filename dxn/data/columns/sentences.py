@@ -8,7 +8,10 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
 
+import numpy as np
+
 from dxn.core.errors import UserError
+from dxn.data.rows import as_column
 from dxn.data.tables.read import Table
 
 SENTENCE = re.compile(r"sent(ence)?[ _]?(id|idx|index|no|nr|num|number|#)?", re.IGNORECASE)
@@ -59,9 +62,10 @@ class Sentences:
         sentences = _sentences(table, self.id)
         columns: dict[str, list] = {}
         varying: list[str] = []
-        for name, values in table.columns.items():
+        for name, column in table.columns.items():
+            values = list(column)  # a cell is used several times
             if name in self.columns:
-                columns[name] = [_cells(table, name, rows) for rows in sentences]
+                columns[name] = [_cells(table, name, values, rows) for rows in sentences]
             elif name == self.id or not _varies(values, sentences):
                 columns[name] = [values[rows[0]] for rows in sentences]
             else:
@@ -74,9 +78,9 @@ class Sentences:
             )
             if varying:
                 notes.append(f"not used: {', '.join(varying)} (several values per sentence)")
-        first = [rows[0] for rows in sentences]
-        files = [table.files[i] for i in first]
-        return Table(columns, files, [table.lines[i] for i in first], table.notes, table.path)
+        packed = {name: as_column(cells) for name, cells in columns.items()}
+        first = np.array([rows[0] for rows in sentences], np.int64)
+        return Table(packed, table.origins.take(first), table.notes, table.path)
 
     def node(self) -> dict[str, Any]:
         return {self.kind: {"id": self.id, "columns": list(self.columns)}}
@@ -126,7 +130,7 @@ def find_sentences(
             )
     sentences = _sentences(table, column)
     used = [*words, *targets]
-    varying = [name for name in used if _varies(table.columns.get(name, ()), sentences)]
+    varying = [name for name in used if _varies(list(table.columns.get(name, ())), sentences)]
     return Sentences(column, list(dict.fromkeys(varying)))
 
 
@@ -162,9 +166,8 @@ def _varies(values: Sequence[Any], sentences: Sequence[Sequence[int]]) -> bool:
     return any(values[i] != values[rows[0]] for rows in sentences for i in rows)
 
 
-def _cells(table: Table, name: str, rows: Sequence[int]) -> list[str]:
+def _cells(table: Table, name: str, values: Sequence[Any], rows: Sequence[int]) -> list[str]:
     """Return the values of the words of a sentence."""
-    values = table.columns[name]
     missing = next((i for i in rows if values[i] is None), None)
     if missing is not None:
         raise UserError(

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from dxn.core.errors import UserError
-from dxn.data.rows import InputSpec
+from dxn.data.rows import Column, InputSpec
 from dxn.data.tables.read import Table, as_list
 from dxn.tasks.infer import are_amounts, kind_of
 
@@ -56,7 +56,7 @@ def candidate_targets(table: Table, inputs: Mapping[str, InputSpec]) -> list[str
     return sorted(from_last, key=order)
 
 
-def target_cells(table: Table, columns: Sequence[str], names: Sequence[str]) -> list[Any]:
+def target_cells(table: Table, columns: Sequence[str], names: Sequence[str]) -> Column:
     """Return the cells of one column, or the values by name for several columns.
 
     Args:
@@ -68,11 +68,10 @@ def target_cells(table: Table, columns: Sequence[str], names: Sequence[str]) -> 
     if len(columns) == 1:
         return table.columns[columns[0]]
     cells: list[Any] = []
-    for i in range(len(table)):
-        values = [table.columns[column][i] for column in columns]
+    for values in zip(*(table.columns[column] for column in columns), strict=True):
         row = dict(zip(names, values, strict=True))
         cells.append({name: value for name, value in row.items() if value is not None} or None)
-    return cells
+    return Column(cells)
 
 
 def _check_labels(table: Table, targets: Sequence[str]) -> None:

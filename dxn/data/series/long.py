@@ -8,8 +8,10 @@ from dataclasses import asdict, dataclass
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from dxn.core.errors import UserError
-from dxn.data.rows import VALUES
+from dxn.data.rows import VALUES, as_column
 from dxn.data.series.clock import parse_times
 from dxn.data.series.layout_columns import check_unused, series_cell
 from dxn.data.tables.read import Table, as_list
@@ -74,7 +76,8 @@ class Long:
         """
         assert self.id is not None
         names = [str(name) for name in as_list(self.values)]
-        channels = [table.column(name, f"{key}long.values") for name in names]
+        # Lists, because cells are used in another order than that of the table.
+        channels = [list(table.column(name, f"{key}long.values")) for name in names]
         ids = table.column(self.id, f"{key}long.id")
         groups: dict[Any, list[int]] = {}
         for i, value in enumerate(ids):
@@ -101,8 +104,9 @@ class Long:
         columns = self._constant_columns(table, [*names, self.time], groups, required, notes)
         check_unused(columns, VALUES, table)
         new = {self.id: list(groups), **columns, VALUES: cells}
-        files = [table.files[i] for i in first]
-        return Table(new, files, [table.lines[i] for i in first], table.notes, table.path)
+        packed = {name: as_column(values) for name, values in new.items()}
+        origins = table.origins.take(np.array(first, np.int64))
+        return Table(packed, origins, table.notes, table.path)
 
     def node(self) -> dict[str, Any]:
         return {self.kind: {name: v for name, v in asdict(self).items() if v is not None}}
@@ -168,9 +172,10 @@ class Long:
         """Return the other columns that have one value per series."""
         columns: dict[str, list] = {}
         varying: list[str] = []
-        for name, values in table.columns.items():
+        for name, column in table.columns.items():
             if name in used or name == self.id:
                 continue
+            values = list(column)
             cells: list[Any] = []
             for series, rows in groups.items():
                 present = [i for i in rows if values[i] is not None]

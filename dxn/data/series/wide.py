@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from dxn.core.errors import UserError
-from dxn.data.rows import VALUES
+from dxn.data.rows import VALUES, as_column
 from dxn.data.series.layout_columns import check_unused, matching_columns, series_cell
 from dxn.data.tables.read import Table, as_list
 
@@ -78,7 +78,8 @@ class Wide:
             notes.append(
                 f"values: {shape}{len(first)} columns of each row, {first[0]} to {first[-1]}"
             )
-        return Table({**columns, VALUES: cells}, table.files, table.lines, table.notes, table.path)
+        columns[VALUES] = as_column(cells)
+        return Table(columns, table.origins, table.notes, table.path)
 
     def node(self) -> dict[str, Any]:
         return {self.kind: self.columns}

@@ -6,11 +6,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, overload
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dxn.core.errors import UserError
-from dxn.data.rows import VALUES, PerItem
+from dxn.data.rows import VALUES, PerItem, as_column
 from dxn.data.series.clock import Clock
 from dxn.data.series.layout_columns import check_unused
 from dxn.data.series.steps import Series, read_series
@@ -208,9 +209,9 @@ class Windows:
                         start=label,
                     )
                     columns[self.target_name].append(future)
-        files = [table.files[row] for row in rows]
-        lines = [table.lines[row] for row in rows]
-        return Table(columns, files, lines, table.notes, table.path)
+        origins = table.origins.take(np.array(rows, np.int64))
+        packed = {name: as_column(cells) for name, cells in columns.items()}
+        return Table(packed, origins, table.notes, table.path)
 
     def node(self) -> dict[str, Any]:
         return {self.kind: {name: v for name, v in asdict(self).items() if v is not None}}

@@ -7,12 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dxn.core.errors import UserError
 from dxn.data.columns.infer import Readers
-from dxn.data.rows import OnBad, Source
+from dxn.data.rows import Column, OnBad, Origins, Source, as_column, blank_to_none
 from dxn.data.sources.table import from_tables
 from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED
-from dxn.data.tables.read import Table, blank_to_none
+from dxn.data.tables.read import Table
 
 MAX_REASON = 300  # characters; error messages of `datasets` can be pages long
 
@@ -105,12 +107,12 @@ def to_table(rows: Any, origin: Path) -> Table:
         rows: The data set.
         origin: Name of the data set in messages.
     """
-    columns: dict[str, list] = {}
+    columns: dict[str, Column] = {}
     rows = rows.with_format(None)  # such as "torch", which would give tensors as cells
     for name, feature in rows.features.items():
-        columns[name] = [blank_to_none(value) for value in _values(rows, name, feature)]
-    count = len(rows)
-    return Table(columns, [origin] * count, list(range(1, count + 1)))
+        cells = [blank_to_none(value) for value in _values(rows, name, feature)]
+        columns[name] = as_column(cells)
+    return Table(columns, Origins([origin], np.arange(1, len(rows) + 1)))
 
 
 def _values(rows: Any, name: str, feature: Any) -> list:

@@ -12,9 +12,10 @@ import numpy as np
 
 from dxn.core.errors import UserError
 from dxn.core.files import replace_folder
+from dxn.data.rows import Origins, as_column, blank_to_none
 from dxn.data.sources.hub import to_table
 from dxn.data.splits.split import SPLIT_NAMES, UNDIVIDED
-from dxn.data.tables.read import Table, blank_to_none
+from dxn.data.tables.read import Table
 
 if TYPE_CHECKING:
     import pandas
@@ -64,9 +65,8 @@ def table_of(value: Any) -> Table:
     if repeated := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise UserError(f"data: two columns are called {repeated[0]!r}; rename one of them")
     # By position: the names of columns can be numbers.
-    columns = {name: _cells(frame.iloc[:, i]) for i, name in enumerate(names)}
-    count = len(frame)
-    return Table(columns, [Path(FRAME)] * count, list(range(1, count + 1)))
+    columns = {name: as_column(_cells(frame.iloc[:, i])) for i, name in enumerate(names)}
+    return Table(columns, Origins([Path(FRAME)], np.arange(1, len(frame) + 1)))
 
 
 def tables_of(value: Any) -> dict[str, Table]:

@@ -7,6 +7,8 @@ from dataclasses import replace
 from itertools import chain
 from typing import Any
 
+import numpy as np
+
 from dxn.core.errors import UserError
 from dxn.data.columns.choose import choose_columns, to_rows
 from dxn.data.columns.identity import identifying_columns
@@ -23,6 +25,7 @@ from dxn.data.splits.split import (
     complete_splits,
     divide_table,
     is_categorical,
+    row_ranges,
     usual_split_column,
 )
 from dxn.data.splits.unlabeled import add_missing_targets
@@ -183,9 +186,11 @@ def from_tables(
         required = {str(name) for option in named for name in as_list(option)}
         tables = rearrange(tables, layout, required=required, notes=notes)
         whole = concatenate(list(tables.values()))
+    rows_of = row_ranges({name: len(table) for name, table in tables.items()})
+    del tables  # `whole` has a copy of their cells
     used = [str(name) for option in (target, *columns.values()) for name in as_list(option)]
-    parts = divide_table(
-        tables, split=split, holdout=holdout, fractions=fractions, notes=notes, used=used
+    rows_of = divide_table(
+        whole, rows_of, split=split, holdout=holdout, fractions=fractions, notes=notes, used=used
     )
     # Infer the columns from all splits together, so that they are the same in every split.
     split = split or usual_split_column(whole, used)
@@ -197,17 +202,16 @@ def from_tables(
         target=target,
         excluded=(split, group, *(holdout or ()), *layout_ids),
         exclude=[str(column) for column in as_list(exclude)],
-        new_groups=_new_groups(parts),
+        new_groups=_new_groups(whole, rows_of),
         notes=notes,
     )
     used = [*(spec.column for spec in chosen.inputs.values()), *chosen.target, split]
     # From all splits, because the values of a small split can be distinct by chance.
     ids = list(identifying_columns(whole, used, layout_ids))
-    by_split: dict[str, Rows] = {}
-    for name, part in parts.items():
-        groups = None if group is None else part.column(group, "data.group")
-        rows = to_rows(part, chosen, readers, confine=KEY if confine else None)
-        by_split[name] = replace(rows, ids={i: part.columns[i] for i in ids}, groups=groups)
+    groups = None if group is None else whole.column(group, "data.group")
+    rows = to_rows(whole, chosen, readers, confine=KEY if confine else None)
+    rows = replace(rows, ids={name: whole.columns[name] for name in ids}, groups=groups)
+    by_split = {name: rows.take(numbers) for name, numbers in rows_of.items()}
     files = [n for n, s in chosen.inputs.items() if readers[s.modality].files]
     splits = complete_splits(
         by_split,
@@ -305,9 +309,12 @@ def rows_of_table(
     return replace(rows, ids=ids)
 
 
-def _new_groups(parts: Mapping[str, Table]) -> list[str]:
+def _new_groups(table: Table, rows_of: Mapping[str, np.ndarray]) -> list[str]:
     """Return the columns that name groups of rows, of which the test split has only new ones."""
-    if "train" not in parts or "test" not in parts:
+    if "train" not in rows_of or "test" not in rows_of:
         return []
-    train, test = parts["train"].columns, parts["test"].columns
-    return [name for name in train if name in test and names_new_groups(train[name], test[name])]
+    found: list[str] = []
+    for name, column in table.columns.items():
+        if names_new_groups(column.take(rows_of["train"]), column.take(rows_of["test"])):
+            found.append(name)
+    return found

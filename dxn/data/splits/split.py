@@ -7,11 +7,13 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from dxn.core.errors import UserError
 from dxn.data.rows import TARGET, Rows
 from dxn.data.sources.detect import SPLIT_NAMES, SPLITS
 from dxn.data.splits.duplicates import units_of
-from dxn.data.tables.read import Table, as_list, concatenate
+from dxn.data.tables.read import Table, as_list
 from dxn.tasks.infer import are_amounts
 from dxn.tasks.label_format import are_joined, are_label_lists
 
@@ -132,19 +134,31 @@ def complete_splits(
     return complete
 
 
+def row_ranges(sizes: Mapping[str, int]) -> dict[str, np.ndarray]:
+    """Return the row numbers of parts of these sizes that follow each other, int64."""
+    rows: dict[str, np.ndarray] = {}
+    start = 0
+    for name, size in sizes.items():
+        rows[name] = np.arange(start, start + size)
+        start += size
+    return rows
+
+
 def divide_table(
-    tables: Mapping[str, Table],
+    table: Table,
+    rows_of: Mapping[str, np.ndarray],
     *,
     split: str | None,
     holdout: Mapping[str, Any] | None,
     fractions: Sequence[float] | None,
     notes: list[str],
     used: Collection[str] = (),
-) -> dict[str, Table]:
+) -> dict[str, np.ndarray]:
     """Divide a table into splits by the values of a column, if there is such a column.
 
     Args:
-        tables: Tables by split, or one undivided table with the key "all".
+        table: The table.
+        rows_of: Row numbers by split, or all of them with the key "all".
         split: Column with the name of each row's split. Default: see `usual_split_column`.
         holdout: Column and value (or list of values) that select the test rows.
         fractions: Fractions of the splits. If there is only one, the table is not divided.
@@ -152,27 +166,26 @@ def divide_table(
         used: Columns that the user chose as inputs or as the target.
 
     Returns:
-        Tables by split, or the undivided table with the key "all".
+        Row numbers by split, int64, or all of them with the key "all".
 
     Raises:
-        UserError: If a column does not exist or has other values, or if the tables are already
+        UserError: If a column does not exist or has other values, or if the table is already
             divided and `split` is set.
     """
     if holdout:
-        return _hold_out(concatenate(list(tables.values())), holdout, notes)
-    if UNDIVIDED not in tables:
+        return _hold_out(table, holdout, notes)
+    if UNDIVIDED not in rows_of:
         if split:
             raise UserError(
                 "data.split: cannot be combined with data.train, data.validation and data.test, "
                 f"got {split}; remove data.split"
             )
-        return dict(tables)
-    whole = tables[UNDIVIDED]
-    column = split or usual_split_column(whole, used)
+        return dict(rows_of)
+    column = split or usual_split_column(table, used)
     # A single fraction means that all rows are used in one split, for example for prediction.
     if column is None or (fractions is not None and len(fractions) == 1):
-        return dict(tables)
-    return _divide_by_column(whole, column, notes)
+        return dict(rows_of)
+    return _divide_by_column(table, column, notes)
 
 
 def usual_split_column(table: Table, used: Collection[str] = ()) -> str | None:
@@ -206,7 +219,7 @@ def is_categorical(values: Sequence[Any]) -> bool:
     return not are_joined(present)
 
 
-def _hold_out(table: Table, holdout: Mapping[str, Any], notes: list[str]) -> dict[str, Table]:
+def _hold_out(table: Table, holdout: Mapping[str, Any], notes: list[str]) -> dict[str, np.ndarray]:
     """Return the rows with one of the values as the test split, all others as training split."""
     if len(holdout) > 1:
         raise UserError(f"data.holdout: must be a single column, got {', '.join(holdout)}")
@@ -227,14 +240,11 @@ def _hold_out(table: Table, holdout: Mapping[str, Any], notes: list[str]) -> dic
             "of the column; remove a value"
         )
     notes.append(f"test: the rows whose {column} is {', '.join(sorted(held_out))}")
-    rows = range(len(table))
-    return {
-        "train": table.take([i for i in rows if values[i] not in held_out]),
-        "test": table.take([i for i in rows if values[i] in held_out]),
-    }
+    is_test = np.array([value in held_out for value in values], bool)
+    return {"train": np.flatnonzero(~is_test), "test": np.flatnonzero(is_test)}
 
 
-def _divide_by_column(table: Table, column: str, notes: list[str]) -> dict[str, Table]:
+def _divide_by_column(table: Table, column: str, notes: list[str]) -> dict[str, np.ndarray]:
     """Divide a table by a column with the name of each row's split."""
     rows: dict[str, list[int]] = {}
     for i, value in enumerate(table.column(column, "data.split")):
@@ -246,7 +256,7 @@ def _divide_by_column(table: Table, column: str, notes: list[str]) -> dict[str, 
             )
         rows.setdefault(name, []).append(i)
     notes.append(f"splits: from column {column}")
-    return {name: table.take(rows[name]) for name in SPLITS if name in rows}
+    return {name: np.array(rows[name], np.int64) for name in SPLITS if name in rows}
 
 
 def _split_name(value: Any) -> str | None:

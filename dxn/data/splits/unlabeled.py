@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dxn.data.rows import TARGET, Source
+from dxn.data.rows import TARGET, Source, as_column
 from dxn.data.splits.split import complete_splits, is_categorical
 from dxn.data.tables.read import Table
 from dxn.tokenize.cells.numbers import has_no_value
@@ -82,7 +82,8 @@ def add_missing_targets(tables: Mapping[str, Table], targets: Sequence[str]) -> 
     for name, table in tables.items():
         if train is None or any(target in table.columns for target in targets):
             continue
-        added = {t: [None] * len(table) for t in targets if t in train.columns}
+        empty = as_column([None] * len(table))
+        added = {target: empty for target in targets if target in train.columns}
         complete[name] = replace(table, columns={**table.columns, **added})
     return complete
 

@@ -10,7 +10,10 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
+
 from dxn.core.errors import UserError
+from dxn.data.rows import CHUNK_ROWS, Column, as_column, blank_to_none, join_columns
 from dxn.data.tables.csv import check_names
 from dxn.data.tables.limits import check_expansion, check_num_cells
 
@@ -19,14 +22,13 @@ if TYPE_CHECKING:
     import pyarrow
     import pyarrow.parquet
 
-BATCH_ROWS = 10_000  # rows of a Parquet file that are read at once
 MAX_NAMES = 10  # columns in a message
 MAX_TITLES = 20  # rows above the header of a sheet
 # Bytes. A dictionary of Arrow holds at most 2 GB.
 MAX_DICTIONARY = 1_000_000_000
 
 
-def read_parquet(path: Path) -> tuple[dict[str, list], list[int]]:
+def read_parquet(path: Path) -> tuple[dict[str, Column], np.ndarray]:
     """Read a Parquet file.
 
     Returns:
@@ -37,26 +39,27 @@ def read_parquet(path: Path) -> tuple[dict[str, list], list[int]]:
     """
     import pyarrow
 
-    columns: dict[str, list] = {}
+    parts: dict[str, list[Column]] = {}
     count = 0
     num_bytes = 0
     try:
         with _open_parquet(path) as file:
             check_names(path, file.schema_arrow.names)
-            columns = {name: [] for name in file.schema_arrow.names}
+            parts = {name: [] for name in file.schema_arrow.names}
             # In batches: a small file can repeat a long text many times.
-            for batch in file.iter_batches(BATCH_ROWS):
+            for batch in file.iter_batches(CHUNK_ROWS):
                 count += batch.num_rows
                 num_bytes += sum(map(_num_bytes, batch.columns))
                 check_expansion(path, num_bytes)
                 for name, column in zip(batch.schema.names, batch.columns, strict=True):
-                    columns[name] += map(_encoded_file, _cells(column))
+                    parts[name].append(_column(column))
     except UserError:
         raise
     except (pyarrow.ArrowException, OSError, ValueError, OverflowError) as error:
         reason = next(iter(str(error).splitlines()), "")  # pyarrow appends a C++ stack trace
         raise UserError(f"{path}: invalid Parquet file ({reason})") from error
-    return columns, list(range(1, count + 1))
+    columns = {name: join_columns(each) if each else Column([]) for name, each in parts.items()}
+    return columns, np.arange(1, count + 1)
 
 
 def _open_parquet(path: Path) -> pyarrow.parquet.ParquetFile:
@@ -97,14 +100,18 @@ def _num_bytes(array: pyarrow.Array) -> int:
     return array.nbytes
 
 
-def _cells(array: pyarrow.Array) -> list:
-    """Return a column as Python values. Equal texts are the same object."""
+def _column(array: pyarrow.Array) -> Column:
+    """Return a column of a batch, with None for blank texts and NaN, and files as their content."""
     import pyarrow
 
-    if not isinstance(array, pyarrow.DictionaryArray):
-        return array.to_pylist()
-    values = array.dictionary.to_pylist()
-    return [None if i is None else values[i] for i in array.indices.to_pylist()]
+    if isinstance(array, pyarrow.DictionaryArray):
+        values = list(map(blank_to_none, array.dictionary.to_pylist()))
+        return as_column([None if i is None else values[i] for i in array.indices.to_pylist()])
+    is_changed = pyarrow.types.is_floating(array.type) or pyarrow.types.is_struct(array.type)
+    is_text = pyarrow.types.is_string(array.type) or pyarrow.types.is_large_string(array.type)
+    if is_changed or is_text:
+        return as_column([blank_to_none(_encoded_file(value)) for value in array.to_pylist()])
+    return Column(array)
 
 
 def read_excel(

@@ -6,9 +6,11 @@ import csv
 import io
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 from dxn.core.errors import UserError
+from dxn.data.rows import CHUNK_ROWS, Column, as_column, blank_to_none, join_columns
 from dxn.data.tables.limits import check_num_columns
 
 # Common separators, in the order of preference.
@@ -21,7 +23,7 @@ MAX_CELL = 2**31 - 1
 
 def read_csv(
     path: Path, text: str, sep: str | None, default: str, key: str, notes: list[str]
-) -> tuple[dict[str, list], list[int]]:
+) -> tuple[dict[str, Column], list[int]]:
     """Parse the text of a CSV file.
 
     Args:
@@ -73,7 +75,7 @@ def _detect(path: Path, text: str, default: str, key: str) -> str:
     return default  # the error of the usual separator is the most helpful one
 
 
-def _parse(path: Path, text: str, sep: str, key: str) -> tuple[dict[str, list], list[int]]:
+def _parse(path: Path, text: str, sep: str, key: str) -> tuple[dict[str, Column], list[int]]:
     # Before the names are cut out, which takes long if there are millions.
     check_num_columns(path, text.count(sep, 0, text.find("\n")) + 1)
     csv.field_size_limit(MAX_CELL)
@@ -81,7 +83,8 @@ def _parse(path: Path, text: str, sep: str, key: str) -> tuple[dict[str, list], 
     # interpret in some way.
     reader = csv.reader(io.StringIO(text, newline=""), delimiter=sep, strict=True)
     number = 1
-    rows: list[list[str]] = []
+    rows: list[list[str]] = []  # those that are not in `parts` yet
+    parts: list[list[Column]] = []
     lines: list[int] = []
     blank: list[int] = []
     try:
@@ -101,13 +104,19 @@ def _parse(path: Path, text: str, sep: str, key: str) -> tuple[dict[str, list], 
             _check_width(path, number, row, header)
             rows.append(row)
             lines.append(number)
+            if len(rows) >= CHUNK_ROWS:
+                parts.append(_columns(rows, len(header)))
+                rows.clear()
     except csv.Error as error:
         raise UserError(f"{path}: invalid CSV after row {number} ({error})") from error
     # Cells are not converted to numbers, because a zip code such as 01234 must not become 1234.
-    columns: dict[str, list] = {}
-    for i, name in enumerate(header):
-        columns[name] = [row[i] for row in rows]
+    parts.append(_columns(rows, len(header)))
+    columns = {name: join_columns([part[i] for part in parts]) for i, name in enumerate(header)}
     return columns, lines
+
+
+def _columns(rows: Sequence[Sequence[str]], width: int) -> list[Column]:
+    return [as_column([blank_to_none(row[i]) for row in rows]) for i in range(width)]
 
 
 def _check_header(path: Path, header: list[str], sep: str, key: str) -> None:

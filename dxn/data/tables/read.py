@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from dxn.core.errors import UserError
+from dxn.data.rows import Column, Origins, as_column, blank_to_none, join_columns
 from dxn.data.sources.detect import CONLL, TABLES, require_path, table_format
 from dxn.data.tables.binary import read_excel, read_parquet
 from dxn.data.tables.conll import read_conll
@@ -52,52 +53,44 @@ class Table:
     """The content of one or several table files.
 
     Args:
-        columns: Values by column name, one per row. None where the cell is blank.
-        files: File of each row.
-        lines: Number of each row in its file, as a spreadsheet or an editor shows it.
+        columns: Cells by column name, one per row. None where the cell is blank.
+        origins: File and number of each row, as a spreadsheet or an editor shows it.
         notes: Sentences about how the files were read.
         path: The first file, which messages about the whole table name.
     """
 
-    columns: Mapping[str, list]
-    files: Sequence[Path]
-    lines: Sequence[int]
+    columns: Mapping[str, Column]
+    origins: Origins
     notes: Sequence[str] = ()
     path: Path | None = None
 
     def __post_init__(self):
         names = [column_name(name) for name in self.columns]
-        if names != list(self.columns):
-            repeated = [name for name in names if names.count(name) > 1]
-            if repeated:
-                raise UserError(
-                    f"{self.name}: two columns called {repeated[0]!r}, if spaces at their ends and "
-                    "Unicode forms are left out of account; rename one of them"
-                )
-            # The dataclass is frozen.
-            renamed = dict(zip(names, self.columns.values(), strict=True))
-            object.__setattr__(self, "columns", renamed)
+        repeated = [name for name in names if names.count(name) > 1] if names else []
+        if repeated and names != list(self.columns):
+            raise UserError(
+                f"{self.name}: two columns called {repeated[0]!r}, if spaces at their ends and "
+                "Unicode forms are left out of account; rename one of them"
+            )
+        columns = dict(zip(names, map(as_column, self.columns.values()), strict=True))
+        object.__setattr__(self, "columns", columns)  # the dataclass is frozen
 
     def __len__(self) -> int:
-        return len(self.files)
+        return len(self.origins)
 
     @property
     def name(self) -> str:
         """Name of the first file, for messages."""
-        path = self.path or next(iter(self.files), None)
+        path = self.path or next(iter(self.origins.files), None)
         return "the table" if path is None else path.name
 
-    def take(self, indices: Sequence[int]) -> Table:
-        """Return a table of the rows at these indices, in this order."""
-        columns: dict[str, list] = {}
-        for name, values in self.columns.items():
-            columns[name] = [values[i] for i in indices]
-        files = [self.files[i] for i in indices]
-        lines = [self.lines[i] for i in indices]
-        return Table(columns, files, lines, self.notes, self.path)
+    def take(self, rows: np.ndarray) -> Table:
+        """Return a table of these rows, int64, without copying any cell."""
+        columns = {name: column.take(rows) for name, column in self.columns.items()}
+        return Table(columns, self.origins.take(rows), self.notes, self.path)
 
-    def column(self, name: str, key: str) -> list:
-        """Return the values of a column.
+    def column(self, name: str, key: str) -> Column:
+        """Return a column.
 
         Args:
             name: Name of the column.
@@ -119,7 +112,7 @@ class Table:
 
     def origin(self, i: int) -> str:
         """Return the file and number of row i, such as "train.csv row 17"."""
-        return f"{self.files[i].name} row {self.lines[i]}"
+        return self.origins[i]
 
 
 def read_table(path: Path, options: ReadOptions = ReadOptions()) -> Table:
@@ -160,8 +153,11 @@ def read_table(path: Path, options: ReadOptions = ReadOptions()) -> Table:
             default = "\t" if form == ".tsv" else ","
             key = f"{options.prefix}sep"
             columns, lines = read_csv(path, text, options.sep, default, key, notes)
-    present = {name: list(map(blank_to_none, values)) for name, values in columns.items()}
-    return Table(present, [path] * len(lines), lines, notes, path)
+    packed: dict[str, Column] = {}
+    for name, cells in columns.items():
+        present = cells if isinstance(cells, Column) else list(map(blank_to_none, cells))
+        packed[name] = as_column(present, is_json=form in (".json", ".jsonl"))
+    return Table(packed, Origins([path], lines), notes, path)
 
 
 def concatenate(tables: Sequence[Table]) -> Table:
@@ -171,21 +167,25 @@ def concatenate(tables: Sequence[Table]) -> Table:
         UserError: If the columns differ.
     """
     first = tables[0]
+    if len(tables) == 1:
+        return first
     for other in tables[1:]:
         different = sorted(set(other.columns) ^ set(first.columns))
         if different:
             _raise_different_columns(first, other, different[0])
-    columns = {name: [] for name in first.columns}
+    columns: dict[str, Column] = {}
+    for name in first.columns:
+        columns[name] = join_columns([table.columns[name] for table in tables])
     files: list[Path] = []
-    lines: list[int] = []
+    file_of: list[np.ndarray] = []
     notes: dict[str, None] = {}  # a dict keeps the order and drops repetitions
     for table in tables:
-        for name, values in columns.items():
-            values += table.columns[name]
-        files += table.files
-        lines += table.lines
+        file_of.append(table.origins.file_of + len(files))
+        files += table.origins.files
         notes |= dict.fromkeys(table.notes)
-    return Table(columns, files, lines, list(notes), first.path)
+    lines = np.concatenate([table.origins.lines for table in tables])
+    origins = Origins(files, lines, np.concatenate(file_of))
+    return Table(columns, origins, list(notes), first.path)
 
 
 def as_list(value: Any) -> list:
@@ -193,14 +193,6 @@ def as_list(value: Any) -> list:
     if value is None:
         return []
     return list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
-
-
-def blank_to_none(value: Any) -> Any:
-    """Convert blank strings and NaN to None. pandas writes NaN for a missing value."""
-    if isinstance(value, str):
-        return value if value.strip() else None
-    # NaN is the only value that is not equal to itself. Arrays are compared element by element.
-    return None if not isinstance(value, np.ndarray) and value != value else value
 
 
 def _raise_different_columns(first: Table, other: Table, column: str) -> None:
