@@ -6,7 +6,7 @@ import math
 import random
 from bisect import bisect_right
 from collections.abc import Container, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -14,11 +14,12 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.data.dataset import Draft, InputDropout, Samples
 from dxn.data.reading import Opened
-from dxn.tasks.generate.target_tokenizer import ENDS, token_of
-from dxn.tasks.target import Window
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
-from dxn.tokenize.text.vocabulary import encode
+from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
+
+if TYPE_CHECKING:
+    from dxn.tasks.language import Window
 
 
 class Stream(Samples):
@@ -104,6 +105,8 @@ class Stream(Samples):
         return Draft({self.name: _text_sample(ids)}, self.rows[i], start, rand, "")
 
     def _value(self, row: int) -> Window:
+        from dxn.tasks.language import Window  # only this task has windows
+
         return Window(self._next_ids(row), self.chars_per_token)
 
     def _next_ids(self, start: int) -> Tensor:

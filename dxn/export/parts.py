@@ -26,7 +26,6 @@ from dxn.models.decoding.decoder import Decoder, Memory
 from dxn.models.ensemble import Ensemble
 from dxn.runs.predictor.predictor import Predictor
 from dxn.stacking.stacked import counted_inputs
-from dxn.tasks import Writes
 
 SEED = 0  # of the random examples
 
@@ -51,7 +50,7 @@ def check_exportable(predictor: Predictor) -> None:
         UserError: If the model cannot be exported.
     """
     check_backbones(predictor.network)
-    writes = isinstance(predictor.task, Writes)
+    writes = predictor.task.writes
     if writes and decoder_of(predictor.model.head) is None:
         raise UserError(
             f"export: the decoder must be dxn.models.Decoder, got "
@@ -75,7 +74,7 @@ def make_parts(predictor: Predictor) -> Exported:
     examples = make_examples(predictor.model, SEED, counted=counted_inputs(predictor.network))
     graph = make_graph(predictor.network, predictor.task, examples)
     cases = [{name: each.tensors[name] for name in graph.used} for each in examples]
-    if isinstance(predictor.task, Writes):
+    if predictor.task.writes:
         return Exported(_encoder_and_decoder(predictor, graph, examples, cases), "write")
     reference = reference_of(predictor.network, predictor.task, examples)
     part = trace("model", graph, cases, reference=reference, network=predictor.network)

@@ -28,7 +28,6 @@ from dxn.presets.image import advise_images
 from dxn.presets.series import advise_series
 from dxn.presets.text import advise_text
 from dxn.tasks import Bernoulli, Categorical, Number, Quantiles, Task
-from dxn.tasks.forecast.task import MANY_WINDOWS
 from dxn.tokenize.base import Reader
 
 AUTO = "auto"
@@ -143,8 +142,11 @@ def _all_advice(
 ) -> Iterator[Advice]:
     train = source.splits["train"]
     is_forecast = isinstance(task.space, Quantiles)
-    if is_forecast and len(train) < MANY_WINDOWS:
-        return
+    if is_forecast:
+        from dxn.tasks.forecast.task import MANY_WINDOWS
+
+        if len(train) < MANY_WINDOWS:
+            return
     num_files = sum(not readers[key].tabular for key in nodes.values())
     facts = Facts(len(train), len(nodes), num_files, is_forecast=is_forecast)
     minutes = _minutes(facts)

@@ -12,7 +12,7 @@ from matplotlib.axes import Axes
 from dxn.core.display import count, percent
 from dxn.report import classes, examples, tables
 from dxn.report.evidence import Evidence, Subset
-from dxn.tasks import Categorical, Task, Writes
+from dxn.tasks import Categorical, Task
 from dxn.viz.chart import Chart, finish
 from dxn.viz.charts import line_chart, task_charts
 from dxn.viz.confusion import confused_pairs, confusion_counts
@@ -161,7 +161,7 @@ def single_rows(evidence: Evidence, last: Subset | None, scores: Any) -> dict[st
         "shown": shown,
     }
     content = {**empty, "attention": _attention(evidence, last, scores, shown, budget)}
-    if isinstance(task, Writes):
+    if task.writes:
         return {**content, "texts": examples.written(**options, budget=budget)}
     found = task.metric.class_scores(predicted, truths)
     content["groups"] = [

@@ -5,12 +5,12 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from dxn.tasks.heads import HeadOptions, LinearHead, PreHead, TokenHead
+from dxn.tasks.heads import HeadOptions, LinearHead, PreHead
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import Names
 from dxn.tasks.space import Bernoulli, Categorical, LossSum, Number, Quantiles, Space
-from dxn.tasks.target import IGNORED, Target, Window
-from dxn.tasks.task import TASKS, Task, Writes
+from dxn.tasks.target import IGNORED, Target
+from dxn.tasks.task import TASKS, Task
 
 if TYPE_CHECKING:
     from dxn.tasks.classify import Classify
@@ -19,11 +19,11 @@ if TYPE_CHECKING:
     from dxn.tasks.forecast.task import Forecast
     from dxn.tasks.generate.task import Generate
     from dxn.tasks.infer import Auto
-    from dxn.tasks.language import Language
+    from dxn.tasks.language import Language, Window
     from dxn.tasks.masked import Masked
     from dxn.tasks.multilabel import Multilabel
     from dxn.tasks.regress import Regress
-    from dxn.tasks.tag import Tag
+    from dxn.tasks.tag import Tag, TokenHead
 
 __all__ = [
     "IGNORED",
@@ -54,7 +54,6 @@ __all__ = [
     "Task",
     "TokenHead",
     "Window",
-    "Writes",
 ]
 
 # Modules of the tasks. They are imported when they are used, because a run needs one of them.
@@ -70,6 +69,8 @@ MODULES = {
     "Multilabel": "multilabel",
     "Regress": "regress",
     "Tag": "tag",
+    "TokenHead": "tag",
+    "Window": "language",
 }
 
 

@@ -8,7 +8,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
-from dxn.tasks.heads import EmbedHead, Hidden, PreHead, check_hidden
+from dxn.core.tokens import Tokens
+from dxn.tasks.heads import Hidden, PreHead, check_hidden
 from dxn.tasks.metric import Metric
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.target import Target
@@ -31,6 +32,22 @@ class NoTarget(Target):
 
     def encode(self, value: Any, sample: dict[str, Any], rand: Any = None) -> None:
         """Return nothing."""
+
+
+class EmbedHead(nn.Module):
+    """A head without an output layer: it returns the embedding of each sample.
+
+    Args:
+        pre: Module applied to the pooled vector.
+    """
+
+    def __init__(self, pre: nn.Module):
+        super().__init__()
+        self.pre = pre
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
+        """Map pooled (B, D) to (B, width)."""
+        return self.pre(pooled)
 
 
 class Embed(Task[NoTarget]):

@@ -95,22 +95,6 @@ class PreHead(nn.Module):
         return self.dropout(self.norm(self.act(self.dense(pooled))))
 
 
-class EmbedHead(nn.Module):
-    """A head without an output layer: it returns the embedding of each sample.
-
-    Args:
-        pre: Module applied to the pooled vector.
-    """
-
-    def __init__(self, pre: nn.Module):
-        super().__init__()
-        self.pre = pre
-
-    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
-        """Map pooled (B, D) to (B, width)."""
-        return self.pre(pooled)
-
-
 class LinearHead(nn.Module):
     """A linear output layer that maps the pooled vector of a sample to K outputs.
 
@@ -128,29 +112,6 @@ class LinearHead(nn.Module):
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
         """Map pooled (B, D) to (B, K)."""
         return self.out(self.pre(pooled))
-
-
-class TokenHead(nn.Module):
-    """A linear output layer that maps each token of one input to K outputs.
-
-    Args:
-        dim: Width D of a token.
-        num_outputs: Number of outputs K per token.
-        input: Name of the input whose tokens are used.
-        dropout: Dropout probability of the tokens.
-    """
-
-    def __init__(self, dim: int, num_outputs: int, *, input: str, dropout: float = 0.0):
-        super().__init__()
-        self.input = input
-        # There is no option for a hidden layer: the backbone already transforms each token, so a
-        # deeper backbone has the same effect.
-        self.pre = PreHead(dim, dropout=dropout)
-        self.out = nn.Linear(dim, num_outputs)
-
-    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
-        """Map the encoded tokens of the input, (B, N, D), to (B, N, K)."""
-        return self.out(self.pre(tokens.select(self.input).x))
 
 
 def check_hidden(hidden: str) -> None:

@@ -14,10 +14,8 @@ from typing import Any, ClassVar
 from torch import nn
 
 from dxn.core.errors import UserError
-from dxn.tasks.forecast.futures import Future
 from dxn.tasks.heads import HeadOptions
 from dxn.tasks.label_format import are_joined, are_label_lists, explain_joined
-from dxn.tasks.spans import are_spans
 from dxn.tasks.task import TASKS, Task
 from dxn.tokenize.cells.dates import are_dates, most
 from dxn.tokenize.cells.numbers import (
@@ -135,12 +133,13 @@ def infer(values: Sequence[Any], words: Sequence[Any] | None = None) -> tuple[st
     # Tags are recognized by having the same length as the words of their row, so the rows of both
     # lists must stay aligned.
     row_words = None if words is None else [words[i] for i in rows]
-    if are_spans(present) or _are_tags(present, row_words):
-        return "tag", ""
-    if all(isinstance(value, Future) for value in present):
-        return "forecast", ""
-    if are_label_lists(present):
-        return "multilabel", ""
+    if list_like(present[0]):
+        from dxn.tasks.spans import are_spans  # few columns contain lists
+
+        if are_spans(present) or _are_tags(present, row_words):
+            return "tag", ""
+        if are_label_lists(present):
+            return "multilabel", ""
     if are_amounts(present):
         return "regress", explain_amounts(present)
     problem = problem_of(present)
@@ -165,6 +164,11 @@ def task_class(name: str) -> type[Task]:
     # importing the classes there would be a circular import.
     module, _, cls = TASKS[name].rpartition(".")
     return getattr(importlib.import_module(module), cls)
+
+
+def list_like(cell: Any) -> bool:
+    """Return whether a cell is a list or an object, or a text that can be one."""
+    return not isinstance(cell, str | int | float) or str(cell).lstrip()[:1] in tuple("[({")
 
 
 def _are_tags(values: Sequence[Any], words: Sequence[Any] | None) -> bool:

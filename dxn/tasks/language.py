@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -15,7 +16,7 @@ from dxn.core.tokens import Tokens
 from dxn.models.losses import linear_cross_entropy
 from dxn.tasks.metric import Metric
 from dxn.tasks.space import Batch, LossSum
-from dxn.tasks.target import IGNORED, Target, Window
+from dxn.tasks.target import IGNORED, Target
 from dxn.tasks.task import Task
 
 # Adapter options that change or merge tokens. A language model predicts every token unchanged.
@@ -30,6 +31,19 @@ INCOMPATIBLE = (
 # math.exp overflows above about 709. The loss is clipped, so that the perplexity of a diverged
 # model is finite.
 MAX_LOSS = 700
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Target of one window of a token stream, for language modelling.
+
+    Args:
+        ids: Ids (n,) of the next token for each token of the window.
+        chars_per_token: Mean number of characters per token in the whole split.
+    """
+
+    ids: Tensor
+    chars_per_token: float
 
 
 class LanguageHead(nn.Module):

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict
+from dxn.core.tokens import Tokens
 from dxn.tasks.entities import (
     PARTS,
     WORDS,
@@ -25,7 +26,7 @@ from dxn.tasks.entities import (
     scheme_of,
     split_words,
 )
-from dxn.tasks.heads import TokenHead
+from dxn.tasks.heads import PreHead
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import Names, NamesState, class_name, explain_case
 from dxn.tasks.space import Batch, Categorical, LossSum, symmetric_kl
@@ -235,6 +236,29 @@ class PerWord(Categorical):
         width = known.shape[1]
         each = symmetric_kl(output[:, :width], other[:, :width])
         return (each * known).sum() / known.sum().clamp(min=1)
+
+
+class TokenHead(nn.Module):
+    """A linear output layer that maps each token of one input to K outputs.
+
+    Args:
+        dim: Width D of a token.
+        num_outputs: Number of outputs K per token.
+        input: Name of the input whose tokens are used.
+        dropout: Dropout probability of the tokens.
+    """
+
+    def __init__(self, dim: int, num_outputs: int, *, input: str, dropout: float = 0.0):
+        super().__init__()
+        self.input = input
+        # There is no option for a hidden layer: the backbone already transforms each token, so a
+        # deeper backbone has the same effect.
+        self.pre = PreHead(dim, dropout=dropout)
+        self.out = nn.Linear(dim, num_outputs)
+
+    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
+        """Map the encoded tokens of the input, (B, N, D), to (B, N, K)."""
+        return self.out(self.pre(tokens.select(self.input).x))
 
 
 class EntityMetric(Metric):

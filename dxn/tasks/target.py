@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from random import Random
 from typing import Any, ClassVar, Literal
 
 import torch
-from torch import Tensor
 
 from dxn.core.schema import Strict, validated
 
@@ -18,19 +16,6 @@ IGNORED = -100
 STATE_FILE = "labels.json"
 
 Source = Literal["column", "inputs", "hashes", "stream"]
-
-
-@dataclass(frozen=True, slots=True)
-class Window:
-    """Target of one window of a token stream, for language modelling.
-
-    Args:
-        ids: Ids (n,) of the next token for each token of the window.
-        chars_per_token: Mean number of characters per token in the whole split.
-    """
-
-    ids: Tensor
-    chars_per_token: float
 
 
 class Target:

@@ -12,7 +12,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Generic, Protocol, Self, TypeVar, runtime_checkable
+from typing import Any, ClassVar, Generic, Self, TypeVar
 
 from torch import Tensor, nn
 
@@ -56,6 +56,7 @@ class Task(Recorded, ABC, Generic[AnyTarget]):
         metric: How good predictions are.
         separates_inputs: Whether the head compares inputs with each other: it receives each input
             encoded alone, as `dxn.models.InputVectors`. The head then has the same attribute.
+        writes: Whether the predictions are texts, which `write` generates.
     """
 
     name: ClassVar[str]
@@ -63,6 +64,7 @@ class Task(Recorded, ABC, Generic[AnyTarget]):
     space: Space | None = None
     metric: Metric
     separates_inputs: ClassVar[bool] = False
+    writes: ClassVar[bool] = False
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check the composed configuration before any data is read.
@@ -124,6 +126,26 @@ class Task(Recorded, ABC, Generic[AnyTarget]):
         assert self.space is not None, f"head={self.name} must define a space or predictions"
         # On the CPU first, because not every device has float64.
         return list(next(iter(self.space.decode(output.cpu(), batch).values())))
+
+    def write(
+        self,
+        head: nn.Module,
+        tokens: Tokens,
+        *,
+        max_new: int | None = None,
+        sampler: Callable[[Tensor], Tensor] | None = None,
+    ) -> list[str]:
+        """Generate a text for each sample, if `writes` is set.
+
+        Args:
+            head: The head that `make_head` returned.
+            tokens: Encoded tokens (B, N, D).
+            max_new: Maximum number of tokens to generate. Default: the maximum length of the
+                decoder.
+            sampler: Function that chooses the next token from log-probabilities (B, V). Default:
+                the search method of the task.
+        """
+        raise NotImplementedError(f"head={self.name} does not generate texts")
 
     # Results
 
@@ -248,31 +270,6 @@ class Task(Recorded, ABC, Generic[AnyTarget]):
             self.metric.higher_is_better = saved.higher_is_better
         self.target.load(state)
         return self
-
-
-@runtime_checkable
-class Writes(Protocol):
-    """A task that generates a text for each sample."""
-
-    def write(
-        self,
-        head: nn.Module,
-        tokens: Tokens,
-        *,
-        max_new: int | None = None,
-        sampler: Callable[[Tensor], Tensor] | None = None,
-    ) -> list[str]:
-        """Generate a text for each sample.
-
-        Args:
-            head: The head that `Task.make_head` returned.
-            tokens: Encoded tokens (B, N, D).
-            max_new: Maximum number of tokens to generate. Default: the maximum length of the
-                decoder.
-            sampler: Function that chooses the next token from log-probabilities (B, V). Default:
-                the search method of the task.
-        """
-        ...
 
 
 class TaskState(Strict):

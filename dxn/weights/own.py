@@ -17,7 +17,6 @@ from dxn.core.errors import UserError
 from dxn.core.schema import Strict, validated
 from dxn.core.untrusted import load_json, load_yaml
 from dxn.models.model import module_key
-from dxn.tasks.generate.target_tokenizer import FILE as TOKENIZER_FILE
 from dxn.tokenize.text.vocabulary import load_tokenizer, num_embeddings
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import copied
@@ -157,7 +156,9 @@ def reorder_inputs(
 
 def target_tokenizer(checkpoint: Checkpoint) -> Tokenizer | None:
     """Return the tokenizer of the generated texts, or None if the model does not generate text."""
-    path = _folder(checkpoint) / TOKENIZER_FILE
+    from dxn.tasks.generate.target_tokenizer import FILE
+
+    path = _folder(checkpoint) / FILE
     return load_tokenizer(path) if path.exists() else None
 
 

@@ -18,8 +18,8 @@ from dxn.data.reading import open_rows
 from dxn.data.rows import Rows
 from dxn.data.stream import Stream
 from dxn.tasks import IGNORED, Language
-from dxn.tasks.generate.target_tokenizer import ENDS, token_of
 from dxn.tokenize import TextAdapter, TokenizerOptions
+from dxn.tokenize.text.vocabulary import ENDS, token_of
 
 LETTERS = "abcdefghijklmnopqrstuvw"
 END = 4  # [PAD] [UNK] [MASK] [BOS] [EOS] are the special tokens of a tokenizer that is trained here

@@ -14,7 +14,7 @@ from dxn.data.reading import Opened
 from dxn.data.rows import TARGET, Rows, Source
 from dxn.data.splits.duplicates import keys_by_input, row_keys
 from dxn.data.splits.split import SPLITS
-from dxn.tasks.task import Task, Writes
+from dxn.tasks.task import Task
 from dxn.tokenize.cells.numbers import has_no_value
 
 MIN_ROWS = 30  # below this number, one row changes a metric by more than three percentage points
@@ -88,7 +88,7 @@ def find_problems(
         *_small_splits(splits),
     ]
     # A text can have several translations, and a photo several captions.
-    if task is not None and task.is_supervised and not isinstance(task, Writes):
+    if task is not None and task.is_supervised and not task.writes:
         problems += _contradictions(used, keys)
         problems += _target_problems(splits)
     return problems

@@ -16,7 +16,6 @@ from dxn.data.series.clock import Clock
 from dxn.data.series.layout_columns import check_unused
 from dxn.data.series.steps import Series, read_series
 from dxn.data.tables.read import Table
-from dxn.tasks.forecast.futures import Future
 from dxn.tokenize.cells.numbers import NumberFormat
 
 MAX_SIZE = 100_000  # of the options, which can come from an untrusted model folder
@@ -178,6 +177,8 @@ class Windows:
             windows: Series, and the index of the first future step of each window.
             with_target: Whether the future is known. Windows without any future value are left out.
         """
+        from dxn.tasks.forecast.futures import Future  # only tables of series have them
+
         check_unused([*self.ids, self.target_name], VALUES, table)
         clock = Clock() if self.clock is None else Clock.from_node(self.clock)
         columns: dict[str, list[Any]] = {name: [] for name in (*self.ids, VALUES)}

@@ -17,8 +17,6 @@ from dxn.models.decoding.decoder import Memory
 from dxn.models.fusion import EarlyFusion
 from dxn.models.model import Model
 from dxn.runs.predictor.predictor import Predictor
-from dxn.stacking.stacked import Stacked
-from dxn.tasks import Writes
 from dxn.viz.rollout import recorded, rollout, token_shares
 
 # Attention weights of a sample that a web page may need, 4 bytes each.
@@ -89,7 +87,7 @@ def attention_on(
         UserError: If neither the encoder nor a decoder has attention, or the sample is too long.
     """
     model = predictor.model
-    writes = isinstance(predictor.task, Writes)
+    writes = predictor.task.writes
     backbone = _backbone_of(model, names)
     obstacle = obstacle_of(model, names)
     if obstacle and not writes:
@@ -116,6 +114,10 @@ def limits_of(predictor: Predictor) -> str:
             "of the first one"
         )
     network = predictor.network
+    if network is predictor.model:
+        return ""
+    from dxn.stacking.stacked import Stacked
+
     if not isinstance(network, Stacked) or not network.formula():
         return ""
     formula = network.formula()
@@ -135,7 +137,7 @@ def answer_of(predictor: Predictor, encoded: Tokens) -> Written:
     Raises:
         UserError: If the decoder has no attention.
     """
-    # Any: the protocol Writes does not have `search` and `tokenizer`, which this task also has.
+    # Any: `search` and `tokenizer` are those of `dxn.tasks.Generate`.
     task: Any = predictor.task
     head = predictor.model.head
     memory = Memory.from_tokens(encoded)

@@ -20,7 +20,7 @@ from dxn.data.dataset import Samples
 from dxn.data.reading import Opened
 from dxn.models.model import Network, count_parameters
 from dxn.runs.predictor.inputs import ModelInputs
-from dxn.tasks import Task, Writes
+from dxn.tasks import Task
 from dxn.tokenize.base import Tokenizer
 from dxn.training.evaluate import (
     Predictions,
@@ -111,7 +111,7 @@ class Predictor:
         task = f"{self.task.name} {self.target}" if self.target else self.task.name
         labels = self.labels or ()
         classes = f"; {len(labels):,} labels: {list_names(labels, MAX_LABELS)}" if labels else ""
-        if labels and (isinstance(self.task, Writes) or not self.task.is_supervised):
+        if labels and (self.task.writes or not self.task.is_supervised):
             classes = f"; a vocabulary of {len(labels):,} tokens"
         size = f"{count_parameters(self.network):,} parameters"
         dtype = f" in {self.dtype}" if self.dtype != "float32" else ""
@@ -405,7 +405,7 @@ class Predictor:
 
         writer = Writer(self.model, self.task)
         texts: list[Text] = []
-        if isinstance(self.task, Writes):
+        if self.task.writes:
             if not inputs or prompt:
                 names = " or ".join(f"input.{name}=..." for name in self.inputs)
                 got = "a prompt" if prompt else "no input"

@@ -11,7 +11,6 @@ from dxn.core.errors import UserError
 from dxn.data.reading import Opened
 from dxn.data.rows import PerItem
 from dxn.tasks import Task
-from dxn.tasks.entities import Entity
 from dxn.training.evaluate import Predictions
 
 if TYPE_CHECKING:
@@ -155,8 +154,7 @@ def record_line(record: Mapping[str, Any]) -> str:
     where = f"{record['file']} row {record['row']}" if "row" in record else record["file"]
     confidence = f" ({record['confidence']:.4f})" if "confidence" in record else ""
     if "entities" in record:
-        found = [Entity(**entity) for entity in record["entities"]]
-        named = [f"{entity.text} ({entity.label})" for entity in found]
+        named = [f"{entity['text']} ({entity['label']})" for entity in record["entities"]]
         return f"{where}: {', '.join(named) or 'no entities'}"
     if "step" in record:
         # Columns that identify the step, such as its time, are in front of its number.
@@ -189,9 +187,9 @@ def _step_lines(quantiles: Mapping[str, Sequence[Any]]) -> list[str]:
 def _entity_lines(answer: Mapping[str, Any]) -> list[str]:
     tagged = zip(answer["words"], answer["prediction"], strict=False)
     lines = [f"tags: {' '.join(f'{word}/{tag}' for word, tag in tagged)}"]
-    entities = [Entity(**entity) for entity in answer["entities"]]
+    entities = answer["entities"]
     lines.append("entities:" if entities else "entities: none")
-    return lines + [f"  {e.score:.4f}  {e.label}: {e.text}" for e in entities]
+    return lines + [f"  {e['score']:.4f}  {e['label']}: {e['text']}" for e in entities]
 
 
 def _is_shown(cells: Sequence[Any], opened: Opened) -> bool:

@@ -21,9 +21,8 @@ from dxn.models.decoding.language_model import LanguageModel
 from dxn.models.decoding.search import Sampler, greedy, make_sampler
 from dxn.models.model import Model
 from dxn.runs.predictor.vocabulary import vocabulary_adapter
-from dxn.tasks import Task, Writes
-from dxn.tasks.generate.target_tokenizer import ENDS, token_of
-from dxn.tokenize.text.vocabulary import encode
+from dxn.tasks import Task
+from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
 from dxn.training.evaluate import to_device
 
 MAX_SEED = 2**63 - 1  # of torch.manual_seed
@@ -169,7 +168,7 @@ class Writer:
         self.task = task
         self.obstacle = ""
         self.language: LanguageModel | None = None
-        if isinstance(task, Writes):
+        if task.writes:
             return
         try:
             self.language = LanguageModel(model)
@@ -251,7 +250,7 @@ class Writer:
         return [self.tokenizer.decode([*ids, *hypothesis.ids]) for ids, hypothesis in pairs]
 
     def _for_samples(self, texts: Sequence[Text], max_new: int) -> list[str]:
-        # Any: the protocol Writes has no tokenizer, because the task of a package need not have it.
+        # Any: a task that writes need not have a tokenizer.
         task: Any = self.task
         samples = texts[0].samples
         assert samples is not None

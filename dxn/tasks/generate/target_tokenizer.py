@@ -16,6 +16,8 @@ from dxn.core.randomness import check_probability
 from dxn.tokenize.text.options import TokenizerOptions
 from dxn.tokenize.text.split import SubwordSplitter
 from dxn.tokenize.text.vocabulary import (
+    BEGINS,
+    ENDS,
     check_vocab_size,
     encode,
     load_tokenizer,
@@ -28,10 +30,6 @@ from dxn.tokenize.text.vocabulary import (
 )
 
 FILE = "target_tokenizer.json"
-# Begin-of-sequence and end-of-sequence tokens of tokenizers that are trained here (first) and of
-# public tokenizers. The first one that a tokenizer has is used.
-BEGINS = ("[BOS]", "<s>", "<bos>", "[CLS]", "<|endoftext|>")
-ENDS = ("[EOS]", "</s>", "<eos>", "[SEP]", "<|endoftext|>")
 
 
 class TargetTokenizer:

@@ -119,6 +119,7 @@ class Generate(Task[Texts]):
     """
 
     name = "generate"
+    writes = True
 
     def __init__(
         self,
@@ -231,7 +232,7 @@ class Generate(Task[Texts]):
         max_new: int | None = None,
         sampler: Sampler | None = None,
     ) -> list[str]:
-        """Return the generated text of each sample. See `Writes.write`."""
+        """Return the generated text of each sample. See `Task.write`."""
         memory = Memory.from_tokens(tokens)
         hypotheses = self.search(head, memory, max_new=max_new, sampler=sampler)
         return [self.tokenizer.decode(hypothesis.ids) for hypothesis in hypotheses]

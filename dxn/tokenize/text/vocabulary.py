@@ -27,6 +27,10 @@ from dxn.core.untrusted import shortened
 from dxn.tokenize.text.options import TokenizerKind, TokenizerOptions
 from dxn.tokenize.text.scripts import UNSPACED
 
+# Begin-of-sequence and end-of-sequence tokens of tokenizers that are trained here (first) and of
+# public tokenizers. The first one that a tokenizer has is used.
+BEGINS = ("[BOS]", "<s>", "<bos>", "[CLS]", "<|endoftext|>")
+ENDS = ("[EOS]", "</s>", "<eos>", "[SEP]", "<|endoftext|>")
 # Text without spaces, such as an encoded file. Only the training of a tokenizer cuts it.
 LONG_WORD = re.compile(r"(\S{1000})(?=\S)")
 # Words that occur once become the unknown token if they are at most this share of all words: in a
