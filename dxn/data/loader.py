@@ -7,6 +7,7 @@ import os
 import signal
 import threading
 from collections.abc import Iterator
+from multiprocessing import connection
 from typing import Any
 
 import torch
@@ -137,7 +138,9 @@ class Loader(DataLoader):
     def _known_error(self, error: Exception) -> UserError | None:
         """Return an error of torch about the workers as one sentence; None for other errors."""
         text = str(error).partition("\n")[0]
-        if text.startswith(WORKER_DIED):
+        # A worker may die after torch has received a batch, and before the memory of its tensors.
+        has_lost = isinstance(error, ConnectionError | EOFError) and self.num_workers
+        if has_lost or text.startswith(WORKER_DIED):
             return UserError(
                 f"loader.num_workers: a process that prepares batches {self._end_of_worker()}; "
                 "dxn train resume=RUN continues from the last checkpoint"
@@ -159,6 +162,8 @@ class Loader(DataLoader):
     def _end_of_worker(self) -> str:
         """Return how a worker ended, such as "was killed (SIGKILL; ...)"."""
         iterator: Any = self._iterator
+        # A process that is being killed has no exit code yet.
+        connection.wait([process.sentinel for process in iterator._workers], timeout=POLL)
         codes = [process.exitcode for process in iterator._workers]
         code = next((code for code in codes if code), None)
         if code is None or code > 0:

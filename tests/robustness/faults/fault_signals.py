@@ -23,7 +23,8 @@ def faults(options: argparse.Namespace) -> list[Fault]:
     rows += [
         _signal("SIGTERM", "loader.num_workers=2", group=True),
         _signal("SIGINT", "loader.num_workers=2", group=True),
-        _signal("SIGTERM", "trainer.grad_accum_steps=3"),
+        # More epochs, because an optimizer step has three batches.
+        _signal("SIGTERM", "trainer.grad_accum_steps=3", "trainer.epochs=9"),
         _signal("SIGTERM", "pretrain=masked", "pretrain.epochs=3"),
     ]
     return [
@@ -142,7 +143,7 @@ def _in_setup(folder: Path) -> Seen:
 
 def _in_evaluation(folder: Path) -> Seen:
     run = folder / "run"
-    before = _when("evaluate_subsets", "dxn.runs.train", signal.SIGTERM)
+    before = _when("evaluate", "dxn.runs.evaluation.finish", signal.SIGTERM)
     process = start("train", *TINY, f"run={run}", before=before).wait()
     seen = finished_equal(run)
     passed = process.code in (-15, 143) and not process.has_traceback and seen.passed

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import itertools
 import os
 import signal
 import time
@@ -25,9 +26,10 @@ from fault_process import (
     train,
     wait_until,
 )
+from torch.utils.data import get_worker_info
 
 WORKERS = "loader.num_workers=2"
-HANGING = 77  # sample of the training split
+NUM_BEFORE = 77  # samples that a worker prepares before the fault
 
 
 def faults(options: argparse.Namespace) -> list[Fault]:
@@ -58,16 +60,16 @@ def _killed(folder: Path) -> Seen:
 
 
 def _in_sample(action: Callable[[], object]) -> None:
-    """Call a function when one sample of the training split is prepared."""
-    samples = importlib.import_module("dxn.data.dataset").Samples
-    original = samples._with_target
+    """Call a function in a worker, when it prepares its sample with the number NUM_BEFORE."""
+    target = importlib.import_module("dxn.tasks.classify").Class
+    encode, numbers = target.encode, itertools.count()
 
-    def with_target(self: Any, sample: Any, row: int, *rest: Any) -> Any:
-        if self.augment and row == HANGING:
+    def encode_or_fail(*arguments: Any, **options: Any) -> Any:
+        if get_worker_info() is not None and next(numbers) == NUM_BEFORE:
             action()
-        return original(self, sample, row, *rest)
+        return encode(*arguments, **options)
 
-    samples._with_target = with_target
+    target.encode = encode_or_fail
 
 
 def _hangs(folder: Path) -> Seen:
