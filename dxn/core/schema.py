@@ -6,6 +6,7 @@ This module is separate from `dxn.core.untrusted`, because pydantic takes time t
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
 from collections.abc import Mapping
 from pathlib import Path
@@ -17,6 +18,7 @@ from pydantic.dataclasses import dataclass
 from dxn.core.errors import UserError
 from dxn.core.untrusted import shortened
 
+SIMILAR = 0.8  # similarity of names from which one is a misspelling of the other
 MAX_PROBLEMS = 5  # in one message
 # Sentences for the types of problems that pydantic finds, with the names of its settings.
 SENTENCES = {
@@ -115,3 +117,21 @@ def _problem(problem: Mapping[str, Any]) -> str:
     message = problem["msg"] if sentence is None else sentence.format(**limits)
     value = "" if problem["type"] == "missing" else f", got {shortened(problem['input'])}"
     return f"{place or 'the content'} {message}{value}"
+
+
+def check_members(cls: type, base: type) -> None:
+    """Refuse a class with a public member that is nearly one of the base class.
+
+    Annotated fields, the options of a dataclass, may have any name.
+    """
+    known = [name for name in (*vars(base), *base.__annotations__) if not name.startswith("_")]
+    for name in vars(cls).keys() - cls.__dict__.get("__annotations__", {}).keys():
+        if name.startswith("_") or hasattr(base, name) or name in known:
+            continue
+        similar = difflib.get_close_matches(name, known, 1, SIMILAR)
+        # A name such as `use_vocabulary` contains the whole name of a member.
+        if similar and similar[0] not in name.replace("_", " ").split():
+            raise TypeError(
+                f"{cls.__name__}.{name} is not a member of {base.__name__}; did you mean "
+                f"{similar[0]}? Otherwise choose a less similar name"
+            )

@@ -42,8 +42,8 @@ def use_metrics(task: Task, trainer: Trainer, own: Mapping[str, OwnMetric]) -> N
             f"metrics: head={task.name} has no targets that a metric could compare; remove "
             f"{', '.join(task.metric.own)}"
         )
-    if trainer.monitor is not None:
-        task.metric.monitor(trainer.monitor)
+    if trainer.monitor not in (None, task.metric.monitored):
+        task.metric.monitored = trainer.monitor
 
 
 def check_metrics(model: Model, task: Task, samples: Samples | None, monitor: str | None) -> None:

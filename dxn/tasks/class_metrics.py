@@ -31,7 +31,7 @@ class NameMetric(Metric):
         target: The names.
     """
 
-    higher_is_better = True
+    lower_is_better = ("log_loss",)
 
     def __init__(self, target: Names):
         self.target = target

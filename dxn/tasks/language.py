@@ -142,6 +142,7 @@ class PerplexityMetric(Metric):
     """
 
     monitored = "loss_per_char"
+    lower_is_better = ("perplexity",)
 
     def metrics(
         self, predictions: Sequence[float], targets: Sequence[Any], loss: float

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from dxn.core.errors import UserError
+from dxn.core.schema import check_members
 
 # A function of predictions and targets, and of probabilities if it has such a parameter.
 OwnMetric = Callable[..., float]
@@ -22,13 +23,6 @@ Table = dict[str, dict[str, float]]
 
 NAME = re.compile(r"[A-Za-z]\w*")
 PROBABILITIES = "probabilities"
-# Metrics of which lower values are better, besides all whose names start with "loss".
-LOWER_IS_BETTER = frozenset(
-    {
-        *("log_loss", "rmse", "mae", "median_absolute_error", "wer", "cer", "perplexity"),
-        *("mase", "crps", "median_rank"),
-    }
-)
 # Metrics without a best value: the best coverage is that of the quantiles.
 NOT_MONITORED = frozenset({"coverage", "rows"})
 
@@ -81,7 +75,8 @@ class Metric:
 
     Attributes:
         monitored: Name of the metric that selects the best epoch.
-        higher_is_better: Whether higher values of the monitored metric are better.
+        lower_is_better: Metrics of which lower values are better, besides all whose names start
+            with "loss". Higher values of all others are better.
         details: Metrics that are in metrics.json, but not in tables and lines, which they would
             widen.
         row: Metric of `value` that scores single rows, and the name of this score in a report.
@@ -90,9 +85,12 @@ class Metric:
     """
 
     monitored: str = "loss"
-    higher_is_better: bool = False
+    lower_is_better: Collection[str] = ()
     row: ClassVar[tuple[str, str] | None] = None
     own: Mapping[str, OwnMetric] = MappingProxyType({})
+
+    def __init_subclass__(cls) -> None:
+        check_members(cls, Metric)
 
     def rows(self, predictions: Sequence[Any], targets: Sequence[Any]) -> Tensor:
         """Return statistics (n, S) of n rows, float64, whose sums determine the metrics.
@@ -142,7 +140,7 @@ class Metric:
             return None
         metric, name = self.row
         values = self.value(self.rows(predictions, targets))[metric]
-        higher = is_higher_better(metric, {})
+        higher = self.is_higher_better(metric)
         # A row with nothing to predict is right.
         return RowScores(name, (values.nan_to_num(1.0) if higher else values).tolist(), higher)
 
@@ -170,11 +168,16 @@ class Metric:
         hidden = set(self.details) - {self.monitored}
         return [name for name in metrics if name not in hidden]
 
-    def monitor(self, name: str) -> None:
-        """Select the best epoch by another metric."""
-        if name != self.monitored:
-            self.monitored = name
-            self.higher_is_better = is_higher_better(name, self.own)
+    def is_higher_better(self, name: str) -> bool:
+        """Return whether higher values of a metric are better."""
+        if name in self.own:
+            return bool(getattr(self.own[name], "higher_is_better", True))
+        return name not in self.lower_is_better and not name.startswith("loss")
+
+    @property
+    def higher_is_better(self) -> bool:
+        """Whether higher values of the monitored metric are better."""
+        return self.is_higher_better(self.monitored)
 
     def is_better(self, new: float, old: float | None) -> bool:
         """Return whether a value of the monitored metric improves on the best value so far.
@@ -208,18 +211,6 @@ def defined(metrics: Mapping[str, float]) -> dict[str, float]:
     return {
         name: value for name, value in metrics.items() if name == "loss" or not math.isnan(value)
     }
-
-
-def is_higher_better(name: str, own: Mapping[str, OwnMetric]) -> bool:
-    """Return whether higher values of a metric are better.
-
-    Args:
-        name: Name of the metric.
-        own: Metrics of the user. Those with an attribute `higher_is_better` decide themselves.
-    """
-    if name in own:
-        return bool(getattr(own[name], "higher_is_better", True))
-    return name not in LOWER_IS_BETTER and not name.startswith("loss")
 
 
 def check_own_metrics(metrics: Mapping[str, OwnMetric]) -> None:

@@ -107,6 +107,7 @@ class ErrorMetric(Metric):
     """
 
     monitored = "rmse"
+    lower_is_better = ("rmse", "mae", "median_absolute_error")
     row: ClassVar = ("mae", "absolute error")
 
     def __init__(self, target: Numbers):

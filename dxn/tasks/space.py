@@ -11,6 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from dxn.core.schema import check_members
 from dxn.tasks.names import Names
 
 # The keys are "#size" (int, the number of samples), "#index" (list of row indices), "target" (the
@@ -62,6 +63,9 @@ class Space(ABC):
     """
 
     mixes: ClassVar[bool] = True
+
+    def __init_subclass__(cls) -> None:
+        check_members(cls, Space)
 
     @abstractmethod
     def loss(self, output: Tensor, batch: Batch) -> LossSum:

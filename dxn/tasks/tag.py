@@ -271,7 +271,6 @@ class EntityMetric(Metric):
     """
 
     monitored = "f1_entity"
-    higher_is_better = True
     row: ClassVar = ("accuracy", "share of right tags")
 
     def __init__(self, target: Tags):

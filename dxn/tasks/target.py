@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from dxn.core.schema import Strict, validated
+from dxn.core.schema import Strict, check_members, validated
 
 # Target index without a loss: the default ignore_index of cross_entropy. It is never equal to a
 # predicted index, so it also never counts as correct.
@@ -43,6 +43,9 @@ class Target:
     random: ClassVar[bool] = False
     required: Sequence[str] = ()
     reads: Sequence[str] = ()
+
+    def __init_subclass__(cls) -> None:
+        check_members(cls, Target)
 
     @property
     def labels(self) -> Sequence[str] | None:

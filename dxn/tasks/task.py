@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dxn.core.arguments import Recorded
 from dxn.core.errors import UserError
-from dxn.core.schema import Strict, validated
+from dxn.core.schema import Strict, check_members, validated
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import load_json
 from dxn.tasks.metric import Metric, own_metrics
@@ -65,6 +65,9 @@ class Task(Recorded, ABC, Generic[AnyTarget]):
     metric: Metric
     separates_inputs: ClassVar[bool] = False
     writes: ClassVar[bool] = False
+
+    def __init_subclass__(cls) -> None:
+        check_members(cls, Task)
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check the composed configuration before any data is read.
@@ -241,8 +244,9 @@ class Task(Recorded, ABC, Generic[AnyTarget]):
         """Write labels.json, which contains the name of the task and `Target.state`."""
         metric = self.metric
         # Only a metric that the user has chosen.
-        names = [name for name in ("monitored", "higher_is_better") if name in vars(metric)]
-        chosen = {name: vars(metric)[name] for name in names}
+        chosen = {}
+        if "monitored" in vars(metric):
+            chosen = {"monitored": metric.monitored, "higher_is_better": metric.higher_is_better}
         content = {"task": self.name, **chosen, **self.target.state()}
         text = json.dumps(content, indent=1, ensure_ascii=False)
         (folder / STATE_FILE).write_text(text, encoding="utf-8")
@@ -267,7 +271,9 @@ class Task(Recorded, ABC, Generic[AnyTarget]):
             )
         if saved.monitored is not None:
             self.metric.monitored = saved.monitored
-            self.metric.higher_is_better = saved.higher_is_better
+            if not saved.higher_is_better:  # also if the metric is a function of the user
+                lower = (*self.metric.lower_is_better, saved.monitored)
+                self.metric.lower_is_better = lower
         self.target.load(state)
         return self
 

@@ -7,7 +7,6 @@ members have a default except `Reader.read`, `Tokenizer.__call__` and `Adapter.f
 
 from __future__ import annotations
 
-import difflib
 import functools
 import json
 import random
@@ -23,6 +22,7 @@ from torch import Tensor, nn
 
 from dxn.core.arguments import Recorded
 from dxn.core.errors import UserError
+from dxn.core.schema import check_members
 from dxn.core.tokens import Tokens
 
 if TYPE_CHECKING:
@@ -58,7 +58,6 @@ JOINED = ("masked_target", "masked_valid")
 # thousands of columns. It has one line per adapter, so that it can be appended to.
 STATE_FILE = "adapters.jsonl"
 MAX_FILE_NAME = 200  # bytes of the key of an adapter in the name of its file
-SIMILAR = 0.8  # similarity of names from which one is a misspelling of the other
 
 # Tensors, and the texts that a text tokenizer keeps for a baseline.
 Sample = dict[str, Any]
@@ -94,7 +93,7 @@ class Reader:
     tabular: ClassVar[bool] = False
 
     def __init_subclass__(cls) -> None:
-        _check_members(cls, Reader)
+        check_members(cls, Reader)
 
     def read(self, cell: Any) -> Any:
         """Read a cell (path, bytes, array or str) as a raw value.
@@ -162,7 +161,7 @@ class Tokenizer:
     choices: Sequence[str] = ()
 
     def __init_subclass__(cls) -> None:
-        _check_members(cls, Tokenizer)
+        check_members(cls, Tokenizer)
 
     @property
     def modality(self) -> str:
@@ -263,7 +262,7 @@ class Adapter(Recorded, nn.Module):
     tokens_per_column: int = 1
 
     def __init_subclass__(cls) -> None:
-        _check_members(cls, Adapter)
+        check_members(cls, Adapter)
         if hasattr(cls, "reader"):
             cls.modality = cls.reader.modality
 
@@ -446,18 +445,3 @@ def _read_states(path: Path, modified: int, size: int) -> dict[str, Any]:
         for line in file:
             states.update(json.loads(line))
     return states
-
-
-def _check_members(cls: type, base: type) -> None:
-    """Refuse a class with a public member that is nearly one of the base class."""
-    known = [name for name in (*vars(base), *base.__annotations__) if not name.startswith("_")]
-    for name in vars(cls):
-        if name.startswith("_") or hasattr(base, name) or name in known:
-            continue
-        similar = difflib.get_close_matches(name, known, 1, SIMILAR)
-        # A name such as `use_vocabulary` contains the whole name of a member.
-        if similar and similar[0] not in name.replace("_", " ").split():
-            raise TypeError(
-                f"{cls.__name__}.{name} is not a member of {base.__name__}; did you mean "
-                f"{similar[0]}? Otherwise choose a less similar name"
-            )

@@ -136,6 +136,40 @@ def test_which_of_two_values_is_better(higher, new, old, is_better):
     assert task.metric.is_better(new, old) is is_better
 
 
+class Distance(Metric):
+    """A metric with a name that no metric of dxn has."""
+
+    monitored = "distance"
+    lower_is_better = ("distance",)
+    row = ("distance", "distance")
+
+    def rows(self, predictions, targets):
+        return torch.tensor(predictions).double()[:, None]
+
+    def value(self, sums):
+        return {"distance": sums[..., 0]}
+
+
+def test_a_metric_declares_that_lower_values_are_better():
+    metric = Distance()
+    assert not metric.higher_is_better
+    assert metric.is_better(0.2, 0.8)
+    scores = metric.row_scores([0.2, 0.8], [0, 0])
+    assert not scores.higher_is_better
+    metric.monitored = "accuracy"
+    assert metric.higher_is_better
+
+
+@pytest.mark.parametrize(
+    ("base", "member", "meant"),
+    [(Target, "encod", "encode"), (Space, "decod", "decode"), (Metric, "weightd", "weighted")],
+)
+def test_a_misspelled_member_is_an_error_when_the_class_is_defined(base, member, meant):
+    match = rf"Mine.{member} is not a member of {base.__name__}; did you mean {meant}\?"
+    with pytest.raises(TypeError, match=match):
+        type("Mine", (base,), {member: lambda self: None})
+
+
 def test_every_task_says_which_metric_selects_the_best_epoch():
     options = {"generate": {"decoder": nn.Identity}}
     tasks = {name: task_class(name)(**options.get(name, {})) for name in TASKS}

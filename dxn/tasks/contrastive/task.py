@@ -84,7 +84,7 @@ class SearchMetric(Metric):
     """
 
     monitored = "mrr"
-    higher_is_better = True
+    lower_is_better = ("median_rank",)
 
     def __init__(self, target: InputKeys):
         self.target = target

@@ -119,6 +119,7 @@ class ForecastMetric(Metric):
     """
 
     monitored = "mase"
+    lower_is_better = ("mase", "mae", "crps")
     row: ClassVar = ("mase", "scaled absolute error")
 
     def __init__(self, quantiles: Sequence[float]):

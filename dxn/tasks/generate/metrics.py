@@ -26,7 +26,7 @@ class TextMetric(Metric):
     """
 
     monitored = "chrf"
-    higher_is_better = True
+    lower_is_better = ("wer", "cer")
     row: ClassVar = ("chrf", "chrF")
 
     def __init__(self, tokenizer: TargetTokenizer):
