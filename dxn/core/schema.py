@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 import functools
+import inspect
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, TypeVar, dataclass_transform
@@ -125,7 +126,7 @@ def check_members(cls: type, base: type) -> None:
     Annotated fields, the options of a dataclass, may have any name.
     """
     known = [name for name in (*vars(base), *base.__annotations__) if not name.startswith("_")]
-    for name in vars(cls).keys() - cls.__dict__.get("__annotations__", {}).keys():
+    for name in vars(cls).keys() - inspect.get_annotations(cls).keys():
         if name.startswith("_") or hasattr(base, name) or name in known:
             continue
         similar = difflib.get_close_matches(name, known, 1, SIMILAR)

@@ -36,8 +36,8 @@ def score_targets(task: Task, values: Sequence[Any]) -> ScoreTargets | None:
         values: Targets of the training split.
     """
     space = task.space
-    # Not a subclass of Categorical, such as that of tags, whose targets are sequences.
-    if not isinstance(space, Bernoulli | Number) and type(space) is not Categorical:
+    # Not of a subclass, which can have other targets, such as the sequences of tags.
+    if type(space) not in (Bernoulli, Number, Categorical):
         return None
     target = task.target.collate([task.target.encode(value, {}) for value in values])
     if isinstance(space, Bernoulli):

@@ -60,7 +60,8 @@ def task_charts(task: Any, predicted: Sequence[Any], truths: Sequence[Any]) -> T
         predicted: Predictions, in the format of `Task.predict`.
         truths: Parsed targets of the same rows.
     """
-    charts = TASK_CHARTS.get(type(task.space).__name__)
+    space = type(task.space)
+    charts = TASK_CHARTS.get(f"{space.__module__}.{space.__name__}")
     if charts is None or not len(truths):
         return None
     answers = [task.answer(prediction) for prediction in predicted]
@@ -259,11 +260,11 @@ def _forecasts(
     return TaskCharts("forecasts.png", title, forecast_charts(answers, truths))
 
 
-# By the name of the output space of a task.
+# By the import path of the output space of a task.
 TASK_CHARTS: dict[str, Callable[..., TaskCharts]] = {
-    "Categorical": _confusion,
-    "Number": _scatter,
-    "Quantiles": _forecasts,
+    "dxn.tasks.space.Categorical": _confusion,
+    "dxn.tasks.space.Number": _scatter,
+    "dxn.tasks.space.Quantiles": _forecasts,
 }
 
 

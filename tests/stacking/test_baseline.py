@@ -20,7 +20,7 @@ from dxn.stacking.features import Features
 from dxn.stacking.fit import Prior, fit_baseline, fit_mix, fit_scales
 from dxn.stacking.metrics import BASELINE, TRANSFORMER, warn_about
 from dxn.stacking.targets import score_targets
-from dxn.tasks import Classify, Multilabel, Regress
+from dxn.tasks import Bernoulli, Categorical, Classify, Multilabel, Number, Regress
 from dxn.training.state import State
 
 WORDS = {"good": ["fine", "lovely", "great"], "bad": ["cold", "dull", "awful"]}
@@ -191,6 +191,17 @@ def test_each_label_has_its_own_scores():
     values = [["a"], ["a", "b"], []]
     task.target.fit(values)
     assert score_targets(task, values).values.tolist() == [[1, -1], [1, 1], [-1, -1]]
+
+
+@pytest.mark.parametrize("base", [Bernoulli, Categorical, Number])
+def test_a_derived_space_has_no_baseline_because_its_targets_can_be_others(base):
+    class Mine(base):
+        pass
+
+    task = Classify()
+    task.target.fit(["a", "b"])
+    task.space = Mine(task.target)
+    assert score_targets(task, ["a", "b"]) is None
 
 
 @pytest.mark.parametrize(

@@ -109,6 +109,11 @@ def _stack(run: Training, best: Predictor, *, batch_size: int) -> None:
             batch_size=batch_size,
             say=print_line,
         )
+        if stack is None and choice == "always":
+            print_line(
+                f"note: no baseline, because there is none for the output space of "
+                f"head={best.task.name}, for these inputs, or for this number of rows"
+            )
     # A run that is resumed after its end already has a stacked model, which is replaced.
     if stack is not None or best.network is not best.model:
         write_stack(run.folder / "model", stack)
