@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -11,13 +10,13 @@ from dxn.config.instantiate import build
 from dxn.config.keys import lookup
 from dxn.config.targets import resolve
 from dxn.core.errors import UserError
-from dxn.data.columns.infer import by_modality
 from dxn.data.rows import TARGET, InputSpec, Source
 from dxn.data.splits.unlabeled import without_unlabeled
 from dxn.models.pooling import WITH_CLASS
 from dxn.runs.record import Input
 from dxn.tasks import Auto, Task
-from dxn.tokenize.base import ADAPTERS, READERS, Adapter, Reader
+from dxn.tokenize.base import ADAPTERS, Adapter, Reader
+from dxn.tokenize.recognize import LazyReaders, by_modality
 
 Config = Mapping[str, Any]
 
@@ -40,28 +39,29 @@ def adapter_nodes(config: Config) -> dict[str, Config]:
     return {key: chosen[key] for key in sorted(chosen, key=order.index)}
 
 
-def readers_of(config: Config, trust: Sequence[str] = ()) -> dict[str, Reader]:
+def readers_of(config: Config, trust: Sequence[str] = ()) -> LazyReaders:
     """Return a reader of every chosen adapter, by adapter key.
 
     Data sources need them to infer the modality of each column, before it is known which adapters
-    the model has. No adapter is built.
+    the model has. No adapter is built, and a reader of dxn only when it is needed.
 
     Raises:
         UserError: If a user-defined adapter has no reader.
     """
-    built_in = {path: READERS[modality] for modality, path in ADAPTERS.items()}
-    readers: dict[str, Reader] = {}
+    built_in = {path: modality for modality, path in ADAPTERS.items()}
+    modalities: dict[str, str] = {}
+    classes: dict[str, type[Reader]] = {}
     for key, node in adapter_nodes(config).items():
         target = node["_target_"]
         if target in built_in:
-            module, _, name = built_in[target].rpartition(".")
-            readers[key] = vars(importlib.import_module(module))[name]()
+            modalities[key] = built_in[target]
             continue
         adapter: Any = resolve(target, key=f"adapters.{key}", trust=trust)
         if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
             raise UserError(f"adapters.{key}: {target} must be a subclass of dxn.tokenize.Adapter")
-        readers[key] = adapter.reader()
-    return readers
+        classes[key] = adapter.reader
+        modalities[key] = adapter.modality
+    return LazyReaders(modalities, classes)
 
 
 def open_source(
@@ -126,7 +126,7 @@ def without_target(source: Source) -> Source:
 def assign_inputs(
     config: Config,
     specs: Mapping[str, InputSpec],
-    readers: Mapping[str, Reader],
+    readers: LazyReaders,
     column: Callable[[str], Sequence[Any]],
 ) -> dict[str, Input]:
     """Choose the adapter of each input, and sort the inputs by the order of their adapters.
@@ -147,7 +147,7 @@ def assign_inputs(
     """
     nodes: dict[str, str] = {}
     for name, spec in specs.items():
-        candidates = [key for key, r in readers.items() if r.modality == spec.modality]
+        candidates = [key for key in readers if readers.modalities[key] == spec.modality]
         if candidates:
             nodes[name] = name if name in candidates else candidates[0]
     if not nodes:

@@ -59,7 +59,7 @@ JOINED = ("masked_target", "masked_valid")
 STATE_FILE = "adapters.jsonl"
 MAX_FILE_NAME = 200  # bytes of the key of an adapter in the name of its file
 
-# Tensors, and the texts that a text tokenizer keeps for a baseline.
+# Tensors, and texts as they are.
 Sample = dict[str, Any]
 Batch = dict[str, Any]
 
@@ -107,8 +107,13 @@ class Reader:
         raise NotImplementedError
 
     def score(self, cells: Sequence[Any]) -> float:
-        """Score from 0 to 1 how likely a column of non-missing cells has this modality."""
-        return 0.0
+        """Score from 0 to 1 how likely a column of non-missing cells has this modality.
+
+        Default: that of `dxn.tokenize.recognize`, which knows the modalities of dxn.
+        """
+        from dxn.tokenize.recognize import scores_of
+
+        return scores_of(cells).get(self.modality, 0.0)
 
     def is_path(self, cell: Any) -> bool:
         """Whether a cell is the path of a file."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import io
 import re
-from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +13,6 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dxn.core.randomness import evenly_spaced
 from dxn.tokenize.base import BadMedia
 
 SOUND_TRACK = "sound track"
@@ -50,7 +48,6 @@ WINDOWS_PATH = re.compile(r"(^|/)[a-z]:[\\/]", re.IGNORECASE)
 BASE64_SIGNATURES = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "ZkxhQ", "T2dnU", "SUQz")
 # Characters that contain the signature of a file, a multiple of 4.
 MAX_HEADER = 64
-MAX_INSPECTED = 2000  # values are enough to recognize the modality of a column
 
 
 def embedded_file(text: str, num_chars: int | None = None) -> bytes | None:
@@ -116,15 +113,6 @@ def is_container(data: bytes) -> bool:
     """
     starts = data.startswith((MATROSKA, *ADTS))
     return starts or _is_mp4(data) or _riff(data) == b"AVI "
-
-
-def matching_fraction(values: Sequence[Any], matches: Callable[[Any], bool]) -> float:
-    """Return the fraction of the values for which `matches` is true; 0 without values.
-
-    At most MAX_INSPECTED values are inspected, spread over all of them.
-    """
-    inspected = list(evenly_spaced(values, MAX_INSPECTED))
-    return sum(map(matches, inspected)) / len(inspected) if inspected else 0.0
 
 
 def bytes_or_path(source: Any) -> io.BytesIO | str:

@@ -8,11 +8,11 @@ from helpers.data import Numbers, by_modality
 
 from dxn.core.errors import UserError
 from dxn.data.columns.choose import choose_columns, name_inputs, to_rows
-from dxn.data.columns.infer import infer_modality
 from dxn.data.columns.useless import determines, names_new_groups
 from dxn.data.rows import InputSpec, Origins
 from dxn.data.tables.read import Table
 from dxn.tokenize import CategoryAdapter, DateAdapter, NumberAdapter
+from dxn.tokenize.recognize import modality_of
 
 REVIEWS = ["a fine film of two hours", "dull to the end", "she sings", "never again", "all right"]
 WORDS = [["two", "words"], ["one"], ["a", "b"], ["c"], ["d"]]
@@ -85,13 +85,13 @@ def columns_of(columns):
     ],
 )
 def test_a_column_goes_to_the_preprocessor_that_accepts_it(readers, values, modality):
-    assert infer_modality(values, readers) == modality
+    assert modality_of(values, readers) == modality
 
 
 def test_names_of_files_are_not_texts_where_no_adapter_reads_the_files(readers):
     only_text = {"text": readers["text"]}
-    assert infer_modality(photos("front"), only_text) is None
-    assert infer_modality(["visit us", "see www.example.com", "bye now"], only_text) == "text"
+    assert modality_of(photos("front"), only_text) is None
+    assert modality_of(["visit us", "see www.example.com", "bye now"], only_text) == "text"
 
 
 def test_a_modality_of_the_user_takes_part(readers):
@@ -465,8 +465,8 @@ def test_a_leak_needs_enough_rows(values, targets, is_leak):
 
 def test_repeated_sentences_are_a_text_and_repeated_words_are_not(cells):
     sentences = ["I like it very much", "this is not what I want", "it is all right for me"] * 40
-    assert infer_modality(sentences, cells) == "text"
-    assert infer_modality(["red", "dark blue", "green"] * 40, cells) == "category"
+    assert modality_of(sentences, cells) == "text"
+    assert modality_of(["red", "dark blue", "green"] * 40, cells) == "category"
 
 
 def test_excluded_columns_are_no_inputs(cells):

@@ -9,13 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from dxn.core.errors import UserError
-from dxn.data.columns.infer import Readers, infer_modality
+from dxn.data.columns.infer import Readers
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
 from dxn.data.sources.archive import read_archive
 from dxn.data.sources.confine import OutsidePath, confined
 from dxn.data.sources.detect import ARCHIVES, METADATA, is_metadata
 from dxn.data.splits.split import SPLIT_NAMES, SPLITS, UNDIVIDED, complete_splits
 from dxn.tokenize.base import Reader
+from dxn.tokenize.recognize import modality_of
 
 
 @dataclass(frozen=True)
@@ -130,7 +131,7 @@ def _readable_files(
     for member in members:
         # Infer the modality from the name, not from the content: a damaged file is a bad file of
         # its modality.
-        modality = infer_modality([member.parts[-1]], readers)
+        modality = modality_of([member.parts[-1]], readers)
         if modality is not None:
             files.append(member)
             modalities.append(modality)
@@ -207,7 +208,7 @@ def _members(root: Path, readers: Readers, *, confine: bool) -> Iterator[Member]
     if not root.is_dir():
         # Only files that a reader reads, because all of them are held in memory.
         def is_wanted(name: str) -> bool:
-            return infer_modality([name], readers) is not None
+            return modality_of([name], readers) is not None
 
         for parts, data in read_archive(root, is_wanted):
             yield Member(parts, data)

@@ -142,8 +142,8 @@ class ModelInputs:
             with_target: Whether the rows are used with their targets. False: they are predicted.
             only: Names of the inputs that are used. The table may lack the others. Default: all.
         """
-        from dxn.data.columns.infer import by_modality
         from dxn.data.sources.table import rows_of_table
+        from dxn.tokenize.recognize import by_modality
 
         options = {name: values[name] for name in ("sep", "encoding", "sheet", "confine")}
         renamed: Mapping[str, str] = values["columns"]
@@ -177,8 +177,8 @@ class ModelInputs:
         Raises:
             UserError: If several columns fit an input.
         """
-        from dxn.data.columns.infer import by_modality
         from dxn.data.sources.table import table
+        from dxn.tokenize.recognize import by_modality
 
         readers = self.readers
         chosen: Any = {readers[n].modality: c for n, c in renamed.items() if n in readers}
@@ -202,12 +202,12 @@ class ModelInputs:
         Raises:
             UserError: If no input reads them, or several inputs read the same kind of files.
         """
-        from dxn.data.columns.infer import by_modality, infer_modality
         from dxn.data.sources.confine import confined
         from dxn.runs.predictor.option import inputs_beside
+        from dxn.tokenize.recognize import by_modality, modality_of
 
         readers = {name: reader for name, reader in self.readers.items() if reader.files}
-        modalities = [infer_modality([file], by_modality(readers)) for file in files]
+        modalities = [modality_of([file], by_modality(readers)) for file in files]
         used = [file for file, modality in zip(files, modalities, strict=True) if modality]
         if not used:
             inputs = ", ".join(f"{n} ({reader.modality})" for n, reader in self.readers.items())
@@ -283,9 +283,9 @@ class ModelInputs:
 
     def frame(self, frame: Any) -> Opened:
         """Open the rows of a data frame or a `datasets.Dataset`."""
-        from dxn.data.columns.infer import by_modality
         from dxn.data.sources.memory import table_of
         from dxn.data.sources.table import rows_of_table
+        from dxn.tokenize.recognize import by_modality
 
         specs = self.specs
         rows = rows_of_table(

@@ -21,12 +21,9 @@ from dxn.tokenize.audio.sound_track import NoSoundTrack, read_sound_track, sound
 from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.container import check_rate, check_seconds, check_values
 from dxn.tokenize.media import (
-    SOUND_TRACK,
     bytes_or_path,
     head,
     is_container,
-    kinds_of,
-    matching_fraction,
 )
 
 # libsndfile reads a truncated file without an error, but its log contains the expected length.
@@ -46,9 +43,6 @@ MAX_FILTER = 500_000
 BLOCK = 1 << 20  # values that are decoded at once
 # The largest plausible sample. The range is -1 to 1, and float files can exceed it a little.
 MAX_AMPLITUDE = 1e6
-# Score of a file whose sound track is read. The reader of its pictures has a score of 1, so that it
-# is preferred.
-SOUND_TRACK_SCORE = 0.5
 MAX_RATES = 5  # a description lists only the most common sample rates, to fit into one line
 
 
@@ -80,16 +74,6 @@ class AudioReader(Reader):
             return read_audio(cell, sample_rate=self.sample_rate, max_seconds=self.max_seconds)
         except NoSoundTrack:
             return None  # a missing input: a table can have videos with and without sound
-
-    def score(self, cells: Sequence[Any]) -> float:
-        """Return the fraction of the cells that look like clips, see `kinds_of`.
-
-        The sound track of videos is read as well. They have a lower score, so that they are videos
-        if there is an adapter for their pictures.
-        """
-        tracks = matching_fraction(cells, lambda cell: SOUND_TRACK in kinds_of(cell))
-        sounds = matching_fraction(cells, lambda cell: "audio" in kinds_of(cell))
-        return max(sounds, SOUND_TRACK_SCORE * tracks)
 
     def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
         """Describe the durations of the clips and the sample rates of their cells."""

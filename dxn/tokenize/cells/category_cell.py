@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import unicodedata
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from typing import Any
 
 from dxn.tokenize.cells.numbers import has_no_value
 
 MAX_CELL_VALUES = 64  # values of a list in one cell
 MAX_CHARS = 200  # characters of a value
+# Characters between several values of a cell; each part is a value if at least MIN_JOINED of the
+# different cells have it, and there are at most MAX_PARTS as many different parts as cells.
+SEPARATORS = ("|", ";", ",")
+MIN_JOINED, MAX_PARTS = 0.3, 0.5
 
 
 def cell_values(
@@ -32,6 +36,23 @@ def cell_values(
         raise ValueError(f"must have at most {MAX_CELL_VALUES} values")
     kept = [item for item in items if not has_no_value(item) or str(item).strip() in codes]
     return tuple(dict.fromkeys(map(_as_value, kept))) or None
+
+
+def find_separator(values: Sequence[str]) -> str | None:
+    """Return the character that separates several values in the cells of a column.
+
+    None if the cells are single values. Many different cells must consist of few different parts:
+    "Ships, boats" beside "Cars" and "Planes" is one value.
+    """
+    distinct = set(values)
+    for separator in SEPARATORS:
+        joined = [value for value in distinct if separator in value]
+        if len(joined) < MIN_JOINED * len(distinct):
+            continue
+        parts = {part.strip() for value in distinct for part in value.split(separator)}
+        if len(parts) <= MAX_PARTS * len(distinct):
+            return separator
+    return None
 
 
 def _as_value(item: Any) -> str:

@@ -31,13 +31,14 @@ MIN_GROUPED = 3
 MAX_CHARS = 400  # of a number; float64 has up to 309 digits before the decimal point
 SPACES = " \u00a0\u202f\u2009"
 GROUPS = f"{SPACES}'’,."
-# Sign, currency, digits with separators, exponent, and a unit of at most 12 characters.
+# Sign, currency, digits with separators, exponent, and a unit of at most 12 characters. A number in
+# brackets is negative, as accountants write it.
 WRITTEN = re.compile(
-    rf"(?P<sign>[-+−]?)\s*(?P<currency>{CURRENCY})?\s*(?P<inner>[-+−]?)"
+    rf"(?P<open>\(\s*)?(?P<sign>[-+−]?)\s*(?P<currency>{CURRENCY})?\s*(?P<inner>[-+−]?)"
     rf"(?P<digits>\d+(?:[{GROUPS}]\d+)*[.,]?|[.,]\d+)(?P<exponent>[eE][-+]?\d+)?"
     # "$0.12M": a letter is a power of ten only beside a currency, because "5 m" are meters.
     r"(?(currency)\s*(?P<power>(?:[kKmMbBtT]|[mM]n|[bB]n)(?![^\W\d_]))?)"
-    r"\s*(?P<unit>[^\d\s.,()][^\d()]{0,11})?"
+    r"\s*(?P<unit>[^\d\s.,()][^\d()]{0,11})?(?(open)\))"
 )
 # Cells that all have plain digits, joined by line feeds, which is most columns of numbers.
 PLAIN_COLUMN = re.compile(r"[+-]?\d+(?:\.\d+)?(?:\n[+-]?\d+(?:\.\d+)?)*")
@@ -60,13 +61,18 @@ class NumberFormat:
 
     def parse(self, value: Any) -> float | None:
         """Return a cell as a finite number; None if it is not a number in this format."""
-        if not isinstance(value, str):
-            return _finite(value)
+        is_text = isinstance(value, str)
         # The usual case first, because a regular expression is slower.
-        if self.decimal == "." and "_" not in value:
-            number = _finite(value)
-            if number is not None:
+        if not is_text or (self.decimal == "." and "_" not in value):
+            try:
+                number = float(value)
+            except (TypeError, ValueError, OverflowError):
+                number = math.nan
+            # float() also accepts "nan" and "inf", which would make the loss NaN.
+            if math.isfinite(number):
                 return number
+        if not is_text:
+            return None
         match = _match(value)
         if match is None or unit_of(match) not in ("", self.unit):
             return None
@@ -78,7 +84,7 @@ class NumberFormat:
         if math.isinf(number):  # such as 1e400
             return None
         signs = match["sign"] + match["inner"]
-        return -number if signs in ("-", "−") or _is_in_brackets(value) else number
+        return -number if signs in ("-", "−") or match["open"] else number
 
     def _plain(self, digits: str) -> str | None:
         """Return digits without separators of thousands, and with a decimal point."""
@@ -194,15 +200,7 @@ def _match(text: str) -> re.Match[str] | None:
     """Match a text with `WRITTEN`; None if it is not a number."""
     # The time of the match is quadratic in the number of spaces after a sign.
     stripped = text.strip()
-    if _is_in_brackets(text):
-        stripped = stripped[1:-1].strip()
     return WRITTEN.fullmatch(stripped) if len(stripped) <= MAX_CHARS else None
-
-
-def _is_in_brackets(text: str) -> bool:
-    """Whether a number is negative because it is in brackets, as accountants write it."""
-    stripped = text.strip()
-    return stripped.startswith("(") and stripped.endswith(")")
 
 
 def _decimal_of(digits: str) -> str:
@@ -221,23 +219,18 @@ def _decimal_of(digits: str) -> str:
     return "" if is_group else mark
 
 
-def _finite(value: Any) -> float | None:
-    try:
-        number = float(value)
-    except (TypeError, ValueError, OverflowError):
-        return None
-    # float() also accepts "nan" and "inf", which would make the loss NaN.
-    return number if math.isfinite(number) else None
-
-
-def has_no_value(value: Any) -> bool:
+def has_no_value(value: Any, texts: Set[str] = NO_VALUE) -> bool:
     """Whether a cell says that there is no value: null, a blank text, or such as "N/A"."""
-    return _says(value, NO_VALUE)
+    # Texts first: this is called several times for each cell of a table.
+    if not isinstance(value, str):
+        return is_null(value)
+    text = value.strip().lower()
+    return not text or text in texts
 
 
 def has_no_number(value: Any) -> bool:
     """Whether a cell says that there is no number or date, such as "N/A" or "unknown"."""
-    return _says(value, NO_NUMBER)
+    return has_no_value(value, NO_NUMBER)
 
 
 def is_null(value: Any) -> bool:
@@ -246,11 +239,3 @@ def is_null(value: Any) -> bool:
         return value != value  # only NaN is not equal to itself
     # pandas need not be installed. Its NaT is an instance of datetime.
     return value is None or type(value).__name__ in ("NAType", "NaTType")
-
-
-def _says(value: Any, texts: Set[str]) -> bool:
-    # Texts first: this is called several times for each cell of a table.
-    if not isinstance(value, str):
-        return is_null(value)
-    text = value.strip().lower()
-    return not text or text in texts

@@ -9,31 +9,20 @@ from typing import Any
 
 import numpy as np
 
-from dxn.core.randomness import evenly_spaced
 from dxn.core.untrusted import shortened
 from dxn.tokenize.base import BadMedia, Reader
-from dxn.tokenize.cells.category_cell import MAX_CHARS, cell_values
-from dxn.tokenize.cells.dates import DateFormat, Moment, are_dates, find_date_format
+from dxn.tokenize.cells.category_cell import cell_values, find_separator
+from dxn.tokenize.cells.dates import DateFormat, Moment, find_date_format
 from dxn.tokenize.cells.numbers import (
     NumberFormat,
-    are_codes,
-    are_numbers,
     find_format,
     has_no_number,
     has_no_value,
 )
-from dxn.tokenize.media import MAX_INSPECTED
 
 # A short code, such as that of a country. "NA" is Namibia in a column of these.
 CODE = re.compile(r"[A-Z]{2}")
 SURE = 0.95  # share of the other values of such a column that are codes
-# Characters between several values of a cell; each part is a value if at least MIN_JOINED of the
-# different cells have it, and there are at most MAX_PARTS as many different parts as cells.
-SEPARATORS = ("|", ";", ",")
-MIN_JOINED, MAX_PARTS = 0.3, 0.5
-MAX_CELL_CHARS = 2_000  # of a cell with several values; longer ones are texts
-# Values with at least this many words on average are sentences, which the text adapter reads.
-SENTENCE_WORDS = 4
 MAX_LISTED = 3  # values in a description
 RawCategory = tuple[str, ...]
 
@@ -78,12 +67,6 @@ class NumberReader(Reader):
             unit = f" and an optional unit {self.format.unit!r}" if self.format.unit else ""
             raise BadMedia(f"must be a number with {mark}{unit}, got {shortened(cell)}")
         return number
-
-    def score(self, cells: Sequence[Any]) -> float:
-        """Return 1 for a column of numbers, but not for booleans, dates and codes."""
-        if any(isinstance(cell, bool) for cell in cells):
-            return 0.0
-        return float(are_numbers(cells) and not are_codes(cells) and not are_dates(cells))
 
     def describe(self, raws: Sequence[float], cells: Sequence[Any]) -> str:
         """Describe the range."""
@@ -146,30 +129,6 @@ class CategoryReader(Reader):
         except ValueError as error:
             raise BadMedia(f"{error}, got {shortened(cell)}") from None
 
-    def score(self, cells: Sequence[Any]) -> float:
-        """Return 0.3 for a column of repeated short values, booleans or codes.
-
-        The score is below that of texts, which repeat less. It is 0.55, above that of texts, for
-        cells with several tags: most combinations occur once, but the tags repeat.
-        """
-        present = [value for value in cells if not has_no_value(value)]
-        if not all(isinstance(value, str | bool | int) for value in present):
-            return 0.0
-        texts = [str(value) for value in present]
-        longest = max(map(len, texts), default=0)
-        separator = find_separator(texts) if 0 < longest <= MAX_CELL_CHARS else None
-        if separator is not None:
-            parts = {part for text in texts for part in text.split(separator)}
-            return 0.55 if max(map(len, parts)) <= MAX_CHARS else 0.0
-        if not texts or len(set(texts)) > len(texts) / 2 or longest > MAX_CHARS:
-            return 0.0
-        is_boolean = all(isinstance(value, bool) for value in present)
-        if not is_boolean and are_numbers(present) and not are_codes(present):
-            return 0.0
-        inspected = list(evenly_spaced(texts, MAX_INSPECTED))
-        num_words = sum(len(text.split()) for text in inspected) / len(inspected)
-        return 0.0 if are_dates(present) else (0.15 if num_words >= SENTENCE_WORDS else 0.3)
-
     def describe(self, raws: Sequence[RawCategory], cells: Sequence[Any]) -> str:
         """Describe the number of values, and name the most frequent ones."""
         counts = Counter(value for raw in raws for value in raw)
@@ -219,28 +178,7 @@ class DateReader(Reader):
             )
         return moment
 
-    def score(self, cells: Sequence[Any]) -> float:
-        """Return 1 for a column of dates or times."""
-        return float(are_dates(cells))
-
     def describe(self, raws: Sequence[Moment], cells: Sequence[Any]) -> str:
         """Describe the range."""
         ordered = sorted(raws, key=lambda moment: moment.days)
         return f"{ordered[0]} to {ordered[-1]}" if ordered else ""
-
-
-def find_separator(values: Sequence[str]) -> str | None:
-    """Return the character that separates several values in the cells of a column.
-
-    None if the cells are single values. Many different cells must consist of few different parts:
-    "Ships, boats" beside "Cars" and "Planes" is one value.
-    """
-    distinct = set(values)
-    for separator in SEPARATORS:
-        joined = [value for value in distinct if separator in value]
-        if len(joined) < MIN_JOINED * len(distinct):
-            continue
-        parts = {part.strip() for value in distinct for part in value.split(separator)}
-        if len(parts) <= MAX_PARTS * len(distinct):
-            return separator
-    return None

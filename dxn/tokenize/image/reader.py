@@ -17,7 +17,7 @@ from torch import Tensor
 
 from dxn.tokenize.base import BadMedia, Reader
 from dxn.tokenize.image.jpeg import decode_jpeg
-from dxn.tokenize.media import bytes_or_path, kinds_of, matching_fraction
+from dxn.tokenize.media import bytes_or_path
 
 # Only common formats. Pillow supports many more, whose decoders are rarely tested or maintained.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF", "AVIF", "PPM")
@@ -95,10 +95,6 @@ class ImageReader(Reader):
             reduced_size=self.reduced_size,
             interpolation=self.interpolation,
         )
-
-    def score(self, cells: Sequence[Any]) -> float:
-        """Return the fraction of the cells that look like images, see `kinds_of`."""
-        return matching_fraction(cells, lambda cell: "image" in kinds_of(cell))
 
     def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
         """Describe the smallest, median and largest size of the cells as width×height."""

@@ -8,7 +8,6 @@ import numpy as np
 
 from dxn.tokenize.media import BadMedia
 
-NPY = b"\x93NUMPY"  # the first bytes of a .npy file
 MAX_SHOWN = 100  # characters of an error
 
 

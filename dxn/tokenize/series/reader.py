@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import re
 import statistics
 from collections.abc import Sequence
 from contextlib import suppress
@@ -15,13 +14,13 @@ import torch
 from torch import Tensor
 
 from dxn.tokenize.base import BadMedia, Reader
-from dxn.tokenize.media import bytes_or_path, matching_fraction
-from dxn.tokenize.series.npy import NPY, read_npy
+from dxn.tokenize.media import bytes_or_path
+from dxn.tokenize.series.npy import read_npy
 from dxn.tokenize.series.values import (
-    SEPARATORS,
+    NPY,
     check_count,
     from_list,
-    is_number,
+    is_series_path,
     parse_series,
     read_csv,
     shortened,
@@ -33,10 +32,7 @@ if TYPE_CHECKING:
     import pyarrow
 
 PARQUET = b"PAR1"  # the first bytes of a file
-SUFFIXES = (".npy", ".csv", ".parquet")
 MAX_BYTES = 200_000_000  # size of a .csv or .parquet file
-# What a text of numbers can consist of: the start of a cell decides quickly in most cases.
-NUMBERS = re.compile(r"[-+\[\s.,;\deE\]?]|nan|null|none|na", re.IGNORECASE)
 
 
 class SeriesReader(Reader):
@@ -95,10 +91,6 @@ class SeriesReader(Reader):
             )
         return raw
 
-    def score(self, cells: Sequence[Any]) -> float:
-        """Return the fraction of the cells that look like series, see `is_series`."""
-        return matching_fraction(cells, is_series)
-
     def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
         """Describe the lengths, the number of channels and the missing values of series."""
         if not raws:
@@ -143,36 +135,6 @@ def read_series(source: Any) -> Tensor | None:
     except ValueError as error:
         raise BadMedia(str(error)) from None
     return None if steps is None else torch.from_numpy(np.ascontiguousarray(steps))
-
-
-def is_series_path(value: str) -> bool:
-    """Whether a cell is the path of a file, and not a text of numbers."""
-    return value.lower().endswith(SUFFIXES)
-
-
-def is_series(value: Any) -> bool:
-    """Whether a cell looks like a series: several numbers, or the path of a file of numbers."""
-    if isinstance(value, str | Path):
-        return is_series_path(str(value)) or _is_text_of_numbers(str(value))
-    if isinstance(value, bytes):
-        return value.startswith(NPY)
-    if isinstance(value, np.ndarray | Tensor):
-        # Arrays of uint8 are pictures.
-        return value.ndim in (1, 2) and value.dtype not in (np.uint8, torch.uint8)
-    if not isinstance(value, list | tuple) or not value:
-        return False
-    first = next((item for item in value if item is not None), None)
-    if isinstance(first, list | tuple) and first:
-        first = next((item for item in first if item is not None), None)
-    return isinstance(first, int | float) and not isinstance(first, bool)
-
-
-def _is_text_of_numbers(text: str) -> bool:
-    if not text or not NUMBERS.match(text):
-        return False
-    words = SEPARATORS.split(text.strip().strip("[]").strip())
-    # Two numbers are usually a range or a place, and a date such as 2026 01 31 has three.
-    return len(words) > 3 and all(map(is_number, words[:100]))
 
 
 def _read_file(path: str) -> Any:

@@ -14,11 +14,15 @@ from typing import Any
 
 import numpy as np
 
+from dxn.tokenize.cells.numbers import NumberFormat, has_no_number
+
 # Values of one series. It is checked before a file is decoded, because a header can promise more
 # than fits into memory.
 MAX_VALUES = 10_000_000
 MAX_SHOWN = 40  # characters of a cell in a message
-MISSING = {"", "na", "n/a", "nan", "null", "none", "?", "-"}
+NPY = b"\x93NUMPY"  # the first bytes of a .npy file
+SUFFIXES = (".npy", ".csv", ".parquet")
+PLAIN = NumberFormat()
 SEPARATORS = re.compile(r"[\s,;]+")
 
 
@@ -55,13 +59,12 @@ def without_end(steps: np.ndarray) -> np.ndarray | None:
 def is_number(word: str) -> bool:
     """Whether a word of a text is a number, or says that there is none."""
     word = word.strip("[]")
-    if word.lower() in MISSING:
-        return True
-    try:
-        float(word)
-    except ValueError:
-        return False
-    return True
+    return has_no_number(word) or PLAIN.parse(word) is not None
+
+
+def is_series_path(value: str) -> bool:
+    """Whether a cell is the path of a file, and not a text of numbers."""
+    return value.lower().endswith(SUFFIXES)
 
 
 def parse_series(text: str) -> Any:
@@ -105,16 +108,15 @@ def from_list(values: Any) -> np.ndarray:
 
 
 def _number(value: Any) -> float:
-    if value is None:
+    if has_no_number(value):
         return math.nan
-    if isinstance(value, str) and value.strip().lower() in MISSING:
-        return math.nan
-    if isinstance(value, bool) or not isinstance(value, int | float | str | np.number):
-        raise ValueError(f"must contain only numbers, got {shortened(value)}")
-    try:
+    if isinstance(value, float | np.floating):  # `to_steps` explains infinity
         return float(value)
-    except (ValueError, OverflowError):
-        raise ValueError(f"must contain only numbers, got {shortened(value)}") from None
+    is_number = isinstance(value, int | str | np.integer) and not isinstance(value, bool)
+    number = PLAIN.parse(value) if is_number else None
+    if number is None:
+        raise ValueError(f"must contain only numbers, got {shortened(value)}")
+    return number
 
 
 def read_csv(content: bytes, kinds: str = ".csv") -> list[list[str]]:

@@ -95,7 +95,7 @@ class TextTokenizer(Tokenizer):
                 characters of " ".join(words).
             words (n,): Index of the word of each token. -1 if raw is not a list of words.
             chars (n, G): Hashed n-grams of the word of each token, 0 for none. Only with `chars`.
-            text: The whole text, from which a baseline learns. Only without augmentation.
+            text: The whole text. Only without augmentation.
         """
         text = self._first(raw)
         lead, tokens, tail = self._encode(text)

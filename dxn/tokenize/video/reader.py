@@ -31,7 +31,6 @@ from dxn.tokenize.image.reader import (
     read_image,
     resize,
 )
-from dxn.tokenize.media import kinds_of, matching_fraction
 from dxn.tokenize.video.options import VideoSampling
 
 if TYPE_CHECKING:  # see dxn.tokenize.container
@@ -90,14 +89,6 @@ class VideoReader(Reader):
             reduced_size=self.reduced_size,
             interpolation=self.interpolation,
         )
-
-    def score(self, cells: Sequence[Any]) -> float:
-        """Return the fraction of the cells that look like videos, see `kinds_of`.
-
-        If there is a reader of images too, it is preferred for a GIF, because the registry lists
-        it first.
-        """
-        return matching_fraction(cells, lambda cell: "video" in kinds_of(cell))
 
     def describe(self, raws: Sequence[Tensor], cells: Sequence[Any]) -> str:
         """Describe the numbers of frames that are read, and the sizes and rates of the files."""
