@@ -12,11 +12,11 @@ from typing import Any, NamedTuple
 import yaml
 
 from dxn.commands import all_commands
-from dxn.config.command import Command, verb_of
+from dxn.config.command import Command
 from dxn.config.groups import CONF, groups, node_of, options
 from dxn.config.help import REQUIRED, Row, command_rows, option_rows, purpose, rows_of
-from dxn.config.schema import signature_from
-from dxn.config.targets import signature_of
+from dxn.config.instantiate import signature_of
+from dxn.config.signatures import signature_from
 
 PAGE = Path(__file__).with_name("config.md")
 INTRO = """# Configuration, key by key
@@ -58,7 +58,7 @@ def page() -> str:
 def command_section(command: type[Command]) -> str:
     """Return the section of a command: its options, except for the groups."""
     summary, rows = signature_from(command).summary, cells(command_rows(command))
-    return "\n".join([f"### dxn {verb_of(command)}", "", summary, "", *table(rows), ""])
+    return "\n".join([f"### dxn {command.verb()}", "", summary, "", *table(rows), ""])
 
 
 def group_section(group: str) -> str:

@@ -19,11 +19,9 @@ import dxn.tasks
 import dxn.tokenize
 from dxn.commands import VERBS, all_commands
 from dxn.commands.train import Train
-from dxn.config.command import verb_of
 from dxn.config.compose import compose
 from dxn.config.groups import CONF, groups, node_of, options
-from dxn.config.instantiate import build, problems_of
-from dxn.config.targets import resolve
+from dxn.config.instantiate import build, complete, resolve
 from dxn.tasks.task import TASKS
 from dxn.tokenize.base import ADAPTERS
 
@@ -214,7 +212,9 @@ def composed():
 
 @pytest.mark.parametrize("choice", list(every_option()))
 def test_every_yaml_composes_without_errors(choice, composed):
-    assert problems_of(composed(choice)) == []
+    problems: list[str] = []
+    complete(composed(choice), problems=problems)
+    assert problems == []
 
 
 def written_nodes(node, prefix: str = "") -> Iterator[tuple[str, dict]]:
@@ -307,7 +307,7 @@ def test_every_command_is_in_the_list_and_describes_its_options():
     modules = {path.stem for path in (PACKAGE / "commands").glob("*.py")}
     assert modules - {"__init__", "options"} == set(VERBS)
     for verb, command in all_commands().items():
-        assert verb_of(command) == verb
+        assert command.verb() == verb
         assert command.usage
         for key, parameter in command.options().parameters.items():
             assert parameter.meaning or parameter.group, f"{verb} {key}"

@@ -18,7 +18,7 @@ from dxn.commands.options import (
 )
 from dxn.config.command import OUTPUT_FOLDER, Group, PathOption
 from dxn.config.environment import interpolations, require_no_interpolations, resolve
-from dxn.config.keys import assign
+from dxn.config.values import assign
 from dxn.runs.paths import interrupted_run
 from dxn.runs.settings import UNUSED_IN_RUN, Settings
 
@@ -171,7 +171,7 @@ def settings_of_run(folder: Path, words: Sequence[str] = (), trust: Sequence[str
         UserError: If it is not a run folder, a `_target_` is not trusted, or an override is wrong.
     """
     # The modules import Hydra, which the help pages do not need.
-    from dxn.config.compose import expand_home, type_problems, valid_overrides
+    from dxn.config.compose import expand_home, valid_overrides, with_defaults
     from dxn.config.words import parse
 
     request = parse(Train, words, infers=False)
@@ -199,7 +199,7 @@ def settings_of_run(folder: Path, words: Sequence[str] = (), trust: Sequence[str
     # Unknown keys first: with them, the types below could not be checked.
     request.stop_on_problems()
     require_no_interpolations({k: v for k, v in values.items() if k not in UNUSED_IN_RUN})
-    request.problems += type_problems(Train, values, request.trust)
+    with_defaults(Train, values, request)  # finds wrong types
     request.stop_on_problems()
     return replace(
         saved,

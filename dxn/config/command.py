@@ -16,9 +16,9 @@ from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, TypeVar
 
-from dxn.config.keys import assign, lookup
-from dxn.config.schema import Parameter, signature_from
-from dxn.config.targets import signature_of
+from dxn.config.instantiate import signature_of
+from dxn.config.signatures import Parameter, signature_from
+from dxn.config.values import assign, lookup
 from dxn.core.errors import UserError
 from dxn.runs.settings import Settings
 
@@ -91,6 +91,11 @@ class Command:
     settings: Settings
     trust: Sequence[str] = ()
 
+    @classmethod
+    def verb(cls) -> str:
+        """Return the name of the command."""
+        return cls.__name__.lower()
+
     def execute(self) -> int:
         """Run the command, and return its exit code."""
         raise NotImplementedError
@@ -98,7 +103,7 @@ class Command:
     def with_output(self, output: str) -> list[str]:
         """Return the words of the same command, which writes its results to a file."""
         options = [line for line in self.settings.overrides if not line.startswith("output=")]
-        return [verb_of(type(self)), *options, f"output={output}"]
+        return [self.verb(), *options, f"output={output}"]
 
     @classmethod
     def compose(cls, words: Sequence[str] = ()) -> Self:
@@ -169,11 +174,6 @@ class Command:
 
 
 C = TypeVar("C", bound=Command)
-
-
-def verb_of(command: type[Command]) -> str:
-    """Return the name of a command."""
-    return command.__name__.lower()
 
 
 def prepare(command: C) -> C:

@@ -8,8 +8,8 @@ from typing import Any
 
 from dxn.config.command import SHORT, Command, Group
 from dxn.config.groups import groups, node_of, options
-from dxn.config.schema import choices
 from dxn.config.signatures import find
+from dxn.config.values import choices
 from dxn.core.errors import UserError
 
 FLAGS = ("--help", "--version", "--completion")

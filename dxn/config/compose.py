@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -16,13 +16,12 @@ from hydra.errors import HydraException
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from dxn.config.command import Command, verb_of
+from dxn.config.command import Command
 from dxn.config.environment import Texts, resolve
 from dxn.config.groups import CONF, groups, keys_of_experiments, node_of, options
-from dxn.config.instantiate import expand_defaults, merge_options, problems_of
-from dxn.config.keys import all_keys, assign, lookup, type_of
-from dxn.config.schema import NO_DEFAULT, Signature, problem, suggestion
-from dxn.config.targets import check_targets, signature_of
+from dxn.config.instantiate import SPECIAL, complete, merge_options, signature_of
+from dxn.config.signatures import NO_DEFAULT, Parameter, Signature
+from dxn.config.values import assign, lookup, suggestion, value_type
 from dxn.config.words import Request, parse, typed_value
 from dxn.core.errors import UserError, similar
 from dxn.core.printable import quoted
@@ -48,16 +47,17 @@ def compose(command: type[Command], words: Sequence[str] = ()) -> Settings:
         return saved
     # Hydra composes only the files. Whether the keys of the other overrides exist is known after
     # that: Hydra itself stops at the first unknown key, and does not suggest the right one.
-    files = _compose_files(command, request) if command.options().groups else {}
-    base = _expanded(files, command, request)
-    for override, value in valid_overrides(command, base, request):
+    values = _compose_files(command, request) if command.options().groups else {}
+    for override, value in valid_overrides(command, values, request):
         key = override.key_or_group
-        _, old = lookup(files, key)
+        _, old = lookup(values, key)
         # A mapping, such as backbone={dropout: 0.1}, changes only the keys that it contains.
         is_merged = isinstance(value, Mapping) and isinstance(old, Mapping)
-        assign(files, key, merge_options(old, value) if is_merged else value)
-    values, hidden = _resolved(_expanded(files, command, request), command, request)
-    request.problems += type_problems(command, values, request.trust_all)
+        assign(values, key, merge_options(old, value) if is_merged else value)
+    composed = with_defaults(command, values, request)
+    values, hidden = _resolved(composed, command, request)
+    if values != composed:
+        with_defaults(command, values, request)  # checks the types of the resolved values
     request.stop_on_problems()
     chosen = {o.key_or_group for o in (*request.groups, *request.values)} | {*request.literal}
     if "experiment" in chosen:
@@ -81,7 +81,7 @@ def valid_overrides(
 
     Args:
         command: The command.
-        values: A configuration whose defaults have been added.
+        values: The configuration, with or without its defaults.
         request: The parsed words.
     """
     parameters = command.options().parameters
@@ -97,18 +97,111 @@ def valid_overrides(
     return known
 
 
-def type_problems(
-    command: type[Command], values: Mapping[str, Any], trust: Sequence[str]
-) -> list[str]:
-    """Return one line per value of a wrong type."""
-    top = []
-    for key, parameter in command.options().by_key.items():
-        exists, value = lookup(values, key)
-        if exists and (wrong := problem(value, parameter.type, parameter.default)):
-            top.append(f"{key}: {wrong}")
+def with_defaults(
+    command: type[Command], values: Mapping[str, Any], request: Request
+) -> dict[str, Any]:
+    """Return values with all defaults. What is wrong in them is added to the problems."""
+    options = command.options()
+    problems: list[str] = []
+    own = Signature(f"dxn {command.verb()}", parameters=options.parameters)
+    result = complete(values, request.trust_all, problems=problems, signature=own)
+    for name, parameter in options.parameters.items():
+        if name in options.groups and not options.groups[name].is_part:
+            del result[name]
+        # The class of a group of options of the command itself, such as weights, is always known.
+        elif parameter.group is not None and isinstance(result.get(name), dict):
+            result[name].pop("_target_", None)
     # A wrong `seed` is also a wrong data.seed and trainer.seed, which the user did not type.
-    nested = problems_of(values, trust)
-    return [*top, *(line for line in nested if not any(line.endswith(f".{each}") for each in top))]
+    request.problems += [
+        line for line in problems if not any(line.endswith(f".{each}") for each in problems)
+    ]
+    return result
+
+
+def type_of(
+    key: str, values: Mapping[str, Any], parameters: Mapping[str, Parameter], trust: Sequence[str]
+) -> Any:
+    """Return the type of a key that can be set; None if there is no such key.
+
+    Args:
+        key: Dotted name.
+        values: The configuration, with or without its defaults.
+        parameters: Parameters of the command, which describe the top-level keys.
+        trust: Top-level packages besides dxn whose code may be used.
+    """
+    node: Any = values
+    known: Signature | None = Signature("", parameters=parameters)
+    annotation: Any = None
+    path = ""
+    for name in key.split("."):
+        parameter = None
+        if known is not None:
+            parameter = known.parameters.get(name)
+            if parameter is None and known.others is not None:
+                names = _columns(values, trust)
+                parameter = known.others if names is None or name in names else None
+            annotation = None if parameter is None else parameter.type
+            if name in SPECIAL and path:
+                annotation = Any
+        elif value_type(annotation) is not None:
+            annotation = value_type(annotation)
+        elif isinstance(node, Mapping) and (name in node or (path and not node)):
+            # A mapping without a class, such as adapters or pretrain. An empty one of a YAML file
+            # is to be filled.
+            annotation = Any
+        elif annotation is not Any or node is not None:  # a new node of a mapping can have any key
+            return None
+        if annotation is None:
+            return None
+        node = node.get(name) if isinstance(node, Mapping) else None
+        if node is None and parameter is not None and isinstance(parameter.default, Mapping):
+            node = parameter.default
+        path = f"{path}.{name}" if path else name
+        target = node.get("_target_") if isinstance(node, Mapping) else None
+        target = target or (None if parameter is None else parameter.group)
+        known = None if target is None else signature_of(target, key=path, trust=trust)
+    return annotation
+
+
+def all_keys(
+    values: Mapping[str, Any],
+    parameters: Mapping[str, Parameter],
+    trust: Sequence[str],
+    prefix: str = "",
+) -> Iterator[str]:
+    """Yield all keys that can be set, for a suggestion. See `type_of` for the arguments."""
+    for name in dict.fromkeys([*values, *parameters]):
+        if name in SPECIAL:
+            continue
+        path, value = f"{prefix}{name}", values.get(name)
+        yield path
+        group = parameters[name].group if name in parameters else None
+        if value is None and group is not None:
+            # Setting an option of a group whose default is null turns the group on, so the options
+            # of the group are keys too.
+            value = {"_target_": group}
+        if isinstance(value, Mapping):
+            target = value.get("_target_", group)
+            below = {} if target is None else signature_of(target, key=path, trust=trust).parameters
+            yield from all_keys(value, below, trust, f"{path}.")
+
+
+def _columns(values: Mapping[str, Any], trust: Sequence[str]) -> set[str] | None:
+    """Return the names of the columns that a table can have: its inputs and their modalities.
+
+    They differ if two adapters read the same modality, such as text and title. None: any name,
+    because the command has no adapters.
+    """
+    adapters = values.get("adapters")
+    if not isinstance(adapters, Mapping):
+        return None
+    names = set(adapters)
+    for name, node in adapters.items():
+        if isinstance(node, Mapping) and "_target_" in node:
+            signature = signature_of(node["_target_"], key=f"adapters.{name}", trust=trust)
+            # A class attribute in dxn, but the protocol also allows an attribute of the instance.
+            names |= {signature.modality} if signature.modality is not None else set()
+    return names
 
 
 def expand_home(value: Any) -> Any:
@@ -135,7 +228,7 @@ def _compose_files(command: type[Command], request: Request) -> dict[str, Any]:
     for key, parameter in command.options().by_key.items():
         if parameter.default is not NO_DEFAULT:
             assign(own, key, parameter.default)
-    primary = f"dxn_{verb_of(command)}"
+    primary = f"dxn_{command.verb()}"
     ConfigStore.instance().store(name=primary, node=own)
     # Hydra searches the folder of dxn first, so a file of the user cannot replace one of dxn.
     paths = ",".join(quoted(f"file://{folder}") for folder in request.folders[1:])
@@ -178,26 +271,6 @@ def _checked_groups(request: Request, command: type[Command]) -> list[str]:
             # the defaults, as all groups of dxn are.
             lines.append(str(override.input_line).lstrip("+"))
     return lines
-
-
-def _expanded(values: Any, command: type[Command], request: Request) -> dict[str, Any]:
-    """Add the defaults of all signatures."""
-    options = command.options()
-    try:
-        check_targets(values, request.trust_all)
-        own = Signature("", parameters=options.parameters)
-        expanded = expand_defaults(values, request.trust_all, signature=own)
-    except UserError as error:
-        _stop(request, str(error))
-    for name in values.keys() - options.parameters:  # of a file of the user
-        request.problems.append(f"{name}: dxn {verb_of(command)} has no such key")
-    for name, parameter in options.parameters.items():
-        if name in options.groups and not options.groups[name].is_part:
-            del expanded[name]
-        # The class of a group of options of the command itself, such as weights, is always known.
-        elif parameter.group is not None and isinstance(expanded.get(name), dict):
-            expanded[name].pop("_target_", None)
-    return expanded
 
 
 def _resolved(
@@ -265,7 +338,7 @@ def _advice(key: str, command: type[Command], values: Mapping[str, Any], request
     if hint := suggestion(key, list(all_keys(values, parameters, trust))):
         return hint
     has_parts = "trainer" in parameters
-    shown = "show prints" if has_parts else f"{verb_of(command)} --help lists"
+    shown = "show prints" if has_parts else f"{command.verb()} --help lists"
     return f" dxn {shown} all keys"
 
 

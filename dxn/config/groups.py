@@ -12,8 +12,8 @@ from typing import Any
 
 import yaml
 
-from dxn.config.keys import leaves
-from dxn.config.targets import CONF
+from dxn.config.instantiate import CONF
+from dxn.config.values import leaves
 from dxn.core.errors import UserError
 
 ENTRY_POINTS = "dxn.conf"

@@ -12,11 +12,11 @@ from typing import Any
 
 import yaml
 
-from dxn.config.command import SHORT, Command, is_path, verb_of
+from dxn.config.command import SHORT, Command, is_path
 from dxn.config.groups import CONF, add_folders, file_of, groups, node_of, options
-from dxn.config.instantiate import expand_defaults
-from dxn.config.schema import describe, signature_from, suggestion
-from dxn.config.targets import signature_of
+from dxn.config.instantiate import completed, signature_of
+from dxn.config.signatures import signature_from
+from dxn.config.values import describe, suggestion
 from dxn.core.errors import UserError, similar
 
 NULL = "null"
@@ -93,7 +93,7 @@ def option_rows(
 def rows_of(node: Mapping[str, Any], prefix: str, trust: Sequence[str] = ()) -> Iterator[Row]:
     """Yield every key of a node, including those of nested groups of options."""
     signature = signature_of(node["_target_"], key=prefix, trust=trust)
-    values = expand_defaults(node, trust)
+    values = completed(node, trust)
     for name, parameter in signature.parameters.items():
         if parameter.required and name not in values:
             continue
@@ -180,7 +180,7 @@ def overview(commands: Mapping[str, type[Command]]) -> str:
 def command_page(command: type[Command]) -> str:
     """Return the page of `dxn VERB --help`."""
     used = command.options().groups
-    lines = [f"dxn {verb_of(command)}: {_summary(command)}.", ""]
+    lines = [f"dxn {command.verb()}: {_summary(command)}.", ""]
     lines += [f"  {example}" for example in command.usage]
     if "trainer" in used:
         for name, rows in _common_rows(command):

@@ -1,23 +1,46 @@
-"""Build objects from configuration nodes.
+"""Build objects from configuration nodes, and decide which code a configuration may name.
 
 A node is a mapping with the key `_target_`, the dotted name of a class or function, and the
-arguments of the call. `dxn.config.targets` decides which targets are allowed.
+arguments of the call. Importing a module runs its code, and a configuration may come from an
+untrusted source. Therefore a target must belong to dxn or to a package that the user trusts; any
+other target is refused before anything is imported. Only this module imports what a configuration
+names.
 """
 
 from __future__ import annotations
 
 import copy
-import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+import importlib
+import inspect
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from dxn.config.schema import NO_DEFAULT, Signature, problem, suggestion
-from dxn.config.targets import check_targets, nodes_in, resolve, signature_of
+from dxn.config import signatures
+from dxn.config.signatures import NO_DEFAULT, Parameter, Signature, signature_from
+from dxn.config.values import problem, suggestion
 from dxn.core.errors import UserError
 
 Plain = Mapping[str, Any]
 
 SPECIAL = ("_target_", "_partial_")
+# Values that are not known yet: interpolations, and values that the user must set.
+UNRESOLVED = re.compile(r"\$\{|\?\?\?")
+ANYTHING = Signature("", others=Parameter())  # of a mapping without a class
+# Packages whose classes a node may name. A model folder may only name parts of a model. A data
+# source, for example, could read other files.
+MODEL_PACKAGES = ("dxn.tokenize", "dxn.models", "dxn.tasks")
+PACKAGES = (*MODEL_PACKAGES, "dxn.data", "dxn.training", "dxn.datasets")
+# The signatures of its groups of options, such as weights, can be read, but nothing can be built.
+COMMANDS = "dxn.commands"
+CONF = Path(__file__).parents[1] / "conf"
+# The underscore is excluded at the start of each name, so that a target cannot reach __init__,
+# __class__ or __builtins__.
+DOTTED_NAME = re.compile(r"[A-Za-z]\w*(\.[A-Za-z]\w*)+")
 
 
 def build(node: Plain, *, key: str, trust: Sequence[str] = (), **extra: Any) -> Any:
@@ -34,11 +57,8 @@ def build(node: Plain, *, key: str, trust: Sequence[str] = (), **extra: Any) -> 
     Raises:
         UserError: If the target is refused, an argument is wrong, or the constructor fails.
     """
-    check_targets(node if "_target_" in node else {**node, "_target_": None}, trust, key=key)
-    expanded = expand_defaults(node, trust, key=key)
-    if problems := problems_of(expanded, trust, key=key):
-        raise UserError("\n".join(problems))
-    return _make(expanded, key, trust, extra)
+    # A node without a class is refused, too.
+    return _make(completed({"_target_": None, **node}, trust, key=key), key, trust, extra)
 
 
 def _make(value: Any, key: str, trust: Sequence[str], extra: Plain) -> Any:
@@ -87,7 +107,7 @@ def _make(value: Any, key: str, trust: Sequence[str], extra: Plain) -> Any:
         raise UserError(f"{key}: {type(error).__name__}: {error}") from error
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclass(frozen=True)
 class Partial:
     """A callable that builds the object of a node with further arguments of the caller.
 
@@ -104,7 +124,7 @@ class Partial:
     node: Plain
     key: str
     trust: tuple[str, ...] = ()
-    known: Plain = dataclasses.field(default_factory=dict)
+    known: Plain = field(default_factory=dict)
 
     def __call__(self, **extra: Any) -> Any:
         """Build the object."""
@@ -112,47 +132,86 @@ class Partial:
         return _make(node, self.key, self.trust, {**self.known, **extra})
 
 
-def expand_defaults(
-    node: Any, trust: Sequence[str] = (), *, key: str = "", signature: Signature | None = None
+def completed(node: Any, trust: Sequence[str] = (), *, key: str = "") -> Any:
+    """Return a copy of a configuration with all defaults, see `complete`.
+
+    Raises:
+        UserError: If something is wrong in it.
+    """
+    problems: list[str] = []
+    result = complete(node, trust, problems=problems, key=key)
+    if problems:
+        raise UserError("\n".join(problems))
+    return result
+
+
+def complete(
+    node: Any,
+    trust: Sequence[str] = (),
+    *,
+    problems: list[str],
+    key: str = "",
+    signature: Signature | None = None,
+    group: str | None = None,
 ) -> Any:
-    """Return a copy of a configuration with the defaults of all arguments that it leaves out.
+    """Return a copy of a configuration with all defaults, and find what is wrong in it.
 
     A default that is a dataclass (a group of options) becomes a node. A group with only some of its
     options, such as `norm: {eps: 1e-6}`, is completed. Arguments without a default are not added.
+    Types of values with interpolations are not checked.
 
     Args:
         node: The configuration, or a part of it.
         trust: Top-level packages besides dxn whose code may be used.
+        problems: List to which problems are appended: one line per target that is refused, argument
+            that a target does not have, and value of a wrong type.
         key: Dotted key of the node in the configuration.
         signature: That of the node. Default: that of its `_target_`, if it has one.
+        group: Dotted name of the class that the node must describe. Default: any class.
     """
     if isinstance(node, list | tuple):
-        return [expand_defaults(item, trust, key=f"{key}.{i}") for i, item in enumerate(node)]
+        pairs = enumerate(node)
+        return [complete(each, trust, problems=problems, key=f"{key}.{i}") for i, each in pairs]
     if not isinstance(node, Mapping):
         return node
     if signature is None and "_target_" in node:
-        signature = signature_of(node["_target_"], key=key, trust=trust)
+        try:
+            signature = signature_of(node["_target_"], key=key, trust=trust)
+        except UserError as error:
+            problems.append(str(error))
+            return node
+        if group is not None and group not in signature.bases:
+            expected = group.rpartition(".")[2]
+            problems.append(f"{key}: must be {expected}, got {node['_target_']}")
+    signature = signature or ANYTHING
     # In the order of the signature, which is the order in which `dxn show` prints them.
     expanded = {name: node[name] for name in SPECIAL if name in node}
-    parameters = {} if signature is None else signature.parameters
-    others = None if signature is None else signature.others
-    for name in [*parameters, *node]:
-        # Names that are not parameters are arguments of **kwargs, or unknown: reported later.
-        if name in expanded:
+    for name, parameter in signature.parameters.items():
+        if name in node:
+            expanded[name] = node[name]
+        elif parameter.default is not NO_DEFAULT:
+            # A copy, because configurations are changed in place, and signatures are shared.
+            expanded[name] = copy.deepcopy(parameter.default)
+    for name, value in node.items():
+        path = f"{key}.{name}" if key else str(name)
+        parameter = signature.parameter(name)
+        if name in SPECIAL:
             continue
-        parameter = parameters.get(name, others)
-        # A copy, because configurations are changed in place, and signatures are shared.
-        default = copy.deepcopy(NO_DEFAULT if parameter is None else parameter.default)
-        if name not in node:
-            if default is not NO_DEFAULT:
-                expanded[name] = default
+        if parameter is None:
+            hint = suggestion(str(name), list(signature.parameters))
+            wrong = f"{signature.name} has no such argument{';' if hint else ''}{hint}"
+            problems.append(f"{path}: {wrong}")
+            expanded[name] = value
             continue
-        value = node[name]
-        group = None if parameter is None else parameter.group
-        if group is not None and isinstance(value, Mapping) and "_target_" not in value:
-            base = default if isinstance(default, Mapping) else {"_target_": group}
+        expected = parameter.group if isinstance(value, Mapping) else None
+        if expected is not None and "_target_" not in value:
+            default = parameter.default
+            base = default if isinstance(default, Mapping) else {"_target_": expected}
             value = merge_options(base, value)
-        expanded[name] = expand_defaults(value, trust, key=f"{key}.{name}" if key else name)
+        elif expected is None and not (isinstance(value, str) and UNRESOLVED.search(value)):
+            wrong = problem(value, parameter.type, parameter.default)
+            problems += [f"{path}: {wrong}"] if wrong else []
+        expanded[name] = complete(value, trust, problems=problems, key=path, group=expected)
     return expanded
 
 
@@ -167,25 +226,116 @@ def merge_options(base: Plain, options: Plain) -> dict[str, Any]:
     return merged
 
 
-def problems_of(values: Any, trust: Sequence[str] = (), *, key: str = "") -> list[str]:
-    """Return one line per argument that a target does not have, or whose value has a wrong type."""
-    problems = []
-    for path, node in nodes_in(values, key):
-        signature = signature_of(node["_target_"], key=path, trust=trust)
-        for name, value in node.items():
-            parameter = signature.parameter(name)
-            if name in SPECIAL:
-                continue
-            if parameter is None:
-                hint = suggestion(str(name), list(signature.parameters))
-                wrong = f"{signature.name} has no such argument{';' if hint else ''}{hint}"
-            elif parameter.group is not None and isinstance(value, Mapping):
-                target = value.get("_target_", parameter.group)
-                bases = signature_of(target, key=f"{path}.{name}", trust=trust).bases
-                expected = parameter.group.rpartition(".")[2]
-                wrong = None if parameter.group in bases else f"must be {expected}, got {target}"
-            else:
-                wrong = problem(value, parameter.type, parameter.default)
-            if wrong is not None:
-                problems.append(f"{path}.{name}: {wrong}" if path else f"{name}: {wrong}")
-    return problems
+# Targets
+
+
+def check_targets(
+    values: Any, trust: Sequence[str] = (), *, packages: Sequence[str] = PACKAGES, key: str = ""
+) -> None:
+    """Check all targets of a configuration without importing anything.
+
+    Args:
+        values: A configuration, or any part of one.
+        trust: Top-level packages besides dxn whose code may be used.
+        packages: Packages of dxn whose classes are allowed.
+        key: Dotted key of the values in the configuration.
+
+    Raises:
+        UserError: One line per refused target.
+    """
+    refusals = [
+        _refusal(node["_target_"], path, trust, packages) for path, node in nodes_in(values, key)
+    ]
+    if any(refusals):
+        raise UserError("\n".join(filter(None, refusals)))
+
+
+def resolve(
+    target: Any, *, key: str, trust: Sequence[str] = (), packages: Sequence[str] = PACKAGES
+) -> Callable[..., Any]:
+    """Import the class or function that a target names.
+
+    Raises:
+        UserError: If it is refused or does not exist.
+    """
+    if refusal := _refusal(target, key, trust, packages):
+        raise UserError(refusal)
+    module_name, _, name = target.rpartition(".")
+    try:
+        module = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        raise UserError(f"{key}: {target} cannot be imported: {error}") from error
+    except Exception as error:  # code of a trusted package that fails while it is imported
+        raise UserError(f"{key}: importing {module_name} failed: {error!r}") from error
+    part: Any = getattr(module, name, None)
+    is_error = inspect.isclass(part) and issubclass(part, BaseException)
+    # The module that defines it, because modules also contain what they import:
+    # dxn.models.attention.nn.Linear is a class of torch.
+    defined_in = f"{part.__module__}." if inspect.isclass(part) or inspect.isfunction(part) else ""
+    if is_error or not defined_in.startswith(tuple(f"{each}." for each in (*packages, *trust))):
+        raise UserError(f"{key}: {module_name} has no part {name}")
+    return part
+
+
+def signature_of(target: Any, *, key: str, trust: Sequence[str] = ()) -> Signature:
+    """Return the signature of the class or function that a target names.
+
+    A part of dxn is not imported if its signature is stored.
+
+    Raises:
+        UserError: If the target is refused or does not exist.
+    """
+    packages = (*PACKAGES, COMMANDS)
+    if refusal := _refusal(target, key, trust, packages):
+        raise UserError(refusal)
+    stored = signatures.find(target)
+    if stored is not None:
+        return stored
+    return signature_from(resolve(target, key=key, trust=trust, packages=packages))
+
+
+def _refusal(target: Any, key: str, trust: Sequence[str], packages: Sequence[str]) -> str | None:
+    if not isinstance(target, str) or not DOTTED_NAME.fullmatch(target):
+        return f"{key}: _target_ must be the dotted name of a class or function, got {target!r}"
+    top = target.partition(".")[0]
+    # The standard library contains no parts of models, but functions that run programs.
+    may_be_trusted = top != "dxn" and top not in sys.stdlib_module_names
+    if top in trust and may_be_trusted:
+        return None
+    if not any(target.startswith(f"{package}.") for package in packages):
+        advice = f"; if you trust the code of this package, add trust=[{top}]"
+        return (
+            f"{key}: {target} does not belong to dxn and was not imported"
+            f"{advice if may_be_trusted else ''}"
+        )
+    # "Building" a function calls it, and not every function of dxn is harmless. Only the functions
+    # that dxn's own YAML files name are allowed.
+    if target.rpartition(".")[2][0].islower() and target not in functions_of_dxn():
+        return f"{key}: dxn has no part {target}"
+    return None
+
+
+# Cached, because it reads all YAML files and is needed for every function.
+@functools.cache
+def functions_of_dxn() -> frozenset[str]:
+    """Return the dotted names of the parts in dxn's own YAML files."""
+    pattern = re.compile(r"_target_: (dxn\.\S+)")
+    names: set[str] = set()
+    for path in CONF.rglob("*.yaml"):
+        names.update(pattern.findall(path.read_text(encoding="utf-8")))
+    return frozenset(names)
+
+
+def nodes_in(values: Any, key: str = "") -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """Yield all nodes of a configuration, which are mappings with `_target_`, with their keys."""
+    if isinstance(values, Mapping):
+        if "_target_" in values:
+            yield key, values
+        items: Iterable[tuple[Any, Any]] = values.items()
+    elif isinstance(values, list | tuple):
+        items = enumerate(values)
+    else:
+        return
+    prefix = f"{key}." if key else ""
+    for name, value in items:
+        yield from nodes_in(value, f"{prefix}{name}")

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field, model_validator
 
-from dxn.config.targets import MODEL_PACKAGES, check_targets
+from dxn.config.instantiate import MODEL_PACKAGES, check_targets
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, check_sums
 from dxn.core.schema import Strict, validated

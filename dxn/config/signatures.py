@@ -1,5 +1,7 @@
-"""The signatures of dxn's own parts, stored in conf/signatures.json, which git ignores.
+"""What a configuration may contain: the parameters of a class or function, and their types.
 
+The types are annotations of Python. Classes in them are replaced by their dotted names (`Node`), so
+that the signatures of dxn's own parts can be stored in conf/signatures.json, which git ignores.
 Importing the parts themselves also imports torch, which takes seconds. With the stored signatures,
 a mistyped option is answered at once. Without the file, or if it is not current, everything works,
 but a command starts slower.
@@ -14,23 +16,221 @@ import dataclasses
 import functools
 import hashlib
 import importlib
+import inspect
 import json
+import re
+import types
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any, Literal, Union
 
 import annotated_types
 
-from dxn.config.schema import Node, Parameter, Signature, class_path, signature_from
 from dxn.core.files import write_text
 
 ROOT = Path(__file__).parents[1]
 PATH = ROOT / "conf" / "signatures.json"
 # Packages whose code determines a signature. It is slower to find out which files of them do.
 SOURCES = ("core", "config", "tokenize", "models", "tasks", "data", "datasets", "training")
-# The names in the types of the file, as Python prints them.
+# The default of a parameter that has none, or whose default YAML cannot represent.
+NO_DEFAULT: Any = inspect.Parameter.empty
+# Arguments that the calling code passes to `build`. They are not keys of the configuration.
+FROM_CALLER = ("inputs", "readers", "adapters")
 NAMES = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "a string",
+    types.NoneType: "null",
+    Any: "any value",
+}
+UNIONS = (Union, types.UnionType)  # of Optional[int] and int | None
+
+
+@dataclass(frozen=True)
+class Node:
+    """Marks the type of an argument that is built from a node: Annotated[Mapping, Node(CLASS)].
+
+    Args:
+        path: Dotted name of the class.
+        is_group: Whether the class is a group of options, which is a dataclass.
+    """
+
+    path: str
+    is_group: bool = False
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """A parameter of a class or function.
+
+    Args:
+        type: Type of its values, see `plain_type`.
+        default: Default as plain data; NO_DEFAULT if there is none that YAML can represent.
+        required: Whether a call must set it.
+        meaning: Its entry in the section Args of the docstring.
+        group: Dotted name of the group of options that it is, such as the one of backbone.norm.
+    """
+
+    type: Any = Any
+    default: Any = NO_DEFAULT
+    required: bool = False
+    meaning: str = ""
+    group: str | None = None
+
+    @property
+    def marks(self) -> tuple[Any, ...]:
+        """What annotations such as Annotated[str, PATH] add to the type, or to its alternatives."""
+        members = (self.type, *typing.get_args(self.type))
+        return tuple(mark for each in members for mark in getattr(each, "__metadata__", ()))
+
+
+@dataclass(frozen=True)
+class Signature:
+    """The parameters of a class or function that a configuration can set.
+
+    Args:
+        path: Dotted name of the module that defines it, and its name there.
+        summary: First paragraph of the docstring.
+        parameters: Parameters by name, without *args and **kwargs.
+        from_caller: Further parameters, which the calling code of dxn passes.
+        others: The **kwargs parameter; None if there is none.
+        bases: Dotted names of the dataclass and its base classes, for a dataclass.
+        modality: Class attribute `modality`, which adapters have.
+    """
+
+    path: str
+    summary: str = ""
+    parameters: Mapping[str, Parameter] = field(default_factory=dict)
+    from_caller: Sequence[str] = ()
+    others: Parameter | None = None
+    bases: Sequence[str] = ()
+    modality: str | None = None
+
+    @property
+    def name(self) -> str:
+        """Name of the class or function."""
+        return self.path.rpartition(".")[2]
+
+    def parameter(self, name: str) -> Parameter | None:
+        """Return the parameter that an argument is for; None if there is no such argument."""
+        # The calling code passes objects, which need no check.
+        return self.parameters.get(name, Parameter() if name in self.from_caller else self.others)
+
+
+# Cached, because evaluating postponed annotations is slow compared with the checks that need them.
+@functools.cache
+def signature_from(
+    target: Callable[..., Any], from_caller: tuple[str, ...] | None = None
+) -> Signature:
+    """Read the signature of a class or function.
+
+    Args:
+        target: The class or function.
+        from_caller: Names of the parameters that are not keys of the configuration. Default:
+            FROM_CALLER, and none for a group of options.
+    """
+    record: Any = target
+    fields = dataclasses.fields(record) if dataclasses.is_dataclass(record) else None
+    if from_caller is None:
+        from_caller = FROM_CALLER if fields is None else ()
+    mro = [each for each in getattr(target, "__mro__", ()) if "__dataclass_fields__" in vars(each)]
+    meanings: dict[str, str] = {}
+    # A dataclass describes only the fields that it adds to those of its base classes.
+    for each in (*reversed(mro), target):
+        # A name is indented by four spaces, and the lines that continue its description by more.
+        section = (inspect.getdoc(each) or "").partition("Args:\n")[2].partition("\n\n")[0]
+        entries = re.findall(r"^    ([*\w]+): (.+(?:\n     .+)*)$", section, re.MULTILINE)
+        meanings |= {name.lstrip("*"): " ".join(text.split()) for name, text in entries}
+    try:
+        # The generated __init__ of a dataclass has no access to the names of its module.
+        source = target.__init__ if inspect.isclass(target) and fields is None else target
+        annotations = typing.get_type_hints(source, include_extras=True)
+    except (NameError, TypeError):
+        annotations = {}  # a module can import names for type checkers only
+    factories = {each.name: each.default_factory for each in fields or ()}
+    parameters: dict[str, Parameter] = {}
+    passed = []
+    others = None
+    for name, parameter in inspect.signature(target).parameters.items():
+        annotation = plain_type(annotations.get(name, Any))
+        meaning = meanings.get(name, "")
+        if parameter.kind is parameter.VAR_KEYWORD:
+            others = Parameter(annotation, meaning=meaning)
+        elif name in from_caller:
+            passed.append(name)
+        elif parameter.kind is not parameter.VAR_POSITIONAL:
+            required = parameter.default is parameter.empty
+            factory = factories.get(name, dataclasses.MISSING)
+            has_factory = factory is not dataclasses.MISSING
+            default = plain_default(factory() if has_factory else parameter.default)
+            members = (annotation, *typing.get_args(annotation))
+            marks = [mark for each in members for mark in getattr(each, "__metadata__", ())]
+            groups = [mark.path for mark in marks if isinstance(mark, Node) and mark.is_group]
+            group = groups[0] if groups else None
+            parameters[name] = Parameter(annotation, default, required, meaning, group)
+    modality = getattr(target, "modality", None)
+    return Signature(
+        path=class_path(target),
+        summary=(inspect.getdoc(target) or "").split("\n\n")[0].replace("\n", " "),
+        parameters=parameters,
+        from_caller=passed,
+        others=others,
+        bases=[class_path(each) for each in mro],
+        # A property, which the class of an instance may have, is not a name.
+        modality=modality if isinstance(modality, str) else None,
+    )
+
+
+def plain_type(annotation: Any) -> Any:
+    """Return an annotation that needs no class of its module: classes become a `Node`."""
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if annotation is None:
+        return types.NoneType
+    if origin in UNIONS:
+        return Union[tuple(plain_type(member) for member in arguments)]  # noqa: UP007
+    if origin is Annotated:
+        return Annotated[(plain_type(arguments[0]), *arguments[1:])]
+    if origin is Literal or annotation in NAMES:
+        return annotation
+    outer = origin or annotation
+    # A type variable is not a class. Any is one since Python 3.11. Nothing can be checked.
+    if not isinstance(outer, type) or outer in (Any, inspect.Parameter.empty, object):
+        return Any
+    if issubclass(outer, Mapping):
+        return Mapping[str, plain_type(arguments[1]) if len(arguments) == 2 else Any]
+    if issubclass(outer, Sequence):
+        return Sequence[plain_type(arguments[0]) if arguments else Any]
+    # As the configuration has it: a node, from which the object is built.
+    node = Node(class_path(outer), dataclasses.is_dataclass(outer))
+    return Annotated[Mapping[str, Any], node]
+
+
+def plain_default(default: Any) -> Any:
+    """Return a default value as plain data; NO_DEFAULT if YAML cannot represent it."""
+    if dataclasses.is_dataclass(default) and not isinstance(default, type):
+        fields = [f.name for f in dataclasses.fields(default) if f.init]
+        values = {name: plain_default(getattr(default, name)) for name in fields}
+        return {"_target_": class_path(type(default)), **values}
+    if isinstance(default, list | tuple):
+        return [plain_default(item) for item in default]
+    if isinstance(default, Mapping):
+        return {name: plain_default(value) for name, value in default.items()}
+    is_scalar = default is None or isinstance(default, bool | int | float | str)
+    return default if is_scalar else NO_DEFAULT
+
+
+def class_path(cls: Callable[..., Any]) -> str:
+    """Return the dotted name of a class or function, for `_target_`."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+# The file
+
+# The names in the types of the file, as Python prints them.
+TYPES = {
     **vars(annotated_types),
     "typing": typing,
     "collections": collections,
@@ -55,7 +255,7 @@ def find(target: str, *, outdated: bool = False) -> Signature | None:
 
 def update() -> None:
     """Write the file with the parts that dxn's own YAML files name, unless it is current."""
-    from dxn.config.targets import functions_of_dxn, resolve
+    from dxn.config.instantiate import functions_of_dxn, resolve
 
     if not read().is_current:
         write({name: resolve(name, key=name) for name in functions_of_dxn()})
@@ -112,7 +312,7 @@ def read() -> Stored:
                 text = each.get("type", "typing.Any")
                 if text not in types:
                     # The file belongs to the package, like its modules.
-                    types[text] = eval(text, NAMES)
+                    types[text] = eval(text, TYPES)
                 each["type"] = types[text]
             plain["parameters"] = {n: Parameter(**each) for n, each in plain["parameters"].items()}
             others = Parameter(**plain["others"]) if "others" in plain else None

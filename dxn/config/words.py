@@ -12,9 +12,9 @@ from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import Override
 from hydra.errors import HydraException
 
-from dxn.config.command import AS_TYPED, SHORT, Command, is_path, verb_of
+from dxn.config.command import AS_TYPED, SHORT, Command, is_path
 from dxn.config.groups import CONF, add_folders, installed_folders, keys_of_experiments
-from dxn.config.schema import problem
+from dxn.config.values import problem
 from dxn.core.errors import UserError
 from dxn.core.printable import quoted
 
@@ -155,7 +155,7 @@ def _with_keys(command: type[Command], words: Sequence[str]) -> list[str]:
     if misplaced := [word for word in words if word.startswith("=")]:
         raise UserError(f"{misplaced[0]}: write key=value without spaces around the equals sign")
     paths = [word for word in words if is_path(word)]
-    verb, key = verb_of(command), command.path_key
+    verb, key = command.verb(), command.path_key
     if paths and key is None:
         raise UserError(
             f"{paths[0]}: dxn {verb} takes no path; options are written key=value, "

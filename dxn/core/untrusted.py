@@ -1,7 +1,7 @@
 """Reads small data files that may come from an untrusted source: configurations, labels, indices.
 
 A file is read only if it is a regular file inside of its folder and not too large. Its content must
-be plain data without deep nesting. `dxn.config.schema` then checks the types and ranges of its
+be plain data without deep nesting. `dxn.config.values` then checks the types and ranges of its
 values.
 """
 

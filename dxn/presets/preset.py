@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from accelerate.utils import broadcast_object_list
 
-from dxn.config.instantiate import build, expand_defaults
-from dxn.config.keys import assign, lookup, overriding
+from dxn.config.instantiate import build, completed
+from dxn.config.values import assign, lookup, overriding
 from dxn.core.randomness import evenly_spaced
 from dxn.core.tokens import Span, Tokens
 from dxn.data.rows import Source
@@ -98,7 +98,7 @@ def choose_options(
             assign(values, advice.key, advice.value)
             used.append(advice)
     # Another optimizer has other arguments.
-    values = expand_defaults(values, trust)
+    values = completed(values, trust)
     # Interpolations have been resolved already.
     if not is_chosen("trainer.batch_size", chosen):
         values["trainer"]["batch_size"] = values["batch_size"]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from dxn import report as pages
-from dxn.config.keys import leaves, lookup
+from dxn.config.values import leaves, lookup
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.data.tables.read import as_list

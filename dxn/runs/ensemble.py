@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 
 from dxn.config.instantiate import build
-from dxn.config.keys import assign, leaves, lookup
 from dxn.config.model_config import read_config
+from dxn.config.values import assign, leaves, lookup
 from dxn.core.display import is_main_process, print_line, print_rule
 from dxn.core.errors import Interrupted
 from dxn.core.files import SUMS, link, replace_folder, write_sums, write_text

@@ -6,9 +6,8 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from dxn.config.instantiate import build
-from dxn.config.keys import lookup
-from dxn.config.targets import resolve
+from dxn.config.instantiate import build, resolve
+from dxn.config.values import lookup
 from dxn.core.errors import UserError
 from dxn.data.rows import TARGET, InputSpec, Source
 from dxn.data.splits.unlabeled import without_unlabeled

@@ -13,7 +13,7 @@ from typing import Any
 from accelerate.utils import broadcast_object_list
 
 from dxn.config.instantiate import build
-from dxn.config.keys import refuse_without_effect
+from dxn.config.values import refuse_without_effect
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 from pydantic import Field, PositiveInt
 
-from dxn.config.keys import leaves, lookup
+from dxn.config.values import leaves, lookup
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, check_sums, link, replace_folder, write_sums
 from dxn.core.runtime import LAUNCH, RESTARTS

@@ -11,7 +11,7 @@ from typing import Any
 import yaml
 
 from dxn.config.environment import Texts, with_interpolations
-from dxn.config.targets import check_targets
+from dxn.config.instantiate import check_targets
 from dxn.core.errors import UserError
 from dxn.core.files import write_text
 from dxn.core.untrusted import SAFE_LOADER, load_any_yaml, load_yaml

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import dxn.weights
-from dxn.config.instantiate import expand_defaults, merge_options
-from dxn.config.keys import assign, leaves, lookup
+from dxn.config.instantiate import completed, merge_options
+from dxn.config.values import assign, leaves, lookup
 from dxn.core.errors import UserError
 from dxn.runs.filling import InitialWeights
 from dxn.runs.plan import adapter_nodes, readers_of
@@ -142,7 +142,7 @@ class _OptionMerger:
         parts = {key: self.values[key] for key in ("adapters", "fusion", "backbone", "head")}
         # The defaults of the signatures tell which values of a YAML file differ from them.
         bare = {key: _bare(node) for key, node in parts.items()}
-        self.defaults: Config = expand_defaults(bare, settings.trust)
+        self.defaults: Config = completed(bare, settings.trust)
 
     def set(self, path: str, value: Any, *, fixed: bool) -> None:
         """Set an option to the value of a checkpoint.
@@ -217,7 +217,7 @@ def _set_main_options(merger: _OptionMerger, main: PublicModel) -> None:
     else:
         # A family lists only the options in which it differs from the defaults of the signature.
         # All others are fixed as well: backbone.norm.kind=rms would compute another function.
-        structure = expand_defaults({"_target_": merger.values["backbone"]["_target_"]})
+        structure = completed({"_target_": merger.values["backbone"]["_target_"]})
         backbone = merge_options(structure, backbone)
         if "hidden_dim" in head:
             head = {}  # CLIP's projection to the embedding space; a classifier has no such layer

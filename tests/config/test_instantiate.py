@@ -10,9 +10,16 @@ import pytest
 from annotated_types import Ge, Gt, Interval
 
 from dxn.config import signatures
-from dxn.config.instantiate import build, expand_defaults, problems_of
-from dxn.config.schema import Node, describe, plain_type, problem, signature_from
-from dxn.config.targets import MODEL_PACKAGES, check_targets, signature_of
+from dxn.config.instantiate import (
+    MODEL_PACKAGES,
+    build,
+    check_targets,
+    complete,
+    completed,
+    signature_of,
+)
+from dxn.config.signatures import Node, plain_type, signature_from
+from dxn.config.values import describe, problem
 from dxn.core.errors import UserError
 from dxn.models import Backbone, NormOptions
 
@@ -114,7 +121,7 @@ def test_an_option_group_needs_only_what_differs():
 
 
 def test_defaults_are_filled_in_from_signatures():
-    expanded = expand_defaults(PART, TRUST)
+    expanded = completed(PART, TRUST)
     inner = {"_target_": "toy_parts.Inner", "depth": 2}
     assert expanded == {
         "_target_": "toy_parts.Part",
@@ -128,14 +135,14 @@ def test_defaults_are_filled_in_from_signatures():
 
 
 def test_a_group_given_in_part_keeps_the_defaults_of_its_parameter():
-    expanded = expand_defaults({**PART, "options": {"inner": {"depth": 3}}}, TRUST)["options"]
+    expanded = completed({**PART, "options": {"inner": {"depth": 3}}}, TRUST)["options"]
     assert expanded["kind"] == "b"
     assert expanded["inner"] == {"_target_": "toy_parts.Inner", "depth": 3}
-    assert expand_defaults({**PART, "extra": {"eps": 1.0}}, TRUST)["extra"]["kind"] == "a"
+    assert completed({**PART, "extra": {"eps": 1.0}}, TRUST)["extra"]["kind"] == "a"
 
 
 def test_what_was_expanded_builds_the_same_object():
-    part = build(expand_defaults(PART, TRUST), key="part", trust=TRUST)
+    part = build(completed(PART, TRUST), key="part", trust=TRUST)
     plain = build(PART, key="part", trust=TRUST)
     assert part.options == plain.options
     assert (part.dim, list(part.sizes), part.shares) == (plain.dim, list(plain.sizes), {})
@@ -143,7 +150,7 @@ def test_what_was_expanded_builds_the_same_object():
 
 @pytest.mark.parametrize("known", [{"inputs": ["a"]}, {}])
 def test_arguments_of_the_caller_are_no_keys(known):
-    assert "inputs" not in expand_defaults({"_target_": "toy_parts.Whole", "parts": []}, TRUST)
+    assert "inputs" not in completed({"_target_": "toy_parts.Whole", "parts": []}, TRUST)
 
 
 @pytest.mark.parametrize(
@@ -177,9 +184,11 @@ def test_a_missing_argument_is_named():
     assert message(build, node, key="part", trust=TRUST) == "part.dim: needs a value, part.dim=..."
 
 
-def test_all_problems_of_are_listed_with_their_keys():
+def test_all_problems_are_listed_with_their_keys():
     node = {"a": {**PART, "dim": "x", "options": {"_target_": "toy_parts.Options", "eps": "y"}}}
-    assert problems_of(node, TRUST) == [
+    problems = []
+    complete(node, TRUST, problems=problems)
+    assert problems == [
         "a.dim: must be a whole number, got 'x'",
         "a.options.eps: must be a number, got 'y'",
     ]
@@ -288,8 +297,8 @@ def test_a_missing_or_outdated_file_is_not_used(stored, content):
 
 def test_the_defaults_of_a_signature_are_copied():
     node = {"_target_": "dxn.models.Backbone"}
-    expand_defaults(node)["norm"]["eps"] = 5.0
-    assert expand_defaults(node)["norm"]["eps"] == 1e-5
+    completed(node)["norm"]["eps"] = 5.0
+    assert completed(node)["norm"]["eps"] == 1e-5
 
 
 NORM = Annotated[Mapping[str, Any], Node("dxn.models.blocks.NormOptions", is_group=True)]

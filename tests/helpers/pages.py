@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from dxn.commands import all_commands
-from dxn.config.command import Command, prepare, verb_of
+from dxn.config.command import Command, prepare
 from dxn.config.help import topic_page
 from dxn.config.words import expand
 from dxn.runs.paths import has_model
@@ -105,7 +105,7 @@ def check_and_write(command: str) -> None:
             assert Path(value).exists(), f"{value} is not made by the page: {command}"
     for composed in check_command(command):
         prepare(composed)
-        verb, settings = verb_of(type(composed)), composed.settings
+        verb, settings = composed.verb(), composed.settings
         values = settings.values
         source = (values.get("weights") or {}).get("source")
         # Unlike run=, weights= does not look for the newest run in a folder of runs.

@@ -21,7 +21,7 @@ from dxn.cli import main
 from dxn.commands.train import Train
 from dxn.config.compose import compose
 from dxn.config.instantiate import build
-from dxn.config.keys import leaves
+from dxn.config.values import leaves
 from dxn.core.errors import UserError
 from dxn.runs.build import build_model
 from dxn.runs.filling import InitialWeights

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from dxn.config.environment import require_no_interpolations
-from dxn.config.schema import problem
-from dxn.config.targets import signature_of
+from dxn.config.instantiate import signature_of
+from dxn.config.values import problem
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.data.reading import Opened, open_rows

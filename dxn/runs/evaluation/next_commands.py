@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from dxn.config.environment import dotted
-from dxn.config.targets import nodes_in
+from dxn.config.instantiate import nodes_in
 from dxn.core.printable import quoted
 from dxn.data.reading import Opened
 from dxn.runs.evaluation.data import default_split

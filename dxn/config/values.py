@@ -1,0 +1,227 @@
+"""The values of a configuration: dotted keys, the types that pydantic checks, and messages."""
+
+from __future__ import annotations
+
+import collections.abc
+import functools
+import typing
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, Literal
+
+from dxn.config.signatures import NAMES, NO_DEFAULT, UNIONS, Node
+from dxn.core.errors import UserError, similar
+
+# Sentences about a value that has the right type, by the type of the error of pydantic.
+RANGES = {
+    "greater_than": "must be greater than {gt}",
+    "greater_than_equal": "must be at least {ge}",
+    "less_than": "must be less than {lt}",
+    "less_than_equal": "must be at most {le}",
+    "finite_number": "must be a finite number",
+    "too_short": "must have at least {min_length} items",
+    "string_too_short": "must have at least {min_length} characters",
+}
+TOKENIZER = ("tokenizer.kind", "tokenizer.lowercase", "vocab_size")
+# An option, its values with which others have no effect, and the ends of their keys. None stands
+# for every value but null.
+COMBINATIONS: tuple[tuple[str, tuple[Any, ...] | None, tuple[str, ...]], ...] = (
+    ("tokenizer.path", None, TOKENIZER),
+    ("share_tokenizer", (True,), TOKENIZER),
+    ("hidden", ("none",), ("hidden_dim",)),
+    ("norm", (False,), ("norm_eps",)),
+    ("ngrams.lengths", ([], ()), ("ngrams.columns",)),
+    ("resize.mode", ("within",), ("resize.crop_ratio",)),
+    ("resize.mode", ("stretch", "crop"), ("resize.pos_grid",)),
+    ("lora_rank", (0,), ("lora_alpha", "lora_targets")),
+)
+
+
+def lookup(values: Mapping[str, Any], key: str) -> tuple[bool, Any]:
+    """Return whether a dotted key exists, and its value. The value alone could be None."""
+    node: Any = values
+    for name in key.split("."):
+        if not isinstance(node, Mapping) or name not in node:
+            return False, None
+        node = node[name]
+    return True, node
+
+
+def assign(values: dict[str, Any], key: str, value: Any) -> None:
+    """Set a dotted key in place. A parent that is missing or not a mapping is replaced by one."""
+    *parents, last = key.split(".")
+    node = values
+    for name in parents:
+        if not isinstance(node.get(name), dict):
+            node[name] = {}
+        node = node[name]
+    node[last] = value
+
+
+def leaves(values: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Return the dotted keys of all values. An empty mapping counts as a value."""
+    keys: list[str] = []
+    for name, value in values.items():
+        key = f"{prefix}{name}"
+        is_branch = isinstance(value, Mapping) and value
+        keys += leaves(value, f"{key}.") if is_branch else [key]
+    return keys
+
+
+def overriding(values: Mapping[str, Any], key: str) -> str | None:
+    """Return the option with whose value an option has no effect, such as "head.hidden=none".
+
+    Args:
+        values: The configuration.
+        key: Dotted key of the option.
+    """
+    for other, useless, ends in COMBINATIONS:
+        for end in ends:
+            prefix = key.removesuffix(end)
+            if prefix == key or not prefix.endswith("."):
+                continue
+            exists, value = lookup(values, f"{prefix}{other}")
+            if exists and (value is not None if useless is None else value in useless):
+                return f"{prefix}{other}={value}"
+    return None
+
+
+def refuse_without_effect(values: Mapping[str, Any], overrides: Sequence[str]) -> None:
+    """Refuse options of the command that have no effect.
+
+    Those of an experiment or of a file are ignored: the user may have replaced them on purpose.
+
+    Args:
+        values: The configuration.
+        overrides: The overrides as the user typed them.
+
+    Raises:
+        UserError: One line per option.
+    """
+    problems: list[str] = []
+    for text in overrides:
+        key, _, value = text.lstrip("+").partition("=")
+        other = overriding(values, key)
+        if other is not None and value != "null":
+            problems.append(
+                f"{key}: has no effect with {other}, got {value}; leave one of them out"
+            )
+    if problems:
+        raise UserError("\n".join(problems))
+
+
+def problem(value: Any, annotation: Any, default: Any = NO_DEFAULT) -> str | None:
+    """Return what is wrong with a value, such as "must be a number, got 'x'". None if it fits.
+
+    A node (a mapping with `_target_`) fits every class, because an object is built from it.
+
+    Args:
+        value: The value.
+        annotation: Its type, see `plain_type`.
+        default: A value that fits.
+    """
+    # Most values are defaults, and checking them would take a tenth of a second.
+    if type(value) is type(default) and value == default:
+        return None
+    from pydantic import ValidationError
+
+    try:
+        _adapter(annotation).validate_python(value)
+    except ValidationError as error:
+        errors = error.errors(include_url=False, include_input=False)
+    else:
+        return None
+    for each in errors:
+        # Only of the value itself, and not of one of its items.
+        if each["type"] in RANGES and not isinstance(value, list | tuple | Mapping):
+            # pydantic returns the limit 1 of a float as 1.0.
+            limits = {n: int(v) if v == int(v) else v for n, v in each.get("ctx", {}).items()}
+            return f"{RANGES[each['type']].format(**limits)}, got {value!r}"
+    if not any(typing.get_origin(member) is Literal for member in members(annotation)):
+        return f"must be {describe(annotation)}, got {value!r}"
+    listed = choices(annotation)
+    match = similar(str(value), listed)
+    hint = f"; did you mean {match}?" if match else ""
+    return f"must be one of {', '.join(listed)}, got {value!r}{hint}"
+
+
+@functools.cache
+def _adapter(annotation: Any) -> Any:
+    from pydantic import ConfigDict, TypeAdapter
+
+    # Strict: in Python, True is an int, but as a number of epochs it is a mistake.
+    return TypeAdapter(annotation, config=ConfigDict(strict=True))
+
+
+def members(annotation: Any) -> Sequence[Any]:
+    """Return the alternatives of a type, or the type itself if it has none.
+
+    What an annotation adds is left out, except for the class of a node.
+    """
+    origin, arguments = typing.get_origin(annotation), typing.get_args(annotation)
+    if origin in UNIONS:
+        return [part for each in arguments for part in members(each)]
+    if origin is Annotated and not isinstance(arguments[1], Node):
+        return members(arguments[0])
+    return [annotation]
+
+
+def value_type(annotation: Any) -> Any:
+    """Return the type of the values of a mapping whose keys the user chooses, or None.
+
+    Such a mapping is the value of data.holdout.
+    """
+    for member in members(annotation):
+        if typing.get_origin(member) is collections.abc.Mapping:
+            return typing.get_args(member)[1]
+    return None
+
+
+def choices(annotation: Any) -> list[str]:
+    """Return the values of a type that has only some, as YAML writes them."""
+    listed: list[str] = []
+    for member in members(annotation):
+        if member is bool:
+            listed += ["true", "false"]
+        elif typing.get_origin(member) is Literal:
+            listed += map(_written, typing.get_args(member))
+    return listed
+
+
+def describe(annotation: Any) -> str:
+    """Return a type in words, for a message or a help page."""
+    *others, last = dict.fromkeys(_name(member) for member in members(annotation))
+    return f"{', '.join(others)} or {last}" if others else last
+
+
+def suggestion(wrong: str, known: Sequence[str]) -> str:
+    """Return " did you mean KEY?" for the known dotted key most similar to a wrong one, or "".
+
+    The leading space lets the result be appended to a sentence whether it is empty or not.
+    """
+    parent, _, last = wrong.rpartition(".")
+    # First a key with the same last name: `lr` means optimizer.lr.
+    same = [key for key in known if key.rpartition(".")[2] == last]
+    # Then a similar name at the same place. The place alone must not count as similarity:
+    # trainer.foo has most of its letters in common with trainer.seed.
+    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
+    # Finally, a similar name anywhere.
+    anywhere = {key.rpartition(".")[2]: key for key in reversed(known)}
+    close = same[:1]
+    for names in (siblings, anywhere):
+        if not close and (match := similar(last, list(names))):
+            close = [names[match]]
+    return f" did you mean {close[0]}?" if close else ""
+
+
+def _name(member: Any) -> str:
+    origin = typing.get_origin(member)
+    if origin is Literal:
+        return f"one of {', '.join(map(_written, typing.get_args(member)))}"
+    if origin is Annotated:
+        return typing.get_args(member)[1].path.rpartition(".")[2]
+    return NAMES.get(member) or ("a mapping" if issubclass(origin, Mapping) else "a list")
+
+
+def _written(value: Any) -> str:
+    # As YAML writes it.
+    return str(value).lower() if isinstance(value, bool) else str(value)
