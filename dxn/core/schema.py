@@ -120,19 +120,24 @@ def _problem(problem: Mapping[str, Any]) -> str:
     return f"{place or 'the content'} {message}{value}"
 
 
-def check_members(cls: type, base: type) -> None:
-    """Refuse a class with a public member that is nearly one of the base class.
+class CheckedMembers:
+    """Refuses subclasses with a public member that is nearly one of their base class.
 
-    Annotated fields, the options of a dataclass, may have any name.
+    The base class is the one that has `CheckedMembers` among its bases. Annotated fields, the
+    options of a dataclass, may have any name.
     """
-    known = [name for name in (*vars(base), *base.__annotations__) if not name.startswith("_")]
-    for name in vars(cls).keys() - inspect.get_annotations(cls).keys():
-        if name.startswith("_") or hasattr(base, name) or name in known:
-            continue
-        similar = difflib.get_close_matches(name, known, 1, SIMILAR)
-        # A name such as `use_vocabulary` contains the whole name of a member.
-        if similar and similar[0] not in name.replace("_", " ").split():
-            raise TypeError(
-                f"{cls.__name__}.{name} is not a member of {base.__name__}; did you mean "
-                f"{similar[0]}? Otherwise choose a less similar name"
-            )
+
+    def __init_subclass__(cls) -> None:
+        super().__init_subclass__()
+        base = next(each for each in cls.__mro__ if CheckedMembers in each.__bases__)
+        known = [name for name in (*vars(base), *base.__annotations__) if not name.startswith("_")]
+        for name in vars(cls).keys() - inspect.get_annotations(cls).keys():
+            if name.startswith("_") or hasattr(base, name) or name in known:
+                continue
+            similar = difflib.get_close_matches(name, known, 1, SIMILAR)
+            # A name such as `use_vocabulary` contains the whole name of a member.
+            if similar and similar[0] not in name.replace("_", " ").split():
+                raise TypeError(
+                    f"{cls.__name__}.{name} is not a member of {base.__name__}; did you mean "
+                    f"{similar[0]}? Otherwise choose a less similar name"
+                )

@@ -59,7 +59,7 @@ def readers_of(config: Config, trust: Sequence[str] = ()) -> LazyReaders:
         if not (isinstance(adapter, type) and issubclass(adapter, Adapter)):
             raise UserError(f"adapters.{key}: {target} must be a subclass of dxn.tokenize.Adapter")
         classes[key] = adapter.reader
-        modalities[key] = adapter.modality
+        modalities[key] = adapter.reader.modality
     return LazyReaders(modalities, classes)
 
 

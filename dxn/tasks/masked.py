@@ -17,7 +17,7 @@ from dxn.tasks.metric import Metric, defined
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.target import Target
 from dxn.tasks.task import Task
-from dxn.tokenize.base import Masking
+from dxn.tokenize.masking import Masking
 
 SMALLEST = 1e-9  # avoids a division by zero if nothing of an input is masked
 

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from dxn.core.errors import UserError
-from dxn.core.schema import check_members
+from dxn.core.schema import CheckedMembers
 
 # A function of predictions and targets, and of probabilities if it has such a parameter.
 OwnMetric = Callable[..., float]
@@ -65,7 +65,7 @@ class ClassScores:
         return one_hot(self.probabilities.argmax(1), self.probabilities.shape[1])
 
 
-class Metric:
+class Metric(CheckedMembers):
     """Base class of the metrics of a task.
 
     Most metrics are functions of sums over rows. A subclass defines `rows` and `value` for them.
@@ -88,9 +88,6 @@ class Metric:
     lower_is_better: Collection[str] = ()
     row: ClassVar[tuple[str, str] | None] = None
     own: Mapping[str, OwnMetric] = MappingProxyType({})
-
-    def __init_subclass__(cls) -> None:
-        check_members(cls, Metric)
 
     def rows(self, predictions: Sequence[Any], targets: Sequence[Any]) -> Tensor:
         """Return statistics (n, S) of n rows, float64, whose sums determine the metrics.

@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from dxn.core.schema import check_members
+from dxn.core.schema import CheckedMembers
 from dxn.tasks.names import Names
 
 # The keys are "#size" (int, the number of samples), "#index" (list of row indices), "target" (the
@@ -53,7 +53,7 @@ class LossSum(NamedTuple):
         return LossSum(self.total + other.total, self.weight + other.weight)
 
 
-class Space(ABC):
+class Space(ABC, CheckedMembers):
     """Base class of output spaces. A subclass must define `loss` and `decode`.
 
     The other methods have a default for any output (B, ...) of a head.
@@ -63,9 +63,6 @@ class Space(ABC):
     """
 
     mixes: ClassVar[bool] = True
-
-    def __init_subclass__(cls) -> None:
-        check_members(cls, Space)
 
     @abstractmethod
     def loss(self, output: Tensor, batch: Batch) -> LossSum:

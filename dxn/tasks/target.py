@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 
 import torch
 
-from dxn.core.schema import Strict, check_members, validated
+from dxn.core.schema import CheckedMembers, Strict, validated
 
 # Target index without a loss: the default ignore_index of cross_entropy. It is never equal to a
 # predicted index, so it also never counts as correct.
@@ -18,7 +18,7 @@ STATE_FILE = "labels.json"
 Source = Literal["column", "inputs", "hashes", "stream"]
 
 
-class Target:
+class Target(CheckedMembers):
     """Base class of targets; without any override, a cell is a number.
 
     For a training, the methods are called in this order: `find_format` (all cells), `read` (every
@@ -43,9 +43,6 @@ class Target:
     random: ClassVar[bool] = False
     required: Sequence[str] = ()
     reads: Sequence[str] = ()
-
-    def __init_subclass__(cls) -> None:
-        check_members(cls, Target)
 
     @property
     def labels(self) -> Sequence[str] | None:

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dxn.core.arguments import Recorded
 from dxn.core.errors import UserError
-from dxn.core.schema import Strict, check_members, validated
+from dxn.core.schema import CheckedMembers, Strict, validated
 from dxn.core.tokens import Tokens
 from dxn.core.untrusted import load_json
 from dxn.tasks.metric import Metric, own_metrics
@@ -42,7 +42,7 @@ TASKS: dict[str, str] = {
 }
 
 
-class Task(Recorded, ABC, Generic[AnyTarget]):
+class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
     """Base class of tasks. A subclass sets the parts in its constructor, and defines `make_head`.
 
     The parts are those of this module's docstring. With a space, the methods `loss` and `predict`
@@ -65,9 +65,6 @@ class Task(Recorded, ABC, Generic[AnyTarget]):
     metric: Metric
     separates_inputs: ClassVar[bool] = False
     writes: ClassVar[bool] = False
-
-    def __init_subclass__(cls) -> None:
-        check_members(cls, Task)
 
     def check(self, config: Mapping[str, Any]) -> None:
         """Check the composed configuration before any data is read.

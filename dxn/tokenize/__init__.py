@@ -23,7 +23,7 @@ _MODULES = {
     "ImageAdapter": "image.adapter",
     "ImageAugment": "image.options",
     "ImageNormalization": "image.options",
-    "Masking": "base",
+    "Masking": "masking",
     "NgramOptions": "text.options",
     "NumberAdapter": "cells.number",
     "PatchMasking": "patch_masking",

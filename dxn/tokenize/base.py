@@ -22,11 +22,13 @@ from torch import Tensor, nn
 
 from dxn.core.arguments import Recorded
 from dxn.core.errors import UserError
-from dxn.core.schema import check_members
+from dxn.core.schema import CheckedMembers
 from dxn.core.tokens import Tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer as Vocabulary
+
+    from dxn.tokenize.masking import Masking
 
 # Import paths instead of classes: a command imports only the adapters that it uses.
 ADAPTERS: dict[str, str] = {
@@ -41,7 +43,7 @@ ADAPTERS: dict[str, str] = {
 }
 
 READERS: dict[str, str] = {
-    "text": "dxn.tokenize.text.reader.TextReader",
+    "text": "dxn.tokenize.text.tokenizer.TextReader",
     "image": "dxn.tokenize.image.reader.ImageReader",
     "audio": "dxn.tokenize.audio.reader.AudioReader",
     "video": "dxn.tokenize.video.reader.VideoReader",
@@ -68,7 +70,7 @@ class BadMedia(ValueError):
     """An image, clip or text is invalid or exceeds a limit. The message is the reason."""
 
 
-class Reader:
+class Reader(CheckedMembers):
     """Turns a cell of a table into a raw value. It has no weights.
 
     A reader is also asked what is in a column, before there is a model. So the class can be
@@ -91,9 +93,6 @@ class Reader:
     words: ClassVar[bool] = False
     steps: ClassVar[bool] = False
     tabular: ClassVar[bool] = False
-
-    def __init_subclass__(cls) -> None:
-        check_members(cls, Reader)
 
     def read(self, cell: Any) -> Any:
         """Read a cell (path, bytes, array or str) as a raw value.
@@ -147,7 +146,7 @@ class Reader:
         return ""
 
 
-class Tokenizer:
+class Tokenizer(CheckedMembers):
     """Turns a raw value into tensors. It is picklable, runs in data workers, and has no weights.
 
     Attributes:
@@ -164,9 +163,6 @@ class Tokenizer:
     vocabulary: Any = None
     max_len: int = 0
     choices: Sequence[str] = ()
-
-    def __init_subclass__(cls) -> None:
-        check_members(cls, Tokenizer)
 
     @property
     def modality(self) -> str:
@@ -224,33 +220,11 @@ class Tokenizer:
         return ""
 
 
-class Masking:
-    """Hides a part of a sample for masked pretraining. It is picklable and runs in data workers.
-
-    Attributes:
-        num_outputs: Number K of values to predict per column. None: token ids are predicted by
-            comparing the output with the adapter's embedding.
-    """
-
-    num_outputs: int | None
-
-    def __call__(self, sample: Mapping[str, Tensor], rand: random.Random) -> dict[str, Tensor]:
-        """Return a copy of the sample in which the content of the masked columns is replaced.
-
-        The result depends only on the sample and rand, so it does not depend on the batch. It has
-        the additional keys `masked` bool, (n,) or a grid, True at the columns to predict, and
-        `masked_target`: token ids (m,), or values (m, K) together with `masked_valid` (m, K) bool,
-        False at padding.
-        """
-        raise NotImplementedError
-
-
-class Adapter(Recorded, nn.Module):
+class Adapter(CheckedMembers, Recorded, nn.Module):
     """Embeds one modality: a batch of its tokenizer becomes `Tokens`.
 
     Attributes:
         reader: Class of the readers, which is asked what is in a column.
-        modality: Name of the modality.
         dim: Width D of a token.
         tokenizer: Tokenizer whose batches are embedded.
         embedding: Embedding of the tokens of a vocabulary, after `fit`.
@@ -259,17 +233,16 @@ class Adapter(Recorded, nn.Module):
     """
 
     reader: ClassVar[type[Reader]]
-    modality: ClassVar[str]
     dim: int
     tokenizer: Tokenizer
     embedding: nn.Embedding
     lookback: int | None = None
     tokens_per_column: int = 1
 
-    def __init_subclass__(cls) -> None:
-        check_members(cls, Adapter)
-        if hasattr(cls, "reader"):
-            cls.modality = cls.reader.modality
+    @property
+    def modality(self) -> str:
+        """Name of the modality."""
+        return self.reader.modality
 
     def forward(self, batch: Mapping[str, Tensor]) -> Tokens:
         """Embed a batch as Tokens (B, N, D) with one span, named after the modality."""

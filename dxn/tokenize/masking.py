@@ -14,7 +14,28 @@ import torch
 from torch import Tensor
 
 from dxn.core.randomness import torch_generator
-from dxn.tokenize.base import MASKED, Masking, Sample
+from dxn.tokenize.base import MASKED, Sample
+
+
+class Masking:
+    """Hides a part of a sample for masked pretraining. It is picklable and runs in data workers.
+
+    Attributes:
+        num_outputs: Number K of values to predict per column. None: token ids are predicted by
+            comparing the output with the adapter's embedding.
+    """
+
+    num_outputs: int | None
+
+    def __call__(self, sample: Mapping[str, Tensor], rand: random.Random) -> dict[str, Tensor]:
+        """Return a copy of the sample in which the content of the masked columns is replaced.
+
+        The result depends only on the sample and rand, so it does not depend on the batch. It has
+        the additional keys `masked` bool, (n,) or a grid, True at the columns to predict, and
+        `masked_target`: token ids (m,), or values (m, K) together with `masked_valid` (m, K) bool,
+        False at padding.
+        """
+        raise NotImplementedError
 
 
 def check_ratio(ratio: float) -> float:

@@ -11,7 +11,8 @@ from einops import rearrange
 from torch import Tensor
 
 from dxn.core.randomness import torch_generator
-from dxn.tokenize.base import MASKED, Masking, Sample
+from dxn.tokenize.base import MASKED, Sample
+from dxn.tokenize.masking import Masking
 from dxn.tokenize.patches import PatchGrid
 
 # Values (G, C, H, W) of a sample, normalized, and which of them are known. None: all of them.

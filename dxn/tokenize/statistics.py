@@ -9,9 +9,10 @@ import torch.nn.functional as F
 from einops import rearrange
 from torch import Tensor, nn
 
+from dxn.tokenize.grid_positions import PosEmbed2d
 from dxn.tokenize.image.options import ImageNormalization, ResizeOptions
 from dxn.tokenize.patches import PatchGrid
-from dxn.tokenize.positions import PosEmbed2d, PosEmbedKind
+from dxn.tokenize.positions import PosEmbedKind
 
 MIN_STD = 1e-3  # of pixels from 0 to 1
 # Without an image_size, learned positions have the grid of this size, and are interpolated.

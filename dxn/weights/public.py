@@ -15,7 +15,7 @@ from dxn.core.tensors import check_after_loading
 from dxn.models.fusion import shared_name
 from dxn.models.model import Model, module_key
 from dxn.tokenize.base import ADAPTERS, Adapter
-from dxn.tokenize.positions import PosEmbed2d
+from dxn.tokenize.grid_positions import PosEmbed2d
 from dxn.weights.checkpoint import Checkpoint
 from dxn.weights.conversions import resize_tensor
 from dxn.weights.family import Architecture, Family, TensorMap, TensorSource

@@ -21,7 +21,7 @@ from dxn.data.series.windows import running_scales
 from dxn.data.tables.read import read_table
 from dxn.tasks.forecast.futures import seasonal_scale
 from dxn.tokenize.series.reader import SeriesReader
-from dxn.tokenize.text.reader import TextReader
+from dxn.tokenize.text.tokenizer import TextReader
 
 DRAWS_PICTURES = True  # see conftest.py
 SERIES = ["adapters=[series]", "adapters.series.patch_size=3"]

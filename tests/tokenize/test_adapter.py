@@ -77,7 +77,7 @@ def test_every_other_member_has_a_default(tmp_path):
     adapter = WaveAdapter()
     tokenizer, reader = adapter.tokenizer, adapter.tokenizer.reader
     raw = reader.read([1, 2])
-    assert WaveAdapter.modality == tokenizer.modality == "wave"
+    assert adapter.modality == tokenizer.modality == "wave"
     assert not reader.files and not reader.words and not reader.is_path("a.png")
     assert tokenizer.length(raw) == 1 and reader.score([[1, 2]]) == 0
     assert reader.describe([raw], [[1, 2]]) == reader.learn([[1, 2]]) == tokenizer.remark(raw) == ""

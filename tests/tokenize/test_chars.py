@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from dxn.core.errors import UserError
 from dxn.tasks import Language
 from dxn.tokenize import NgramOptions, TextAdapter, TextAugment, TokenizerOptions
-from dxn.tokenize.text.chars import MAX_WORD, CharNgrams
+from dxn.tokenize.text.subwords import MAX_WORD, CharNgrams
 from dxn.tokenize.text.vocabulary import SPECIALS
 
 KINDS = ["bpe", "wordpiece", "unigram", "word", "character"]
@@ -63,7 +63,8 @@ def test_a_word_without_spaces_has_a_limited_number_of_ngrams():
 
 
 def test_hashes_are_the_same_in_another_process():
-    code = "from dxn.tokenize.text.chars import CharNgrams as C; print(C((3,), 997).of_word('oar'))"
+    used = "C((3,), 997).of_word('oar')"
+    code = f"from dxn.tokenize.text.subwords import CharNgrams as C; print({used})"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == str(CharNgrams((3,), 997).of_word("oar"))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from dxn.core.errors import UserError
 from dxn.core.randomness import check_probability
 from dxn.tokenize.text.options import TokenizerOptions
-from dxn.tokenize.text.split import SubwordSplitter
+from dxn.tokenize.text.subwords import SubwordSplitter
 from dxn.tokenize.text.vocabulary import (
     BEGINS,
     ENDS,

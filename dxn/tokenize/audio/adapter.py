@@ -24,10 +24,11 @@ from dxn.tokenize.audio.options import (
 from dxn.tokenize.audio.reader import AudioReader
 from dxn.tokenize.audio.tokenizer import AudioTokenizer
 from dxn.tokenize.base import MASKED, Adapter, raws_of
+from dxn.tokenize.grid_positions import PosEmbed2d
 from dxn.tokenize.masking import check_ratio
 from dxn.tokenize.patch_masking import PatchMasking
 from dxn.tokenize.patches import ConvStem, PatchGrid, WhisperStem
-from dxn.tokenize.positions import PosEmbed1d, PosEmbed2d, PosEmbedKind
+from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
 from dxn.tokenize.statistics import Moments
 
 StemKind = Literal["patch", "conv", "residual", "whisper"]

@@ -4,23 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Self
+from typing import TYPE_CHECKING, Self
 
 import torch
 import torch.nn.functional as F
 from einops import rearrange, repeat
 from safetensors.torch import load_file
 from tokenizers import Tokenizer as Vocabulary
-from tokenizers import models
 from torch import Tensor, nn
 
 from dxn.core.dropout import Dropout
 from dxn.core.errors import UserError
 from dxn.core.tokens import Span, Tokens
 from dxn.tokenize.base import Adapter, file_of_adapter
-from dxn.tokenize.masking import TokenMasking, check_ratio
 from dxn.tokenize.positions import PosEmbed1d, PosEmbedKind
-from dxn.tokenize.text.chars import CharNgrams
 from dxn.tokenize.text.options import (
     EmbeddingNormOptions,
     EmbeddingOptions,
@@ -28,8 +25,7 @@ from dxn.tokenize.text.options import (
     TextAugment,
     TokenizerOptions,
 )
-from dxn.tokenize.text.reader import RawText, TextReader
-from dxn.tokenize.text.tokenizer import MASK_TOKENS, TextTokenizer
+from dxn.tokenize.text.tokenizer import MASK_TOKENS, RawText, TextReader, TextTokenizer
 from dxn.tokenize.text.vocabulary import (
     check_vocab_size,
     load_tokenizer,
@@ -38,6 +34,9 @@ from dxn.tokenize.text.vocabulary import (
     save_tokenizer,
     token_texts,
 )
+
+if TYPE_CHECKING:
+    from dxn.tokenize.masking import TokenMasking
 
 MASK_RATIO = 0.15  # as in BERT (arXiv:1810.04805, section 3.1)
 # Of a character n-gram. The mean over about 16 n-grams then has the standard deviation 0.02.
@@ -105,13 +104,17 @@ class TextAdapter(Adapter):
         self.lookback = max([conv_kernel // 2, *(n - 1 for n in ngrams.lengths)])
         self.fitted = False  # set by use_vocabulary
         self.embedding: nn.Embedding  # created by use_vocabulary
+        chars = None
+        if ngrams.chars:
+            from dxn.tokenize.text.subwords import CharNgrams
+
+            chars = CharNgrams(ngrams.chars, ngrams.buckets)
         self.tokenizer = TextTokenizer(
-            Vocabulary(models.BPE()),  # empty until use_vocabulary
             max_len=max_len,
             max_chars=max_chars,
             special_tokens=tokenizer.special_tokens,
             augment=augment,
-            chars=CharNgrams(ngrams.chars, ngrams.buckets) if ngrams.chars else None,
+            chars=chars,
         )
         self.pos_embed = PosEmbed1d(pos_embed, dim=dim, max_len=max_len)
         self.ngram_embedding = nn.Embedding(ngrams.buckets, dim) if ngrams.lengths else None
@@ -140,7 +143,8 @@ class TextAdapter(Adapter):
         if not self.fitted:
             vocabulary = make_tokenizer(
                 self.tokenizer_options,
-                _strings(raws),
+                # The words of a list separately, as the tokenizer encodes them.
+                (text for raw in raws for text in ([raw] if isinstance(raw, str) else raw)),
                 vocab_size=self.vocab_size,
                 keeps_rare=False,
             )
@@ -177,6 +181,8 @@ class TextAdapter(Adapter):
             UserError: If ratio is set, but the tokenizer has no mask token or a column has several
                 tokens.
         """
+        from dxn.tokenize.masking import TokenMasking, check_ratio
+
         mask_ratio = check_ratio(MASK_RATIO if ratio is None else ratio)
         if not mask_ratio:
             return None
@@ -295,18 +301,9 @@ def pooled(x: Tensor, mask: Tensor, coords: Tensor, size: int) -> tuple[Tensor, 
     return means, counts[..., 0] > 0, coords.masked_fill(coords.isinf(), torch.nan)
 
 
-def _strings(raws: Iterable[RawText]) -> Iterable[str]:
-    """Yield texts, and the words of lists separately, as the preprocessor encodes them."""
-    for raw in raws:
-        if isinstance(raw, str):
-            yield raw
-        else:
-            yield from raw
-
-
 def _tokenizer_path(folder: Path, name: str) -> Path:
     """Return the path of the tokenizer of the adapter with key `name`."""
-    if name == TextAdapter.modality:
+    if name == TextReader.modality:
         return folder / "tokenizer.json"
     return file_of_adapter(folder, name, "tokenizer.json")
 

@@ -1,38 +1,106 @@
-"""The tokenizer of the text adapter: texts become token ids."""
+"""The reader and the tokenizer of texts, which become token ids."""
 
 from __future__ import annotations
 
 import math
 import random
+import statistics
 from collections.abc import Iterable, Sequence
 from itertools import chain
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
-from tokenizers import Encoding
+from tokenizers import Encoding, models
 from tokenizers import Tokenizer as Vocabulary
 
-from dxn.tokenize.base import Batch, Sample, Tokenizer
-from dxn.tokenize.text.chars import CharNgrams, word_starts
+from dxn.core.untrusted import shortened
+from dxn.tokenize.base import BadMedia, Batch, Reader, Sample, Tokenizer
 from dxn.tokenize.text.options import TextAugment
-from dxn.tokenize.text.reader import RawText, TextReader, first_words
-from dxn.tokenize.text.split import SubwordSplitter
 from dxn.tokenize.text.vocabulary import encode, special_ids, token_of
+
+if TYPE_CHECKING:
+    from dxn.tokenize.text.subwords import CharNgrams, SubwordSplitter
 
 MASK_TOKENS = ("[MASK]", "<mask>")
 NO_COORDS = (math.nan, math.nan)  # of a token that has no position in the text
 
+RawText = str | list[str]
 # One token of a text: its id, its start and stop in characters, and the index of its word or -1.
 # Not a NamedTuple, whose construction would take a third of the time of TextTokenizer.__call__.
 Token = tuple[int, tuple[float, float], int]
+
+
+class TextReader(Reader):
+    """Checks texts and lists of words.
+
+    Args:
+        max_chars: Maximum number of characters of a text that are tokenized.
+    """
+
+    modality = "text"
+    words = True
+
+    def __init__(self, max_chars: int = 100_000):
+        self.max_chars = max_chars
+
+    def read(self, cell: Any) -> RawText:
+        """Check a text or a list of words, and return it.
+
+        Raises:
+            BadMedia: If the cell is not a text, or its first max_chars characters are blank.
+        """
+        words = [cell] if isinstance(cell, str) else cell
+        is_text = isinstance(words, Sequence) and all(isinstance(word, str) for word in words)
+        if not is_text or isinstance(words, bytes):
+            raise BadMedia(f"must be a str or a list of str, got {shortened(cell)}")
+        try:
+            for word in words:
+                word.encode()
+        except UnicodeEncodeError:
+            raise BadMedia(
+                f"has characters that are not Unicode, such as half of a surrogate pair, got "
+                f"{shortened(cell)}"
+            ) from None
+        raw = cell if isinstance(cell, str) else list(words)
+        first, _ = self.first(raw)
+        # A blank text has no tokens, but a sample needs at least one.
+        if not any(map(str.strip, [first] if isinstance(first, str) else first)):
+            raise BadMedia("blank text")
+        return raw
+
+    def first(self, raw: RawText) -> tuple[RawText, float]:
+        """Return the first max_chars characters of a text, and how many times longer it is."""
+        rest = self.max_chars
+        count = len(raw) if isinstance(raw, str) else sum(map(len, raw))
+        if count <= rest:
+            return raw, 1.0
+        if isinstance(raw, str):
+            return raw[:rest], count / rest
+        words: list[str] = []
+        for word in raw:
+            if rest <= 0:
+                break
+            words.append(word[:rest])
+            rest -= len(word)
+        return words, count / self.max_chars
+
+    def describe(self, raws: Sequence[RawText], cells: Sequence[Any]) -> str:
+        """Describe the lengths in words or characters."""
+        if not raws:
+            return ""
+        unit = "words" if isinstance(raws[0], list) else "characters"
+        lengths = [len(raw) for raw in raws]
+        median = statistics.median(lengths)
+        return f"{min(lengths):,} to {max(lengths):,}, median {median:,.0f} {unit}"
 
 
 class TextTokenizer(Tokenizer):
     """Convert a text, or a list of words, to token ids.
 
     Args:
-        vocabulary: Tokenizer of the tokenizers library.
+        vocabulary: Tokenizer of the tokenizers library. Default: an empty one, see
+            `use_vocabulary`.
         max_len: Maximum number of tokens. Longer texts are truncated.
         max_chars: Maximum number of characters that are tokenized. The rest of a longer text is
             not read, so that a huge text costs little time, and it counts as truncated.
@@ -48,7 +116,7 @@ class TextTokenizer(Tokenizer):
 
     def __init__(
         self,
-        vocabulary: Vocabulary,
+        vocabulary: Vocabulary | None = None,
         *,
         max_len: int,
         max_chars: int = 100_000,
@@ -65,7 +133,13 @@ class TextTokenizer(Tokenizer):
         self.special_tokens = special_tokens
         self.augment = augment or TextAugment()
         self.chars = chars
-        self.use_vocabulary(vocabulary)
+        self.is_augmented = self.augment != TextAugment()
+        self.vocabulary = Vocabulary(models.BPE())
+        self.special_ids: list[int] = []
+        self.mask_id: int | None = None
+        self.splitter: SubwordSplitter | None = None
+        if vocabulary is not None:
+            self.use_vocabulary(vocabulary)
 
     def use_vocabulary(self, vocabulary: Vocabulary) -> None:
         """Use this vocabulary."""
@@ -74,12 +148,12 @@ class TextTokenizer(Tokenizer):
         vocabulary.no_padding()
         self.vocabulary = vocabulary
         self.special_ids = special_ids(vocabulary)
-        self.splitter = None
         if dropout := self.augment.subword_dropout:
+            from dxn.tokenize.text.subwords import SubwordSplitter
+
             self.splitter = SubwordSplitter(vocabulary, dropout, special=self.special_ids)
         self.mask_id = token_of(vocabulary, MASK_TOKENS)
-        # The vocabulary is empty while the adapter is not fitted, so nothing can be checked.
-        if self.augment.token_mask and vocabulary.get_vocab_size() and self.mask_id is None:
+        if self.augment.token_mask and self.mask_id is None:
             raise ValueError(
                 f"augment.token_mask={self.augment.token_mask} needs a tokenizer with a "
                 f"{' or '.join(MASK_TOKENS)} token: choose another tokenizer, or leave it out"
@@ -97,7 +171,7 @@ class TextTokenizer(Tokenizer):
             chars (n, G): Hashed n-grams of the word of each token, 0 for none. Only with `chars`.
             text: The whole text. Only without augmentation.
         """
-        text = self._first(raw)
+        text, _ = self.reader.first(raw)
         lead, tokens, tail = self._encode(text)
         if rand is not None:
             tokens = self._augmented(tokens, rand)
@@ -128,14 +202,18 @@ class TextTokenizer(Tokenizer):
         model, but do not affect its output.
         """
         rands = [None] * len(raws) if rands is None else rands
-        texts = [self._first(raw) for raw in raws]
+        texts = [self.reader.first(raw)[0] for raw in raws]
         # The n-grams of a token depend on its coordinates, and lists of words are encoded one by
         # one too. So are texts of which one cannot be encoded, because its error has to name it.
         is_plain = self.chars is None and all(isinstance(text, str) for text in texts)
         encodings = self._encodings(texts) if is_plain else None
         if encodings is None:
             return super().batch(raws, rands)
-        rows = [self._row(each, rand) for each, rand in zip(encodings, rands, strict=True)]
+        rows: list[list[int]] = []
+        for encoding, rand in zip(encodings, rands, strict=True):
+            is_plain = rand is None or not self.is_augmented
+            fits = is_plain and len(encoding.ids) <= self.max_len
+            rows.append(encoding.ids if fits else self._row(encoding, rand))
         lengths = np.fromiter(map(len, rows), np.int64, len(rows))
         # One assignment for all texts takes less time than padding each of them.
         mask = np.arange(lengths.max()) < lengths[:, None]
@@ -153,34 +231,26 @@ class TextTokenizer(Tokenizer):
 
     def length(self, raw: RawText) -> float:
         """Return the number of tokens of a text without augmentation."""
-        return min(self._count(self._first(raw)), self.max_len)
+        return self._lengths(raw)[0]
 
     def cut(self, raw: RawText) -> tuple[int, int] | None:
-        """Return (kept, total) numbers of tokens of a truncated text, otherwise None.
+        """Return (kept, total) numbers of tokens of a truncated text, otherwise None."""
+        kept, total = self._lengths(raw)
+        return (kept, total) if total > kept else None
+
+    def _lengths(self, raw: RawText) -> tuple[int, int]:
+        """Return the numbers of tokens with and without truncation.
 
         The number of those behind max_chars is estimated.
         """
-        text = self._first(raw)
-        count = self._count(text)
-        total = math.ceil(count * _length(raw) / max(_length(text), 1))
-        kept = min(count, self.max_len)
-        return (kept, total) if total > kept else None
-
-    def _first(self, raw: RawText) -> RawText:
-        """Return the part of a text that is tokenized: its first max_chars characters."""
-        count = self.reader.max_chars
-        if _length(raw) <= count:
-            return raw
-        return raw[:count] if isinstance(raw, str) else first_words(raw, count)
-
-    def _count(self, text: RawText) -> int:
-        """Return the number of tokens before truncation."""
+        text, factor = self.reader.first(raw)
         is_words = isinstance(text, list)
         special = self.special_tokens
         encoding = encode(
             self.vocabulary, text, is_pretokenized=is_words, add_special_tokens=special
         )
-        return len(encoding.ids)
+        count = len(encoding.ids)
+        return min(count, self.max_len), math.ceil(count * factor)
 
     def _encode(self, raw: RawText) -> tuple[list[Token], list[Token], list[Token]]:
         """Return the special tokens before the text, its own tokens, and those after it."""
@@ -225,8 +295,6 @@ class TextTokenizer(Tokenizer):
     def _row(self, encoding: Encoding, rand: random.Random | None) -> list[int]:
         """Return the ids of a text, augmented and truncated."""
         ids = encoding.ids
-        if rand is None and len(ids) <= self.max_len:
-            return ids
         lead, tail = (0, 0)
         if self.special_tokens:
             lead, tail = _special_ends(encoding.special_tokens_mask)
@@ -270,9 +338,14 @@ class TextTokenizer(Tokenizer):
         return [(left, (start, middle), word), (right, (middle, stop), word)]
 
 
-def _length(raw: RawText) -> int:
-    """Return the number of characters of a text or of all words."""
-    return len(raw) if isinstance(raw, str) else sum(map(len, raw))
+def word_starts(words: Sequence[str]) -> list[int]:
+    """Return the position of each word in " ".join(words)."""
+    starts = []
+    position = 0
+    for word in words:
+        starts.append(position)
+        position += len(word) + 1  # 1 for the space
+    return starts
 
 
 def _without_coords(tokens: Iterable[Token]) -> list[Token]:

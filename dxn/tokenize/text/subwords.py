@@ -1,16 +1,21 @@
-"""Hashed character n-grams of the words of a text (arXiv:1607.04606, section 3.2)."""
+"""Parts of words: subword dropout, and hashed character n-grams (arXiv:1607.04606, section 3.2)."""
 
 from __future__ import annotations
 
+import random
 import re
 import unicodedata
 import zlib
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 import torch
+from tokenizers import Tokenizer
 from torch import Tensor
+
+from dxn.core.randomness import check_probability
+from dxn.tokenize.text.tokenizer import word_starts
 
 # Words and runs of other characters, such as punctuation.
 WORD = re.compile(r"\w+|[^\w\s]+")
@@ -18,6 +23,9 @@ WORD = re.compile(r"\w+|[^\w\s]+")
 MAX_WORD = 30
 MAX_CACHED = 100_000  # words whose n-grams are kept in memory
 NONE = np.zeros(0, np.int32)  # hashes of a token without a word
+# Two shorter subwords: the id of the first and of the second, the number of letters of the second,
+# and the possible lengths of the whole subword in letters, without and with the leading space.
+Split = tuple[int, int, int, range]
 
 
 class CharNgrams:
@@ -82,19 +90,55 @@ class CharNgrams:
         return self.of_word(words[number])
 
 
-def word_starts(words: Sequence[str]) -> list[int]:
-    """Return the position of each word in " ".join(words)."""
-    starts = []
-    position = 0
-    for word in words:
-        starts.append(position)
-        position += len(word) + 1  # 1 for the space
-    return starts
-
-
 def _words(text: str | Sequence[str]) -> tuple[Sequence[str], Sequence[int]]:
     """Return the words of a text, and the position of each."""
     if not isinstance(text, str):
         return text, word_starts(text)
     matches = list(WORD.finditer(text))
     return [match[0] for match in matches], [match.start() for match in matches]
+
+
+class SubwordSplitter:
+    """Splits random subwords into two shorter ones, similar to BPE-dropout (arXiv:1910.13267).
+
+    Args:
+        tokenizer: Tokenizer whose subwords are split.
+        probability: Probability that a subword is split.
+        special: Ids of special tokens, which are never split.
+    """
+
+    def __init__(self, tokenizer: Tokenizer, probability: float, *, special: Collection[int]):
+        check_probability("subword_dropout", probability)
+        self.tokenizer = tokenizer
+        self.probability = probability
+        self.special = special
+        self.known: dict[int, list[Split]] = {}  # cache, filled on demand
+
+    def draw(self, token: int, rand: random.Random) -> Split | None:
+        """Draw a split of the subword `token`. None: it is not split."""
+        if rand.random() >= self.probability:
+            return None
+        # Cached, because the same tokens occur many times.
+        if token not in self.known:
+            self.known[token] = self._splits(token)
+        splits = self.known[token]
+        return rand.choice(splits) if splits else None
+
+    def _splits(self, token: int) -> list[Split]:
+        """Return all splits of a subword into two subwords of the vocabulary."""
+        piece = self.tokenizer.id_to_token(token)
+        if piece is None or token in self.special:
+            return []
+        # WordPiece marks subwords that continue a word with "##". Other kinds have no prefix.
+        prefix = "##" if self.tokenizer.token_to_id("##" + piece[-1]) is not None else ""
+        body = piece.removeprefix(prefix)
+        own_prefix = piece[: len(piece) - len(body)]
+        # "Ġ" (byte-level BPE) and "▁" (unigram) represent the space before a word.
+        letters = range(len(body) - body.startswith(("Ġ", "▁")), len(body) + 1)
+        splits = []
+        for at in range(1, len(body)):
+            left = self.tokenizer.token_to_id(own_prefix + body[:at])
+            right = self.tokenizer.token_to_id(prefix + body[at:])
+            if left is not None and right is not None:
+                splits.append((left, right, len(body) - at, letters))
+        return splits
