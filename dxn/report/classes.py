@@ -1,14 +1,19 @@
-"""Metrics of single classes: confusions, F1, calibration, and the effect of a threshold."""
+"""Classes and probabilities in a report: figures of each class, calibration, thresholds."""
 
 from __future__ import annotations
 
+import json
 import math
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import numpy as np
+from matplotlib.axes import Axes
 from torch import Tensor
 
+from dxn.core.display import count, percent
+from dxn.report import tables
+from dxn.report.evidence import Subset
 from dxn.report.intervals import (
     MAX_ROWS,
     MIN_ROWS,
@@ -18,92 +23,27 @@ from dxn.report.intervals import (
     interval_of,
     sample_rows,
 )
+from dxn.tasks import Task
 from dxn.tasks.metric import ClassScores, f1_scores
+from dxn.viz.chart import Chart, finish
+from dxn.viz.charts import line_chart
+from dxn.viz.confusion import confused_pairs, confusion_counts
+from dxn.viz.figure import COLORS, GREY
 
 BINS = 10  # of a reliability diagram
 THRESHOLDS = [i / 100 for i in range(100)]
 Z = 1.96  # quantile of the normal distribution for a 95% interval
-MAX_MATRIX = 30  # classes; a larger table is too wide to read
+MIN_GAP = 0.02  # between probability and accuracy, to say that a model is too confident
+MAX_PAIRS = 12  # confused classes that are listed
 
 
-@dataclass(frozen=True)
-class ClassFigures:
-    """The metrics of one class. A figure is NaN where it is not defined.
+def class_figures(scores: ClassScores, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return the metrics of each class, in the order of the names.
 
-    Args:
-        name: Name of the class.
-        rows: Number of rows of the class.
-        precision: Share of the rows with this prediction that have the class.
-        recall: Share of the rows of the class with this prediction.
-        f1: F1 score.
-        interval: 95% interval of the F1 score. None: there are too few rows.
+    Returns:
+        "name" of the class, its number of "rows", "precision", "recall", "f1" (NaN where a figure
+        is not defined) and the 95% "interval" of the F1 score (None: there are too few rows).
     """
-
-    name: str
-    rows: int
-    precision: float
-    recall: float
-    f1: float
-    interval: Interval | None = None
-
-
-@dataclass(frozen=True)
-class Bin:
-    """One bar of a reliability diagram.
-
-    Args:
-        rows: Number of predictions in the bin.
-        confidence: Their mean probability.
-        accuracy: Share of them that is right.
-        interval: 95% interval of the accuracy (Wilson 1927).
-    """
-
-    rows: int
-    confidence: float
-    accuracy: float
-    interval: Interval
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """How well probabilities agree with frequencies.
-
-    Args:
-        bins: The bins that have rows, from low to high probabilities.
-        error: Expected calibration error: mean difference of confidence and accuracy, weighted by
-            the rows of the bins (arXiv:1706.04599, section 2).
-        confidence: Mean probability.
-        accuracy: Share of all predictions that is right.
-    """
-
-    bins: Sequence[Bin]
-    error: float
-    confidence: float
-    accuracy: float
-
-
-@dataclass(frozen=True)
-class ThresholdEffect:
-    """What changes with a threshold of the probability.
-
-    Args:
-        title: What the threshold decides.
-        about: How to read it.
-        lines: Values from 0 to 1 at each of THRESHOLDS, by name. NaN where they are not defined.
-        current: The threshold that the model uses. None: it uses none.
-        best: The threshold with the highest F1, or at which half of the rows are answered. None:
-            there is none.
-    """
-
-    title: str
-    about: str
-    lines: dict[str, list[float]] = field(default_factory=dict)
-    current: float | None = None
-    best: float | None = None
-
-
-def class_figures(scores: ClassScores, names: Sequence[str]) -> list[ClassFigures]:
-    """Return the metrics of each class, in the order of the names."""
     predicted, true = scores.predicted.bool(), scores.true.bool()
     parts = (predicted & true, predicted, true)
     sums = [each.sum(0).double() for each in parts]
@@ -113,34 +53,40 @@ def class_figures(scores: ClassScores, names: Sequence[str]) -> list[ClassFigure
     counts = draw_counts(draws, len(rows))
     drawn = f1_scores(*(counts @ each[rows].to(counts.dtype) for each in parts)).numpy()
     scale = math.sqrt(draws.shape[1] / len(true))
-    figures: list[ClassFigures] = []
+    figures: list[dict[str, Any]] = []
     for k, name in enumerate(names):
         right, num_predicted, num_true = (float(each[k]) for each in sums)
         values = drawn[:, k][np.isfinite(drawn[:, k])]
         # In most resamples, a rare class has no row, and its F1 is not defined.
         is_reliable = num_true >= MIN_ROWS and len(values) > len(drawn) / 2
         figures.append(
-            ClassFigures(
-                name,
-                int(num_true),
-                right / num_predicted if num_predicted else math.nan,
-                right / num_true if num_true else math.nan,
-                float(f1[k]),
-                interval_of(values, float(f1[k]), scale) if is_reliable else None,
-            )
+            {
+                "name": name,
+                "rows": int(num_true),
+                "precision": right / num_predicted if num_predicted else math.nan,
+                "recall": right / num_true if num_true else math.nan,
+                "f1": float(f1[k]),
+                "interval": interval_of(values, float(f1[k]), scale) if is_reliable else None,
+            }
         )
     return figures
 
 
-def calibration(scores: ClassScores) -> Calibration:
+def calibration(scores: ClassScores) -> dict[str, Any]:
     """Compare probabilities with frequencies.
 
     With one class per row, these are the probabilities of the predicted classes. Otherwise these
     are the probabilities of all classes.
+
+    Returns:
+        The mean probability ("confidence"), the share that is right ("accuracy"), and the expected
+        calibration error: mean difference of both, weighted by the rows of the bins
+        (arXiv:1706.04599, section 2). "bins" are the bars of the reliability diagram that have
+        rows, from low to high probabilities, with the 95% interval of their accuracy.
     """
     probabilities, right = _decisions(scores)
     index = (probabilities * BINS).long().clamp(max=BINS - 1)
-    bins: list[Bin] = []
+    bins: list[dict[str, Any]] = []
     error = 0.0
     for k in range(BINS):
         inside = index == k
@@ -149,21 +95,40 @@ def calibration(scores: ClassScores) -> Calibration:
             continue
         confidence = float(probabilities[inside].mean())
         accuracy = float(right[inside].mean())
-        bins.append(Bin(rows, confidence, accuracy, wilson(accuracy, rows)))
+        bins.append(
+            {
+                "rows": rows,
+                "confidence": confidence,
+                "accuracy": accuracy,
+                "interval": wilson(accuracy, rows),
+            }
+        )
         error += rows / len(right) * abs(confidence - accuracy)
-    return Calibration(bins, error, float(probabilities.mean()), float(right.mean()))
+    return {
+        "bins": bins,
+        "error": error,
+        "confidence": float(probabilities.mean()),
+        "accuracy": float(right.mean()),
+    }
 
 
-def threshold_effects(scores: ClassScores, names: Sequence[str]) -> list[ThresholdEffect]:
-    """Return what a threshold changes: of the answers that are given, and of a class."""
+def threshold_effects(scores: ClassScores, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return what a threshold changes: of the answers that are given, and of a class.
+
+    Returns:
+        "title" (what the threshold decides), "about" (how to read it), "lines" (values from 0 to 1
+        at each of THRESHOLDS by name, NaN where they are not defined), "current" (the threshold of
+        the model; None: it has none) and "best" (the threshold with the highest F1, or at which
+        half of the rows are answered; None: there is none).
+    """
     if scores.threshold is not None:
         lines = _detection(scores.probabilities.flatten(), scores.true.flatten())
         about = (
             "A class is predicted if its probability reaches the threshold. A high threshold finds "
             "fewer classes, and more of those found are right."
         )
-        title = "Threshold of all classes"
-        return [ThresholdEffect(title, about, lines, scores.threshold, _best(lines["F1"]))]
+        best = _best(lines["F1"])
+        return [_effect("Threshold of all classes", about, lines, scores.threshold, best)]
     probabilities, right = _decisions(scores)
     lines = _selective(probabilities, right)
     half = [t for t, rows in zip(THRESHOLDS, lines["answered rows"], strict=True) if rows >= 0.5]
@@ -171,7 +136,7 @@ def threshold_effects(scores: ClassScores, names: Sequence[str]) -> list[Thresho
         "The model answers a row only if the probability of its answer reaches the threshold. The "
         "other rows are left to a person."
     )
-    effects = [ThresholdEffect("Answering only when confident", about, lines, None, half[-1])]
+    effects = [_effect("Answering only when confident", about, lines, None, half[-1])]
     if len(names) == 2:
         # The rarer class is usually the one to find.
         k = int(scores.true.sum(0).argmin())
@@ -180,10 +145,18 @@ def threshold_effects(scores: ClassScores, names: Sequence[str]) -> list[Thresho
             f"{names[k]} is predicted if its probability reaches the threshold. A high threshold "
             "finds fewer of its rows, and more of those found are right."
         )
-        effects.append(
-            ThresholdEffect(f"Threshold of {names[k]}", about, lines, 0.5, _best(lines["F1"]))
-        )
+        effects.append(_effect(f"Threshold of {names[k]}", about, lines, 0.5, _best(lines["F1"])))
     return effects
+
+
+def _effect(
+    title: str,
+    about: str,
+    lines: dict[str, list[float]],
+    current: float | None,
+    best: float | None,
+) -> dict[str, Any]:
+    return {"title": title, "about": about, "lines": lines, "current": current, "best": best}
 
 
 def wilson(share: float, rows: int) -> Interval:
@@ -233,3 +206,110 @@ def _best(values: Sequence[float]) -> float | None:
         return None
     # Of equal values, the threshold that is nearest to 0.5.
     return max(finite, key=lambda pair: (pair[0], -abs(pair[1] - 0.5)))[1]
+
+
+def classes_and_probabilities(task: Task, last: Subset | None) -> dict[str, Any]:
+    """Return the parts of the report about classes and probabilities."""
+    empty: dict[str, Any] = {
+        "per_class": [],
+        "more_per_class": 0,
+        "matrix": None,
+        "pairs": [],
+        "calibration": None,
+        "thresholds": [],
+    }
+    names = task.target.labels or ()
+    if last is None or not last.truths:
+        return empty
+    scores = task.metric.class_scores(last.predictions.predicted, last.truths)
+    if scores is None or len(scores.true) < 2:
+        return empty
+    rows, left_out = tables.class_rows(class_figures(scores, names))
+    found = calibration(scores)
+    content = {**empty, "per_class": rows, "more_per_class": left_out}
+    if scores.threshold is None:
+        answers = [task.answer(each)["prediction"] for each in last.predictions.predicted]
+        counts = confusion_counts(names, answers, last.truths)
+        content["matrix"] = tables.matrix(counts, names)
+        content["pairs"] = [
+            {"true": names[i], "predicted": names[j], "rows": count(int(counts[i, j]), "row")}
+            for i, j in confused_pairs(counts)[:MAX_PAIRS]
+        ]
+    content["calibration"] = {
+        "about": _calibrated(found, is_exclusive=scores.threshold is None),
+        "svg": _calibration_chart(found).svg(),
+        "rows": [
+            (
+                tables.share(each["confidence"]),
+                tables.share(each["accuracy"]),
+                tables.interval_text(each["interval"]),
+                f"{each['rows']:,}",
+            )
+            for each in found["bins"]
+        ],
+    }
+    content["thresholds"] = [_threshold_content(each) for each in threshold_effects(scores, names)]
+    return content
+
+
+def _calibration_chart(found: Mapping[str, Any]) -> Chart:
+    """Return the accuracy over the probability, with the interval of each bin."""
+    x = np.array([each["confidence"] for each in found["bins"]])
+    y = np.array([each["accuracy"] for each in found["bins"]])
+    low, high = np.array([each["interval"] for each in found["bins"]]).T
+    bars = [np.maximum(y - low, 0), np.maximum(high - y, 0)]
+
+    def draw(axis: Axes) -> None:
+        axis.plot([0, 1], [0, 1], "--", color=GREY, linewidth=1, label="perfectly calibrated")
+        style: dict[str, Any] = {"fmt": "o", "color": COLORS[0], "capsize": 3, "markersize": 4}
+        axis.errorbar(x, y, yerr=bars, label="this model, 95% interval", **style)
+        axis.set(xlabel="probability", ylabel="share that is right")
+        axis.set(xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
+        finish(axis)
+
+    confidence, accuracy = found["confidence"], found["accuracy"]
+    alt = (
+        f"calibration: mean probability {confidence:.3f}, share that is right {accuracy:.3f}, so "
+        f"the model is {_tendency(found)} by {abs(confidence - accuracy):.3f}"
+    )
+    return Chart("Calibration", alt, draw)
+
+
+def _calibrated(found: Mapping[str, Any], *, is_exclusive: bool) -> str:
+    mean, share = percent(found["confidence"]), percent(found["accuracy"])
+    if is_exclusive:
+        sentence = f"The mean probability of the answers is {mean}, and {share} of them are right"
+        if abs(found["confidence"] - found["accuracy"]) >= MIN_GAP:
+            sentence += f": the model is {_tendency(found)}"
+    else:
+        sentence = f"The mean probability of all labels is {mean}, and {share} of them are true"
+    return f"{sentence}. The expected calibration error is {found['error']:.3f}."
+
+
+def _tendency(found: Mapping[str, Any]) -> str:
+    return "too confident" if found["confidence"] > found["accuracy"] else "too cautious"
+
+
+def _threshold_content(effect: Mapping[str, Any]) -> dict[str, Any]:
+    title, current, best = effect["title"], effect["current"], effect["best"]
+    lines = {
+        name: [None if math.isnan(value) else round(value, 4) for value in values]
+        for name, values in effect["lines"].items()
+    }
+    chart = line_chart(
+        title,
+        f"{title}: {', '.join(lines)} over the threshold",
+        {name: (THRESHOLDS, values) for name, values in effect["lines"].items()},
+        ("threshold", ""),
+        vertical=current,
+        is_share=True,
+    )
+    has_best = current is not None and best is not None
+    return {
+        "title": title,
+        "about": effect["about"],
+        "svg": chart.svg(),
+        "lines": json.dumps(lines),
+        "best": f"On these rows, F1 is highest at {best:.2f}." if has_best else "",
+        "start": round(100 * (current if current is not None else best or 0.0)),
+    }

@@ -11,7 +11,7 @@ from markupsafe import Markup
 
 from dxn.core.display import number
 from dxn.report import saved, tables
-from dxn.report.intervals import Paired, paired
+from dxn.report.intervals import paired
 from dxn.report.saved import Saved
 from dxn.viz.charts import line_chart
 from dxn.viz.html import write_page
@@ -42,21 +42,6 @@ class Compared:
     saved: Saved
 
 
-@dataclass(frozen=True)
-class Test:
-    """A run, compared with the first one on the rows that both have answered.
-
-    Args:
-        name: Name of the run.
-        result: The test. None: there are too few common rows, or the tasks differ.
-        sentence: The result in one sentence.
-    """
-
-    name: str
-    result: Paired | None
-    sentence: str
-
-
 def differing(runs: Sequence[Compared]) -> list[tuple[str, list[str]]]:
     """Return the options whose values differ, with the value of each run."""
     keys = list(dict.fromkeys(key for run in runs for key in run.options))
@@ -79,8 +64,8 @@ def figures_table(runs: Sequence[Compared]) -> list[tuple[str, list[tables.Cell 
     return rows
 
 
-def tests(runs: Sequence[Compared]) -> list[Test]:
-    """Compare each run with the first one, row by row."""
+def tests(runs: Sequence[Compared]) -> list[str]:
+    """Compare each run with the first one on the rows that both have answered, in a sentence."""
     first = runs[0]
     return [_test(first, other) for other in runs[1:]]
 
@@ -128,33 +113,31 @@ def write_comparison(runs: Sequence[Compared], path: Path) -> None:
     write_page(templates / "compare.html", path, [templates / "page.js"], **content)
 
 
-def _test(first: Compared, other: Compared) -> Test:
+def _test(first: Compared, other: Compared) -> str:
     a, b = first.saved, other.saved
     if a.score is None or a.score != b.score:
         reason = "the runs have no common score of single rows"
-        return Test(other.name, None, f"{other.name}: no paired test, because {reason}.")
+        return f"{other.name}: no paired test, because {reason}."
     pairs = saved.common_scores(a, b)
     result = paired([x for x, _ in pairs], [y for _, y in pairs])
     if result is None:
-        return Test(
-            other.name,
-            None,
+        return (
             f"{other.name}: no paired test, because both runs have evaluated only {len(pairs):,} "
-            "equal rows; use the same data and data.seed.",
+            "equal rows; use the same data and data.seed."
         )
-    better = (result.difference > 0) == a.score_is_better_if_higher
-    p = "p < 0.001" if result.p < 0.001 else f"p = {result.p:.3f}"
-    low, high = result.interval
+    rows, difference, (low, high), p = result
+    better = (difference > 0) == a.score_is_better_if_higher
+    shown = "p < 0.001" if p < 0.001 else f"p = {p:.3f}"
     detail = (
-        f'the mean of "{a.score}" differs by {result.difference:+.3g} (95% interval '
-        f"{low:+.3g} to {high:+.3g}, {p}) on {result.rows:,} common rows"
+        f'the mean of "{a.score}" differs by {difference:+.3g} (95% interval '
+        f"{low:+.3g} to {high:+.3g}, {shown}) on {rows:,} common rows"
     )
-    if result.p >= SIGNIFICANT:
+    if p >= SIGNIFICANT:
         verdict = f"{other.name} does not differ significantly from {first.name}"
     else:
         direction = "better" if better else "worse"
         verdict = f"{other.name} is significantly {direction} than {first.name}"
-    return Test(other.name, result, f"{verdict}: {detail}.")
+    return f"{verdict}: {detail}."
 
 
 def _text(value: Any) -> str:

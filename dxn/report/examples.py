@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import difflib
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 from markupsafe import Markup
 
 from dxn.core.display import number, percent
+from dxn.report.evidence import Evidence, Subset
 from dxn.tasks import Task
 from dxn.tasks.metric import ClassScores, RowScores
 from dxn.viz.drawers import Shown, get_drawer
-from dxn.viz.html import escaped
-from dxn.viz.sample import answer_line, listed_probabilities
+from dxn.viz.html import escaped, json_script
+from dxn.viz.media import reduced
+from dxn.viz.page import shares_data
+from dxn.viz.sample import SampleView, answer_line, listed_probabilities
 
 PER_GROUP = 8  # rows of a group
 CANDIDATES = 4 * PER_GROUP  # rows that are looked at, because rows with equal inputs are shown once
+ATTENDED = 4  # samples whose attention is drawn
 PER_PART = 5  # texts from the worst, the middle and the best answers
 MAX_INPUTS = 12  # inputs of a row that are shown; a wide table has hundreds
+HINT = "Many of these rows have a wrong label or an unusual input."
 MAX_TEXT = 400  # characters of a target or an answer
 # Bytes of all pictures, sounds and clips. With charts and tables, a page has at most 5 MB.
 MAX_MEDIA = 3_600_000
@@ -44,71 +48,83 @@ class Budget:
         return Markup(html)
 
 
-@dataclass(frozen=True)
-class Example:
-    """One row.
+def single_rows(evidence: Evidence, last: Subset | None, scores: Any) -> dict[str, Any]:
+    """Return the parts of the report that show single rows."""
+    empty: dict[str, Any] = {"groups": [], "texts": [], "attention": [], "limits": evidence.limits}
+    if last is None or scores is None or not all(map(is_readable, last.truths)):
+        return empty
+    task, predicted, truths = evidence.task, last.predictions.predicted, last.truths
+    budget = Budget()
 
-    Args:
-        where: Origin of the row, such as "reviews.csv row 17".
-        prediction: The answer of the model.
-        truth: The target.
-        is_right: Whether the answer is right. None: it is neither right nor wrong.
-        note: How sure the model is, or how large its error is.
-        shares: The most probable classes.
-        inputs: Name and HTML of each input.
-        more: Number of inputs that are left out.
-    """
+    def shown(i: int) -> dict[str, Shown]:
+        return evidence.shown(last.predictions.rows[i])
 
-    where: str
-    prediction: str
-    truth: str
-    is_right: bool | None
-    note: str
-    shares: Sequence[tuple[str, float]]
-    inputs: Sequence[tuple[str, Markup]]
-    more: int = 0
-
-
-@dataclass(frozen=True)
-class Group:
-    """Rows that are shown together.
-
-    Args:
-        title: What they have in common.
-        about: Why they are worth a look.
-        rows: Indices of the rows.
-    """
-
-    title: str
-    about: str
-    rows: Sequence[int]
+    options: dict[str, Any] = {
+        "predictions": predicted,
+        "truths": truths,
+        "scores": scores,
+        "origins": last.origins,
+        "shown": shown,
+    }
+    content = {**empty, "attention": _attention(evidence, last, scores, shown, budget)}
+    if task.writes:
+        return {**content, "texts": written(**options, budget=budget)}
+    found = task.metric.class_scores(predicted, truths)
+    content["groups"] = [
+        {
+            "title": title,
+            "about": about,
+            "rows": examples(rows, task=task, **options, budget=budget),
+        }
+        for title, about, rows in choose(scores, found)
+    ]
+    return content
 
 
-@dataclass(frozen=True)
-class Written:
-    """One text that a model generated.
+def _attention(
+    evidence: Evidence,
+    last: Subset,
+    scores: Any,
+    shown: Callable[[int], dict[str, Shown]],
+    budget: Budget,
+) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = []
+    positions = {row: i for i, row in enumerate(last.samples.rows)}
+    for i in right_and_wrong(scores, ATTENDED):
+        inputs = shown(i)
+        attended = evidence.attended(positions[last.predictions.rows[i]], list(inputs))
+        if attended is None:
+            continue
+        encoded, shares = attended
+        data = shares_data(SampleView(encoded, inputs), shares)
+        for each in data["inputs"]:
+            # The examples have players, and small pictures are enough to see where the colors are.
+            each.pop("sound", None)
+            if "source" in each:
+                each["source"] = reduced(each["source"])
+        predicted = last.predictions.predicted[i]
+        answer = evidence.task.answer(predicted, {n: each.source for n, each in inputs.items()})
+        script = f'<script type="application/json">{json_script(data)}</script>'
+        found.append(
+            {
+                "prediction": target_text(answer["prediction"]),
+                "truth": target_text(last.truths[i]),
+                "where": last.origins[i],
+                "html": budget.spend(f"<dxn-attention>{script}</dxn-attention>"),
+            }
+        )
+    return found
 
-    Args:
-        where: Origin of the row.
-        score: Score of the row.
-        inputs: Name and HTML of each input.
-        truth: The reference text.
-        output: The generated text as HTML, in which words that the reference lacks are marked.
-    """
 
-    where: str
-    score: str
-    inputs: Sequence[tuple[str, Markup]]
-    truth: str
-    output: Markup
-
-
-def choose(scores: RowScores, classes: ClassScores | None) -> list[Group]:
-    """Return the rows that tell most about a model.
+def choose(scores: RowScores, classes: ClassScores | None) -> list[tuple[str, str, list[int]]]:
+    """Return the rows that tell most about a model, in groups.
 
     Args:
         scores: Score of each row.
         classes: Probabilities of the classes. None: the task has none.
+
+    Returns:
+        What the rows of a group have in common, why they are worth a look, and their indices.
     """
     sign = 1 if scores.higher_is_better else -1
     values = [sign * value for value in scores.values]
@@ -116,24 +132,21 @@ def choose(scores: RowScores, classes: ClassScores | None) -> list[Group]:
         worst = sorted(range(len(values)), key=lambda i: values[i])[:CANDIDATES]
         title = "Worst answers" if scores.higher_is_better else "Largest errors"
         about = f"The rows with the worst score ({scores.name})."
-        return [Group(title, f"{about} {HINT}", worst)]
+        return [(title, f"{about} {HINT}", worst)]
     sure = _certainty(classes)
     wrong = [i for i, value in enumerate(values) if value < 1]
     # The worst first, and of equal scores the one that the model was most certain of.
     mistakes = sorted(wrong, key=lambda i: (values[i], -sure[i]))[:CANDIDATES]
     unsure = sorted(range(len(values)), key=lambda i: sure[i])[:CANDIDATES]
     groups = [
-        Group("Most confident mistakes", f"The model is certain, and wrong. {HINT}", mistakes),
-        Group(
+        ("Most confident mistakes", f"The model is certain, and wrong. {HINT}", mistakes),
+        (
             "Least certain answers",
             "The model hesitates between classes. More rows of this kind would teach it most.",
             unsure,
         ),
     ]
-    return [group for group in groups if group.rows]
-
-
-HINT = "Many of these rows have a wrong label or an unusual input."
+    return [group for group in groups if group[2]]
 
 
 def right_and_wrong(scores: RowScores, count: int) -> list[int]:
@@ -154,7 +167,7 @@ def examples(
     origins: Sequence[str],
     shown: Callable[[int], Mapping[str, Shown]],
     budget: Budget,
-) -> list[Example]:
+) -> list[dict[str, Any]]:
     """Return rows with their inputs, at most PER_GROUP rows with different inputs.
 
     Args:
@@ -167,7 +180,7 @@ def examples(
         shown: Function that returns the inputs of a row.
         budget: Room for pictures, sounds and clips.
     """
-    found: list[Example] = []
+    found: list[dict[str, Any]] = []
     seen: set[object] = set()
     for i in rows:
         inputs = shown(i)
@@ -184,16 +197,16 @@ def examples(
         if is_named:
             note = f"{percent(probabilities[prediction])} certain"
         found.append(
-            Example(
-                where=origins[i],
-                prediction=_cut(prediction if is_named else _line(answer, prediction)),
-                truth=_cut(_line(answer, truths[i])),
-                is_right=is_right,
-                note=note,
-                shares=listed_probabilities(answer)[:3],
-                inputs=fragments(inputs, budget),
-                more=max(len(inputs) - MAX_INPUTS, 0),
-            )
+            {
+                "where": origins[i],
+                "prediction": _cut(prediction if is_named else _line(answer, prediction)),
+                "truth": _cut(_line(answer, truths[i])),
+                "is_right": is_right,  # None: it is neither right nor wrong
+                "note": note,
+                "shares": listed_probabilities(answer)[:3],
+                "inputs": fragments(inputs, budget),
+                "more": max(len(inputs) - MAX_INPUTS, 0),  # inputs that are left out
+            }
         )
     return found
 
@@ -206,7 +219,7 @@ def written(
     origins: Sequence[str],
     shown: Callable[[int], Mapping[str, Shown]],
     budget: Budget,
-) -> list[tuple[str, list[Written]]]:
+) -> list[tuple[str, list[dict[str, Any]]]]:
     """Return generated texts beside their references: the worst, middle and best ones.
 
     The arguments are those of `examples`.
@@ -224,18 +237,18 @@ def written(
     if len(order) <= PER_PART:
         parts = {"Texts": order}
     seen: set[int] = set()
-    found: list[tuple[str, list[Written]]] = []
+    found: list[tuple[str, list[dict[str, Any]]]] = []
     for title, rows in parts.items():
         new = [i for i in rows if i not in seen]
         seen.update(new)
         texts = [
-            Written(
-                origins[i],
-                f"{scores.name} {number(scores.values[i])}",
-                fragments(shown(i), budget),
-                _cut(str(truths[i])),
-                marked(_cut(predictions[i]), _cut(str(truths[i]))),
-            )
+            {
+                "where": origins[i],
+                "score": f"{scores.name} {number(scores.values[i])}",
+                "inputs": fragments(shown(i), budget),
+                "truth": _cut(str(truths[i])),
+                "output": marked(_cut(predictions[i]), _cut(str(truths[i]))),
+            }
             for i in new
         ]
         found += [(title, texts)] if texts else []

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -26,24 +25,6 @@ CHUNK = 500  # permutations at a time, which limits the memory
 
 # Lower and upper end of the 95% interval.
 Interval = tuple[float, float]
-
-
-@dataclass(frozen=True)
-class Paired:
-    """The difference of two models on the rows that both have answered.
-
-    Args:
-        rows: Number of common rows.
-        difference: Mean score of the second model minus that of the first one.
-        interval: 95% interval of the difference, by bootstrap over the rows.
-        p: Probability of a difference at least as large if both models were equally good, by a
-            permutation test with random signs.
-    """
-
-    rows: int
-    difference: float
-    interval: Interval
-    p: float
 
 
 def metric_intervals(
@@ -127,7 +108,9 @@ def draw_counts(draws: Tensor, size: int) -> Tensor:
     return counts.scatter_add_(1, draws, torch.ones_like(draws, dtype=torch.float64))
 
 
-def paired(first: Sequence[float], second: Sequence[float]) -> Paired | None:
+def paired(
+    first: Sequence[float], second: Sequence[float]
+) -> tuple[int, float, Interval, float] | None:
     """Compare the scores of two models on the same rows.
 
     Args:
@@ -135,7 +118,10 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Paired | None:
         second: Score of the same rows by the second model.
 
     Returns:
-        None if there are too few rows.
+        The number of common rows; the mean score of the second model minus that of the first one;
+        its 95% interval, by bootstrap over the rows; and p, the probability of a difference at
+        least as large if both models were equally good, by a permutation test with random signs.
+        None: there are too few rows.
     """
     differences = np.array(second, dtype=float) - np.array(first, dtype=float)
     differences = differences[np.isfinite(differences)]
@@ -146,7 +132,7 @@ def paired(first: Sequence[float], second: Sequence[float]) -> Paired | None:
     draws = draw_rows(n)
     means = differences[draws.numpy()].mean(1)
     interval = interval_of(means, mean, math.sqrt(draws.shape[1] / n))
-    return Paired(n, mean, interval, _sign_test(differences))
+    return n, mean, interval, _sign_test(differences)
 
 
 def interval_of(values: np.ndarray, center: float, scale: float = 1.0) -> Interval:

@@ -8,12 +8,15 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from dxn.core.display import count, duration, number, percent
-from dxn.report import saved, sections, tables
+from dxn.report import saved, tables
+from dxn.report.classes import classes_and_probabilities
 from dxn.report.evidence import Evidence, RunInfo, Subset
+from dxn.report.examples import single_rows
 from dxn.report.glossary import INTERVAL, MEANINGS
 from dxn.report.intervals import metric_intervals
 from dxn.report.saved import Facts, Saved
-from dxn.tasks import Task
+from dxn.tasks import Categorical, Task
+from dxn.viz.charts import task_charts
 from dxn.viz.curves import best_epoch, curve_charts, shown_rows
 from dxn.viz.html import write_page
 from dxn.viz.page import SCRIPT
@@ -50,8 +53,8 @@ def write_report(info: RunInfo, evidence: Evidence) -> Path:
         **_head(info, task, new, figures, split),
         **_data(info, new),
         **_results(info, task, new, figures, evidence),
-        **sections.classes_and_probabilities(task, last),
-        **sections.single_rows(evidence, last, scores),
+        **classes_and_probabilities(task, last),
+        **single_rows(evidence, last, scores),
     }
     content["sections"] = _sections(content)
     path = info.folder / FILE
@@ -225,7 +228,7 @@ def _results(
     best = best_epoch(info.log, task)
     charts = curve_charts(shown_rows(info.log, task), best=best) if info.log else []
     glossary = (
-        [(name, MEANINGS[name]) for name in table.metrics if name in MEANINGS] if table else []
+        [(name, MEANINGS[name]) for name in table["metrics"] if name in MEANINGS] if table else []
     )
     if new.intervals:
         glossary.append(("interval", INTERVAL))
@@ -235,8 +238,17 @@ def _results(
         "curves": [(chart.title, chart.svg()) for chart in charts],
         "training": _training(info, evidence),
         "remarks": new.facts.remarks,
-        **sections.plots(task, evidence),
+        "charts": _charts(task, evidence),
     }
+
+
+def _charts(task: Task, evidence: Evidence) -> list[tuple[str, Any]]:
+    """Return the titles and drawings of the charts of the predictions."""
+    last = evidence.subsets[-1] if evidence.subsets else None
+    if last is None or isinstance(task.space, Categorical):  # a table shows confusions
+        return []
+    found = task_charts(task, last.predictions.predicted, last.truths)
+    return [(each.title, each.svg()) for each in found.charts] if found else []
 
 
 def _training(info: RunInfo, evidence: Evidence) -> str:

@@ -5,72 +5,23 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from dxn.core.display import number, percent
-from dxn.report.classes import MAX_MATRIX, ClassFigures
 from dxn.report.intervals import Interval
 
 ALL = "all"
 KEY = re.compile(r"(?P<metric>[^\[\]]+)(?:\[(?P<row>.*)\])?", re.DOTALL)
 MAX_CLASSES = 40  # rows of a table of classes
+MAX_MATRIX = 30  # classes; a larger table is too wide to read
 Figures = Mapping[str, Mapping[str, float]]
 FindInterval = Callable[[str, str], Interval | None]
-
-
-@dataclass(frozen=True)
-class Cell:
-    """A figure in a table.
-
-    Args:
-        value: The figure.
-        interval: Its interval.
-        position: Position of the figure on the scale of its column, in percent. None: the column
-            has no scale.
-        low: Position of the lower end of the interval.
-        high: Position of the upper end.
-    """
-
-    value: str
-    interval: str = ""
-    position: float | None = None
-    low: float = 0.0
-    high: float = 0.0
-
-
-@dataclass(frozen=True)
-class Row:
-    """A row of a table.
-
-    Args:
-        name: Heading of the row.
-        cells: The cells; None where there is no figure.
-        kind: "all", "reference" (not this model with other inputs) or "".
-    """
-
-    name: str
-    cells: Sequence[Cell | None]
-    kind: str = ""
-
-
-@dataclass(frozen=True)
-class MetricsTable:
-    """The metrics by set of inputs.
-
-    Args:
-        metrics: Names of the columns.
-        monitored: The metric that selected the epoch.
-        rows: One row per set of inputs, then those of simple rules.
-        about: What the rows are.
-    """
-
-    metrics: Sequence[str]
-    monitored: str
-    rows: Sequence[Row]
-    about: str
+# A figure in a table, for the template: "value", "interval" ("": none), and on the scale of its
+# column, in percent, the "position" of the figure (None: the column has no scale) and of the ends
+# "low" and "high" of its interval.
+Cell = dict[str, Any]
 
 
 def figures_of(metrics: Mapping[str, Any], split: str) -> dict[str, dict[str, float]]:
@@ -101,8 +52,8 @@ def references_of(figures: Figures) -> list[str]:
 
 def metrics_table(
     figures: Figures, monitored: str, interval: FindInterval, single: str, about: str
-) -> MetricsTable:
-    """Return the table of metrics.
+) -> dict[str, Any]:
+    """Return the table of metrics: one row per set of inputs, then those of simple rules.
 
     Args:
         metrics: Metrics by row and metric.
@@ -110,6 +61,11 @@ def metrics_table(
         interval: Function that returns the interval of a metric in a row.
         single: Name of the only input. "": there are several.
         about: What the rows are.
+
+    Returns:
+        The names of the columns ("metrics"), "monitored", "about" and "rows". Each row has a
+        "name", "cells" (None where there is no figure), and a "kind": "all", "reference" (not this
+        model with other inputs) or "".
     """
     names: dict[str, None] = {}
     for row in figures.values():
@@ -117,15 +73,16 @@ def metrics_table(
     metrics = [name for name in names if name != "rows"]
     scale = _scale(figures, monitored, interval)
     references = references_of(figures)
-    rows: list[Row] = []
+    rows: list[dict[str, Any]] = []
     for name, values in figures.items():
         cells = [
             _cell(values.get(each), interval(name, each), scale if each == monitored else None)
             for each in metrics
         ]
         kind = "all" if name == ALL else "reference" if name in references else ""
-        rows.append(Row(single if name == ALL and single else name, cells, kind))
-    return MetricsTable(metrics, monitored, rows, about)
+        heading = single if name == ALL and single else name
+        rows.append({"name": heading, "cells": cells, "kind": kind})
+    return {"metrics": metrics, "monitored": monitored, "rows": rows, "about": about}
 
 
 def cells(values: Sequence[float | None], ends: Sequence[Interval | None]) -> list[Cell | None]:
@@ -144,18 +101,18 @@ def cells(values: Sequence[float | None], ends: Sequence[Interval | None]) -> li
     ]
 
 
-def class_rows(figures: Sequence[ClassFigures]) -> tuple[list[dict[str, Any]], int]:
+def class_rows(figures: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], int]:
     """Return the rows of the table of classes, and the number of classes that are left out."""
     shown = list(figures)
     if len(shown) > MAX_CLASSES:
-        shown = sorted(shown, key=lambda each: (math.isnan(each.f1), each.f1))[:MAX_CLASSES]
+        shown = sorted(shown, key=lambda each: (math.isnan(each["f1"]), each["f1"]))[:MAX_CLASSES]
     rows = [
         {
-            "name": each.name,
-            "rows": f"{each.rows:,}",
-            "precision": share(each.precision),
-            "recall": share(each.recall),
-            "f1": _cell(each.f1, each.interval, (0.0, 1.0)),
+            "name": each["name"],
+            "rows": f"{each['rows']:,}",
+            "precision": share(each["precision"]),
+            "recall": share(each["recall"]),
+            "f1": _cell(each["f1"], each["interval"], (0.0, 1.0)),
         }
         for each in shown
     ]
@@ -220,15 +177,16 @@ def _cell(
 ) -> Cell | None:
     if value is None or not math.isfinite(value):
         return None
+    cell: Cell = {"value": _short(value), "interval": interval_text(ends), "position": None}
     if scale is None:
-        return Cell(_short(value), interval_text(ends))
+        return cell
 
     def position(number: float) -> float:
         low, high = scale
         return round(100 * min(max((number - low) / (high - low or 1), 0), 1), 1)
 
     low, high = ends or (value, value)
-    return Cell(_short(value), interval_text(ends), position(value), position(low), position(high))
+    return {**cell, "position": position(value), "low": position(low), "high": position(high)}
 
 
 def _scale(figures: Figures, metric: str, interval: FindInterval) -> tuple[float, float]:

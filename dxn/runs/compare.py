@@ -29,14 +29,14 @@ def run(settings: Settings) -> int:
     return 0
 
 
-def compare_runs(settings: Settings) -> tuple[Path, list[Any], list[Any]]:
+def compare_runs(settings: Settings) -> tuple[Path, list[Any], list[str]]:
     """Write a page that compares runs.
 
     Args:
         settings: Settings of `dxn compare`.
 
     Returns:
-        The page, the runs, and the result of the paired test of each run except for the first one.
+        The page, the runs, and a sentence about each run except for the first one.
 
     Raises:
         UserError: If there are fewer than two runs, or one of them has no report.
@@ -53,7 +53,7 @@ def compare_runs(settings: Settings) -> tuple[Path, list[Any], list[Any]]:
     return path, runs, pages.compare.tests(runs)
 
 
-def comparison_lines(runs: list[Any], tests: list[Any]) -> list[str]:
+def comparison_lines(runs: list[Any], tests: list[str]) -> list[str]:
     """Return the metrics of each run with their intervals, and the results of the paired tests."""
     lines: list[str] = []
     for run in runs:
@@ -65,7 +65,7 @@ def comparison_lines(runs: list[Any], tests: list[Any]) -> list[str]:
         interval = f" (95% interval {ends})" if ends else ""
         lines.append(f"{run.name}: {saved.split} {saved.monitored} {shown}{interval}")
     lines += [f"note: {note}" for note in pages.compare.notes(runs)]
-    return [*lines, *(test.sentence for test in tests)]
+    return [*lines, *tests]
 
 
 def _run(folder: Path, name: str, settings: Settings) -> Any:

@@ -495,6 +495,8 @@ function draw(root, data) {
       largest[input] = Math.max(largest[input] ?? 0, row[i]);
       counts[input] = (counts[input] ?? 0) + 1;
     });
+    // The shares have four digits, so that the sum of all of them is not exactly 1.
+    for (const name in totals) if (Math.abs(totals[name] - 1) < .0005) totals[name] = 1;
     // Each input has its own scale. It reaches at least twice the mean: if all weights are equal, no token looks important.
     const ends = Object.fromEntries(Object.keys(totals).map(name => [name, Math.max(largest[name], 2 * totals[name] / counts[name])]));
     // The columns of a table have one token each, so that they are compared with each other.
@@ -502,8 +504,7 @@ function draw(root, data) {
     for (const { name } of listed.length > 1 ? listed : []) if (name in ends) ends[name] = most;
     const shares = Float32Array.from(row, (weight, i) => ends[tokens[i].input] ? weight / ends[tokens[i].input] : 0);
     for (const each of shaders) each(shares);
-    // The shares have four digits, so that their sum is not exactly 1.
-    for (const { name, show } of legends) show(Math.round(1000 * (totals[name] ?? 0)) / 1000, ends[name] ?? 0);
+    for (const { name, show } of legends) show(totals[name] ?? 0, ends[name] ?? 0);
     for (const [element, all] of marked) element.classList.toggle("on", !whole && all.includes(token));
     const readers = answerNames.map((_, i) => !whole && token < n ? answerWeights()[i * n + token] : 0);
     const strongest = Math.max(...readers, 0);

@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import re
+import shutil
 from html.parser import HTMLParser
 
 import numpy as np
@@ -340,3 +341,25 @@ def test_the_page_has_what_a_written_answer_reads_by_block_and_head(tmp_path, mo
     assert (data["depth"], data["heads"], len(data["maps"])) == (1, 1, 1)
     mean = weights[..., [0, 2]].mean((0, 1)).numpy()
     np.testing.assert_allclose(unpacked(data["maps"][0]), mean, rtol=0, atol=1 / 509)
+
+
+@pytest.mark.skipif(shutil.which("chromium") is None, reason="needs chromium")
+def test_the_heading_of_an_input_and_the_text_have_the_same_percentage(tmp_path):
+    coords = torch.tensor([[[0.0, 1], [1, 2]]])
+    spans = (Span("title", "text", 0, 2, coords), Span("body", "text", 2, 4, coords))
+    tokens = Tokens(torch.zeros(1, 4, D), torch.ones(1, 4, dtype=torch.bool), spans)
+    # 49.46% becomes 49.5% and then 50% if it is rounded twice.
+    shares = np.array([0.2473, 0.2473, 0.2527, 0.2527])
+    view = view_of(tokens, [*"abcd"], {"title": text("ab"), "body": text("cd")})
+    attention_page(view, shares, maps_of(4), tmp_path / "a.html", heading=HEADING)
+    api = pytest.importorskip("playwright.sync_api")
+    with api.sync_playwright() as playwright:
+        path = shutil.which("chromium")
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"])
+        page = browser.new_page()
+        page.goto((tmp_path / "a.html").as_uri())
+        headings = page.locator("h3").all_inner_texts()
+        reads = page.locator("#reads").inner_text()
+        browser.close()
+    assert {"title (text): 49% of the attention", "body (text): 51% of the attention"} < {*headings}
+    assert reads.startswith("title 49%, body 51%. ")
