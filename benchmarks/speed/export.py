@@ -21,9 +21,9 @@ from pathlib import Path
 
 import torch
 
+from dxn.export.examples import Example, make_examples
 from dxn.export.folder import ABOUT, write_export
 from dxn.export.formats import SUFFIXES, load
-from dxn.export.ports import Example, make_examples
 from dxn.runs.saved import model_folder
 from dxn.training.evaluate import to_device
 
@@ -75,7 +75,7 @@ def _calls(run: Path, paths: dict[str, Path]) -> dict[str, Callable[[Example], C
 
     def own(predictor: model_folder.Predictor) -> Callable[[Example], Call]:
         def prepare(example: Example) -> Call:
-            batch = to_device(example.batch, predictor.device)
+            batch = to_device(example[0], predictor.device)
             return lambda: predictor.network(batch)
 
         return prepare
@@ -87,7 +87,7 @@ def _calls(run: Path, paths: dict[str, Path]) -> dict[str, Callable[[Example], C
         names = [port["name"] for port in part["inputs"]]
 
         def prepare(example: Example) -> Call:
-            tensors = {name: example.tensors[name] for name in names}
+            tensors = {name: example[1][name] for name in names}
             return lambda: graph(tensors)
 
         return prepare

@@ -1,4 +1,4 @@
-"""Random raw values of each modality, with which an exported model is traced and checked.
+"""Random samples of each modality, with which an exported model is traced and checked.
 
 The values differ in all sizes that can differ, because sizes that are equal in all examples become
 constants of the graph.
@@ -7,13 +7,14 @@ constants of the graph.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from dxn.core.errors import UserError
+from dxn.stacking.features import Features, features_of
 from dxn.tokenize.audio.tokenizer import AudioTokenizer
 from dxn.tokenize.base import Tokenizer
 from dxn.tokenize.cells.category import CategoryTokenizer
@@ -30,6 +31,145 @@ MAX_SECONDS = 1.5
 MAX_SIDE = 1.6  # longest side of an example picture, relative to the size of the model
 MAX_TOKENS = 20  # of a series
 NO_SIZE = 64  # pixels of the side of a picture for a model that does not resize pictures
+PRESENT = "present"  # key of the tensor that tells which samples have an input
+COUNTED = "counted"  # key of counted features, followed by their number
+NONE = -1  # code that pads counted features
+# Sizes of the example batches. Different ones, because equal sizes become constants of the graph.
+SIZES = (5, 3, 7, 4, 6, 2)
+DRAWS = 24  # samples that show which sizes of an input can vary, and how large they become
+MAX_DRAWS = 200  # attempts to draw a batch in which all of these sizes differ from the first ones
+
+# Tensors by name, such as "text.ids".
+Tensors = dict[str, Tensor]
+# Random samples in both forms: the batch of the model, in which a sample without an input is left
+# out of that input, and the inputs of the graph, in which every sample has a row.
+Example = tuple[dict[str, Any], Tensors]
+
+
+def make_examples(
+    model: Any, seed: int, sizes: Sequence[int] = SIZES, *, counted: Collection[str] = ()
+) -> list[Example]:
+    """Return batches of random samples for a model.
+
+    Args:
+        model: The model.
+        seed: Random seed.
+        sizes: Number of samples of each batch.
+        counted: Names of the inputs whose counted features a baseline reads.
+
+    Raises:
+        UserError: If a preprocessor cannot create random values.
+    """
+    rand = random.Random(seed)
+    names = list(model.inputs)
+    rows = [_rows(names, size, rand) for size in sizes]
+    inputs = {
+        name: _varied(
+            _drawing(model, name, rand, name in counted), [len(each[name]) for each in rows]
+        )
+        for name in names
+    }
+    return [
+        _example(size, rows[i], {name: batches[i] for name, batches in inputs.items()})
+        for i, size in enumerate(sizes)
+    ]
+
+
+def _drawing(
+    model: Any, name: str, rand: random.Random, is_counted: bool
+) -> Callable[[int], Example]:
+    """Return the function that draws a number of random samples of an input."""
+    adapter = model.adapter(name)
+    tokenizer: Tokenizer = adapter.tokenizer
+
+    def draw(count: int) -> Example:
+        raws = examples(name, tokenizer, count, rand)
+        collated = tokenizer.collate([tokenizer(raw) for raw in raws])
+        # Texts are no inputs of the graph: they are counted before.
+        tensors = {key: value for key, value in collated.items() if isinstance(value, Tensor)}
+        if is_counted:
+            tensors |= counted_features(features_of(adapter, collated), count)
+        return collated, tensors
+
+    return draw
+
+
+def _varied(draw: Callable[[int], Example], counts: Sequence[int]) -> list[Example]:
+    """Draw batches in which every size that can vary does.
+
+    Otherwise, sizes that are equal by chance would become constants of the graph. The graph is
+    traced with the first batch, whose sizes are large: torch.export takes 0 and 1 for constants,
+    also if it is a number that depends on a size, such as that of the patches in a row.
+    """
+    singles = [_sizes(draw(1)) for _ in range(DRAWS)]
+    free = [key for key, size in singles[0].items() if any(s[key] != size for s in singles)]
+    largest = {key: max(sizes[key] for sizes in singles) for key in free}
+
+    def smallest_share(drawn: Example) -> float:
+        sizes = _sizes(drawn)
+        return min((sizes[key] / largest[key] for key in free), default=1)
+
+    first = max((draw(counts[0]) for _ in range(DRAWS)), key=smallest_share)
+    traced = _sizes(first)
+    others = [draw(count) for count in counts[1:]]
+    for _ in range(MAX_DRAWS):
+        if not others or all(_sizes(others[0])[key] != traced[key] for key in free):
+            break
+        others[0] = draw(counts[1])
+    return [first, *others]
+
+
+def _sizes(drawn: Example) -> dict[tuple[str, int], int]:
+    """Return the size of each axis but that of the samples."""
+    _, tensors = drawn
+    return {
+        (key, axis): tensor.shape[axis]
+        for key, tensor in tensors.items()
+        for axis in range(1, tensor.ndim)
+    }
+
+
+def _example(size: int, rows: Mapping[str, list[int]], inputs: Mapping[str, Example]) -> Example:
+    """Return samples from the values of each input and the samples that have it."""
+    batch: dict[str, Any] = {"#size": size, "#index": list(range(size))}
+    tensors: Tensors = {}
+    for name, (collated, own) in inputs.items():
+        index = torch.tensor(rows[name])
+        batch[name] = {**collated, "rows": index}
+        # A sample without the input has the values of another one, which the graph must ignore.
+        source = torch.zeros(size, dtype=torch.long).index_copy(0, index, torch.arange(len(index)))
+        for key, value in own.items():
+            tensors[f"{name}.{key}"] = value[source]
+        if len(inputs) > 1:
+            present = torch.zeros(size, dtype=torch.bool).index_fill(0, index, True)
+            tensors[f"{name}.{PRESENT}"] = present
+    return batch, tensors
+
+
+def _rows(names: Sequence[str], size: int, rand: random.Random) -> dict[str, list[int]]:
+    """Return the samples that have each input. Every sample has one, and every input a sample."""
+    rows: dict[str, list[int]] = {name: [] for name in names}
+    for sample in range(size):
+        has = [name for name in names if rand.random() < 0.7] or [rand.choice(names)]
+        for name in names if sample == 0 else has:
+            rows[name].append(sample)
+    return rows
+
+
+def counted_features(summary: Features | None, size: int) -> dict[str, Tensor]:
+    """Return the counted features of a summary by key: padded codes and numbers (size, n, 2)."""
+    blocks = () if summary is None else summary.counted
+    result: dict[str, Tensor] = {}
+    for number, block in enumerate(blocks):
+        # Sorted by row.
+        (rows, codes), occurrences = block.unique(dim=1, return_counts=True)
+        counts = torch.bincount(rows, minlength=size)
+        padded = torch.full((size, max(int(counts.max()), 1), 2), NONE)
+        padded[torch.arange(padded.shape[1]) < counts[:, None]] = torch.stack(
+            [codes, occurrences], 1
+        )
+        result[f"{COUNTED}{number}"] = padded
+    return result
 
 
 def examples(name: str, tokenizer: Tokenizer, count: int, rand: random.Random) -> list[Any]:

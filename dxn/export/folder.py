@@ -15,10 +15,9 @@ import torch
 import dxn
 from dxn.core.errors import UserError
 from dxn.core.files import SUMS, replace_folder, write_sums
-from dxn.export.compare import Agreement, compare
-from dxn.export.formats import SUFFIXES, save
-from dxn.export.parts import Exported, make_parts
-from dxn.export.ports import Port
+from dxn.export.formats import SUFFIXES, compare, save
+from dxn.export.graph import Port
+from dxn.export.parts import make_parts
 from dxn.export.recipes import INPUTS
 from dxn.export.trace import Part
 from dxn.models.inference import restore
@@ -60,24 +59,28 @@ def write_export(
     restore(predictor.network)
     if baseline == "none":
         without_baseline(predictor.network)
-    exported = make_parts(predictor)
+    parts, example = make_parts(predictor)
     lines: list[str] = []
     with replace_folder(folder) as new:
-        for part in exported.parts:
+        for part in parts:
             path = save(part, format, new)
-            lines.append(_line(folder, path, compare(part, path)))
+            lines.append(
+                f"written: {folder / path.name} ({path.stat().st_size / 1e6:.1f} MB); largest "
+                f"difference from the model in {len(part.cases)} batches: "
+                f"{compare(part, path):.1e}"
+            )
         recipes = _recipes(predictor)
-        about = describe(predictor, exported, format, recipes)
+        about = describe(predictor, parts, format, recipes)
         text = json.dumps(about, indent=1, ensure_ascii=False)
         (new / ABOUT).write_text(f"{text}\n", encoding="utf-8")
-        _write_example(exported.parts[0], new / EXAMPLE)
-        _copy_programs(exported, recipes, format, new)
+        _write_example(parts[0], new / EXAMPLE)
+        _copy_programs(example, recipes, format, new)
         write_sums(new)
     return lines
 
 
 def describe(
-    predictor: Predictor, exported: Exported, format: str, recipes: dict[str, dict[str, Any]]
+    predictor: Predictor, parts: Sequence[Part], format: str, recipes: dict[str, dict[str, Any]]
 ) -> dict[str, Any]:
     """Return the content of preprocess.json."""
     return {
@@ -97,7 +100,7 @@ def describe(
                 "inputs": _ports(part.inputs),
                 "outputs": _ports(part.outputs),
             }
-            for part in exported.parts
+            for part in parts
         ],
     }
 
@@ -121,14 +124,6 @@ def _ports(ports: Sequence[Port]) -> list[dict[str, Any]]:
     return [{"name": p.name, "dtype": p.dtype, "shape": list(p.shape)} for p in ports]
 
 
-def _line(folder: Path, path: Path, agreement: Agreement) -> str:
-    size = path.stat().st_size / 1e6
-    return (
-        f"written: {folder / path.name} ({size:.1f} MB); largest difference from the model in "
-        f"{agreement.num_cases} batches: {agreement.largest:.1e}"
-    )
-
-
 def _write_example(part: Part, path: Path) -> None:
     """Write the inputs of one batch and the outputs of the model."""
     with torch.no_grad():
@@ -140,11 +135,11 @@ def _write_example(part: Part, path: Path) -> None:
 
 
 def _copy_programs(
-    exported: Exported, recipes: dict[str, dict[str, Any]], format: str, folder: Path
+    example: str, recipes: dict[str, dict[str, Any]], format: str, folder: Path
 ) -> None:
-    shutil.copyfile(TEMPLATES / f"{exported.example}.py", folder / "example.py")
+    shutil.copyfile(TEMPLATES / f"{example}.py", folder / "example.py")
     shutil.copyfile(TEMPLATES / f"run_{format}.py", folder / "run_graph.py")
-    if exported.example != "continue_text":
+    if example != "continue_text":
         shutil.copyfile(TEMPLATES / "prepare_inputs.py", folder / "prepare_inputs.py")
     for each in recipes.values():
         for key in ("prepare", "counted"):

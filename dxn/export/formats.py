@@ -1,4 +1,4 @@
-"""The file formats of an exported graph."""
+"""The file formats of an exported graph, and the comparison of a file with its model."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
+from textwrap import shorten
 from typing import Any, Literal, get_args
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 from torch.utils._sympy.value_ranges import ValueRanges
 
 from dxn.core.errors import UserError
-from dxn.export.trace import Part
+from dxn.export.trace import MAX_REASON, Part
 
 Format = Literal["torch", "onnx"]
 SUFFIXES: dict[str, str] = {"torch": ".pt2", "onnx": ".onnx"}
@@ -25,6 +26,8 @@ ONNX_MODULES = ("onnx", "onnxscript", "onnxruntime")
 OPSET = 20
 # A file of protobuf has at most 2 GB. Larger weights are written to a second file.
 MAX_ONE_FILE = 1_500_000_000
+# Largest difference in float32, relative to the largest value of an output, if that is above 1.
+TOLERANCE = 1e-5
 
 Run = Callable[[dict[str, Tensor]], dict[str, Tensor]]
 
@@ -115,6 +118,55 @@ def _load_onnx(path: Path, outputs: Sequence[str]) -> Run:
         return {n: torch.as_tensor(r) for n, r in zip(outputs, results, strict=True)}
 
     return run
+
+
+def compare(part: Part, path: Path) -> float:
+    """Load a file, compare its outputs with those of the model, and return the largest difference.
+
+    Raises:
+        UserError: If the file cannot be run, or they differ by more than `TOLERANCE`.
+    """
+    run = load(path, [port.name for port in part.outputs])
+    largest = 0.0
+    for number, case in enumerate(part.cases):
+        with torch.no_grad():
+            wanted = part.reference(number)
+        try:
+            computed = run(dict(case))
+        except Exception as error:  # onnxruntime has errors of its own
+            reason = shorten(str(error), MAX_REASON)
+            raise UserError(
+                f"export: {path.name} cannot be run ({type(error).__name__}: {reason}); the file "
+                "was not kept. Please report this"
+            ) from error
+        for name, tensor in wanted.items():
+            largest = max(largest, difference(computed[name], tensor))
+    if not largest <= TOLERANCE:
+        raise UserError(
+            f"export: the outputs of {path.name} differ from those of the model by {largest:.1e}, "
+            f"more than {TOLERANCE:.0e}; the file was not kept. Please report this"
+        )
+    return largest
+
+
+def difference(computed: Tensor, wanted: Tensor) -> float:
+    """Return the largest difference, relative to the largest value if that is above 1."""
+    if computed.shape != wanted.shape:
+        return float("inf")
+    if not wanted.numel():
+        return 0.0
+    computed, wanted = computed.double(), wanted.double()
+    # Infinite values, such as those of masked positions, must be equal; NaN is never right.
+    is_finite = wanted.isfinite()
+    if not torch.equal(computed[~is_finite], wanted[~is_finite]):
+        return float("inf")
+    if not computed[is_finite].isfinite().all():
+        return float("inf")
+    computed, wanted = computed[is_finite], wanted[is_finite]
+    if not wanted.numel():
+        return 0.0
+    scale = max(float(wanted.abs().max()), 1.0)
+    return float((computed - wanted).abs().max()) / scale
 
 
 @contextmanager

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from dxn.core.tokens import Tokens, join
-from dxn.export.ports import COUNTED, NONE, PRESENT, Port, Tensors
+from dxn.export.examples import COUNTED, NONE, PRESENT, Tensors
 from dxn.models.backbone import Backbone
 from dxn.models.ensemble import Ensemble
 from dxn.models.model import Model, Network
@@ -21,6 +21,25 @@ from dxn.stacking.stacked import Stacked
 from dxn.tasks import Task
 
 EMBEDDING = "embeddings"
+
+
+@dataclass(frozen=True)
+class Port:
+    """An input or output of a graph.
+
+    Args:
+        name: Name, such as "text.ids": that of the input and of the tensor of its tokenizer.
+        dtype: Data type, such as "int64".
+        shape: Size of each axis. A text is the name of a size that can vary.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | str, ...]
+
+    def dynamic(self) -> dict[int, str]:
+        """Return the names of the sizes that can vary, by axis."""
+        return {axis: size for axis, size in enumerate(self.shape) if isinstance(size, str)}
 
 
 class Graph(nn.Module):

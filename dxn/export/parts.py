@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from dxn.core.errors import UserError
+from dxn.export.examples import Example, Tensors, make_examples
 from dxn.export.graph import Graph
-from dxn.export.ports import Example, Tensors, make_examples
 from dxn.export.trace import Part, make_graph, reference_of, trace
 from dxn.export.writing import (
     DecoderGraph,
@@ -28,19 +27,6 @@ from dxn.runs.predictor.predictor import Predictor
 from dxn.stacking.stacked import counted_inputs
 
 SEED = 0  # of the random examples
-
-
-@dataclass(frozen=True)
-class Exported:
-    """The graphs of a model, and the program that shows how to use them.
-
-    Args:
-        parts: The graphs.
-        example: Name of the module in dxn/export/templates/.
-    """
-
-    parts: Sequence[Part]
-    example: str
 
 
 def check_exportable(predictor: Predictor) -> None:
@@ -62,23 +48,26 @@ def check_exportable(predictor: Predictor) -> None:
         raise UserError("export: an ensemble of models that write cannot be exported")
 
 
-def make_parts(predictor: Predictor) -> Exported:
+def make_parts(predictor: Predictor) -> tuple[list[Part], str]:
     """Trace all graphs of a model.
+
+    Returns:
+        The graphs, and the name of the module in dxn/export/templates/ that shows how to use them.
 
     Raises:
         UserError: If the model cannot be exported.
     """
     check_exportable(predictor)
     if predictor.task.target.source == "stream":
-        return Exported([_language(predictor)], "continue_text")
+        return [_language(predictor)], "continue_text"
     examples = make_examples(predictor.model, SEED, counted=counted_inputs(predictor.network))
     graph = make_graph(predictor.network, predictor.task, examples)
-    cases = [{name: each.tensors[name] for name in graph.used} for each in examples]
+    cases = [{name: tensors[name] for name in graph.used} for _, tensors in examples]
     if predictor.task.writes:
-        return Exported(_encoder_and_decoder(predictor, graph, examples, cases), "write")
+        return _encoder_and_decoder(predictor, graph, examples, cases), "write"
     reference = reference_of(predictor.network, predictor.task, examples)
     part = trace("model", graph, cases, reference=reference, network=predictor.network)
-    return Exported([part], "predict")
+    return [part], "predict"
 
 
 def _language(predictor: Predictor) -> Part:
@@ -97,7 +86,7 @@ def _encoder_and_decoder(
     assert isinstance(decoder, Decoder)  # see check_exportable
 
     def encoded(number: int) -> Tensors:
-        tokens, _ = model.encode(model.embed(examples[number].batch))
+        tokens, _ = model.encode(model.embed(examples[number][0]))
         return memory_of(Memory.from_tokens(tokens), decoder)
 
     network = predictor.network

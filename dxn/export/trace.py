@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from textwrap import shorten
 from typing import Any
@@ -11,9 +11,10 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
-from dxn.export.graph import EMBEDDING, Graph, padded
-from dxn.export.ports import Example, Port, Tensors, constants, find_ports
+from dxn.export.examples import Example, Tensors
+from dxn.export.graph import EMBEDDING, Graph, Port, padded
 
+BATCH = "batch"  # name of the size of a batch
 MAX_REASON = 300  # characters; an error of torch.export lists every size
 
 
@@ -40,7 +41,7 @@ class Part:
 
 def make_graph(network: Any, task: Any, examples: Sequence[Example]) -> Graph:
     """Return a graph module whose inputs are the tensors that affect its outputs."""
-    tensors = [example.tensors for example in examples]
+    tensors = [each for _, each in examples]
     ports = find_ports(tensors)
     fixed = constants(ports, tensors)
     names = [port.name for port in ports if port.name not in fixed]
@@ -101,6 +102,60 @@ def trace(
     return Part(name, program, inputs, outputs, cases, reference)
 
 
+def find_ports(all_tensors: Sequence[Tensors]) -> list[Port]:
+    """Return the ports of several batches. Sizes that differ between the batches can vary."""
+    names: dict[tuple[str, tuple[int, ...]], str] = {}
+    ports: list[Port] = []
+    for name, first in all_tensors[0].items():
+        owner = name.rpartition(".")[0]
+        shape: list[int | str] = []
+        for axis in range(first.ndim):
+            sizes = tuple(tensors[name].shape[axis] for tensors in all_tensors)
+            varies = len(set(sizes)) > 1
+            shape.append(_size_name(names, owner, sizes) if varies else sizes[0])
+        ports.append(Port(name, str(first.dtype).removeprefix("torch."), tuple(shape)))
+    return ports
+
+
+def _size_name(
+    names: dict[tuple[str, tuple[int, ...]], str], owner: str, sizes: tuple[int, ...]
+) -> str:
+    """Return the name of a size that varies, and add it to the names of all of them.
+
+    Axes of the same input with equal sizes in all batches share a name, but not those of different
+    inputs, whose sizes are equal by chance. An output can share a name with any input.
+    """
+    if not names:  # the first size that varies is that of the batch
+        names["", sizes] = BATCH
+    shared = [name for (_, each), name in names.items() if each == sizes] if not owner else []
+    found = names.get(("", sizes)) or names.get((owner, sizes)) or next(iter(shared), None)
+    if found is None:
+        count = sum(each == owner for each, _ in names)
+        found = names[owner, sizes] = f"{owner}_{count + 1}" if owner else f"length_{count}"
+    return found
+
+
+def constants(ports: Sequence[Port], all_tensors: Sequence[Tensors]) -> dict[str, list[int]]:
+    """Return the values of tensors that contain only the fixed sizes of their own input.
+
+    Such as the height and width of pictures that are all resized to the same size.
+    """
+    result: dict[str, list[int]] = {}
+    for port in ports:
+        first = all_tensors[0][port.name]
+        if first.dtype != torch.int64 or port.dynamic() != {0: BATCH} or first.ndim not in (1, 2):
+            continue
+        rows = torch.cat(
+            [tensors[port.name].reshape(len(tensors[port.name]), -1) for tensors in all_tensors]
+        )
+        owner = port.name.rpartition(".")[0]
+        fixed = {s for p in ports if p.name.rpartition(".")[0] == owner for s in p.shape[1:]}
+        values = rows[0].tolist()
+        if bool((rows == rows[0]).all()) and set(values) <= fixed:
+            result[port.name] = values
+    return result
+
+
 def connected(graph: Graph, tensors: Tensors) -> set[str]:
     """Return the names of inputs that the outputs are computed from, as far as autograd knows.
 
@@ -138,7 +193,7 @@ def reference_of(network: Any, task: Any, examples: Sequence[Example]) -> Callab
     """Return the function that computes the outputs of examples as `dxn predict` does."""
 
     def compute(number: int) -> dict[str, Tensor]:
-        batch: Mapping[str, Any] = examples[number].batch
+        batch, _ = examples[number]
         output = network(batch)
         outputs = {} if task.space is None else task.space.decode(output, batch)
         return {**outputs, EMBEDDING: network.vectors(batch).float()}

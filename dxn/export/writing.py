@@ -9,8 +9,8 @@ import torch
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
+from dxn.export.examples import Tensors
 from dxn.export.graph import Graph, encode
-from dxn.export.ports import Tensors
 from dxn.models.backbone import Backbone
 from dxn.models.decoding.decoder import Decoder, KVCache, Memory
 from dxn.models.model import Model

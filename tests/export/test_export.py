@@ -13,19 +13,21 @@ import pytest
 import torch
 from helpers.exports import imports
 from helpers.runs import PLAIN, SMALL, TINY_DIGITS, refused, table_of, train
+from helpers.tasks import build_model
 from torch import nn
 
 from dxn.cli import main
 from dxn.core.errors import UserError
 from dxn.core.files import write_sums
-from dxn.export.compare import compare
+from dxn.export.examples import counted_features, make_examples
 from dxn.export.folder import _check_folder
-from dxn.export.formats import load, save
-from dxn.export.ports import counted_features, find_ports, make_examples
-from dxn.export.trace import connected, trace
+from dxn.export.formats import compare, load, save
+from dxn.export.trace import connected, find_ports, make_graph, reference_of, trace
 from dxn.runs.saved import model_folder
 from dxn.stacking.features import Features
 from dxn.stacking.modules import TfIdf
+from dxn.tasks import Classify
+from dxn.tokenize import ImageAdapter
 
 ONCE = ["trainer.epochs=1", "report=false"]
 # torch.export and onnxruntime use interfaces of their own that are deprecated.
@@ -148,10 +150,10 @@ def test_a_graph_of_torch_has_all_modalities_and_any_sizes(mixed, tmp_path):
     run = load(folder / "model.pt2", [])
     about = json.loads((folder / "preprocess.json").read_text())
     names = [port["name"] for port in about["parts"][0]["inputs"]]
-    for each in make_examples(predictor.model, 7, (1, 8)):
+    for batch, tensors in make_examples(predictor.model, 7, (1, 8)):
         with torch.no_grad():
-            expected = predictor.network(each.batch).softmax(-1)
-        outputs = run({name: each.tensors[name] for name in names})
+            expected = predictor.network(batch).softmax(-1)
+        outputs = run({name: tensors[name] for name in names})
         torch.testing.assert_close(outputs["probabilities"], expected, atol=1e-5, rtol=1e-5)
     # Missing inputs have the values of an example, because zeros are not valid for all graphs.
     with imports(folder), np.load(folder / "example.npz") as file:
@@ -245,13 +247,35 @@ def test_a_file_that_differs_from_the_model_is_refused(tmp_path):
     right = [module(case) for case in cases]
     part = trace("model", module, cases, reference=right.__getitem__, network=module)
     path = save(part, "torch", tmp_path)
-    assert compare(part, path).largest < 1e-6
+    assert compare(part, path) < 1e-6
     wrong = [{"y": 2.001 * case["x"]} for case in cases]
     with pytest.raises(UserError, match="differ from those of the model"):
         compare(replace(part, reference=wrong.__getitem__), path)
     unknown = [{"y": case["x"] * torch.nan} for case in cases]
     with pytest.raises(UserError, match="by inf"):
         compare(replace(part, reference=unknown.__getitem__), path)
+
+
+@pytest.mark.parametrize(("image_size", "patch_size"), [(16, 8), (24, 16), (16, 16)])
+def test_a_graph_reads_pictures_of_one_patch_and_of_several(image_size, patch_size, tmp_path):
+    task = Classify()
+    task.target.fit(["a", "b"])
+    adapter = ImageAdapter(16, image_size=image_size, patch_size=patch_size)
+    model = build_model(task, {"image": adapter}).eval()
+    examples = make_examples(model, 0)
+    graph = make_graph(model, task, examples)
+    cases = [{name: tensors[name] for name in graph.used} for _, tensors in examples]
+    reference = reference_of(model, task, examples)
+    part = trace("model", graph, cases, reference=reference, network=model)
+    run = load(save(part, "torch", tmp_path), [])
+    widths = set()
+    for batch, tensors in make_examples(model, 1, (1,) * 30):
+        with torch.no_grad():
+            expected = model(batch).softmax(-1)
+        outputs = run({name: tensors[name] for name in graph.used})
+        torch.testing.assert_close(outputs["probabilities"], expected, atol=1e-5, rtol=1e-5)
+        widths.add(tensors["image.pixels"].shape[3])
+    assert min(widths) <= patch_size and max(widths) == image_size
 
 
 def test_code_that_cannot_be_traced_is_named_without_a_traceback():
