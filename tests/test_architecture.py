@@ -42,7 +42,11 @@ KNOW_MODALITIES = (
     "export/recipes.py",
 )
 # "category" is also a usual name of a target column, and "text" a key of an entity.
-COLUMN_NAMES = {("data/columns/target.py", "category"), ("runs/predictor/table.py", "text")}
+COLUMN_NAMES = {
+    ("data/columns/target.py", "category"),
+    ("runs/predictor/table.py", "text"),
+    ("tasks/entities.py", "text"),
+}
 MAX_PARAMETERS = 12
 
 # What a user must type for options that have no default.

@@ -27,7 +27,7 @@ from dxn.presets.audio import advise_audio
 from dxn.presets.image import advise_images
 from dxn.presets.series import advise_series
 from dxn.presets.text import advise_text
-from dxn.tasks import Bernoulli, Categorical, Number, Quantiles, Task
+from dxn.tasks import Task
 from dxn.tokenize.base import Reader
 
 AUTO = "auto"
@@ -84,7 +84,7 @@ def choose_options(
         trust: Top-level packages besides dxn whose code the configuration may use.
     """
     values = copy.deepcopy(dict(config))
-    has_preset = type(task.space) in (Categorical, Bernoulli, Number, Quantiles)
+    has_preset = task.space is not None and task.space.kind != ""
     is_used = config["preset"] == AUTO and not config.get("pretrain") and has_preset
     if not is_used or not source.splits.get("train"):
         return values, []
@@ -141,7 +141,7 @@ def _all_advice(
     trust: Sequence[str],
 ) -> Iterator[Advice]:
     train = source.splits["train"]
-    is_forecast = isinstance(task.space, Quantiles)
+    is_forecast = task.space is not None and task.space.kind == "quantiles"
     if is_forecast:
         from dxn.tasks.forecast.task import MANY_WINDOWS
 

@@ -13,7 +13,7 @@ from dxn.data.inspect.check import check, remove_earlier, write_bad
 from dxn.runs.build import build_adapters, by_input, find_formats, fit_adapters
 from dxn.runs.plan import assign_inputs, decide_task, open_source, readers_of
 from dxn.runs.settings import Settings
-from dxn.tasks.infer import Auto
+from dxn.tasks import Auto
 
 
 def run(settings: Settings) -> int:

@@ -8,22 +8,22 @@ from typing import TYPE_CHECKING, Any
 from dxn.tasks.heads import HeadOptions, LinearHead, PreHead
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import Names
-from dxn.tasks.space import Bernoulli, Categorical, LossSum, Number, Quantiles, Space
+from dxn.tasks.space import Bernoulli, Categorical, LossSum, Space
 from dxn.tasks.target import IGNORED, Target
 from dxn.tasks.task import TASKS, Task
 
 if TYPE_CHECKING:
+    from dxn.tasks.auto import Auto
     from dxn.tasks.classify import Classify
     from dxn.tasks.contrastive.task import Contrastive
     from dxn.tasks.embed import Embed
-    from dxn.tasks.forecast.task import Forecast
+    from dxn.tasks.forecast.task import Forecast, Quantiles
     from dxn.tasks.generate.task import Generate
-    from dxn.tasks.infer import Auto
     from dxn.tasks.language import Language, Window
     from dxn.tasks.masked import Masked
     from dxn.tasks.multilabel import Multilabel
-    from dxn.tasks.regress import Regress
-    from dxn.tasks.tag import Tag, TokenHead
+    from dxn.tasks.regress import Number, Regress
+    from dxn.tasks.tag import Tag
 
 __all__ = [
     "IGNORED",
@@ -52,13 +52,12 @@ __all__ = [
     "Tag",
     "Target",
     "Task",
-    "TokenHead",
     "Window",
 ]
 
 # Modules of the tasks. They are imported when they are used, because a run needs one of them.
 MODULES = {
-    "Auto": "infer",
+    "Auto": "auto",
     "Classify": "classify",
     "Contrastive": "contrastive.task",
     "Embed": "embed",
@@ -67,9 +66,10 @@ MODULES = {
     "Language": "language",
     "Masked": "masked",
     "Multilabel": "multilabel",
+    "Number": "regress",
+    "Quantiles": "forecast.task",
     "Regress": "regress",
     "Tag": "tag",
-    "TokenHead": "tag",
     "Window": "language",
 }
 

@@ -8,8 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from dxn.core.errors import UserError
-from dxn.core.tokens import Tokens
-from dxn.tasks.heads import Hidden, PreHead, check_hidden
+from dxn.tasks.heads import Hidden, LinearHead, PreHead
 from dxn.tasks.metric import Metric
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.target import Target
@@ -34,22 +33,6 @@ class NoTarget(Target):
         """Return nothing."""
 
 
-class EmbedHead(nn.Module):
-    """A head without an output layer: it returns the embedding of each sample.
-
-    Args:
-        pre: Module applied to the pooled vector.
-    """
-
-    def __init__(self, pre: nn.Module):
-        super().__init__()
-        self.pre = pre
-
-    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
-        """Map pooled (B, D) to (B, width)."""
-        return self.pre(pooled)
-
-
 class Embed(Task[NoTarget]):
     """Return the embedding of each sample. This task has no targets, loss or predictions.
 
@@ -70,7 +53,6 @@ class Embed(Task[NoTarget]):
         norm: bool = False,
         norm_eps: float = 1e-5,
     ):
-        check_hidden(hidden)
         self.pre_options = {
             "hidden": hidden,
             "hidden_dim": hidden_dim,
@@ -82,7 +64,7 @@ class Embed(Task[NoTarget]):
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a head that returns the embedding."""
-        return EmbedHead(PreHead(pooled_dim, **self.pre_options))
+        return LinearHead(PreHead(pooled_dim, **self.pre_options), None)
 
     def loss(self, output: Tensor, batch: Batch) -> LossSum:
         """Raise UserError, because this task has no loss."""

@@ -37,9 +37,6 @@ class HeadOptions:
     norm_eps: float = 1e-5
     dropout: float = 0.1
 
-    def __post_init__(self):
-        check_hidden(self.hidden)
-
     def linear_head(self, pooled_dim: int, num_outputs: int) -> LinearHead:
         """Build a head with these options and `num_outputs` outputs."""
         pre = PreHead(
@@ -78,7 +75,9 @@ class PreHead(nn.Module):
         dropout: float = 0.0,
     ):
         super().__init__()
-        check_hidden(hidden)
+        if hidden not in ACTIVATIONS:
+            known = ", ".join(ACTIVATIONS)
+            raise ValueError(f"hidden must be one of {known}, got {hidden!r}")
         # A layer that is turned off is an nn.Identity, so that the parameter names of the other
         # layers do not depend on the options.
         has_layer = hidden != "none"
@@ -96,30 +95,23 @@ class PreHead(nn.Module):
 
 
 class LinearHead(nn.Module):
-    """A linear output layer that maps the pooled vector of a sample to K outputs.
+    """An output layer on the pooled vector of a sample, or on each token of one input.
 
     Args:
-        pre: Layers applied to the pooled vector before the output layer.
-        num_outputs: Number of outputs K.
+        pre: Layers applied to the vectors before the output layer.
+        num_outputs: Number of outputs K of the linear output layer. None: there is no such layer,
+            and the output is the embedding.
+        input: Name of the input whose encoded tokens are mapped. Default: the pooled vector is.
     """
 
-    def __init__(self, pre: PreHead, num_outputs: int):
+    def __init__(self, pre: PreHead, num_outputs: int | None, *, input: str | None = None):
         super().__init__()
         self.pre = pre
-        self.output_shape = (num_outputs,)
-        self.out = nn.Linear(pre.width, num_outputs)
+        self.output_shape = (pre.width if num_outputs is None else num_outputs,)
+        self.out = nn.Identity() if num_outputs is None else nn.Linear(pre.width, num_outputs)
+        self.input = input
 
     def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
-        """Map pooled (B, D) to (B, K)."""
-        return self.out(self.pre(pooled))
-
-
-def check_hidden(hidden: str) -> None:
-    """Check the name of a hidden layer.
-
-    Raises:
-        ValueError: If there is no hidden layer of this name.
-    """
-    if hidden not in ACTIVATIONS:
-        known = ", ".join(ACTIVATIONS)
-        raise ValueError(f"hidden must be one of {known}, got {hidden!r}")
+        """Map pooled vectors (B, D) to (B, K), or encoded tokens (B, N, D) to (B, N, K)."""
+        x = pooled if self.input is None else tokens.select(self.input).x
+        return self.out(self.pre(x))

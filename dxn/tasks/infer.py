@@ -1,22 +1,18 @@
-"""Infer the task from the values of the target column (head=auto)."""
+"""Infer the task from the cells of the target column (head=auto), and what the cells contain."""
 
 from __future__ import annotations
 
-import importlib
-import inspect
+import ast
+import json
 import re
+import shlex
 import statistics
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
-from typing import Any, ClassVar
-
-from torch import nn
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 from dxn.core.errors import UserError
-from dxn.tasks.heads import HeadOptions
-from dxn.tasks.label_format import are_joined, are_label_lists, explain_joined
-from dxn.tasks.task import TASKS, Task
+from dxn.tasks.names import class_name
 from dxn.tokenize.cells.dates import are_dates, most
 from dxn.tokenize.cells.numbers import (
     NumberFormat,
@@ -25,6 +21,12 @@ from dxn.tokenize.cells.numbers import (
     are_numbers,
     read_numbers,
 )
+
+SEPARATOR = "|"  # usual text between the labels of one cell, as in "red|round"
+# Other texts between labels. They also occur in the names of classes, so they are only suggested.
+SUGGESTED = (";", ",", " / ", "/", " + ", "+", "&", "\t", " ")
+QUOTES = "'\""
+LISTS = ("[", "(", "{")  # first characters of a text that can be a list or an object
 
 # Thresholds of heuristics; head=NAME overrides their result.
 # A column of whole numbers with at most this many distinct values contains class labels (such as 1
@@ -54,61 +56,6 @@ MIN_ID_SHARE = 0.8
 MIN_CLOSE_REPEATS = 3
 
 
-@dataclass(kw_only=True, eq=False)
-class Auto(HeadOptions):
-    """Choose the task from the targets of the training split.
-
-    An option is passed to the chosen task if the task has an option of the same name. Other options
-    are ignored.
-
-    Args:
-        label_smoothing: Amount of label smoothing, from 0 (none) to 1. Default: the default of the
-            chosen task.
-        balance: Whether to give rare classes a higher weight in the loss.
-        decoder: Decoder for a task that generates text. Null: head=auto cannot choose such a task.
-    """
-
-    is_supervised: ClassVar[bool] = True
-
-    label_smoothing: float | None = None
-    balance: bool = False
-    decoder: Callable[..., nn.Module] | None = None
-
-    def resolve(
-        self, values: Sequence[Any], words: Sequence[Any] | None = None, hint: str | None = None
-    ) -> tuple[Task, dict[str, Any], str]:
-        """Return the best-fitting task, the configuration node that rebuilds it, and the reason.
-
-        Args:
-            values: Cells of the target column in the training split; None where missing.
-            words: Cells of an input that contains lists of words, one per row of `values`. None if
-                there is no such input.
-            hint: Name of the task, if the data source specifies one. It has priority.
-
-        Raises:
-            UserError: If there is no target, or if head=auto lacks a required option of the chosen
-                task.
-        """
-        name, reason = (hint, "") if hint else infer(values, words)
-        cls = task_class(name)
-        parameters = inspect.signature(cls).parameters
-        # An option that is None is not passed on, so that the task's own default applies.
-        options = {
-            field.name: vars(self)[field.name]
-            for field in fields(self)
-            if field.name in parameters and vars(self)[field.name] is not None
-        }
-        required = {key for key, p in parameters.items() if p.default is p.empty}
-        if required - options.keys():
-            raise UserError(f"head=auto: the task that fits the target is {name}; set head={name}")
-        node = {"_target_": TASKS[name], **options}
-        if "decoder" in node:
-            # A decoder built from a configuration is a Partial, which stores its own node. The node
-            # is what a saved configuration needs.
-            node["decoder"] = getattr(node["decoder"], "node", node["decoder"])
-        return cls(**options), node, reason
-
-
 def infer(values: Sequence[Any], words: Sequence[Any] | None = None) -> tuple[str, str]:
     """Return the name of the task that fits target values, and why.
 
@@ -123,83 +70,60 @@ def infer(values: Sequence[Any], words: Sequence[Any] | None = None) -> tuple[st
     Raises:
         UserError: If there are no values, or no task accepts them.
     """
-    rows = [i for i, value in enumerate(values) if value is not None]
-    present = [values[i] for i in rows]
-    if not present:
+    cells = [value for value in values if value is not None]
+    if not cells:
         raise UserError(
             "head=auto: there are no target values to infer a task from; set data.target=COLUMN, "
             "or head=masked to train without targets"
         )
-    # Tags are recognized by having the same length as the words of their row, so the rows of both
-    # lists must stay aligned.
-    row_words = None if words is None else [words[i] for i in rows]
-    if list_like(present[0]):
-        from dxn.tasks.spans import are_spans  # few columns contain lists
+    # Lists: positions of entities, one tag per word, or labels.
+    if not isinstance(cells[0], str | int | float) or str(cells[0]).lstrip().startswith(LISTS):
+        from dxn.tasks.entities import are_spans  # few columns contain lists
 
-        if are_spans(present) or _are_tags(present, row_words):
+        if are_spans(cells):
             return "tag", ""
-        if are_label_lists(present):
+        if words is not None and all(isinstance(cell, list) for cell in cells):
+            # The lengths of empty lists are equal by chance, so empty rows are not evidence.
+            pairs = [(w, tags) for w, tags in zip(words, values, strict=True) if w and tags]
+            if pairs and all(isinstance(w, list) and len(w) == len(tags) for w, tags in pairs):
+                return "tag", ""
+        if are_label_lists(cells):
             return "multilabel", ""
-    if are_amounts(present):
-        return "regress", explain_amounts(present)
-    problem = problem_of(present)
-    if problem is None and _are_texts(present):
-        return "generate", _explain_texts(present)
-    if are_joined(present):
+    # Numbers: quantities, or ids of classes.
+    if are_amounts(cells):
+        return "regress", explain_amounts(cells)
+    distinct = len(set(map(str, cells)))
+    if are_dates(cells) and (distinct > MAX_NUMERIC_CLASSES or distinct > len(cells) / 2):
+        problem = (
+            f"contains {distinct:,} different dates or times, such as {str(cells[0])!r}, which no "
+            "task predicts; add a column with a number (such as days) or a class (such as the "
+            "month), or set head=classify to make each value a class"
+        )
+    elif are_identifiers(cells) and not are_numbers(cells):
+        problem = (
+            f"contains identifiers such as {str(cells[0])!r}: {distinct:,} different values in "
+            f"{len(cells):,} rows; choose another column, or set head=classify to make each "
+            "value a class, or head=generate to write it as a text"
+        )
+    else:
+        problem = ""
+    # Texts are mostly distinct, unlike the names of classes. Single words must be more distinct
+    # than texts of several words.
+    is_text = not problem and len(cells) >= MIN_TEXTS and all(isinstance(c, str) for c in cells)
+    if is_text and distinct > len(cells) / 2 and not are_numbers(cells):
+        if statistics.fmean(len(cell.split()) for cell in cells) > 1:
+            return "generate", ""
+        if distinct > DISTINCT * len(cells):
+            return "generate", (
+                f"{distinct:,} different words in {len(cells):,} rows are read as texts to write; "
+                "set head=classify to make each word a class"
+            )
+    if are_joined(cells):
         return "multilabel", ""
-    if problem is not None:
+    # A model could only memorize values that are different in nearly every row.
+    if problem:
         raise UserError(f"data.target: {problem}")
-    return "classify", explain_classes(present) or explain_joined(present)
-
-
-def task_class(name: str) -> type[Task]:
-    """Return the class of a registered task.
-
-    Raises:
-        UserError: If there is no task of that name.
-    """
-    if name not in TASKS:
-        raise UserError(f"head: there is no task {name!r}; choose one of {', '.join(TASKS)}")
-    # The registry contains import paths, because the task modules import the registry module:
-    # importing the classes there would be a circular import.
-    module, _, cls = TASKS[name].rpartition(".")
-    return getattr(importlib.import_module(module), cls)
-
-
-def list_like(cell: Any) -> bool:
-    """Return whether a cell is a list or an object, or a text that can be one."""
-    return not isinstance(cell, str | int | float) or str(cell).lstrip()[:1] in tuple("[({")
-
-
-def _are_tags(values: Sequence[Any], words: Sequence[Any] | None) -> bool:
-    """Return whether each value is a list of one tag per word."""
-    if words is None or not all(isinstance(value, list) for value in values):
-        return False
-    # The lengths of empty lists are equal by chance, so empty rows are not evidence.
-    pairs = [(w, tags) for w, tags in zip(words, values, strict=True) if w and tags]
-    return bool(pairs) and all(isinstance(w, list) and len(w) == len(tags) for w, tags in pairs)
-
-
-def _are_texts(values: Sequence[Any]) -> bool:
-    """Return whether values are strings that are mostly distinct, unlike class names."""
-    if len(values) < MIN_TEXTS or not all(isinstance(value, str) for value in values):
-        return False
-    # The thresholds are heuristics: single words must be more distinct than texts of several words.
-    distinct_ratio = len(set(values)) / len(values)
-    if distinct_ratio <= 0.5 or are_numbers(values):
-        return False
-    words_per_value = statistics.fmean(len(value.split()) for value in values)
-    return words_per_value > 1 or distinct_ratio > 0.9
-
-
-def _explain_texts(values: Sequence[str]) -> str:
-    """Return why single words are texts instead of classes. "": they are not single words."""
-    if any(len(value.split()) > 1 for value in values):
-        return ""
-    return (
-        f"{len(set(values)):,} different words in {len(values):,} rows are read as texts to write; "
-        "set head=classify to make each word a class"
-    )
+    return "classify", explain_classes(cells) or explain_joined(cells)
 
 
 def are_amounts(values: Sequence[Any]) -> bool:
@@ -240,29 +164,6 @@ def are_identifiers(values: Sequence[Any]) -> bool:
     return is_code and len(set(values)) > DISTINCT * len(values)
 
 
-def problem_of(values: Sequence[Any]) -> str | None:
-    """Return why target values are neither classes, numbers nor texts. None: they can be.
-
-    Dates and identifiers are distinct in nearly every row, so that a model could only memorize
-    them.
-    """
-    example = repr(str(values[0])) if values else ""
-    distinct = len(set(map(str, values)))
-    if are_dates(values) and (distinct > MAX_NUMERIC_CLASSES or distinct > len(values) / 2):
-        return (
-            f"contains {distinct:,} different dates or times, such as {example}, which no task "
-            "predicts; add a column with a number (such as days) or a class (such as the month), "
-            "or set head=classify to make each value a class"
-        )
-    if are_identifiers(values) and not are_numbers(values):
-        return (
-            f"contains identifiers such as {example}: {distinct:,} different values in "
-            f"{len(values):,} rows; choose another column, or set head=classify to make each "
-            "value a class, or head=generate to write it as a text"
-        )
-    return None
-
-
 def kind_of(values: Sequence[Any]) -> str:
     """Return what the cells of a column are, for notes, such as "numbers".
 
@@ -286,11 +187,52 @@ def kind_of(values: Sequence[Any]) -> str:
     return "categories" if distinct <= len(present) / 2 else "texts"
 
 
+def are_label_lists(values: Sequence[Any]) -> bool:
+    """Return whether there are cells, and all of them are lists, or rows of several columns."""
+    return bool(values) and all(
+        isinstance(value, Mapping) or list_of(value) is not None for value in values
+    )
+
+
+def are_joined(values: Sequence[Any], separator: str = SEPARATOR) -> bool:
+    """Return whether cells are labels with a separator between them."""
+    if are_numbers(values):
+        return False  # a number never contains a separator
+    joined = [str(value).split(separator) for value in values if separator in str(value)]
+    pieces = [piece.strip() for parts in joined for piece in parts]
+    # Labels repeat. If most pieces are distinct, the separator is punctuation in a text.
+    labels_repeat = len(set(pieces)) <= len(pieces) / 2
+    # If at most 5% of the rows contain the separator, it is a character of a class name.
+    return labels_repeat and len(joined) > len(values) / 20
+
+
+def list_of(value: Any) -> list[Any] | None:
+    """Return the labels of a list, or of its text in JSON, Python or NumPy; None if neither."""
+    if isinstance(value, list | tuple):
+        return list(value)
+    if not isinstance(value, str) or not (value[:1] == "[" and value[-1:] == "]"):
+        return None
+    items = _read_list(value)
+    # A list of objects, lists or quantities contains no labels.
+    is_plain = items is not None and all(_is_label(item) for item in items)
+    return items if is_plain else None
+
+
 def explain_classes(values: Sequence[Any]) -> str:
-    """Return why numbers are class labels. "": no value is a number, or there are two classes."""
+    """Return why numbers are classes. "": hardly any value is one, or there are two classes."""
     numbers = read_numbers(values)
     if numbers is None:
-        return _explain_mixture(values)
+        form = NumberFormat()
+        others = [value for value in values if form.parse(value) is None]
+        count = len(values) - len(others)
+        # A few numbers among names are not worth a note.
+        if count <= len(values) / 2:
+            return ""
+        return (
+            f"{count:,} of {len(values):,} values are numbers, but others are not, such as "
+            f"{str(others[0])[:20]!r}: each value is a class; set head=regress data.on_bad=skip to "
+            "predict the numbers"
+        )
     counts = Counter(numbers.values)
     if len(counts) <= 2:
         return ""
@@ -330,20 +272,59 @@ def explain_amounts(values: Sequence[Any]) -> str:
     )
 
 
-def _explain_mixture(values: Sequence[Any]) -> str:
-    """Return why a column that contains many numbers is not numeric."""
-    form = NumberFormat()
-    others = [value for value in values if form.parse(value) is None]
-    count = len(values) - len(others)
-    # A few numbers among names are not worth a note.
-    if count <= len(values) / 2:
-        return ""
-    return (
-        f"{count:,} of {len(values):,} values are numbers, but others are not, such as "
-        f"{str(others[0])[:20]!r}: each value is a class; set head=regress data.on_bad=skip to "
-        "predict the numbers"
-    )
+def explain_joined(values: Sequence[Any]) -> str:
+    """Return a sentence about cells that seem to join a few labels. "": they do not."""
+    distinct = {class_name(value) for value in values if isinstance(value, str)}
+    for separator in SUGGESTED:
+        rows = [[part.strip() for part in value.split(separator)] for value in distinct]
+        joined = [row for row in rows if len(row) > 1]
+        parts = sorted({part for row in rows for part in row if part})
+        # The words of names such as "very good" and "good" have few combinations.
+        enough = 2 * len(parts) if separator == " " else len(parts) + 1
+        if len(parts) < 2 or len(joined) < 1 or len(distinct) < enough:
+            continue
+        return (
+            f"{len(distinct):,} different values are combinations of {len(parts)} parts "
+            f"({', '.join(parts[:3])}{', ...' if len(parts) > 3 else ''}) with {separator!r} "
+            f"between them: each combination is a class; set head=multilabel and head.separator="
+            f"{separator!r} to make each part a label"
+        )
+    return ""
 
 
 def _range(counts: Counter[float]) -> str:
     return f"{min(counts):.10g} to {max(counts):.10g}"
+
+
+def _read_list(text: str) -> list[Any] | None:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        pass
+    inner = text[1:-1]
+    try:
+        # NumPy writes no commas. Python would join its texts 'a' 'b' to 'ab'.
+        if "," not in inner:
+            items = shlex.split(inner)
+            is_quoted = any(quote in inner for quote in QUOTES)
+            # Words without quotes are the name of a class, such as [UNK].
+            return items if is_quoted else [_whole(item) for item in items]
+        # A backslash is a character of a label here: Python warns about unknown escapes.
+        read = ast.literal_eval(text.replace("\\", "\\\\"))
+    except (ValueError, SyntaxError, RecursionError, MemoryError, OverflowError):
+        return None
+    return read if isinstance(read, list) else None
+
+
+def _whole(text: str) -> int | bool:
+    if text in ("True", "False"):
+        return text == "True"
+    number = float(text)
+    if not number.is_integer():
+        raise ValueError(f"must be a whole number, got {text}")
+    return int(number)
+
+
+def _is_label(item: Any) -> bool:
+    is_whole = isinstance(item, float) and item.is_integer()
+    return item is None or is_whole or isinstance(item, str | int)

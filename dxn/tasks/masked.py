@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.core.tokens import Tokens
+from dxn.tasks.heads import PreHead
 from dxn.tasks.metric import Metric, defined
 from dxn.tasks.space import Batch, LossSum
 from dxn.tasks.target import Target
@@ -20,23 +21,6 @@ from dxn.tasks.task import Task
 from dxn.tokenize.masking import Masking
 
 SMALLEST = 1e-9  # avoids a division by zero if nothing of an input is masked
-
-
-class MaskedPrediction(nn.Module):
-    """Layers between an encoded token and the output embedding, as in BERT (arXiv:1810.04805).
-
-    Args:
-        dim: Width D of a token.
-    """
-
-    def __init__(self, dim: int):
-        super().__init__()
-        self.dense = nn.Linear(dim, dim)
-        self.norm = nn.LayerNorm(dim)
-
-    def forward(self, x: Tensor) -> Tensor:
-        """Map (M, D) to (M, D)."""
-        return self.norm(F.gelu(self.dense(x)))
 
 
 class MaskedHead(nn.Module):
@@ -60,7 +44,8 @@ class MaskedHead(nn.Module):
         embeddings: dict[str, nn.Embedding] = {}
         for name, masking in maskings.items():
             if masking.num_outputs is None:
-                self.predictors.append(MaskedPrediction(dim))
+                # As in BERT (arXiv:1810.04805).
+                self.predictors.append(PreHead(dim, hidden="gelu", norm=True))
                 embeddings[name] = adapters[name].embedding
             else:
                 self.predictors.append(nn.Linear(dim, masking.num_outputs))

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from random import Random
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from pydantic import Field, model_validator
@@ -17,19 +17,33 @@ from torch import Tensor, nn
 from dxn.core.display import list_names
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict
-from dxn.tasks.class_metrics import LabelMetric
+from dxn.tasks.class_metrics import hidden_metrics, per_class, with_unknown
 from dxn.tasks.heads import HeadOptions
-from dxn.tasks.label_format import SEPARATOR, LabelFormat, explain_joined
-from dxn.tasks.names import Names, NamesState, explain_case, kind_of_classes, probability_fields
+from dxn.tasks.infer import SEPARATOR, explain_joined, list_of
+from dxn.tasks.metric import ClassScores, Metric, f1_scores
+from dxn.tasks.names import (
+    TYPES,
+    Names,
+    NamesState,
+    class_name,
+    explain_case,
+    kind_of_classes,
+    probability_fields,
+)
 from dxn.tasks.space import Bernoulli
 from dxn.tasks.task import Task
+
+YES = frozenset({"1", "1.0", "true", "yes", "t", "y"})
+NO = frozenset({"0", "0.0", "false", "no", "f", "n"})
 
 
 class LabelsState(NamesState):
     """The content of labels.json."""
 
+    separator: Annotated[str, Field(min_length=1)] = SEPARATOR
+    flags: list[str] = Field(default_factory=list)
+    num_flags: Annotated[int, Field(ge=0)] = 0
     constant: list[str] | None = None
-    format: LabelFormat = Field(default_factory=LabelFormat)
 
     @model_validator(mode="after")
     def _check_constant(self) -> LabelsState:
@@ -46,7 +60,10 @@ class Labels(Names):
         balance: Whether `fit` computes the weights of positive samples.
 
     Attributes:
-        format: How cells write labels.
+        separator: Text between the labels of one cell.
+        flags: Those of several target columns that say whether a label applies, such as 0 and 1.
+        num_flags: Length of lists that say by 0 and 1 whether each label applies. 0: lists contain
+            the labels themselves.
         constant: The best constant prediction. None: unknown.
     """
 
@@ -55,27 +72,26 @@ class Labels(Names):
 
     def __init__(self, separator: str = SEPARATOR, *, balance: bool = False):
         super().__init__(balance=balance)
-        self.format = LabelFormat(separator=separator)
+        self.separator = separator
+        self.flags: list[str] = []
+        self.num_flags = 0
         self.constant: list[str] | None = None
-
-    @property
-    def separator(self) -> str:
-        """Text between the labels of one cell."""
-        return self.format.separator
 
     def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
         """Find out whether cells are lists, texts with a separator, or flags."""
-        separator = self.separator
-        self.format = LabelFormat.find(cells, separator)
+        rows = [cell for cell in cells if isinstance(cell, Mapping)]
+        columns = dict.fromkeys(name for row in rows for name in row)
+        self.flags = [c for c in columns if _are_flags([row[c] for row in rows if c in row])]
+        self.num_flags = _num_flags(list(map(list_of, cells)))
         lists = [cell for cell in cells if isinstance(cell, list)]
-        are_names = len(lists) == len(cells) and not self.format.num_flags
+        are_names = len(lists) == len(cells) and not self.num_flags
         self.kind = kind_of_classes(list(chain.from_iterable(lists))) if are_names else "str"
         readable: list[str] = []
         for cell in cells:
             with suppress(UserError):  # is reported when the rows are read
-                readable += self.format.parse(cell, "")
+                readable += self.read(cell, "", {})
         notes = explain_case(readable)
-        if any(isinstance(cell, str) and separator in cell for cell in cells):
+        if any(isinstance(cell, str) and self.separator in cell for cell in cells):
             return notes
         joined = explain_joined(cells)
         return [*notes, f"target: {joined}"] if joined else notes
@@ -86,7 +102,29 @@ class Labels(Names):
         Raises:
             UserError: If the cell has another format.
         """
-        return self.format.parse(cell, origin)
+        items: list[Any] = []
+        if isinstance(cell, Mapping):
+            # The label of a column of flags is its name, and that of another one "name=value".
+            for name, value in cell.items():
+                if name in self.flags and value is not None:
+                    items += [name] * _is_yes(value, f"{origin}: column {name!r}")
+                elif value is not None:
+                    items.append(f"{name}={class_name(value)}")
+        elif (listed := list_of(cell)) is not None:
+            items = listed
+            if self.num_flags:
+                if len(items) != self.num_flags:
+                    raise UserError(
+                        f"{origin}: the target must be a list of {self.num_flags} values 0 or 1, "
+                        f"got {len(items)} values"
+                    )
+                items = [i for i, item in enumerate(items) if _is_yes(item, origin)]
+        elif isinstance(cell, str):
+            items = cell.split(self.separator)
+        else:
+            raise UserError(f"{origin}: the target must be a list, got {cell!r}")
+        names = [class_name(item) for item in items if item is not None]
+        return [name for name in dict.fromkeys(names) if name]
 
     def weights(self, counts: Counter[str], num_rows: int) -> list[float]:
         """Return the ratio of negatives to positives, as the documentation of pos_weight does."""
@@ -113,7 +151,62 @@ class Labels(Names):
 
     def typed(self, prediction: list[str]) -> list[Any]:
         """Return labels with the type that they have in the training table."""
-        return [self.value(name) for name in prediction]
+        return [TYPES[self.kind](name) for name in prediction]
+
+
+class LabelMetric(Metric):
+    """Metrics of the labels of which each row has any number: F1, exact match, and per label.
+
+    Args:
+        target: The labels.
+        threshold: Minimum probability at which a label is predicted.
+    """
+
+    monitored = "f1_micro"
+    row: ClassVar = ("f1_micro", "F1 of the labels")
+
+    def __init__(self, target: Labels, threshold: float):
+        self.target = target
+        self.threshold = threshold
+
+    def class_scores(
+        self, predictions: Sequence[Tensor], targets: Sequence[Sequence[str]]
+    ) -> ClassScores:
+        """Return the independent probabilities of the labels."""
+        true = torch.stack([self.target.encode(names, {}) for names in targets]).bool()
+        return ClassScores(torch.stack(list(predictions)), true, self.threshold)
+
+    def rows(self, predictions: Sequence[Tensor], targets: Sequence[Sequence[str]]) -> Tensor:
+        """Return 1, the right, the predicted and the true labels, and whether all are right."""
+        scores = with_unknown(self.class_scores(predictions, targets), self.target, targets)
+        predicted, true = scores.predicted, scores.true
+        parts = [
+            torch.ones(len(true)),
+            (predicted & true).sum(1),
+            predicted.sum(1),
+            true.sum(1),
+            (predicted == true).all(1),
+        ]
+        return torch.stack([part.double() for part in parts], 1)
+
+    def value(self, sums: Tensor) -> dict[str, Tensor]:
+        """Return the micro F1 and the exact match; without any label, there is no F1."""
+        total, right, predicted, true, exact = sums.unbind(-1)
+        return {"f1_micro": f1_scores(right, predicted, true), "exact_match": exact / total}
+
+    def weighted(
+        self, predictions: Sequence[Tensor], targets: Sequence[Sequence[str]], counts: Tensor
+    ) -> dict[str, Tensor]:
+        """Return all metrics."""
+        results = super().weighted(predictions, targets, counts)
+        scores = with_unknown(self.class_scores(predictions, targets), self.target, targets)
+        names = self.target.labels
+        return results | per_class(scores, names, counts, range(len(names)))
+
+    @property
+    def details(self) -> Collection[str]:
+        """The metrics that tables do not show, except with rare labels."""
+        return hidden_metrics(self.target) - {"average_precision"}
 
 
 @dataclass(kw_only=True, eq=False)
@@ -136,7 +229,6 @@ class Multilabel(HeadOptions, Task[Labels]):
     separator: str = SEPARATOR
 
     def __post_init__(self):
-        super().__post_init__()
         if not self.separator:
             raise UserError("head.separator: must be a text between labels, got an empty text")
         self.target = Labels(self.separator, balance=self.balance)
@@ -179,3 +271,27 @@ class Multilabel(HeadOptions, Task[Labels]):
     def _chosen(self, probabilities: Tensor) -> list[str]:
         indices = (probabilities >= self.threshold).nonzero()[:, 0].tolist()
         return [self.target.labels[i] for i in indices]
+
+
+def _num_flags(lists: Sequence[list[Any] | None]) -> int:
+    """Return the length of lists of 0 and 1, if all lists have it; 0 for lists of other labels."""
+    if not lists or any(items is None for items in lists):
+        return 0
+    rows = [items for items in lists if items is not None]
+    length = len(rows[0])
+    if length < 2 or any(len(row) != length or not _are_flags(row) for row in rows):
+        return 0
+    # Lists of the ids 0 and 1 contain neither of them twice.
+    return length if any(len(set(map(str, row))) < length for row in rows) else 0
+
+
+def _are_flags(values: Sequence[Any]) -> bool:
+    present = {str(value).strip().lower() for value in values if value is not None}
+    return bool(present) and present <= YES | NO
+
+
+def _is_yes(value: Any, where: str) -> bool:
+    name = str(value).strip().lower()
+    if name not in YES | NO:
+        raise UserError(f"{where}: must be 0 or 1, as in the training, got {value!r}")
+    return name in YES

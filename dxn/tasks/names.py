@@ -6,7 +6,6 @@ import math
 import unicodedata
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import suppress
 from itertools import chain
 from random import Random
 from typing import Annotated, Any, ClassVar, Literal
@@ -139,23 +138,6 @@ class Names(Target):
         """Return the first name of each row that is not in the training split."""
         rows = ([name for name in self.names(v) if name not in self.index] for v in values)
         return [names[0] for names in rows if names]
-
-    def name_of(self, value: Any) -> str:
-        """Return the name of a class of any table, in which a class can have another type."""
-        name = class_name(value)
-        # In a text file, or in a column of pandas with missing values.
-        with suppress(ValueError):
-            if self.kind == "bool" and name.capitalize() in ("True", "False"):
-                return name.capitalize()
-            if self.kind == "int" and isinstance(value, float) and value.is_integer():
-                return str(int(value))
-            if self.kind == "float":
-                return str(float(name))
-        return name
-
-    def value(self, name: str) -> Any:
-        """Return a class with the type that it has in the training table."""
-        return TYPES[self.kind](name)
 
     def weights_on(self, device: torch.device) -> Tensor | None:
         """Return the class weights as a float32 tensor (K,) on `device`."""

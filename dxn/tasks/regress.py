@@ -17,7 +17,7 @@ from dxn.core.errors import UserError
 from dxn.core.schema import Strict
 from dxn.tasks.heads import HeadOptions
 from dxn.tasks.metric import Metric
-from dxn.tasks.space import Number
+from dxn.tasks.space import Batch, LossSum, Space
 from dxn.tasks.target import Target
 from dxn.tasks.task import Task
 from dxn.tokenize.cells.numbers import NumberFormat, find_format
@@ -99,6 +99,33 @@ class Numbers(Target):
         return f"{_format_number(min(values))} to {_format_number(max(values))}, median {middle}"
 
 
+class Number(Space):
+    """A standardized number (B, 1); targets are standardized numbers (B,).
+
+    The loss is twice the negative log-likelihood of a normal distribution with a standard deviation
+    of 1, and the divergence is twice the KL divergence of two such distributions.
+
+    Args:
+        numbers: The targets, with their mean and standard deviation.
+    """
+
+    kind = "normal"
+
+    def __init__(self, numbers: Numbers):
+        self.numbers = numbers
+
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the squared error of standardized numbers."""
+        # Standardization makes the scale of the loss, and so a good learning rate, independent of
+        # the unit of the targets.
+        return LossSum.of((output.float().squeeze(-1) - batch["target"]).square())
+
+    def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the numbers (B,) in the original unit, float64."""
+        numbers = output.float().squeeze(-1).double()
+        return {"prediction": numbers * self.numbers.std + self.numbers.mean}
+
+
 class ErrorMetric(Metric):
     """Errors of predicted numbers, R², and the rank correlation.
 
@@ -162,7 +189,6 @@ class Regress(HeadOptions, Task[Numbers]):
     name = "regress"
 
     def __post_init__(self):
-        super().__post_init__()
         self.target = Numbers()
         self.space = Number(self.target)
         self.metric = ErrorMetric(self.target)

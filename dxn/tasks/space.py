@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 import torch.nn.functional as F
@@ -59,9 +59,12 @@ class Space(ABC, CheckedMembers):
     The other methods have a default for any output (B, ...) of a head.
 
     Attributes:
+        kind: Name of a distribution that the presets and the baseline know: categorical, bernoulli,
+            normal or quantiles. "": they leave it alone.
         mixes: Whether `mix` works for the targets, so that trainer.mixup can be set.
     """
 
+    kind: ClassVar[str] = ""
     mixes: ClassVar[bool] = True
 
     @abstractmethod
@@ -123,6 +126,8 @@ class Categorical(Space):
             7).
     """
 
+    kind = "categorical"
+
     def __init__(self, names: Names, *, label_smoothing: float = 0.0):
         self.names = names
         self.label_smoothing = label_smoothing
@@ -180,6 +185,8 @@ class Bernoulli(Space):
         threshold: Minimum probability of a decision for yes.
     """
 
+    kind = "bernoulli"
+
     def __init__(
         self, names: Names | None = None, *, label_smoothing: float = 0.0, threshold: float = 0.5
     ):
@@ -214,98 +221,8 @@ class Bernoulli(Space):
         return ((a.sigmoid() - b.sigmoid()) * (a - b)).mean() / 2
 
 
-class Standardized(Protocol):
-    """A target of standardized numbers."""
-
-    mean: float
-    std: float
-
-
-class Number(Space):
-    """A standardized number (B, 1); targets are standardized numbers (B,).
-
-    The loss is twice the negative log-likelihood of a normal distribution with a standard deviation
-    of 1, and the divergence is twice the KL divergence of two such distributions.
-
-    Args:
-        numbers: The targets, with their mean and standard deviation.
-    """
-
-    def __init__(self, numbers: Standardized):
-        self.numbers = numbers
-
-    def loss(self, output: Tensor, batch: Batch) -> LossSum:
-        """Return the squared error of standardized numbers."""
-        # Standardization makes the scale of the loss, and so a good learning rate, independent of
-        # the unit of the targets.
-        return LossSum.of((output.float().squeeze(-1) - batch["target"]).square())
-
-    def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the numbers (B,) in the original unit, float64."""
-        numbers = output.float().squeeze(-1).double()
-        return {"prediction": numbers * self.numbers.std + self.numbers.mean}
-
-
-class Continuation(Protocol):
-    """A target that continues a series, see `dxn.tasks.forecast.task.FutureValues`."""
-
-    input: str
-    channels: list[str]
-    horizon: int
-    season: int
-
-
-class Quantiles(Space):
-    """Quantiles (B, H, K, Q) of future values; targets (B, H, K) are NaN where a value is missing.
-
-    Outputs and targets are in the normalized unit of the series.
-
-    Args:
-        target: The future values.
-        quantiles: Probabilities of the quantiles, in ascending order.
-    """
-
-    mixes = False
-
-    def __init__(self, target: Continuation, quantiles: Sequence[float]):
-        self.target = target
-        self.quantiles = tuple(quantiles)
-
-    def loss(self, output: Tensor, batch: Batch) -> LossSum:
-        """Return the pinball loss; missing values have no loss."""
-        true = batch["target"]
-        quantiles = torch.tensor(self.quantiles, device=output.device)
-        losses = pinball(output.float(), true.nan_to_num(), quantiles).mean(-1)
-        return LossSum.of(losses, (~true.isnan()).float())
-
-    def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
-        """Return the quantiles in the unit of the series, float64."""
-        series, count = batch[self.target.input], len(self.target.channels)
-        loc, scale = (series[key].to(output.device)[:, :count] for key in ("loc", "scale"))
-        return {"quantiles": output.double() * scale[:, None, :, None] + loc[:, None, :, None]}
-
-
 def symmetric_kl(logits: Tensor, others: Tensor) -> Tensor:
     """Return (KL(p || q) + KL(q || p)) / 2 (...) of distributions with these logits (..., K)."""
     log_p, log_q = logits.float().log_softmax(-1), others.float().log_softmax(-1)
     # The sum of both is the sum over the classes of (p - q) (log p - log q).
     return ((log_p.exp() - log_q.exp()) * (log_p - log_q)).sum(-1) / 2
-
-
-def pinball(predicted: Tensor, true: Tensor, quantiles: Tensor) -> Tensor:
-    """Return twice the pinball loss of each quantile, so that the loss of the median is |error|.
-
-    The pinball loss is that of quantile regression (Koenker and Bassett, 1978; for forecasts of
-    several steps arXiv:1912.09363, section 5). Its mean over evenly spaced quantiles, times two,
-    approximates the continuous ranked probability score (CRPS).
-
-    Args:
-        predicted: Quantiles (..., Q) of the forecast.
-        true: True values (...).
-        quantiles: Probabilities (Q,) of the quantiles.
-
-    Returns:
-        Losses (..., Q).
-    """
-    error = true[..., None] - predicted
-    return 2 * torch.maximum(quantiles * error, (quantiles - 1) * error)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import zip_longest
 from random import Random
 from typing import Any, ClassVar
@@ -15,22 +15,24 @@ from torch import Tensor, nn
 
 from dxn.core.errors import UserError
 from dxn.core.schema import Strict
-from dxn.core.tokens import Tokens
 from dxn.tasks.entities import (
     PARTS,
     WORDS,
     Scheme,
+    Span,
     are_integers,
+    are_spans,
     describe_entities,
     entities,
+    read_spans,
     scheme_of,
     split_words,
+    tags_of,
 )
-from dxn.tasks.heads import PreHead
+from dxn.tasks.heads import LinearHead, PreHead
 from dxn.tasks.metric import Metric
 from dxn.tasks.names import Names, NamesState, class_name, explain_case
 from dxn.tasks.space import Batch, Categorical, LossSum, symmetric_kl
-from dxn.tasks.spans import Span, are_spans, read_spans, tags_of
 from dxn.tasks.target import IGNORED
 from dxn.tasks.task import Task
 
@@ -69,6 +71,7 @@ class Tags(Names):
     """
 
     State: ClassVar[type[Strict]] = TagsState
+    separator = " "
     nouns = ("tag", "tags")
 
     def __init__(self, names: Sequence[str] = (), *, balance: bool = False):
@@ -83,11 +86,6 @@ class Tags(Names):
     def scheme(self) -> Scheme:
         """How the tags of the training split mark entities. It follows from their names."""
         return scheme_of(tuple(self.labels))
-
-    @property
-    def separator(self) -> str:
-        """Text between the tags of a row in one cell of a CSV file."""
-        return " "
 
     @property
     def words(self) -> str:
@@ -212,6 +210,7 @@ class Tags(Names):
 class PerWord(Categorical):
     """Logits (B, N, K) of the tags of each token; targets are indices (B, n) with n <= N."""
 
+    kind = ""
     mixes = False
     names: Tags
 
@@ -236,29 +235,6 @@ class PerWord(Categorical):
         width = known.shape[1]
         each = symmetric_kl(output[:, :width], other[:, :width])
         return (each * known).sum() / known.sum().clamp(min=1)
-
-
-class TokenHead(nn.Module):
-    """A linear output layer that maps each token of one input to K outputs.
-
-    Args:
-        dim: Width D of a token.
-        num_outputs: Number of outputs K per token.
-        input: Name of the input whose tokens are used.
-        dropout: Dropout probability of the tokens.
-    """
-
-    def __init__(self, dim: int, num_outputs: int, *, input: str, dropout: float = 0.0):
-        super().__init__()
-        self.input = input
-        # There is no option for a hidden layer: the backbone already transforms each token, so a
-        # deeper backbone has the same effect.
-        self.pre = PreHead(dim, dropout=dropout)
-        self.out = nn.Linear(dim, num_outputs)
-
-    def forward(self, tokens: Tokens, pooled: Tensor, batch: Batch) -> Tensor:
-        """Map the encoded tokens of the input, (B, N, D), to (B, N, K)."""
-        return self.out(self.pre(tokens.select(self.input).x))
 
 
 class EntityMetric(Metric):
@@ -332,8 +308,10 @@ class Tag(Task[Tags]):
 
     def make_head(self, dim: int, pooled_dim: int, adapters: Mapping[str, Any]) -> nn.Module:
         """Build a linear layer that maps each token of the input to logits."""
-        num_tags = len(self.target.labels)
-        return TokenHead(dim, num_tags, input=self.target.input, dropout=self.dropout)
+        # There is no option for a hidden layer: the backbone already transforms each token, so a
+        # deeper backbone has the same effect.
+        pre = PreHead(dim, dropout=self.dropout)
+        return LinearHead(pre, len(self.target.labels), input=self.target.input)
 
     def predict(
         self, head: nn.Module, output: Tensor, batch: Batch, *, draft: bool = False
@@ -363,7 +341,7 @@ class Tag(Task[Tags]):
     def answer(self, prediction: Tagged, inputs: Mapping[str, Any] | None = None) -> dict[str, Any]:
         """Return the tag of each word and, if the inputs are known, the words and the entities.
 
-        An entity has the keys of `dxn.tasks.entities.Entity`.
+        The keys of an entity are those of `describe_entities`.
         """
         source = (inputs or {}).get(self.target.input)
         if source is None:
@@ -379,7 +357,7 @@ class Tag(Task[Tags]):
         return {
             "prediction": prediction.tags,
             "words": split_words(source, punctuation=punctuation)[0],
-            "entities": [asdict(entity) for entity in found],
+            "entities": found,
         }
 
     def columns(

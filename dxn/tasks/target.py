@@ -36,6 +36,7 @@ class Target(CheckedMembers):
             in every epoch. If False, `rand` is None except in training.
         required: Names of the inputs that every usable row must have; `bind` sets it.
         reads: Names of the inputs whose prepared tensors `encode` uses; `bind` sets it.
+        separator: Text between the items of a list, such as labels, in one cell of a CSV file.
     """
 
     State: ClassVar[type[Strict]] = Strict
@@ -43,6 +44,7 @@ class Target(CheckedMembers):
     random: ClassVar[bool] = False
     required: Sequence[str] = ()
     reads: Sequence[str] = ()
+    separator: str = "|"
 
     @property
     def labels(self) -> Sequence[str] | None:
@@ -53,11 +55,6 @@ class Target(CheckedMembers):
     def words(self) -> str:
         """Regular expression of a word, if texts are to be split into words. "": they are not."""
         return ""
-
-    @property
-    def separator(self) -> str:
-        """Text between the items of a list, such as labels, in one cell of a CSV file."""
-        return "|"
 
     def find_format(self, cells: Sequence[Any], origins: Sequence[str]) -> list[str]:
         """Find out how target cells are written, before `read` is called.

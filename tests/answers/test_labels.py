@@ -12,7 +12,7 @@ from helpers.runs import PLAIN, SMALL, train
 import dxn
 from dxn.cli import main
 from dxn.config.instantiate import build
-from dxn.tasks.infer import Auto
+from dxn.tasks import Auto
 
 OPTIONS = [*SMALL, *PLAIN, "trainer.epochs=1", "report=false"]
 KEYS = {"trainer.epochs": 1, "report": False, "preset": "plain", "baseline": "none"}

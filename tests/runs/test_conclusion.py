@@ -13,7 +13,7 @@ from helpers.runs import SMALL, TEXT, TINY_DIGITS, interrupt, refused, table_of,
 import dxn
 from dxn.cli import main
 from dxn.runs.saved.card import data_name
-from dxn.tasks.class_metrics import ClassMetric
+from dxn.tasks.classify import ClassMetric
 
 
 def output_of(capsys, tmp_path, *options, content=None):

@@ -7,7 +7,8 @@ import pytest
 
 from dxn.core.errors import UserError
 from dxn.tasks import TASKS, Auto, Classify, Generate, Multilabel, Regress, Tag
-from dxn.tasks.infer import infer, task_class
+from dxn.tasks.auto import task_class
+from dxn.tasks.infer import infer
 
 WORDS = [["a", "b"], ["c"], ["d", "e", "f"]]
 

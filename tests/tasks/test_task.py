@@ -22,7 +22,7 @@ from dxn.tasks import (
     Target,
     Task,
 )
-from dxn.tasks.infer import task_class
+from dxn.tasks.auto import task_class
 from dxn.tokenize import ImageAdapter, ImageAugment, TextAdapter, TokenizerOptions
 
 # A small task

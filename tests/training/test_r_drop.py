@@ -13,7 +13,7 @@ from helpers.training import (
 
 from dxn.core.errors import UserError
 from dxn.tasks import IGNORED, Classify, Multilabel, Regress, Tag
-from dxn.tasks.infer import task_class
+from dxn.tasks.auto import task_class
 from dxn.training.optim import sgd
 
 

@@ -1,7 +1,6 @@
 """Plots of a run: what is drawn, that nothing is cut off, and fonts of all scripts."""
 
 import sys
-from dataclasses import asdict
 from types import SimpleNamespace
 
 import numpy as np
@@ -12,7 +11,6 @@ from matplotlib.font_manager import fontManager
 
 from dxn.core.display import number, percent
 from dxn.tasks import Categorical, Classify, Names, Number
-from dxn.tasks.entities import Entity
 from dxn.viz import curves, fonts
 from dxn.viz.chart import write_png
 from dxn.viz.charts import error_chart, input_chart, scatter_chart, task_charts
@@ -370,7 +368,7 @@ def test_percentages_near_both_ends_have_a_decimal(share, expected):
         ({"prediction": [], "probabilities": {"a": 0.1}}, "none"),
         ({"prediction": "ein Mann"}, "ein Mann"),
         (
-            {"prediction": ["B-x"], "entities": [asdict(Entity("Rome", "x", 0.9, 0, 1))]},
+            {"prediction": ["B-x"], "entities": [{"text": "Rome", "label": "x"}]},
             "Rome (x)",
         ),
         ({"prediction": ["O"], "entities": []}, "no entities"),

@@ -14,8 +14,7 @@ from dxn.data.rows import TARGET, Rows
 from dxn.data.sources.detect import SPLIT_NAMES, SPLITS
 from dxn.data.splits.duplicates import units_of
 from dxn.data.tables.read import Table, as_list
-from dxn.tasks.infer import are_amounts
-from dxn.tasks.label_format import are_joined, are_label_lists
+from dxn.tasks.infer import are_amounts, are_joined, are_label_lists
 
 UNDIVIDED = "all"  # key of rows that have not been divided into splits
 # Names of columns with the split of each row, in the order of preference and in lower case.

@@ -11,7 +11,6 @@ import torch
 from torch import Tensor
 
 from dxn.tasks.metric import Metric
-from dxn.tasks.space import pinball
 
 
 @dataclass(frozen=True, eq=False)
@@ -104,6 +103,25 @@ def increasing(raw: Tensor, middle: int) -> Tensor:
     above = median + gaps[..., middle + 1 :].cumsum(-1)
     below = median - gaps[..., :middle].flip(-1).cumsum(-1).flip(-1)
     return torch.cat([below, median, above], -1)
+
+
+def pinball(predicted: Tensor, true: Tensor, quantiles: Tensor) -> Tensor:
+    """Return twice the pinball loss of each quantile, so that the loss of the median is |error|.
+
+    The pinball loss is that of quantile regression (Koenker and Bassett, 1978; for forecasts of
+    several steps arXiv:1912.09363, section 5). Its mean over evenly spaced quantiles, times two,
+    approximates the continuous ranked probability score (CRPS).
+
+    Args:
+        predicted: Quantiles (..., Q) of the forecast.
+        true: True values (...).
+        quantiles: Probabilities (Q,) of the quantiles.
+
+    Returns:
+        Losses (..., Q).
+    """
+    error = true[..., None] - predicted
+    return 2 * torch.maximum(quantiles * error, (quantiles - 1) * error)
 
 
 class ForecastMetric(Metric):

@@ -20,13 +20,14 @@ from dxn.tasks.forecast.futures import (
     ForecastMetric,
     Future,
     fitted,
+    pinball,
     read_values,
     seasonal_naive,
     seasonal_scale,
 )
 from dxn.tasks.forecast.head import ForecastHead, count_tokens
-from dxn.tasks.heads import Hidden, PreHead, check_hidden
-from dxn.tasks.space import Quantiles
+from dxn.tasks.heads import Hidden, PreHead
+from dxn.tasks.space import Batch, LossSum, Space
 from dxn.tasks.target import Target
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Adapter
@@ -178,6 +179,37 @@ class FutureValues(Target):
         return f"the next {steps} values, {low:g} to {high:g}; season: {values[0].season}"
 
 
+class Quantiles(Space):
+    """Quantiles (B, H, K, Q) of future values; targets (B, H, K) are NaN where a value is missing.
+
+    Outputs and targets are in the normalized unit of the series.
+
+    Args:
+        target: The future values.
+        quantiles: Probabilities of the quantiles, in ascending order.
+    """
+
+    kind = "quantiles"
+    mixes = False
+
+    def __init__(self, target: FutureValues, quantiles: Sequence[float]):
+        self.target = target
+        self.quantiles = tuple(quantiles)
+
+    def loss(self, output: Tensor, batch: Batch) -> LossSum:
+        """Return the pinball loss; missing values have no loss."""
+        true = batch["target"]
+        quantiles = torch.tensor(self.quantiles, device=output.device)
+        losses = pinball(output.float(), true.nan_to_num(), quantiles).mean(-1)
+        return LossSum.of(losses, (~true.isnan()).float())
+
+    def decode(self, output: Tensor, batch: Batch) -> dict[str, Tensor]:
+        """Return the quantiles in the unit of the series, float64."""
+        series, count = batch[self.target.input], len(self.target.channels)
+        loc, scale = (series[key].to(output.device)[:, :count] for key in ("loc", "scale"))
+        return {"quantiles": output.double() * scale[:, None, :, None] + loc[:, None, :, None]}
+
+
 class Forecast(Task[FutureValues]):
     """Predict the next values of a series, with quantiles.
 
@@ -217,7 +249,6 @@ class Forecast(Task[FutureValues]):
         norm: bool = False,
         dropout: float = 0.1,
     ):
-        check_hidden(hidden)
         self.quantiles = tuple(float(q) for q in quantiles)
         ascending = all(a < b for a, b in itertools.pairwise(self.quantiles))
         in_range = all(0 < q < 1 for q in self.quantiles)
