@@ -39,6 +39,8 @@ RULES: dict[str, Callable[[Sequence[Any], Facts], list[Advice]]] = {
     "series": advise_series,
 }
 MAX_CELLS = 200  # of an input that a rule inspects
+# Output spaces with a preset. Not the spaces of a user that are derived from them.
+SPACES = ("Categorical", "Bernoulli", "Number", "Quantiles")
 # Samples and tokens of the batch with which the speed of a backbone is measured, and repeats.
 MEASURED = 16, 128
 REPEATS = 4
@@ -84,7 +86,8 @@ def choose_options(
         trust: Top-level packages besides dxn whose code the configuration may use.
     """
     values = copy.deepcopy(dict(config))
-    has_preset = task.space is not None and task.space.kind != ""
+    space = type(task.space)
+    has_preset = space.__name__ in SPACES and space.__module__.startswith("dxn.tasks.")
     is_used = config["preset"] == AUTO and not config.get("pretrain") and has_preset
     if not is_used or not source.splits.get("train"):
         return values, []
@@ -141,7 +144,7 @@ def _all_advice(
     trust: Sequence[str],
 ) -> Iterator[Advice]:
     train = source.splits["train"]
-    is_forecast = task.space is not None and task.space.kind == "quantiles"
+    is_forecast = type(task.space).__name__ == "Quantiles"
     if is_forecast:
         from dxn.tasks.forecast.task import MANY_WINDOWS
 

@@ -109,8 +109,6 @@ class Number(Space):
         numbers: The targets, with their mean and standard deviation.
     """
 
-    kind = "normal"
-
     def __init__(self, numbers: Numbers):
         self.numbers = numbers
 

@@ -59,12 +59,9 @@ class Space(ABC, CheckedMembers):
     The other methods have a default for any output (B, ...) of a head.
 
     Attributes:
-        kind: Name of a distribution that the presets and the baseline know: categorical, bernoulli,
-            normal or quantiles. "": they leave it alone.
         mixes: Whether `mix` works for the targets, so that trainer.mixup can be set.
     """
 
-    kind: ClassVar[str] = ""
     mixes: ClassVar[bool] = True
 
     @abstractmethod
@@ -126,8 +123,6 @@ class Categorical(Space):
             7).
     """
 
-    kind = "categorical"
-
     def __init__(self, names: Names, *, label_smoothing: float = 0.0):
         self.names = names
         self.label_smoothing = label_smoothing
@@ -184,8 +179,6 @@ class Bernoulli(Space):
         label_smoothing: Amount of label smoothing, from 0 (none) to 1 (all targets are 0.5).
         threshold: Minimum probability of a decision for yes.
     """
-
-    kind = "bernoulli"
 
     def __init__(
         self, names: Names | None = None, *, label_smoothing: float = 0.0, threshold: float = 0.5

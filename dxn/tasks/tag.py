@@ -210,7 +210,6 @@ class Tags(Names):
 class PerWord(Categorical):
     """Logits (B, N, K) of the tags of each token; targets are indices (B, n) with n <= N."""
 
-    kind = ""
     mixes = False
     names: Tags
 

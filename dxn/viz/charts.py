@@ -263,8 +263,8 @@ def _forecasts(
 # By the import path of the output space of a task.
 TASK_CHARTS: dict[str, Callable[..., TaskCharts]] = {
     "dxn.tasks.space.Categorical": _confusion,
-    "dxn.tasks.space.Number": _scatter,
-    "dxn.tasks.space.Quantiles": _forecasts,
+    "dxn.tasks.regress.Number": _scatter,
+    "dxn.tasks.forecast.task.Quantiles": _forecasts,
 }
 
 

@@ -213,8 +213,3 @@ def test_a_task_that_writes_needs_a_decoder():
 def test_every_registered_task_has_the_name_it_is_registered_under():
     for name in TASKS:
         assert task_class(name).name == name
-
-
-def test_an_unknown_hidden_layer_is_refused_at_once():
-    with pytest.raises(ValueError, match="hidden must be one of"):
-        Auto(hidden="sigmoid")

@@ -189,7 +189,6 @@ class Quantiles(Space):
         quantiles: Probabilities of the quantiles, in ascending order.
     """
 
-    kind = "quantiles"
     mixes = False
 
     def __init__(self, target: FutureValues, quantiles: Sequence[float]):
