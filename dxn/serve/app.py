@@ -21,7 +21,6 @@ from dxn.runs.predictor.predictor import Predictor
 from dxn.runs.predictor.writing import Text, Writer, make_samplers
 from dxn.serve import schema
 from dxn.serve.body import read_body
-from dxn.serve.examples import Example
 from dxn.serve.guard import OPEN, Guard
 from dxn.serve.operations import ATTEND, EMBED, PREDICT
 from dxn.serve.options import ServeOptions
@@ -37,7 +36,7 @@ PATHS = {"/", "/docs", "/openapi.json", "/model", "/health", "/metrics"}
 
 
 class MetricsPage(PlainTextResponse):
-    """Metrics in the format of Prometheus."""
+    """Metrics in the format of Prometheus, whose media type is in the description too."""
 
     media_type = "text/plain; version=0.0.4"
 
@@ -48,7 +47,7 @@ def make_app(
     *,
     key: str | None = None,
     name: str = "",
-    examples: Sequence[Example] = (),
+    examples: Sequence[Mapping[str, Any]] = (),
 ) -> FastAPI:
     """Build the application.
 
@@ -57,7 +56,7 @@ def make_app(
         options: Limits and sizes.
         key: The API key that requests need. None: no key.
         name: Name of the model on the page.
-        examples: Samples that the page offers.
+        examples: Samples that the page offers, see `read_examples`.
     """
     # The pages that FastAPI would make load their scripts from another server.
     app = FastAPI(
@@ -133,7 +132,9 @@ def make_app(
 
     @app.get("/model", **schema.described("What the model takes and gives"))
     async def model() -> Response:
-        return _json({**facts, "examples": [example.summary for example in examples]})
+        # The page asks for a file when the example is chosen.
+        listed = [{**each, "files": list(each["files"])} for each in examples]
+        return _json({**facts, "examples": listed})
 
     @app.head("/health", include_in_schema=False)
     @app.get("/health", **schema.described("Whether the server can answer", is_open=True))
@@ -154,7 +155,7 @@ def make_app(
     async def example(index: str, input: str) -> Response:
         # Examples are in memory: neither the number nor the name becomes a path.
         numbered = {str(i): each for i, each in enumerate(examples)}
-        file = numbered[index].files.get(input) if index in numbered else None
+        file = numbered[index]["files"].get(input) if index in numbered else None
         if file is None:
             raise Refusal(404, "there is no such example")
         return Response(file, media_type="application/octet-stream")

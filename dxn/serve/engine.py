@@ -13,17 +13,9 @@ import time
 from collections import deque
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 from dxn.serve.refusal import Refusal
-
-
-class Compute(Protocol):
-    """The function that the thread calls for the jobs of a batch."""
-
-    def __call__(self, kind: Hashable, jobs: Sequence[Job]) -> Sequence[Any]:
-        """Return one result per job."""
-        ...
 
 
 @dataclass(eq=False)
@@ -54,7 +46,7 @@ class Engine:
     the thread itself ends, the jobs of its batch fail, and a new thread continues with the others.
 
     Args:
-        compute: Function that computes the jobs of a batch.
+        compute: Function of the kind and the jobs of a batch that returns one result per job.
         batch_size: Maximum number of samples of a batch. A larger job has a batch of its own.
         max_wait: Seconds that a job waits for others.
         on_batch: Function that is called with the number of samples and the seconds of each batch.
@@ -62,7 +54,7 @@ class Engine:
 
     def __init__(
         self,
-        compute: Compute,
+        compute: Callable[[Hashable, Sequence[Job]], Sequence[Any]],
         *,
         batch_size: int,
         max_wait: float,

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -27,33 +26,17 @@ MAX_NAME = 60  # characters of a target
 DIGITS = 6  # of the numbers of a series
 
 
-@dataclass(frozen=True)
-class Example:
-    """One row.
-
-    Args:
-        texts: The inputs that can be written as a text, by name.
-        files: Contents of the files of the other inputs, by name.
-        target: The target as a text; "" if there is none.
-    """
-
-    texts: Mapping[str, str] = field(default_factory=dict)
-    files: Mapping[str, bytes] = field(default_factory=dict)
-    target: str = ""
-
-    @property
-    def summary(self) -> dict[str, Any]:
-        """What the page lists, as JSON data. It asks for a file when the example is chosen."""
-        return {"texts": dict(self.texts), "files": list(self.files), "target": self.target}
-
-
-def read_examples(settings: Settings, predictor: Predictor, count: int) -> list[Example]:
+def read_examples(settings: Settings, predictor: Predictor, count: int) -> list[dict[str, Any]]:
     """Read rows of the test split of a run, evenly spaced.
 
     Args:
         settings: Settings of the command.
         predictor: The model.
         count: Number of rows.
+
+    Returns:
+        Of each row, the "texts" of the inputs that can be written as a text, the contents of the
+        "files" of the others, both by input name, and the "target" as a text ("": none).
 
     Raises:
         UserError: If the data of the run cannot be read.
@@ -63,10 +46,10 @@ def read_examples(settings: Settings, predictor: Predictor, count: int) -> list[
     _, rows = rows_of_run(replace(settings, values=values), predictor)
     chosen = np.linspace(0, len(rows) - 1, min(count, len(rows))).astype(int)
     examples = [_example(rows, int(row), predictor) for row in chosen]
-    return [example for example in examples if example.texts or example.files]
+    return [example for example in examples if example["texts"] or example["files"]]
 
 
-def _example(rows: Rows, row: int, predictor: Predictor) -> Example:
+def _example(rows: Rows, row: int, predictor: Predictor) -> dict[str, Any]:
     texts: dict[str, str] = {}
     files: dict[str, bytes] = {}
     for name, prepare in predictor.tokenizers.items():
@@ -79,7 +62,8 @@ def _example(rows: Rows, row: int, predictor: Predictor) -> Example:
         elif (content := _file_of(name, cell, prepare)) is not None:
             files[name] = content
     target = rows.cells[TARGET][row] if TARGET in rows.cells else None
-    return Example(texts, files, "" if target is None else str(target)[:MAX_NAME])
+    shown = "" if target is None else str(target)[:MAX_NAME]
+    return {"texts": texts, "files": files, "target": shown}
 
 
 def _text_of(cell: Any, prepare: Tokenizer) -> str | None:

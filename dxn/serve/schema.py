@@ -46,15 +46,14 @@ FILE_VALUE: dict[str, Any] = {
 }
 
 
-class Model(BaseModel):
-    """A part of a request. Names are checked, and nothing is converted."""
-
-    model_config = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
+# Names in a request are checked, and nothing is converted.
+STRICT = ConfigDict(strict=True, extra="forbid", allow_inf_nan=False)
 
 
-class Body(Model):
+class Body(BaseModel):
     """The body of a request."""
 
+    model_config = STRICT
     inputs: list[Any]
 
     @validator(INPUTS, mode="before", check_fields=False)
@@ -65,13 +64,12 @@ class Body(Model):
     @property
     def samples(self) -> list[dict[str, Any]]:
         """The values of each sample by input name."""
-        return [
-            {
-                type(each).model_fields[name].alias: getattr(each, name)
-                for name in each.model_fields_set
-            }
-            for each in self.inputs
-        ]
+        samples: list[dict[str, Any]] = []
+        for each in self.inputs:
+            fields = type(each).model_fields
+            chosen = [(n, value) for n, value in vars(each).items() if n in each.model_fields_set]
+            samples.append({fields[name].alias: value for name, value in chosen})
+        return samples
 
 
 class GenerationBody(Body):
@@ -163,7 +161,7 @@ def make_body(path: str, predictor: Predictor, options: ServeOptions, writer: Wr
             f"input{i}": (_value(prepare), Field(None, alias=name, description=prepare.modality))
             for i, (name, prepare) in enumerate(predictor.tokenizers.items())
         }
-    sample = create_model("Sample", __base__=Model, **fields)
+    sample = create_model("Sample", __config__=STRICT, **fields)
     own: dict[str, Any] = {INPUTS: (list[sample], Field(min_length=1))}
     if writes:
         field = GenerationBody.model_fields["max_new"]
