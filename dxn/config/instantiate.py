@@ -264,7 +264,11 @@ def resolve(
     try:
         module = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
-        raise UserError(f"{key}: {target} cannot be imported: {error}") from error
+        package = target.partition(".")[0]
+        advice = f"; install {package}, or set conf_dir to the folder of its YAML files"
+        raise UserError(
+            f"{key}: {target} cannot be imported: {error}{advice * (package != 'dxn')}"
+        ) from error
     except Exception as error:  # code of a trusted package that fails while it is imported
         raise UserError(f"{key}: importing {module_name} failed: {error!r}") from error
     part: Any = getattr(module, name, None)

@@ -21,6 +21,8 @@ RANGES = {
     "too_short": "must have at least {min_length} items",
     "string_too_short": "must have at least {min_length} characters",
 }
+# Items of lists. A number in quotes is a text.
+ITEMS = {int: "integers", float: "numbers", str: 'texts (such as ["1","b"])'}
 TOKENIZER = ("tokenizer.kind", "tokenizer.lowercase", "vocab_size")
 # An option, its values with which others have no effect, and the ends of their keys. None stands
 # for every value but null.
@@ -219,7 +221,12 @@ def _name(member: Any) -> str:
         return f"one of {', '.join(map(_written, typing.get_args(member)))}"
     if origin is Annotated:
         return typing.get_args(member)[1].path.rpartition(".")[2]
-    return NAMES.get(member) or ("a mapping" if issubclass(origin, Mapping) else "a list")
+    if member in NAMES:
+        return NAMES[member]
+    if issubclass(origin, Mapping):
+        return "a mapping"
+    items = ITEMS.get(typing.get_args(member)[0])
+    return f"a list of {items}" if items else "a list"
 
 
 def _written(value: Any) -> str:

@@ -194,3 +194,9 @@ def test_an_installed_package_is_not_trusted_by_a_loaded_folder(installed, capsy
     assert main(command) == 2
     assert "trust=[weather]" in capsys.readouterr().err
     assert main([*command, "trust=[weather]"]) == 0
+
+
+def test_without_a_choice_of_adapters_those_of_the_package_are_in_use_too(place, monkeypatch):
+    monkeypatch.chdir(place)
+    options = ["conf_dir=weather/conf", "data=table", "data.path=wind.csv", "data.curve=speeds"]
+    assert main(["check", *options, "data.target=day"]) == 0
