@@ -8,10 +8,10 @@ from typing import Any
 # may have the name of an exported function: importing it would replace the function.
 _MODULES = {
     "BatchOrder": "order",
-    "Fault": "reading",
+    "Issue": "reading",
     "InputSpec": "rows",
-    "LoaderOptions": "dataset",
-    "Opened": "reading",
+    "LoaderOptions": "loader",
+    "Opened": "dataset",
     "Report": "inspect.check",
     "Rows": "rows",
     "Samples": "dataset",
@@ -22,7 +22,7 @@ _MODULES = {
     "folder": "sources.folder",
     "hub": "sources.hub",
     "Loader": "loader",
-    "make_samples": "stream",
+    "make_samples": "dataset",
     "open_rows": "reading",
     "rows_of_table": "sources.table",
     "table": "sources.table",

@@ -4,151 +4,72 @@ from __future__ import annotations
 
 import random
 from collections.abc import Container, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Annotated, Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
-from annotated_types import Ge
 from torch import Tensor
 from torch.utils.data import Dataset
 
 from dxn.core.randomness import evenly_spaced
-from dxn.data.raws import CACHE_GB, RawColumn, digest_of, is_present, num_tokens_of
-from dxn.data.reading import TIMEOUT, Opened
+from dxn.data.raws import FileColumn, digest_of, num_tokens_of
 from dxn.data.rows import TARGET
-from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
 
-MAX_TIMEOUT = 2_000_000  # seconds; the operating system counts milliseconds with 32 bits
+if TYPE_CHECKING:
+    from dxn.data.loader import InputDropout
+    from dxn.data.reading import Issue
+    from dxn.tasks.task import Task
+
+TIMEOUT = 300.0  # default number of seconds to wait for a batch of the data workers
 
 
 @dataclass(frozen=True)
-class InputDropout:
-    """Drops inputs of training samples, so that the model learns to work without them.
+class Opened:
+    """One split, with its files read and its targets parsed.
 
     Args:
-        probability: Probability of dropping each input. At least one input is kept.
-        until: Fraction of the training in which inputs are dropped.
-        below: Inputs are dropped if the validation loss of the second epoch is below this fraction
-            of that of the first one, or the model memorizes. None: they are dropped from the first
-            epoch.
+        raws: Raw values by input name, one per row. None where a row does not have the input. A
+            value that is not in memory is read when it is used.
+        targets: Parsed targets, one per row. None if there are no targets.
+        origin: Origin of each row, such as "train.csv row 17".
+        present: Whether each row has the input, bool, by input name. Default: found in `raws`.
+        skipped: Number of rows that were left out.
+        bad: Problems of rows and inputs, including those of rows that were left out.
+        kept: Index of each row in the original split, which includes the rows that were left out.
+        ids: Values that identify the rows, by column name, see `Rows.ids`.
+        cells: What the inputs were read from, by input name, one per row: a text, a path, a number
+            or a list. None where it is missing, or cannot be printed, such as bytes and arrays.
+        num_workers: Number of processes that read files again for an evaluation of these rows.
+            None: see `dxn.data.loader.default_workers`.
+        timeout: Number of seconds to wait for a batch of these processes. None: no limit.
     """
 
-    probability: float = 0.0
-    until: float = 1.0
-    below: float | None = None
-
-    def __post_init__(self):
-        if not 0 <= self.probability < 1:
-            raise ValueError(f"input_dropout must be in [0, 1), got {self.probability}")
-        if not 0 <= self.until <= 1:
-            raise ValueError(f"input_dropout_until must be in [0, 1], got {self.until}")
-        if self.below is not None and not 0 < self.below <= 1:
-            raise ValueError(f"input_dropout_below must be in (0, 1], got {self.below}")
-
-    def is_active(self, progress: float, loss_ratio: float, *, memorizes: bool) -> bool:
-        """Return whether inputs are dropped in an epoch.
-
-        Args:
-            progress: Fraction of the training that is finished at the start of the epoch.
-            loss_ratio: Validation loss of the second epoch, as a fraction of that of the first one.
-            memorizes: Whether the validation loss has risen clearly above its lowest value.
-        """
-        is_needed = self.below is None or loss_ratio < self.below or memorizes
-        return self.probability > 0 and progress < self.until and is_needed
-
-    def kept(self, present: Sequence[str], rand: random.Random) -> list[str]:
-        """Drop each input with the probability. If all are dropped, keep a random one."""
-        kept = [name for name in present if rand.random() >= self.probability]
-        return kept or [rand.choice(list(present))]
-
-
-@dataclass(frozen=True)
-class LoaderOptions:
-    """Options for loading training samples.
-
-    Args:
-        input_dropout: Probability of dropping each input of a training sample. At least one input
-            is kept.
-        input_dropout_until: Fraction of the training in which inputs are dropped. 0.5: the model
-            learns from all inputs in the second half.
-        input_dropout_below: Inputs are dropped in two cases only: from the third epoch, if the
-            validation loss of the second epoch is below this fraction of that of the first one; or
-            once the validation loss has risen above its lowest value by 10% of that of the first
-            epoch. A loss that falls later is a sign that only all inputs together tell the target.
-            Default: inputs are dropped from the first epoch.
-        repeats: Number of times that each training row occurs per epoch, each time with other
-            augmentation.
-        num_workers: Number of processes that prepare batches. 0: the training process prepares
-            them. Default: 0 if all decoded files are in memory, otherwise one per processor core.
-        timeout: Number of seconds to wait for a batch of the worker processes, for example on a
-            network drive that no longer answers. null: no limit.
-        cache_gb: Maximum number of gigabytes of decoded images, clips and other files that are kept
-            in memory, over all splits. The files of a data set that needs more are read again in
-            each epoch. The default is enough for 8,000 photos with image_size=224.
-        overfit: Number of training samples to overfit without augmentation, to check that the model
-            can learn. 0: train on all samples.
-    """
-
-    input_dropout: float = 0.0
-    input_dropout_until: float = 1.0
-    input_dropout_below: float | None = None
-    repeats: int = 1
-    num_workers: Annotated[int, Ge(0)] | None = None
+    raws: Mapping[str, Sequence[Any]]
+    targets: Sequence[Any] | None
+    origin: Sequence[str]
+    present: Mapping[str, np.ndarray] = field(default_factory=dict)
+    skipped: int = 0
+    bad: Sequence[Issue] = ()
+    kept: Sequence[int] | np.ndarray = ()
+    ids: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    cells: Mapping[str, Sequence[Any]] = field(default_factory=dict)
+    num_workers: int | None = None
     timeout: float | None = TIMEOUT
-    cache_gb: float = CACHE_GB
-    overfit: int = 0
 
     def __post_init__(self):
-        self.dropped_inputs()  # checks its options
-        if self.repeats < 1:
-            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
-        for name in ("num_workers", "cache_gb", "overfit"):
-            if (getattr(self, name) or 0) < 0:
-                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
-        if self.timeout is not None and not 0 < self.timeout <= MAX_TIMEOUT:
-            raise ValueError(
-                f"timeout must be null or in (0, {MAX_TIMEOUT:,}] seconds, got {self.timeout}"
-            )
+        if self.present.keys() != self.raws.keys():
+            present = {n: np.array([v is not None for v in raws]) for n, raws in self.raws.items()}
+            object.__setattr__(self, "present", present)  # the dataclass is frozen
 
-    def dropped_inputs(self) -> InputDropout:
-        """Return the options of dropping inputs."""
-        return InputDropout(self.input_dropout, self.input_dropout_until, self.input_dropout_below)
+    def __len__(self) -> int:
+        return len(self.origin)
 
-
-class Keys(NamedTuple):
-    """The samples of one batch, which the data set prepares together.
-
-    Args:
-        epoch: Number of the epoch.
-        samples: Indices of the samples.
-        drop_inputs: Whether inputs are dropped, see `InputDropout`.
-        filler: Whether the batch only keeps the processes in step, so that its loss does not count.
-    """
-
-    epoch: int
-    samples: Sequence[int]
-    drop_inputs: bool = True
-    filler: bool = False
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A sample without its target.
-
-    Args:
-        sample: Prepared inputs by name, and the raw values of those that are prepared later.
-        index: Value of "#index" in the batch.
-        row: The row, or the first token of a window.
-        rand: Random generator of the sample; None without augmentation.
-        hidden: Seed for a task that is random in validation.
-    """
-
-    sample: dict[str, Any]
-    index: int
-    row: int
-    rand: random.Random | None
-    hidden: str
+    @property
+    def missing(self) -> dict[str, int]:
+        """Number of rows without the input, by input name."""
+        return {name: int((~present).sum()) for name, present in self.present.items()}
 
 
 class Samples(Dataset):
@@ -159,7 +80,8 @@ class Samples(Dataset):
     tensors for each input that the row has.
 
     Attributes:
-        rows: Row of each sample. With `repeats`, the number of rows times c is added for copy c.
+        rows: Row of each sample, int64. With `repeats`, the number of rows times c is added for
+            copy c.
         num_workers: Number of processes that prepare batches. None: see `dxn.data.loader.Loader`.
         timeout: Number of seconds to wait for a batch of these processes. None: no limit.
 
@@ -182,7 +104,7 @@ class Samples(Dataset):
         task: Task | None = None,
         seed: int = 0,
         augment: bool = False,
-        input_dropout: InputDropout = InputDropout(),
+        input_dropout: InputDropout | None = None,
         repeats: int = 1,
         only: Sequence[str] | None = None,
     ):
@@ -202,13 +124,19 @@ class Samples(Dataset):
         # target in some rows only; these targets are not used.
         targets = opened.targets
         self.targets = None if targets is None or any(t is None for t in targets) else targets
-        usable = [row for row in range(len(opened)) if self._is_usable(row)]
+        is_usable = np.zeros(len(opened), bool)
+        for name in self.inputs:
+            is_usable |= opened.present[name]
+        for name in self.required:
+            is_usable &= opened.present[name] if name in self.inputs else False
+        usable = np.flatnonzero(is_usable)
         copies = range(repeats if augment else 1)
-        self.rows = [row + copy * len(opened) for copy in copies for row in usable]
+        self.rows = np.concatenate([usable + copy * len(opened) for copy in copies])
         self.num_workers = opened.num_workers
         self.timeout = opened.timeout
-        # Copies of a row share its length: that of a text takes as long as encoding it.
-        self._lengths: dict[int, float] = {}
+        # Lengths of the rows, once they are known. Copies of a row share its length: that of a text
+        # takes as long as encoding it.
+        self._lengths: np.ndarray | None = None
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -217,33 +145,32 @@ class Samples(Dataset):
     def reads_files(self) -> bool:
         """Whether samples read files, because not all raw values are in memory."""
         columns = [self.opened.raws[name] for name in self.inputs]
-        return any(isinstance(column, RawColumn) and not column.is_complete for column in columns)
+        return any(isinstance(column, FileColumn) and not column.is_complete for column in columns)
 
     def keep(self, count: int) -> None:
         """Remove all but `count` samples, which are spread over all of them."""
-        self.rows = list(evenly_spaced(self.rows, count))
+        self.rows = self.rows[list(evenly_spaced(range(len(self)), count))]
 
     def num_tokens(self, i: int) -> float:
         """Return the approximate length of sample i: that of its inputs together, or of its target.
 
         It is used to batch samples of similar length, which need less padding.
         """
-        row = self.rows[i] % len(self.opened)
-        if row not in self._lengths:
-            self._lengths[row] = self._num_tokens(row)
-        return self._lengths[row]
-
-    def _num_tokens(self, row: int) -> float:
-        length = 0.0
-        for name in self._present(row):
-            length += num_tokens_of(self.opened.raws[name], row, self.preprocessors[name])
-        if self.target is None or self.targets is None:
-            return length
-        return max(length, self.target.length(self.targets[row]))
+        if self._lengths is None:
+            self._lengths = np.full(len(self.opened), np.nan)
+        row = int(self.rows[i]) % len(self.opened)
+        if np.isnan(self._lengths[row]):
+            length = 0.0
+            for name in self._present(row):
+                length += num_tokens_of(self.opened.raws[name], row, self.preprocessors[name])
+            if self.target is not None and self.targets is not None:
+                length = max(length, self.target.length(self.targets[row]))
+            self._lengths[row] = length
+        return float(self._lengths[row])
 
     def describe(self, i: int) -> str:
         """Return the origin and the files of sample i, such as "train.csv row 17 (17.png)"."""
-        return self.describe_index(self.rows[i])
+        return self.describe_index(int(self.rows[i]))
 
     def describe_index(self, row: int) -> str:
         """Return the same for a value of "#index" in a batch."""
@@ -255,71 +182,92 @@ class Samples(Dataset):
         return self.opened.origin[row] + (f" ({', '.join(files)})" if files else "")
 
     def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
-        return self._finished(self._draft(key))
+        epoch, i = key
+        rand, sample = self._inputs(epoch, i)
+        return self._with_target(epoch, i, rand, sample)
 
-    def batch(self, keys: Keys) -> dict[str, Any]:
-        """Return the collated batch of these samples, with "#filler" if it is a filler.
+    def batch(
+        self, epoch: int, indices: Sequence[int], *, drop_inputs: bool = True
+    ) -> dict[str, Any]:
+        """Return the collated batch of some samples.
 
         It equals `collate` of the samples, but texts are encoded together, without coordinates.
-        """
-        together = [name for name in self.inputs if not self._is_alone(name)]
-        drafts = [
-            self._draft((keys.epoch, i), together, drop_inputs=keys.drop_inputs)
-            for i in keys.samples
-        ]
-        encoded: dict[str, dict[str, Tensor]] = {}
-        for name in together:
-            having = [draft for draft in drafts if name in draft.sample]
-            if having:
-                raws = [draft.sample[name] for draft in having]
-                rands = [draft.rand for draft in having]
-                encoded[name] = self.preprocessors[name].batch(raws, rands)
-        batch = self.collate([self._finished(draft) for draft in drafts], encoded)
-        return {**batch, "#filler": True} if keys.filler else batch
 
-    def _is_alone(self, name: str) -> bool:
-        """Whether an input is prepared for each sample alone: it has files, or the target reads it.
-
-        The target can also change it.
+        Args:
+            epoch: Number of the epoch.
+            indices: Indices of the samples.
+            drop_inputs: Whether inputs are dropped, see `InputDropout`.
         """
+        # An input is prepared for each sample alone if it has files, or if the target reads it,
+        # which can also change it.
         read = () if self.target is None else self.target.reads
-        return bool(self.preprocessors[name].reader.files) or name in read
+        together = {
+            name
+            for name in self.inputs
+            if not self.preprocessors[name].reader.files and name not in read
+        }
+        prepared = [self._inputs(epoch, i, together, drop_inputs=drop_inputs) for i in indices]
+        encoded: dict[str, dict[str, Tensor]] = {}
+        for name in self.inputs:
+            having = [(rand, sample[name]) for rand, sample in prepared if name in sample]
+            if name in together and having:
+                rands, raws = zip(*having, strict=True)
+                encoded[name] = self.preprocessors[name].batch(raws, rands)
+        pairs = zip(indices, prepared, strict=True)
+        samples = [self._with_target(epoch, i, rand, sample) for i, (rand, sample) in pairs]
+        return self.collate(samples, encoded)
 
-    def _draft(
-        self, key: tuple[int, int], together: Container[str] = (), *, drop_inputs: bool = True
-    ) -> Draft:
-        """Prepare the inputs of a sample, except for those in `together`."""
-        epoch, i = key
-        copy, row = divmod(self.rows[i], len(self.opened))
+    def _inputs(
+        self, epoch: int, i: int, together: Container[str] = (), *, drop_inputs: bool = True
+    ) -> tuple[random.Random | None, dict[str, Any]]:
+        """Prepare the inputs of a sample, except for those in `together`, which stay raw values.
+
+        Returns:
+            The random generator of the sample, None without augmentation; and its inputs by name.
+        """
+        copy, row = divmod(int(self.rows[i]), len(self.opened))
         # Seed with the row index, not with i, which changes if other rows are left out. The first
         # copy is the sample that there is without repeats.
         number = f"{row}/{copy}" if copy else f"{row}"
         rand = random.Random(f"{self.seed}/{epoch}/{number}") if self.augment else None
         present = self._present(row)
-        if rand is not None and drop_inputs and self.input_dropout.probability:
-            kept = self.input_dropout.kept(present, rand)
+        dropout = self.input_dropout
+        if rand is not None and drop_inputs and dropout is not None and dropout.probability:
+            kept = dropout.kept(present, rand)
             present = [name for name in present if name in kept or name in self.required]
         # All inputs and the target draw from one generator. Their order is fixed, so that a sample
-        # is reproducible.
+        # is reproducible: `batch` prepares the inputs last that are prepared together.
+        read = () if self.target is None else self.target.reads
+        last = [n for n in present if not self.preprocessors[n].reader.files and n not in read]
         sample: dict[str, Any] = {}
-        # These come first, because `batch` prepares all other inputs together.
-        for name in sorted(present, key=lambda name: not self._is_alone(name)):
+        for name in [*(name for name in present if name not in last), *last]:
             raw = self.opened.raws[name][row]
             sample[name] = raw if name in together else self.preprocessors[name](raw, rand)
-        # For a task that is random in validation, where `rand` is None. There the seed is the same
-        # in every epoch, so that metrics of different epochs are comparable.
-        hidden = f"{self.seed}/{epoch if self.augment else 'always'}/{number}/hidden"
-        return Draft(sample, self.rows[i], row, rand, hidden)
+        return rand, sample
 
-    def _finished(self, draft: Draft) -> dict[str, Any]:
+    def _with_target(
+        self, epoch: int, i: int, rand: random.Random | None, sample: dict[str, Any]
+    ) -> dict[str, Any]:
         """Return a sample with its target, if there is one, and its index."""
-        sample, target = draft.sample, self.target
+        index, target = int(self.rows[i]), self.target
         if target is not None and (target.source != "column" or self.targets is not None):
-            rand = random.Random(draft.hidden) if target.random else draft.rand
-            encoded = target.encode(self._value(draft.row), sample, rand)
+            copy, row = divmod(index, len(self.opened))
+            if target.random:
+                # In validation, the seed is the same in every epoch, so that metrics of different
+                # epochs are comparable.
+                number = f"{row}/{copy}" if copy else f"{row}"
+                epoch_of = epoch if self.augment else "always"
+                rand = random.Random(f"{self.seed}/{epoch_of}/{number}/hidden")
+            value = None if self.targets is None else self.targets[row]
+            if target.source == "hashes":
+                # Of the raw values, because augmentation makes equal inputs different. Hashing a
+                # photo in each epoch takes much less time than preparing it.
+                names = self._present(row)
+                value = {name: digest_of(self.opened.raws[name], row) for name in names}
+            encoded = target.encode(value, sample, rand)
             if encoded is not None:
                 sample[TARGET] = encoded
-        return {**sample, "#index": draft.index}
+        return {**sample, "#index": index}
 
     def collate(
         self,
@@ -355,21 +303,20 @@ class Samples(Dataset):
         return batch
 
     def _present(self, row: int) -> list[str]:
-        return [name for name in self.inputs if is_present(self.opened.raws[name], row)]
+        return [name for name in self.inputs if self.opened.present[name][row]]
 
-    def _is_usable(self, row: int) -> bool:
-        present = self._present(row)
-        return bool(present) and all(name in present for name in self.required)
 
-    def _value(self, row: int) -> Any:
-        """Return the value of a row from which the target is encoded, see `Target.source`."""
-        assert self.target is not None
-        if self.target.source == "hashes":
-            return self._hashes(row)
-        return None if self.targets is None else self.targets[row]
+def make_samples(
+    task: Task, opened: Opened, preprocessors: Mapping[str, Tokenizer], **options: Any
+) -> Samples:
+    """Create the data set of a task: `Stream` if the task needs a token stream, else `Samples`.
 
-    def _hashes(self, row: int) -> dict[str, bytes]:
-        """Return a hash of each raw input of a row."""
-        # Of the raw values, because augmentation makes equal inputs different. Hashing a photo in
-        # each epoch takes much less time than preparing it.
-        return {name: digest_of(self.opened.raws[name], row) for name in self._present(row)}
+    The options are those of `Samples`. A `Stream` has a single input, so it ignores `only` and
+    `input_dropout`.
+    """
+    if task.target.source != "stream":
+        return Samples(opened, preprocessors, task=task, **options)
+    from dxn.data.stream import Stream  # most tasks need none
+
+    used = {name: value for name, value in options.items() if name not in ("only", "input_dropout")}
+    return Stream(opened, preprocessors, task=task, **used)

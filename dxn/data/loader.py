@@ -1,46 +1,129 @@
-"""The data loader: torch's DataLoader over the batches of a `BatchOrder`."""
+"""Options of loading samples, and the loader of the batches of a `BatchOrder`."""
 
 from __future__ import annotations
 
 import multiprocessing
 import os
-import signal
-import threading
-from collections.abc import Iterator
-from multiprocessing import connection
-from typing import Any
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
-import torch
+from annotated_types import Ge
 from torch import Tensor
 from torch.utils._pytree import tree_map_only
-from torch.utils.data import DataLoader, Dataset, get_worker_info
 
-from dxn.core.errors import UserError
-from dxn.data.dataset import Keys, Samples
-from dxn.data.order import BatchOrder
+from dxn.data.dataset import TIMEOUT, Samples
+from dxn.data.order import BatchKey, BatchOrder
+from dxn.data.raws import CACHE_GB
 
-# Signals on which a training saves a checkpoint, which a terminal or a batch system sends to all
-# its processes. The workers are needed until the training ends.
-IGNORED = ("SIGINT", "SIGTERM", "SIGHUP", "SIGUSR1")
-ADVICE = {
-    "SIGKILL": "often the memory of the machine is full: use fewer processes",
-    "SIGBUS": "often the shared memory, /dev/shm, is full: enlarge it",
-}
-# Texts of torch's errors about its workers.
-WORKER_DIED = "DataLoader worker (pid"
-TIMED_OUT = "DataLoader timed out"
-CANNOT_SHARE = ("shared memory", "Too many open files", "No space left on device")
-POLL = 1.0  # seconds between two looks at the workers while the main process waits for a batch
-SECONDS = 1.0  # to wait for a killed process; one that waits for a broken disk cannot be killed
+if TYPE_CHECKING:
+    from dxn.data.workers import Workers
+
+MAX_TIMEOUT = 2_000_000  # seconds; the operating system counts milliseconds with 32 bits
 
 
-class Loader(DataLoader):
-    """Iterates over the batches of an order, from its position at the start of each iteration.
-
-    The content of the batches does not depend on the number of workers.
+@dataclass(frozen=True)
+class InputDropout:
+    """Drops inputs of training samples, so that the model learns to work without them.
 
     Args:
-        order: Batch sampler. Its `samples` are the data set.
+        probability: Probability of dropping each input. At least one input is kept.
+        until: Fraction of the training in which inputs are dropped.
+        below: Inputs are dropped if the validation loss of the second epoch is below this fraction
+            of that of the first one, or the model memorizes. None: they are dropped from the first
+            epoch.
+    """
+
+    probability: float = 0.0
+    until: float = 1.0
+    below: float | None = None
+
+    def __post_init__(self):
+        if not 0 <= self.probability < 1:
+            raise ValueError(f"input_dropout must be in [0, 1), got {self.probability}")
+        if not 0 <= self.until <= 1:
+            raise ValueError(f"input_dropout_until must be in [0, 1], got {self.until}")
+        if self.below is not None and not 0 < self.below <= 1:
+            raise ValueError(f"input_dropout_below must be in (0, 1], got {self.below}")
+
+    def is_active(self, progress: float, loss_ratio: float, *, memorizes: bool) -> bool:
+        """Return whether inputs are dropped in an epoch.
+
+        Args:
+            progress: Fraction of the training that is finished at the start of the epoch.
+            loss_ratio: Validation loss of the second epoch, as a fraction of that of the first one.
+            memorizes: Whether the validation loss has risen clearly above its lowest value.
+        """
+        is_needed = self.below is None or loss_ratio < self.below or memorizes
+        return self.probability > 0 and progress < self.until and is_needed
+
+    def kept(self, present: Sequence[str], rand: random.Random) -> list[str]:
+        """Drop each input with the probability. If all are dropped, keep a random one."""
+        kept = [name for name in present if rand.random() >= self.probability]
+        return kept or [rand.choice(list(present))]
+
+
+@dataclass(frozen=True)
+class LoaderOptions:
+    """Options for loading training samples.
+
+    Args:
+        input_dropout: Probability of dropping each input of a training sample. At least one input
+            is kept.
+        input_dropout_until: Fraction of the training in which inputs are dropped. 0.5: the model
+            learns from all inputs in the second half.
+        input_dropout_below: Inputs are dropped in two cases only: from the third epoch, if the
+            validation loss of the second epoch is below this fraction of that of the first one; or
+            once the validation loss has risen above its lowest value by 10% of that of the first
+            epoch. A loss that falls later is a sign that only all inputs together tell the target.
+            Default: inputs are dropped from the first epoch.
+        repeats: Number of times that each training row occurs per epoch, each time with other
+            augmentation.
+        num_workers: Number of processes that prepare batches. 0: the training process prepares
+            them. Default: 0 if all decoded files are in memory, otherwise one per processor core.
+        timeout: Number of seconds to wait for a batch of the worker processes, for example on a
+            network drive that no longer answers. null: no limit.
+        cache_gb: Maximum number of gigabytes of decoded images, clips and other files that are kept
+            in memory, over all splits. The files of a data set that needs more are read again in
+            each epoch. The default is enough for 8,000 photos with image_size=224.
+        overfit: Number of training samples to overfit without augmentation, to check that the model
+            can learn. 0: train on all samples.
+    """
+
+    input_dropout: float = 0.0
+    input_dropout_until: float = 1.0
+    input_dropout_below: float | None = None
+    repeats: int = 1
+    num_workers: Annotated[int, Ge(0)] | None = None
+    timeout: float | None = TIMEOUT
+    cache_gb: float = CACHE_GB
+    overfit: int = 0
+
+    def __post_init__(self):
+        self.dropped_inputs()  # checks its options
+        if self.repeats < 1:
+            raise ValueError(f"repeats must be at least 1, got {self.repeats}")
+        for name in ("num_workers", "cache_gb", "overfit"):
+            if (getattr(self, name) or 0) < 0:
+                raise ValueError(f"{name} must be at least 0, got {getattr(self, name)}")
+        if self.timeout is not None and not 0 < self.timeout <= MAX_TIMEOUT:
+            raise ValueError(
+                f"timeout must be null or in (0, {MAX_TIMEOUT:,}] seconds, got {self.timeout}"
+            )
+
+    def dropped_inputs(self) -> InputDropout:
+        """Return the options of dropping inputs."""
+        return InputDropout(self.input_dropout, self.input_dropout_until, self.input_dropout_below)
+
+
+class Loader:
+    """Iterates over the batches of an order, from its position at the start of each iteration.
+
+    The content of the batches does not depend on the number of processes that prepare them.
+
+    Args:
+        order: Order of the batches. Its `samples` are the data set.
         num_workers: Number of processes that prepare batches. 0: the main process prepares them.
             Default: that of the samples. If they have none, one per processor core for samples that
             read files, otherwise 0.
@@ -54,163 +137,39 @@ class Loader(DataLoader):
         num_workers: int | None = None,
         pin_memory: bool = False,
     ):
-        self.samples = order.samples
-        count = default_workers(order) if num_workers is None else num_workers
-        super().__init__(
-            _Batches(order.samples),
-            batch_sampler=order,
-            collate_fn=_unchanged,
-            num_workers=count,
-            persistent_workers=count > 0,
-            pin_memory=pin_memory,
-            # torch looks for dead workers each time that it has waited this long.
-            timeout=min(POLL, order.samples.timeout or POLL) if count else 0,
-            worker_init_fn=_ignore_signals,
-            # A DataLoader draws a base seed for its workers. With the global generator, this draw
-            # would change the dropout of a resumed run.
-            generator=torch.Generator(),
-        )
+        self.order = order
+        self.num_workers = default_workers(order) if num_workers is None else num_workers
+        self.pin_memory = pin_memory
+        self.workers: Workers | None = None  # from the first iteration on, if there are any
 
-    def __iter__(self) -> Iterator[dict[str, Any]]:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def __iter__(self) -> Iterator[dict[str, Any]]:
         """Yield the batches.
 
         Raises:
-            UserError: If a sample cannot be prepared, or the workers cannot be used.
+            UserError: If a sample cannot be prepared, or the processes cannot be used.
         """
-        try:
-            iterator = self._start()
-            while (batch := self._next(iterator)) is not None:
-                # torch would add the traceback of the worker to the message of an exception.
-                if isinstance(batch, UserError):
-                    raise batch
-                yield batch
-        except Exception as error:
-            known = self._known_error(error)
-            self.stop()
-            if known is None:
-                raise
-            raise known from error
+        if self.num_workers:
+            if self.workers is None:
+                from dxn.data.workers import Workers  # most data sets need no processes
 
-    def _start(self) -> Any:
-        """Start the iterator of torch, without its handler of SIGCHLD.
-
-        The handler raises the error of a dead worker wherever the main thread is at that moment.
-        torch also looks for dead workers while it waits for a batch, where the error is expected.
-        """
-        before = signal.getsignal(signal.SIGCHLD) if hasattr(signal, "SIGCHLD") else None
-        try:
-            iterator = super().__iter__()
-        except RuntimeError as error:
-            if not str(error).startswith(TIMED_OUT):
-                raise
-            # The workers are still busy with the batches of an iteration that was left early.
-            self.stop()
-            iterator = super().__iter__()
-        if before is not None and threading.current_thread() is threading.main_thread():
-            signal.signal(signal.SIGCHLD, before)
-        return iterator
-
-    def _next(self, iterator: Any) -> Any:
-        """Return the next batch; None at the end."""
-        waited = 0.0
-        while True:
-            try:
-                return next(iterator, None)
-            except RuntimeError as error:
-                waited += self.timeout
-                limit = self.samples.timeout
-                is_over = limit is not None and waited >= limit
-                if is_over or not str(error).startswith(TIMED_OUT):
-                    raise
+                self.workers = Workers(self.order, self.num_workers, self.pin_memory)
+            yield from self.workers
+            return
+        for key in self.order:
+            batch = batch_of(self.order.samples, key)
+            yield tree_map_only(Tensor, Tensor.pin_memory, batch) if self.pin_memory else batch
 
     def stop(self) -> None:
-        """End the workers. The next iteration would start new ones."""
-        iterator: Any = self._iterator
-        if iterator is None:
-            return
-        self._iterator = None
-        # torch waits some seconds, and then sends SIGTERM, which the workers ignore.
-        iterator._shutdown_workers()
-        for process in iterator._workers:
-            process.kill()
-            process.join(SECONDS)
-
-    def _known_error(self, error: Exception) -> UserError | None:
-        """Return an error of torch about the workers as one sentence; None for other errors."""
-        text = str(error).partition("\n")[0]
-        # A worker may die after torch has received a batch, and before the memory of its tensors.
-        has_lost = isinstance(error, ConnectionError | EOFError) and self.num_workers
-        if has_lost or text.startswith(WORKER_DIED):
-            return UserError(
-                f"loader.num_workers: a process that prepares batches {self._end_of_worker()}; "
-                "dxn train resume=RUN continues from the last checkpoint"
-            )
-        if text.startswith(TIMED_OUT):
-            return UserError(
-                "loader.timeout: the processes that prepare batches have not delivered one in "
-                f"{self.samples.timeout:g} s; check the files and the disk, or raise loader.timeout"
-            )
-        if any(each in text for each in CANNOT_SHARE):
-            return _sharing_error(error)
-        if isinstance(error, BlockingIOError):  # the limit of processes
-            return UserError(
-                f"loader.num_workers: {self.num_workers} processes that prepare batches cannot be "
-                f"started ({error}); use fewer, or loader.num_workers=0"
-            )
-        return None
-
-    def _end_of_worker(self) -> str:
-        """Return how a worker ended, such as "was killed (SIGKILL; ...)"."""
-        iterator: Any = self._iterator
-        # A process that is being killed has no exit code yet.
-        connection.wait([process.sentinel for process in iterator._workers], timeout=POLL)
-        codes = [process.exitcode for process in iterator._workers]
-        code = next((code for code in codes if code), None)
-        if code is None or code > 0:
-            return f"ended with exit code {code}; loader.num_workers=0 shows its error"
-        name = signal.Signals(-code).name
-        return f"was killed ({name}{'; ' * (name in ADVICE)}{ADVICE.get(name, '')})"
+        """End the processes. The next iteration would start new ones."""
+        if self.workers is not None:
+            self.workers.stop()
 
 
-class _Batches(Dataset):
-    """The collated batches by `Keys`. A UserError is returned in place of the batch that has it."""
-
-    def __init__(self, samples: Samples):
-        self.samples = samples
-
-    def __getitems__(self, keys: Keys) -> dict[str, Any] | UserError:
-        """Return the batch of these samples. torch calls this method, not __getitem__."""
-        try:
-            batch = self.samples.batch(keys)
-            if get_worker_info() is not None:
-                # Otherwise a thread of torch would do this later, and only print an error.
-                tree_map_only(Tensor, Tensor.share_memory_, batch)
-        except UserError as error:
-            return error
-        except (RuntimeError, OSError) as error:
-            if not any(text in str(error) for text in CANNOT_SHARE):
-                raise
-            return _sharing_error(error)
-        return batch
-
-
-def _sharing_error(error: Exception) -> UserError:
-    return UserError(
-        "loader.num_workers: a batch cannot be passed from one process to another "
-        f"({str(error).splitlines()[0]}); enlarge /dev/shm and the limit of open files (ulimit "
-        "-n), or use loader.num_workers=0"
-    )
-
-
-def _unchanged(batch: Any) -> Any:
-    # `Samples.batch` has already collated the batch.
-    return batch
-
-
-def _ignore_signals(worker: int) -> None:
-    for name in IGNORED:
-        if hasattr(signal, name):
-            signal.signal(getattr(signal, name), signal.SIG_IGN)
+def batch_of(samples: Samples, key: BatchKey) -> dict[str, Any]:
+    """Return a batch of an order, with "#filler" if it is a filler."""
+    epoch, indices, drop_inputs, is_filler = key
+    batch = samples.batch(epoch, indices, drop_inputs=drop_inputs)
+    return {**batch, "#filler": True} if is_filler else batch
 
 
 def default_workers(order: BatchOrder) -> int:

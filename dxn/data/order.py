@@ -5,22 +5,24 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator, Sequence
-from itertools import pairwise
-from typing import TypeVar
+from typing import TYPE_CHECKING
 
-from torch.utils.data import Sampler
+import numpy as np
 
-from dxn.data.dataset import Keys, Samples
+if TYPE_CHECKING:
+    from dxn.data.dataset import Samples
 
-Item = TypeVar("Item")
+# A batch: the epoch, the indices of its samples, whether inputs are dropped, and whether it is a
+# filler, which only keeps the processes in step, so that its loss does not count.
+BatchKey = tuple[int, Sequence[int], bool, bool]
 
 # Number of batches per pool. Samples are sorted by length within a pool, so a larger pool has less
 # padding but less random batches.
 POOL = 50
 
 
-class BatchOrder(Sampler):
-    """A batch sampler that yields the `Keys` of batches.
+class BatchOrder:
+    """The batches of each epoch, as a batch sampler of torch.
 
     The samples of each batch depend only on the seed, the epoch and the batch size. Shuffled
     batches contain samples of similar length: random samples are collected in pools of 50 batches,
@@ -65,46 +67,43 @@ class BatchOrder(Sampler):
         self.drop_inputs = True
         self.skip = 0
         self.parts = 1
-        lengths = [samples.num_tokens(i) for i in range(len(samples))] if shuffle else []
+        count = len(samples) if shuffle else 0
+        lengths = np.fromiter((samples.num_tokens(i) for i in range(count)), np.float64, count)
         # Samples of equal length do not need pools.
-        self.lengths = lengths if len(set(lengths)) > 1 else []
+        self.lengths = lengths if len(np.unique(lengths)) > 1 else None
 
     def __len__(self) -> int:
         """Return the number of batches of an epoch, not of their parts."""
         return math.ceil(len(self.samples) / self.batch_size)
 
-    def __iter__(self) -> Iterator[Keys]:
+    def __iter__(self) -> Iterator[BatchKey]:
         process, num_processes = self.shard
         # The caller can change the position while it iterates, which is for the next iteration.
         epoch, drop_inputs, parts = self.epoch, self.drop_inputs, self.parts
         for batch in self._batches()[self.skip :]:
             # Every n-th sample, because the batch may be sorted by length: each step waits for the
             # slowest process.
-            own = batch[process::num_processes]
-            for part in _split(own, parts):
-                yield Keys(epoch, part or batch[:1], drop_inputs, filler=not part)
+            own = batch[process::num_processes].tolist()
+            size, num_longer = divmod(len(own), parts)
+            end = 0
+            for i in range(parts):
+                start, end = end, end + size + (i < num_longer)
+                part = own[start:end]
+                yield epoch, part or batch[:1].tolist(), drop_inputs, not part
 
-    def _batches(self) -> list[list[int]]:
-        order = list(range(len(self.samples)))
-        if not self.shuffle:
-            return _chunks(order, self.batch_size)
+    def _batches(self) -> list[np.ndarray]:
+        """Return the samples of the batches of an epoch, int64."""
+        size = self.batch_size
+        indices = list(range(len(self.samples)))
         rand = random.Random(f"{self.seed}/{self.epoch}")
-        rand.shuffle(order)
-        if not self.lengths:
-            return _chunks(order, self.batch_size)
-        batches: list[list[int]] = []
-        for pool in _chunks(order, POOL * self.batch_size):
-            batches += _chunks(sorted(pool, key=self.lengths.__getitem__), self.batch_size)
-        rand.shuffle(batches)
+        if self.shuffle:
+            rand.shuffle(indices)
+        order = np.array(indices, np.int64)
+        if self.lengths is not None:
+            for start in range(0, len(order), POOL * size):
+                pool = order[start : start + POOL * size]
+                pool[:] = pool[np.argsort(self.lengths[pool], kind="stable")]
+        batches = [order[start : start + size] for start in range(0, len(order), size)]
+        if self.lengths is not None:
+            rand.shuffle(batches)
         return batches
-
-
-def _split(items: Sequence[Item], count: int) -> list[Sequence[Item]]:
-    """Cut a list into `count` lists whose lengths differ by at most one; the longest come first."""
-    size, num_longer = divmod(len(items), count)
-    ends = [size * i + min(i, num_longer) for i in range(count + 1)]
-    return [items[start:end] for start, end in pairwise(ends)]
-
-
-def _chunks(items: Sequence[Item], size: int) -> list[list[Item]]:
-    return [list(items[start : start + size]) for start in range(0, len(items), size)]

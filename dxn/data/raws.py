@@ -5,10 +5,8 @@ from __future__ import annotations
 import hashlib
 import sys
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
-from itertools import chain
 from pathlib import Path
 from typing import Any, overload
 
@@ -18,6 +16,7 @@ from torch import Tensor
 from dxn.core.display import track
 from dxn.core.errors import UserError
 from dxn.core.runtime import release_memory
+from dxn.data.rows import Column, as_column
 from dxn.data.sources.confine import OutsidePath
 from dxn.tokenize.base import BadMedia, Tokenizer
 
@@ -45,7 +44,6 @@ class CacheBudget:
 
     def __init__(self, gigabytes: float = CACHE_GB):
         self.num_bytes = gigabytes * GB
-        self.counted: set[int] = set()  # of `take_anyway`
 
     def take(self, num_bytes: int) -> bool:
         """Reserve memory; return whether there was enough."""
@@ -54,101 +52,83 @@ class CacheBudget:
             self.num_bytes -= num_bytes
         return is_enough
 
-    def take_anyway(self, files: Iterable[bytes]) -> None:
-        """Subtract files that are in memory whether or not they fit, each of them once."""
-        for file in files:
-            # The inputs of a row can be parts of the same file.
-            if id(file) not in self.counted:
-                self.counted.add(id(file))
-                self.num_bytes -= len(file)
 
-
-@dataclass(frozen=True, slots=True)
-class Unloaded:
-    """What is kept of a raw value that does not fit into memory.
-
-    Args:
-        source: The path or bytes that the value is read from.
-        version: Version of the file, see `file_version`.
-        num_tokens: Approximate number of tokens of the value.
-        digest: Hash of the value.
-    """
-
-    source: Any
-    version: tuple[int, int] | None
-    num_tokens: float
-    digest: bytes
-
-
-class RawColumn(Sequence[Any]):
+class FileColumn(Sequence[Any]):
     """The raw values of an input that reads files, one per row. None where a row has none.
 
-    Indexing and iterating return raw values, and read those again that are not in memory. Rows that
-    share a file share its value.
+    Values are in memory as long as they fit into the budget. The others are read again when they
+    are used. Rows that share a file share its value.
 
     Args:
         name: Name of the input, for error messages.
         prepare: Tokenizer that reads the values.
-        values: A raw value, Unloaded or None per row.
-        source_bytes: Bytes of the files that are in memory anyway, such as those of an archive.
+        cells: What the values are read from.
+        file_of: Number of the file of each row. -1: the row has no value.
+        values: Raw value of each file. None: it is not in memory.
+        facts: For each file, its size and time of modification, and the number of tokens and the
+            digest of its value, see `FACTS`. They are only set for values that are not in memory.
     """
 
     def __init__(
-        self, name: str, prepare: Tokenizer, values: Sequence[Any], *, source_bytes: int = 0
+        self,
+        name: str,
+        prepare: Tokenizer,
+        cells: Column,
+        file_of: np.ndarray,
+        values: Sequence[Any],
+        facts: np.ndarray,
     ):
         self.name = name
         self.prepare = prepare
+        self.cells = cells
+        self.file_of = file_of
         self.values = values
-        self.source_bytes = source_bytes
+        self.facts = facts
 
     def __len__(self) -> int:
-        return len(self.values)
+        return len(self.file_of)
 
     @overload
     def __getitem__(self, index: int) -> Any: ...
     @overload
-    def __getitem__(self, index: slice) -> RawColumn: ...
+    def __getitem__(self, index: slice) -> FileColumn: ...
     def __getitem__(self, index: int | slice) -> Any:
         if isinstance(index, slice):
-            return self.take(range(*index.indices(len(self))))
-        value = self.values[index]
-        return self._read(value) if isinstance(value, Unloaded) else value
-
-    def __iter__(self) -> Iterator[Any]:
-        return (self[i] for i in range(len(self)))
-
-    def take(self, rows: Sequence[int]) -> RawColumn:
-        """Return the column of these rows, without reading any of them."""
-        values = [self.values[i] for i in rows]
-        return RawColumn(self.name, self.prepare, values, source_bytes=self.source_bytes)
-
-    @property
-    def files(self) -> list[Any]:
-        """The raw value, or Unloaded, of each file once."""
-        return list({id(v): v for v in self.values if v is not None}.values())
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether all values are in memory."""
-        return not any(isinstance(value, Unloaded) for value in self.values)
-
-    def _read(self, value: Unloaded) -> Any:
+            return self.take(np.arange(len(self))[index])
+        file = self.file_of[index]
+        if file < 0 or self.values[file] is not None:
+            return None if file < 0 else self.values[file]
+        source = self.cells[index]
         problem = "was changed or deleted"
-        if file_version(value.source) == value.version:
+        if _version(source) == (self.facts["size"][file], self.facts["time"][file]):
             try:
-                return self.prepare.reader.read(value.source)
+                return self.prepare.reader.read(source)
             except BadMedia as error:
                 problem = f"cannot be read any more ({error})"
         # The first reading has checked the file, so the problem is new.
-        path = value.source if isinstance(value.source, str | Path) else "a file"
+        path = source if isinstance(source, str | Path) else "a file"
         raise UserError(
             f"{self.name}: {path} {problem} after it had been checked; run the command again"
         )
 
+    def take(self, rows: np.ndarray) -> FileColumn:
+        """Return the column of these rows, int64, without reading any of them."""
+        cells, file_of = self.cells.take(rows), self.file_of[rows]
+        return FileColumn(self.name, self.prepare, cells, file_of, self.values, self.facts)
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether all values are in memory."""
+        return all(self.values[file] is not None for file in np.unique(self.file_of) if file >= 0)
+
+
+# Of a value that is not in memory: version of its file, number of tokens, and digest.
+FACTS = np.dtype([("size", "i8"), ("time", "i8"), ("num_tokens", "f8"), ("digest", "V16")])
+
 
 def read_column(
-    name: str, cells: Sequence[Any], prepare: Tokenizer, budget: CacheBudget
-) -> tuple[Sequence[Any], dict[int, str]]:
+    name: str, cells: Column, prepare: Tokenizer, budget: CacheBudget
+) -> tuple[Column | FileColumn, np.ndarray, dict[int, str]]:
     """Read one input of all rows.
 
     Args:
@@ -158,67 +138,125 @@ def read_column(
         budget: Memory for decoded files.
 
     Returns:
-        One raw value per row, None where it is missing or bad; and why values are bad, by row.
+        The raw values, None where they are missing or bad; whether each row has one, bool; and why
+        values are bad, by row. Values that are not of files are read again when they are used,
+        because that takes less time than preparing them.
     """
-    # Equal strings and bytes are read once. Arrays and lists are not hashable, so each of them has
-    # its row index as the key.
-    keys = [cell if isinstance(cell, str | bytes) else i for i, cell in enumerate(cells)]
-    sources = {key: cell for key, cell in zip(keys, cells, strict=True) if cell is not None}
-    values = _read_sources(sources, prepare, budget)
-    raws: list[Any] = []
+    if prepare.reader.files:
+        return _read_files(name, cells, prepare, budget)
+    read = prepare.reader.read
     reasons: dict[int, str] = {}
-    for i, (key, cell) in enumerate(zip(keys, cells, strict=True)):
-        raw = None if cell is None else values[key]
+    present = np.zeros(len(cells), bool)
+    for i, cell in enumerate(track(cells, len(cells), "reading files")):
+        try:
+            present[i] = cell is not None and read(cell) is not None
+        except BadMedia as error:
+            reasons[i] = str(error)
+    if reasons:  # a bad cell has no raw value
+        cells = as_column([c if p else None for c, p in zip(cells, present, strict=True)])
+    return Column(cells, decode=read), present, reasons
+
+
+def _read_files(
+    name: str, cells: Column, prepare: Tokenizer, budget: CacheBudget
+) -> tuple[FileColumn, np.ndarray, dict[int, str]]:
+    """Read each file of an input once, see `read_column`."""
+    # Equal strings and bytes are the same file. Arrays and lists are not hashable, so each of them
+    # has its row index as the key.
+    numbers: dict[Any, int] = {}
+    file_of = np.full(len(cells), -1, np.int64)
+    sources: list[Any] = []
+    for i, cell in enumerate(cells):
+        if cell is not None:
+            key = cell if isinstance(cell, str | bytes) else i
+            if key not in numbers:
+                numbers[key] = len(sources)
+                sources.append(cell)
+            file_of[i] = numbers[key]
+    # The bytes of an archive cannot be read again, so they are not dropped, but they count.
+    budget.num_bytes -= sum(len(source) for source in sources if isinstance(source, bytes))
+
+    def read(source: Any) -> tuple[Any, tuple[int, int]]:
+        # The version before reading: a change during the reading is detected later.
+        version = _version(source)
+        try:
+            if isinstance(source, OutsidePath):
+                raise BadMedia(source.reason)
+            return prepare.reader.read(source), version
+        except BadMedia as error:
+            # Return an error as a value: each row that shares this source gets an issue. A new one,
+            # because the traceback of the old one keeps the decoded part of the file in memory.
+            return BadMedia(str(error)), version
+
+    values: list[Any] = [None] * len(sources)
+    facts = np.zeros(len(sources), FACTS)
+    errors: dict[int, str] = {}
+    is_empty = np.zeros(len(sources), bool)  # such as a video without a sound track
+    # Results are handled one by one, so that values that do not fit are freed immediately.
+    results = track(_read_ahead(read, sources), len(sources), "reading files")
+    for file, (raw, version) in enumerate(results):
+        is_empty[file] = raw is None or isinstance(raw, BadMedia)
         if isinstance(raw, BadMedia):
-            reasons[i] = str(raw)
-            raw = None
-        raws.append(raw)
-    if not prepare.reader.files:
-        return raws, reasons
-    return RawColumn(name, prepare, raws, source_bytes=_bytes_in_memory(sources)), reasons
+            errors[file] = str(raw)
+        elif raw is not None and budget.take(size_of(raw)):
+            values[file] = raw
+        elif raw is not None:
+            facts[file] = (*version, prepare.length(raw), digest(raw))
+    if len(sources) >= MANY_FILES:
+        release_memory()
+    reasons = {i: errors[file] for i, file in enumerate(file_of.tolist()) if file in errors}
+    if is_empty.any():
+        file_of[(file_of >= 0) & is_empty[file_of]] = -1
+    column = FileColumn(name, prepare, cells, file_of, values, facts)
+    return column, file_of >= 0, reasons
 
 
-def take_rows(column: Sequence[Any], rows: Sequence[int]) -> Sequence[Any]:
-    """Return the values of some rows, without reading files again."""
-    return column.take(rows) if isinstance(column, RawColumn) else [column[i] for i in rows]
+class PresentValues(Sequence[Any]):
+    """The raw values of several inputs of an adapter, without those that are missing.
 
+    A file that is not in memory is read when an item is used.
 
-def present_values(columns: Sequence[Sequence[Any]]) -> Sequence[Any]:
-    """Return the values of all columns of a preprocessor, without those that are missing.
-
-    Files that are not in memory are read when an item of the sequence is used.
+    Args:
+        columns: The raw values of each input, and whether each row has one.
     """
-    parts: list[Sequence[Any]] = []
-    for column in columns:
-        parts.append(take_rows(column, present_rows(column)))
-    first = parts[0]
-    if isinstance(first, RawColumn):
-        stored = [part.values for part in parts if isinstance(part, RawColumn)]
-        return RawColumn(first.name, first.prepare, list(chain.from_iterable(stored)))
-    return list(chain.from_iterable(parts))
 
+    def __init__(self, columns: Sequence[tuple[Sequence[Any], np.ndarray]]):
+        self.columns = [column for column, _ in columns]
+        rows = [np.flatnonzero(present) for _, present in columns]
+        self.column_of = np.repeat(np.arange(len(columns)), [len(each) for each in rows])
+        self.row_of = np.concatenate(rows)
 
-def present_rows(column: Sequence[Any]) -> list[int]:
-    """Return the rows that have a raw value, without reading any of them."""
-    stored = column.values if isinstance(column, RawColumn) else column
-    return [row for row, value in enumerate(stored) if value is not None]
+    def __len__(self) -> int:
+        return len(self.row_of)
 
-
-def is_present(column: Sequence[Any], row: int) -> bool:
-    """Whether a row has a raw value, without reading it."""
-    return _stored(column, row) is not None
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(len(self))[index]]
+        return self.columns[self.column_of[index]][int(self.row_of[index])]
 
 
 def num_tokens_of(column: Sequence[Any], row: int, prepare: Tokenizer) -> float:
     """Return the approximate number of tokens of a row, without reading its file again."""
-    value = _stored(column, row)
-    return value.num_tokens if isinstance(value, Unloaded) else prepare.length(value)
+    fact = _fact(column, row)
+    return prepare.length(column[row]) if fact is None else float(fact["num_tokens"])
 
 
 def digest_of(column: Sequence[Any], row: int) -> bytes:
     """Return a hash of the raw value of a row, without reading its file again."""
-    value = _stored(column, row)
-    return value.digest if isinstance(value, Unloaded) else digest(value)
+    fact = _fact(column, row)
+    return digest(column[row]) if fact is None else fact["digest"].tobytes()
+
+
+def _fact(column: Sequence[Any], row: int) -> Any:
+    """Return what is known about a value that is not in memory, see `FACTS`; None for others."""
+    if not isinstance(column, FileColumn):
+        return None
+    file = column.file_of[row]
+    return column.facts[file] if file >= 0 and column.values[file] is None else None
 
 
 def digest(raw: Any) -> bytes:
@@ -265,14 +303,14 @@ def size_of(value: Any) -> int:
     return sys.getsizeof(value)
 
 
-def file_version(source: Any) -> tuple[int, int] | None:
-    """Return size and time of modification of a file. None if there is no file."""
+def _version(source: Any) -> tuple[int, int]:
+    """Return size and time of modification of a file. (-1, -1) if there is no file."""
     if not isinstance(source, str | Path):
-        return None
+        return -1, -1
     try:
         status = Path(source).stat()
     except (OSError, ValueError):  # a name can contain a zero byte
-        return None
+        return -1, -1
     return status.st_size, status.st_mtime_ns
 
 
@@ -282,20 +320,27 @@ def memory_lines(columns: Sequence[Mapping[str, Sequence[Any]]]) -> list[str]:
     Args:
         columns: Raw values of each split by input name, see `Opened.raws`.
     """
-    by_input: dict[str, list[RawColumn]] = {}
+    by_input: dict[str, list[FileColumn]] = {}
     for split in columns:
         for name, column in split.items():
-            if isinstance(column, RawColumn):
+            if isinstance(column, FileColumn):
                 by_input.setdefault(name, []).append(column)
     lines: list[str] = []
     for name, parts in by_input.items():
-        files = [file for part in parts for file in part.files]
-        loaded = [file for file in files if not isinstance(file, Unloaded)]
-        num_bytes = sum(map(size_of, loaded)) + sum(part.source_bytes for part in parts)
+        num_bytes = num_files = num_loaded = 0
+        for part in parts:
+            _, rows = np.unique(part.file_of, return_index=True)
+            for row in rows[part.file_of[rows] >= 0].tolist():  # a row of each file
+                value = part.values[int(part.file_of[row])]
+                num_files += 1
+                num_loaded += value is not None
+                num_bytes += 0 if value is None else size_of(value)
+                source = part.cells[row]
+                num_bytes += len(source) if isinstance(source, bytes) else 0
         line = f"{name}: {_size(num_bytes)} in memory"
-        if len(loaded) < len(files):
+        if num_loaded < num_files:
             lines.append(
-                f"{line}, {len(files) - len(loaded):,} of {len(files):,} files are read again in "
+                f"{line}, {num_files - num_loaded:,} of {num_files:,} files are read again in "
                 "each epoch (loader.cache_gb)"
             )
         elif num_bytes >= MIN_PRINTED_GB * GB:
@@ -308,51 +353,14 @@ def _size(num_bytes: float) -> str:
     return f"{num_bytes / GB:.1f} GB" if num_bytes >= GB / 10 else f"{num_bytes / 1e6:.0f} MB"
 
 
-def _read_sources(
-    sources: Mapping[Any, Any], prepare: Tokenizer, budget: CacheBudget
-) -> dict[Any, Any]:
-    """Read sources by key. A value is a raw value, `Unloaded`, or the error of a bad source."""
-
-    # Values that are not read from files are in memory anyway, as the cells of the table.
-    is_limited = prepare.reader.files
-
-    def read(source: Any) -> tuple[Any, Any]:
-        if isinstance(source, OutsidePath):
-            return BadMedia(source.reason), None
-        # The version before reading: a change during the reading is detected later.
-        version = file_version(source) if is_limited else None
-        try:
-            return prepare.reader.read(source), version
-        except BadMedia as error:
-            # Return an error as a value: each row that shares this source gets a fault. A new one,
-            # because the traceback of the old one keeps the decoded part of the file in memory.
-            return BadMedia(str(error)), version
-
-    if is_limited:
-        # The bytes of an archive cannot be read again, so they are not dropped, but they count.
-        budget.take_anyway(source for source in sources.values() if isinstance(source, bytes))
-    values: dict[Any, Any] = {}
-    # A number takes less time to read than to pass to a thread.
-    read_all: Any = _read_ahead if is_limited and len(sources) > 1 else map
-    # Results are handled one by one, so that values that do not fit are freed immediately.
-    results = track(read_all(read, sources.values()), len(sources), "reading files")
-    for (key, source), (raw, version) in zip(sources.items(), results, strict=True):
-        # None: there is nothing to read, such as a video without a sound track.
-        is_raw = raw is not None and not isinstance(raw, BadMedia)
-        fits = not is_raw or not is_limited or budget.take(size_of(raw))
-        values[key] = raw
-        if not fits:
-            values[key] = Unloaded(source, version, prepare.length(raw), digest(raw))
-    if is_limited and len(sources) >= MANY_FILES:
-        release_memory()
-    return values
-
-
-def _read_ahead(read: Callable[[Any], Any], sources: Iterable[Any]) -> Iterator[Any]:
+def _read_ahead(read: Callable[[Any], Any], sources: Sequence[Any]) -> Iterator[Any]:
     """Yield `read` of each source, which a few threads compute in advance.
 
     Executor.map would start all of them, and keep the results of those that are ready.
     """
+    if len(sources) == 1:
+        yield read(sources[0])
+        return
     with ThreadPoolExecutor(READERS) as pool:
         started: deque[Future[Any]] = deque()
         for source in sources:
@@ -361,11 +369,3 @@ def _read_ahead(read: Callable[[Any], Any], sources: Iterable[Any]) -> Iterator[
                 yield started.popleft().result()
         while started:
             yield started.popleft().result()
-
-
-def _bytes_in_memory(sources: Mapping[Any, Any]) -> int:
-    return sum(len(source) for source in sources.values() if isinstance(source, bytes))
-
-
-def _stored(column: Sequence[Any], row: int) -> Any:
-    return column.values[row] if isinstance(column, RawColumn) else column[row]

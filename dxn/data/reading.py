@@ -4,82 +4,51 @@ from __future__ import annotations
 
 import datetime
 import re
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from dxn.core.errors import UserError
-from dxn.data.raws import CacheBudget, is_present, present_rows, read_column, take_rows
-from dxn.data.rows import TARGET, OnBad, Rows
+from dxn.data.dataset import Opened
+from dxn.data.raws import CacheBudget, FileColumn, read_column
+from dxn.data.rows import TARGET, Column, OnBad, Rows, as_column
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
 
 # Characters. A longer cell is not a path, so error messages do not contain it.
 MAX_PATH = 500
-TIMEOUT = 300.0  # default number of seconds to wait for a batch of the data workers
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A reason why a row, or one of its inputs, cannot be used.
+class Issue:
+    """What is wrong with an input, with a row, or with a whole data set.
 
     Args:
-        row: Index of the row in its split.
-        origin: Origin of the row, such as "train.csv row 17".
         reason: Description of the problem.
+        origin: Origin of the row, such as "train.csv row 17". Empty: it is not one row.
+        row: Index of the row in its split.
+        split: Name of the split, if several are checked together.
         input: Name of the bad input. Empty if the whole row is bad.
         path: Path of the bad file. Empty if the cell is not a path.
+        rows: The rows that are affected by a problem of the whole data set, if they are known.
     """
 
-    row: int
-    origin: str
     reason: str
+    origin: str = ""
+    row: int = -1
+    split: str = ""
     input: str = ""
     path: str = ""
+    rows: Sequence[Issue] = ()
 
     def __str__(self) -> str:
         where = f"{self.input}: " if self.input else ""
         file = f"{self.path} " if self.path else ""
         return f"{where}{file}{self.reason}"
-
-
-@dataclass(frozen=True)
-class Opened:
-    """One split, with its files read and its targets parsed.
-
-    Args:
-        raws: Raw values by input name, one per row. None where a row does not have the input. The
-            values of an input that reads files are a `RawColumn`.
-        targets: Parsed targets, one per row. None if there are no targets.
-        origin: Origin of each row, such as "train.csv row 17".
-        missing: Number of rows without the input, by input name.
-        skipped: Number of rows that were left out.
-        bad: Problems of rows and inputs, including those of rows that were left out.
-        kept: Index of each row in the original split, which includes the rows that were left out.
-        ids: Values that identify the rows, by column name, see `Rows.ids`.
-        cells: What the inputs were read from, by input name, one per row: a text, a path, a number
-            or a list. None where it is missing, or cannot be printed, such as bytes and arrays.
-        num_workers: Number of processes that read files again for an evaluation of these rows.
-            None: see `dxn.data.loader.default_workers`.
-        timeout: Number of seconds to wait for a batch of these processes. None: no limit.
-    """
-
-    raws: Mapping[str, Sequence[Any]]
-    targets: Sequence[Any] | None
-    origin: Sequence[str]
-    missing: Counter[str] = field(default_factory=Counter)
-    skipped: int = 0
-    bad: Sequence[Fault] = ()
-    kept: Sequence[int] = ()
-    ids: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    cells: Mapping[str, Sequence[Any]] = field(default_factory=dict)
-    num_workers: int | None = None
-    timeout: float | None = TIMEOUT
-
-    def __len__(self) -> int:
-        return len(self.origin)
 
 
 def open_rows(
@@ -155,58 +124,70 @@ def survey_rows(
     if need_target is None:
         need_target = task is not None and task.is_supervised
     budget = budget or CacheBudget()
-    raws: dict[str, Sequence[Any]] = {}
-    bad: list[Fault] = []
-    for name, preprocessor in preprocessors.items():
+    raws: dict[str, Column | FileColumn] = {}
+    present: dict[str, np.ndarray] = {}
+    bad: list[Issue] = []
+    for name, tokenizer in preprocessors.items():
         # New data for prediction may lack some inputs of the model.
         if name in rows.cells:
-            raws[name], faults = _read_column(name, rows, preprocessor, budget)
-            bad += faults
-    targets, faults = _parse_targets(rows, raws, task, need_target=need_target)
-    bad += faults
-    bad += _rows_without_input(rows, raws, bad)
+            cells = as_column(rows.cells[name])
+            raws[name], present[name], reasons = read_column(name, cells, tokenizer, budget)
+            for row, reason in reasons.items():
+                is_path = tokenizer.reader.is_path(cells[row]) and len(cells[row]) < MAX_PATH
+                path = cells[row] if is_path else ""
+                bad.append(Issue(reason, rows.origin[row], row, input=name, path=path))
+    targets = None
+    # Otherwise, the task computes its targets from the inputs.
+    if TARGET in rows.cells and (task is None or task.is_supervised):
+        targets, issues = _parse_targets(rows, raws, task, need_target=need_target)
+        bad += issues
+    elif TARGET not in rows.cells and need_target and len(rows):
+        raise UserError(
+            "data.target: no target column is chosen, but this task needs one; "
+            "set data.target=COLUMN"
+        )
+    has_input = np.any([np.zeros(len(rows), bool), *present.values()], axis=0)
+    verb = "is" if len(raws) == 1 else "are all"
+    missing = f"{', '.join(raws)} {verb} missing" if raws else "there is no input column"
+    known = {issue.row for issue in bad}
+    for row in np.flatnonzero(~has_input).tolist():
+        if row not in known:
+            bad.append(Issue(f"no input: {missing}", rows.origin[row], row))
     if task is not None:
         words = words or task.target.words
     # After the targets are parsed, which can be positions in the text.
     if words:
-        words_of = re.compile(words).findall
-        for name, preprocessor in preprocessors.items():
-            if name in raws and preprocessor.reader.words:
-                raws[name] = [words_of(raw) if isinstance(raw, str) else raw for raw in raws[name]]
-    left_out = _rows_to_leave_out(bad, raws, on_bad)
-    kept = [i for i in range(len(rows)) if i not in left_out]
-    kept_raws = {name: take_rows(column, kept) for name, column in raws.items()}
-    missing: Counter[str] = Counter()
-    for name, column in kept_raws.items():
-        missing[name] = len(kept) - len(present_rows(column))
+        split_words = partial(_split_words, re.compile(words))
+        for name, tokenizer in preprocessors.items():
+            if name in raws and tokenizer.reader.words:
+                raws[name] = Column(raws[name], decode=split_words)
+    # A row with a bad input can be used if it has another input. A row that is bad as a whole
+    # cannot.
+    is_kept = np.ones(len(rows), bool)
+    for issue in bad:
+        if on_bad == "skip" or not issue.input or not has_input[issue.row]:
+            is_kept[issue.row] = False
+    kept = np.flatnonzero(is_kept)
+    if len(kept) < len(rows):
+        rows = rows.take(kept)
+        raws = {name: column.take(kept) for name, column in raws.items()}
+        present = {name: each[kept] for name, each in present.items()}
+        targets = None if targets is None else targets.take(kept)
     return Opened(
-        raws=kept_raws,
-        targets=None if targets is None else [targets[i] for i in kept],
-        origin=[rows.origin[i] for i in kept],
-        missing=missing,
-        skipped=len(left_out),
+        raws=raws,
+        present=present,
+        targets=targets,
+        origin=rows.origin,
+        skipped=len(is_kept) - len(kept),
         bad=bad,
         kept=kept,
-        ids={name: [values[i] for i in kept] for name, values in rows.ids.items()},
-        cells={name: [_printable(rows.cells[name][i]) for i in kept] for name in raws},
+        ids=rows.ids,
+        cells={name: Column(rows.cells[name], decode=_printable) for name in raws},
     )
 
 
-def _read_column(
-    name: str, rows: Rows, preprocessor: Tokenizer, budget: CacheBudget
-) -> tuple[Sequence[Any], list[Fault]]:
-    """Read one input.
-
-    Returns:
-        One raw value per row, None where it is missing or bad, and the faults.
-    """
-    cells = rows.cells[name]
-    column, reasons = read_column(name, cells, preprocessor, budget)
-    faults: list[Fault] = []
-    for i, reason in reasons.items():
-        path = _path_of(cells[i]) if preprocessor.reader.is_path(cells[i]) else ""
-        faults.append(Fault(i, rows.origin[i], reason, name, path))
-    return column, faults
+def _split_words(pattern: re.Pattern[str], raw: Any) -> Any:
+    return pattern.findall(raw) if isinstance(raw, str) else raw
 
 
 def _printable(cell: Any) -> Any:
@@ -217,102 +198,34 @@ def _printable(cell: Any) -> Any:
     return cell if is_date or isinstance(cell, str | int | float | list) else None
 
 
-def _path_of(cell: Any) -> str:
-    return cell if isinstance(cell, str) and len(cell) < MAX_PATH else ""
-
-
 def _parse_targets(
     rows: Rows, raws: Mapping[str, Sequence[Any]], task: Task | None, *, need_target: bool
-) -> tuple[list[Any] | None, list[Fault]]:
+) -> tuple[Column, list[Issue]]:
     """Parse all targets.
 
     Returns:
-        One parsed target per row (None where it is missing or invalid), or None if there are no
-        targets; and the faults of rows that need a target but have no valid one.
+        The parsed targets, None where they are missing or invalid; and the rows that need a target
+        but have no valid one.
     """
-    if TARGET not in rows.cells:
-        if need_target and len(rows):
-            raise UserError(
-                "data.target: no target column is chosen, but this task needs one; "
-                "set data.target=COLUMN"
-            )
-        return None, []
-    if task is not None and not task.is_supervised:
-        return None, []  # the task computes its targets from the inputs
     targets: list[Any] = []
-    faults: list[Fault] = []
-    for i, (cell, origin) in enumerate(zip(rows.cells[TARGET], rows.origin, strict=True)):
-        target, reason = None, "no target"
-        if cell is not None:
-            target, reason = _parse_target(cell, RawRow(raws, i), task, origin)
+    issues: list[Issue] = []
+    for i, cell in enumerate(rows.cells[TARGET]):
+        target, reason = cell, "no target"
+        if cell is not None and task is not None:
+            origin = rows.origin[i]
+            inputs = {name: raws[name][i] for name in raws} if task.target.needs_inputs else {}
+            try:
+                target = task.target.read(cell, origin, inputs)
+            except UserError as error:
+                # The message starts with the origin, which an Issue stores separately.
+                target, reason = None, str(error).removeprefix(f"{origin}: ")
         # If no target is needed, an invalid target is treated as missing.
         if target is None and need_target:
-            faults.append(Fault(i, origin, reason))
+            issues.append(Issue(reason, rows.origin[i], i))
         targets.append(target)
-    return targets, faults
+    return as_column(targets), issues
 
 
-def _parse_target(
-    cell: Any, raws: Mapping[str, Any], task: Task | None, origin: str
-) -> tuple[Any, str]:
-    """Return the parsed target, or None and the reason why it is invalid."""
-    if task is None:
-        return cell, ""
-    try:
-        target = task.target.read(cell, origin, raws)
-    except UserError as error:
-        # The message starts with the origin, which a Fault stores separately.
-        return None, str(error).removeprefix(f"{origin}: ")
-    return target, ""
-
-
-def _rows_without_input(
-    rows: Rows, raws: Mapping[str, Sequence[Any]], bad: Sequence[Fault]
-) -> list[Fault]:
-    """Return a fault for each row without any input, except for rows that already have a fault."""
-    bad_rows = {fault.row for fault in bad}
-    verb = "is" if len(raws) == 1 else "are all"
-    missing = f"{', '.join(raws)} {verb} missing" if raws else "there is no input column"
-    reason = f"no input: {missing}"
-    faults: list[Fault] = []
-    for i, origin in enumerate(rows.origin):
-        if i not in bad_rows and not _has_input(raws, i):
-            faults.append(Fault(i, origin, reason))
-    return faults
-
-
-def _rows_to_leave_out(
-    bad: Sequence[Fault], raws: Mapping[str, Sequence[Any]], on_bad: OnBad
-) -> set[int]:
-    """Return the indices of the bad rows that cannot be used."""
-    if on_bad == "skip":
-        return {fault.row for fault in bad}
-    # A row with a bad input can be used if it has another input. A row with a fault of the whole
-    # row cannot.
-    return {fault.row for fault in bad if not fault.input or not _has_input(raws, fault.row)}
-
-
-def _has_input(raws: Mapping[str, Sequence[Any]], row: int) -> bool:
-    return any(is_present(column, row) for column in raws.values())
-
-
-class RawRow(Mapping[str, Any]):
-    """The raw values of one row by input name. A file is only read if its value is used."""
-
-    def __init__(self, raws: Mapping[str, Sequence[Any]], row: int):
-        self.raws = raws
-        self.row = row
-
-    def __getitem__(self, name: str) -> Any:
-        return self.raws[name][self.row]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.raws)
-
-    def __len__(self) -> int:
-        return len(self.raws)
-
-
-def _first(bad: Sequence[Fault]) -> Fault:
-    # Faults are collected input by input, so the first in the list may not have the lowest row.
-    return min(bad, key=lambda fault: (fault.row, str(fault)))
+def _first(bad: Sequence[Issue]) -> Issue:
+    # Issues are collected input by input, so the first in the list may not have the lowest row.
+    return min(bad, key=lambda issue: (issue.row, str(issue)))

@@ -5,21 +5,20 @@ from __future__ import annotations
 import math
 import random
 from bisect import bisect_right
-from collections.abc import Container, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Mapping, Sequence
+from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from dxn.core.errors import UserError
-from dxn.data.dataset import Draft, InputDropout, Samples
-from dxn.data.reading import Opened
+from dxn.data.dataset import Opened, Samples
+from dxn.data.rows import TARGET
+from dxn.tasks.language import Window
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
 from dxn.tokenize.text.vocabulary import ENDS, encode, token_of
-
-if TYPE_CHECKING:
-    from dxn.tasks.language import Window
 
 
 class Stream(Samples):
@@ -58,7 +57,7 @@ class Stream(Samples):
         # Samples.__init__ sets self.rows to the rows that have a text. At the end of this method it
         # becomes the list of windows, which __len__ and __getitem__ use.
         self.texts = self.rows
-        raws = [opened.raws[self.name][row] for row in self.rows]
+        raws = [opened.raws[self.name][row] for row in self.texts.tolist()]
         # `starts` are the indices of the first tokens of the texts.
         self.ids, self.starts = _token_ids(raws, preprocessor)
         if len(self.ids) < 2:
@@ -71,7 +70,7 @@ class Stream(Samples):
         self.num_chars = sum(len(text) for text in texts)
         num_predicted = len(self.ids) - 1
         copies = repeats if augment else 1
-        self.rows = list(range(copies * math.ceil(num_predicted / self.max_len)))
+        self.rows = np.arange(copies * math.ceil(num_predicted / self.max_len))
 
     @property
     def chars_per_token(self) -> float:
@@ -87,61 +86,35 @@ class Stream(Samples):
         if self.augment:  # the position depends on the epoch
             return f"window {row + 1}, at a random position of the texts"
         text = bisect_right(self.starts, row * self.max_len) - 1
-        return f"{self.opened.origin[self.texts[text]]}, window {row + 1}"
+        return f"{self.opened.origin[int(self.texts[text])]}, window {row + 1}"
 
-    def _is_alone(self, name: str) -> bool:
-        return True  # the whole stream is encoded already
+    def batch(
+        self, epoch: int, indices: Sequence[int], *, drop_inputs: bool = True
+    ) -> dict[str, Any]:
+        return self.collate([self[epoch, i] for i in indices])
 
-    def _draft(
-        self, key: tuple[int, int], together: Container[str] = (), *, drop_inputs: bool = True
-    ) -> Draft:
+    def __getitem__(self, key: tuple[int, int]) -> dict[str, Any]:
         epoch, i = key
-        start = self.rows[i] * self.max_len
+        assert self.target is not None
+        index = int(self.rows[i])
+        start = index * self.max_len
         rand = random.Random(f"{self.seed}/{epoch}/{i}") if self.augment else None
         # A random start gives each token a different context in each epoch.
         if rand is not None:
             start = rand.randrange(max(len(self.ids) - self.max_len, 1))
-        ids = self.ids[start : start + len(self._next_ids(start))]
-        return Draft({self.name: _text_sample(ids)}, self.rows[i], start, rand, "")
-
-    def _value(self, row: int) -> Window:
-        from dxn.tasks.language import Window  # only this task has windows
-
-        return Window(self._next_ids(row), self.chars_per_token)
+        targets = self._next_ids(start)
+        sample: dict[str, Any] = {self.name: _text_sample(self.ids[start : start + len(targets)])}
+        window = Window(targets, self.chars_per_token)
+        encoded = self.target.encode(
+            window, sample, random.Random("") if self.target.random else rand
+        )
+        if encoded is not None:
+            sample[TARGET] = encoded
+        return {**sample, "#index": index}
 
     def _next_ids(self, start: int) -> Tensor:
         """Return the targets of a window, which are its ids shifted by one."""
         return self.ids[start + 1 : start + self.max_len + 1]
-
-
-def make_samples(
-    task: Task,
-    opened: Opened,
-    preprocessors: Mapping[str, Tokenizer],
-    *,
-    seed: int = 0,
-    augment: bool = False,
-    input_dropout: InputDropout = InputDropout(),
-    repeats: int = 1,
-    only: Sequence[str] | None = None,
-) -> Samples:
-    """Create the data set of a task: `Stream` if the task needs a token stream, else `Samples`.
-
-    The arguments are those of `Samples`. A `Stream` has a single input, so it ignores `only` and
-    `input_dropout`.
-    """
-    if task.target.source == "stream":
-        return Stream(opened, preprocessors, task=task, seed=seed, augment=augment, repeats=repeats)
-    return Samples(
-        opened,
-        preprocessors,
-        task=task,
-        seed=seed,
-        augment=augment,
-        input_dropout=input_dropout,
-        repeats=repeats,
-        only=only,
-    )
 
 
 def _token_ids(raws: Sequence[Any], preprocessor: Tokenizer) -> tuple[Tensor, list[int]]:

@@ -13,10 +13,11 @@ from torch import nn
 from dxn.config.instantiate import build
 from dxn.core.errors import UserError
 from dxn.core.randomness import named_draws
-from dxn.data.dataset import LoaderOptions
+from dxn.data.dataset import Opened
 from dxn.data.inspect.quality import check_learnable
-from dxn.data.raws import CacheBudget, present_values
-from dxn.data.reading import Opened, open_rows
+from dxn.data.loader import LoaderOptions
+from dxn.data.raws import CacheBudget, PresentValues
+from dxn.data.reading import open_rows
 from dxn.data.rows import Source
 from dxn.models.model import Model
 from dxn.runs.record import Input
@@ -125,7 +126,7 @@ def fit_adapters(
     """
     for key, adapter in adapters.items():
         names = _inputs_of(key, inputs)
-        raws = present_values([train.raws[name] for name in names])
+        raws = PresentValues([(train.raws[name], train.present[name]) for name in names])
         if not raws:
             raise UserError(
                 f"adapters.{key}: no row of the training split has a value of "

@@ -18,13 +18,12 @@ from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder
 from dxn.core.randomness import named_draws
-from dxn.data.dataset import LoaderOptions, Samples
+from dxn.data.dataset import Opened, Samples, make_samples
 from dxn.data.inspect.check import Truncation
 from dxn.data.inspect.fingerprint import fingerprint
 from dxn.data.inspect.quality import find_warnings
-from dxn.data.reading import Opened
+from dxn.data.loader import LoaderOptions
 from dxn.data.rows import Source
-from dxn.data.stream import make_samples
 from dxn.models.model import Model, count_parameters
 from dxn.presets.preset import choose_options, recommended_weights
 from dxn.runs.build import (

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from dxn.core.display import count, list_names, named, print_line
 from dxn.core.randomness import spaced_rows
 from dxn.data.inspect.check import Truncation, count_truncated
 from dxn.data.inspect.quality import check_known_targets
-from dxn.data.raws import memory_lines, take_rows
+from dxn.data.raws import memory_lines
 
 if TYPE_CHECKING:
     from dxn.data.reading import Opened
@@ -65,8 +64,7 @@ def describe(
         print_line(line)
     train = splits["train"]
     rows = spaced_rows(len(train), MAX_COUNTED_ROWS)
-    counted = {name: take_rows(column, rows) for name, column in train.raws.items()}
-    truncations = count_truncated(replace(train, raws=counted), tokenizers)
+    truncations = count_truncated(train, tokenizers, rows)
     for name, truncation in truncations.items():
         key = plan.inputs[name].adapter
         # The adapter of a user may have another option that limits the length.

@@ -72,6 +72,7 @@ class Tags(Names):
 
     State: ClassVar[type[Strict]] = TagsState
     separator = " "
+    needs_inputs = True
     nouns = ("tag", "tags")
 
     def __init__(self, names: Sequence[str] = (), *, balance: bool = False):

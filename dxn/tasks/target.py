@@ -34,6 +34,7 @@ class Target(CheckedMembers):
             rows with an equal input) or "stream" (a `Window` of the tokens of all rows).
         random: Whether `encode` gets a random generator in validation as well, with the same state
             in every epoch. If False, `rand` is None except in training.
+        needs_inputs: Whether `read` compares a cell with the inputs of its row.
         required: Names of the inputs that every usable row must have; `bind` sets it.
         reads: Names of the inputs whose prepared tensors `encode` uses; `bind` sets it.
         separator: Text between the items of a list, such as labels, in one cell of a CSV file.
@@ -42,6 +43,7 @@ class Target(CheckedMembers):
     State: ClassVar[type[Strict]] = Strict
     source: ClassVar[Source] = "column"
     random: ClassVar[bool] = False
+    needs_inputs: ClassVar[bool] = False
     required: Sequence[str] = ()
     reads: Sequence[str] = ()
     separator: str = "|"
@@ -74,7 +76,8 @@ class Target(CheckedMembers):
         Args:
             cell: Cell of the target column, never None.
             origin: File and row of the cell, for error messages.
-            raws: Raw values of the row's inputs, by input name; None where missing.
+            raws: Raw values of the row's inputs, by input name; None where missing. Empty if
+                `needs_inputs` is not set.
 
         Raises:
             UserError: If the cell is not a valid target, or does not match the inputs.

@@ -216,7 +216,7 @@ class Task(Recorded, ABC, Generic[AnyTarget], CheckedMembers):
         """Return the answers of a simple rule, with which the metrics of a model are compared.
 
         Args:
-            raws: Raw values of the inputs of each row, by input name.
+            raws: Raw values of the inputs of each row that the target requires, by input name.
 
         Returns:
             A description of the rule, such as "always ham", and a prediction per row in the format

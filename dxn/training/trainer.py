@@ -311,7 +311,8 @@ class Trainer:
                 # The order of the samples depends only on the seed and the epoch, so a resumed
                 # training can skip the batches that are done.
                 self.order.epoch, self.order.skip = state.epoch, state.batch
-                self.order.drop_inputs = self.train.input_dropout.is_active(
+                dropout = self.train.input_dropout
+                self.order.drop_inputs = dropout is not None and dropout.is_active(
                     state.epoch / self.num_epochs, state.loss_ratio, memorizes=state.memorizes
                 )
                 self.order.parts = state.parts

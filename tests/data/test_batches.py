@@ -30,8 +30,8 @@ class Lengths:
     timeout = None
     reads_files = False
 
-    def batch(self, keys):
-        return {"keys": keys}
+    def batch(self, epoch, indices, *, drop_inputs=True):
+        return {"indices": indices}
 
 
 def random_lengths():
@@ -49,17 +49,17 @@ def test_every_sample_is_in_one_batch_and_only_one_batch_is_smaller(
     order.epoch = epoch
     batches = list(order)
     assert len(batches) == len(order)
-    assert {keys.epoch for keys in batches} <= {epoch}
-    assert sorted(i for keys in batches for i in keys.samples) == list(range(len(lengths)))
-    assert all(len(keys.samples) <= batch_size for keys in batches)
-    assert sum(len(keys.samples) < batch_size for keys in batches) <= 1
+    assert {keys[0] for keys in batches} <= {epoch}
+    assert sorted(i for keys in batches for i in keys[1]) == list(range(len(lengths)))
+    assert all(len(keys[1]) <= batch_size for keys in batches)
+    assert sum(len(keys[1]) < batch_size for keys in batches) <= 1
 
 
 def test_the_order_depends_on_seed_and_epoch_only():
     def order(seed, epoch, lengths=tuple(range(53))):
         batches = BatchOrder(Lengths([float(n) for n in lengths]), 5, seed=seed, shuffle=True)
         batches.epoch = epoch
-        return [keys.samples for keys in batches]
+        return [keys[1] for keys in batches]
 
     random.seed(1)
     first = order(3, 2)
@@ -75,7 +75,7 @@ def test_the_order_depends_on_seed_and_epoch_only():
 
 def test_the_order_is_the_one_of_earlier_versions():
     order = BatchOrder(Lengths([3.0, 1.0, 2.0, 5.0, 4.0, 1.0, 2.0]), 2, seed=3, shuffle=True)
-    assert [keys.samples for keys in order] == [[2, 6], [1, 5], [3], [0, 4]]
+    assert [keys[1] for keys in order] == [[2, 6], [1, 5], [3], [0, 4]]
 
 
 def test_iterating_twice_gives_the_same_epoch():
@@ -106,7 +106,7 @@ def epoch_of(lengths, batch_size, processes, *, shuffle=True, skip=0, parts=1):
         shard = (i, processes)
         order = BatchOrder(Lengths(lengths), batch_size, seed=3, shuffle=shuffle, shard=shard)
         order.epoch, order.skip, order.parts = 2, skip, parts
-        epochs.append([(keys.samples, keys.filler) for keys in order])
+        epochs.append([(keys[1], keys[3]) for keys in order])
     return epochs
 
 
@@ -169,7 +169,7 @@ def test_processes_get_samples_of_similar_length_at_the_same_step():
 def test_similar_lengths_are_batched_within_a_pool_and_the_batches_are_shuffled():
     lengths = random_lengths()
     order = BatchOrder(Lengths(lengths), 5, seed=3, shuffle=True)
-    batches = [[lengths[i] for i in keys.samples] for keys in order]
+    batches = [[lengths[i] for i in keys[1]] for keys in order]
     spread = sum(max(batch) - min(batch) for batch in batches) / len(batches)
     # A pool is 250 sorted numbers out of 1,000: five neighbors span about 16, five random ones 667.
     assert spread < 40
@@ -184,6 +184,6 @@ def test_similar_lengths_are_batched_within_a_pool_and_the_batches_are_shuffled(
 def test_a_loader_prepares_the_batches_without_a_draw_from_the_global_generator(num_workers):
     order = BatchOrder(Lengths([1.0, 2.0, 3.0]), 2)
     before = torch.get_rng_state()
-    batches = [batch["keys"].samples for batch in Loader(order, num_workers=num_workers)]
+    batches = [batch["indices"] for batch in Loader(order, num_workers=num_workers)]
     assert batches == [[0, 1], [2]]
     assert torch.equal(before, torch.get_rng_state())

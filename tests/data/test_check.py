@@ -1,7 +1,6 @@
 """What `dxn check` counts and lists, on files made here."""
 
 import csv
-from dataclasses import astuple
 
 import numpy as np
 import pytest
@@ -10,7 +9,7 @@ from helpers.data import SMALL_RATE
 from PIL import Image
 
 from dxn.core.errors import UserError
-from dxn.data import Fault, InputSpec, Rows, Source, count_truncated, open_rows, write_bad
+from dxn.data import InputSpec, Issue, Rows, Source, count_truncated, open_rows, write_bad
 from dxn.data.inspect.check import check, remove_earlier
 from dxn.tasks import Classify, Generate, Language, Multilabel, Regress, Tag
 from dxn.tokenize import (
@@ -211,7 +210,7 @@ def test_equal_rows_are_counted_within_splits_and_between_them(preprocessors):
         "warning: 1 of 5 rows of test also occurs in validation, such as test.csv row 5, which "
         "makes the metrics of test too good",
     ]
-    assert [(bad.row, bad.reason) for bad in report.listed] == [
+    assert [(bad.origin, bad.reason) for bad in report.listed] == [
         ("test.csv row 2", "all inputs are equal to those of train.csv row 5 (train)"),
         ("test.csv row 3", "all inputs are equal to those of train.csv row 6 (train)"),
         ("test.csv row 4", "all inputs are equal to those of train.csv row 6 (train)"),
@@ -225,7 +224,7 @@ def test_equal_inputs_with_different_targets_are_listed(preprocessors):
     sentence = "1 row has the same inputs as another row, but another target, such as "
     assert f"warning: {sentence}train.csv row 2 ('x') and train.csv row 4 ('y')" in report.lines()
     (bad,) = report.listed
-    assert (bad.row, bad.reason) == (
+    assert (bad.origin, bad.reason) == (
         "train.csv row 4",
         "inputs of train.csv row 2, but target 'y' instead of 'x'",
     )
@@ -301,6 +300,10 @@ BAD = {
 }
 
 
+def line_of(bad):
+    return bad.split, bad.origin, bad.input, bad.path, bad.reason
+
+
 def test_everything_bad_is_listed_with_split_row_input_path_and_reason(files, preprocessors):
     source = source_of(files, train={"text": ["fox"], "target": ["a"]}, test=BAD)
     report = report_of(source, preprocessors)
@@ -308,7 +311,7 @@ def test_everything_bad_is_listed_with_split_row_input_path_and_reason(files, pr
     truncated = reasons[str(files / "short.png")]
     assert truncated.startswith("damaged or truncated image (")
     row = "test.csv row {}".format
-    assert sorted(astuple(bad) for bad in report.bad) == [
+    assert sorted(map(line_of, report.bad)) == [
         ("test", row(2), "image", str(files / "gone.png"), "file not found"),
         ("test", row(3), "audio", str(files / "long.wav"), "2.1 s, more than max_seconds=2"),
         ("test", row(4), "", "", "no input: text, image, audio are all missing"),
@@ -336,7 +339,7 @@ def test_a_target_that_cannot_be_parsed_is_listed(preprocessors):
     cells = {"text": ["a", "b", "c"], "target": ["1", "N/A", "3"]}
     report = report_of(source_of(train=cells), preprocessors, Regress())
     (bad,) = report.bad
-    assert bad.row == "train.csv row 3"
+    assert bad.origin == "train.csv row 3"
     assert "'N/A'" in bad.reason
 
 
@@ -364,7 +367,7 @@ def test_the_csv_of_bad_rows_reads_back(files, preprocessors):
     write_bad(report, files / "bad.csv")
     with (files / "bad.csv").open(newline="", encoding="utf-8") as file:
         lines = list(csv.DictReader(file))
-    assert [tuple(line.values()) for line in lines] == [astuple(bad) for bad in report.bad]
+    assert [tuple(line.values()) for line in lines] == list(map(line_of, report.bad))
     assert list(lines[0]) == ["split", "row", "input", "path", "reason"]
     assert len(lines) == 7
     assert {
@@ -389,6 +392,6 @@ def test_a_split_without_rows_is_left_out(preprocessors):
 
 
 def test_a_fault_reads_as_input_path_and_reason():
-    whole = Fault(0, "row 1", "no target")
-    part = Fault(0, "row 1", "empty file", input="front", path="a.png")
+    whole = Issue("no target", "row 1", 0)
+    part = Issue("empty file", "row 1", 0, input="front", path="a.png")
     assert [str(whole), str(part)] == ["no target", "front: a.png empty file"]

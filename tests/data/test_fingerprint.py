@@ -5,8 +5,8 @@ import math
 import numpy as np
 import pytest
 
+from dxn.data.dataset import Opened
 from dxn.data.inspect.fingerprint import differences, fingerprint
-from dxn.data.reading import Opened
 
 NUMBERS = [1.5, -2.0, 7.25, 0.0, math.pi]
 TEXTS = ["one", "two", "one", "", "five"]

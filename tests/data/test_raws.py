@@ -12,22 +12,21 @@ from helpers.data import SMALL_RATE, are_same
 from PIL import Image
 
 from dxn.core.errors import UserError
-from dxn.data.dataset import LoaderOptions, Samples
+from dxn.data.dataset import Samples
 from dxn.data.inspect.check import check
-from dxn.data.loader import Loader, default_workers
+from dxn.data.loader import Loader, LoaderOptions, default_workers
 from dxn.data.order import BatchOrder
 from dxn.data.raws import (
+    FACTS,
     CacheBudget,
-    RawColumn,
-    Unloaded,
+    FileColumn,
     digest_of,
-    is_present,
     memory_lines,
     num_tokens_of,
     size_of,
 )
 from dxn.data.reading import open_rows
-from dxn.data.rows import InputSpec, Rows, Source
+from dxn.data.rows import Column, InputSpec, Rows, Source
 from dxn.runs.build import open_splits
 from dxn.tasks import Classify, Tag
 from dxn.tokenize import (
@@ -105,8 +104,9 @@ def opened_with(folder, pictures, names="0123456", **columns):
 
 def stored(column):
     """Which values are in memory: # in memory, . on disk, - missing."""
-    kinds = {Unloaded: ".", type(None): "-"}
-    return "".join(kinds.get(type(value), "#") for value in column.values)
+    files = [None if file < 0 else column.values[file] for file in column.file_of]
+    kinds = zip(column.file_of, files, strict=True)
+    return "".join("-" if file < 0 else "." if value is None else "#" for file, value in kinds)
 
 
 # What is kept
@@ -164,7 +164,7 @@ def test_the_bytes_of_an_archive_count_but_are_never_dropped(folder):
     assert stored(column) == "...."
 
 
-def test_inputs_that_do_not_read_files_stay_in_memory():
+def test_inputs_that_do_not_read_files_are_read_from_their_cells():
     text = TextAdapter(8).tokenizer
     rows = Rows({"text": ["a fox", ["a", "fox"]]}, ["row 1", "row 2"])
     opened = open_rows(rows, {"text": text}, budget=CacheBudget(0))
@@ -192,7 +192,7 @@ def test_lengths_hashes_and_presence_need_no_file(folder):
     for row in (0, 1, 3, 4):
         assert digest_of(column, row) == digest_of(expected, row)
         assert num_tokens_of(column, row, prepare) == float(expected[row][0, 0, 0])
-    assert [is_present(column, row) for row in range(5)] == [True, True, False, True, True]
+    assert opened.present["image"].tolist() == [True, True, False, True, True]
     assert set(prepare.reads.values()) == {1}
 
 
@@ -343,8 +343,11 @@ def test_negative_options_are_refused(options):
 
 def column_of(count, num_bytes, *, unloaded=0, source_bytes=0):
     values = [torch.zeros(1).expand(num_bytes // 4) for _ in range(count)]
-    values += [Unloaded(f"{i}.png", None, 1.0, b"") for i in range(unloaded)]
-    return RawColumn("image", images(), [*values, None], source_bytes=source_bytes)
+    values += [None] * unloaded
+    cells = [bytes(source_bytes) if i == 0 else f"{i}.png" for i in range(len(values))]
+    file_of = np.array([*range(len(values)), -1])
+    facts = np.zeros(len(values), FACTS)
+    return FileColumn("image", images(), Column([*cells, None]), file_of, values, facts)
 
 
 @pytest.mark.parametrize(
@@ -353,7 +356,7 @@ def column_of(count, num_bytes, *, unloaded=0, source_bytes=0):
         ([column_of(3, 10_000_000)], []),
         ([column_of(3, 200_000_000)], ["image: 0.6 GB in memory"]),
         ([column_of(1, 4), column_of(3, 200_000_000)], ["image: 0.6 GB in memory"]),
-        ([column_of(1, 4, source_bytes=700_000_000)], ["image: 0.7 GB in memory"]),
+        ([column_of(1, 4, source_bytes=600_000_000)], ["image: 0.6 GB in memory"]),
         (
             [column_of(2, 30_000_000, unloaded=2)],
             ["image: 60 MB in memory, 2 of 4 files are read again in each epoch (loader.cache_gb)"],

@@ -6,8 +6,7 @@ import torch
 from torch import nn
 
 from dxn.core.tokens import Span, Tokens
-from dxn.data.dataset import Samples
-from dxn.data.reading import Opened
+from dxn.data.dataset import Opened, Samples
 from dxn.models import Backbone, EarlyFusion, Model
 from dxn.tasks import Classify
 from dxn.tokenize import Adapter, Reader, Tokenizer
@@ -73,13 +72,14 @@ def make_rows(count, *, seed=0):
     return Opened({"series": raws}, targets, origin)
 
 
-def make_samples(count, task, *, seed=0, augment=False):
+def make_samples(count, task, *, seed=0, augment=False, input_dropout=None):
     return Samples(
         make_rows(count, seed=seed),
         {"series": SeriesTokenizer()},
         task=task,
         seed=seed,
         augment=augment,
+        input_dropout=input_dropout,
     )
 
 
@@ -133,6 +133,7 @@ def fit(
     model=None,
     task=None,
     optimizer=adamw,
+    input_dropout=None,
     **options,
 ):
     """Train on the CPU; return the model, the final state and what was kept."""
@@ -142,7 +143,7 @@ def fit(
     settings = {"epochs": 2, "batch_size": 11, "precision": "float32", "device": "cpu"}
     trainer = Trainer(**{**settings, "seed": seed, **options})
     folder.mkdir(parents=True, exist_ok=True)
-    train = make_samples(count, task, seed=seed, augment=True)
+    train = make_samples(count, task, seed=seed, augment=True, input_dropout=input_dropout)
     train.num_workers = num_workers
     state = trainer.fit(
         model,

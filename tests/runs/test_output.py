@@ -9,7 +9,7 @@ import torch
 
 from dxn.core.display import count, format_number
 from dxn.core.errors import UserError
-from dxn.data.reading import Opened
+from dxn.data.dataset import Opened
 from dxn.runs.predictor.output import (
     check_suffix,
     format_cell,

@@ -10,8 +10,7 @@ from helpers.videos import moving_bar, sine, write_video
 
 import dxn
 from dxn.cli import main
-from dxn.data.dataset import Samples
-from dxn.data.reading import Opened
+from dxn.data.dataset import Opened, Samples
 from dxn.models import Backbone, EarlyFusion, Model
 from dxn.tasks import Classify
 from dxn.tokenize import VideoAdapter, VideoSampling

@@ -9,8 +9,7 @@ from helpers.tasks import adapters_stub, build_model, overfit, predict
 from torch import nn
 
 from dxn.core.errors import UserError
-from dxn.data.dataset import Samples
-from dxn.data.reading import Opened
+from dxn.data.dataset import Opened, Samples
 from dxn.models import InputVectors
 from dxn.models.losses import sigmoid_loss, softmax_loss, unit
 from dxn.tasks import Contrastive

@@ -8,7 +8,8 @@ import torch
 from helpers.runs import log_of
 from helpers.training import fit, make_model, make_samples, make_task
 
-from dxn.data.dataset import InputDropout, Samples
+from dxn.data.dataset import Samples
+from dxn.data.loader import InputDropout
 from dxn.training.optim import adamw, constant, sgd
 from dxn.training.state import State
 from dxn.training.trainer import Trainer
@@ -170,10 +171,10 @@ def test_inputs_are_dropped_at_the_stages_of_the_training_that_need_it(tmp_path,
         seen.append((progress, loss_ratio, memorizes))
         return memorizes
 
-    def record(samples, keys):
+    def record(samples, epoch, indices, *, drop_inputs):
         if samples.augment:
-            dropped.append(keys.drop_inputs)
-        return batch(samples, keys)
+            dropped.append(drop_inputs)
+        return batch(samples, epoch, indices, drop_inputs=drop_inputs)
 
     monkeypatch.setattr(InputDropout, "is_active", is_active)
     monkeypatch.setattr(Samples, "batch", record)
@@ -181,7 +182,7 @@ def test_inputs_are_dropped_at_the_stages_of_the_training_that_need_it(tmp_path,
         "dxn.training.trainer.score",
         lambda *_: {"loss": next(losses), "accuracy": 0.5, "f1_macro": 0.5},
     )
-    fit(tmp_path, count=10, epochs=4)
+    fit(tmp_path, count=10, epochs=4, input_dropout=InputDropout())
     assert seen == [(0, 1, False), (0.25, 1, False), (0.5, 0.5, False), (0.75, 0.5, True)]
     assert dropped == [False, False, False, True]
 

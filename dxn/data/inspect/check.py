@@ -6,42 +6,26 @@ import csv
 import statistics
 from collections import Counter
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from dataclasses import astuple, dataclass, fields
+from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 from dxn.core.printable import csv_cell
-from dxn.data.inspect.quality import Keys, Problem, check_learnable, find_problems
-from dxn.data.raws import CacheBudget, digest_of, present_rows, take_rows
-from dxn.data.reading import Opened, survey_rows
+from dxn.data.dataset import Opened
+from dxn.data.inspect.quality import Keys, check_learnable, find_problems
+from dxn.data.raws import CacheBudget, PresentValues, digest_of
+from dxn.data.reading import Issue, survey_rows
 from dxn.data.rows import Source
 from dxn.data.splits.duplicates import row_keys
 from dxn.tasks.task import Task
 from dxn.tokenize.base import Tokenizer
 
-
-@dataclass(frozen=True)
-class Bad:
-    """One line of the CSV file of `write_bad`.
-
-    Args:
-        split: Name of the split.
-        row: Origin of the row, such as "train.csv row 17".
-        input: Name of the input. Empty if the whole row is bad.
-        path: Path of the bad file. Empty if the value is not a path.
-        reason: Why the row or file cannot be used.
-    """
-
-    split: str
-    row: str
-    input: str
-    path: str
-    reason: str
-
-
-HEADER = [field.name for field in fields(Bad)]
+# Columns of the CSV file of `write_bad`. A row is named by its origin.
+HEADER = ["split", "row", "input", "path", "reason"]
 
 
 @dataclass(frozen=True)
@@ -89,15 +73,14 @@ class Report:
     summaries: Mapping[str, Mapping[str, str]]
     truncations: Mapping[str, Mapping[str, Truncation]]
     duplicates: Mapping[str, int]
-    problems: Sequence[Problem]
-    bad: Sequence[Bad]
+    problems: Sequence[Issue]
+    bad: Sequence[Issue]
     errors: Sequence[str] = ()
 
     @property
-    def listed(self) -> list[Bad]:
+    def listed(self) -> list[Issue]:
         """The bad rows and files, and the rows of `problems`."""
-        findings = [finding for problem in self.problems for finding in problem.findings]
-        return [*self.bad, *(Bad(f.split, f.origin, "", "", f.reason) for f in findings)]
+        return [*self.bad, *(row for problem in self.problems for row in problem.rows)]
 
     def lines(self) -> list[str]:
         """Return the report as lines of text."""
@@ -109,7 +92,7 @@ class Report:
         for name, number in self.duplicates.items():
             if number:
                 lines.append(f"duplicates within {name}: {number:,}")
-        lines += [f"warning: {problem.sentence}" for problem in self.problems]
+        lines += [f"warning: {problem.reason}" for problem in self.problems]
         lines += [f"error: {error}" for error in self.errors]
         # Print equal reasons once with their count. `write_bad` lists every bad row.
         reasons = Counter(": ".join(filter(None, (bad.input, bad.reason))) for bad in self.bad)
@@ -170,10 +153,10 @@ def check(
             check_learnable(train, source.target, task)
     except UserError as error:
         errors.append(str(error))
-    bad: list[Bad] = []
+    bad: list[Issue] = []
     for name, split in splits.items():
-        for fault in sorted(split.bad, key=lambda fault: fault.row):
-            bad.append(Bad(name, fault.origin, fault.input, fault.path, fault.reason))
+        for issue in sorted(split.bad, key=lambda issue: issue.row):
+            bad.append(replace(issue, split=name))
     keys = {name: _digests(split) for name, split in splits.items()}
     return Report(
         source=source,
@@ -192,14 +175,16 @@ def check(
 
 
 def count_truncated(
-    opened: Opened, preprocessors: Mapping[str, Tokenizer]
+    opened: Opened, preprocessors: Mapping[str, Tokenizer], rows: Sequence[int] | None = None
 ) -> dict[str, Truncation]:
     """Count truncated samples, by input name. Inputs without truncated samples are left out.
 
     Args:
         opened: Opened rows.
         preprocessors: Preprocessors of fitted adapters, by input name.
+        rows: Rows that are counted. Default: all.
     """
+    rows = range(len(opened)) if rows is None else rows
     truncations: dict[str, Truncation] = {}
     for name, preprocessor in preprocessors.items():
         # A preprocessor without the method `truncated` never truncates. Skip it, because preparing
@@ -208,12 +193,12 @@ def count_truncated(
             continue
         num_values = 0
         counts: list[tuple[int, int]] = []
-        for raw in opened.raws[name]:
-            if raw is None:
+        for row in rows:
+            if not opened.present[name][row]:
                 continue
             num_values += 1
             # Without a random generator, because augmentation changes the lengths.
-            lengths = preprocessor.cut(raw)
+            lengths = preprocessor.cut(opened.raws[name][row])
             if lengths is not None:
                 counts.append(lengths)
         if counts:
@@ -228,7 +213,9 @@ def write_bad(report: Report, path: Path) -> None:
     with atomic_file(path) as partial, partial.open("w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(HEADER)
-        writer.writerows(map(csv_cell, astuple(bad)) for bad in report.listed)
+        for bad in report.listed:
+            cells = (bad.split, bad.origin, bad.input, bad.path, bad.reason)
+            writer.writerow(map(csv_cell, cells))
 
 
 def remove_earlier(path: Path) -> None:
@@ -272,20 +259,21 @@ def _summaries(
     """Return the number of values and empty cells, and the sizes of the values, by input."""
     opened, rows = splits[split], source.splits[split]
     bad_rows: dict[str, set[int]] = {}
-    for fault in opened.bad:
-        bad_rows.setdefault(fault.input, set()).add(fault.row)
+    for issue in opened.bad:
+        bad_rows.setdefault(issue.input, set()).add(issue.row)
     summaries: dict[str, str] = {}
     for name, column in opened.raws.items():
         cells = rows.cells[name]
-        present = present_rows(column)
+        present = np.flatnonzero(opened.present[name]).tolist()
         # Empty cells are counted separately: unlike a file that cannot be read, they are not bad.
         # A cell such as "N/A" can be empty, too.
         bad = bad_rows.get(name, ())
-        missing = set(range(len(column))).difference(present)
-        num_empty = sum(opened.kept[i] not in bad for i in missing)
+        missing = np.flatnonzero(~opened.present[name]).tolist()
+        num_empty = sum(int(opened.kept[i]) not in bad for i in missing)
         counts = f"{len(present):,}" + (f", {num_empty:,} empty" if num_empty else "")
-        sources = [cells[opened.kept[i]] for i in present]
-        summary = preprocessors[name].reader.describe(take_rows(column, present), sources)
+        sources = [cells[int(opened.kept[i])] for i in present]
+        values = PresentValues([(column, opened.present[name])])
+        summary = preprocessors[name].reader.describe(values, sources)
         summaries[name] = "; ".join(filter(None, [counts, summary]))
     return summaries
 
@@ -296,7 +284,7 @@ def _digests(split: Opened) -> dict[str, list[Hashable]]:
     digests: dict[str, list[Hashable]] = {}
     for name, column in split.raws.items():
         digests[name] = [None] * len(column)
-        for row in present_rows(column):
+        for row in np.flatnonzero(split.present[name]).tolist():
             digests[name][row] = digest_of(column, row)
     return digests
 

@@ -10,8 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dxn.core.display import count
-from dxn.data.raws import RawColumn, digest, digest_of, is_present
-from dxn.data.reading import Opened
+from dxn.data.dataset import Opened
+from dxn.data.raws import FileColumn, digest, digest_of
 
 TARGET = "target"
 ORDER = "order"  # the digest of the rows, and below the one that does not depend on their order
@@ -50,9 +50,12 @@ def _difference(old: Fingerprint, new: Fingerprint) -> str:
 
 
 def _of_split(opened: Opened) -> Fingerprint:
-    columns = {name: _cells(raws) for name, raws in sorted(opened.raws.items())}
+    columns: dict[str, npt.NDArray[np.uint8]] = {}
+    for name, raws in sorted(opened.raws.items()):
+        columns[name] = _cells(raws, opened.present[name])
     if opened.targets is not None:
-        columns[TARGET] = _cells(opened.targets)
+        present = np.array([target is not None for target in opened.targets], bool)
+        columns[TARGET] = _cells(opened.targets, present)
     # One digest per row, of all its cells. The widths tell apart rows whose joined cells are equal.
     widths = repr([cells.shape[1] for cells in columns.values()]).encode()
     matrix = np.hstack([np.zeros((len(opened), 0), np.uint8), *columns.values()])
@@ -65,23 +68,29 @@ def _of_split(opened: Opened) -> Fingerprint:
     }
 
 
-def _cells(column: Sequence[Any]) -> npt.NDArray[np.uint8]:
+def _cells(column: Sequence[Any], present: np.ndarray) -> npt.NDArray[np.uint8]:
     """Return the content of a column as bytes, (rows, bytes per cell).
 
     Plain numbers are their own content. Hashing each of them would take seconds for a large table.
     """
-    types = set() if isinstance(column, RawColumn) else set(map(type, column))
-    present = np.array([is_present(column, row) for row in range(len(column))], np.uint8)
+    if isinstance(column, FileColumn):
+        digests = [digest_of(column, i) if p else EMPTY for i, p in enumerate(present)]
+        return _with_presence(np.array(digests, f"V{NUM_BYTES}"), present)
+    cells = list(column)
+    types = set(map(type, cells))
     if types <= {float, type(None)} and float in types:
         # A missing number becomes NaN, and the byte after it tells it apart from a NaN in the data.
-        content = np.array(column, np.float64)
-    elif types == {str}:
-        known = {text: digest(text) for text in set(column)}
-        content = np.array([known[text] for text in column], f"V{NUM_BYTES}")
+        return _with_presence(np.array(cells, np.float64), present)
+    if types == {str}:  # texts often repeat
+        known = {text: digest(text) for text in set(cells)}
+        digests = [known[text] for text in cells]
     else:
-        digests = [digest_of(column, row) if present[row] else EMPTY for row in range(len(column))]
-        content = np.array(digests, f"V{NUM_BYTES}")
-    return np.hstack([content[:, None].view(np.uint8), present[:, None]])
+        digests = [digest(c) if p else EMPTY for c, p in zip(cells, present, strict=True)]
+    return _with_presence(np.array(digests, f"V{NUM_BYTES}"), present)
+
+
+def _with_presence(content: np.ndarray, present: np.ndarray) -> npt.NDArray[np.uint8]:
+    return np.hstack([content[:, None].view(np.uint8), present[:, None].view(np.uint8)])
 
 
 def _digest(content: bytes) -> str:

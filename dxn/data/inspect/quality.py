@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain, combinations
 from typing import Any
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
-from dxn.data.reading import Opened
+from dxn.data.dataset import Opened
+from dxn.data.reading import Issue
 from dxn.data.rows import TARGET, Rows, Source
 from dxn.data.splits.duplicates import keys_by_input, row_keys
 from dxn.data.splits.split import SPLITS
@@ -28,34 +28,6 @@ MAX_TEXT = 40  # characters of a value in a sentence
 Keys = Mapping[str, Mapping[str, Sequence[Hashable]]]
 
 
-@dataclass(frozen=True)
-class Finding:
-    """One row that is part of a problem.
-
-    Args:
-        split: Name of the split.
-        origin: Origin of the row, such as "train.csv row 17".
-        reason: What is wrong with it.
-    """
-
-    split: str
-    origin: str
-    reason: str
-
-
-@dataclass(frozen=True)
-class Problem:
-    """A problem of a data set that does not stop the training.
-
-    Args:
-        sentence: What is wrong, for all rows together.
-        findings: The rows that are affected, if they are to be listed.
-    """
-
-    sentence: str
-    findings: Sequence[Finding] = ()
-
-
 def find_warnings(source: Source, splits: Mapping[str, Opened], task: Task | None) -> list[str]:
     """Return sentences about equal inputs, small splits and rare classes.
 
@@ -66,12 +38,12 @@ def find_warnings(source: Source, splits: Mapping[str, Opened], task: Task | Non
     """
     used = _used_rows(source, splits)
     keys = dict(zip(used, keys_by_input(used.values(), source.files), strict=True))
-    return [problem.sentence for problem in find_problems(source, splits, task, keys)]
+    return [problem.reason for problem in find_problems(source, splits, task, keys)]
 
 
 def find_problems(
     source: Source, splits: Mapping[str, Opened], task: Task | None, keys: Keys
-) -> list[Problem]:
+) -> list[Issue]:
     """Return the problems of `find_warnings` together with the rows that they affect.
 
     Args:
@@ -142,28 +114,28 @@ def _used_rows(source: Source, splits: Mapping[str, Opened]) -> dict[str, Rows]:
     return {name: source.splits[name].take(opened.kept) for name, opened in splits.items()}
 
 
-def _repeated_rows(splits: Mapping[str, Rows], keys: Keys) -> Iterator[Problem]:
+def _repeated_rows(splits: Mapping[str, Rows], keys: Keys) -> Iterator[Issue]:
     """Yield the rows of one split whose inputs are all equal to those of an earlier split."""
     by_split = {name: row_keys(keys[name], len(rows)) for name, rows in splits.items()}
     for first, second in combinations(by_split, 2):
         origins = dict(zip(by_split[first], splits[first].origin, strict=True))
         origins.pop(None, None)
-        findings: list[Finding] = []
+        found: list[Issue] = []
         for key, origin in zip(by_split[second], splits[second].origin, strict=True):
             if key in origins:
                 reason = f"all inputs are equal to those of {origins[key]} ({first})"
-                findings.append(Finding(second, origin, reason))
-        if findings:
+                found.append(Issue(reason, origin, split=second))
+        if found:
             total = count(len(by_split[second]), "row")
-            verb = "occurs" if len(findings) == 1 else "occur"
-            yield Problem(
-                f"{len(findings):,} of {total} of {second} also {verb} in {first}, such as "
-                f"{findings[0].origin}, which makes the metrics of {second} too good",
-                findings,
+            verb = "occurs" if len(found) == 1 else "occur"
+            yield Issue(
+                f"{len(found):,} of {total} of {second} also {verb} in {first}, such as "
+                f"{found[0].origin}, which makes the metrics of {second} too good",
+                rows=found,
             )
 
 
-def _shared_files(source: Source, splits: Mapping[str, Rows], keys: Keys) -> Iterator[Problem]:
+def _shared_files(source: Source, splits: Mapping[str, Rows], keys: Keys) -> Iterator[Issue]:
     """Yield the files that rows of two splits share, if the rows have further inputs."""
     for name in source.files if len(source.inputs) > 1 else ():
         for first, second in combinations(splits, 2):
@@ -171,39 +143,39 @@ def _shared_files(source: Source, splits: Mapping[str, Rows], keys: Keys) -> Ite
             known = set(keys[first].get(name, ()))
             num_shared = sum(key in known for key in present)
             if num_shared:
-                yield Problem(
+                yield Issue(
                     f"{name}: {num_shared:,} of {count(len(present), 'row')} of {second} "
                     f"{'has' if num_shared == 1 else 'have'} a file that rows of {first} have, too"
                 )
 
 
-def _shared_groups(splits: Mapping[str, Rows]) -> Iterator[Problem]:
+def _shared_groups(splits: Mapping[str, Rows]) -> Iterator[Issue]:
     for first, second in combinations(splits, 2):
         groups = set(splits[first].groups or ()) - {None}
         shared = groups & set(splits[second].groups or ())
         if shared:
-            yield Problem(
+            yield Issue(
                 f"{count(len(shared), 'group')} of data.group "
                 f"{'is' if len(shared) == 1 else 'are'} in both {first} and {second}, such as "
                 f"{_short(min(shared, key=str))}"
             )
 
 
-def _small_splits(splits: Mapping[str, Opened]) -> Iterator[Problem]:
+def _small_splits(splits: Mapping[str, Opened]) -> Iterator[Issue]:
     if "train" in splits and "validation" not in splits:
-        yield Problem("there is no validation split, which selects the best epoch")
+        yield Issue("there is no validation split, which selects the best epoch")
     for name in SPLITS[1:]:
         if name in splits and len(splits[name]) < MIN_ROWS:
             rows = count(len(splits[name]), "row")
-            yield Problem(
+            yield Issue(
                 f"{name} has only {rows}, too few for reliable metrics (at least {MIN_ROWS})"
             )
 
 
-def _contradictions(splits: Mapping[str, Rows], keys: Keys) -> Iterator[Problem]:
+def _contradictions(splits: Mapping[str, Rows], keys: Keys) -> Iterator[Issue]:
     """Yield the rows whose inputs are equal to those of a row with another target."""
     first_of: dict[Hashable, tuple[str, Any]] = {}
-    findings: list[Finding] = []
+    affected: list[Issue] = []
     example = ""
     for name, rows in splits.items():
         targets = rows.cells.get(TARGET, [None] * len(rows))
@@ -213,25 +185,26 @@ def _contradictions(splits: Mapping[str, Rows], keys: Keys) -> Iterator[Problem]
                 continue
             other, expected = first_of.setdefault(key, (origin, target))
             if str(target) != str(expected):
-                found = f"{_short(target)} instead of {_short(expected)}"
-                findings.append(Finding(name, origin, f"inputs of {other}, but target {found}"))
+                given = f"{_short(target)} instead of {_short(expected)}"
+                reason = f"inputs of {other}, but target {given}"
+                affected.append(Issue(reason, origin, split=name))
                 example = example or f"{other} ({_short(expected)}) and {origin} ({_short(target)})"
-    if findings:
-        yield Problem(
-            f"{count(len(findings), 'row')} {'has' if len(findings) == 1 else 'have'} the same "
+    if affected:
+        yield Issue(
+            f"{count(len(affected), 'row')} {'has' if len(affected) == 1 else 'have'} the same "
             f"inputs as another row, but another target, such as {example}",
-            findings,
+            rows=affected,
         )
 
 
-def _target_problems(splits: Mapping[str, Opened]) -> Iterator[Problem]:
+def _target_problems(splits: Mapping[str, Opened]) -> Iterator[Issue]:
     train = splits.get("train")
     # If all training targets are equal, `check_learnable` says so.
     is_constant = train is not None and _constant(train) is not None
     for name, split in splits.items():
         constant = _constant(split)
         if constant is not None and len(split) > 1 and not is_constant:
-            yield Problem(f"{name}: {constant}")
+            yield Issue(f"{name}: {constant}")
     counts = {
         name: Counter(chain.from_iterable(map(_names, split.targets or ())))
         for name, split in splits.items()
@@ -243,7 +216,7 @@ def _target_problems(splits: Mapping[str, Opened]) -> Iterator[Problem]:
     yield from _rare_names(classes, {name: counts[name] for name in evaluated})
 
 
-def _rare_names(train: Counter[str], others: Mapping[str, Counter[str]]) -> Iterator[Problem]:
+def _rare_names(train: Counter[str], others: Mapping[str, Counter[str]]) -> Iterator[Issue]:
     """Yield the classes with too few rows to learn from, or to measure.
 
     Args:
@@ -267,29 +240,29 @@ def _rare_names(train: Counter[str], others: Mapping[str, Counter[str]]) -> Iter
         for name in rare[:MAX_RARE]
     ]
     more = [f"and {len(rare) - MAX_RARE:,} more"] if len(rare) > MAX_RARE else []
-    yield Problem(
+    yield Issue(
         f"{len(rare):,} of {len(train):,} classes {'is' if len(rare) == 1 else 'are'} rare, so "
         f"single rows decide about the metrics: {'; '.join([*rows, *more])}"
     )
 
 
-def _similar_names(counts: Counter[str]) -> Iterator[Problem]:
+def _similar_names(counts: Counter[str]) -> Iterator[Issue]:
     first_of: dict[str, str] = {}
     for name in counts:
         other = first_of.setdefault(" ".join(name.split()).casefold(), name)
         if other != name:
-            yield Problem(
+            yield Issue(
                 f"the classes {_short(other)} and {_short(name)} differ only in spaces or in upper "
                 "and lower case"
             )
             return  # one example is enough
 
 
-def _missing_names(counts: Counter[str]) -> Iterator[Problem]:
+def _missing_names(counts: Counter[str]) -> Iterator[Issue]:
     for name, number in counts.items():
         # "None" and "unknown" are often classes on purpose.
         if has_no_value(name):
-            yield Problem(
+            yield Issue(
                 f"the class {name!r} ({number:,} × in train) looks like a missing value; "
                 "leave these cells empty if it is one"
             )

@@ -11,7 +11,8 @@ from dxn.config.instantiate import signature_of
 from dxn.config.values import problem
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
-from dxn.data.reading import Opened, open_rows
+from dxn.data.dataset import Opened
+from dxn.data.reading import open_rows
 from dxn.data.rows import TARGET, Rows, Source
 from dxn.data.sources.table import JOINED
 from dxn.data.splits.split import SPLITS, UNDIVIDED

@@ -12,9 +12,8 @@ from typing import Any
 from dxn.core.display import count, now, print_line
 from dxn.core.errors import UserError
 from dxn.core.files import new_folder, refuse_links_out
-from dxn.data.dataset import Samples
+from dxn.data.dataset import Opened, Samples
 from dxn.data.inspect.quality import check_known_targets
-from dxn.data.reading import Opened, RawRow
 from dxn.report.intervals import Interval, metric_intervals
 from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.evaluation.figures import draw, draw_tokens
@@ -203,7 +202,8 @@ def trivial_figures(task: Task, opened: Opened, predictions: Predictions) -> Fig
     """
     if opened.targets is None:
         return {}
-    naive = task.naive([RawRow(opened.raws, row) for row in predictions.rows])
+    used = {name: opened.raws[name] for name in task.target.required}
+    naive = task.naive([{n: raws[row] for n, raws in used.items()} for row in predictions.rows])
     if naive is None:
         return {}
     description, answers = naive

@@ -10,7 +10,7 @@ from typing import Any
 from dxn.config.environment import dotted
 from dxn.config.instantiate import nodes_in
 from dxn.core.printable import quoted
-from dxn.data.reading import Opened
+from dxn.data.dataset import Opened
 from dxn.runs.evaluation.data import default_split
 from dxn.runs.predictor.attention import obstacle_of
 from dxn.runs.predictor.option import has_many_samples

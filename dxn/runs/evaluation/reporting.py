@@ -14,8 +14,7 @@ from dxn import viz
 from dxn.core.display import print_line
 from dxn.core.errors import UserError
 from dxn.core.untrusted import check_file, load_json
-from dxn.data.dataset import Samples
-from dxn.data.reading import Opened
+from dxn.data.dataset import Opened, Samples
 from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.evaluation.evaluate import evaluated_groups, subsets
 from dxn.runs.evaluation.next_commands import report_again

@@ -15,8 +15,7 @@ from torch import Tensor
 
 from dxn.core.display import count
 from dxn.core.errors import UserError
-from dxn.data.dataset import Samples
-from dxn.data.reading import Opened
+from dxn.data.dataset import Opened, Samples
 from dxn.runs.evaluation.data import open_evaluation_data
 from dxn.runs.index.graph import GRAPH, build_graph
 from dxn.runs.predictor.output import write_records

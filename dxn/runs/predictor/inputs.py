@@ -11,7 +11,8 @@ import numpy as np
 
 from dxn.core.display import count, named, print_line
 from dxn.core.errors import UserError
-from dxn.data.reading import Opened, survey_rows
+from dxn.data.dataset import Opened
+from dxn.data.reading import survey_rows
 from dxn.data.rows import TARGET, InputSpec, OnBad, Rows, Source
 from dxn.tasks import Task
 from dxn.tokenize.base import Reader, Tokenizer

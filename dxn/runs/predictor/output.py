@@ -17,7 +17,7 @@ from dxn.core.display import count, significant
 from dxn.core.errors import UserError
 from dxn.core.files import atomic_file
 from dxn.core.printable import csv_cell, json_text, valid_text, without_secrets
-from dxn.data.reading import Opened
+from dxn.data.dataset import Opened
 
 SUFFIXES = (".csv", ".jsonl", ".json", ".parquet")
 VECTOR_SUFFIXES = (".npy", ".csv", ".parquet")

@@ -16,8 +16,7 @@ from dxn.core.display import list_names, notebook_html
 from dxn.core.errors import UserError
 from dxn.core.runtime import threads
 from dxn.core.tokens import Tokens, join
-from dxn.data.dataset import Samples
-from dxn.data.reading import Opened
+from dxn.data.dataset import Opened, Samples
 from dxn.models.model import Network, count_parameters
 from dxn.runs.predictor.inputs import ModelInputs
 from dxn.tasks import Task
@@ -479,7 +478,7 @@ class Predictor:
 
     def task_samples(self, opened: Opened, *, only: Sequence[str] | None = None) -> Samples:
         """Return the samples of opened rows with their targets, without augmentation."""
-        from dxn.data.stream import make_samples
+        from dxn.data.dataset import make_samples
 
         return make_samples(self.task, opened, self.tokenizers, only=only)
 

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from dxn.core.display import format_number
 from dxn.core.errors import UserError
-from dxn.data.reading import Opened
+from dxn.data.dataset import Opened
 from dxn.data.rows import PerItem
 from dxn.tasks import Task
 from dxn.training.evaluate import Predictions

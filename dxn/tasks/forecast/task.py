@@ -83,6 +83,7 @@ class FutureValues(Target):
     """
 
     State: ClassVar[type[Strict]] = FutureState
+    needs_inputs: ClassVar[bool] = True
 
     def __init__(self, *, season: int | None = None, residual: Residual | None = None):
         self.chosen_season = season
