@@ -44,6 +44,7 @@ class CacheBudget:
 
     def __init__(self, gigabytes: float = CACHE_GB):
         self.num_bytes = gigabytes * GB
+        self.counted: set[int] = set()  # ids of the files of `take_anyway`
 
     def take(self, num_bytes: int) -> bool:
         """Reserve memory; return whether there was enough."""
@@ -51,6 +52,14 @@ class CacheBudget:
         if is_enough:
             self.num_bytes -= num_bytes
         return is_enough
+
+    def take_anyway(self, files: Sequence[bytes]) -> None:
+        """Subtract files that are in memory whether or not they fit, each of them once."""
+        for file in files:
+            # The inputs of a row can be parts of the same file.
+            if id(file) not in self.counted:
+                self.counted.add(id(file))
+                self.num_bytes -= len(file)
 
 
 class FileColumn(Sequence[Any]):
@@ -174,7 +183,11 @@ def _read_files(
                 sources.append(cell)
             file_of[i] = numbers[key]
     # The bytes of an archive cannot be read again, so they are not dropped, but they count.
-    budget.num_bytes -= sum(len(source) for source in sources if isinstance(source, bytes))
+    contents = [source for source in sources if isinstance(source, bytes)]
+    if cells.is_arrow:  # these bytes are copies of the cells
+        budget.num_bytes -= sum(map(len, contents))
+    else:
+        budget.take_anyway(contents)
 
     def read(source: Any) -> tuple[Any, tuple[int, int]]:
         # The version before reading: a change during the reading is detected later.

@@ -130,7 +130,8 @@ def survey_rows(
     for name, tokenizer in preprocessors.items():
         # New data for prediction may lack some inputs of the model.
         if name in rows.cells:
-            cells = as_column(rows.cells[name])
+            cells = rows.cells[name]
+            cells = cells if isinstance(cells, Column) else Column(cells)
             raws[name], present[name], reasons = read_column(name, cells, tokenizer, budget)
             for row, reason in reasons.items():
                 is_path = tokenizer.reader.is_path(cells[row]) and len(cells[row]) < MAX_PATH
